@@ -4,6 +4,9 @@
 those with that mark, and what a `sweep(n)` leaves out. Of the instances of a sweep one in n stays, and more where else
 a value of one of several parameters would be missing. Sweeps are over seeds and crossed parameters; of instances that
 are features of their own none is left out.
+
+Long is what tries once more, for longer, on a late device or in a crossing, what another test tries. A test without
+which some line would not run, or which alone looks at a promise, is not long.
 """
 
 from __future__ import annotations

@@ -94,6 +94,7 @@ def test_show_has_predicted_and_measured_step_time_and_peak(job: dict[str, Any],
     assert "step time" in text and "GPU peak" in text and "blocks" in text
 
 
+@pytest.mark.long
 def test_a_submitted_job_is_certified_under_its_own_plan(job: dict[str, Any], folder: Path) -> None:
     number = str(job["id"])
     plan = json.loads(within(folder, "show", number, "--json").stdout)["plan_document"]["plan"]
@@ -106,6 +107,7 @@ def test_a_submitted_job_is_certified_under_its_own_plan(job: dict[str, Any], fo
     assert other.stderr.splitlines()[0] == f"Job {number} is taken as it was submitted, with its plan."
 
 
+@pytest.mark.long
 def test_a_second_submission_of_the_same_job_solves_nothing(job: dict[str, Any], folder: Path) -> None:
     again = answer(folder, "run", "job.yaml")
     assert again["id"] > job["id"]
@@ -113,6 +115,7 @@ def test_a_second_submission_of_the_same_job_solves_nothing(job: dict[str, Any],
     assert again["progress"]["loss"] == job["progress"]["loss"]
 
 
+@pytest.mark.long
 def test_plan_shows_a_plan_without_running_it(job: dict[str, Any], folder: Path) -> None:
     jobs = within(folder, "status", "--json").stdout
     found = answer(folder, "plan", "job.yaml")
@@ -120,6 +123,7 @@ def test_plan_shows_a_plan_without_running_it(job: dict[str, Any], folder: Path)
     assert within(folder, "status", "--json").stdout == jobs != ""
 
 
+@pytest.mark.long
 def test_settings_stand_above_the_file_in_submissions_and_previews(job: dict[str, Any], folder: Path) -> None:
     submitted = within(folder, "submit", "job.yaml", "--hold", "--set", "max_steps=2", "--set", "seed=7", "--json")
     found = json.loads(submitted.stdout)

@@ -248,6 +248,7 @@ def test_without_a_database_no_plans_are_kept_and_none_is_made(shell: Shell) -> 
     assert not (shell.folder / "state").exists()
 
 
+@pytest.mark.long
 def test_a_question_asked_again_is_answered_from_the_cache_with_its_picture(kept: Shell) -> None:
     SMALL.save_pretrained(kept.folder / "small")
     (kept.folder / "job.yaml").write_text(

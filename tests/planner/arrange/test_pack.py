@@ -95,7 +95,7 @@ def test_the_library_begins_with_what_is_done_without_a_compiler(monkeypatch: py
             assert height(spans, pack(Given(spans))) == height(spans, compiled)
 
 
-@pytest.mark.sweep(10)
+@pytest.mark.sweep(30)
 @pytest.mark.parametrize("seed", range(30))  # more by hand: benchmarks/arena.py --plans
 def test_a_random_plan_gets_places_that_verify_proves_and_in_which_slices_of_all_lengths_run(
     seed: int, monkeypatch: pytest.MonkeyPatch
@@ -155,6 +155,7 @@ def test_places_for_fewer_tensors_than_there_are_are_refused() -> None:
         verify(compile_program(plan, chain), chain, gpu_budget_bytes=2**50, offsets=plan.offsets[:-1])
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("clip", [False, True], ids=["free", "clipped"])
 def test_the_least_budget_has_a_plan_whose_tensors_have_places_within_it(
     clip: bool, monkeypatch: pytest.MonkeyPatch

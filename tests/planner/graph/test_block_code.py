@@ -85,7 +85,7 @@ def run_pair(pair, layer, args, kwargs, tangent, meter):
     return outputs, input_grads, grads, peaks
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(9)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=lambda r: r.name)
 @pytest.mark.parametrize("name", NAMES)
@@ -103,6 +103,7 @@ def test_a_pair_equals_eager_bitwise_and_needs_the_predicted_bytes(name, recipe,
     assert peaks == {"forward": pair.forward_peak, "first": pair.backward_peak[True]}
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=lambda r: r.name)
 def test_a_later_slice_needs_the_predicted_bytes(recipe):
     layer, args, kwargs = call_of("llama")

@@ -64,7 +64,7 @@ def run_cut(model, batch, recipe):
     return loss, grads
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_model_cut_around_its_blocks_has_plain_losses_and_gradients_bitwise(name, recipe):

@@ -136,6 +136,7 @@ def moody(by=0.5, name="llama"):
     return model
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("slices", [1, 2])
 def test_a_way_that_planning_did_not_take_stays_within_the_peak(slices):
     model = moody()

@@ -77,6 +77,7 @@ def growing(rows=1):
     return model
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 def test_a_mixture_whose_code_looks_at_data_equals_plain_pytorch_bitwise(dtype):
     assert_bitwise(trained(functools.partial(mixtral, dtype), masked_batch, slices=2, steps=3, clip=0.5))
@@ -119,7 +120,7 @@ def test_a_buffer_that_a_layer_changes_changes_once_a_slice():
     assert model.model.layers[1].mlp.seen == 2
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("slices", [1, 2])
 @pytest.mark.parametrize("make", [growing, replacing])
 def test_a_layer_that_reads_a_buffer_that_it_changes_equals_plain_pytorch_bitwise(make, slices):
@@ -137,7 +138,7 @@ def test_the_copies_of_a_buffer_that_a_layer_may_change_are_in_the_predicted_pea
     assert 0.9 * predicted <= peak <= predicted, peak / predicted
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("slices", [1, 2])
 @pytest.mark.parametrize("experts", ["eager", "grouped_mm"])
 def test_the_predicted_peak_is_an_upper_bound_and_not_far_off(experts, slices):
@@ -188,6 +189,7 @@ def test_an_embedding_or_head_that_cannot_be_traced_is_refused():
     assert told.value.code == "block-not-traceable"
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("make", [mixtral, moody])
 def test_layers_that_cannot_be_traced_evaluate_and_write_as_the_plain_model_within_what_is_predicted(make):
     model, plain = make(), make()

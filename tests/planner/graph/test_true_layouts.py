@@ -70,12 +70,14 @@ def as_fake_and_real(mode, operation, *tensors):
     return said
 
 
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("dtypes", [(WIDE, WIDE), (NARROW, NARROW), (WIDE, NARROW)], ids=["fp32", "bf16", "both"])
 @pytest.mark.parametrize("name", TWO)
 def test_what_is_made_of_two_is_laid_out_as_real_ones_are(name, dtypes):
     check(TWO[name], dtypes, list(itertools.permutations(LAYOUTS, 2)))
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("dtype", [WIDE, NARROW], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("name", BACKWARD)
 def test_the_gradient_of_an_operation_is_laid_out_as_a_real_one_is(name, dtype):

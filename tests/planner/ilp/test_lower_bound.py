@@ -54,7 +54,7 @@ def test_memory_for_updates_ahead_is_the_hosts():
     assert bound_s(cpu_bytes=FULL + 100, clip=True) == pytest.approx(8 - a + a * 40 / 28 / 2)
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("host", [30_000, 10**6])
 @pytest.mark.parametrize("slices", [1, 2])
 def test_no_plan_beats_it_whatever_runs_ahead(host, slices):

@@ -22,6 +22,7 @@ from tests.support.stage_barriers import stage_barriers
 UNLIMITED = 10**9
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("barrier", [False, True])
 @pytest.mark.parametrize("clip", [False, True])
 @pytest.mark.parametrize("share", [0.05, 0.5, 2.0])
@@ -39,6 +40,7 @@ def test_on_a_regular_chain_summing_over_blocks_loses_next_to_nothing(clip: bool
     assert 0.99 * printed <= solution.step_s <= printed * (1 + 1e-4)
 
 
+@pytest.mark.long
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     chain=chains(4),

@@ -85,7 +85,7 @@ def predicted_and_metered(name, plan_of, slices, *, dtype=torch.float32, clip=Fa
     return predicted, metered_peak(model, plan, chain, code, batches, clip)
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("slices", [1, 3])
 @pytest.mark.parametrize("plan_of", [resident_plan, mixed_plan])
@@ -94,6 +94,7 @@ def test_a_llamas_peak_is_what_was_predicted(plan_of, slices, dtype):
     assert metered <= predicted <= metered + 1200  # scalars are charged 1024 bytes; the norm's gradient, always
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("slices", [1, 3])
 @pytest.mark.parametrize("name", ["gpt2", "bloom"])
 def test_the_peak_of_a_tied_model_is_what_was_predicted(name, slices):
@@ -179,6 +180,7 @@ def test_embedding_and_head_have_one_option_and_layers_five_and_those_of_their_f
     assert not chain.blocks[0].option("keep").reads_input
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_job_is_analysed_without_its_weights(name, tmp_path):
     config_of(name).save_pretrained(tmp_path)
@@ -249,6 +251,7 @@ def a_mean_per_slice(logits, labels, vocab_size, **_ignored):
     return torch.nn.functional.cross_entropy(logits[:, :-1].float().reshape(-1, vocab_size), labels[:, 1:].reshape(-1))
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_it_is_seen_whether_the_loss_counts_the_whole_steps_tokens(name):
     assert analysis_of(name).sums_slices

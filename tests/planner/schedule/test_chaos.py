@@ -115,6 +115,7 @@ def program_and_chain(request: pytest.FixtureRequest) -> tuple[Program, Chain]:
     return compiled(request.param)
 
 
+@pytest.mark.sweep(8)
 def test_a_thousand_random_orders_and_the_worst_ones_compute_the_same(
     program_and_chain: tuple[Program, Chain],
 ) -> None:
@@ -124,6 +125,7 @@ def test_a_thousand_random_orders_and_the_worst_ones_compute_the_same(
     assert (chaos.steered(seed=2) == expected).all()
 
 
+@pytest.mark.sweep(4)
 def test_no_program_without_one_of_its_waits_is_verified(program_and_chain: tuple[Program, Chain]) -> None:
     program, chain = program_and_chain
     for wait in waits(program):
@@ -131,6 +133,7 @@ def test_no_program_without_one_of_its_waits_is_verified(program_and_chain: tupl
             verify(without(program, wait), chain)
 
 
+@pytest.mark.sweep(4)
 def test_without_a_wait_some_order_computes_something_else_but_where_nobody_reads_what_is_fetched(
     program_and_chain: tuple[Program, Chain],
 ) -> None:

@@ -124,7 +124,7 @@ def batches(count):
     return [batch_of(50 + k, length=(16, 8)[k == 1], padded=k % 2 == 0) for k in range(count)]
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(16)
 @pytest.mark.parametrize("plan_of", [engine_plan, resident_plan], ids=["mixed", "resident"])
 @pytest.mark.parametrize(("name", "dtype"), [*((n, torch.float32) for n in NAMES), ("gpt2", torch.bfloat16)], ids=str)
 def test_losses_are_those_of_the_plain_model_with_the_last_updates_in_it(make, name, dtype, plan_of):
@@ -136,6 +136,7 @@ def test_losses_are_those_of_the_plain_model_with_the_last_updates_in_it(make, n
     assert engine._model.training and all(m.training for m in engine._model.modules())
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_bytes_stay_within_the_least_budget_and_are_those_predicted(make, name):
     a_chain = chain_for(name)
@@ -220,6 +221,7 @@ def test_evaluation_changes_neither_the_random_state_nor_what_is_on_the_device(m
 PROMPTS = [[5, 6, 7], [9, 10, 11, 12, 13], [3]]
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("name", NAMES)
 def test_generation_gives_the_tokens_of_generate_and_weights_travel_once_for_each(make, name):
     engine, plain = make(name)

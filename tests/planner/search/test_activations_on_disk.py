@@ -73,6 +73,7 @@ def test_without_a_disk_and_where_the_host_has_memory_nothing_changes():
     assert may_be_stored(slow) and with_disk(slow) is slow  # no 3% are gained
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize(("slices", "clip"), [(1, False), (1, True), (2, False), (4, False)])
 def test_the_step_is_shorter_and_the_plan_keeps_its_budgets_and_says_what_it_writes(slices, clip):
     asked = problem(slices=slices, clip=clip)
@@ -134,6 +135,7 @@ def test_what_would_not_fit_fits_with_activations_on_disk():
     assert not with_disk(little).fits()
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("slices", [1, 2, 4])
 def test_the_solvers_step_is_no_shorter_than_the_bound_and_near_what_is_simulated(slices):
     asked = problem(host_bytes=HOST * slices, slices=slices)

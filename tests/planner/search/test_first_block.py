@@ -113,6 +113,7 @@ def embedding_on_the_cpu(chain: Chain, *, slices: int, clip: bool) -> Plan:
 CODES: dict[object, Pair] = {}  # generated code is shared by kind and shapes
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(("slices", "clip"), [(1, None), (2, 0.1), (2, None)])
 def test_training_is_plain_pytorchs_bit_for_bit(slices: int, clip: float | None) -> None:
     plain_model, model = make_model("llama", torch.float32), make_model("llama", torch.float32)

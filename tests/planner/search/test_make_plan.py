@@ -45,6 +45,7 @@ def test_a_7b_on_12_gb_is_near_optimal_in_seconds() -> None:
     assert took_s < 20
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("clip", [False, True])
 def test_a_smaller_budget_is_met_with_a_slower_plan(clip: bool) -> None:
     chain = llama(4)
@@ -97,6 +98,7 @@ def test_a_budget_without_its_unit_is_asked_about(gpu: int, cpu: int, meant: str
     assert ("did you mean" in refused.value.hint) == (meant != "")
 
 
+@pytest.mark.long
 def test_a_host_that_is_too_small_is_named_as_the_reason() -> None:
     chain = llama(6)
     problem = {"slices": 1, "clip": False}
@@ -123,6 +125,7 @@ def free_plan() -> Plan:
     return ROOM_FOR_HALF.plan(time_limit_s=2)
 
 
+@pytest.mark.long
 def test_without_cpu_updates_and_activation_offload_the_plan_has_neither() -> None:
     full, bare = free_plan(), replace(ROOM_FOR_HALF, cpu_updates=False, activation_offload=False).plan(time_limit_s=2)
     assert full.cpu_updated() and not bare.cpu_updated()
@@ -189,6 +192,7 @@ def test_tensors_too_small_to_be_worth_a_transfer_stay() -> None:
     assert {f"{kind}:{name}" for kind in "ws" for name in norms} <= set(plan.resident)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("clip", [False, True])
 def test_small_tensors_move_where_there_is_no_room_for_them(clip: bool) -> None:
     chain, problem = llama(3), {"cpu_budget_bytes": 128 * GB, "slices": 1, "clip": clip}
@@ -224,6 +228,7 @@ def test_a_hinted_size_is_read_back_as_at_least_as_much(count: int) -> None:
     assert count <= parse_bytes(round_up(count)) <= count * 1.25
 
 
+@pytest.mark.long
 def test_the_bound_holds_where_the_hosts_memory_is_full_and_gradients_overwrite_weights() -> None:
     fp32 = llama(3)
     narrow = {t: replace(t, bytes=t.bytes // 2, gradient_bytes=t.bytes // 2, state_bytes=12 * t.elements)

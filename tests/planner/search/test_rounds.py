@@ -70,6 +70,7 @@ def test_where_one_round_does_not_fit_the_step_has_several(clip):
         planned(all_at_once - 1, clip=clip)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("budget", [12_000, 20_000, 30_000, 60_000])
 def test_the_rounds_chosen_are_right_within_the_budget_and_not_slower_than_one(budget):
     plan = planned(budget, clip=False)
@@ -106,6 +107,7 @@ def test_the_solvers_gap_is_to_the_best_number_of_rounds(budget):
             assert plan.lp_step_s * (1 - plan.solver_gap) <= solution.step_s * (1 + 1e-6)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(("name", "clip"), [("llama", None), ("gpt2", 0.5)])
 def test_a_budget_below_that_of_one_round_gives_the_numbers_of_plain_accumulation(name, clip):
     plain, model = make_model(name), make_model(name)

@@ -47,6 +47,7 @@ def there(found: Problem) -> list[str]:
     return [t.name for t in found.chain.tensors() if t.wholly_on_disk]
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("clip", [False, True], ids=["free", "clipped"])
 def test_as_few_are_there_as_are_needed_and_the_plan_keeps_both_budgets(clip):
     asked = large(clip=clip)
@@ -107,6 +108,7 @@ def test_what_all_on_disk_needs_is_less_than_the_working_copies_take():
     assert everything.fits() and rings.weights_bytes < 0.4 * weights
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("clip", [False, True], ids=["free", "clipped"])
 def test_no_change_of_a_search_lets_the_device_send_what_the_host_has_no_copy_of(clip):
     found = stored(clip=clip)

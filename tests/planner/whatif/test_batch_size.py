@@ -85,6 +85,7 @@ def test_two_traces_give_the_bytes_of_every_batch_size_between(tmp_path: Path) -
             assert math.isclose(a.forward_s + a.backward_s, b.forward_s + b.backward_s, rel_tol=0.02)
 
 
+@pytest.mark.long
 def test_no_split_of_a_step_has_a_shorter_plan_than_the_first_of_the_ranking(tmp_path: Path) -> None:
     job, hardware = auto_job(tmp_path, gpu_budget="1MB"), machine()
     steps: dict[int, float] = {}
@@ -130,6 +131,7 @@ def test_the_planner_process_writes_the_batch_size_it_measured_into_the_run_fold
     assert json.loads(run.plan.read_text("utf-8"))["splits"] == []
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("loss", ["its own", "a mean per slice"])
 def test_a_step_that_fits_in_no_split_is_refused_with_a_budget(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: str

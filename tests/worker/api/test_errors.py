@@ -13,7 +13,7 @@ from tests.support.tiny_models import VOCABULARY, batch_of
 from worker.engine.gradients import Gradients
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("slices", [1, 2])
 def test_a_loop_goes_on_after_a_batch_that_the_model_fails_on(slices: int, dtype: torch.dtype) -> None:
@@ -33,6 +33,7 @@ def test_a_loop_goes_on_after_a_batch_that_the_model_fails_on(slices: int, dtype
     assert equal(engine.restore(), plain)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 def test_a_model_restored_after_an_error_in_its_forward_has_the_weights_of_the_last_step(
     error: type[BaseException],

@@ -18,6 +18,7 @@ from tests.support.tiny_models import batch_of
 from worker.api import LoopEngine, prepare
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("slices", [1, 3])
 def test_a_loop_gives_the_numbers_of_the_same_loop_in_plain_pytorch(slices: int) -> None:
     steps = [[batch_of(10 * n + k, padded=k == 1) for k in range(slices)] for n in range(4)]
@@ -112,6 +113,7 @@ def test_a_restored_model_is_plain_again() -> None:
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
+@pytest.mark.long
 def test_frozen_parameters_stay_and_cost_no_gradients_and_no_states() -> None:
     def half_frozen() -> nn.Module:
         model = model_of()
@@ -166,6 +168,7 @@ def test_modules_called_twice_within_a_layer_and_between_layers_equal_plain_pyto
     assert equal(engine.restore(), plain)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("slices", [1, 2])
 def test_layers_that_run_twice_equal_plain_pytorch_with_one_micro_batch_and_nearly_with_several(slices: int) -> None:
     def with_calls() -> nn.Module:

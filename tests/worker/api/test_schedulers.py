@@ -46,6 +46,7 @@ SCHEDULERS = {
 }
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 def test_a_scheduler_of_any_value_gives_the_numbers_of_plain_pytorch(scheduler: str, dtype: torch.dtype) -> None:

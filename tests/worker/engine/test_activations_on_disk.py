@@ -85,6 +85,7 @@ def test_steps_are_plain_pytorchs_and_the_drive_moves_what_the_program_says(form
     assert planned <= scratch.written_bytes <= planned + 3 * 4096 * len(writes)  # tensors begin at multiples of 64
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(("model", "dtype"), [("gpt2", torch.float32), ("llama", torch.bfloat16)], ids=["gpt2", "bf16"])
 def test_every_option_of_a_layer_may_have_its_activations_on_disk(model, dtype, make):
     form = "mixed, 4 slices, clipped"

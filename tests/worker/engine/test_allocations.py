@@ -136,7 +136,7 @@ CASES = [
 ]
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(24)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize(("name", "plan_of", "shape"), CASES)
 def test_a_step_allocates_and_frees_what_the_planner_says_in_its_order(monkeypatch, name, plan_of, shape, dtype):

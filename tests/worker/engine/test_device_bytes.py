@@ -58,6 +58,7 @@ def test_a_step_moves_what_the_program_says_and_a_weight_once_a_direction(make, 
     assert all(moves[f"w:{name}"] == 2 for name in streamed)  # once in forward, once in backward
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize(("slices", "clip"), [(1, None), (1, 0.5), (4, 0.5)])
 @pytest.mark.parametrize(
@@ -79,6 +80,7 @@ def test_the_measured_peak_is_the_predicted_one(make, plan_of, option, slices, d
         assert predicted - slack <= measured <= predicted
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("slices", [1, 4])
 @pytest.mark.parametrize("name", ["gpt2", "qwen2", "bloom"])
 def test_the_peak_of_a_tied_model_stays_below_the_predicted_one(make, name, slices):

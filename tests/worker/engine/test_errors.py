@@ -84,6 +84,7 @@ BEFORE_UPDATES = ("head", "slice", "first slice", "out of memory", "block")
 """Failures at which no update of the step has begun: a forward has none, nor has a head without all of its slices."""
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("where", FAILURES)
 def test_an_error_anywhere_is_raised_once_ends_the_threads_and_frees_the_device(make, monkeypatch, where):
     engine, plain = make("llama", slices=3, metered=True)
@@ -108,7 +109,7 @@ def test_an_error_anywhere_is_raised_once_ends_the_threads_and_frees_the_device(
     assert_same_state(engine, plain)
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(24)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("clip", [None, 0.05], ids=["alone", "clipped"])
 @pytest.mark.parametrize("rounds", [1, 2])
@@ -207,7 +208,7 @@ def test_updates_of_the_step_before_are_done_though_a_queue_has_failed(make, mon
     assert [n for n, p in engine.restore().named_parameters() if not torch.equal(p, before[n])] == []
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("where", FAILURES)
 def test_weights_come_back_after_an_error_each_as_before_the_step_or_as_after(make, monkeypatch, where, dtype):

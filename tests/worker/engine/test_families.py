@@ -44,7 +44,7 @@ def test_a_family_evaluates_and_writes_as_the_plain_model_within_what_is_predict
     engine.close()
 
 
-@pytest.mark.sweep(8)
+@pytest.mark.sweep(16)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_padded_rows_with_a_mask_in_two_slices_of_bf16_equal_plain_pytorch_bitwise(family):
     make = functools.partial(family_model, family, torch.bfloat16)
@@ -69,6 +69,7 @@ def test_an_encoder_decoder_equals_plain_pytorch_bitwise():
     assert_bitwise(trained(t5, batch_of, slices=1, steps=3, sums=False, **plan))
 
 
+@pytest.mark.long
 def test_an_encoder_decoder_equals_plain_pytorch_within_rounding_with_several_micro_batches():
     got, expected = trained(t5, masked_batch, slices=2, steps=3, plan_of=streaming_plan, sums=False)
     # The embedding's three gradients add up micro-batch by micro-batch there.
@@ -77,6 +78,7 @@ def test_an_encoder_decoder_equals_plain_pytorch_within_rounding_with_several_mi
         torch.testing.assert_close(got[name], value, rtol=0, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")
 
 
+@pytest.mark.long
 def test_keys_and_values_that_several_layers_take_get_their_gradients_in_autograds_order():
     layers = ["sliding_attention", *["full_attention"] * 4]
     settings = {"num_hidden_layers": 5, "layer_types": layers, "num_kv_shared_layers": 3}

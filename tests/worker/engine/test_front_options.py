@@ -30,6 +30,7 @@ def with_options(plan: Plan, names: list[str], first: int) -> Plan:
     return replace(plan, options=(plan.options[0], *layers, plan.options[-1]))
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("family", ["gpt2", "mixtral"])
 def test_layers_with_any_option_of_their_front_equal_plain_pytorch_bitwise(family: str) -> None:
     names = front_options(chain_of(family_model(family), masked_batch()))
@@ -61,6 +62,7 @@ def test_what_they_take_is_at_most_what_was_predicted_and_little_less() -> None:
         engine.close()
 
 
+@pytest.mark.long
 def test_of_each_option_that_travels_the_host_gets_what_is_planned() -> None:
     """Where the input alone travels, a set that is saved stays on the device."""
     names = [option.name for option in chain_of(family_model("llama"), masked_batch()).blocks[1].options]

@@ -59,7 +59,7 @@ def plain(model: nn.Module, batches: list[list[dict]], *, clip: float | None) ->
     return found
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize(
     ("clip", "plan"),

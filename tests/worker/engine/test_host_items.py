@@ -45,6 +45,7 @@ def storages(host: Host) -> dict[int, int]:
     return {storage.data_ptr(): storage.nbytes() for storage in found}
 
 
+@pytest.mark.sweep(2)
 def test_the_host_has_what_the_plan_says_up_to_a_page_per_tensor(engine: Engine) -> None:
     found = storages(engine._weights.host)
     assert all(size % mmap.PAGESIZE == 0 for size in found.values())
@@ -52,12 +53,14 @@ def test_the_host_has_what_the_plan_says_up_to_a_page_per_tensor(engine: Engine)
     assert engine.host_bytes <= sum(found.values()) <= engine.host_bytes + mmap.PAGESIZE * len(found)
 
 
+@pytest.mark.sweep(2)
 def test_steps_use_the_memory_of_the_first_one(engine: Engine) -> None:
     before = storages(engine._weights.host)
     step(engine)
     assert storages(engine._weights.host) == before
 
 
+@pytest.mark.sweep(2)
 def test_gradients_take_the_place_of_weights_that_have_a_master(engine: Engine) -> None:
     items = engine._weights.host.items
     gradients = [item for item in items if item[0] == "g"]
@@ -67,6 +70,7 @@ def test_gradients_take_the_place_of_weights_that_have_a_master(engine: Engine) 
         assert (items[item][0].data_ptr() == weight.data_ptr()) == (len(states) == 3)
 
 
+@pytest.mark.sweep(2)
 def test_what_is_restored_holds_no_more_than_its_weights(engine: Engine) -> None:
     host = engine._weights.host
     model = engine.restore()

@@ -76,6 +76,7 @@ def changed(change) -> nn.Module:
     return model
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("change", [residual, skip, dense, penalty])
 def test_a_model_whose_code_reads_it_again_equals_plain_pytorch_bitwise(change) -> None:
     make = functools.partial(changed, change)
@@ -86,6 +87,7 @@ def test_no_gradient_of_it_adds_up_in_another_order() -> None:
     assert analyse_model(changed(penalty), masked_batch(), device=CPU).inexact == ()
 
 
+@pytest.mark.long
 def test_a_unet_whose_options_take_turns_equals_plain_pytorch_bitwise() -> None:
     make, batches = functools.partial(tiny_unet, torch.bfloat16), functools.partial(pictures, dtype=torch.bfloat16)
     assert_bitwise(trained(make, batches, slices=2, steps=1, plan_of=streaming_plan, sums=False))

@@ -29,6 +29,7 @@ from worker.storage.model_folder import Output
 torch.set_num_threads(1)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("clip", [None, 0.5], ids=["free", "clipped"])
 @pytest.mark.parametrize("slices", [1, 4])
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
@@ -111,6 +112,7 @@ def freeze(model, which):
     return model
 
 
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("which", FROZEN)
 def test_frozen_weights_stay_as_they_are(which):
     plain, model = freeze(make_model("llama"), which), freeze(make_model("llama"), which)
@@ -206,6 +208,7 @@ def with_auxiliary_loss(model):
     return model
 
 
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("option", RECIPES)
 def test_gradients_that_reach_a_block_from_the_loss_and_from_the_next_block_are_both_there(option):
     model, plain = (with_auxiliary_loss(make_model("llama")) for _ in range(2))

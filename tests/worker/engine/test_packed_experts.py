@@ -67,6 +67,7 @@ def plain(job: Job) -> Any:
     return get_peft_model(base, config).train()
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     "keys",
     [

@@ -70,6 +70,7 @@ def plain_model(job: Job) -> Any:
     return get_peft_model(base, config_of_peft(job)).train()
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     "keys",
     [

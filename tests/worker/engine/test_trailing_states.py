@@ -86,6 +86,7 @@ def median_norm():
     return (norms[2] + norms[3]) / 2
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("clips", ["always", "never", "now and then"])
 def test_steps_are_plain_pytorchs_whether_the_norm_clips_or_not(shape, clips, make):
@@ -136,6 +137,7 @@ MOODS = [
 ]
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("number", range(len(MOODS)))
 def test_in_any_order_steps_are_plain_pytorchs(number, make, monkeypatch):
     monkeypatch.setattr(

@@ -82,6 +82,7 @@ def assert_equal(engine, plain, steps, count=SLICES):
     return found
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_updates_ahead_equal_plain_pytorch_whether_the_norm_clips_or_not(make, renewed, name, dtype):
@@ -113,6 +114,7 @@ def test_updates_ahead_in_rounds_equal_plain_pytorch(make):
     assert_equal(engine, plain, range(3), 4)
 
 
+@pytest.mark.long
 def test_saving_and_loading_between_updates_ahead_changes_no_bit(make):
     first, plain = make("llama", slices=SLICES, clip=0.5)
     second, _ = make("llama", slices=SLICES, clip=0.5)

@@ -93,7 +93,7 @@ def run(engine: Engine | PlainEngine, steps: int, slices: int) -> tuple[list[Ten
     return losses, peak
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize("share", SHARES)
 @pytest.mark.parametrize(("name", "slices"), CASES)
 def test_the_peak_is_within_the_prediction_and_the_prediction_within_the_budget(name, slices, share):
@@ -109,7 +109,7 @@ def test_the_peak_is_within_the_prediction_and_the_prediction_within_the_budget(
     assert plan.gpu_peak_bytes <= 1.05 * measured
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(9)
 @pytest.mark.parametrize("clip", [False, True])
 @pytest.mark.parametrize(("name", "slices"), CASES)
 def test_a_planned_run_at_40_percent_equals_plain_pytorch_bitwise(name, slices, clip):

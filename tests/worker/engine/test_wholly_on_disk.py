@@ -106,6 +106,7 @@ def plain(shape):
     return PlainEngine(model, optimizer=adamw(model), max_grad_norm=SHAPES[shape][1])
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape != "late"])
 def test_steps_and_what_is_restored_are_plain_pytorchs(shape, make):
     engine, same = make(shape), plain(shape)
@@ -119,6 +120,7 @@ def test_steps_and_what_is_restored_are_plain_pytorchs(shape, make):
     assert all(torch.equal(p, weights[name]) for name, p in engine.restore().named_parameters())
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("shape", ["slices, clipped", "rounds", "slices, fetched again", "choosing"])
 def test_an_engine_goes_on_from_what_a_checkpoint_names_and_from_one_that_is_a_copy(shape, make):
     first, same = make(shape), plain(shape)
@@ -170,6 +172,7 @@ def test_the_host_has_their_rings_and_nothing_else_of_them(make):
     assert parts.gradients_bytes == 0 and parts.ring_bytes > 0
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("seed", range(4))
 def test_any_order_that_queues_and_waits_allow_computes_the_same(seed, make, monkeypatch):
     shape = ("slices, clipped", "rounds")[seed % 2]

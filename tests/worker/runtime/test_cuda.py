@@ -100,6 +100,7 @@ def test_a_mixed_plan_equals_plain_pytorch_but_for_the_cpus_own_rounding(name, s
         assert torch.allclose(trained[name], p.cpu(), rtol=1e-2, atol=1e-3), name
 
 
+@pytest.mark.long
 def test_many_steps_of_a_mixed_plan_lose_no_update_and_no_byte():
     engine, plain = both("llama", mixed_plan, slices=2)
     allocated = []

@@ -36,6 +36,7 @@ def test_no_familys_forward_needs_to_look_at_the_device(family, batch):
             assert model(**given, num_items_in_batch=7).loss.device == META
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_an_engine_whose_host_answers_has_plain_bits(make, name, monkeypatch):
     monkeypatch.setattr(CpuMachine, "frame", lambda self: HostValues(self.device))

@@ -155,6 +155,7 @@ MIXED = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", MIXED)
 def test_slices_of_all_lengths_run_in_the_memory_of_the_longest_ones(
     device: Device, name: str, monkeypatch: pytest.MonkeyPatch
@@ -241,6 +242,7 @@ def test_a_plan_at_the_least_possible_budget_runs_under_its_cap(
     assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
 
 
+@pytest.mark.long
 def test_each_thread_that_computes_has_its_workspace_of_matrix_products_in_the_plan(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -56,7 +56,7 @@ def uncapped(plan: Plan) -> Plan:
     return replace(plan, gpu_budget_bytes=0)
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("name", ["gemma2", "mixtral", "opt", "phi3", "gpt_neox"])
 def test_a_family_equals_plain_pytorch_bitwise(device: Device, name: str) -> None:
     device.queues.set_mood(Mood.drawn(len(name)))
@@ -65,6 +65,7 @@ def test_a_family_equals_plain_pytorch_bitwise(device: Device, name: str) -> Non
     assert_bitwise(trained(make, masked_batch, slices=2, steps=2, clip=0.5, plan_of=plan_of, device=CUDA))
 
 
+@pytest.mark.long
 def test_an_encoder_decoder_equals_plain_pytorch_within_rounding(device: Device) -> None:
     device.queues.set_mood(Mood.drawn(5))
     plan_of = lambda *args, **kwargs: uncapped(streaming_plan(*args, **kwargs))  # noqa: E731
@@ -98,6 +99,7 @@ def test_evaluations_and_texts_between_steps_are_plain_pytorchs(device: Device, 
         engine.close()
 
 
+@pytest.mark.long
 def test_training_goes_on_after_errors_on_the_device_with_a_load_or_without(device: Device) -> None:
     case = Case("llama", "mixed", slices=2, clip=0.5)
     wanted, engine = expected(case), engine_for(case)
@@ -176,6 +178,7 @@ def told(run: RunFolder) -> list[object]:
     return [kept[key] for key in sorted(kept) if key[0] in ("step", "eval", "sample")]
 
 
+@pytest.mark.long
 def test_a_job_that_was_stopped_and_goes_on_trains_the_same_model(
     device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

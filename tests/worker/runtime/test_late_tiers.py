@@ -115,6 +115,7 @@ def test_steps_with_states_on_disk_are_plain_pytorchs(
             assert same(trained_in(mood, engine, device), wanted), mood
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("slices", [1, SLICES])
 def test_steps_with_activations_on_disk_are_plain_pytorchs(device: Device, tmp_path: Path, slices: int) -> None:
     chain = with_twins(chain_of(make_model("llama"), device=CUDA))
@@ -147,6 +148,7 @@ def in_the_least(chain: Chain, *, slices: int) -> Plan:
     return replace(plan, gpu_budget_bytes=0)
 
 
+@pytest.mark.long
 def test_steps_with_frozen_weights_read_from_their_files_are_plain_pytorchs(device: Device, tmp_path: Path) -> None:
     make_model("llama", torch.bfloat16).save_pretrained(tmp_path, max_shard_size="20KB")
 

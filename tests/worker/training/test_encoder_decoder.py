@@ -93,6 +93,7 @@ class PlainMean(torch.nn.Module):
         return found
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("slices", [1, 2])
 def test_a_job_gives_the_numbers_of_plain_pytorch(tmp_path: Path, slices: int) -> None:
     rows = 4 // slices
@@ -133,6 +134,7 @@ def test_a_job_gives_the_numbers_of_plain_pytorch(tmp_path: Path, slices: int) -
         assert events[-2]["eval_loss"] == pytest.approx(float(model(**batch).loss), rel=1e-5)
 
 
+@pytest.mark.long
 def test_adapters_are_saved_as_those_of_an_encoder_decoder(tmp_path: Path) -> None:
     whole = t5_job(tmp_path)
     load_model(whole).save_pretrained(tmp_path / "model")
@@ -150,6 +152,7 @@ def test_adapters_are_saved_as_those_of_an_encoder_decoder(tmp_path: Path) -> No
     assert found.keys() == wanted.keys() and all(torch.equal(found[key], wanted[key]) for key in wanted)
 
 
+@pytest.mark.long
 def test_a_stop_in_the_middle_changes_no_bit(tmp_path: Path) -> None:
     job = t5_job(tmp_path, per_device_train_batch_size=2, gradient_accumulation_steps=2, max_steps=4)
     whole = run_of(tmp_path, job)
@@ -213,6 +216,7 @@ def test_texts_without_a_prompt_are_refused(tmp_path: Path) -> None:
     assert caught.value.code == "no-pairs"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("which", ["t5", "bart"])
 def test_a_job_says_what_plain_generation_says(tmp_path: Path, which: str) -> None:
     prompts = ["the", "the 3 of"]

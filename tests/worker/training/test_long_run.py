@@ -98,7 +98,7 @@ def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return Whole(case, losses, expected, paths)
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(36)
 @pytest.mark.parametrize("after", range(STEPS))
 def test_a_run_taken_up_after_any_step_ends_as_one_that_was_not_stopped(whole: Whole, after: int) -> None:
     saved = read_checkpoint(whole.checkpoints[after])
@@ -125,6 +125,7 @@ def footprint(engine: Engine) -> tuple[int, int, int, int]:
     return threading.active_count(), meter.now if meter else 0, len(gc.get_objects()), anonymous_bytes()
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
 @pytest.mark.parametrize("metered", [True, False], ids=["metered", "not metered"])
 def test_two_hundred_steps_leave_nothing_behind(metered: bool) -> None:

@@ -137,7 +137,7 @@ CASES = [
 ]  # fmt: skip
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(16)
 @pytest.mark.parametrize(("keys", "slack"), [case[1:] for case in CASES], ids=[f"{c[0]}-{c[2]}" for c in CASES])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_it_is_transformers_own_of_the_tokens_without_padding(
@@ -151,6 +151,7 @@ def test_it_is_transformers_own_of_the_tokens_without_padding(
     assert [n for n in expected[1] if not torch.equal(got[1][n], expected[1][n])] == []
 
 
+@pytest.mark.long
 def test_it_comes_to_what_transformers_trainer_learns(tmp_path: Path) -> None:
     """Which gives the mask to the whole model, whose attention then rounds otherwise."""
     job = mixture_job(tmp_path, "mixtral", router_aux_loss_coef=0.5)
@@ -209,6 +210,7 @@ def test_the_config_says_what_the_job_leaves_to_it(
     assert own == pytest.approx(with_routers if asked else without, rel=1e-6)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("method", ["full", "lora"])
 def test_a_mean_is_of_a_steps_micro_batches_and_an_evaluation_has_the_whole_share(tmp_path: Path, method: str) -> None:
     """TRL gives an evaluation no count of a step's tokens, and divides by 1 there."""

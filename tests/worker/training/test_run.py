@@ -54,6 +54,7 @@ def plain_run(job: Job, run: RunFolder) -> tuple[list[float], dict[str, torch.Te
     return losses, {name: p.detach() for name, p in model.named_parameters()}
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     ("model", "keys"),
     [
@@ -83,6 +84,7 @@ def test_a_run_gives_the_losses_and_the_model_of_plain_pytorch(
         assert recorded.first_step == 3  # before the save
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("keys", [{"save_steps": 1}, {"save_steps": 2}, {"val_size": 5, "eval_steps": 3}], ids=str)
 def test_two_steps_are_recorded_however_often_a_run_saves_or_evaluates(tmp_path: Path, keys: dict[str, int]) -> None:
     _, run = make_run(tmp_path, "llama", packing=True, gradient_accumulation_steps=1, **{"save_steps": 100, **keys})
@@ -91,6 +93,7 @@ def test_two_steps_are_recorded_however_often_a_run_saves_or_evaluates(tmp_path:
     assert recorded.paused == (keys == {"save_steps": 1})
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("model", ["llama", "gpt2"])
 def test_a_run_evaluates_within_the_plans_budget_as_plain_pytorch_would(tmp_path: Path, model: str) -> None:
     job, run = make_run(tmp_path, model, val_size=7, eval_on_start=True, max_steps=2, warmup_steps=0)
@@ -130,6 +133,7 @@ def test_a_full_output_folder_is_told_before_the_first_step(tmp_path: Path) -> N
     assert not run.metrics.exists()
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(("limit", "free_bytes", "warned"), [(2, 299, True), (2, 300, False), (None, 150, False)])
 def test_a_disk_without_room_for_the_checkpoints_wanted_is_told(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, limit: int | None, free_bytes: int, warned: bool
@@ -167,6 +171,7 @@ def damaged(run: RunFolder, how: str) -> None:
     run.plan.write_text(json.dumps({**found, "key": "0123456789abcdef"}))
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("how", ["an update left out", "a smaller budget", "another option", "an unknown tensor"])
 def test_a_plan_that_is_wrong_is_not_run(tmp_path: Path, how: str) -> None:
     _, run = make_run(tmp_path, "llama")
