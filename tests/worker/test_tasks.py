@@ -11,7 +11,6 @@ from tests.support.runs import make_run
 from worker.tasks import clear_place
 
 
-@pytest.mark.sweep(3)
 @pytest.mark.parametrize("place", ["out", "empty", None])
 def test_what_a_killed_trainer_was_writing_where_the_model_goes_is_removed(tmp_path: Path, place: str | None) -> None:
     (tmp_path / "empty").mkdir()

@@ -94,7 +94,6 @@ def test_show_has_predicted_and_measured_step_time_and_peak(job: dict[str, Any],
     assert "step time" in text and "GPU peak" in text and "blocks" in text
 
 
-@pytest.mark.long
 def test_a_submitted_job_is_certified_under_its_own_plan(job: dict[str, Any], folder: Path) -> None:
     number = str(job["id"])
     plan = json.loads(within(folder, "show", number, "--json").stdout)["plan_document"]["plan"]
@@ -123,7 +122,6 @@ def test_plan_shows_a_plan_without_running_it(job: dict[str, Any], folder: Path)
     assert within(folder, "status", "--json").stdout == jobs != ""
 
 
-@pytest.mark.long
 def test_settings_stand_above_the_file_in_submissions_and_previews(job: dict[str, Any], folder: Path) -> None:
     submitted = within(folder, "submit", "job.yaml", "--hold", "--set", "max_steps=2", "--set", "seed=7", "--json")
     found = json.loads(submitted.stdout)

@@ -70,7 +70,6 @@ def test_a_broker_that_cannot_start_keeps_no_stop_from_its_job(own: House) -> No
     own.down()
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("runs", [True, False], ids=["with a job", "idle"])
 def test_a_broker_that_hangs_keeps_nobody_waiting_at_the_end(own: House, runs: bool) -> None:
     number = own.submit("held" if runs else "first", steps=60)

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from safetensors.numpy import load_file
 
 from planner.run.folder import RunFolder
@@ -71,7 +70,6 @@ def undisturbed(house: House, run: RunFolder) -> Path:
     return alone / "output"
 
 
-@pytest.mark.long
 def test_a_killed_and_a_shut_down_run_end_with_the_weights_of_an_undisturbed_one() -> None:
     with house(real=True) as built:
         prepare(built.home)

@@ -200,7 +200,6 @@ def test_a_model_is_a_folder_or_its_config(small: Path) -> None:
         job_of(small.parent / "nowhere")
 
 
-@pytest.mark.long
 @pytest.mark.usefixtures("time_enough")
 def test_what_fits_on_the_same_machine_is_tried(small: Path) -> None:
     job = job_of(small, length=1024, bf16=False).model_copy(update={"gpu_budget": 6 * 2**20, "cpu_budget": GIB})
@@ -307,7 +306,6 @@ def test_the_same_step_in_smaller_slices_is_offered_and_fits(small: Path) -> Non
     assert ask(Job.question(json.dumps(keys), small.parent), rtx3060, started_s=0.0).status != "infeasible"
 
 
-@pytest.mark.long
 def test_lora_and_loss_in_chunks_are_asked_about_without_weights(small: Path) -> None:
     rtx3060 = preset("rtx3060", bf16=True)
     keys = {"model": str(small), "max_length": 512, "per_device_train_batch_size": 4, "bf16": True}

@@ -130,7 +130,6 @@ def test_code_from_a_folder_that_others_can_write_is_not_run(cache):
     assert adamw.cpu_kernel().shortcoming == f"others can put code into {cache}"
 
 
-@pytest.mark.sweep(2)
 @with_compiler
 @pytest.mark.parametrize(
     ("right", "wrong"),

@@ -98,7 +98,6 @@ def test_a_budget_without_its_unit_is_asked_about(gpu: int, cpu: int, meant: str
     assert ("did you mean" in refused.value.hint) == (meant != "")
 
 
-@pytest.mark.long
 def test_a_host_that_is_too_small_is_named_as_the_reason() -> None:
     chain = llama(6)
     problem = {"slices": 1, "clip": False}

@@ -33,7 +33,6 @@ def test_a_loop_goes_on_after_a_batch_that_the_model_fails_on(slices: int, dtype
     assert equal(engine.restore(), plain)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 def test_a_model_restored_after_an_error_in_its_forward_has_the_weights_of_the_last_step(
     error: type[BaseException],

@@ -113,7 +113,6 @@ def test_a_restored_model_is_plain_again() -> None:
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
-@pytest.mark.long
 def test_frozen_parameters_stay_and_cost_no_gradients_and_no_states() -> None:
     def half_frozen() -> nn.Module:
         model = model_of()

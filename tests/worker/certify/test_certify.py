@@ -69,7 +69,6 @@ def compare(
     return {f.what: f for f in findings}, {d.parameter: d.greatest for d in differences}
 
 
-@pytest.mark.sweep(4)
 @pytest.mark.parametrize(
     "keys", [{}, {"bf16": True, "max_grad_norm": None}, {"optim": "muon"}, {"embedding_lr": 1e-3}], ids=str
 )
@@ -110,7 +109,6 @@ def test_a_wrong_update_is_found_and_named(tmp_path: Path, monkeypatch: pytest.M
     assert findings["losses"].equal < findings["losses"].count
 
 
-@pytest.mark.long
 def test_wrong_gradients_of_the_first_step_are_seen_without_clipping(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,7 +128,6 @@ def test_wrong_gradients_of_the_first_step_are_seen_without_clipping(
     assert {f.what: f.equal for f in found.findings}["losses"] == 2, "only gradients are wrong"
 
 
-@pytest.mark.long
 def test_a_weight_that_no_gradient_reaches_is_compared_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def with_spare(model: nn.Module) -> nn.Module:
         model.model.layers[1].register_parameter("spare", nn.Parameter(torch.ones(4, 4, dtype=torch.bfloat16)))

@@ -50,7 +50,6 @@ def plain(job: Job, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Tensor], dict
     return plain_steps(model.train(), job, STEPS)
 
 
-@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     "keys", [FULL, {"lora_modules_to_save": ["embed_tokens", "lm_head"]}], ids=["full", "lora"]
 )
@@ -77,7 +76,6 @@ def test_their_rows_are_trained_as_in_plain_pytorch(
     engine.close()
 
 
-@pytest.mark.long
 def test_what_is_written_knows_them(tmp_path: Path) -> None:
     job = job_of(tmp_path, lora_modules_to_save=["embed_tokens", "lm_head"])
     folder = finished_run(job, tmp_path / "run")

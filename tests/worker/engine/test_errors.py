@@ -84,7 +84,6 @@ BEFORE_UPDATES = ("head", "slice", "first slice", "out of memory", "block")
 """Failures at which no update of the step has begun: a forward has none, nor has a head without all of its slices."""
 
 
-@pytest.mark.sweep(4)
 @pytest.mark.parametrize("where", FAILURES)
 def test_an_error_anywhere_is_raised_once_ends_the_threads_and_frees_the_device(make, monkeypatch, where):
     engine, plain = make("llama", slices=3, metered=True)

@@ -76,7 +76,6 @@ def changed(change) -> nn.Module:
     return model
 
 
-@pytest.mark.sweep(4)
 @pytest.mark.parametrize("change", [residual, skip, dense, penalty])
 def test_a_model_whose_code_reads_it_again_equals_plain_pytorch_bitwise(change) -> None:
     make = functools.partial(changed, change)

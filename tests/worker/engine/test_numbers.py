@@ -112,7 +112,6 @@ def freeze(model, which):
     return model
 
 
-@pytest.mark.sweep(5)
 @pytest.mark.parametrize("which", FROZEN)
 def test_frozen_weights_stay_as_they_are(which):
     plain, model = freeze(make_model("llama"), which), freeze(make_model("llama"), which)

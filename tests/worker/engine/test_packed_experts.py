@@ -67,7 +67,6 @@ def plain(job: Job) -> Any:
     return get_peft_model(base, config).train()
 
 
-@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     "keys",
     [

@@ -70,7 +70,6 @@ def plain_model(job: Job) -> Any:
     return get_peft_model(base, config_of_peft(job)).train()
 
 
-@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     "keys",
     [

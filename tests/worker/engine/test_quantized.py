@@ -161,7 +161,6 @@ def test_a_model_that_was_saved_quantized_is_the_same_base(tmp_path: Path, keys:
         )
 
 
-@pytest.mark.sweep(2)
 @pytest.mark.parametrize("bits", [4, 8])
 def test_a_run_ends_with_adapters_that_peft_loads_onto_the_quantized_base(tmp_path: Path, bits: int) -> None:
     job = job_of(tmp_path, load_in_8bit=bits == 8, max_steps=2, val_size=3, sample_prompts=["the"], sample_tokens=2)

@@ -56,7 +56,6 @@ def in_layer(number: int) -> set[str]:
 MLP = {f"model.layers.1.mlp.{x}_proj.weight" for x in ("gate", "up", "down")}
 
 
-@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     ("name", "keys", "trained"),
     [

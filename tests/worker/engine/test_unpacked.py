@@ -133,7 +133,6 @@ def test_under_a_plan_it_trains_as_in_plain_pytorch(job: Job, keys: dict[str, An
     engine.close()
 
 
-@pytest.mark.sweep(4)
 def test_what_is_written_is_found_again_under_its_names(job: Job, tmp_path: Path) -> None:
     folder = finished_run(job, tmp_path / "run")
     assert "quantization_config" not in json.loads((folder.output / "config.json").read_text())
@@ -146,7 +145,6 @@ def test_what_is_written_is_found_again_under_its_names(job: Job, tmp_path: Path
     assert not torch.equal(model.model.layers[0].self_attn.q_proj.weight, before)
 
 
-@pytest.mark.sweep(4)
 def test_adapters_are_merged_into_it_unpacked(job: Job, tmp_path: Path) -> None:
     lora = {"method": "lora", "lora_r": 4, "lora_alpha": 8.0, "lora_dropout": 0.0}
     job = job.model_copy(update={**lora, "lora_target_modules": ("q_proj", "v_proj"), "max_steps": 1})

@@ -91,7 +91,6 @@ def plain_steps(job: Job, run: RunFolder) -> tuple[list[float], nn.Module]:
     return losses, model
 
 
-@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     ("name", "keys"),
     [

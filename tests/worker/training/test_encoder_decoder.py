@@ -134,7 +134,6 @@ def test_a_job_gives_the_numbers_of_plain_pytorch(tmp_path: Path, slices: int) -
         assert events[-2]["eval_loss"] == pytest.approx(float(model(**batch).loss), rel=1e-5)
 
 
-@pytest.mark.long
 def test_adapters_are_saved_as_those_of_an_encoder_decoder(tmp_path: Path) -> None:
     whole = t5_job(tmp_path)
     load_model(whole).save_pretrained(tmp_path / "model")
@@ -216,7 +215,6 @@ def test_texts_without_a_prompt_are_refused(tmp_path: Path) -> None:
     assert caught.value.code == "no-pairs"
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("which", ["t5", "bart"])
 def test_a_job_says_what_plain_generation_says(tmp_path: Path, which: str) -> None:
     prompts = ["the", "the 3 of"]

@@ -89,7 +89,6 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Ten
     return weights(run.output)
 
 
-@pytest.mark.long
 def test_a_disk_that_is_full_in_mid_training_costs_the_steps_since_the_last_checkpoint(
     disk: Path, tmp_path: Path
 ) -> None:

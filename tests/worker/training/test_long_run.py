@@ -125,7 +125,6 @@ def footprint(engine: Engine) -> tuple[int, int, int, int]:
     return threading.active_count(), meter.now if meter else 0, len(gc.get_objects()), anonymous_bytes()
 
 
-@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
 @pytest.mark.parametrize("metered", [True, False], ids=["metered", "not metered"])
 def test_two_hundred_steps_leave_nothing_behind(metered: bool) -> None:

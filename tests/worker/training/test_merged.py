@@ -44,7 +44,6 @@ def adapters_of(job: Job, folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     ("name", "keys", "dtype"),
     [

@@ -68,7 +68,6 @@ def test_what_would_fail_late_fails_before_the_first_step(
     assert [path.name for path in run.checkpoints.iterdir()] == []
 
 
-@pytest.mark.sweep(2)
 @pytest.mark.parametrize(("asked_in", "never"), [
     ("worker.engine.engine.Engine.evaluate", "worker.engine.engine.Engine.generate"),
     ("worker.training.rehearsal.read_checkpoint", "worker.storage.model_folder.Output.write_files"),

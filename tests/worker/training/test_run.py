@@ -54,7 +54,6 @@ def plain_run(job: Job, run: RunFolder) -> tuple[list[float], dict[str, torch.Te
     return losses, {name: p.detach() for name, p in model.named_parameters()}
 
 
-@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     ("model", "keys"),
     [
@@ -133,7 +132,6 @@ def test_a_full_output_folder_is_told_before_the_first_step(tmp_path: Path) -> N
     assert not run.metrics.exists()
 
 
-@pytest.mark.sweep(3)
 @pytest.mark.parametrize(("limit", "free_bytes", "warned"), [(2, 299, True), (2, 300, False), (None, 150, False)])
 def test_a_disk_without_room_for_the_checkpoints_wanted_is_told(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, limit: int | None, free_bytes: int, warned: bool
@@ -171,7 +169,6 @@ def damaged(run: RunFolder, how: str) -> None:
     run.plan.write_text(json.dumps({**found, "key": "0123456789abcdef"}))
 
 
-@pytest.mark.sweep(2)
 @pytest.mark.parametrize("how", ["an update left out", "a smaller budget", "another option", "an unknown tensor"])
 def test_a_plan_that_is_wrong_is_not_run(tmp_path: Path, how: str) -> None:
     _, run = make_run(tmp_path, "llama")

@@ -77,7 +77,6 @@ def plain_losses(job: Job, run: RunFolder) -> tuple[list[float], list[torch.Tens
     return losses, [p.detach() for p in model.parameters()]
 
 
-@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     ("name", "keys"),
     [
