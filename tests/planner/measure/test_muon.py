@@ -124,7 +124,6 @@ def test_updates_take_their_own_time_wherever_they_are(job, chain):
     assert seen
 
 
-@pytest.mark.long
 def test_the_host_has_room_for_the_products_of_one_matrix_where_it_updates_any(job, chain):
     problem = problem_of(job, MACHINE, CPU)
     pressed = replace(problem, gpu_budget_bytes=int(1.02 * problem.least_bytes()))

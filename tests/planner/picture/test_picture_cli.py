@@ -58,7 +58,6 @@ def test_offmate_plan_draws_what_it_answers(files: Path) -> None:
     assert {"run@H3:H3.0", "GPU in use"} <= names
 
 
-@pytest.mark.long
 def test_json_stays_json_when_a_picture_is_drawn(files: Path) -> None:
     words = ["plan", "--chain", "chain.json", "--hardware", "hardware.json", "--time-limit", "2", "--json"]
     done = CliRunner().invoke(offmate, [*words, "--html", "plan.html"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -133,7 +132,6 @@ def test_what_the_step_hangs_on_moves_until_nothing_is_gained() -> None:
     assert _moved(setting, before, goal_s=10**6) is before
 
 
-@pytest.mark.long
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     chain=chains(), hardware=machines(), slices=st.sampled_from((1, 3)), clip=st.booleans(), room=st.integers(0, 2000)

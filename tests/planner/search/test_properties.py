@@ -120,7 +120,6 @@ def test_that_small_tensors_stay_makes_no_budget_too_small(
         assert all(device_bytes(candidate, s) <= enough for s, candidate in rounds_that_fit(fits).items())
 
 
-@pytest.mark.long
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(chain=chains(), hardware=machines(), share=st.floats(0.0, 1.0), slices=st.sampled_from((1, 3)))
 def test_a_small_host_is_never_overfilled(chain: Chain, hardware: Hardware, share: float, slices: int) -> None:

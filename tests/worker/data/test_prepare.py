@@ -83,7 +83,6 @@ def test_data_that_cannot_be_read_end_the_job_with_the_reason(tmp_path: Path) ->
     assert error is not None and "data.jsonl" in json.dumps(error)
 
 
-@pytest.mark.long
 def test_a_tied_models_plan_is_final_only_when_its_data_are_counted(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'offmate.db'}"
     metadata.create_all(create_engine(url))

@@ -78,7 +78,6 @@ def test_an_encoder_decoder_equals_plain_pytorch_within_rounding_with_several_mi
         torch.testing.assert_close(got[name], value, rtol=0, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")
 
 
-@pytest.mark.long
 def test_keys_and_values_that_several_layers_take_get_their_gradients_in_autograds_order():
     layers = ["sliding_attention", *["full_attention"] * 4]
     settings = {"num_hidden_layers": 5, "layer_types": layers, "num_kv_shared_layers": 3}

@@ -62,7 +62,6 @@ def test_what_they_take_is_at_most_what_was_predicted_and_little_less() -> None:
         engine.close()
 
 
-@pytest.mark.long
 def test_of_each_option_that_travels_the_host_gets_what_is_planned() -> None:
     """Where the input alone travels, a set that is saved stays on the device."""
     names = [option.name for option in chain_of(family_model("llama"), masked_batch()).blocks[1].options]

@@ -114,7 +114,6 @@ def test_updates_ahead_in_rounds_equal_plain_pytorch(make):
     assert_equal(engine, plain, range(3), 4)
 
 
-@pytest.mark.long
 def test_saving_and_loading_between_updates_ahead_changes_no_bit(make):
     first, plain = make("llama", slices=SLICES, clip=0.5)
     second, _ = make("llama", slices=SLICES, clip=0.5)

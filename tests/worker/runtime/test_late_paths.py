@@ -99,7 +99,6 @@ def test_evaluations_and_texts_between_steps_are_plain_pytorchs(device: Device, 
         engine.close()
 
 
-@pytest.mark.long
 def test_training_goes_on_after_errors_on_the_device_with_a_load_or_without(device: Device) -> None:
     case = Case("llama", "mixed", slices=2, clip=0.5)
     wanted, engine = expected(case), engine_for(case)
