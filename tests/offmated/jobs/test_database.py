@@ -114,7 +114,6 @@ def test_a_database_that_others_use_keeps_its_journal(
     assert mode(paths) == "delete"
 
 
-@pytest.mark.sweep(2)
 @pytest.mark.parametrize("sound", [False, True])
 def test_nothing_that_threads_and_processes_write_at_once_is_refused_or_lost(
     store: Store, paths: Paths, monkeypatch: pytest.MonkeyPatch, sound: bool

@@ -26,7 +26,6 @@ def resident(built: House) -> int:
     return int(psutil.Process(built.daemon.pid).memory_info().rss)
 
 
-@pytest.mark.sweep(2)
 @pytest.mark.parametrize("declared", [True, False])
 def test_a_refused_body_of_400_mib_leaves_no_mark(shared: House, declared: bool) -> None:
     before = resident(shared)

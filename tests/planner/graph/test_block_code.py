@@ -103,7 +103,6 @@ def test_a_pair_equals_eager_bitwise_and_needs_the_predicted_bytes(name, recipe,
     assert peaks == {"forward": pair.forward_peak, "first": pair.backward_peak[True]}
 
 
-@pytest.mark.sweep(3)
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=lambda r: r.name)
 def test_a_later_slice_needs_the_predicted_bytes(recipe):
     layer, args, kwargs = call_of("llama")

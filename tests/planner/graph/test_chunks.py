@@ -105,7 +105,6 @@ def test_in_bf16_they_are_as_near_to_fp32_as_those_of_plain_pytorch(make, name):
     assert distance(gradients, true) < 1.25 * distance(expected, true)
 
 
-@pytest.mark.sweep(2)
 @pytest.mark.parametrize("rows", [0, 7], ids=["whole", "chunks"])
 def test_the_loss_is_the_mean_over_all_tokens_however_slices_share_them(make, rows):
     """Three micro-batches with 30, 24 and no tokens to predict, and one of all their rows."""

@@ -189,7 +189,6 @@ def test_an_embedding_or_head_that_cannot_be_traced_is_refused():
     assert told.value.code == "block-not-traceable"
 
 
-@pytest.mark.sweep(2)
 @pytest.mark.parametrize("make", [mixtral, moody])
 def test_layers_that_cannot_be_traced_evaluate_and_write_as_the_plain_model_within_what_is_predicted(make):
     model, plain = make(), make()

@@ -98,6 +98,7 @@ def chain_of(options: Sequence[str], dtype: torch.dtype) -> Chain:
     )  # fmt: skip
 
 
+@pytest.mark.sweep(2)
 @needs_compiler
 @pytest.mark.parametrize(
     ("options", "dtype", "near"),

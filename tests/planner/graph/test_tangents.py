@@ -76,7 +76,6 @@ def chain_and_code(name, change):
     return chain_of(change(make_model(name))), {}
 
 
-@pytest.mark.sweep(6)
 @pytest.mark.parametrize(("name", "change", "option", "slices"), CASES)
 def test_a_frame_that_turns_gradients_trains_with_plain_bits_and_the_predicted_bytes(name, change, option, slices):
     model, plain_model = (change(make_model(name)) for _ in range(2))

@@ -81,7 +81,6 @@ def test_what_backward_fetches_first_stays_in_the_ring_as_far_as_a_blocks_slices
     assert not few.queue(Queue.DISK_WRITE) and not few.queue(Queue.DISK_READ)
 
 
-@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     "shape", [{}, {"slices": 1, "layers": 6}, {"slices": 3, "rounds": 2}, {"slices": 4, "rounds": 2},
               {"slices": 1, "rounds": 2, "layers": 5}, {"clip": True, "stored": {1, 3}}],

@@ -89,7 +89,6 @@ def test_without_a_disk_and_where_the_host_has_memory_the_problem_is_the_same_on
         assert with_states_on_disk(asked) is asked
 
 
-@pytest.mark.sweep(2)
 @pytest.mark.parametrize(("clip", "masters", "host_bytes"), [(False, False, 190), (True, True, 140)])
 def test_those_are_on_disk_with_which_the_solver_hopes_for_most_and_the_plan_keeps_both_budgets(
     clip, masters, host_bytes

@@ -131,7 +131,6 @@ def test_the_planner_process_writes_the_batch_size_it_measured_into_the_run_fold
     assert json.loads(run.plan.read_text("utf-8"))["splits"] == []
 
 
-@pytest.mark.sweep(2)
 @pytest.mark.parametrize("loss", ["its own", "a mean per slice"])
 def test_a_step_that_fits_in_no_split_is_refused_with_a_budget(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: str

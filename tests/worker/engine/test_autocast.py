@@ -29,7 +29,6 @@ def cast(name):
     return model
 
 
-@pytest.mark.sweep(4)
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_model_under_autocast_equals_plain_pytorch_bitwise(name):
     both = trained(functools.partial(cast, name), masked_batch, slices=2, steps=2, clip=0.5)
@@ -58,7 +57,6 @@ def test_own_code_that_uses_a_weight_twice_under_autocast_equals_plain_pytorch_b
     assert_bitwise(trained(twice_by_its_own_code, masked_batch, slices=2, steps=2))
 
 
-@pytest.mark.sweep(4)
 @pytest.mark.parametrize("name", SETTINGS)
 def test_the_bytes_under_autocast_are_predicted(name):
     model = cast(name)

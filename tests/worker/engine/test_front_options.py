@@ -30,7 +30,6 @@ def with_options(plan: Plan, names: list[str], first: int) -> Plan:
     return replace(plan, options=(plan.options[0], *layers, plan.options[-1]))
 
 
-@pytest.mark.sweep(2)
 @pytest.mark.parametrize("family", ["gpt2", "mixtral"])
 def test_layers_with_any_option_of_their_front_equal_plain_pytorch_bitwise(family: str) -> None:
     names = front_options(chain_of(family_model(family), masked_batch()))

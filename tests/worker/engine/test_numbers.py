@@ -207,7 +207,6 @@ def with_auxiliary_loss(model):
     return model
 
 
-@pytest.mark.sweep(5)
 @pytest.mark.parametrize("option", RECIPES)
 def test_gradients_that_reach_a_block_from_the_loss_and_from_the_next_block_are_both_there(option):
     model, plain = (with_auxiliary_loss(make_model("llama")) for _ in range(2))

@@ -94,7 +94,6 @@ def test_the_clock_of_a_recording_stands_still_between_a_drain_and_the_next_step
     assert found.end_ns == ((40,) * len(program.ops), (140,) * len(program.ops))
 
 
-@pytest.mark.sweep(2)
 @pytest.mark.emulated
 @pytest.mark.parametrize("drains", [False, True])
 def test_streams_are_recorded_in_the_order_in_which_they_run(device: Device, drains: bool) -> None:

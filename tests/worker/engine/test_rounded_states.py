@@ -57,7 +57,6 @@ def assert_same_state(engine, plain):
         assert not [part for part, tensor in found.items() if not torch.equal(tensor, wanted[name][part])], name
 
 
-@pytest.mark.sweep(3)
 @pytest.mark.parametrize(("shape", "name"), [*((shape, "llama") for shape in SHAPES), ("bf16", "gpt2")])
 def test_steps_equal_those_of_adamw_with_moments_rounded_after_each(make, shape, name):
     engine, plain = make(shape, name)

@@ -106,7 +106,6 @@ def plain(shape):
     return PlainEngine(model, optimizer=adamw(model), max_grad_norm=SHAPES[shape][1])
 
 
-@pytest.mark.sweep(3)
 @pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape != "late"])
 def test_steps_and_what_is_restored_are_plain_pytorchs(shape, make):
     engine, same = make(shape), plain(shape)
@@ -120,7 +119,6 @@ def test_steps_and_what_is_restored_are_plain_pytorchs(shape, make):
     assert all(torch.equal(p, weights[name]) for name, p in engine.restore().named_parameters())
 
 
-@pytest.mark.sweep(4)
 @pytest.mark.parametrize("shape", ["slices, clipped", "rounds", "slices, fetched again", "choosing"])
 def test_an_engine_goes_on_from_what_a_checkpoint_names_and_from_one_that_is_a_copy(shape, make):
     first, same = make(shape), plain(shape)

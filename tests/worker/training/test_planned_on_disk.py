@@ -97,7 +97,6 @@ run_job(RunFolder(Path(sys.argv[1])), StopRequest())
 """
 
 
-@pytest.mark.sweep(2)
 @pytest.mark.parametrize("wholly", [False, True], ids=["states", "wholly"])
 def test_a_run_with_clipping_goes_on_after_a_sigkill_from_states_that_its_checkpoint_names(
     wholly: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

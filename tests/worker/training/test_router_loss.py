@@ -210,7 +210,6 @@ def test_the_config_says_what_the_job_leaves_to_it(
     assert own == pytest.approx(with_routers if asked else without, rel=1e-6)
 
 
-@pytest.mark.sweep(2)
 @pytest.mark.parametrize("method", ["full", "lora"])
 def test_a_mean_is_of_a_steps_micro_batches_and_an_evaluation_has_the_whole_share(tmp_path: Path, method: str) -> None:
     """TRL gives an evaluation no count of a step's tokens, and divides by 1 there."""

@@ -83,7 +83,6 @@ def test_a_run_gives_the_losses_and_the_model_of_plain_pytorch(
         assert recorded.first_step == 3  # before the save
 
 
-@pytest.mark.sweep(3)
 @pytest.mark.parametrize("keys", [{"save_steps": 1}, {"save_steps": 2}, {"val_size": 5, "eval_steps": 3}], ids=str)
 def test_two_steps_are_recorded_however_often_a_run_saves_or_evaluates(tmp_path: Path, keys: dict[str, int]) -> None:
     _, run = make_run(tmp_path, "llama", packing=True, gradient_accumulation_steps=1, **{"save_steps": 100, **keys})
