@@ -5,7 +5,7 @@ machine, the processors' seconds say more.
     python benchmarks/tokenizing.py [MEGABYTES] [TURNS]
 
 Texts are Python's own library, cut into passages of 1500 characters; the tokenizer, of 16,000 tokens, learns on a fifth
-of them. `datasets` has read the file into its cache before.
+of them.
 """
 
 from __future__ import annotations
@@ -21,13 +21,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-import datasets
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, LlamaConfig, PreTrainedTokenizerFast
 
 from planner.job.schema import Job
 from worker.data.batches import Batches
-from worker.data.sources import open_source
 
 _PASSAGE = 1500
 
@@ -35,7 +33,6 @@ _PASSAGE = 1500
 def main(megabytes: float, turns: int) -> None:
     """Print a line for each turn."""
     folder = Path(tempfile.mkdtemp())
-    datasets.config.HF_DATASETS_CACHE = folder / "cache"
     sources = [path.read_text("utf-8", errors="ignore") for path in sorted(Path(os.__file__).parent.glob("*.py"))]
     passages = [text[at : at + _PASSAGE] for text in sources for at in range(0, len(text), _PASSAGE)]
     library = Tokenizer(models.BPE())
@@ -53,7 +50,6 @@ def main(megabytes: float, turns: int) -> None:
         size += len(texts[-1].encode())
     (folder / "data.jsonl").write_text("".join(f"{json.dumps({'text': text})}\n" for text in texts), "utf-8")
     job = Job.parse("model: model\ndataset: data.jsonl\nmax_length: 2048\npacking: true\n", folder)
-    open_source(job.data[0])
     tokenizer(texts[:100])
     for turn in range(turns):
         began, worked = time.perf_counter(), time.process_time()

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,9 +21,10 @@ import numpy as np
 from planner.errors import Exit, UserError
 from planner.fast_imports import lasting_imports
 from planner.job.broken_rows import BrokenRows
-from planner.job.data_check import FirstRows, first_rows, kind_in
+from planner.job.data_check import MOST_BYTES, FirstRows, first_rows, kind_in, learns
 from planner.job.data_entry import DataEntry
-from planner.job.local_data import is_local
+from planner.job.local_data import is_local, local_data
+from planner.job.reader import Reader
 from planner.job.schema import Job
 from planner.run.ending import exit_code_of
 from planner.run.folder import RunFolder
@@ -107,9 +109,8 @@ def look(
     broken = BrokenRows(skip=job.broken_rows == "skip")
     found = [
         (entry, first) for entry in entries
-        if (first := _first(entry, min(MOST, entry.most(job.max_samples) or MOST), broken)) is not None
+        if (first := _first(entry, min(MOST, entry.most(job.max_samples) or MOST))) is not None
     ]  # fmt: skip
-    seen = len(broken) + sum(len(first.rows) for _, first in found)
     left_out, sharing, until = LeftOut(job, pairs=pairs), Sharing(job, pairs=pairs), time.monotonic() + _MOST_S
     documents = [*_documents(job, found, tokenizer, pairs, until, broken)]
     encoded = [
@@ -118,11 +119,10 @@ def look(
     ]  # fmt: skip
     whole = len(found) == len(entries) and all(first.whole for _, first in found) and time.monotonic() <= until
     if whole:
-        broken.end(len(documents), seen)
+        broken.end(len(documents), sum(len(first.rows) for _, first in found))
         left_out.check()
     else:
-        broken.refuse(seen)
-        broken.say("of the lines read, ")
+        broken.say("of the rows read, ")
     if not encoded:
         return
     corpus = Corpus(
@@ -140,29 +140,41 @@ def look(
         ) from error  # fmt: skip
 
 
-def _first(entry: DataEntry, most: int, broken: BrokenRows) -> FirstRows | None:
+def _first(entry: DataEntry, most: int) -> FirstRows | None:
     from worker.data.sources import first_of_hub
 
-    if is_local(entry.path):
-        return first_rows(entry, most, broken=broken)
-    return first_of_hub(entry, most)
+    return first_rows(entry, most) if is_local(entry.path) else first_of_hub(entry, most)
 
 
 def _documents(
     job: Job, found: list[tuple[DataEntry, FirstRows]], tokenizer: PreTrainedTokenizerBase, pairs: bool, until: float,
     broken: BrokenRows,
 ) -> Iterator[Document]:  # fmt: skip
-    """The documents of the rows, as many as are rendered `until` then, of `time.monotonic()`."""
+    """The documents of the rows, as many as are rendered `until` then, of `time.monotonic()`. Raises UserError where
+    one is broken, and tells with it those behind that are known to be without a tokenizer."""
     from worker.data.documents import document_of, form_of
 
+    seen = 0
     for entry, first in found:
+        if not first.columns:
+            continue
         kind = kind_in(entry, first.columns, entry.path)
         form = form_of(job, entry, kind, entry.names(first.columns), tokenizer, pairs=pairs)
-        for place, record in first.rows:
-            if (document := document_of(form, entry, record, place, entry.path, broken)) is not None:
+        for row in first.rows:
+            seen += 1
+            if (document := document_of(form, entry, row, broken)) is not None:
                 yield document
             if time.monotonic() > until:
-                return
+                break
+        if broken.ends and is_local(entry.path):
+            for row in islice(Reader(local_data(Path(entry.path)), MOST_BYTES), len(first.rows), None):
+                learns(entry, kind, row, broken)
+                seen += 1
+                if broken.is_full:
+                    break
+        broken.refuse(seen)
+        if time.monotonic() > until:
+            return
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from planner.errors import Exit, UserError
 from planner.fast_imports import lasting_imports
+from planner.job.broken_rows import BrokenRecordsError
 from planner.job.data_check import check_data
 from planner.job.schema import Job
 from planner.run.ending import exit_code_of
@@ -46,7 +47,11 @@ def main(arguments: list[str]) -> int:
 
 def _preview(options: argparse.Namespace) -> Exit:
     given = job = Job.from_resolved(options.job)
-    check_data(job)
+    refused = None
+    try:
+        check_data(job)
+    except BrokenRecordsError as error:  # told below, together with what the chat template refuses
+        refused = error
     if not job.is_split and job.train_batch_size is not None:
         job = job.with_slices(job.train_batch_size)  # which does not change what a step trains on
     with lasting_imports():
@@ -58,6 +63,8 @@ def _preview(options: argparse.Namespace) -> Exit:
 
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     batches = Batches(job, load_tokenizer(job), pairs=pairs_of(job))
+    if refused is not None:
+        raise refused
     for line in said(batches, job, rows=options.rows, color=options.color):
         print(line)
     print(time_of(given, batches.total_steps, options.asks, options.database))

@@ -24,6 +24,7 @@ from offmated.jobs.turns import AT_ONCE, Turn
 from offmated.paths import Paths
 from planner.errors import Exit, UserError
 from planner.hub import NOT_REACHED
+from planner.job.broken_rows import BrokenRecordsError
 from planner.job.data_check import check_data, is_rendered
 from planner.job.frozen import fingerprint, freeze, package_versions
 from planner.job.length import notes_on_length
@@ -142,7 +143,7 @@ def _take_in(
     output_dir = check_output(job, store)
     check_budgets_here(job.gpu_budget, job.cpu_budget)
     check_weights(job)
-    unseen = check_data(job)
+    unseen, broken = _checked_data(job)
     name = (job.run_name or Path(job.model).name)[:NAME_LENGTH]
     draft = paths.runs / f"{_DRAFT}{uuid.uuid4().hex}"
     made: list[Path] = []
@@ -168,14 +169,16 @@ def _take_in(
         run = RunFolder(draft)
         _write(run.submitted, yaml_text)
         _write(run.resolved, job.resolved_yaml())
+        if unseen or broken is not None or is_rendered(job):
+            told.extend(look_at_first_records(run))
+        if broken is not None:
+            raise broken
         frozen = freeze(job)
         _write(run.frozen, json.dumps(frozen))
         _write(run.packages, json.dumps(package_versions()))
         if checkpoint is not None:
             _write(run.goes_on, f"{checkpoint}\n")
         _flush(draft)
-        if unseen or is_rendered(job):
-            told.extend(look_at_first_records(run))
         turn = _in_window(turn, job.schedule or window)
         row = store.add(
             name, make_folder, turn, key=key, notes=told, output_dir=output_dir,
@@ -190,6 +193,17 @@ def _take_in(
     finally:
         for left in (draft, *made):  # there only when something went wrong
             shutil.rmtree(left, ignore_errors=True)
+
+
+def _checked_data(job: Job) -> tuple[tuple[str, ...], BrokenRecordsError | None]:
+    """The entries of the hub, and the refusal of local data with broken records, where a process with a tokenizer may
+    find more that is wrong with them. Raises UserError."""
+    try:
+        return check_data(job), None
+    except BrokenRecordsError as error:
+        if not is_rendered(job):
+            raise
+        return (), error
 
 
 def look_at_first_records(run: RunFolder) -> tuple[str, ...]:

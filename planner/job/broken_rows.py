@@ -4,18 +4,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from pathlib import Path
 
 from planner.errors import Exit, UserError
-from planner.job.data_entry import DataEntry
-from planner.job.json_pieces import Piece, json_pieces
-from planner.job.local_data import is_local, local_data
+from planner.job.json_rows import Row
 
 log = logging.getLogger(__name__)
 
 SHOWN = 10
+
+
+class BrokenRecordsError(UserError):
+    """The refusal of a job for records of its data."""
 
 
 class BrokenRows:
@@ -25,10 +24,10 @@ class BrokenRows:
         """`skip`: they are left out; else a job with any is refused."""
         self.skip = skip
         self._count = 0
-        self._first: list[tuple[str, UserError]] = []
+        self._first: list[tuple[str, UserError, str]] = []  # place, error, a line that tells both
         self._known: set[object] = set()
-        self.met = 0
-        """How often one came by: a mixture repeats records."""
+        self.met = self.unread = 0
+        """How often one came by, as a mixture repeats records, and how many of them are no records."""
 
     def __len__(self) -> int:
         return self._count
@@ -43,29 +42,39 @@ class BrokenRows:
         """Whether the job is refused, and with more of them no more would be shown."""
         return self._count >= SHOWN and not self.skip
 
-    def add(self, place: Callable[[], str], error: ValueError | UserError, record: object = None) -> None:
-        """Note a record, and what is wrong with it; its `place` is looked up where it is shown. `record`: what tells it
-        from others, where it may come again."""
+    def add(self, place: str, error: ValueError | UserError, record: object = None) -> None:
+        """Note a record, and what is wrong with it. `record`: what tells it from others, where it may come again."""
+        told = error if isinstance(error, UserError) else _broken(str(error))
+        self._add(place, told, f"{place}: {_reason(told)}", record)
+
+    def add_row(self, row: Row, record: object = None) -> None:
+        """Note a row that is no record, as `add` does."""
+        if self._add(row.place, _unreadable(row), f"{row.place} {row.wrong}", record):
+            self.unread += 1
+
+    def _add(self, place: str, error: UserError, line: str, record: object) -> bool:
+        """Whether it is another one than before."""
         self.met += 1
         if record is not None and record in self._known:
-            return
+            return False
         self._known |= set() if record is None else {record}
         self._count += 1
         if len(self._first) < SHOWN:
-            self._first.append((place(), error if isinstance(error, UserError) else _broken(str(error))))
+            self._first.append((place, error, line))
+        return True
 
     def refuse(self, seen: int) -> None:
-        """Raise UserError where the job is refused for one of the `seen` records."""
+        """Raise BrokenRecordsError where the job is refused for one of the `seen` records."""
         if not self.ends:
             return
-        (place, first), *others = self._first
-        if any(error.code != first.code for _, error in others):
+        (place, first, line), *others = self._first
+        if any(error.code != first.code for _, error, _ in others):
             first = _broken("")
         what, numbers = "Records of the dataset are broken.", (f"{len(self)} of the first {seen} records", *self.lines)
         if not others:
-            what, numbers = first.what, self.lines if first.code == _CODE else (place, *first.numbers)
+            what, numbers = first.what, (line,) if first.code in _TOLD_BY_LINE else (place, *first.numbers)
         hint = f"{first.hint}; broken_rows: skip leaves such records out"
-        raise UserError(what, code=first.code, exit_code=Exit.USAGE, numbers=numbers, hint=hint)
+        raise BrokenRecordsError(what, code=first.code, exit_code=Exit.USAGE, numbers=numbers, hint=hint)
 
     def end(self, given: int, seen: int) -> None:
         """Refuse or tell what was broken of all `seen` records, of which `given` are documents. Raises UserError where
@@ -89,27 +98,8 @@ class BrokenRows:
     @property
     def lines(self) -> tuple[str, ...]:
         """The first of them, in words."""
-        found = tuple(f"{place}: {_reason(error)}" for place, error in self._first)
+        found = tuple(line for _, _, line in self._first)
         return (*found, f"and {len(self) - SHOWN} more") if len(self) > SHOWN else found
-
-
-def place_of(entry: DataEntry, number: int, name: str) -> str:
-    """Where an entry's record `number` (from 1) is: its line in a JSON file, else its number."""
-    if is_local(entry.path) and entry.whole and (data := local_data(Path(entry.path))).kind == "json":
-        left = number
-        with suppress(ValueError):  # arrays that others read
-            for file in data.files:
-                for piece in pieces_of(file):
-                    left -= len(piece.records)
-                    if left <= 0:
-                        return piece.place
-    return f"record {number} of {name}"
-
-
-def pieces_of(file: Path) -> Iterator[Piece]:
-    """The pieces of a JSON file. Raises ValueError, see `json_pieces`."""
-    with file.open("rb") as lines:
-        yield from json_pieces(file.name, lines)
 
 
 def no_records(name: object, *, left_out: int) -> UserError:
@@ -122,11 +112,19 @@ def no_records(name: object, *, left_out: int) -> UserError:
 
 
 _CODE = "broken-record"
+_TOLD_BY_LINE = (_CODE, "dataset-unreadable")
 
 
 def _broken(reason: str) -> UserError:
     what = "A record of the dataset is broken."
     return UserError(what, code=_CODE, exit_code=Exit.USAGE, numbers=(reason,), hint="correct it, or take it out")
+
+
+def _unreadable(row: Row) -> UserError:
+    return UserError(
+        "A record of the dataset cannot be read.", code="dataset-unreadable", exit_code=Exit.USAGE,
+        numbers=(f"{row.place} {row.wrong}",), hint="correct it (in .jsonl a line is one JSON object), or take it out",
+    )  # fmt: skip
 
 
 def _reason(error: UserError) -> str:

@@ -16,11 +16,9 @@ from planner.job.local_data import is_local, local_data
 from planner.job.schema import Job
 from planner.job.trackers import SETTINGS
 
-HASHED_BYTES = 2**30
-"""Of a file, which a second is enough for. What comes behind is told by the file's size and time of change."""
 _SHOWN = 5
 Frozen = Mapping[str, Mapping[str, Any]]
-"""Path of a file -> its size in bytes, the hash of its beginning, and when it is longer the time of its last change."""
+"""Path of a file -> its size in bytes and the hash of them: times of change are copied with files."""
 
 
 PACKAGES = ("offmate", "torch", "transformers", "tokenizers", "datasets", "trl", "peft", "bitsandbytes", "numpy")
@@ -89,8 +87,7 @@ def check_frozen(job: Job, frozen: Frozen | None) -> None:
 
 
 def _files(job: Job) -> list[Path]:
-    """The local files of all entries, those of a saved dataset's folder among them, and of the adapter that the job
-    goes on from; what is gone is left out."""
+    """The local files of all entries, and of the adapter that the job goes on from; what is gone is left out."""
     found: dict[Path, None] = {}
     for entry in (*job.data, *job.eval_data):
         path = Path(entry.path)
@@ -99,8 +96,7 @@ def _files(job: Job) -> list[Path]:
                 data = local_data(path)
             except (OSError, ValueError):  # nothing to read is there any more
                 continue
-            files = data.files or sorted(file for file in path.rglob("*") if file.is_file())
-            found |= dict.fromkeys(files)
+            found |= dict.fromkeys(data.files)
     if job.adapter_name_or_path is not None:
         parts = (Path(job.adapter_name_or_path) / name for name in (CONFIG, WEIGHTS))
         found |= dict.fromkeys(part for part in parts if part.is_file())
@@ -108,11 +104,6 @@ def _files(job: Job) -> list[Path]:
 
 
 def _told(file: Path) -> dict[str, Any]:
-    digest, left = hashlib.blake2b(digest_size=16), HASHED_BYTES
     with file.open("rb") as content:
-        while left and (piece := content.read(min(left, 2**20))):
-            digest.update(piece)
-            left -= len(piece)
-    status = file.stat()
-    told: dict[str, Any] = {"bytes": status.st_size, "hash": digest.hexdigest()}
-    return told | {"changed_ns": status.st_mtime_ns} if status.st_size > HASHED_BYTES else told
+        digest = hashlib.file_digest(content, lambda: hashlib.blake2b(digest_size=16))
+        return {"bytes": content.tell(), "hash": digest.hexdigest()}

@@ -151,7 +151,7 @@ def test_a_template_whose_end_mark_is_no_token_is_told_once(model: Path, tmp_pat
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder whose folders `datasets` takes for datasets of the hub."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("worker.data.sources.check_reached", lambda *_: None)
+    monkeypatch.setattr("worker.data.hub_files.check_reached", lambda *_: None)
     (tmp_path / "owner" / "set").mkdir(parents=True)
     return write_jsonl(tmp_path / "owner" / "set" / "data.jsonl", [{"messages": TALK}] * (MOST + 9))
 
@@ -170,7 +170,7 @@ def test_a_dataset_of_the_hub_is_looked_at_by_its_first_records(
     assert first is not None and (first.columns, len(first.rows), first.whole) == (("messages",), MOST, False)
     at(DataEntry(path="owner/set"))
     for entry, template, code, number in (
-        (DataEntry(path="owner/set"), "{{ messages[9].content }}", "chat-template-refuses", "record 1 of owner/set"),
+        (DataEntry(path="owner/set"), "{{ messages[9].content }}", "chat-template-refuses", "line 1 of data.jsonl"),
         (DataEntry(path="owner/set", split="test"), CHATML, "dataset-unreadable", "test"),
         (DataEntry(path="owner/set", columns={"text": "body"}), CHATML, "unknown-columns", "body"),
     ):  # fmt: skip

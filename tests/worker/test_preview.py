@@ -101,7 +101,7 @@ def test_records_that_are_left_out_are_told(job: Path, caplog: pytest.LogCapture
     job.write_text(job.read_text() + "broken_rows: skip\n")
     assert previewed(job) == Exit.DONE
     assert "1 record is broken and left out (broken_rows: skip)" in caplog.text
-    assert "left out: line 5 of data.jsonl: it is no JSON" in caplog.text
+    assert "left out: line 5 of data.jsonl is no JSON" in caplog.text
 
 
 def test_a_warmup_longer_than_the_run_is_told(job: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -5,18 +5,17 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from itertools import islice
 from typing import Any
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from planner.errors import Exit, UserError
-from planner.job.broken_rows import BrokenRows, place_of
+from planner.errors import UserError
+from planner.job.broken_rows import BrokenRows, no_records
 from planner.job.data_check import kind_in
 from planner.job.data_entry import DataEntry
-from planner.job.records import Kind, Record
+from planner.job.reader import Row
+from planner.job.records import Kind
 from planner.job.schema import Job
 from worker.data.formats import Document, Format, detect
 from worker.data.pairs import entry_of_pairs
@@ -39,40 +38,61 @@ def documents_of(job: Job, tokenizer: PreTrainedTokenizerBase, pairs: bool) -> I
         return
     broken, given, seen = BrokenRows(skip=job.broken_rows == "skip"), 0, 0
     for entry in job.data:
-        before = broken.met
-        source, form = _opened(job, entry, tokenizer, pairs, broken)
-        seen += broken.met - before  # lines that are no records
-        empty, before = 0, broken.met
-        for number, record in enumerate(islice(_records(source), entry.most(job.max_samples)), start=1):
-            document = document_of(form, entry, record, number, source.name, broken)
-            seen += 1
+        source, form = open_source(entry), None
+        records, empty, before, most = 0, 0, broken.met, entry.most(job.max_samples)
+        for row in source.rows():
+            if records == most or broken.is_full:
+                break
+            if row.record is None:
+                broken.add_row(row)
+                continue
+            records += 1
+            form = form or _form(job, source, tokenizer, pairs)  # not before: a file may have no record, and no column
+            met = broken.met
+            document = document_of(form, entry, row, broken)
             if document is None:
-                empty += 1
+                empty += broken.met == met
             elif not broken.ends:
                 given += 1
                 yield document
-            if broken.is_full:
-                break
-        broken.refuse(seen)
-        if empty := empty - (broken.met - before):
-            log.warning("data: %s: %d of %d records are empty and left out", source.name, empty, len(source.records))
-    broken.end(given, seen)
+        seen += records
+        broken.refuse(seen + broken.unread)
+        if not records or form is None:
+            raise no_records(entry.path, left_out=broken.met - before)
+        _tell(source, form, records)
+        if empty:
+            log.warning("data: %s: %d of %d records are empty and left out", source.name, empty, records)
+    broken.end(given, seen + broken.unread)
 
 
-def _opened(
-    job: Job, entry: DataEntry, tokenizer: PreTrainedTokenizerBase, pairs: bool, broken: BrokenRows
-) -> tuple[Source, Format]:  # fmt: skip
-    source = open_source(entry, broken)
-    kind = kind_in(entry, source.columns, source.name)
-    columns = entry.names(source.columns)
-    form = form_of(job, entry, kind, columns, tokenizer, pairs=pairs)
-    used = {entry.columns.get(column, column) for column in form.uses}
+def _form(job: Job, source: Source, tokenizer: PreTrainedTokenizerBase, pairs: bool) -> Format:
+    entry, kind = source.entry, kind_in(source.entry, source.columns, source.name)
+    return form_of(job, entry, kind, entry.names(source.columns), tokenizer, pairs=pairs)
+
+
+def _tell(source: Source, form: Format, records: int) -> None:
+    used = {source.entry.columns.get(column, column) for column in form.uses}
     unused = [column for column in source.columns if column not in used]
     log.info(
-        "data: %s: %d records read as %s (columns %s%s)", source.name, len(source.records), form.name,
-        ", ".join(form.uses), f"; not used: {', '.join(unused)}" if unused else "",
+        "data: %s: %d records read as %s (columns %s%s)", source.name, records, form.name, ", ".join(form.uses),
+        f"; not used: {', '.join(unused)}" if unused else "",
     )  # fmt: skip
-    return source, form
+
+
+class _Drawn:
+    """The records of a source that is mixed with others, drawn one after another and from the first again."""
+
+    def __init__(self, source: Source) -> None:
+        self._source, self._next = source, 0
+        self._records: Iterator[Row] = iter(())
+
+    def __call__(self, number: int) -> Row:
+        """Record `number` from 0: the first, or the one behind the last that was asked for. Raises UserError."""
+        if number == 0:
+            self._records, self._next = (row for row in self._source.rows() if row.record is not None), 0
+        assert number == self._next
+        self._next += 1
+        return next(self._records)
 
 
 def _mixed(job: Job, tokenizer: PreTrainedTokenizerBase, pairs: bool) -> Iterator[Document]:
@@ -80,30 +100,38 @@ def _mixed(job: Job, tokenizer: PreTrainedTokenizerBase, pairs: bool) -> Iterato
     seed, until the first entry (`interleave_under`) or every one has come to its end; the others then begin again
     (`interleave_over`), or are left out (`interleave_once`)."""
     broken, given = BrokenRows(skip=job.broken_rows == "skip"), 0
-    opened = [_opened(job, entry, tokenizer, pairs, broken) for entry in job.data]
-    sources, lines = [source for source, _ in opened], broken.met  # lines that are no records
-    sizes = [(len(s.records), e.most(job.max_samples)) for e, s in zip(job.data, sources, strict=True)]
-    counts = [size if most is None else min(size, most) for size, most in sizes]
-    drawn, empty = [0] * len(opened), [0] * len(opened)
-    for entry, number in mixture(job, counts):
-        source, form = opened[entry]
-        drawn[entry] += 1
-        with _texts_of(source):
-            record = source.records[number]
-        before = broken.met
-        document = document_of(form, job.data[entry], record, number + 1, source.name, broken, again=True)
+    sources, counts = [*map(open_source, job.data)], list[int]()
+    for entry, source in zip(job.data, sources, strict=True):
+        count, before = 0, broken.met
+        for row in source.rows():
+            if row.record is None:
+                broken.add_row(row)
+            count += row.record is not None
+        if not count:
+            broken.refuse(broken.unread)
+            raise no_records(entry.path, left_out=broken.met - before)
+        most = entry.most(job.max_samples)
+        counts.append(count if most is None else min(count, most))
+    forms = [_form(job, source, tokenizer, pairs) for source in sources]
+    drawn, empty, records = [0] * len(sources), [0] * len(sources), [*map(_Drawn, sources)]
+    for place, number in mixture(job, counts):
+        if broken.is_full:
+            break
+        drawn[place] += 1
+        met, entry = broken.met, job.data[place]
+        document = document_of(forms[place], entry, records[place](number), broken, again=True)
         if document is None:
-            empty[entry] += broken.met == before
+            empty[place] += broken.met == met
         elif not broken.ends:
             given += 1
             yield document
-        if broken.is_full:
-            break
-    broken.end(given, lines + sum(drawn))
+    broken.end(given, broken.unread + sum(drawn))
+    for source, form, count in zip(sources, forms, counts, strict=True):
+        _tell(source, form, count)
     for source, count, every in zip(sources, empty, drawn, strict=True):
         if count:
             log.warning("data: %s: %d of %d records drawn are empty and left out", source.name, count, every)
-    shares = ", ".join(f"{count} of {source.name}" for count, (source, _) in zip(drawn, opened, strict=True))
+    shares = ", ".join(f"{count} of {source.name}" for count, source in zip(drawn, sources, strict=True))
     log.info("data: mixed by %s: %s", job.mix_strategy, shares)
 
 
@@ -124,26 +152,6 @@ def mixture(job: Job, counts: Sequence[int]) -> Iterator[tuple[int, int]]:
     )  # fmt: skip
     for batch in order.iter(_PIECE):
         yield from zip(batch["entry"], batch["record"], strict=True)
-
-
-def _records(source: Source) -> Iterator[dict[str, object]]:
-    """The records one by one."""
-    with _texts_of(source):
-        yield from source.records
-
-
-@contextmanager
-def _texts_of(source: Source) -> Iterator[None]:
-    """Where records are read: only now the texts of JSON and Parquet files show whether they are UTF-8. Raises
-    UserError."""
-    try:
-        yield
-    except UnicodeDecodeError as error:
-        text = error.object[max(0, error.start - 20) : error.start + 20].decode(errors="replace")
-        raise UserError(
-            f"Cannot read the dataset {source.name}.", code="dataset-unreadable", exit_code=Exit.USAGE,
-            numbers=(f"a text is not UTF-8: 0x{error.object[error.start]:02x} in {text!r}",), hint="save it as UTF-8",
-        ) from error  # fmt: skip
 
 
 def form_of(
@@ -168,23 +176,20 @@ _OF_RECORDS = frozenset({
 
 
 def document_of(
-    form: Format, entry: DataEntry, record: Record, place: int | str, name: str, broken: BrokenRows, *,
-    again: bool = False,
+    form: Format, entry: DataEntry, row: Row, broken: BrokenRows, *, again: bool = False
 ) -> Document | None:  # fmt: skip
-    """The document of a record, which is under the data's own names; None for an empty one, and for one that is now
-    among the `broken`. `place`: its number in the data `name`, or in words; `again`: it may come once more. Raises
-    UserError for what is wrong with more than the record."""
+    """The document of a row, which is under the data's own names; None for an empty record, and for a row that is now
+    among the `broken`. `again`: it may come once more. Raises UserError for what is wrong with more than the record."""
+    if row.record is None:
+        broken.add_row(row)
+        return None
     try:
-        return form.document(entry.mapped(record))
+        return form.document(entry.mapped(row.record))
     except (ValueError, UserError) as error:
-
-        def where() -> str:
-            return place_of(entry, place, name) if isinstance(place, int) else place
-
         if isinstance(error, UserError) and error.code not in _OF_RECORDS:
-            numbers = (where(), *error.numbers)
+            numbers = (row.place, *error.numbers)
             raise UserError(
                 error.what, code=error.code, exit_code=error.exit_code, hint=error.hint, numbers=numbers
             ) from error  # fmt: skip
-        broken.add(where, error, (entry.path, entry.split, place) if again else None)
+        broken.add(row.place, error, (entry.path, entry.split, row.place) if again else None)
         return None

@@ -48,7 +48,7 @@ WRONG = [
     ("a.jsonl", lines({"body": "a"}), "unknown-columns", "found: body"),
     ("a.csv", 'text,n\n"",1\n,2\n', "nothing-to-train", "2 records, all of them empty"),
     ("a.csv", "\n", "empty-dataset", "0 records"),
-    ("a.csv", "text\n \t\n", "empty-dataset", "0 records"),
+    ("a.csv", "text,n,text\na,1,b\n", "dataset-unreadable", "the header of a.csv has the column text twice"),
     ("a.csv", ",\ntext,n\na,1\n", "unknown-columns", "found: "),
     ("a.csv", 'text\na\n"b\n', "dataset-unreadable", "the quote that line 3 opens is not closed"),
     ("a.csv", 'id,messages\n1,"[]"\n', "broken-record", "line 2 of a.csv: a conversation is a list of messages"),
@@ -123,7 +123,7 @@ def test_what_is_refused_at_once_the_trainer_would_refuse(
         ("a.jsonl", lines({"text": "a\u2028b", "score": float("nan")}, {"text": ""})),
         ("a.csv", 'text,n\n"a\nb",1\n'),
         ("a.csv", "\ufeffprompt,completion,,\n1,0\n\n2\n"),
-        ("a.csv", "text,text\na,\n"),
+        ("a.csv", "text\n \t\n"),
         ("a.csv", ' \ntext\n" "\n'),
         ("a.csv", 'text\n"a\n \nb"\n'),
         ("a.csv", "text\n" + "a" * 200_000 + "\n"),
@@ -201,15 +201,13 @@ def csv_folder(tmp_path: Path, **files: str) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("turned", [False, True])
-def test_csv_files_of_a_folder_have_the_same_columns(turned: bool, model: Path, tmp_path: Path) -> None:
-    files = ("instruction,output\na,1\n", "instruction,input,output\nb,IN,2\n")
-    first, last = reversed(files) if turned else files
-    job = make_job(model, csv_folder(tmp_path, a=first, c=last), max_length=64)
-    columns, others = (", ".join(content.split("\n")[0].split(",")) for content in (first, last))
-    for refuse in (lambda: check_data(job), lambda: Batches(job, byte_tokenizer())):
-        with pytest.raises(UserError, match=rf"a\.csv has the columns: {columns}; sub/c\.csv: {others}\n"):
-            refuse()
+def test_each_csv_file_of_a_folder_has_columns_of_its_own(model: Path, tmp_path: Path) -> None:
+    files = {"a": "instruction,output\na,1\n", "c": "output,input,instruction\n2,IN,b\n"}
+    job = make_job(model, csv_folder(tmp_path, **files), packing=True, max_length=512)
+    assert check_data(job) == ()
+    sample = Batches(job, byte_tokenizer()).sample()
+    assert "### Instruction:\na\n\n### Response:\n⟦1<eos>⟧" in sample
+    assert "### Instruction:\nb\n\n### Input:\nIN\n\n### Response:\n⟦2<eos>⟧" in sample
 
 
 def test_csv_files_of_a_folder_may_differ_in_the_order_of_columns(model: Path, tmp_path: Path) -> None:

@@ -11,25 +11,19 @@ from typing import Any
 import pytest
 
 from planner.errors import UserError
-from planner.job.broken_rows import BrokenRows
 from planner.job.data_check import check_data, first_rows
 from planner.job.data_entry import DataEntry
 from planner.job.frozen import freeze
 from planner.job.schema import Job
 from tests.support.texts import CHATML, byte_tokenizer, make_job, tiny_llama_folder, write_jsonl
 from worker.data.batches import Batches
-from worker.data.sources import _lined, open_source
+from worker.data.sources import open_source
 from worker.first_records import look
 
 TALK = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
 STRANGE = {"messages": [{"role": "narrator", "content": "x"}]}
 REFUSES = "{{ raise_exception('no thanks') if messages[0]['content'] == 'bad' }}" + CHATML
 BAD = {"messages": [{"role": "user", "content": "bad"}, TALK[1]]}
-
-
-@pytest.fixture(autouse=True)
-def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
 
 
 def job(tmp_path: Path, records: list[Any], **keys: object) -> Job:
@@ -66,12 +60,30 @@ def test_the_first_ten_are_told_with_line_and_reason_at_submission_and_in_the_ru
         assert refused(what).numbers == ("2 of the first 3 records", *reasons)
 
 
-def test_lines_that_are_no_json_are_told_together(tmp_path: Path) -> None:
-    told = refused(lambda: check_data(job(tmp_path, [{"text": "a"}, "{", {"text": "b"}, "[1]", *["x"] * 10])))
-    assert told.code == "dataset-unreadable" and "broken_rows: skip" in told.hint
-    assert len(told.numbers) == 11 and told.numbers[-1] == "and 2 more"
-    assert told.numbers[0].startswith("line 2 of data.jsonl is no JSON: Expecting property name")
-    assert told.numbers[1] == "line 4 of data.jsonl is no object with columns: [1]"
+def test_what_is_wrong_is_told_together_whatever_finds_it(tmp_path: Path) -> None:
+    records = [{"messages": TALK}, "{", BAD, "[1]", STRANGE, *["x"] * 10]
+    its = job(tmp_path, records)
+    told = refused(lambda: check_data(its))
+    assert told.numbers[0] == "13 of the first 15 records" and told.numbers[-1] == "and 3 more"
+    lines = (
+        "line 2 of data.jsonl is no JSON: Expecting property name enclosed in double quotes (character 2)",
+        "line 3 of data.jsonl: The chat template refuses a conversation (TemplateError: no thanks)",
+        "line 4 of data.jsonl is no object with columns: [1]",
+        "line 5 of data.jsonl: unknown role 'narrator'",
+    )
+    assert told.numbers[1:4] == (lines[0], *lines[2:]), "the template is not asked here"
+    for what in (lambda: made(its), lambda: look(its, its.data, byte_tokenizer(chat_template=REFUSES))):
+        told = refused(what)
+        assert told.code == "broken-record" and told.numbers[1:5] == lines
+    lines = tuple(f"line {number} of data.jsonl is no object with columns: 7" for number in (1, 3))
+    told = refused(lambda: check_data(job(tmp_path, [7, {"text": "a"}, 7])))
+    assert told.code == "dataset-unreadable" and told.numbers == ("2 of the first 3 records", *lines)
+
+
+def test_what_is_wrong_far_behind_is_told_with_what_the_template_refuses_at_the_beginning(tmp_path: Path) -> None:
+    its = job(tmp_path, [BAD, *[{"messages": TALK}] * 500, STRANGE])
+    told = refused(lambda: look(its, its.data, byte_tokenizer(chat_template=REFUSES)))
+    assert told.numbers[0] == "2 of the first 502 records" and told.numbers[2].startswith("line 502 of data.jsonl")
 
 
 def test_they_are_left_out_and_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -86,8 +98,8 @@ def test_they_are_left_out_and_told(tmp_path: Path, caplog: pytest.LogCaptureFix
     said = [line.removeprefix("data: ") for line in caplog.messages]
     assert "4 records are broken and left out (broken_rows: skip)" in said
     assert [line.partition(": ")[2][:50] for line in said if line.startswith("left out: ")] == [
-        "line 2 of data.jsonl: it is no JSON: Expecting val", "line 5 of data.jsonl: it is no object with columns",
-        "line 3 of data.jsonl: unknown role 'narrator'",
+        "line 2 of data.jsonl is no JSON: Expecting value (", "line 3 of data.jsonl: unknown role 'narrator'",
+        "line 5 of data.jsonl is no object with columns: 7",
         "line 6 of data.jsonl: The chat template refuses a ",
     ]  # fmt: skip
     assert "data.jsonl: 1 of 5 records are empty and left out" in said
@@ -143,6 +155,8 @@ MIXED = [
     ("a.jsonl", b'{"text": "a"}\n{"text": "caf\xe9"}\n', ["a"]),
     ("a.jsonl", b'null\n{"text": "a"}\n', ["a"]),
     ("a.jsonl", b'{"text": "a"}\n{"text": ' + b"1" * 5000 + b"}\n", ["a"]),
+    ("a.jsonl", b'{"text": "a"}\n{"text": "\\ud83d"}\n{"text": "b", "text": "c"}\n{"text": "d"}', ["a", "d"]),
+    ("a.csv", b"text,n\na,1\nb,2,3\ncaf\xe9,4\nd\n", ["a", "d"]),
 ]
 
 
@@ -150,17 +164,19 @@ MIXED = [
 def test_submission_and_the_run_leave_out_the_same(tmp_path: Path, name: str, content: bytes, texts: list[str]) -> None:
     (tmp_path / name).write_bytes(content)
     entry = DataEntry(path=str(tmp_path / name))
-    first = first_rows(entry, 99, broken=BrokenRows(skip=True))
-    assert first is not None and [record["text"] for _, record in first.rows] == texts
-    assert [*open_source(entry, BrokenRows(skip=True)).records["text"]] == texts
+    first = first_rows(entry, 99)
+    assert first is not None and [row.record["text"] for row in first.rows if row.record is not None] == texts
+    assert read(entry) == texts
 
 
-@pytest.mark.parametrize("skip", [True, False])
-def test_records_over_several_lines_are_read_however_many_there_are(tmp_path: Path, skip: bool) -> None:
+def read(entry: DataEntry) -> list[str]:
+    return [str(row.record["text"]) for row in open_source(entry).rows() if row.record is not None]
+
+
+def test_records_over_several_lines_are_read_however_many_there_are(tmp_path: Path) -> None:
     texts = [f"the text of record {number}" for number in range(5000)]
     (tmp_path / "a.json").write_text("\n".join(json.dumps({"id": 1, "text": text}, indent=2) for text in texts))
-    entry = DataEntry(path=str(tmp_path / "a.json"))
-    assert [*open_source(entry, BrokenRows(skip=skip)).records["text"]] == texts
+    assert read(DataEntry(path=str(tmp_path / "a.json"))) == texts
 
 
 def test_a_record_is_found_where_it_is_whatever_a_line_has(tmp_path: Path) -> None:
@@ -173,47 +189,27 @@ def test_a_record_is_found_where_it_is_whatever_a_line_has(tmp_path: Path) -> No
             assert refused(partial(what, its)).numbers == (f"line 4 of {name}: unknown role 'narrator'",)
 
 
-def test_a_file_that_the_run_cannot_read_for_its_depth_is_refused_in_one_line(tmp_path: Path) -> None:
-    deep = '{"a":' * 600 + "1" + "}" * 600
-    its = job(tmp_path, [{"text": "a"}, f'{{"text": "b", "more": {deep}}}'])
-    assert refused(lambda: made(its)).code == "dataset-unreadable"
+def test_a_record_of_any_depth_is_left_out_and_no_other(tmp_path: Path) -> None:
+    for depth in (150, 600, 60_000):
+        deep = '{"a":' * depth + "1" + "}" * depth
+        its = job(tmp_path, [{"text": "a"}, f'{{"text": "b", "more": {deep}}}', {"text": "c"}], broken_rows="skip")
+        assert made(its).rows == 2
 
 
-def test_data_that_are_read_again_are_kept_once(tmp_path: Path) -> None:
-    entry, cache = DataEntry(path=str(tmp_path / "data.jsonl")), tmp_path / "cache"
-    job(tmp_path, [{"text": "a"}, "{", {"text": "b"}])
-    for _ in range(3):
-        assert [*open_source(entry, BrokenRows(skip=True)).records["text"]] == ["a", "b"]
-    (kept,) = (file for file in (cache / "offmate-lines").rglob("*") if file.is_file())
-    assert kept.read_text() == '{"text": "a"}\n{"text": "b"}\n'
-    assert len([*cache.rglob("*.arrow")]) == 1
-    kept.unlink()  # by who wants its room
-    assert [*open_source(entry, BrokenRows(skip=True)).records["text"]] == ["a", "b"]
-    assert len([*cache.rglob("*.arrow")]) == 1
-    job(tmp_path, [{"text": "c"}, "{"])
-    assert [*open_source(entry, BrokenRows(skip=True)).records["text"]] == ["c"]
-
-
-def test_the_memory_that_leaving_out_takes_is_the_same_however_many_lines_there_are(tmp_path: Path) -> None:
+def test_the_memory_that_reading_takes_is_the_same_however_many_records_there_are(tmp_path: Path) -> None:
     peaks = []
-    for count in (10, 20_000):
-        job(tmp_path, ["{", *[{"text": "a"}] * count])
-        tracemalloc.start()
-        _lined(tmp_path / "data.jsonl", BrokenRows(skip=True))
-        peaks.append(tracemalloc.get_traced_memory()[1])
-        tracemalloc.stop()
-    assert peaks[1] < peaks[0] + 2**19, "92 bytes a line are 1.8 MB more"
+    for count in (20_000, 200_000):
+        for name, text in (("a.jsonl", '{"text": "abc"}\n' * count), ("a.json", f"[{'[1],' * count}1]")):
+            (tmp_path / name).write_text(text)
+            tracemalloc.start()
+            rows = sum(1 for _ in open_source(DataEntry(path=str(tmp_path / name))).rows())
+            assert rows == count + (name == "a.json")
+            peaks.append(tracemalloc.get_traced_memory()[1])
+            tracemalloc.stop()
+    assert max(peaks) < 8 * 2**20
 
 
 def test_what_is_wrong_with_the_job_is_no_broken_record(tmp_path: Path) -> None:
     records = [{"prompt": TALK[:1], "completion": TALK[1:]}]
     its = job(tmp_path, records, broken_rows="skip")
     assert refused(lambda: Batches(its, byte_tokenizer())).code == "no-chat-template"
-
-
-def test_places_are_looked_up_of_those_that_are_shown_only() -> None:
-    """Each look goes through the file."""
-    broken, looked = BrokenRows(skip=True), []
-    for _ in range(30):
-        broken.add(lambda: looked.append(1) or "there", ValueError("odd"))  # type: ignore[func-returns-value]
-    assert (len(broken), len(looked)) == (30, 10) and broken.lines[-1] == "and 20 more"

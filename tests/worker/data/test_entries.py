@@ -216,9 +216,10 @@ def test_broken_and_empty_records_are_told_where_entries_are_mixed(
     assert len(load_corpus(job, byte_tokenizer(), tmp_path / "data").ends) == 3
     assert "one.parquet: 1 of 2 records drawn are empty and left out" in caplog.text
     job = Job.parse(f"{text}[one.parquet, two.parquet]\n", tmp_path)
-    with pytest.raises(UserError, match=r"Cannot read the dataset two\.parquet") as refused:
+    with pytest.raises(UserError) as refused:
         load_corpus(job, byte_tokenizer(), tmp_path / "data")
-    assert refused.value.code == "dataset-unreadable" and "a text is not UTF-8: 0xe9" in refused.value.numbers[0]
+    told = ("row 1 of two.parquet has a text that is not UTF-8: 0xe9 in 'caf\ufffd'",)
+    assert (refused.value.code, refused.value.numbers) == ("dataset-unreadable", told)
 
 
 def test_the_folder_of_an_entry_has_its_splits_by_its_files_names(
@@ -226,13 +227,13 @@ def test_the_folder_of_an_entry_has_its_splits_by_its_files_names(
 ) -> None:
     """A dataset by its name, as those of the hub."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("worker.data.sources.check_reached", lambda *_: None)
+    monkeypatch.setattr("worker.data.hub_files.check_reached", lambda *_: None)
     (tmp_path / "named" / "en").mkdir(parents=True)
     for split in ("train", "test"):
         write_jsonl(tmp_path / "named" / "en" / f"{split}.jsonl", [{"text": split}])
     write_jsonl(tmp_path / "named" / "train.jsonl", [{"text": "all"}])
-    records = open_source(DataEntry(path="named", data_dir="en")).records
-    assert [record["text"] for record in records] == ["train"]
+    rows = open_source(DataEntry(path="named", data_dir="en")).rows()
+    assert [row.record for row in rows] == [{"text": "train"}]
 
 
 def test_an_entry_may_be_its_first_records_alone(tmp_path: Path) -> None:

@@ -265,9 +265,9 @@ def test_empty_records_are_left_out_and_it_is_said(tmp_path: Path, caplog: pytes
 
 def test_broken_json_is_an_error_without_a_traceback_in_it(tmp_path: Path) -> None:
     (tmp_path / "data.jsonl").write_text('{"text": "a"}\n{"text": \n')
-    with pytest.raises(UserError, match=r"line 2 of data\.jsonl: it is no JSON: Expecting value") as caught:
+    with pytest.raises(UserError, match=r"line 2 of data\.jsonl is no JSON: Expecting value") as caught:
         learn(tmp_path, tmp_path / "data.jsonl")
-    assert caught.value.code == "broken-record"
+    assert caught.value.code == "dataset-unreadable"
 
 
 def test_conversations_without_a_template_are_an_error(tmp_path: Path) -> None:

@@ -1,0 +1,307 @@
+"""The one reader of training data: submission, previews, counting and training get their records from it. No torch.
+
+A record is what stands at its place. The value of its JSON, the texts of its CSV cells, what the types of Parquet and
+Arrow say: nothing is inferred from other records, files or columns, and nothing is kept between two readings.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import sys
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
+from typing import IO, Any, BinaryIO
+
+from planner.job.json_rows import JsonValues, Row, json_rows
+from planner.job.local_data import Kind, LocalData
+from planner.job.records import Record
+
+__all__ = ["Reader", "Row", "rows_of"]
+
+_TABLE_ROWS = 1000
+"""Of a Parquet or Arrow file: read at a time, and in all where its beginning is enough."""
+
+
+class Reader:
+    """Reads the files of an entry one after another.
+
+    `most_bytes`: of their beginnings so many in all; None: everything. After a reading `whole` says whether that was
+    all there is, and `columns` has every column that was met.
+    """
+
+    def __init__(self, data: LocalData, most_bytes: int | None = None) -> None:
+        self._data, self._most_bytes = data, most_bytes
+        self.whole = True
+        self.columns: dict[str, None] = {}
+
+    def __iter__(self) -> Iterator[Row]:
+        """The rows, in order. Raises OSError, and ValueError for a file that cannot be read to its end."""
+        kind, left = self._data.kind, self._most_bytes
+        is_table = kind in ("parquet", "arrow")
+        for path in self._data.files:
+            with path.open("rb", buffering=0) as file:
+                part = _Beginning(file, None if is_table else left)
+                rows = rows_of(
+                    path.name, io.BufferedReader(part), kind, whole=part.whole, columns=self.columns,
+                    delimiter=self._data.delimiter,
+                )  # fmt: skip
+                with closing(rows):
+                    for number, row in enumerate(rows):
+                        if is_table and left is not None and number == _TABLE_ROWS:
+                            self.whole = False
+                            break
+                        if row.record is not None and left is not None:
+                            self.columns |= dict.fromkeys(row.record)
+                        yield row
+            self.whole &= part.whole
+            if left is not None and not is_table:
+                left = max(0, left - part.taken)
+
+    def records(self, start: int = 0, stop: int | None = None) -> Iterator[Row]:
+        """The rows from record `start` to before record `stop`, numbered from 0. Rows that are no records have no
+        number, and come with the record behind them."""
+        number = 0
+        for row in self:
+            if number == stop:
+                return
+            if number >= start:
+                yield row
+            number += row.record is not None
+
+    def count(self) -> int:
+        """How many records there are."""
+        return sum(row.record is not None for row in self)
+
+
+def rows_of(
+    name: str, file: BinaryIO, kind: Kind, *, whole: bool = True, columns: dict[str, None] | None = None,
+    delimiter: str = ",",
+) -> Generator[Row]:  # fmt: skip
+    """The rows of one file called `name`. `whole`: the file is all of it, not its beginning. The header of a csv file
+    and the schema of a table are put into `columns`. Raises ValueError where the file cannot be read on."""
+    columns = {} if columns is None else columns
+    if kind == "json":
+        return json_rows(name, file, whole=whole)
+    if kind == "csv":
+        return _csv_rows(name, file, whole, columns, delimiter)
+    if kind == "text":
+        return _text_rows(name, file, whole, columns)
+    batches = (_parquet_batches if kind == "parquet" else _arrow_batches)(file, columns)
+    return _table_rows(name, batches)
+
+
+class _Beginning(io.RawIOBase):
+    """The first bytes of a file. `whole`: there are no more; `taken`: read so far."""
+
+    def __init__(self, file: IO[bytes], most: int | None) -> None:
+        self._file, self._most = file, sys.maxsize if most is None else most
+        self.whole, self.taken = os.fstat(file.fileno()).st_size <= self._most, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, place: int, whence: int = io.SEEK_SET) -> int:
+        return self._file.seek(place, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer)[: max(0, self._most - self.taken)]
+        count: int = self._file.readinto(view)  # type: ignore[attr-defined]
+        self.taken += count
+        return count
+
+
+def _text_rows(name: str, file: BinaryIO, whole: bool, columns: dict[str, None]) -> Generator[Row]:
+    """A text file is one record, its line ends as they are, less a byte order mark."""
+    content = file.read()
+    columns["text"] = None
+    try:
+        yield Row(name, {"text": content.decode("utf-8-sig")})
+    except UnicodeDecodeError as error:
+        if whole or error.end < len(content):
+            yield Row(name, wrong=f"is not UTF-8: byte {error.start} is 0x{content[error.start]:02x}; save it as UTF-8")
+        else:  # cut within a character
+            yield Row(name, {"text": content[: error.start].decode("utf-8-sig")})
+
+
+def _csv_rows(
+    name: str, file: BinaryIO, whole: bool, columns: dict[str, None], delimiter: str
+) -> Generator[Row]:  # fmt: skip
+    """Each row is what Python's `csv` reads, a text for each name of the header. Cells that a row lacks are absent."""
+    text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
+    rows = _csv_lines(name, text, whole, delimiter)
+    header = next((cells for _, cells in rows if cells[0].strip() or len(cells) > 1), [])
+    if any(map(_undecoded, header)):
+        raise ValueError(f"the header of {name} is not UTF-8; save it as UTF-8")
+    if twice := next((column for column in header if column and header.count(column) > 1), None):
+        raise ValueError(f"the header of {name} has the column {twice} twice; give each a name of its own")
+    columns |= dict.fromkeys(column for column in header if column)
+    for number, cells in rows:
+        place = f"line {number} of {name}"
+        if len(cells) > len(header):
+            wrong = f"has {len(cells)} fields for {len(header)} columns: texts with commas need quotes"
+            yield Row(place, wrong=wrong)
+        elif byte := next(filter(None, map(_undecoded, cells)), ""):
+            yield Row(place, wrong=f"is not UTF-8: it has the byte {byte}; save it as UTF-8")
+        else:
+            yield Row(place, {column: cell for column, cell in zip(header, cells, strict=False) if column})
+
+
+def _csv_lines(name: str, text: io.TextIOWrapper, whole: bool, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    """The rows and the number of the line that each begins on. Lines with nothing in them are no rows. Raises
+    ValueError for a quote that is not closed; where the file goes on (not `whole`) the last row is left out."""
+    is_at_end = False
+
+    def noted() -> Iterator[str]:
+        nonlocal is_at_end
+        for line in text:
+            if not whole and not line.endswith(("\n", "\r")):
+                break
+            yield line
+        is_at_end = True
+
+    csv.field_size_limit(sys.maxsize)
+    rows, start = csv.reader(noted(), delimiter=delimiter), 1
+    try:
+        for row in rows:
+            if is_at_end:  # csv asked for another line, as the row was not at its end
+                if whole:
+                    raise ValueError(f"{name}: the quote that line {start} opens is not closed")
+                return
+            if row:
+                yield start, row
+            start = rows.line_num + 1
+    except csv.Error as error:
+        raise ValueError(f"line {start} of {name} is no csv: {error}") from error
+
+
+def _undecoded(text: str) -> str:
+    """The first byte of a text that is not UTF-8, "0xe9"; "" where all are."""
+    if text.isascii():
+        return ""
+    return next((f"0x{ord(sign) - 0xDC00:02x}" for sign in text if "\udc80" <= sign <= "\udcff"), "")
+
+
+def _parquet_batches(file: BinaryIO, columns: dict[str, None]) -> Iterator[Any]:
+    from pyarrow import parquet  # late: it is large, and hardly anybody needs it
+
+    with parquet.ParquetFile(file) as content:
+        columns |= dict.fromkeys(content.schema_arrow.names)
+        yield from content.iter_batches(_TABLE_ROWS)
+
+
+def _arrow_batches(file: BinaryIO, columns: dict[str, None]) -> Iterator[Any]:
+    """The batches of an Arrow stream, or of a file in Arrow's form of random access."""
+    import pyarrow as pa
+
+    try:
+        batches: Any = pa.ipc.open_stream(file)
+    except pa.ArrowInvalid:
+        file.seek(0)
+        content = pa.ipc.open_file(file)
+        columns |= dict.fromkeys(content.schema.names)
+        batches = map(content.get_batch, range(content.num_record_batches))
+    else:
+        columns |= dict.fromkeys(batches.schema.names)
+    for batch in batches:
+        for start in range(0, batch.num_rows, _TABLE_ROWS):
+            yield batch.slice(start, _TABLE_ROWS)
+
+
+def _table_rows(name: str, batches: Iterator[Any]) -> Generator[Row]:
+    """The rows of a table. A key that is null is absent: in a table a record has the keys of all others, too."""
+    number, schema = 0, None
+    convert: _Convert = _same
+    for batch in batches:
+        if batch.schema is not schema:
+            schema, convert = batch.schema, _struct_reader(batch.schema)
+        for record in _pylist(batch):
+            number += 1
+            place = f"row {number} of {name}"
+            try:
+                if isinstance(record, ValueError):
+                    raise record
+                yield Row(place, convert(record))
+            except ValueError as error:
+                yield Row(place, wrong=str(error))
+
+
+def _pylist(batch: Any) -> Iterator[Any]:
+    """The records of a batch; for one that cannot be read a ValueError. Only reading shows whether texts are UTF-8."""
+    try:
+        yield from batch.to_pylist(maps_as_pydicts="strict")
+    except (UnicodeDecodeError, KeyError):
+        for number in range(batch.num_rows):
+            try:
+                yield from batch.slice(number, 1).to_pylist(maps_as_pydicts="strict")
+            except UnicodeDecodeError as error:
+                yield _not_utf8(error)
+            except KeyError as error:
+                yield ValueError(f"has a map with the key {error} twice")
+
+
+def _not_utf8(error: UnicodeDecodeError) -> ValueError:
+    text = error.object[max(0, error.start - 20) : error.start + 20].decode(errors="replace")
+    return ValueError(f"has a text that is not UTF-8: 0x{error.object[error.start]:02x} in {text!r}")
+
+
+_Convert = Callable[[Any], Any]
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _reader_of(kind: Any) -> _Convert:
+    """What makes a record's value of a value of this Arrow type. Raises ValueError, saying what is wrong."""
+    import pyarrow as pa
+
+    if getattr(kind, "extension_name", "") == "arrow.json":  # the Json columns of `datasets`
+        return _json_reader()
+    if pa.types.is_struct(kind):
+        return _struct_reader(kind)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        inner = _reader_of(kind.value_type)
+        return _same if inner is _same else lambda value: None if value is None else [inner(one) for one in value]
+    if pa.types.is_map(kind):
+        item = _reader_of(kind.item_type)
+        if item is not _same:
+            return lambda value: None if value is None else {key: item(one) for key, one in value.items()}
+    return _same
+
+
+def _struct_reader(fields: Any) -> _Convert:
+    """`fields`: a struct's type, or a schema."""
+    readers = {field.name: _reader_of(field.type) for field in fields}
+
+    def read(value: Record | None) -> dict[str, Any] | None:
+        if value is None:
+            return None
+        return {key: readers[key](one) for key, one in value.items() if one is not None}
+
+    return read
+
+
+def _json_reader() -> _Convert:
+    values = JsonValues()
+
+    def read(text: str | None) -> Any:
+        if text is None:
+            return None
+        try:
+            value, end = values.at(text, len(text) - len(text.lstrip()))
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"has a column of JSON with a value that is none: {text[:80]}") from error
+        more = text[end:].strip() and f"has a column of JSON with more than one value: {text[:80]}"
+        if wrong := more or values.wrong(text, [value]):
+            raise ValueError(wrong)
+        return value
+
+    return read

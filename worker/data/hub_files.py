@@ -1,0 +1,206 @@
+"""The files of a dataset of the Hugging Face hub, found and downloaded by `datasets`, and read as those of this machine
+are (`planner.job.reader`)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import fields
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from planner.disk import sync
+from planner.hub import check_reached
+from planner.job.data_check import FirstRows
+from planner.job.data_entry import DataEntry
+from planner.job.local_data import LocalData
+from planner.job.reader import Row, rows_of
+
+if TYPE_CHECKING:
+    from datasets.builder import DatasetBuilder
+
+log = logging.getLogger(__name__)
+
+_GUESSING = ("json", "csv")
+"""Readers of `datasets` that guess the types of columns by what is in them; their files are read here only."""
+_TABLES = ("parquet", "arrow")
+_READ_HERE = {
+    "json": {"chunksize", "block_size", "use_threads", "newlines_in_values", "on_mixed_types", "parse_agent_traces"},
+    "csv": {"sep", "delimiter", "chunksize", "engine", "memory_map", "keep_default_na", "na_filter", "na_values"},
+    "parquet": {"batch_size"},
+    "arrow": set[str](),
+}
+"""Settings of a dataset's card that say nothing about what its records are, or are honoured here; by reader."""
+_OF_ALL = {"name", "version", "data_dir", "data_files", "description", "features"}
+
+
+def data_of_hub(entry: DataEntry, split: str) -> LocalData:
+    """The files of a split, downloaded. Where the hub is not to be asked, or the entry names a commit that was read
+    before, those that this machine has. Raises ConnectionError, OSError, ValueError and errors of `datasets`."""
+    if (kept := _kept(entry, split)) is not None:
+        return kept
+    builder = _builder(entry)
+    if not _is_read_here(builder):
+        return LocalData(kind="arrow", files=_prepared(builder, split))
+    from datasets.download.download_config import DownloadConfig
+    from datasets.download.download_manager import DownloadManager
+
+    config = DownloadConfig(use_etag=False, token=builder.token, storage_options=builder.storage_options)
+    manager: Any = DownloadManager(
+        dataset_name=builder.dataset_name, download_config=config, base_path=builder.base_path
+    )
+    paths = manager.iter_files(manager.download_and_extract(_urls(builder, split)))
+    data = LocalData(kind=builder.name, files=tuple(map(Path, paths)), delimiter=_delimiter(builder))  # type: ignore[arg-type]
+    if re.fullmatch("[0-9a-f]{40}", builder.hash or ""):
+        _keep(entry, split, str(builder.hash), data)
+    return data
+
+
+def first_rows_of_hub(entry: DataEntry, most: int) -> FirstRows | None:
+    """The first `most` rows, of which no more is downloaded than they need; where the hub is not to be asked, of what
+    is on this machine. None where they are not to be had like this: of a part of a split, and of files that are read
+    whole only. Raises as `data_of_hub`."""
+    from huggingface_hub import constants
+
+    if not re.fullmatch(r"[\w.-]+", entry.split):
+        return None
+    if constants.HF_HUB_OFFLINE and (kept := _kept(entry, entry.split)) is not None:
+        opened = ((file.name, file.open("rb")) for file in kept.files)
+        return _first(opened, kept.kind, kept.delimiter, most)
+    builder = _builder(entry)
+    if not _is_read_here(builder):
+        return None
+    from datasets.download.download_config import DownloadConfig
+    from datasets.download.streaming_download_manager import StreamingDownloadManager
+    from datasets.utils.file_utils import xopen
+
+    config = DownloadConfig(token=builder.token, storage_options=builder.storage_options)
+    manager: Any = StreamingDownloadManager(
+        base_path=builder.base_path, download_config=config, dataset_name=builder.dataset_name
+    )
+    urls = manager.iter_files(manager.download_and_extract(_urls(builder, entry.split)))
+    files = ((url.rpartition("/")[2], xopen(url, "rb", download_config=config)) for url in urls)
+    return _first(files, builder.name, _delimiter(builder), most)
+
+
+def _first(files: Iterator[tuple[str, Any]], kind: Any, delimiter: str, most: int) -> FirstRows | None:
+    columns: dict[str, None] = {}
+    rows: list[Row] = []
+    for name, file in files:
+        with file:
+            for row in islice(rows_of(name, file, kind, columns=columns, delimiter=delimiter), most + 1 - len(rows)):
+                columns |= dict.fromkeys(row.record or ())
+                rows.append(row)
+        if len(rows) > most:
+            break
+    return FirstRows(columns=tuple(columns), rows=tuple(rows[:most]), whole=len(rows) <= most) if rows else None
+
+
+def _builder(entry: DataEntry) -> DatasetBuilder:
+    """What `datasets` knows of a dataset. Where the hub is not reached it gives what this machine has of the newest
+    commit, whatever was asked for: raises ConnectionError where this machine has nothing of the entry's."""
+    from datasets.load import load_dataset_builder
+    from datasets.packaged_modules.cache.cache import Cache
+
+    options: dict[str, Any] = {"data_files": list(entry.data_files)} if entry.data_files else {}
+    others = (("data_dir", entry.data_dir), ("name", entry.name), ("revision", entry.revision))
+    options |= {key: value for key, value in others if value is not None}
+    check_reached(f"the dataset {entry.path}", entry.path, "dataset")
+    builder = load_dataset_builder(entry.path, **options)
+    if not isinstance(builder, Cache):
+        return builder
+    if re.fullmatch("[0-9a-f]{40}", entry.revision or ""):
+        folder = Path(builder.cache_dir).with_name(str(entry.revision))
+        if not folder.is_dir():
+            what = f"this machine has no commit {entry.revision} of {builder.repo_id}"
+            raise ConnectionError(f"the hub is not reached, and {what}")
+        config, version, commit = folder.parts[-3:]
+        builder = Cache(
+            dataset_name=builder.dataset_name, repo_id=builder.repo_id, config_name=config, version=version, hash=commit
+        )
+    if builder.info.builder_name in _GUESSING:
+        raise ConnectionError(
+            f"the hub is not reached, and what this machine has of {builder.repo_id} was made by a reader that guesses"
+        )
+    return builder
+
+
+def _is_read_here(builder: DatasetBuilder) -> bool:
+    """Whether the files are read here; else `datasets` makes tables of them. Raises ValueError for settings of a
+    dataset's card under which its reader would guess what records are."""
+    if builder.name not in (*_GUESSING, *_TABLES):
+        return False
+    config, usual = builder.config, type(builder.config)()
+    known = _READ_HERE[builder.name] | _OF_ALL
+    said = [f.name for f in fields(config) if f.name not in known and getattr(config, f.name) != getattr(usual, f.name)]
+    if said and builder.name in _GUESSING:
+        raise ValueError(
+            f"the dataset's card says {said[0]} of its {builder.name} files, which is not honoured: download them, and "
+            "give their folder as dataset, in a form without it"
+        )
+    return not said
+
+
+def _delimiter(builder: DatasetBuilder) -> str:
+    return str(getattr(builder.config, "sep", ","))
+
+
+def _urls(builder: DatasetBuilder, split: str) -> list[str]:
+    files = builder.config.data_files
+    if not isinstance(files, dict) or split not in files:
+        raise ValueError(f"Unknown split {split!r}. Should be one of {list(files or ())}.")
+    return [*map(str, files[split])]
+
+
+def _prepared(builder: DatasetBuilder, split: str) -> tuple[Path, ...]:
+    """The tables that `datasets` has made of a split."""
+    builder.download_and_prepare()
+    try:
+        found: Any = builder.as_dataset(split=split)
+    except ValueError as error:
+        if "corresponds to no data" in str(error):
+            return ()
+        raise
+    return tuple(Path(file["filename"]) for file in found.cache_files)
+
+
+def _place(entry: DataEntry, split: str) -> Path:
+    """The folder in which it is kept, by commit, which files a split has."""
+    from datasets import config
+
+    said = json.dumps([entry.path, entry.name, entry.data_dir, entry.data_files, split])
+    return Path(config.HF_DATASETS_CACHE) / "offmate-files" / hashlib.blake2b(said.encode(), digest_size=16).hexdigest()
+
+
+def _keep(entry: DataEntry, split: str, commit: str, data: LocalData) -> None:
+    place = _place(entry, split)
+    place.mkdir(parents=True, exist_ok=True)
+    said = {"kind": data.kind, "delimiter": data.delimiter, "files": [str(file) for file in data.files]}
+    temporary = place / f".{commit}.{os.getpid()}"
+    temporary.write_text(json.dumps(said), "utf-8")
+    sync(temporary)
+    temporary.replace(place / f"{commit}.json")
+
+
+def _kept(entry: DataEntry, split: str) -> LocalData | None:
+    """What was kept of the entry's commit, or, where the hub is not to be asked and the entry names none, of the last
+    one; None where nothing was, or a file is gone."""
+    from huggingface_hub import constants
+
+    place, revision = _place(entry, split), entry.revision or ""
+    if re.fullmatch("[0-9a-f]{40}", revision):
+        found = [place / f"{revision}.json"]
+    else:
+        found = sorted(place.glob("*.json"), key=lambda file: file.stat().st_mtime) if constants.HF_HUB_OFFLINE else []
+    with suppress(OSError, ValueError, KeyError, IndexError):
+        said = json.loads(found[-1].read_text("utf-8"))
+        files = tuple(map(Path, said["files"]))
+        if all(file.is_file() for file in files):
+            return LocalData(kind=said["kind"], files=files, delimiter=said["delimiter"])
+    return None
