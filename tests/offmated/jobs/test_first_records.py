@@ -39,6 +39,17 @@ def test_a_conversation_that_the_template_refuses_is_refused_while_the_person_is
     assert not list(paths.runs.iterdir()) and not store.jobs()
 
 
+def test_what_is_no_json_and_what_the_template_refuses_are_told_at_once(store: Store, paths: Paths) -> None:
+    with (paths.state.parent / "talks.jsonl").open("a") as lines:
+        lines.write("{\n")
+    with pytest.raises(UserError) as told:
+        submit(store, paths, JOB, paths.state.parent)
+    assert told.value.numbers[0] == "2 of the first 2 records"
+    assert told.value.numbers[1].startswith("line 1 of talks.jsonl: The chat template refuses a conversation")
+    assert told.value.numbers[2].startswith("line 2 of talks.jsonl is no JSON")
+    assert not list(paths.runs.iterdir()) and not store.jobs()
+
+
 def test_a_template_that_is_not_the_tokenizers_is_noted_and_what_the_look_prints_and_who_outlives_it_say_nothing(
     store: Store, paths: Paths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
