@@ -14,13 +14,14 @@ from planner.job.records import VALUES, Kind, Record, role_of
 
 _VALUE = ConfigDict(extra="forbid", frozen=True)
 _PLACES = re.compile(r"\{(system|input|instruction)\}")
-Type = Literal["text", "messages", "prompt", "instructions", "segments"]
+Type = Literal["text", "messages", "prompt", "instructions", "segments", "tokens"]
 _KINDS: dict[Type, Kind] = {
     "text": "text", "messages": "messages", "prompt": "prompt", "instructions": "alpaca", "segments": "segments",
+    "tokens": "tokens",
 }  # fmt: skip
 COLUMNS: dict[Type, tuple[str, ...]] = {
     "text": ("text",), "messages": ("messages",), "prompt": ("prompt", "completion"),
-    "instructions": ("instruction", "output"), "segments": ("segments",),
+    "instructions": ("instruction", "output"), "segments": ("segments",), "tokens": ("input_ids",),
 }  # fmt: skip
 """Type -> the columns that it must have, by offmate's names."""
 

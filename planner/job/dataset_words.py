@@ -29,7 +29,7 @@ _TYPES: dict[str, dict[str, Any]] = {
     "chat_template": {"type": "messages"},
     "sharegpt": {"type": "messages", "columns": {"messages": "conversations"}},
     "input_output": {"type": "segments"},
-    **{name: {"type": name} for name in ("text", "messages", "prompt", "instructions", "segments")},
+    **{name: {"type": name} for name in ("text", "messages", "prompt", "instructions", "segments", "tokens")},
 }
 """A type -> the fields of the entry that it says; axolotl's, then offmate's own. A column that is none ("") is not
 taken, whatever the data have."""

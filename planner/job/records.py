@@ -12,7 +12,7 @@ Record = Mapping[str, object]
 Message = dict[str, Any]
 """`role`, `content`, and whatever else the record gives it (tool_calls, reasoning_content, name, …), which is for the
 chat template. `train` where the record says that this turn is learned, or is not."""
-Kind = Literal["messages", "conversations", "prompt", "alpaca", "text", "segments"]
+Kind = Literal["tokens", "messages", "conversations", "prompt", "alpaca", "text", "segments"]
 
 ALPACA = ("system", "instruction", "input", "output")
 _COLUMNS = {"prompt": ("prompt", "completion"), "alpaca": ALPACA, "text": ("text",)}
@@ -38,8 +38,9 @@ _INSTEAD = frozenset({"tool_calls", "function_call", "reasoning_content", "reaso
 
 
 _NEEDED: dict[Kind, tuple[str, ...]] = {
-    "messages": ("messages",), "conversations": ("conversations",), "prompt": ("prompt", "completion"),
-    "alpaca": ("instruction", "output"), "text": ("text",), "segments": ("segments",),
+    "tokens": ("input_ids",), "messages": ("messages",), "conversations": ("conversations",),
+    "prompt": ("prompt", "completion"), "alpaca": ("instruction", "output"), "text": ("text",),
+    "segments": ("segments",),
 }  # fmt: skip
 """The columns that a kind is known by; of several kinds the first is meant."""
 
@@ -64,7 +65,8 @@ def kind_of(columns: Collection[str], name: str) -> Kind:
         f"The columns of {name} are not a format that is known.", code="unknown-columns", exit_code=Exit.USAGE,
         numbers=(
             f"found: {', '.join(columns)}",
-            "known: text | messages | conversations | prompt, completion | instruction, (input,) output | segments",
+            "known: text | messages | conversations | prompt, completion | instruction, (input,) output | segments | "
+            "input_ids, (labels)",
         ),
         hint="name them in the entry, such as columns: {prompt: question, completion: answer}, or rename them",
     )  # fmt: skip
@@ -194,6 +196,45 @@ def segments_of(record: Record) -> list[tuple[str, bool]]:
     return [(piece["text"], piece["label"]) for piece in value]
 
 
+_NOT_LEARNED = -100
+_MASKS = ("completion_mask", "assistant_masks")
+
+
+def tokens_of(record: Record) -> tuple[list[int], list[bool]]:
+    """The tokens of a record that is tokenized already, without its padding, and which of them are learned: those with
+    a label (`labels`, -100 for none), else those of TRL's masks (`completion_mask`, `assistant_masks`), else all.
+    Raises ValueError."""
+    tokens = _numbers(record, "input_ids", None)
+    labels, there = (_numbers(record, column, len(tokens)) for column in ("labels", "attention_mask"))
+    masks = [mask for column in _MASKS if (mask := _numbers(record, column, len(tokens)))]
+    if labels:
+        learned = [label != _NOT_LEARNED for label in labels]
+        for token, label in zip(tokens, labels, strict=True):
+            if label not in (_NOT_LEARNED, token):
+                what = f"one is {label} for {token}"
+                raise ValueError(f"labels are the tokens of input_ids, or -100 where one is not learned; {what}")
+    else:
+        learned = [all(marks) for marks in zip(*masks, strict=True)] if masks else [True] * len(tokens)
+    if there and not all(there):
+        first, past = there.index(1) if 1 in there else 0, len(there) - there[::-1].index(1) if 1 in there else 0
+        if not all(there[first:past]):
+            raise ValueError("attention_mask leaves out tokens that are no padding")
+        return tokens[first:past], learned[first:past]
+    return tokens, learned
+
+
+def _numbers(record: Record, column: str, count: int | None) -> list[int]:
+    """The whole numbers in a column, so many where it is there; none where it is not."""
+    value = record.get(column)
+    if value is None:
+        return []
+    if not isinstance(value, list) or not all(type(number) in (int, bool) for number in value):
+        raise ValueError(f"column {column} is a list of whole numbers, this is {str(value)[:80]!r}")
+    if count is not None and len(value) != count:
+        raise ValueError(f"column {column} has {len(value)} numbers for {count} of input_ids")
+    return [*map(int, value)]
+
+
 def history_of(record: Record) -> list[Message]:
     """The turns before an instruction, from the column `history`: pairs of what was said and answered. Raises
     ValueError."""
@@ -220,6 +261,8 @@ def check_record(kind: Kind, record: Record) -> bool:
     """Whether there is something in a record to learn from; False: it is left out. Raises ValueError saying what is
     wrong, as far as that can be told without a tokenizer."""
     check_kind(kind, record)
+    if kind == "tokens":
+        return any(tokens_of(record)[1])
     if kind in ("messages", "conversations"):
         if record.get(kind) and conversation(record[kind]):
             tools_of(record), values_of(record)

@@ -164,7 +164,7 @@ def _save(path: Path, values: NDArray[Any]) -> None:
 
 def batched(documents: Iterator[Document]) -> Iterator[list[Document]]:
     """Runs of documents that the tokenizer treats alike, `_BATCH` at most."""
-    for _, alike in groupby(documents, key=lambda document: document.special):
+    for _, alike in groupby(documents, key=lambda document: (document.special, document.tokens is None)):
         while batch := list(islice(alike, _BATCH)):
             yield batch
 
@@ -175,6 +175,12 @@ def encode(
     """Tokens of each document, and which of them are learned: those that share a character with a trained span."""
     if pairs:
         yield from encode_pairs(documents, tokenizer)
+        return
+    if documents[0].tokens is not None:
+        for document in documents:
+            assert document.tokens is not None
+            ids, taught = document.tokens
+            yield np.array(ids, np.int32), np.array(taught, np.bool_) | document.everything
         return
     encoded = tokenizer(
         [document.text for document in documents], add_special_tokens=documents[0].special,

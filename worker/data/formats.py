@@ -21,6 +21,7 @@ from planner.job.records import (
     history_of,
     segments_of,
     text_of,
+    tokens_of,
     tools_of,
     values_of,
 )
@@ -35,7 +36,8 @@ class Document:
     """A text to tokenize; `trained` are the spans of characters whose tokens are learned.
 
     `special` adds the tokenizer's own special tokens; `ended` adds the end-of-text token, learned if the text's end is.
-    `everything`: all tokens are learned, those that the tokenizer adds among them.
+    `everything`: all tokens are learned, those that the tokenizer adds among them. `tokens`: these, and which of them
+    are learned, in place of a text.
     """
 
     text: str
@@ -43,6 +45,7 @@ class Document:
     special: bool = True
     ended: bool = True
     everything: bool = False
+    tokens: tuple[Sequence[int], Sequence[bool]] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +86,8 @@ def detect(
     elif kind == "prompt":
         more = tuple(column for column in ("tools", VALUES) if column in columns)
         found = _prompt_completion(template, more, pairs=train_on == "pairs")
+    elif kind == "tokens":
+        found = _tokens(len(tokenizer))
     elif kind == "segments":
         found = Format(name="segments", uses=("segments",), document=_segments)
     else:
@@ -108,6 +113,17 @@ def _segments(record: Record) -> Document | None:
             spans.append((len(text), len(text) + len(piece)))
         text += piece
     return Document(text=text, trained=tuple(spans), special=False, ended=False) if text else None
+
+
+def _tokens(vocabulary: int) -> Format:
+    def document(record: Record) -> Document | None:
+        tokens, learned = tokens_of(record)
+        if strange := next((token for token in tokens if not 0 <= token < vocabulary), None):
+            raise ValueError(f"input_ids has {strange}, and the tokenizer has the tokens 0 to {vocabulary - 1}")
+        return Document(text="", trained=(), tokens=(tokens, learned)) if tokens else None
+
+    uses = ("input_ids", "labels", "attention_mask", "completion_mask", "assistant_masks")
+    return Format(name="tokens", uses=uses, document=document)
 
 
 def _completion(prompt: str, completion: str) -> Document | None:
