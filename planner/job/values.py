@@ -8,7 +8,7 @@ from typing import Literal, get_args
 from planner.job.lora import ALL_LINEAR
 from planner.job.pretraining import TEXTS, check_texts, entries_of
 from planner.job.source import SWITCHED_OFF, Mistake, Source, shown
-from planner.job.templates import ALPACA_WITH_SYSTEM, FAMILIES
+from planner.job.templates import ALPACA_WITH_SYSTEM, FAMILIES, NAMES
 from planner.job.trainable import of_axolotl, with_rows
 
 METHODS_NOT_THERE = ("dpo", "orpo", "kto", "grpo", "oft", "llama-adapter")
@@ -120,9 +120,11 @@ def translated(key: str, value: object) -> object:
 
 
 def _means_family(key: str, value: object) -> bool:
-    """Whether it is a tool's name for what a family of models writes. Of some names LLaMA-Factory's template has a
-    system message more than axolotl's."""
-    return isinstance(value, str) and (value in FAMILIES or (key == "template" and value in _WITH_SYSTEM))
+    """Whether it is a tool's name for what a family of models writes. Of some names LLaMA-Factory's template is another
+    than axolotl's, as it has a system message more."""
+    if not isinstance(value, str):
+        return False
+    return value in (*FAMILIES, *_WITH_SYSTEM) if key == "template" else value in FAMILIES - {*NAMES}
 
 
 def other_optimizer(file: Mapping[str, object]) -> bool:
