@@ -21,7 +21,7 @@ from planner.job.dataset_words import LEARNED_KEYS
 from planner.job.json_pieces import json_pieces
 from planner.job.local_data import Kind, csv_columns, csv_rows, is_local, local_data
 from planner.job.records import Kind as RecordKind
-from planner.job.records import Record, check_record, is_chat, kind_of, no_columns
+from planner.job.records import Record, check_answers, check_record, is_chat, kind_of, no_columns
 from planner.job.schema import Job
 from planner.job.templates import GIVE_TEMPLATE
 
@@ -133,7 +133,9 @@ def _check_entry(entry: DataEntry, job: Job) -> tuple[str, ...] | None:
     rows = found.rows[: entry.most(job.max_samples)] if entry.whole else []
     for row in rows:
         try:
-            learned |= check_record(kind, entry.mapped(row.record))
+            if check_record(kind, entry.mapped(row.record)):
+                check_answers(job.train_on, kind, entry.mapped(row.record))
+                learned = True
         except ValueError as error:
             broken.add(partial(str, row.place), error)
             continue

@@ -54,7 +54,7 @@ def translated(key: str, value: object) -> object:
     if key == "use_peft" and isinstance(value, bool):
         return "lora" if value else "full"
     if key == "assistant_only_loss" and isinstance(value, bool):
-        return "completions" if value else "pairs"
+        return "answers" if value else "pairs"
     if key == "completion_only_loss" and isinstance(value, bool):
         return "pairs" if value else "all"
     if key in ("dtype", "torch_dtype"):
@@ -163,7 +163,8 @@ def merged(said: Mapping[str, object]) -> dict[str, object]:
         return {"packing": bool(said["packing"]) or bool(said["neat_packing"])}
     if set(said) == {"assistant_only_loss", "completion_only_loss"}:
         only = "assistant_only_loss" if said["assistant_only_loss"] else "completion_only_loss"
-        return {only: said[only]}
+        of_prompts = said[only] is True and said["completion_only_loss"] is False
+        return {only: "all_answers" if of_prompts and only == "assistant_only_loss" else said[only]}
     if set(said) == {"chat_template", "chat_template_jinja"}:
         if said["chat_template_jinja"] and said["chat_template"] in (None, "", "jinja"):
             return {"chat_template_jinja": said["chat_template_jinja"]}

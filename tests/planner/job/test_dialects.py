@@ -98,9 +98,12 @@ def test_trl_learns_all_of_a_conversation_and_of_pairs_the_completion(folder: Pa
     job = Job.parse(TRL, folder)
     assert (job.learning_rate, job.bf16, job.train_on) == (2e-5, True, "pairs")
     for lines, train_on in (
-        ("assistant_only_loss: true", "completions"), ("completion_only_loss: false", "all"),
+        ("assistant_only_loss: true", "answers"), ("completion_only_loss: false", "all"),
         ("completion_only_loss: true", "pairs"), ("assistant_only_loss: false\ncompletion_only_loss: null", "pairs"),
-        ("assistant_only_loss: true\ncompletion_only_loss: true", "completions"),
+        ("assistant_only_loss: true\ncompletion_only_loss: true", "answers"),
+        ("assistant_only_loss: true\ncompletion_only_loss: null", "answers"),
+        ("assistant_only_loss: true\ncompletion_only_loss: false", "all_answers"),
+        ("assistant_only_loss: false\ncompletion_only_loss: false", "all"),
     ):  # fmt: skip
         assert Job.parse(f"{TRL}{lines}\n", folder).train_on == train_on
 

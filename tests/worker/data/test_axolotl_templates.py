@@ -1,10 +1,11 @@
 """Conversations under axolotl's named templates: the text and what of it is learned are axolotl's own.
 
 `axolotl_0_19.json` has what axolotl 0.19 makes of some conversations: its `ChatTemplateStrategy` (`roles_to_train:
-[assistant]`, `train_on_eos: turn`) was run under each of its templates, with a tokenizer of one token a byte whose first
-token is `<s>`, and whose end token is the template's end mark. Learned tokens stand between ⟦ and ⟧; beginnings that rows
-have in common, without tools and with them, stand apart. `{"text": …}`: it renders, and axolotl then fails to find the
-turns; null: it fails to render; "leaves out": the template leaves calls, tools or thoughts out in silence.
+[assistant]`, `train_on_eos: turn`) was run under each of its templates, with a tokenizer of one token a byte, whose
+first token is `<s>` and whose end token is the template's end mark. Learned tokens stand between ⟦ and ⟧; what rows
+begin with, those without tools and those with them, stands apart. `{"text": …}`: it renders, and axolotl then fails
+to find the turns; null: it fails to render; "leaves out": the template leaves calls, tools or thoughts out in
+silence.
 """
 
 from __future__ import annotations
@@ -47,8 +48,7 @@ def marked(tokenizer: PreTrainedTokenizerFast, text: str, spans: tuple[tuple[int
 
 
 def theirs(name: str, talk: str) -> str | None:
-    """What axolotl makes of a conversation, without its marks of what is learned where it finds none; None where it
-    fails."""
+    """What axolotl makes of a conversation; None where it fails."""
     fact = TEMPLATES[name]["rows"][talk]
     if fact is None:
         return None
@@ -62,20 +62,19 @@ def test_each_template_that_is_taken_under_a_name_of_axolotls_is_compared() -> N
     assert not {*pictures, "command_a_rag", "command_a_tool_use"} & set(NAMES), "these are refused by their name"
 
 
-@pytest.mark.parametrize("talk", list(TALKS))
 @pytest.mark.parametrize("name", list(TEMPLATES))
-def test_what_is_learned_under_a_named_template_is_axolotls(name: str, talk: str) -> None:
+def test_what_is_learned_under_a_named_template_is_axolotls(name: str) -> None:
     tokenizer = tokenizer_of(name, TEMPLATES[name]["end"])
-    said, fact = TALKS[talk], TEMPLATES[name]["rows"][talk]
-    only_text = isinstance(fact, dict)
-    chat = ChatTemplate(tokenizer, everything=only_text, learned=None if only_text else LearnedTurns(roles=ANSWERS))
-    if fact == "leaves out":
-        with pytest.raises(UserError) as refused:
-            chat.render(said["messages"], said.get("tools"))
-        assert refused.value.code == "template-drops"
-    elif (expected := theirs(name, talk)) is not None:
-        text, spans = chat.render(said["messages"], said.get("tools"))
-        assert (text if only_text else marked(tokenizer, text, spans)) == expected
+    for talk, fact in TEMPLATES[name]["rows"].items():
+        said, only_text = TALKS[talk], isinstance(fact, dict)
+        chat = ChatTemplate(tokenizer, everything=only_text, learned=None if only_text else LearnedTurns(roles=ANSWERS))
+        if fact == "leaves out":
+            with pytest.raises(UserError) as refused:
+                chat.render(said["messages"], said.get("tools"))
+            assert refused.value.code == "template-drops", talk
+        elif (expected := theirs(name, talk)) is not None:
+            text, spans = chat.render(said["messages"], said.get("tools"))
+            assert (text if only_text else marked(tokenizer, text, spans)) == expected, talk
 
 
 @pytest.mark.parametrize("name", [name for name, fact in TEMPLATES.items() if fact["end"] != "<eos>"])
