@@ -114,7 +114,7 @@ def look(
     left_out, sharing, until = LeftOut(job, pairs=pairs), Sharing(job, pairs=pairs), time.monotonic() + _MOST_S
     documents = [*_documents(job, found, tokenizer, pairs, until, broken)]
     encoded = [
-        pair for alike in batched(iter(documents)) for whole in encode(alike, tokenizer, job, pairs=pairs)
+        pair for alike in batched(iter(documents)) for whole in encode(alike, tokenizer, pairs=pairs)
         if not left_out.takes(*(pair := sharing.cut(*whole)))
     ]  # fmt: skip
     whole = len(found) == len(entries) and all(first.whole for _, first in found) and time.monotonic() <= until

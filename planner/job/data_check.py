@@ -18,7 +18,7 @@ from planner.job.data_entry import DataEntry
 from planner.job.dataset_words import LEARNED_KEYS
 from planner.job.local_data import LocalData, is_local, local_data
 from planner.job.reader import Reader, Row
-from planner.job.records import Kind, check_record, is_chat, kind_of, no_columns
+from planner.job.records import Kind, check_answers, check_record, is_chat, kind_of, no_columns
 from planner.job.schema import Job
 from planner.job.templates import GIVE_TEMPLATE
 
@@ -77,7 +77,9 @@ def _check_entry(entry: DataEntry, job: Job) -> tuple[str, ...] | None:
             break
         records += row.record is not None
         met = broken.met
-        learned |= learns(entry, kind, row, broken)
+        if learns(entry, kind, row, broken):
+            check_answers(job.train_on, kind, entry.mapped(row.record or {}))
+            learned = True
         if broken.met == met and not has_template and is_chat(kind, entry.mapped(row.record or {})):
             raise UserError(
                 _NO_TEMPLATE, code="no-chat-template", exit_code=Exit.USAGE, numbers=(row.place,),

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler
 
 from planner.job.fields import Count, Text, Values
 from planner.job.records import VALUES, Kind, Record, role_of
+from planner.job.thinking import with_thinking
 
 _VALUE = ConfigDict(extra="forbid", frozen=True)
 _PLACES = re.compile(r"\{(system|input|instruction)\}")
@@ -28,6 +29,7 @@ COLUMNS: dict[Type, tuple[str, ...]] = {
 
 _LATER = (
     "data_dir", "max_samples", "roles_to_train", "train_on_eos", "train_on_eot", "eot_tokens", "chat_template_kwargs",
+    "split_thinking",
 )  # fmt: skip
 """Fields that entries had not from the start, left out of what is written where they say nothing."""
 
@@ -75,7 +77,8 @@ class DataEntry(BaseModel):
     keys of a message; `roles`: a role in the data -> the role that it is. `type` None: the columns say what the records
     are. `max_samples`: the first so many of them. `roles_to_train` (roles by the data's names), `train_on_eos`,
     `train_on_eot`, `eot_tokens`: see `learned`; all None where the chat template says what is learned.
-    `chat_template_kwargs`: beside the job's, and before these.
+    `chat_template_kwargs`: beside the job's, and before these. `split_thinking`: the key of a message that gets what an
+    answer thinks (`planner.job.thinking`).
     """
 
     model_config = _VALUE
@@ -98,6 +101,7 @@ class DataEntry(BaseModel):
     train_on_eot: EndMarks | None = None
     eot_tokens: tuple[Text, ...] | None = None
     chat_template_kwargs: Values = None
+    split_thinking: Text | None = None
 
     @model_serializer(mode="wrap")
     def _as_before(self, others: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -145,7 +149,7 @@ class DataEntry(BaseModel):
 
     def mapped(self, record: Record) -> Record:
         """The record under offmate's names. Raises ValueError for messages that are none."""
-        if not (self.columns or self.message_keys or self.roles or self.drop_system):
+        if not (self.columns or self.message_keys or self.roles or self.drop_system or self.split_thinking):
             return record
         taken = set(self.columns.values())
         found = {key: value for key, value in record.items() if key not in taken and key not in self.columns}
@@ -153,7 +157,7 @@ class DataEntry(BaseModel):
         for column in ("messages", "conversations", "prompt", "completion"):
             if isinstance(given := found.get(column), list):
                 messages = [self._message(message) for message in given]
-                found[column] = [m for m in messages if not (self.drop_system and _is_system(m))]
+                found[column] = messages[self.drop_system and messages != [] and _is_system(messages[0]) :]
         return found
 
     def _message(self, message: Any) -> Any:
@@ -166,7 +170,7 @@ class DataEntry(BaseModel):
         if isinstance(named, str) and named in self.roles:
             found.pop("from", None)
             found["role"] = self.roles[named]
-        return found
+        return found if self.split_thinking is None else with_thinking(found, self.split_thinking)
 
 
 def _is_system(message: object) -> bool:

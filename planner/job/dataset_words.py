@@ -43,7 +43,6 @@ _NOT_THERE = {
     "input_format": "another input format",
     "input_transform": "a transform of one's own",
     "message_field_training_detail": "learning pieces of a turn",
-    "split_thinking": "splitting the reasoning from an answer; give it as reasoning_content",
     "logprobs_field": "distillation",
     "temperature": "distillation",
     "field_human": "a conversation in two columns; give messages",
@@ -120,6 +119,9 @@ def _fields(entry: Mapping[str, Any]) -> dict[str, Any]:
             found["message_keys"] |= value
         elif key == "field_thinking":
             found["message_keys"][str(entry.get("template_thinking_key") or "reasoning_content")] = value
+        elif key == "split_thinking":  # a text is the key itself, as offmate writes it
+            key_of_thoughts = entry.get("template_thinking_key") or "reasoning_content"
+            found[key] = value if isinstance(value, str) else str(key_of_thoughts)
         elif key == "roles" and isinstance(value, dict):
             found["roles"] |= _roles(value)
         elif key in ("drop_system_message", "drop_system"):

@@ -12,6 +12,7 @@ Record = Mapping[str, object]
 Message = dict[str, Any]
 """`role`, `content`, and whatever else the record gives it (tool_calls, reasoning_content, name, …), which is for the
 chat template. `train` where the record says that this turn is learned, or is not."""
+TrainOn = Literal["completions", "pairs", "answers", "all_answers", "all"]
 Kind = Literal["tokens", "messages", "conversations", "prompt", "alpaca", "text", "segments"]
 
 ALPACA = ("system", "instruction", "input", "output")
@@ -255,6 +256,16 @@ def history_of(record: Record) -> list[Message]:
 def is_chat(kind: Kind, record: Record) -> bool:
     """Whether the record needs a chat template."""
     return kind in ("messages", "conversations") or (kind == "prompt" and isinstance(record.get("prompt"), list))
+
+
+def check_answers(train_on: TrainOn, kind: Kind, record: Record) -> None:
+    """Raise UserError where answers alone are to be learned, and the record is no conversation."""
+    if train_on in ("answers", "all_answers") and kind != "tokens" and not is_chat(kind, record):
+        raise UserError(
+            f"With train_on: {train_on} what the assistant says is learned, and the data are no conversations.",
+            code="no-turns", exit_code=Exit.USAGE, numbers=(f"they are read as {kind}",),
+            hint="leave train_on (TRL's assistant_only_loss) out, or give conversations",
+        )  # fmt: skip
 
 
 def check_record(kind: Kind, record: Record) -> bool:

@@ -61,6 +61,7 @@ from planner.job.notes import notes_of
 from planner.job.paths import resolve_paths
 from planner.job.planned import NOT_PLANNED
 from planner.job.precision import settle_precision
+from planner.job.records import TrainOn
 from planner.job.schedules import SCHEDULES, Schedule, check_schedule
 from planner.job.settle import canonical
 from planner.job.source import Source, read_text, read_yaml, to_user_error
@@ -159,9 +160,7 @@ class Job(AdapterKeys, LossKeys):
     trackio_space_id: Name = None
     mlflow_experiment_name: Name = None
     mlflow_tracking_uri: Name = None
-    train_on: Annotated[Literal["completions", "pairs", "all"], Field(description="completions, pairs or all")] = (
-        "completions"
-    )
+    train_on: Annotated[TrainOn, Field(description="completions, pairs, answers, all_answers or all")] = "completions"
     long_rows: Annotated[
         Literal["cut", "drop", "split", "share", "refuse"], Field(description="cut, drop, split, share or refuse")
     ] = "cut"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import Path
 
+from planner.job.axolotl_templates import TEMPLATES
+
 ALPACA_WITH_SYSTEM = "alpaca_with_system"
 """LLaMA-Factory's `alpaca`, which begins with Alpaca's own words where a conversation has no system message."""
 _CHATML = (
@@ -30,8 +32,6 @@ def _of_turns(system: str, user: str, learned: str, *, behind: str = "", unasked
 
 _ALPACA = "'### Instruction:\n' + said + '\n\n### Response:\n'"
 _OWN = {
-    "alpaca": "{{ bos_token }}"
-    + _of_turns("said + '\n\n'", _ALPACA, "said + eos_token", behind="{% if not loop.last %}{{ '\n\n' }}{% endif %}"),
     ALPACA_WITH_SYSTEM: _of_turns(
         "said", _ALPACA, "said + eos_token + '\n\n'",
         unasked="'Below is an instruction that describes a task. "
@@ -51,27 +51,26 @@ _OWN = {
         unasked="'<|system|>\nYou are Zephyr, a helpful assistant.' + eos_token",
     ),
 }  # fmt: skip
-"""For base models, whose tokenizers have none: axolotl's `alpaca`, the others as LLaMA-Factory writes them."""
+"""For base models, whose tokenizers have none, as LLaMA-Factory writes them."""
 _FILES = {
-    "llama3": "llama3", "qwen": "qwen2_5", "qwen_25": "qwen2_5", "qwen3": "qwen3", "gemma": "gemma", "gemma3": "gemma3",
-    "phi": "phi3", "phi_3": "phi3", "phi_35": "phi3_5", "cohere": "cohere", "aya": "cohere",
-    "qwen3_nothink": "qwen3_instruct_2507",
+    "llama3": "llama3", "qwen": "qwen2_5", "qwen_25": "qwen2_5", "qwen3": "qwen3", "qwen3_5": "qwen3", "gemma": "gemma",
+    "gemma3": "gemma3", "phi": "phi3", "cohere": "cohere", "aya": "cohere", "qwen3_nothink": "qwen3_instruct_2507",
     "deepseek_v3": "deepseekv3", "gemma3n": "gemma3", "gemma4": "gemma4", "gemma4_unified": "gemma4",
 }  # fmt: skip
 _CHATMLS = ("chatml", "qwen3_5_nothink")
-NAMES = (*_CHATMLS, *_FILES, *_OWN)
-"""What a template may be called. `qwen3_5_nothink` is ChatML: what that Qwen writes where it does not think."""
+NAMES = (*_CHATMLS, *_FILES, *_OWN, *TEMPLATES)
+"""What a template may be called; those that axolotl has, too, write what they write there. `qwen3_5_nothink` is ChatML:
+what that Qwen writes where it does not think."""
 _FAMILIES = """
-    command_a deepseek_v2 exaone exaone4 falcon_h1 jamba llama4 mistral_v1 mistral_v2v3 mistral_v3_tekken
-    mistral_v7_tekken nemotron_h phi_4 qwen3_5
     bailing bailing_v2 chatglm3 deepseek deepseek3 deepseekcoder deepseekr1 ernie ernie_nothink falcon gemma2 glm4
     glm4_7 glm4_moe glmz1 gpt_oss granite3 granite4 hunyuan hunyuan_small index intern2 kimi lfm2 llama2 mimo mimo_v2
     minimax1 minimax2 ministral ministral3 mistral mistral_small moonlight olmo opencoder phi4 phi4_mini phi_small
-    qwen3_6 qwen3_vl qwen3_vl_nothink sailor seed_coder seed_oss smollm smollm2 solar telechat2 yi youtu yuan
+    exaone exaone4 falcon_h1 llama4 qwen3_5 qwen3_6 qwen3_vl qwen3_vl_nothink sailor seed_coder seed_oss smollm smollm2
+    solar telechat2 yi youtu yuan
 """
 FAMILIES = frozenset(_FAMILIES.split())
-"""The names that axolotl and LLaMA-Factory have for what models of a family write, beside those above: the tokenizer's
-own template, as it came with the model."""
+"""The names that LLaMA-Factory has for what models of a family write: the tokenizer's own template, as it came with the
+model."""
 
 
 GIVE_TEMPLATE = "give chat_template in the job file: the path of a Jinja template, or a name such as chatml"
@@ -79,7 +78,9 @@ GIVE_TEMPLATE = "give chat_template in the job file: the path of a Jinja templat
 
 
 def named_template(name: str) -> str | None:
-    """The template of that name, as TRL ships it; None for others. Reads a file and imports nothing."""
+    """The template of that name, which may be a file of TRL's; None for others. Imports nothing of TRL."""
+    if name in TEMPLATES:
+        return TEMPLATES[name]
     if name in _CHATMLS:
         return _CHATML
     if name in _OWN:

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 from planner.job.lora import ALL_LINEAR
 from planner.job.pretraining import TEXTS, check_texts, entries_of
 from planner.job.source import SWITCHED_OFF, Mistake, Source, shown
-from planner.job.templates import ALPACA_WITH_SYSTEM, FAMILIES
+from planner.job.templates import ALPACA_WITH_SYSTEM, FAMILIES, NAMES
 from planner.job.trainable import of_axolotl, with_rows
 
 METHODS_NOT_THERE = ("dpo", "orpo", "kto", "grpo", "oft", "llama-adapter")
@@ -54,7 +54,7 @@ def translated(key: str, value: object) -> object:
     if key == "use_peft" and isinstance(value, bool):
         return "lora" if value else "full"
     if key == "assistant_only_loss" and isinstance(value, bool):
-        return "completions" if value else "pairs"
+        return "answers" if value else "pairs"
     if key == "completion_only_loss" and isinstance(value, bool):
         return "pairs" if value else "all"
     if key in ("dtype", "torch_dtype"):
@@ -120,9 +120,11 @@ def translated(key: str, value: object) -> object:
 
 
 def _means_family(key: str, value: object) -> bool:
-    """Whether it is a tool's name for what a family of models writes. Of some names LLaMA-Factory's template has a
-    system message more than axolotl's."""
-    return isinstance(value, str) and (value in FAMILIES or (key == "template" and value in _WITH_SYSTEM))
+    """Whether it is a tool's name for what a family of models writes. Of some names LLaMA-Factory's template is another
+    than axolotl's, as it has a system message more."""
+    if not isinstance(value, str):
+        return False
+    return value in (*FAMILIES, *_WITH_SYSTEM) if key == "template" else value in FAMILIES - {*NAMES}
 
 
 def other_optimizer(file: Mapping[str, object]) -> bool:
@@ -161,7 +163,8 @@ def merged(said: Mapping[str, object]) -> dict[str, object]:
         return {"packing": bool(said["packing"]) or bool(said["neat_packing"])}
     if set(said) == {"assistant_only_loss", "completion_only_loss"}:
         only = "assistant_only_loss" if said["assistant_only_loss"] else "completion_only_loss"
-        return {only: said[only]}
+        of_prompts = said[only] is True and said["completion_only_loss"] is False
+        return {only: "all_answers" if of_prompts and only == "assistant_only_loss" else said[only]}
     if set(said) == {"chat_template", "chat_template_jinja"}:
         if said["chat_template_jinja"] and said["chat_template"] in (None, "", "jinja"):
             return {"chat_template_jinja": said["chat_template_jinja"]}

@@ -68,7 +68,8 @@ class ChatTemplate:
         self._values = {**(values or {})}
         self._marks = sorted({str(token) for token in tokenizer.added_tokens_decoder.values()}, key=len, reverse=True)
         self._chosen = learned is not None
-        self._turns = Turns(learned or LearnedTurns(roles=frozenset()), self._template, tokenizer, self._ends())
+        ends = self._ends(tokenizer.eos_token)
+        self._turns = Turns(learned or LearnedTurns(roles=frozenset()), self._template, tokenizer, ends)
         if self._chosen:
             self._turns.check_marks()
 
@@ -151,9 +152,9 @@ class ChatTemplate:
         check_length(text, len(str(messages)) + len(str(tools)))
         return text, tuple((start, end) for start, end in spans[0]) if spans else ()
 
-    def _ends(self) -> tuple[str, ...]:
+    def _ends(self, end: str | None = None) -> tuple[str, ...]:
         with contextlib.suppress(*_REFUSALS):  # a template that is not for such a conversation
-            return ends_of(lambda messages, **flags: self._render(messages, None, **flags)[0], self._marks)
+            return ends_of(lambda messages, **flags: self._render(messages, None, **flags)[0], self._marks, end)
         return ()
 
     def _refuse_dropped(self, text: str, messages: Sequence[Message], tools: list[Any] | None) -> None:
@@ -211,13 +212,6 @@ class ChatTemplate:
         message = messages[index]
         bare, other = {"role": message["role"], "content": SOMETHING}, {**message, "content": SOMETHING}
         silent = {**message, "content": ""}
-        if found := self._as_last(text, messages, index, tools, message):
-            return (found,)
-        if message.get("tool_calls") and (calls := self._as_last(text, messages, index, tools, silent)):
-            with contextlib.suppress(*_REFUSALS):
-                said = self._changing(text, messages, index, tools, other)
-                if calls[1] <= said[0]:
-                    return calls, said
         with contextlib.suppress(*_REFUSALS):
             start, end = self._changing(text, messages, index, tools, bare)
             if end <= start:
@@ -225,6 +219,13 @@ class ChatTemplate:
             behind = [{**next_one, "content": SOMETHING} for next_one in messages[index + 1 : index + 2]]
             if all(end <= self._changing(text, messages, index + 1, tools, changed)[0] for changed in behind):
                 return ((start, end),)
+        if found := self._as_last(text, messages, index, tools, message):
+            return (found,)
+        if message.get("tool_calls") and (calls := self._as_last(text, messages, index, tools, silent)):
+            with contextlib.suppress(*_REFUSALS):
+                said = self._changing(text, messages, index, tools, other)
+                if calls[1] <= said[0]:
+                    return calls, said
         raise UserError(
             f"The chat template does not show turn {index + 1} of a conversation apart from what others say.",
             code="turns-not-apart", exit_code=Exit.USAGE, numbers=(f"roles: {', '.join(m['role'] for m in messages)}",),

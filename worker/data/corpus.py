@@ -130,7 +130,7 @@ def _write(job: Job, tokenizer: PreTrainedTokenizerBase, folder: Path, pairs: bo
     said_at = time.monotonic()
     with (folder / "tokens.raw").open("wb") as tokens, (folder / "trained.raw").open("wb") as trained:
         for documents in batched(documents_of(job, tokenizer, pairs)):
-            for whole in encode(documents, tokenizer, job, pairs=pairs):
+            for whole in encode(documents, tokenizer, pairs=pairs):
                 ids, learned = sharing.cut(*whole)
                 if left_out.takes(ids, learned):
                     continue
@@ -170,7 +170,7 @@ def batched(documents: Iterator[Document]) -> Iterator[list[Document]]:
 
 
 def encode(
-    documents: list[Document], tokenizer: PreTrainedTokenizerBase, job: Job, *, pairs: bool = False
+    documents: list[Document], tokenizer: PreTrainedTokenizerBase, *, pairs: bool = False
 ) -> Iterator[tuple[NDArray[np.int32], NDArray[np.bool_]]]:
     """Tokens of each document, and which of them are learned: those that share a character with a trained span."""
     if pairs:
@@ -191,9 +191,7 @@ def encode(
     for document, tokens, encoding in zip(documents, encoded["input_ids"], encodings, strict=True):
         count = len(tokens)
         closed = document.ended and count > 0 and tokens[-1] == end
-        if not closed and end is not None and (
-            document.ended or (job.packing == "wrapped" and end not in tokens)
-        ):  # fmt: skip
+        if document.ended and not closed and end is not None:
             tokens.append(end)
         learned = np.zeros(len(tokens), np.bool_)
         if document.everything:

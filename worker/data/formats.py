@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Literal
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -16,6 +16,8 @@ from planner.job.records import (
     VALUES,
     Kind,
     Record,
+    TrainOn,
+    check_answers,
     check_kind,
     conversation,
     history_of,
@@ -27,8 +29,6 @@ from planner.job.records import (
 )
 from worker.data.chat import ChatTemplate
 from worker.data.turns import Spans
-
-TrainOn = Literal["completions", "pairs", "all"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +85,7 @@ def detect(
         found = _chat(kind, template(), tuple(c for c in (*first, "tools", VALUES) if c in columns))
     elif kind == "prompt":
         more = tuple(column for column in ("tools", VALUES) if column in columns)
-        found = _prompt_completion(template, more, pairs=train_on == "pairs")
+        found = _prompt_completion(template, more, train_on)
     elif kind == "tokens":
         found = _tokens(len(tokenizer))
     elif kind == "segments":
@@ -96,6 +96,8 @@ def detect(
     def document(record: Record) -> Document | None:
         check_kind(kind, record)
         made = found.document(record)
+        if made is not None:
+            check_answers(train_on, kind, record)
         return replace(made, everything=True) if everything and made is not None else made
 
     return replace(found, document=document)
@@ -133,7 +135,7 @@ def _completion(prompt: str, completion: str) -> Document | None:
     return Document(text=text, trained=((len(prompt), len(text)),))
 
 
-def _prompt_completion(template: Callable[[], ChatTemplate], more: tuple[str, ...], *, pairs: bool) -> Format:
+def _prompt_completion(template: Callable[[], ChatTemplate], more: tuple[str, ...], train_on: TrainOn) -> Format:
     """`template`: made for the first record that is a conversation."""
 
     def document(record: Record) -> Document | None:
@@ -141,10 +143,15 @@ def _prompt_completion(template: Callable[[], ChatTemplate], more: tuple[str, ..
             return _completion(text_of(record, "prompt"), text_of(record, "completion"))
         chat, tools = template().told(values_of(record)), tools_of(record)
         prompt, completion = conversation(record["prompt"]), conversation(record.get("completion"))
-        if pairs:
+        if train_on == "pairs":
             text, spans = chat.pair(prompt, completion, tools)
-        else:
+        elif train_on == "completions":
             text, spans = chat.render([*(message | {"train": False} for message in prompt), *completion], tools)
+        else:
+            text, spans = chat.render([*prompt, *completion], tools)
+        if train_on == "answers":  # those that the completion has, or the ends of them, as in TRL
+            ((begin, _),) = chat.pair(prompt, completion, tools)[1]
+            spans = tuple((max(begin, start), end) for start, end in spans if end > begin)
         return Document(text=text, trained=spans, special=False, ended=False)
 
     return Format(name="prompt and completion", uses=("prompt", "completion", *more), document=document)

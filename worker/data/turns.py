@@ -32,13 +32,16 @@ def common(one: str, other: str) -> int:
     return bisect_left(range(min(len(one), len(other))), True, key=lambda at: one[: at + 1] != other[: at + 1])
 
 
-def ends_of(render: Callable[..., str], tokens: Sequence[str]) -> tuple[str, ...]:
+def ends_of(render: Callable[..., str], tokens: Sequence[str], end: str | None = None) -> tuple[str, ...]:
     """Those of the special `tokens` that a template ends an answer with: behind the last one, and behind one that the
-    conversation goes on from. `render` gives a conversation's text, under flags of the template."""
+    conversation goes on from; of several, one behind the other, the tokenizer's `end` token where that is the second.
+    `render` gives a conversation's text, under flags of the template."""
     special = re.compile(r"\s*(" + "|".join(map(re.escape, sorted(tokens, key=len, reverse=True))) + ")")
 
     def token(text: str) -> str | None:
         found = special.match(text)
+        if found is not None and end and text.startswith(end, found.end()):
+            return end
         return found[1] or None if found is not None else None
 
     asked = [{"role": "user", "content": SOMETHING}]

@@ -9,8 +9,10 @@ import pytest
 import yaml
 
 from planner.errors import UserError
+from planner.job.axolotl_templates import TEMPLATES
 from planner.job.imported import imported
 from planner.job.schema import Job
+from planner.job.templates import named_template
 from tests.support.texts import tiny_llama_folder, write_jsonl
 
 AXOLOTL = "base_model: model\ndatasets: [{path: text.jsonl, type: alpaca}]\nlearning_rate: 0.0002\n"
@@ -40,6 +42,24 @@ def test_alpaca_is_another_template_in_each_tool(folder: Path) -> None:
     begun = "Below is an instruction that describes a task."
     assert begun in (Job.parse(LLAMA_FACTORY + "template: alpaca\n", folder).chat_template or "")
     assert begun not in (Job.parse(AXOLOTL + "chat_template: alpaca\n", folder).chat_template or begun)
+
+
+@pytest.mark.parametrize("name", [*TEMPLATES, "qwen3_5", "gemma3"])
+def test_a_named_template_of_axolotls_is_taken_as_it_is_there_and_not_the_tokenizers_own(
+    name: str, folder: Path
+) -> None:
+    job, notes = Job.parse_with_notes(AXOLOTL + f"chat_template: {name}\n", folder)
+    of_entry = Job.parse(AXOLOTL.replace("type: alpaca", f"type: chat_template, chat_template: {name}"), folder)
+    assert job.chat_template == of_entry.chat_template == named_template(name) is not None
+    assert not any("tokenizer's own" in told for told in notes)
+
+
+@pytest.mark.parametrize("name", ["command_a_rag", "llama3_2_vision", "pixtral"])
+def test_a_template_of_axolotls_that_is_not_there_is_refused_by_its_name(name: str, folder: Path) -> None:
+    with pytest.raises(UserError) as refused:
+        Job.parse(AXOLOTL + f"chat_template: {name}\n", folder)
+    (line,) = refused.value.numbers
+    assert f"/{name}, nor a template of that name (known: chatml," in line and "phi_35" in line
 
 
 def test_axolotls_absent_keys_mean_what_they_mean_there(folder: Path) -> None:
@@ -78,9 +98,12 @@ def test_trl_learns_all_of_a_conversation_and_of_pairs_the_completion(folder: Pa
     job = Job.parse(TRL, folder)
     assert (job.learning_rate, job.bf16, job.train_on) == (2e-5, True, "pairs")
     for lines, train_on in (
-        ("assistant_only_loss: true", "completions"), ("completion_only_loss: false", "all"),
+        ("assistant_only_loss: true", "answers"), ("completion_only_loss: false", "all"),
         ("completion_only_loss: true", "pairs"), ("assistant_only_loss: false\ncompletion_only_loss: null", "pairs"),
-        ("assistant_only_loss: true\ncompletion_only_loss: true", "completions"),
+        ("assistant_only_loss: true\ncompletion_only_loss: true", "answers"),
+        ("assistant_only_loss: true\ncompletion_only_loss: null", "answers"),
+        ("assistant_only_loss: true\ncompletion_only_loss: false", "all_answers"),
+        ("assistant_only_loss: false\ncompletion_only_loss: false", "all"),
     ):  # fmt: skip
         assert Job.parse(f"{TRL}{lines}\n", folder).train_on == train_on
 

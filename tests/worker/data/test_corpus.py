@@ -46,15 +46,13 @@ def job(tmp_path: Path) -> Job:
 
 @pytest.mark.parametrize("spaces", ["bytes", "words"])
 @pytest.mark.parametrize("template", TEMPLATES)
-def test_a_token_is_learned_where_it_shares_a_character_with_a_trained_span(
-    job: Job, spaces: str, template: str
-) -> None:
+def test_a_token_is_learned_where_it_shares_a_character_with_a_trained_span(spaces: str, template: str) -> None:
     """Also where the span is the whole text, whose tokens are marked without asking each for its place."""
     its, rng = tokenizer(spaces, TEMPLATES[template]), random.Random(2)
     for text in texts():
         cuts = sorted(rng.sample(range(len(text) + 1), 2))
         for trained in (((0, len(text)),), ((cuts[0], cuts[1]),), ()):
-            ((ids, learned),) = encode([Document(text=text, trained=trained, ended=False)], its, job)
+            ((ids, learned),) = encode([Document(text=text, trained=trained, ended=False)], its)
             plain = its(text, return_offsets_mapping=True)
             assert ids.tolist() == plain["input_ids"]
             wanted = [

@@ -1,0 +1,38 @@
+"""Answers that begin with what the assistant thinks, split into that and what it says: axolotl's `split_thinking`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from planner.job.records import role_of
+
+_THOUGHTS = (
+    ("<think>", "</think>"), ("<reasoning>", "</reasoning>"), ("<|begin_of_thought|>", "<|end_of_thought|>"),
+)  # fmt: skip
+_SOLUTION = ("<|begin_of_solution|>", "<|end_of_solution|>")
+
+
+def with_thinking(message: dict[str, Any], key: str) -> dict[str, Any]:
+    """The message; of the assistant's answers what stands between the marks of thoughts is under `key`, stripped, and
+    the content is what follows, or the solution in it. Raises ValueError where that leaves words out, which axolotl
+    does in silence."""
+    name = "content" if message.get("content") is not None else "value"
+    said = message.get(name)
+    if role_of(str(message.get("role") or message.get("from"))) != "assistant" or not isinstance(said, str):
+        return message
+    begin, end = next((marks for marks in _THOUGHTS if marks[0] in said and marks[1] in said), ("", ""))
+    if not begin:
+        return message
+    before, _, behind = said.partition(begin)
+    thought, ended, answer = behind.partition(end)
+    answer = answer.lstrip()
+    lost = [before]
+    if all(mark in answer for mark in _SOLUTION):
+        before, _, behind = answer.partition(_SOLUTION[0])
+        answer, closed, behind = behind.partition(_SOLUTION[1])
+        ended, lost, answer = ended and closed, [*lost, before, behind], answer.strip()
+    if not ended:
+        raise ValueError(f"an answer has {end} before {begin}, or a solution that ends before it begins: {said[:80]!r}")
+    if words := next((words.strip() for words in lost if words.strip()), None):
+        raise ValueError(f"split_thinking leaves out {words[:80]!r}, which stands outside of thought and solution")
+    return {**message, key: thought.strip(), name: answer}
