@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 MOST = 64
 """Records of each entry."""
 _MOST_S = 20.0  # where conversations are long
-_TOLD = ("worker.data.chat", "worker.data.turns", "planner.job.broken_rows")  # who warns of what is told
+_TOLD = ("worker.data.chat", "worker.data.turns", "worker.data.formats", "planner.job.broken_rows")
+"""Who warns of what is told."""
 
 
 def main(arguments: list[str]) -> int:
@@ -163,6 +164,7 @@ def _documents(
                 yield document
             if time.monotonic() > until:
                 return
+        form.say_left_out(f"of the first records of {entry.path}" if not first.whole else entry.path)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from planner.job.local_data import Kind, csv_columns, csv_rows, is_local, local_
 from planner.job.records import Kind as RecordKind
 from planner.job.records import Record, check_record, is_chat, kind_of, no_columns
 from planner.job.schema import Job
+from planner.job.slot_rows import check as check_of_llama_factory
 from planner.job.templates import GIVE_TEMPLATE
 
 MOST_BYTES = 32 * 2**20
@@ -133,7 +134,10 @@ def _check_entry(entry: DataEntry, job: Job) -> tuple[str, ...] | None:
     rows = found.rows[: entry.most(job.max_samples)] if entry.whole else []
     for row in rows:
         try:
-            learned |= check_record(kind, entry.mapped(row.record))
+            learned |= (
+                check_record(kind, entry.mapped(row.record)) if entry.formatting is None
+                else check_of_llama_factory(kind, entry.mapped(row.record), entry.formatting)
+            )  # fmt: skip
         except ValueError as error:
             broken.add(partial(str, row.place), error)
             continue

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler
 
 from planner.job.fields import Count, Text, Values
 from planner.job.records import VALUES, Kind, Record, role_of
+from planner.job.slot_rows import Formatting
 
 _VALUE = ConfigDict(extra="forbid", frozen=True)
 _PLACES = re.compile(r"\{(system|input|instruction)\}")
@@ -27,6 +28,7 @@ COLUMNS: dict[Type, tuple[str, ...]] = {
 
 _LATER = (
     "data_dir", "max_samples", "roles_to_train", "train_on_eos", "train_on_eot", "eot_tokens", "chat_template_kwargs",
+    "formatting",
 )  # fmt: skip
 """Fields that entries had not from the start, left out of what is written where they say nothing."""
 
@@ -74,7 +76,8 @@ class DataEntry(BaseModel):
     keys of a message; `roles`: a role in the data -> the role that it is. `type` None: the columns say what the records
     are. `max_samples`: the first so many of them. `roles_to_train` (roles by the data's names), `train_on_eos`,
     `train_on_eot`, `eot_tokens`: see `learned`; all None where the chat template says what is learned.
-    `chat_template_kwargs`: beside the job's, and before these.
+    `chat_template_kwargs`: beside the job's, and before these. `formatting`: records are read as LLaMA-Factory reads
+    data of this formatting, and roles that are not among `roles` are none.
     """
 
     model_config = _VALUE
@@ -97,6 +100,7 @@ class DataEntry(BaseModel):
     train_on_eot: EndMarks | None = None
     eot_tokens: tuple[Text, ...] | None = None
     chat_template_kwargs: Values = None
+    formatting: Formatting | None = None
 
     @model_serializer(mode="wrap")
     def _as_before(self, others: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -165,6 +169,8 @@ class DataEntry(BaseModel):
         if isinstance(named, str) and named in self.roles:
             found.pop("from", None)
             found["role"] = self.roles[named]
+        elif self.formatting is not None and self.roles:
+            found["role"] = f"no tag: {named}"
         return found
 
 

@@ -100,7 +100,7 @@ def _fields(entry: Mapping[str, Any]) -> dict[str, Any]:
             continue
         if key == "type":
             _say_type(found, value)
-        elif key in ("split", "name", "revision", "max_samples", VALUES):
+        elif key in ("split", "name", "revision", "max_samples", "formatting", VALUES):
             found[key] = value
         elif key == "data_files":
             found[key] = [value] if isinstance(value, str) else list(value)
@@ -121,7 +121,7 @@ def _fields(entry: Mapping[str, Any]) -> dict[str, Any]:
         elif key == "field_thinking":
             found["message_keys"][str(entry.get("template_thinking_key") or "reasoning_content")] = value
         elif key == "roles" and isinstance(value, dict):
-            found["roles"] |= _roles(value)
+            found["roles"] |= value if entry.get("formatting") else _roles(value)
         elif key in ("drop_system_message", "drop_system"):
             found["drop_system"] = bool(value)
         elif key in LEARNED_KEYS or key == "eot_tokens":

@@ -74,34 +74,35 @@ class SlotTemplate:
                      *([_quoted(behind)] if behind else ())]  # fmt: skip
             return " ~ ".join(shown) or "''"
 
-        system = f"{{% set system_message = {_quoted(self.default_system)} %}}" if self.default_system else ""
-        first = "{% if messages[0]['role'] == 'system' %}{% set loop_messages = messages[1:] %}"
-        first += "{% set system_message = messages[0]['content'] %}{% else %}{% set loop_messages = messages %}{% endif %}"
-        system_text, user = written(self.system, "system_message"), written(self.user, "content")
-        content = "{% set content = message['content'] %}"
+        default = f"{{% set system_message = {_quoted(self.default_system)} %}}" if self.default_system else ""
+        system, said = written(self.system, "system_message"), "{% set content = message['content'] %}"
+        shown = "{% if system_message is defined %}{{ " + system + " }}{% endif %}"
         if self.system_in_user:
-            content = "{% if loop.index0 == 0 and system_message is defined %}{% set content = " + system_text
-            content += " ~ message['content'] %}{% else %}{% set content = message['content'] %}{% endif %}"
-        shown = "" if self.system_in_user else "{% if system_message is defined %}{{ " + system_text + " }}{% endif %}"
+            first = "{% if loop.index0 == 0 and system_message is defined %}{% set content = " + system
+            said, shown = f"{first} ~ message['content'] %}}{{% else %}}{said}{{% endif %}}", ""
         return (
-            f"{{{{ {written(self.prefix, _quoted(''))} }}}}{system}{first}{shown}{{% for message in loop_messages %}}{content}"
-            f"{{% if message['role'] == 'user' %}}{{{{ {user} }}}}{{% elif message['role'] == 'assistant' %}}"
-            f"{{{{ {written(self.assistant, 'content')} }}}}{{% endif %}}{{% endfor %}}"
-        )
+            "{{ " + written(self.prefix, "''") + " }}" + default
+            + "{% if messages[0]['role'] == 'system' %}{% set loop_messages = messages[1:] %}"
+            "{% set system_message = messages[0]['content'] %}{% else %}{% set loop_messages = messages %}{% endif %}"
+            + shown + "{% for message in loop_messages %}" + said
+            + "{% if message['role'] == 'user' %}{{ " + written(self.user, "content")
+            + " }}{% elif message['role'] == 'assistant' %}{{ " + written(self.assistant, "content")
+            + " }}{% endif %}{% endfor %}"
+        )  # fmt: skip
 
 
-def parts(text: str, content: str, **more: str) -> Iterator[str]:
-    """A template's text with what is said, in the pieces that are tokenized apart; `{{bos}}`, `{{eos}}` and
-    `{{token:…}}` are pieces of their own."""
+def parts(text: str, content: str, **more: str) -> Iterator[tuple[str, bool]]:
+    """A template's text with what is said, in the pieces that are tokenized apart, and whether each is a token's place:
+    `{{bos}}`, `{{eos}}` or `{{token:…}}`."""
     for part in _BORDER.split(text):
         if _BORDER.fullmatch(part):
             if part != "{{cut}}":
-                yield part
+                yield part, True
             continue
         for name, said in {"content": content, **more}.items():
             part = part.replace(f"{{{{{name}}}}}", said, 1)  # also within what is said, as there
         if part:
-            yield part
+            yield part, False
 
 
 def _quoted(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Tools and calls as LLaMA-Factory writes them, under the names that it has for these forms (`tool_format`). No torch."""
+"""Tools and calls as LLaMA-Factory writes them, by its names of these forms (`tool_format`). No torch."""
 
 from __future__ import annotations
 
@@ -97,7 +97,8 @@ def _default_tools(tools: Sequence[Any]) -> str:
             items = f", where each item should be {said['items'].get('type', '')}" if said.get("items") else ""
             about = f"{said.get('description', '')}{values}{items}"
             arguments += f"  - {name} ({said.get('type', '')}{required}): {about}\n"
-        text += f"> Tool Name: {tool['name']}\nTool Description: {tool.get('description', '')}\nTool Args:\n{arguments}\n"
+        about = tool.get("description", "")
+        text += f"> Tool Name: {tool['name']}\nTool Description: {about}\nTool Args:\n{arguments}\n"
     return _DEFAULT.format(tools=text, names=", ".join(_bare(tool)["name"] for tool in tools))
 
 
@@ -122,8 +123,9 @@ def _gemma4_tools(tools: Sequence[Any]) -> str:
     def declared(tool: Any) -> str:
         pieces = [f"description:{quoted(tool.get('description', ''))}"]
         if its := tool.get("parameters"):
-            named = [f"{name}:{{{','.join(about(said) + kind(said))}}}" for name, said in its.get("properties", {}).items()]
-            inside = [f"properties:{{{','.join(named)}}}"] if its.get("properties") else []
+            given = (its.get("properties") or {}).items()
+            named = [f"{name}:{{{','.join(about(said) + kind(said))}}}" for name, said in given]
+            inside = [f"properties:{{{','.join(named)}}}"] if named else []
             inside += [f"required:[{','.join(map(quoted, its['required']))}]"] if its.get("required") else []
             pieces.append(f"parameters:{{{','.join(inside + kind(its))}}}")
         if its := tool.get("response"):
@@ -234,7 +236,9 @@ _FORMS: dict[str, tuple[Callable[[Sequence[Any]], str], Callable[[Sequence[Call]
     ),
     "seed_oss": (
         lambda tools: _SEED.format(tools=_json(tools)),
-        _each("\n<seed:tool_call>\n<function=%s>", "\n<parameter=%s>%s</parameter>", "\n</function>\n</seed:tool_call>"),
+        _each(
+            "\n<seed:tool_call>\n<function=%s>", "\n<parameter=%s>%s</parameter>", "\n</function>\n</seed:tool_call>"
+        ),
     ),
 }  # fmt: skip
 _AS_GIVEN = "phi4_mini"

@@ -7,8 +7,9 @@ from typing import Literal, get_args
 
 from planner.job.lora import ALL_LINEAR
 from planner.job.pretraining import TEXTS, check_texts, entries_of
+from planner.job.slot_templates import PREFIX, has_slots
 from planner.job.source import SWITCHED_OFF, Mistake, Source, shown
-from planner.job.templates import ALPACA_WITH_SYSTEM, FAMILIES
+from planner.job.templates import FAMILIES
 from planner.job.trainable import of_axolotl, with_rows
 
 METHODS_NOT_THERE = ("dpo", "orpo", "kto", "grpo", "oft", "llama-adapter")
@@ -36,7 +37,6 @@ _FLASH = ("flash_attention", "kernels-", "flex_attention", "xformers", "sage", "
 _ADDED = {"add_tokens", "add_special_tokens", "new_special_tokens"}
 """LLaMA-Factory's, each "a,b"."""
 _TEMPLATES = ("chat_template", "template")
-_WITH_SYSTEM = ("gemma3n", "gemma4", "cohere")
 METHODS = ("adapter", "finetuning_type", "method")
 _STRATEGIES = ("bfd", "wrapped")
 _CONFIGS = ("model_config", "overrides_of_model_config")
@@ -114,15 +114,14 @@ def translated(key: str, value: object) -> object:
         return {name: token for name, token in value.items() if name != "pad_token" and token} or None
     if key in _TEMPLATES and (value == "tokenizer_default" or _means_family(key, value)):
         return None
-    if key == "template" and value == "alpaca":
-        return ALPACA_WITH_SYSTEM
+    if key == "template" and has_slots(value):
+        return f"{PREFIX}{value}"
     return value
 
 
 def _means_family(key: str, value: object) -> bool:
-    """Whether it is a tool's name for what a family of models writes. Of some names LLaMA-Factory's template has a
-    system message more than axolotl's."""
-    return isinstance(value, str) and (value in FAMILIES or (key == "template" and value in _WITH_SYSTEM))
+    """Whether it is axolotl's name for what a family of models writes."""
+    return key == "chat_template" and isinstance(value, str) and value in FAMILIES
 
 
 def other_optimizer(file: Mapping[str, object]) -> bool:

@@ -54,7 +54,8 @@ def documents_of(job: Job, tokenizer: PreTrainedTokenizerBase, pairs: bool) -> I
             if broken.is_full:
                 break
         broken.refuse(seen)
-        if empty := empty - (broken.met - before):
+        form.say_left_out(source.name)
+        if empty := empty - (broken.met - before) - form.left_out.total():
             log.warning("data: %s: %d of %d records are empty and left out", source.name, empty, len(source.records))
     broken.end(given, seen)
 
@@ -100,8 +101,9 @@ def _mixed(job: Job, tokenizer: PreTrainedTokenizerBase, pairs: bool) -> Iterato
         if broken.is_full:
             break
     broken.end(given, lines + sum(drawn))
-    for source, count, every in zip(sources, empty, drawn, strict=True):
-        if count:
+    for (source, form), count, every in zip(opened, empty, drawn, strict=True):
+        form.say_left_out(source.name)
+        if count := count - form.left_out.total():
             log.warning("data: %s: %d of %d records drawn are empty and left out", source.name, count, every)
     shares = ", ".join(f"{count} of {source.name}" for count, (source, _) in zip(drawn, opened, strict=True))
     log.info("data: mixed by %s: %s", job.mix_strategy, shares)
@@ -157,6 +159,7 @@ def form_of(
         kind, columns, tokenizer, train_on=job.train_on, prompt=entry.prompt_format,
         system="system" in entry.columns, learned=entry.learned,
         values={**(job.chat_template_kwargs or {}), **(entry.chat_template_kwargs or {})},
+        slots=job.chat_template, formatting=entry.formatting, begun=job.packing != "wrapped",
     )  # fmt: skip
 
 

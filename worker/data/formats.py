@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Literal
 
@@ -24,8 +26,13 @@ from planner.job.records import (
     tools_of,
     values_of,
 )
+from planner.job.slot_rows import Formatting, LeftOut, read
+from planner.job.slot_templates import PREFIX, slot_template
 from worker.data.chat import ChatTemplate
+from worker.data.slots import Piece, Slots
 from worker.data.turns import Spans
+
+log = logging.getLogger(__name__)
 
 TrainOn = Literal["completions", "pairs", "all"]
 
@@ -35,7 +42,8 @@ class Document:
     """A text to tokenize; `trained` are the spans of characters whose tokens are learned.
 
     `special` adds the tokenizer's own special tokens; `ended` adds the end-of-text token, learned if the text's end is.
-    `everything`: all tokens are learned, those that the tokenizer adds among them.
+    `everything`: all tokens are learned, those that the tokenizer adds among them. `pieces` in place of the text: texts
+    that are tokenized one by one, and tokens, each learned or not.
     """
 
     text: str
@@ -43,26 +51,45 @@ class Document:
     special: bool = True
     ended: bool = True
     everything: bool = False
+    pieces: tuple[Piece, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
-    """How records become documents. `uses` are the columns read. `document` returns None for an empty record."""
+    """How records become documents. `uses` are the columns read. `document` returns None for an empty record, and for
+    one that is left out, and counts these in `left_out` by the reason."""
 
     name: str
     uses: tuple[str, ...]
     document: Callable[[Record], Document | None]
+    left_out: Counter[str] = field(default_factory=Counter)
+
+    def say_left_out(self, data: str) -> None:
+        """Tell how many records of these data were left out, and why."""
+        for why, count in self.left_out.items():
+            log.warning("data: %s: %d conversations are left out, as LLaMA-Factory does: %s", data, count, why)
 
 
 def detect(
     kind: Kind, columns: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, train_on: TrainOn,
     prompt: PromptFormat | None = None, system: bool = False, learned: LearnedTurns | None = None,
-    values: Mapping[str, Any] | None = None,
+    values: Mapping[str, Any] | None = None, slots: str | None = None, formatting: Formatting | None = None,
+    begun: bool = True,
 ) -> Format:  # fmt: skip
     """How records of a kind with these columns become documents; `train_on`: as in the job; `prompt`: how instructions
     are written, None for the chat template, or without one the Alpaca prompt; `system`: the column of that name begins
     conversations; `learned`: which turns of these, where the entry says that; `values`: what the chat template is told
-    beside them, and beside the column `chat_template_kwargs`. Raises UserError."""
+    beside them, and beside the column `chat_template_kwargs`; `slots`: the job's `chat_template`, which may be one of
+    LLaMA-Factory's by its name; `formatting`: as that tool reads the data, whose texts begin with the tokenizer's first
+    token where they are `begun` and it adds one. Raises UserError."""
+    if kind == "text" and formatting is not None:
+        begin = tokenizer.bos_token if begun and getattr(tokenizer, "add_bos_token", False) else None
+        return _slot_text(begin or "", "<|end_of_text|>" if slots == f"{PREFIX}llama3" else tokenizer.eos_token or "")
+    template_of_slots = slot_template(slots)
+    if template_of_slots is not None and prompt is None and kind in ("messages", "conversations", "alpaca", "prompt"):
+        written = Slots(template_of_slots, str(slots).removeprefix(PREFIX), tokenizer, everything=train_on == "all",
+                        values=values or {})  # fmt: skip
+        return _slot_chat(kind, columns, written, formatting)
     everything = train_on == "all" or (train_on == "pairs" and kind not in ("prompt", "alpaca", "segments"))
     if learned is not None and everything:  # turns of every role, but for what the template writes around them
         learned, everything = replace(learned, roles=None), False
@@ -94,6 +121,33 @@ def detect(
         return replace(made, everything=True) if everything and made is not None else made
 
     return replace(found, document=document)
+
+
+def _slot_text(begin: str, end: str) -> Format:
+    """LLaMA-Factory's `stage: pt`: the end token is part of the text, and no other is added."""
+
+    def document(record: Record) -> Document | None:
+        text = begin + text_of(record, "text") + end
+        return Document(text=text, trained=((0, len(text)),), special=False, ended=False) if text else None
+
+    return Format(name="text", uses=("text",), document=document)
+
+
+def _slot_chat(kind: Kind, columns: Sequence[str], slots: Slots, formatting: Formatting | None) -> Format:
+    left_out: Counter[str] = Counter()
+
+    def document(record: Record) -> Document | None:
+        found = read(kind, record, formatting)
+        if isinstance(found, LeftOut):
+            left_out[found.why] += 1
+            return None
+        return Document(text="", trained=(), special=False, ended=False, pieces=slots.pieces(found))
+
+    wanted = {"alpaca": (*ALPACA, "history", "tools"), "prompt": ("prompt", "completion", "tools")}
+    uses = tuple(column for column in wanted.get(kind, (kind, "system", "tools")) if column in columns)
+    return Format(
+        name=f"{kind} under LLaMA-Factory's template {slots.name}", uses=uses, document=document, left_out=left_out
+    )
 
 
 def _text(record: Record) -> Document | None:
