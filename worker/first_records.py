@@ -36,7 +36,9 @@ if TYPE_CHECKING:
 MOST = 64
 """Records of each entry."""
 _MOST_S = 20.0  # where conversations are long
-_TOLD = ("worker.data.chat", "worker.data.turns", "worker.data.formats", "planner.job.broken_rows")
+_TOLD = (
+    "worker.data.chat", "worker.data.turns", "worker.data.formats", "worker.data.slots", "planner.job.broken_rows",
+)  # fmt: skip
 """Who warns of what is told."""
 
 

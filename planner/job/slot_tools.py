@@ -237,7 +237,7 @@ _FORMS: dict[str, tuple[Callable[[Sequence[Any]], str], Callable[[Sequence[Call]
     "seed_oss": (
         lambda tools: _SEED.format(tools=_json(tools)),
         _each(
-            "\n<seed:tool_call>\n<function=%s>", "\n<parameter=%s>%s</parameter>", "\n</function>\n</seed:tool_call>"
+            "\n<seed:tool_call>\n<function=%s", "\n<parameter=%s>%s</parameter>", "\n</function>\n</seed:tool_call>"
         ),
     ),
 }  # fmt: skip

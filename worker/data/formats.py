@@ -135,6 +135,7 @@ def _slot_text(begin: str, end: str) -> Format:
 
 def _slot_chat(kind: Kind, columns: Sequence[str], slots: Slots, formatting: Formatting | None) -> Format:
     left_out: Counter[str] = Counter()
+    slots.warn_of_ends()
 
     def document(record: Record) -> Document | None:
         found = read(kind, record, formatting)

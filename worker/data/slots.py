@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -13,12 +14,15 @@ from planner.job.slot_rows import Conversation, Turn
 from planner.job.slot_templates import BOS, EOS, SlotTemplate, parts
 from planner.job.slot_tools import calls_text, tools_text
 
+log = logging.getLogger(__name__)
+
 Piece = tuple[str | int, bool]
 """A text that is tokenized by itself, or a token, and whether it is learned."""
 
 
 class Slots:
-    """A template with a tokenizer. Raises UserError for a tokenizer without its tokens, and where all is to be learned
+    """A template with a tokenizer. Where it `ends_once`, the end token is learned behind each answer, in place of the
+    first token of the next turn: that is for `worker.data.padding.Rows`. Raises UserError for a tokenizer without its tokens, and where all is to be learned
     and the tool cannot do that."""
 
     def __init__(
@@ -41,15 +45,19 @@ class Slots:
                 hint=f"to add them, as LLaMA-Factory does, give add_special_tokens: {','.join(missing)}",
             )  # fmt: skip
 
+    def warn_of_ends(self) -> None:
+        """Say in the log where an end token is learned that does not stand in the text."""
+        if self._template.ends_once:
+            log.warning(
+                "data: under %s the end token is learned behind each answer, also where another turn follows, in place "
+                "of that one's first token, as in LLaMA-Factory; previews show it behind the last one", self.name,
+            )  # fmt: skip
+
     def pieces(self, conversation: Conversation) -> tuple[Piece, ...]:
-        """What is written of a conversation. Raises ValueError for one that the tool fails at, or learns otherwise than
-        can be done here."""
+        """What is written of a conversation. Raises ValueError for one that the tool fails at."""
         template, turns = self._template, conversation.turns
-        if template.ends_once and len(turns) > 2:
-            raise ValueError(
-                f"under {self.name} LLaMA-Factory learns the end token in place of the first token of each turn but "
-                "the first, which is not there yet: one question and its answer alone can be learned"
-            )
+        if template.ends_once and not all(turn.content for turn in turns[1:-1:2]):
+            raise ValueError(f"an answer that the conversation goes on from is empty, behind which {self.name} ends it")
         found: list[Piece] = []
         for place in range(0, len(turns), 2):
             asks, answers = turns[place], turns[place + 1]
