@@ -202,8 +202,7 @@ def _rows_of_texts(values: Mapping[str, Any]) -> str:
     """How LLaMA-Factory cuts texts into rows: 1000 texts at a time, and what does not fill a row is not learned."""
     if values.get("packing") != "wrapped":
         return ""
-    rest = "all texts are learned to their end, of which it leaves out what does not fill a row, of each 1000"
-    return f"{rest}; a tokenizer that begins texts with a token begins each, and there each row"
+    return "all texts are learned to their end, of which it leaves out what does not fill a row, of each 1000"
 
 
 def _documents_apart(values: Mapping[str, Any], file: Mapping[str, object]) -> str:

@@ -31,7 +31,7 @@ _DTYPES: dict[object, bool | None] = {"bfloat16": True, "bf16": True, "float32":
 _SWITCHES = (
     "train_on_inputs", "train_on_prompt", "use_peft", "assistant_only_loss", "completion_only_loss", "bfloat16",
     "float32", "pure_bf16", "eager_attention", "neat_packing", "use_muon",
-    "pissa_init",
+    "pissa_init", "enable_thinking",
 )  # fmt: skip
 _FLASH = ("flash_attention", "kernels-", "flex_attention", "xformers", "sage", "fp8", "flash_attn")
 _ADDED = {"add_tokens", "add_special_tokens", "new_special_tokens"}
@@ -114,6 +114,8 @@ def translated(key: str, value: object) -> object:
         return {name: token for name, token in value.items() if name != "pad_token" and token} or None
     if key in _TEMPLATES and (value == "tokenizer_default" or _means_family(key, value)):
         return None
+    if key == "enable_thinking" and isinstance(value, bool):
+        return None if value else {key: value}
     if key == "template" and has_slots(value):
         return f"{PREFIX}{value}"
     return value
@@ -205,7 +207,7 @@ def check_value(key: str, name: str, value: object, source: Source) -> list[Mist
         return [source.mistake(key, "bad-value", f"it is {shown(value)}; it must be a share of all steps, below 1")]
     if key == TEXTS:
         return check_texts(value, source)
-    if key in _SWITCHES and value is not None and not isinstance(value, bool):
+    if key in _SWITCHES and (value is not None or key == "enable_thinking") and not isinstance(value, bool):
         return [source.mistake(key, "wrong-type", f"it is {shown(value)}; it must be true or false")]
     if name == "warmup_steps" and isinstance(value, float) and value >= 1 and not value.is_integer():
         return [source.mistake(key, "bad-value", f"it is {shown(value)}; 1 or more must be a whole number of steps")]

@@ -22,8 +22,8 @@ Piece = tuple[str | int, bool]
 
 class Slots:
     """A template with a tokenizer. Where it `ends_once`, the end token is learned behind each answer, in place of the
-    first token of the next turn: that is for `worker.data.padding.Rows`. Raises UserError for a tokenizer without its tokens, and where all is to be learned
-    and the tool cannot do that."""
+    first token of the next turn: that is for `worker.data.padding.Rows`. Raises UserError for a tokenizer without the
+    template's tokens, and where all is to be learned and the tool cannot do that."""
 
     def __init__(
         self, template: SlotTemplate, name: str, tokenizer: PreTrainedTokenizerBase, *, everything: bool,
