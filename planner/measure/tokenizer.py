@@ -113,6 +113,16 @@ def _check_learned(model: nn.Module, job: Job) -> None:
         )  # fmt: skip
 
 
+def first_token_of(tokenizer: PreTrainedTokenizerBase, job: Job) -> int | None:
+    """The token that a tokenizer begins texts with where its own file says `add_bos_token`, which transformers 5 no
+    longer reads; None for others."""
+    try:
+        said = get_tokenizer_config(job.tokenizer, revision=tokenizer_revision(job)).get("add_bos_token")
+    except (OSError, ValueError):
+        said = None
+    return tokenizer.bos_token_id if said is True or getattr(tokenizer, "add_bos_token", False) else None
+
+
 def _own_code_of(job: Job) -> dict[str, str]:
     try:
         return own_code(get_tokenizer_config(job.tokenizer, revision=tokenizer_revision(job)).get("auto_map"))

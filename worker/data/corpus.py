@@ -26,6 +26,7 @@ from transformers import PreTrainedTokenizerBase
 from planner.errors import Exit, UserError
 from planner.job.frozen import Frozen, check_frozen
 from planner.job.schema import Job
+from planner.measure.tokenizer import first_token_of
 from worker.data.documents import documents_of
 from worker.data.formats import Document
 from worker.data.left_out import LeftOut
@@ -141,8 +142,8 @@ def _write(job: Job, tokenizer: PreTrainedTokenizerBase, folder: Path, pairs: bo
             if time.monotonic() - said_at >= _SAY_EVERY_S:
                 log.info("data: %d documents, %d tokens so far", len(ends), count)
                 said_at = time.monotonic()
-    begin = tokenizer.bos_token_id if _begins_rows(job) and getattr(tokenizer, "add_bos_token", False) else None
-    if count and begin is not None:
+    begin = first_token_of(tokenizer, job) if count and _begins_rows(job) else None
+    if begin is not None:
         np.memmap(folder / "tokens.raw", np.int32, "r+")[:: job.max_length] = begin
     sharing.say()
     left_out.say()

@@ -18,6 +18,7 @@ from planner.job.data_check import kind_in
 from planner.job.data_entry import DataEntry
 from planner.job.records import Kind, Record
 from planner.job.schema import Job
+from planner.measure.tokenizer import first_token_of
 from worker.data.formats import Document, Format, detect
 from worker.data.pairs import entry_of_pairs
 from worker.data.sources import Source, open_source
@@ -159,7 +160,8 @@ def form_of(
         kind, columns, tokenizer, train_on=job.train_on, prompt=entry.prompt_format,
         system="system" in entry.columns, learned=entry.learned,
         values={**(job.chat_template_kwargs or {}), **(entry.chat_template_kwargs or {})},
-        slots=job.chat_template, formatting=entry.formatting, begun=job.packing != "wrapped",
+        slots=job.chat_template, formatting=entry.formatting,
+        begin=first_token_of(tokenizer, job) if entry.formatting and job.packing != "wrapped" else None,
     )  # fmt: skip
 
 

@@ -74,17 +74,16 @@ def detect(
     kind: Kind, columns: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, train_on: TrainOn,
     prompt: PromptFormat | None = None, system: bool = False, learned: LearnedTurns | None = None,
     values: Mapping[str, Any] | None = None, slots: str | None = None, formatting: Formatting | None = None,
-    begun: bool = True,
+    begin: int | None = None,
 ) -> Format:  # fmt: skip
     """How records of a kind with these columns become documents; `train_on`: as in the job; `prompt`: how instructions
     are written, None for the chat template, or without one the Alpaca prompt; `system`: the column of that name begins
     conversations; `learned`: which turns of these, where the entry says that; `values`: what the chat template is told
     beside them, and beside the column `chat_template_kwargs`; `slots`: the job's `chat_template`, which may be one of
-    LLaMA-Factory's by its name; `formatting`: as that tool reads the data, whose texts begin with the tokenizer's first
-    token where they are `begun` and it adds one. Raises UserError."""
+    LLaMA-Factory's by its name; `formatting`: as that tool reads the data, whose texts then begin with the token
+    `begin`. Raises UserError."""
     if kind == "text" and formatting is not None:
-        begin = tokenizer.bos_token if begun and getattr(tokenizer, "add_bos_token", False) else None
-        return _slot_text(begin or "", "<|end_of_text|>" if slots == f"{PREFIX}llama3" else tokenizer.eos_token or "")
+        return _slot_text(begin, "<|end_of_text|>" if slots == f"{PREFIX}llama3" else tokenizer.eos_token or "")
     template_of_slots = slot_template(slots)
     if template_of_slots is not None and prompt is None and kind in ("messages", "conversations", "alpaca", "prompt"):
         written = Slots(template_of_slots, str(slots).removeprefix(PREFIX), tokenizer, everything=train_on == "all",
@@ -123,12 +122,13 @@ def detect(
     return replace(found, document=document)
 
 
-def _slot_text(begin: str, end: str) -> Format:
+def _slot_text(begin: int | None, end: str) -> Format:
     """LLaMA-Factory's `stage: pt`: the end token is part of the text, and no other is added."""
+    first: tuple[Piece, ...] = ((begin, True),) if begin is not None else ()
 
     def document(record: Record) -> Document | None:
-        text = begin + text_of(record, "text") + end
-        return Document(text=text, trained=((0, len(text)),), special=False, ended=False) if text else None
+        text = text_of(record, "text") + end
+        return Document(text="", trained=(), special=False, pieces=(*first, (text, True))) if text else None
 
     return Format(name="text", uses=("text",), document=document)
 
