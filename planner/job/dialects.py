@@ -12,6 +12,7 @@ from typing import Any
 
 from planner.job.lora import PEFTS_OWN
 from planner.job.pretraining import long_texts, read_otherwise
+from planner.job.slot_templates import PARSED
 from planner.job.source import SWITCHED_OFF
 from planner.job.trainable import of_llama_factory
 from planner.job.values import MUON
@@ -97,6 +98,8 @@ class Dialect:
                 values |= of_llama_factory(file)
             if (file.get("resize_vocab") is True or values.get("add_tokens")) and _makes_adapters(absent | values):
                 absent["lora_modules_to_save"] = ["embed_tokens", "lm_head"]
+            if file.get("stage") != "pt":
+                absent["chat_template"] = PARSED
             if file.get("stage") == "pt":
                 del absent["long_rows"]  # texts are cut at their end
                 absent |= {"packing": "wrapped"}

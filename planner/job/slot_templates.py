@@ -12,6 +12,8 @@ from typing import Any
 
 PREFIX = "llama_factory:"
 """How a job's `chat_template` begins that is one of these by its name."""
+PARSED = f"{PREFIX}parsed"
+"""What the tool makes of the tokenizer's own chat template where its file names none."""
 BOS, EOS = "{{bos}}", "{{eos}}"
 _CONTENT = "{{content}}"
 _BORDER = re.compile(r"(\{\{(?:bos|eos|cut|token:[^}]+)\}\})")
@@ -122,10 +124,12 @@ def has_slots(name: object) -> bool:
 
 @cache
 def slot_template(chat_template: str | None) -> SlotTemplate | None:
-    """The template that a job's `chat_template` names; None where it is another one. Raises ValueError for a name that
-    is none."""
+    """The template that a job's `chat_template` names; None where it is another one. `PARSED` is here what a tokenizer
+    without a chat template gets. Raises ValueError for a name that is none."""
     if chat_template is None or not chat_template.startswith(PREFIX):
         return None
+    if chat_template == PARSED:
+        return slot_template(f"{PREFIX}empty")
     name = chat_template.removeprefix(PREFIX)
     if not has_slots(name):
         known = ", ".join(sorted(_table()))

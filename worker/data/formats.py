@@ -27,8 +27,9 @@ from planner.job.records import (
     values_of,
 )
 from planner.job.slot_rows import Formatting, LeftOut, read
-from planner.job.slot_templates import PREFIX, slot_template
+from planner.job.slot_templates import PARSED, PREFIX, slot_template
 from worker.data.chat import ChatTemplate
+from worker.data.parsed_slots import parsed_slots
 from worker.data.slots import Piece, Slots
 from worker.data.turns import Spans
 
@@ -84,10 +85,15 @@ def detect(
     `begin`. Raises UserError."""
     if kind == "text" and formatting is not None:
         return _slot_text(begin, "<|end_of_text|>" if slots == f"{PREFIX}llama3" else tokenizer.eos_token or "")
-    template_of_slots = slot_template(slots)
-    if template_of_slots is not None and prompt is None and kind in ("messages", "conversations", "alpaca", "prompt"):
-        written = Slots(template_of_slots, str(slots).removeprefix(PREFIX), tokenizer, everything=train_on == "all",
-                        values=values or {})  # fmt: skip
+    if (named := slot_template(slots)) is not None and prompt is None and kind not in ("text", "segments"):
+
+        @cache
+        def written() -> Slots:
+            of_tokenizer = slots == PARSED and tokenizer.chat_template
+            found = parsed_slots(tokenizer) if of_tokenizer else named
+            name = "its own chat template" if of_tokenizer else str(slots).removeprefix(PREFIX)
+            return Slots(found, name, tokenizer, everything=train_on == "all", values=values or {})
+
         return _slot_chat(kind, columns, written, formatting)
     everything = train_on == "all" or (train_on == "pairs" and kind not in ("prompt", "alpaca", "segments"))
     if learned is not None and everything:  # turns of every role, but for what the template writes around them
@@ -133,21 +139,25 @@ def _slot_text(begin: int | None, end: str) -> Format:
     return Format(name="text", uses=("text",), document=document)
 
 
-def _slot_chat(kind: Kind, columns: Sequence[str], slots: Slots, formatting: Formatting | None) -> Format:
+def _slot_chat(
+    kind: Kind, columns: Sequence[str], slots: Callable[[], Slots], formatting: Formatting | None
+) -> Format:  # fmt: skip
+    """`slots`: made for the first record that is a conversation."""
     left_out: Counter[str] = Counter()
-    slots.warn_of_ends()
 
     def document(record: Record) -> Document | None:
+        if kind == "prompt" and not isinstance(record.get("prompt"), list):
+            return _completion(text_of(record, "prompt"), text_of(record, "completion"))
         found = read(kind, record, formatting)
         if isinstance(found, LeftOut):
             left_out[found.why] += 1
             return None
-        return Document(text="", trained=(), special=False, ended=False, pieces=slots.pieces(found))
+        return Document(text="", trained=(), special=False, ended=False, pieces=slots().pieces(found))
 
     wanted = {"alpaca": (*ALPACA, "history", "tools"), "prompt": ("prompt", "completion", "tools")}
     uses = tuple(column for column in wanted.get(kind, (kind, "system", "tools")) if column in columns)
     return Format(
-        name=f"{kind} under LLaMA-Factory's template {slots.name}", uses=uses, document=document, left_out=left_out
+        name=f"{kind} under a template of LLaMA-Factory's", uses=uses, document=document, left_out=left_out
     )
 
 

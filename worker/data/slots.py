@@ -37,20 +37,17 @@ class Slots:
                 f"The template {name} cannot have all learned.", code="template-prompts", exit_code=Exit.USAGE,
                 hint="leave train_on_prompt out; LLaMA-Factory refuses it, too",
             )  # fmt: skip
+        if template.ends_once:
+            log.warning(
+                "data: under %s the end token is learned behind each answer, also where another turn follows, in place "
+                "of that one's first token, as in LLaMA-Factory; previews show it behind the last one", name,
+            )  # fmt: skip
         there = tokenizer.get_vocab()
         if missing := [token for token in template.tokens if token not in there]:
             raise UserError(
                 f"The tokenizer has no token {missing[0]}, which the template {name} writes.", code="token-not-there",
                 exit_code=Exit.USAGE, numbers=(f"{', '.join(missing)} not among its {len(there)}",),
                 hint=f"to add them, as LLaMA-Factory does, give add_special_tokens: {','.join(missing)}",
-            )  # fmt: skip
-
-    def warn_of_ends(self) -> None:
-        """Say in the log where an end token is learned that does not stand in the text."""
-        if self._template.ends_once:
-            log.warning(
-                "data: under %s the end token is learned behind each answer, also where another turn follows, in place "
-                "of that one's first token, as in LLaMA-Factory; previews show it behind the last one", self.name,
             )  # fmt: skip
 
     def pieces(self, conversation: Conversation) -> tuple[Piece, ...]:

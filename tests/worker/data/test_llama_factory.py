@@ -222,6 +222,35 @@ def test_a_tokenizer_keeps_its_own_chat_template_where_llama_factory_leaves_it(
     assert found == own if gets == OWN else found != own and "<|im_start|>user" in str(found)
 
 
+STERN = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}{{ messages }}"
+KIND = (
+    "{% if messages[0]['role'] != 'system' %}<|system|>Be kind.{% endif %}{% for m in messages %}<|{{ m['role'] }}|>"
+    "{{ m['content'] }}{% if m['role'] == 'assistant' %}</s>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def test_without_a_template_its_parts_are_taken_from_the_tokenizers_own(tmp_path: Path) -> None:
+    model(tmp_path / "model", chat_template=KIND)
+    call = [{"from": "human", "value": "a"}, {"from": "function_call", "value": '{"name": "f", "arguments": {}}'}]
+    rows = [talk("a", "b", "c", "d", system="s"), talk("a", "b", "c"), talk("a", "b"), {"talk": call}]
+    job = job_of(tmp_path, rows, SHAREGPT, "")
+    assert [(text, learned(labels)) for text, labels in batch_of(job)] == [
+        ("<|system|>s<|user|>a<|assistant|>b</s>\n<|user|>c<|assistant|>d</s>\n", "b</s>\n···d</s>\n"),
+        ("<|system|>Be kind.<|user|>a<|assistant|>b</s>\n", "b</s>\n"),
+        (
+            "<|system|>Be kind.<|user|>a<|assistant|>Action: f\nAction Input: {}</s>\n",
+            "Action: f\nAction Input: {}</s>\n",
+        ),
+    ]
+    model(tmp_path / "model", chat_template=STERN)
+    with pytest.raises(UserError, match="Of the tokenizer's chat template LLaMA-Factory makes none of its own") as told:
+        batch_of(job)
+    assert told.value.code == "no-chat-template" and "TemplateError: no system" in told.value.numbers
+    model(tmp_path / "model")
+    assert [(text, learned(labels)) for text, labels in batch_of(job)][1] == ("ab", "b"), "its empty template"
+
+
 def test_thoughts_are_learned_empty_or_shown_or_taken_out(tmp_path: Path) -> None:
     model(tmp_path / "model")
     rows = [talk("a", "b"), talk("a", "<think>\nhm\n</think>\n\nb")]
