@@ -128,6 +128,8 @@ class Dialect:
             absent["load_best_model_at_end"] = True
         if values.get("label_smoothing_factor") not in SWITCHED_OFF:  # TRL's is of the logits alone, too
             absent.pop("router_aux_loss_coef", None)
+        if shorter := self.tool == LLAMA_FACTORY and values.get("packing") in (True, "wrapped"):
+            _leave_room(values, absent)
         if values.get("train_batch_size") is not None:
             absent.pop("per_device_train_batch_size", None)
         filled = {key: value for key, value in absent.items() if values.get(key) is None}
@@ -138,12 +140,21 @@ class Dialect:
             read_otherwise(file, packs=packs) if self.tool == AXOLOTL else "",
             _rows_of_texts(values) if self.tool == LLAMA_FACTORY and file.get("stage") == "pt" else "",
             _documents_apart(values, file) if self.tool == LLAMA_FACTORY else "",
+            f"max_length is {values['max_length']}, as packed rows are one token shorter than cutoff_len there"
+            if shorter else "",
             _cut_prompts(self.tool, values), _held_out(values),
         )  # fmt: skip
         words = ", ".join(f"{key} {value}" for key, value in filled.items())
         told = f"the file reads as {self.tool}'s; what it leaves out is as there: {words}" if filled else ""
         apart = f"in this file of {self.tool}'s: {words}" if (words := "; ".join(filter(None, others))) else ""
         return tuple(filter(None, (told, apart)))
+
+
+def _leave_room(values: dict[str, Any], absent: dict[str, Any]) -> None:
+    """LLaMA-Factory's packed rows are a token shorter than `cutoff_len` where the file says that it packs."""
+    for said in (values, absent):
+        if isinstance(said.get("max_length"), int) and not isinstance(said["max_length"], bool):
+            said["max_length"] -= 1
 
 
 def _new_tokens(values: Mapping[str, Any]) -> list[object]:

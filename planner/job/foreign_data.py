@@ -39,8 +39,9 @@ def settle_data(
             try:
                 if values.get(key) is not None:
                     found = _named(values[key], source, folder)
-                    pretraining = source.values.get("stage") == "pt" and isinstance(found, list)
-                    values[key] = [_as_texts(entry) for entry in found] if pretraining else found
+                    if source.values.get("stage") == "pt" and isinstance(found, list):
+                        found = [_as_texts(entry) for entry in found]
+                    values[key] = found
             except (OSError, TypeError, ValueError) as error:
                 for wrong in [*_wrong_names(values.pop(key), source, folder)] or [error]:
                     code = next(code for kind, code in _CODES.items() if isinstance(wrong, kind))

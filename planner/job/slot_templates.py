@@ -134,7 +134,8 @@ def slot_template(chat_template: str | None) -> SlotTemplate | None:
     if not has_slots(name):
         known = ", ".join(sorted(_table()))
         raise ValueError(f"LLaMA-Factory has no template {name} for texts that is known here; known are {known}")
-    fields = dict(_table()[name])
+    fields: dict[str, Any] = dict(_table()[name])
     while (like := fields.pop("like", None)) is not None:
         fields = _table()[like] | fields
-    return SlotTemplate(**{key: tuple(said) if isinstance(said, list) else said for key, said in fields.items()})
+    lists: dict[str, Any] = {key: tuple(said) for key, said in fields.items() if isinstance(said, list)}
+    return SlotTemplate(**(fields | lists))
