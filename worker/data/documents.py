@@ -160,7 +160,7 @@ def form_of(
         kind, columns, tokenizer, train_on=job.train_on, prompt=entry.prompt_format,
         system="system" in entry.columns, learned=entry.learned,
         values={**(job.chat_template_kwargs or {}), **(entry.chat_template_kwargs or {})},
-        slots=job.chat_template, formatting=entry.formatting,
+        slots=None if pairs else job.chat_template, formatting=entry.formatting,
         begin=first_token_of(tokenizer, job) if entry.formatting and job.packing != "wrapped" else None,
     )  # fmt: skip
 

@@ -30,7 +30,7 @@ from planner.job.slot_rows import Formatting, LeftOut, read
 from planner.job.slot_templates import PARSED, PREFIX, slot_template
 from worker.data.chat import ChatTemplate
 from worker.data.parsed_slots import parsed_slots
-from worker.data.slots import Piece, Slots
+from worker.data.slots import Piece, Slots, check_tokens
 from worker.data.turns import Spans
 
 log = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ def detect(
     LLaMA-Factory's by its name; `formatting`: as that tool reads the data, whose texts then begin with the token
     `begin`. Raises UserError."""
     if kind == "text" and formatting is not None:
-        return _slot_text(begin, "<|end_of_text|>" if slots == f"{PREFIX}llama3" else tokenizer.eos_token or "")
+        return _slot_text(begin, _end_of_texts(slots, tokenizer))
     if (named := slot_template(slots)) is not None and prompt is None and kind not in ("text", "segments"):
 
         @cache
@@ -126,6 +126,16 @@ def detect(
         return replace(made, everything=True) if everything and made is not None else made
 
     return replace(found, document=document)
+
+
+def _end_of_texts(slots: str | None, tokenizer: PreTrainedTokenizerBase) -> str:
+    """What LLaMA-Factory writes behind each text of `stage: pt`: the end token that the template gives the tokenizer,
+    or its own. Raises UserError where that is no token of it."""
+    named = slot_template(slots)
+    end = "<|end_of_text|>" if slots == f"{PREFIX}llama3" else named.stops[0] if named and named.replaces_eos else None
+    if end is not None:
+        check_tokens(tokenizer, (end,), str(slots).removeprefix(PREFIX))
+    return end or tokenizer.eos_token or ""
 
 
 def _slot_text(begin: int | None, end: str) -> Format:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -42,13 +42,7 @@ class Slots:
                 "data: under %s the end token is learned behind each answer, also where another turn follows, in place "
                 "of that one's first token, as in LLaMA-Factory; previews show it behind the last one", name,
             )  # fmt: skip
-        there = tokenizer.get_vocab()
-        if missing := [token for token in template.tokens if token not in there]:
-            raise UserError(
-                f"The tokenizer has no token {missing[0]}, which the template {name} writes.", code="token-not-there",
-                exit_code=Exit.USAGE, numbers=(f"{', '.join(missing)} not among its {len(there)}",),
-                hint=f"to add them, as LLaMA-Factory does, give add_special_tokens: {','.join(missing)}",
-            )  # fmt: skip
+        check_tokens(tokenizer, template.tokens, name)
 
     def pieces(self, conversation: Conversation) -> tuple[Piece, ...]:
         """What is written of a conversation. Raises ValueError for one that the tool fails at."""
@@ -73,12 +67,11 @@ class Slots:
     def _asked(self, conversation: Conversation, turn: Turn, place: int) -> Iterator[str | int]:
         template = self._template
         system, tools = conversation.system or template.default_system, conversation.tools
+        if not place:
+            yield from self._tokens(parts(template.prefix, ""))
         if place or not (system or tools):
-            if not place:
-                yield from self._tokens(parts(template.prefix, ""))
             yield from self._written(turn, place)
             return
-        yield from self._tokens(parts(template.prefix, ""))
         said = system + (tools_text(template.tools, tools) if tools else "")
         if template.system_in_user:
             first = "".join(text for text, _ in parts(template.system, said))
@@ -127,6 +120,17 @@ class Slots:
                     yield int(token)
             else:
                 yield tokenizer.get_vocab()[piece[8:-2]]
+
+
+def check_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str], name: str) -> None:
+    """Raise UserError where the tokenizer lacks one of the tokens that the template `name` writes."""
+    there = tokenizer.get_vocab()
+    if missing := [token for token in tokens if token not in there]:
+        raise UserError(
+            f"The tokenizer has no token {missing[0]}, which the template {name} writes.", code="token-not-there",
+            exit_code=Exit.USAGE, numbers=(f"{', '.join(missing)} not among its {len(there)}",),
+            hint=f"to add them, as LLaMA-Factory does, give add_special_tokens: {','.join(missing)}",
+        )  # fmt: skip
 
 
 def _pattern(marks: tuple[str, str]) -> re.Pattern[str]:

@@ -28,7 +28,7 @@ SHAREGPT = {
              "observation_tag": "observation", "function_tag": "function_call", "system_tag": "system"},
 }  # fmt: skip
 TEXTS = {"columns": {"prompt": "text"}}
-MARKS = ("<|im_start|>", "<|im_end|>", "<|user|>", "<|assistant|>", "<|observation|>", "<|system|>")
+MARKS = ("<|end_of_text|>", "<|im_start|>", "<|im_end|>", "<|user|>", "<|assistant|>", "<|observation|>", "<|system|>")
 
 
 def model(folder: Path, *, bos: bool = False, chat_template: str | None = None) -> None:
@@ -185,19 +185,22 @@ def test_instructions_are_learned_also_where_an_answer_is_empty_and_left_out_wit
         (True, "", ["<s>ne</s>tw", "<s></s></s>"]),
         (False, "packing: false\n", ["one</s>", "two</s>", "</s>"]),
         (True, "packing: false\n", ["<s>one</s>", "<s>two</s>", "<s></s>"]),
-        (False, "template: llama3\n", ["one<|end", "_of_text", "|>two<|e", "nd_of_te", "xt|><|en", "d_of_tex", "t|>"]),
+        (False, "packing: false\ntemplate: qwen3\n", ["one<|im_end|>", "two<|im_end|>"]),
+        (False, "packing: false\ntemplate: llama3\n", ["one<|end_of_text|>", "two<|end_of_text|>"]),
     ],
 )
 def test_texts_are_those_of_the_data_with_an_end_token_and_where_there_is_one_rows_begin_with_the_first(
     bos: bool, lines: str, rows: list[str], tmp_path: Path
 ) -> None:
     model(tmp_path / "model", bos=bos)
-    text = f"stage: pt\ncutoff_len: {6 if 'template' not in lines else 8}\n{lines}"
+    text = f"stage: pt\ncutoff_len: 6\n{lines}"
     job = job_of(tmp_path, [{"text": said} for said in ("one", "two", "")], TEXTS, text)
     found = batch_of(job)
     expected = [row for row in rows if "packing" not in lines or row != "</s>"]  # alone it has nothing before it
     assert [shown for shown, _ in found] == expected
     assert all(label is not None for _, labels in found for label in labels)
+    with pytest.raises(UserError, match=r"The tokenizer has no token <\|end\|>, which the template phi writes"):
+        batch_of(job_of(tmp_path, [{"text": "one"}], TEXTS, "stage: pt\ntemplate: phi\n"))
 
 
 def test_texts_that_are_given_by_their_path_are_learned_likewise(tmp_path: Path) -> None:
