@@ -38,7 +38,10 @@ if TYPE_CHECKING:
 MOST = 64
 """Records of each entry."""
 _MOST_S = 20.0  # where conversations are long
-_TOLD = ("worker.data.chat", "worker.data.turns", "planner.job.broken_rows")  # who warns of what is told
+_TOLD = (
+    "worker.data.chat", "worker.data.turns", "worker.data.formats", "worker.data.slots", "planner.job.broken_rows",
+)  # fmt: skip
+"""Who warns of what is told."""
 
 
 def main(arguments: list[str]) -> int:
@@ -166,6 +169,7 @@ def _documents(
                 yield document
             if time.monotonic() > until:
                 break
+        form.say_left_out(f"of the first records of {entry.path}" if not first.whole else entry.path)
         if broken.ends and is_local(entry.path):
             for row in islice(Reader(local_data(Path(entry.path)), MOST_BYTES), len(first.rows), None):
                 learns(entry, kind, row, broken)

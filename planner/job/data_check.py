@@ -20,6 +20,7 @@ from planner.job.local_data import LocalData, is_local, local_data
 from planner.job.reader import Reader, Row
 from planner.job.records import Kind, check_answers, check_record, is_chat, kind_of, no_columns
 from planner.job.schema import Job
+from planner.job.slot_rows import check as check_of_llama_factory
 from planner.job.templates import GIVE_TEMPLATE
 
 MOST_BYTES = 32 * 2**20
@@ -101,7 +102,10 @@ def learns(entry: DataEntry, kind: Kind, row: Row, broken: BrokenRows) -> bool:
         broken.add_row(row)
         return False
     try:
-        return check_record(kind, entry.mapped(row.record))
+        record = entry.mapped(row.record)
+        if entry.formatting is not None:
+            return check_of_llama_factory(kind, record, entry.formatting)
+        return check_record(kind, record)
     except ValueError as error:
         broken.add(row.place, error)
         return False

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler
 
 from planner.job.fields import Count, Text, Values
 from planner.job.records import VALUES, Kind, Record, role_of
+from planner.job.slot_rows import Formatting
 from planner.job.thinking import with_thinking
 
 _VALUE = ConfigDict(extra="forbid", frozen=True)
@@ -29,7 +30,7 @@ COLUMNS: dict[Type, tuple[str, ...]] = {
 
 _LATER = (
     "data_dir", "max_samples", "roles_to_train", "train_on_eos", "train_on_eot", "eot_tokens", "chat_template_kwargs",
-    "split_thinking",
+    "split_thinking", "formatting",
 )  # fmt: skip
 """Fields that entries had not from the start, left out of what is written where they say nothing."""
 
@@ -78,7 +79,8 @@ class DataEntry(BaseModel):
     are. `max_samples`: the first so many of them. `roles_to_train` (roles by the data's names), `train_on_eos`,
     `train_on_eot`, `eot_tokens`: see `learned`; all None where the chat template says what is learned.
     `chat_template_kwargs`: beside the job's, and before these. `split_thinking`: the key of a message that gets what an
-    answer thinks (`planner.job.thinking`).
+    answer thinks (`planner.job.thinking`). `formatting`: records are read as LLaMA-Factory reads data of this
+    formatting, and roles that are not among `roles` are none.
     """
 
     model_config = _VALUE
@@ -102,6 +104,7 @@ class DataEntry(BaseModel):
     eot_tokens: tuple[Text, ...] | None = None
     chat_template_kwargs: Values = None
     split_thinking: Text | None = None
+    formatting: Formatting | None = None
 
     @model_serializer(mode="wrap")
     def _as_before(self, others: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -170,6 +173,8 @@ class DataEntry(BaseModel):
         if isinstance(named, str) and named in self.roles:
             found.pop("from", None)
             found["role"] = self.roles[named]
+        elif self.formatting is not None and self.roles:
+            found["role"] = f"no tag: {named}"
         return found if self.split_thinking is None else with_thinking(found, self.split_thinking)
 
 

@@ -14,6 +14,7 @@ from planner.job.source import shown
 
 _INSTRUCTIONS = {
     "prompt": "instruction", "query": "input", "response": "output", "system": "system", "history": "history",
+    "tools": "tools",
 }  # fmt: skip
 _PICTURES = ("images", "videos", "audios")
 _TAGS = {"user_tag": "user", "assistant_tag": "assistant", "observation_tag": "tool", "function_tag": "function_call",
@@ -72,29 +73,40 @@ def _entry(name: str, said: dict[str, Any], folder: Path, pretraining: bool, fin
     if said.get("num_samples"):
         raise ValueError(f"{name} has num_samples, a drawn part of it; give split, like train[:1000], there")
     formatting = said.get("formatting", "alpaca")
+    fields["formatting"] = formatting
     if pretraining:
-        fields |= {"type": "text", "columns": {"text": columns.get("prompt", "instruction")}}
+        fields |= {"type": "text", "columns": {"text": _pretraining_column(name, formatting, columns)}}
     elif formatting == "alpaca":
-        if columns.get("tools"):
-            raise ValueError(f"{name} has tools beside instructions; give them with conversations, as in sharegpt")
         theirs = {ours: columns[key] for key, ours in _INSTRUCTIONS.items() if key in columns}
         # What is not named is not there, whatever the data have; without any names three are.
-        theirs = dict.fromkeys(("system", "history", *(("input",) if columns else ())), "") | theirs
+        theirs = dict.fromkeys(("system", "history", "tools", *(("input",) if columns else ())), "") | theirs
         fields |= {"type": "instructions", "columns": theirs}
     elif formatting in ("sharegpt", "openai"):
-        tags = (_SHAREGPT if formatting == "sharegpt" else _OPENAI) | (said.get("tags") or {})
+        tags = said.get("tags") or (_SHAREGPT if formatting == "sharegpt" else _OPENAI)  # those alone, if any
         more = {key: columns.get(key) or "" for key in ("system", "tools")}
         fields |= {
             "type": "messages", "columns": {"messages": columns.get("messages", "conversations"), **more, VALUES: ""},
-            "message_keys": {"role": tags["role_tag"], "content": tags["content_tag"], "train": "", "weight": ""},
-            "roles": {tags[tag]: role for tag, role in _TAGS.items()},
+            "message_keys": {
+                "role": tags.get("role_tag", "role"), "content": tags.get("content_tag", "content"), "train": "",
+                "weight": "",
+            },
+            "roles": {tags[tag]: role for tag, role in _TAGS.items() if tags.get(tag)},
         }  # fmt: skip
     else:
         raise ValueError(f"{name} has the formatting {shown(formatting)}; known are alpaca, sharegpt and openai")
-    for key in ("columns", "message_keys", "roles"):
+    for key in ("columns", "message_keys"):
         same = ("system",) if key == "columns" else ()
         fields[key] = {one: other for one, other in fields.get(key, {}).items() if one != other or one in same}
     return simplest(fields)
+
+
+def _pretraining_column(name: str, formatting: str, columns: dict[str, Any]) -> str:
+    """The column whose texts are learned. Raises ValueError where the tool would put several columns together."""
+    if formatting != "alpaca" or not columns.get("prompt"):
+        raise ValueError(f"{name} is for stage: pt, and says no column of texts; give columns: {{prompt: text}} there")
+    if more := [key for key in ("query", "history") if columns.get(key)]:
+        raise ValueError(f"{name} has {more[0]} beside prompt; under stage: pt one column is learned here")
+    return str(columns["prompt"])
 
 
 def _path(name: str, said: dict[str, Any], folder: Path, find: Finder) -> str:

@@ -99,7 +99,7 @@ def _fields(entry: Mapping[str, Any]) -> dict[str, Any]:
             continue
         if key == "type":
             _say_type(found, value)
-        elif key in ("split", "name", "revision", "max_samples", VALUES):
+        elif key in ("split", "name", "revision", "max_samples", "formatting", VALUES):
             found[key] = value
         elif key == "data_files":
             found[key] = [value] if isinstance(value, str) else list(value)
@@ -123,7 +123,7 @@ def _fields(entry: Mapping[str, Any]) -> dict[str, Any]:
             key_of_thoughts = entry.get("template_thinking_key") or "reasoning_content"
             found[key] = value if isinstance(value, str) else str(key_of_thoughts)
         elif key == "roles" and isinstance(value, dict):
-            found["roles"] |= _roles(value)
+            found["roles"] |= value if entry.get("formatting") else _roles(value)
         elif key in ("drop_system_message", "drop_system"):
             found["drop_system"] = bool(value)
         elif key in LEARNED_KEYS or key == "eot_tokens":

@@ -12,6 +12,7 @@ from typing import Any
 
 from planner.job.lora import PEFTS_OWN
 from planner.job.pretraining import long_texts, read_otherwise
+from planner.job.slot_templates import PARSED
 from planner.job.source import SWITCHED_OFF
 from planner.job.trainable import of_llama_factory
 from planner.job.values import MUON
@@ -97,6 +98,8 @@ class Dialect:
                 values |= of_llama_factory(file)
             if (file.get("resize_vocab") is True or values.get("add_tokens")) and _makes_adapters(absent | values):
                 absent["lora_modules_to_save"] = ["embed_tokens", "lm_head"]
+            if file.get("stage") != "pt":
+                absent["chat_template"] = PARSED
             if file.get("stage") == "pt":
                 del absent["long_rows"]  # texts are cut at their end
                 absent |= {"packing": "wrapped"}
@@ -125,6 +128,8 @@ class Dialect:
             absent["load_best_model_at_end"] = True
         if values.get("label_smoothing_factor") not in SWITCHED_OFF:  # TRL's is of the logits alone, too
             absent.pop("router_aux_loss_coef", None)
+        if shorter := self.tool == LLAMA_FACTORY and values.get("packing") in (True, "wrapped"):
+            _leave_room(values, absent)
         if values.get("train_batch_size") is not None:
             absent.pop("per_device_train_batch_size", None)
         filled = {key: value for key, value in absent.items() if values.get(key) is None}
@@ -135,12 +140,21 @@ class Dialect:
             read_otherwise(file, packs=packs) if self.tool == AXOLOTL else "",
             _rows_of_texts(values) if self.tool == LLAMA_FACTORY and file.get("stage") == "pt" else "",
             _documents_apart(values, file) if self.tool == LLAMA_FACTORY else "",
+            f"max_length is {values['max_length']}, as packed rows are one token shorter than cutoff_len there"
+            if shorter else "",
             _cut_prompts(self.tool, values), _held_out(values),
         )  # fmt: skip
         words = ", ".join(f"{key} {value}" for key, value in filled.items())
         told = f"the file reads as {self.tool}'s; what it leaves out is as there: {words}" if filled else ""
         apart = f"in this file of {self.tool}'s: {words}" if (words := "; ".join(filter(None, others))) else ""
         return tuple(filter(None, (told, apart)))
+
+
+def _leave_room(values: dict[str, Any], absent: dict[str, Any]) -> None:
+    """LLaMA-Factory's packed rows are a token shorter than `cutoff_len` where the file says that it packs."""
+    for said in (values, absent):
+        if isinstance(said.get("max_length"), int) and not isinstance(said["max_length"], bool):
+            said["max_length"] -= 1
 
 
 def _new_tokens(values: Mapping[str, Any]) -> list[object]:
@@ -202,8 +216,7 @@ def _rows_of_texts(values: Mapping[str, Any]) -> str:
     """How LLaMA-Factory cuts texts into rows: 1000 texts at a time, and what does not fill a row is not learned."""
     if values.get("packing") != "wrapped":
         return ""
-    rest = "all texts are learned to their end, of which it leaves out what does not fill a row, of each 1000"
-    return f"{rest}; a tokenizer that begins texts with a token begins each, and there each row"
+    return "all texts are learned to their end, of which it leaves out what does not fill a row, of each 1000"
 
 
 def _documents_apart(values: Mapping[str, Any], file: Mapping[str, object]) -> str:

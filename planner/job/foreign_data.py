@@ -38,7 +38,10 @@ def settle_data(
         for key in _DATA:
             try:
                 if values.get(key) is not None:
-                    values[key] = _named(values[key], source, folder)
+                    found = _named(values[key], source, folder)
+                    if source.values.get("stage") == "pt" and isinstance(found, list):
+                        found = [_as_texts(entry) for entry in found]
+                    values[key] = found
             except (OSError, TypeError, ValueError) as error:
                 for wrong in [*_wrong_names(values.pop(key), source, folder)] or [error]:
                     code = next(code for kind, code in _CODES.items() if isinstance(wrong, kind))
@@ -46,6 +49,11 @@ def settle_data(
                     if isinstance(wrong, OtherData):  # which its template is of, too
                         values.pop("chat_template", None)
     return mistakes
+
+
+def _as_texts(entry: Any) -> Any:
+    """Data that are given by their path, whose texts are learned as LLaMA-Factory learns them."""
+    return {"path": entry, "formatting": "alpaca"} if isinstance(entry, str) else entry
 
 
 def _wrong_names(value: object, source: Source, folder: Path) -> Iterator[Exception]:

@@ -59,7 +59,7 @@ def _comment(key: str, said: str | None, tool: str | None) -> str:
 
 def _plain(key: str, value: Any, written: object) -> Any:
     """The value as people write it: a template by its name, an entry without what it leaves unsaid."""
-    if key == "chat_template" and isinstance(written, str) and named_template(written) is not None:
+    if key == "chat_template" and isinstance(written, str) and named_template(written) == value is not None:
         return written
     if key == "bf16" and written in (None, "auto"):
         return "auto" if value else value

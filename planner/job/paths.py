@@ -18,6 +18,7 @@ from planner.job.adapter import local_adapter
 from planner.job.data_entry import DataEntry, simplest
 from planner.job.dataset_words import read_entry
 from planner.job.local_data import KINDS, local_data
+from planner.job.slot_templates import slot_template
 from planner.job.source import MOST_CHARACTERS, Mistake, Source, shown
 from planner.job.templates import NAMES, named_template
 
@@ -128,7 +129,7 @@ def local_file_or_template(text: object, folder: Path | None) -> str:
     """The text of a Jinja template: read from a file, known by its name, or given as it is."""
     if not isinstance(text, str):
         raise TypeError(f"it is {shown(text)}; it must be a path to a Jinja template, or its text")
-    if folder is None or "{{" in text or "{%" in text:
+    if folder is None or "{{" in text or "{%" in text or slot_template(text) is not None:
         return text
     path = Path(resolve(text, folder))
     if not path.exists() and (known := named_template(text)) is not None:

@@ -20,7 +20,6 @@ from planner.keys.meaning import (
     ELSEWHERE,
     EVALUATES,
     KERNELS,
-    LEARNED,
     ONE_DEVICE,
     OTHER_FORM,
     PICTURES,
@@ -191,14 +190,6 @@ def _metric(reading: Reading, key: str, value: object) -> None:
         reading.refuse(key, text)
 
 
-def _thinking(reading: Reading, key: str, value: object) -> None:
-    """LLaMA-Factory's: false takes thoughts out, and shows empty ones in their place that are not learned."""
-    if value is False and reading.source.values.get("template") == "qwen3":
-        reading.refuse(key, "it is false; qwen3 without thoughts is not there yet; give template: qwen3_nothink")
-    elif value not in (True, *SWITCHED_OFF):
-        reading.refuse(key, f"{LEARNED} is not there yet; leave this key out")
-
-
 def _resume(reading: Reading, key: str, value: object) -> None:
     if value is not True and value not in SWITCHED_OFF:
         reading.refuse(key, f"it is {shown(value)}; a job starts at its model; leave this key out")
@@ -250,7 +241,7 @@ def _as_it_is(reading: Reading, key: str, value: object) -> None:
 
 
 _SPECIAL: dict[str, Callable[[Reading, str, object], None]] = {
-    "bnb_config_kwargs": _bnb_config, "enable_thinking": _thinking,
+    "bnb_config_kwargs": _bnb_config,
     "model_quantization_config": _unpacked, "plugins": _plugins, "stage": _stage, "resume_from_checkpoint": _resume,
     **dict.fromkeys(("freeze_trainable_layers", "freeze_trainable_modules", "freeze_extra_modules"), _frozen),
     "max_length": _uncut, "ignore_pad_token_for_loss": _padding, "create_new_adapter": _merged_first,

@@ -7,8 +7,9 @@ from typing import Literal, get_args
 
 from planner.job.lora import ALL_LINEAR
 from planner.job.pretraining import TEXTS, check_texts, entries_of
+from planner.job.slot_templates import PREFIX, has_slots
 from planner.job.source import SWITCHED_OFF, Mistake, Source, shown
-from planner.job.templates import ALPACA_WITH_SYSTEM, FAMILIES, NAMES
+from planner.job.templates import FAMILIES, NAMES
 from planner.job.trainable import of_axolotl, with_rows
 
 METHODS_NOT_THERE = ("dpo", "orpo", "kto", "grpo", "oft", "llama-adapter")
@@ -30,13 +31,12 @@ _DTYPES: dict[object, bool | None] = {"bfloat16": True, "bf16": True, "float32":
 _SWITCHES = (
     "train_on_inputs", "train_on_prompt", "use_peft", "assistant_only_loss", "completion_only_loss", "bfloat16",
     "float32", "pure_bf16", "eager_attention", "neat_packing", "use_muon",
-    "pissa_init",
+    "pissa_init", "enable_thinking",
 )  # fmt: skip
 _FLASH = ("flash_attention", "kernels-", "flex_attention", "xformers", "sage", "fp8", "flash_attn")
 _ADDED = {"add_tokens", "add_special_tokens", "new_special_tokens"}
 """LLaMA-Factory's, each "a,b"."""
 _TEMPLATES = ("chat_template", "template")
-_WITH_SYSTEM = ("gemma3n", "gemma4", "cohere")
 METHODS = ("adapter", "finetuning_type", "method")
 _STRATEGIES = ("bfd", "wrapped")
 _CONFIGS = ("model_config", "overrides_of_model_config")
@@ -114,17 +114,16 @@ def translated(key: str, value: object) -> object:
         return {name: token for name, token in value.items() if name != "pad_token" and token} or None
     if key in _TEMPLATES and (value == "tokenizer_default" or _means_family(key, value)):
         return None
-    if key == "template" and value == "alpaca":
-        return ALPACA_WITH_SYSTEM
+    if key == "enable_thinking" and isinstance(value, bool):
+        return None if value else {key: value}
+    if key == "template" and has_slots(value):
+        return f"{PREFIX}{value}"
     return value
 
 
 def _means_family(key: str, value: object) -> bool:
-    """Whether it is a tool's name for what a family of models writes. Of some names LLaMA-Factory's template is another
-    than axolotl's, as it has a system message more."""
-    if not isinstance(value, str):
-        return False
-    return value in (*FAMILIES, *_WITH_SYSTEM) if key == "template" else value in FAMILIES - {*NAMES}
+    """Whether it is axolotl's name for what a family of models writes."""
+    return key == "chat_template" and isinstance(value, str) and value in FAMILIES - {*NAMES}
 
 
 def other_optimizer(file: Mapping[str, object]) -> bool:
@@ -209,7 +208,7 @@ def check_value(key: str, name: str, value: object, source: Source) -> list[Mist
         return [source.mistake(key, "bad-value", f"it is {shown(value)}; it must be a share of all steps, below 1")]
     if key == TEXTS:
         return check_texts(value, source)
-    if key in _SWITCHES and value is not None and not isinstance(value, bool):
+    if key in _SWITCHES and (value is not None or key == "enable_thinking") and not isinstance(value, bool):
         return [source.mistake(key, "wrong-type", f"it is {shown(value)}; it must be true or false")]
     if name == "warmup_steps" and isinstance(value, float) and value >= 1 and not value.is_integer():
         return [source.mistake(key, "bad-value", f"it is {shown(value)}; 1 or more must be a whole number of steps")]

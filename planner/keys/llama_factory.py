@@ -56,6 +56,7 @@ LLAMA_FACTORY: Table = {key: meaning for key, meaning in TRANSFORMERS.items() if
         "optim": "use_muon",
         "init_lora_weights": "pissa_init",
         "router_aux_loss_coef": "moe_aux_loss_coef",
+        "chat_template_kwargs": "enable_thinking",
     },
     unused={
         LOGS: """
@@ -106,6 +107,7 @@ LLAMA_FACTORY: Table = {key: meaning for key, meaning in TRANSFORMERS.items() if
             upcast_layernorm upcast_lmhead_output
         """,
         "the planner's block masks are exact": "block_diag_attn",
+        "it says nothing without mask_history": "preserve_thinking",
         SAYS_NOTHING: "compute_dtype device_map model_max_length ref_model ref_model_adapters",
     },
     planner="""
@@ -118,7 +120,7 @@ LLAMA_FACTORY: Table = {key: meaning for key, meaning in TRANSFORMERS.items() if
         moe_grouped_gemm moe_token_dispatcher_type moe_permute_fusion recompute_granularity
     """,
     not_there={
-        LEARNED: "mask_history enable_thinking preserve_thinking",
+        LEARNED: "mask_history",
         ORDER: "disable_shuffling",
         "another system message (write it into the template)": "default_system",
         "reading data that are tokenized already; give the dataset itself, and leave this key out": "tokenized_path",
@@ -170,6 +172,5 @@ LLAMA_FACTORY: Table = {key: meaning for key, meaning in TRANSFORMERS.items() if
     fine={
         "quantization_method": ("bnb", "bitsandbytes"),
         "rope_scaling": ("none",), "pref_loss": ("sigmoid",),
-        "enable_thinking": (True,), "tool_format": ("default",),
     },
 )  # fmt: skip

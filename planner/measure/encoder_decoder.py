@@ -14,6 +14,7 @@ from transformers import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, PreTrainedConfi
 
 from planner.errors import Exit, UserError
 from planner.job.schema import Job
+from planner.job.slot_templates import PARSED
 
 IGNORED = -100
 
@@ -42,7 +43,9 @@ def check_sides(job: Job, config: PreTrainedConfig) -> None:
         "packing": (job.packing is not False, "a prompt and its completion are a row of their own"),
         "train_on": (job.train_on != "completions", "what it learns is the completion, and all of it"),
         "long_rows": (job.long_rows == "split", "a part of a prompt has no completion; cut, drop or refuse it"),
-        "chat_template": (job.chat_template is not None, "prompt and completion are texts, and no conversation"),
+        "chat_template": (
+            job.chat_template not in (None, PARSED), "prompt and completion are texts, and no conversation",
+        ),
         "chat_template_kwargs": (job.chat_template_kwargs is not None, "its data are no conversations"),
         "add_tokens": (job.add_tokens is not None, "adding tokens to one is not there yet"),
         "load_in_4bit": (job.load_in_4bit, "adapters on a quantized encoder-decoder are not there yet"),

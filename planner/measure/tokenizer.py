@@ -14,6 +14,7 @@ from planner.errors import Exit, UserError, disk_full, first_line, is_disk_full
 from planner.hub import check_reached, not_given
 from planner.job.local_data import is_local
 from planner.job.schema import Job
+from planner.job.slot_templates import slot_template
 from planner.measure.hf_names import own_code, own_code_refused, tokenizer_revision
 
 
@@ -38,10 +39,13 @@ def load_tokenizer(job: Job) -> PreTrainedTokenizerBase:
             numbers=(first_line(error),),
             hint="give tokenizer, a folder with tokenizer.json or a Hugging Face id",
         ) from error  # fmt: skip
-    if job.chat_template is not None:
+    slots = slot_template(job.chat_template)
+    if job.chat_template is not None and slots is None:
         tokenizer.chat_template = job.chat_template
     tokenizer.add_tokens([_added(token) for token in job.add_tokens or ()])
     _set_special_tokens(tokenizer, job)
+    if slots is not None and (tokenizer.chat_template is None or slots.replaces_jinja):  # else it keeps its own
+        tokenizer.chat_template = slots.jinja(tokenizer.bos_token or "", tokenizer.eos_token or "")
     return tokenizer
 
 
@@ -107,6 +111,16 @@ def _check_learned(model: nn.Module, job: Job) -> None:
             numbers=(f"add_tokens: {', '.join(job.add_tokens or ())}; frozen: {', '.join(left)}",),
             hint=f"lora_modules_to_save: [{', '.join(name.rpartition('.')[2] for name in names)}]",
         )  # fmt: skip
+
+
+def first_token_of(tokenizer: PreTrainedTokenizerBase, job: Job) -> int | None:
+    """The token that a tokenizer begins texts with where its own file says `add_bos_token`, which transformers 5 no
+    longer reads; None for others."""
+    try:
+        said = get_tokenizer_config(job.tokenizer, revision=tokenizer_revision(job)).get("add_bos_token")
+    except (OSError, ValueError):
+        said = None
+    return tokenizer.bos_token_id if said is True or getattr(tokenizer, "add_bos_token", False) else None
 
 
 def _own_code_of(job: Job) -> dict[str, str]:

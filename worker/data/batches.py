@@ -31,6 +31,7 @@ from planner.errors import Exit, UserError
 from planner.job.frozen import Frozen
 from planner.job.notes import all_warmup
 from planner.job.schema import Job
+from planner.job.slot_templates import slot_template
 from worker.data.corpus import Corpus, load_corpus
 from worker.data.padding import EvalBatches, Layout, Rows
 from worker.data.pair_rows import PairRows, layout_of_pairs
@@ -66,7 +67,9 @@ class Batches:
         self._orders: dict[int, NDArray[np.int64]] = {}
         pad = pad if pad is not None else 0
         closing = closing_tokens(tokenizer) if pairs else None
-        rows = _rows(corpus, job, pad, closing, masked=masked)
+        slots = slot_template(job.chat_template)
+        end = tokenizer.eos_token_id if slots is not None and slots.ends_once else None
+        rows = _rows(corpus, job, pad, closing, masked=masked, end=end)
         self.largest_token = int(corpus.tokens.max())
         self.evaluation: EvalBatches | None = None
         """What is held out, or the job's `eval_dataset`."""
@@ -79,7 +82,7 @@ class Batches:
             corpus = load_corpus(
                 other, tokenizer, folder.with_name(f"eval-{folder.name}"), frozen, pairs=pairs
             )  # fmt: skip
-            found = _rows(corpus, other, pad, closing, masked=masked)
+            found = _rows(corpus, other, pad, closing, masked=masked, end=end)
             self.largest_token = max(self.largest_token, int(corpus.tokens.max()))
             self.evaluation = EvalBatches(found, job.slice_rows)
         self._rows = rows
@@ -227,12 +230,15 @@ def _hold_out(rows: Rows, job: Job) -> tuple[Rows, Rows]:
     return rows.laid_out(trained), rows.laid_out(evaluated)
 
 
-def _rows(corpus: Corpus, job: Job, pad: int, closing: int | None, *, masked: bool) -> Rows:
-    """Those of a corpus; `closing`: of pairs, whose prompts have so many special tokens behind them."""
+def _rows(
+    corpus: Corpus, job: Job, pad: int, closing: int | None, *, masked: bool, end: int | None = None
+) -> Rows:  # fmt: skip
+    """Those of a corpus; `closing`: of pairs, whose prompts have so many special tokens behind them; `end`: as
+    `Rows`."""
     if closing is None:
         return Rows(
             corpus, rows_of(corpus, job), max_length=job.max_length, pad=pad, masked=masked,
-            by_document=job.loss_weighting == "documents",
+            by_document=job.loss_weighting == "documents", end=end,
         )  # fmt: skip
     layout = layout_of_pairs(corpus, job, closing)
     return PairRows(corpus, layout, max_length=job.max_length, pad=pad, most_target=job.most_target_tokens)

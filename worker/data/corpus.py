@@ -26,6 +26,7 @@ from transformers import PreTrainedTokenizerBase
 from planner.errors import Exit, UserError
 from planner.job.frozen import Frozen, check_frozen
 from planner.job.schema import Job
+from planner.measure.tokenizer import first_token_of
 from worker.data.documents import documents_of
 from worker.data.formats import Document
 from worker.data.left_out import LeftOut
@@ -65,7 +66,7 @@ def load_corpus(
     values, mixed = job.model_dump(mode="json"), job.mix_strategy != "concat"
     more = (*(key for key in _WHERE_GIVEN if values[key]), *(_MIXED if mixed else []),
             *(_ONCE if job.dataset_exact_deduplication else []),
-            *(_CUT if job.long_rows == "share" else []),
+            *(_CUT if job.long_rows == "share" or _begins_rows(job) else []),
             *(["broken_rows"] if job.broken_rows == "skip" else []))  # fmt: skip
     keys = {key: value for key, value in values.items() if key in (*_KEYS, *more)} | ({"pairs": True} if pairs else {})
     if (corpus := _open(folder, keys)) is not None:
@@ -141,6 +142,9 @@ def _write(job: Job, tokenizer: PreTrainedTokenizerBase, folder: Path, pairs: bo
             if time.monotonic() - said_at >= _SAY_EVERY_S:
                 log.info("data: %d documents, %d tokens so far", len(ends), count)
                 said_at = time.monotonic()
+    begin = first_token_of(tokenizer, job) if count and _begins_rows(job) else None
+    if begin is not None:
+        np.memmap(folder / "tokens.raw", np.int32, "r+")[:: job.max_length] = begin
     sharing.say()
     left_out.say()
     left_out.check()
@@ -154,6 +158,12 @@ def _write(job: Job, tokenizer: PreTrainedTokenizerBase, folder: Path, pairs: bo
         raw.unlink()
 
 
+def _begins_rows(job: Job) -> bool:
+    """Whether each row of packed texts begins with the tokenizer's first token in place of its own, as LLaMA-Factory
+    has it where the tokenizer adds one."""
+    return job.packing == "wrapped" and any(entry.formatting is not None for entry in job.data)
+
+
 def _save(path: Path, values: NDArray[Any]) -> None:
     """As np.save, which does not tell a full disk from another error."""
     with path.open("wb") as file:
@@ -164,7 +174,7 @@ def _save(path: Path, values: NDArray[Any]) -> None:
 
 def batched(documents: Iterator[Document]) -> Iterator[list[Document]]:
     """Runs of documents that the tokenizer treats alike, `_BATCH` at most."""
-    for _, alike in groupby(documents, key=lambda document: (document.special, document.tokens is None)):
+    for _, alike in groupby(documents, key=lambda document: (document.special, bool(document.pieces))):
         while batch := list(islice(alike, _BATCH)):
             yield batch
 
@@ -176,11 +186,8 @@ def encode(
     if pairs:
         yield from encode_pairs(documents, tokenizer)
         return
-    if documents[0].tokens is not None:
-        for document in documents:
-            assert document.tokens is not None
-            ids, taught = document.tokens
-            yield np.array(ids, np.int32), np.array(taught, np.bool_) | document.everything
+    if documents[0].pieces:
+        yield from _encode_pieces(documents, tokenizer)
         return
     encoded = tokenizer(
         [document.text for document in documents], add_special_tokens=documents[0].special,
@@ -202,6 +209,20 @@ def encode(
                 ends = bool(document.trained) and document.trained[-1][1] == len(document.text)
                 learned[-1] = ends or (closed and bool(learned[-1]))
         yield np.array(tokens, np.int32), learned
+
+
+def _encode_pieces(
+    documents: list[Document], tokenizer: PreTrainedTokenizerBase
+) -> Iterator[tuple[NDArray[np.int32], NDArray[np.bool_]]]:
+    texts = [piece for document in documents for piece, _ in document.pieces if isinstance(piece, str)]
+    encoded = iter(tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"] if texts else ())
+    for document in documents:
+        found = [
+            (next(encoded) if isinstance(piece, str) else [piece], learned) for piece, learned in document.pieces
+        ]
+        learned = np.repeat([learned for _, learned in found], [len(tokens) for tokens, _ in found])
+        ids = np.array([token for tokens, _ in found for token in tokens], np.int32)
+        yield ids, learned.astype(np.bool_) | document.everything
 
 
 def _mark_learned(learned: NDArray[np.bool_], document: Document, encoding: Encoding) -> None:

@@ -17,6 +17,7 @@ from planner.job.data_entry import DataEntry
 from planner.job.reader import Row
 from planner.job.records import Kind
 from planner.job.schema import Job
+from planner.measure.tokenizer import first_token_of
 from worker.data.formats import Document, Format, detect
 from worker.data.pairs import entry_of_pairs
 from worker.data.sources import Source, open_source
@@ -60,7 +61,8 @@ def documents_of(job: Job, tokenizer: PreTrainedTokenizerBase, pairs: bool) -> I
         if not records or form is None:
             raise no_records(entry.path, left_out=broken.met - before)
         _tell(source, form, records)
-        if empty:
+        form.say_left_out(source.name)
+        if empty := empty - form.left_out.total():
             log.warning("data: %s: %d of %d records are empty and left out", source.name, empty, records)
     broken.end(given, seen + broken.unread)
 
@@ -128,8 +130,9 @@ def _mixed(job: Job, tokenizer: PreTrainedTokenizerBase, pairs: bool) -> Iterato
     broken.end(given, broken.unread + sum(drawn))
     for source, form, count in zip(sources, forms, counts, strict=True):
         _tell(source, form, count)
-    for source, count, every in zip(sources, empty, drawn, strict=True):
-        if count:
+        form.say_left_out(source.name)
+    for source, form, count, every in zip(sources, forms, empty, drawn, strict=True):
+        if count := count - form.left_out.total():
             log.warning("data: %s: %d of %d records drawn are empty and left out", source.name, count, every)
     shares = ", ".join(f"{count} of {source.name}" for count, source in zip(drawn, sources, strict=True))
     log.info("data: mixed by %s: %s", job.mix_strategy, shares)
@@ -165,6 +168,8 @@ def form_of(
         kind, columns, tokenizer, train_on=job.train_on, prompt=entry.prompt_format,
         system="system" in entry.columns, learned=entry.learned,
         values={**(job.chat_template_kwargs or {}), **(entry.chat_template_kwargs or {})},
+        slots=None if pairs else job.chat_template, formatting=entry.formatting,
+        begin=first_token_of(tokenizer, job) if entry.formatting and job.packing != "wrapped" else None,
     )  # fmt: skip
 
 

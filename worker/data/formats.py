@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -27,8 +29,14 @@ from planner.job.records import (
     tools_of,
     values_of,
 )
+from planner.job.slot_rows import Formatting, LeftOut, read
+from planner.job.slot_templates import PARSED, PREFIX, slot_template
 from worker.data.chat import ChatTemplate
+from worker.data.parsed_slots import parsed_slots
+from worker.data.slots import Piece, Slots, check_tokens
 from worker.data.turns import Spans
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +44,8 @@ class Document:
     """A text to tokenize; `trained` are the spans of characters whose tokens are learned.
 
     `special` adds the tokenizer's own special tokens; `ended` adds the end-of-text token, learned if the text's end is.
-    `everything`: all tokens are learned, those that the tokenizer adds among them. `tokens`: these, and which of them
-    are learned, in place of a text.
+    `everything`: all tokens are learned, those that the tokenizer adds among them. `pieces` in place of the text: texts
+    that are tokenized one by one, and tokens, each learned or not.
     """
 
     text: str
@@ -45,27 +53,49 @@ class Document:
     special: bool = True
     ended: bool = True
     everything: bool = False
-    tokens: tuple[Sequence[int], Sequence[bool]] | None = None
+    pieces: tuple[Piece, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
-    """How records become documents. `uses` are the columns read. `document` returns None for an empty record."""
+    """How records become documents. `uses` are the columns read. `document` returns None for an empty record, and for
+    one that is left out, and counts these in `left_out` by the reason."""
 
     name: str
     uses: tuple[str, ...]
     document: Callable[[Record], Document | None]
+    left_out: Counter[str] = field(default_factory=Counter)
+
+    def say_left_out(self, data: str) -> None:
+        """Tell how many records of these data were left out, and why."""
+        for why, count in self.left_out.items():
+            log.warning("data: %s: %d conversations are left out, as LLaMA-Factory does: %s", data, count, why)
 
 
 def detect(
     kind: Kind, columns: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, train_on: TrainOn,
     prompt: PromptFormat | None = None, system: bool = False, learned: LearnedTurns | None = None,
-    values: Mapping[str, Any] | None = None,
+    values: Mapping[str, Any] | None = None, slots: str | None = None, formatting: Formatting | None = None,
+    begin: int | None = None,
 ) -> Format:  # fmt: skip
     """How records of a kind with these columns become documents; `train_on`: as in the job; `prompt`: how instructions
     are written, None for the chat template, or without one the Alpaca prompt; `system`: the column of that name begins
     conversations; `learned`: which turns of these, where the entry says that; `values`: what the chat template is told
-    beside them, and beside the column `chat_template_kwargs`. Raises UserError."""
+    beside them, and beside the column `chat_template_kwargs`; `slots`: the job's `chat_template`, which may be one of
+    LLaMA-Factory's by its name; `formatting`: as that tool reads the data, whose texts then begin with the token
+    `begin`. Raises UserError."""
+    if kind == "text" and formatting is not None:
+        return _slot_text(begin, _end_of_texts(slots, tokenizer))
+    if (named := slot_template(slots)) is not None and prompt is None and kind not in ("text", "segments", "tokens"):
+
+        @cache
+        def written() -> Slots:
+            of_tokenizer = slots == PARSED and tokenizer.chat_template
+            found = parsed_slots(tokenizer) if of_tokenizer else named
+            name = "its own chat template" if of_tokenizer else str(slots).removeprefix(PREFIX)
+            return Slots(found, name, tokenizer, everything=train_on == "all", values=values or {})
+
+        return _slot_chat(kind, columns, written, formatting)
     everything = train_on == "all" or (train_on == "pairs" and kind not in ("prompt", "alpaca", "segments"))
     if learned is not None and everything:  # turns of every role, but for what the template writes around them
         learned, everything = replace(learned, roles=None), False
@@ -103,6 +133,49 @@ def detect(
     return replace(found, document=document)
 
 
+def _end_of_texts(slots: str | None, tokenizer: PreTrainedTokenizerBase) -> str:
+    """What LLaMA-Factory writes behind each text of `stage: pt`: the end token that the template gives the tokenizer,
+    or its own. Raises UserError where that is no token of it."""
+    named = slot_template(slots)
+    end = "<|end_of_text|>" if slots == f"{PREFIX}llama3" else named.stops[0] if named and named.replaces_eos else None
+    if end is not None:
+        check_tokens(tokenizer, (end,), str(slots).removeprefix(PREFIX))
+    return end or tokenizer.eos_token or ""
+
+
+def _slot_text(begin: int | None, end: str) -> Format:
+    """LLaMA-Factory's `stage: pt`: the end token is part of the text, and no other is added."""
+    first: tuple[Piece, ...] = ((begin, True),) if begin is not None else ()
+
+    def document(record: Record) -> Document | None:
+        text = text_of(record, "text") + end
+        return Document(text="", trained=(), special=False, pieces=(*first, (text, True))) if text else None
+
+    return Format(name="text", uses=("text",), document=document)
+
+
+def _slot_chat(
+    kind: Kind, columns: Sequence[str], slots: Callable[[], Slots], formatting: Formatting | None
+) -> Format:  # fmt: skip
+    """`slots`: made for the first record that is a conversation."""
+    left_out: Counter[str] = Counter()
+
+    def document(record: Record) -> Document | None:
+        if kind == "prompt" and not isinstance(record.get("prompt"), list):
+            return _completion(text_of(record, "prompt"), text_of(record, "completion"))
+        found = read(kind, record, formatting)
+        if isinstance(found, LeftOut):
+            left_out[found.why] += 1
+            return None
+        return Document(text="", trained=(), special=False, ended=False, pieces=slots().pieces(found))
+
+    wanted = {"alpaca": (*ALPACA, "history", "tools"), "prompt": ("prompt", "completion", "tools")}
+    uses = tuple(column for column in wanted.get(kind, (kind, "system", "tools")) if column in columns)
+    return Format(
+        name=f"{kind} under a template of LLaMA-Factory's", uses=uses, document=document, left_out=left_out
+    )
+
+
 def _text(record: Record) -> Document | None:
     text = text_of(record, "text")
     return Document(text=text, trained=((0, len(text)),)) if text else None
@@ -122,7 +195,7 @@ def _tokens(vocabulary: int) -> Format:
         tokens, learned = tokens_of(record)
         if strange := next((token for token in tokens if not 0 <= token < vocabulary), None):
             raise ValueError(f"input_ids has {strange}, and the tokenizer has the tokens 0 to {vocabulary - 1}")
-        return Document(text="", trained=(), tokens=(tokens, learned)) if tokens else None
+        return Document(text="", trained=(), pieces=tuple(zip(tokens, learned, strict=True))) if tokens else None
 
     uses = ("input_ids", "labels", "attention_mask", "completion_mask", "assistant_masks")
     return Format(name="tokens", uses=uses, document=document)

@@ -83,13 +83,15 @@ class Layout:
 
 class Rows:
     """Rows of a corpus, and batches of them; `masked`: these say what of them is padding; `by_document`: their loss is
-    a mean over documents."""
+    a mean over documents; `end`: a token that is learned behind each answer that something follows, in place of what
+    does (LLaMA-Factory's `efficient_eos`)."""
 
     def __init__(
         self, corpus: Corpus, layout: Layout, *, max_length: int, pad: int, masked: bool = False,
-        by_document: bool = False,
+        by_document: bool = False, end: int | None = None,
     ) -> None:  # fmt: skip
         self.corpus, self.layout, self.pad, self.masked, self.by_document = corpus, layout, pad, masked, by_document
+        self.end = end
         self.lengths = layout.lengths
         self._max_length = max_length
         self.width = 2 * max_length
@@ -105,7 +107,7 @@ class Rows:
         """Other rows of the corpus."""
         return Rows(
             self.corpus, layout, max_length=self._max_length, pad=self.pad, masked=self.masked,
-            by_document=self.by_document,
+            by_document=self.by_document, end=self.end,
         )  # fmt: skip
 
     def pieces(self, number: int) -> Iterator[tuple[NDArray[np.int32], NDArray[np.bool_]]]:
@@ -133,6 +135,8 @@ class Rows:
                 end = at + len(tokens)
                 ids[place, at:end] = tokens
                 labels[place, at:end] = np.where(trained, tokens, IGNORED)
+                if self.end is not None:
+                    labels[place, at + 1 : end][trained[:-1] & ~trained[1:]] = self.end
                 positions[place, at:end] = np.arange(len(tokens))
                 if self.layout.isolated:
                     labels[place, at] = IGNORED

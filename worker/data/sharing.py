@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.job.schema import Job
+from planner.job.slot_templates import slot_template
 
 log = logging.getLogger(__name__)
 
@@ -21,6 +22,8 @@ class Sharing:
         """`pairs`: for an encoder-decoder, each side of which is cut by itself."""
         self._shares = job.long_rows == "share" and job.packing != "wrapped" and not pairs
         self._most = job.max_length
+        slots = slot_template(job.chat_template)
+        self._ends = int(slots is not None and slots.ends_once)  # one token, for which there is always room
         self._all = self._cut = self._lost = 0
 
     def cut(
@@ -31,9 +34,10 @@ class Sharing:
         self._all += 1
         if not self._shares or len(ids) <= self._most:
             return ids, learned
-        kept, left = np.zeros(len(ids), np.bool_), self._most
-        borders = np.flatnonzero(learned[:-1] & ~learned[1:]) + 1
-        for start, end in pairwise([0, *borders.tolist(), len(ids)]):
+        past, left = len(ids) - self._ends, self._most - self._ends
+        kept = np.arange(len(ids)) >= past
+        borders = np.flatnonzero(learned[: past - 1] & ~learned[1:past]) + 1
+        for start, end in pairwise([0, *borders.tolist(), past]):
             answer = int(learned[start:end].sum())
             middle = end - answer
             prompt, answer = shares(middle - start, answer, left)

@@ -30,7 +30,7 @@ SPELLED_OTHERWISE = {
     "train_on_inputs", "train_on_prompt", "assistant_only_loss", "completion_only_loss", "use_peft", "base_model",
     "model_name_or_path", "packing_strategy", "excess_length_strategy", "gpu_memory_limit", "bfloat16", "float32",
     "pure_bf16", "dtype", "torch_dtype", "eager_attention", "quantization_bit", "train_sampling_strategy", "eos_token",
-    "evals_per_epoch", "use_muon", "pissa_init", "model_config", "overrides_of_model_config",
+    "evals_per_epoch", "use_muon", "pissa_init", "enable_thinking", "model_config", "overrides_of_model_config",
     "pretraining_dataset",
     "use_wandb", "use_mlflow", "use_trackio", "use_tensorboard", "project",
 }  # fmt: skip

@@ -39,8 +39,8 @@ def test_qlora_is_a_method_only_where_a_method_stands(folder: Path) -> None:
 
 
 def test_alpaca_is_another_template_in_each_tool(folder: Path) -> None:
+    assert Job.parse(LLAMA_FACTORY + "template: alpaca\n", folder).chat_template == "llama_factory:alpaca"
     begun = "Below is an instruction that describes a task."
-    assert begun in (Job.parse(LLAMA_FACTORY + "template: alpaca\n", folder).chat_template or "")
     assert begun not in (Job.parse(AXOLOTL + "chat_template: alpaca\n", folder).chat_template or begun)
 
 

@@ -163,7 +163,7 @@ def test_what_is_asked_for_is_what_the_job_has(tool: str, lines: str, means: dic
         (
             "LLaMA-Factory", "packing: true",
             "in this file of LLaMA-Factory's: packed documents do not see one another, as with neat_packing, and there"
-            " they do",
+            " they do; max_length is 2047, as packed rows are one token shorter than cutoff_len there",
         ),
         (
             "TRL alone", "datasets: [{path: text.jsonl}]\ntest_split_size: 0.1\neval_strategy: 'no'",

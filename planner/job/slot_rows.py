@@ -1,0 +1,159 @@
+"""Records as LLaMA-Factory reads them: a system text, tools, and turns of the user's and of the assistant's in turn.
+
+Those that it leaves out, with a warning, are left out; those that it fails at are broken. No torch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Literal
+
+from planner.job.records import Kind, Record, conversation, role_of, text_of
+
+Formatting = Literal["alpaca", "sharegpt", "openai"]
+"""How the tool reads a dataset, as its dataset_info.json says it."""
+Role = Literal["user", "assistant", "calls", "results"]
+_ASKS, _ANSWERS = ("user", "results"), ("assistant", "calls")
+_ROLES: dict[str | None, Role] = {"user": "user", "assistant": "assistant", "function_call": "calls", "tool": "results"}
+_APART = "\n</tool_response>\n<tool_response>\n"
+_SHORT = "detailed thinking off"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """What is said; of `calls` the JSON of it, maybe with thoughts before. `learned`: unless the record says no."""
+
+    role: Role
+    content: str
+    learned: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """A record, as the tool has it. `tools`: JSON of a list, or nothing."""
+
+    turns: tuple[Turn, ...]
+    system: str = ""
+    tools: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """A record that the tool leaves out, and `why`."""
+
+    why: str
+
+
+def read(kind: Kind, record: Record, formatting: Formatting | None) -> Conversation | LeftOut:
+    """A record under offmate's names. `formatting` None: of a file that is given by its path. Raises ValueError for one
+    that the tool fails at."""
+    if kind == "alpaca":
+        return _instruction(record)
+    messages, tools = _messages(kind, record), _tools(record)
+    system = text_of(record, "system")
+    if messages and messages[0]["role"] == "system":
+        system, messages = _said(messages[0]), messages[1:]
+    if formatting == "openai":
+        messages, system = _with_joined_results(messages), _with_short_thoughts(system, tools)
+    roles = [_ROLES.get(message["role"]) for message in messages]
+    if not messages or len(messages) % 2:
+        return LeftOut(why="their turns are not in pairs of the user's and the assistant's")
+    for place, role in enumerate(roles):
+        if role not in (_ANSWERS if place % 2 else _ASKS):
+            return LeftOut(why="the user and the assistant do not speak in turn")
+    turns = tuple(
+        Turn(role=role, content=_said(message), learned=message.get("train", True))
+        for role, message in zip(roles, messages, strict=True) if role is not None
+    )  # fmt: skip
+    return Conversation(turns=turns, system=system, tools=tools)
+
+
+def check(kind: Kind, record: Record, formatting: Formatting) -> bool:
+    """Whether there is something in a record to learn from. Raises ValueError for one that the tool fails at."""
+    if kind == "text":
+        text_of(record, "text")
+        return True  # an end token, at the least
+    return isinstance(read(kind, record, formatting), Conversation)
+
+
+def _instruction(record: Record) -> Conversation | LeftOut:
+    history = record.get("history")
+    turns: list[Turn] = []
+    for pair in history if isinstance(history, list) else ():
+        if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(text, str) for text in pair):
+            raise ValueError(f"history is a list of [said, answered], this is {str(history)[:80]!r}")
+        turns += [Turn(role="user", content=pair[0]), Turn(role="assistant", content=pair[1])]
+    asked = "\n".join(filter(None, (text_of(record, "instruction"), text_of(record, "input"))))
+    answer = record.get("output")
+    if not isinstance(answer, str):
+        return LeftOut(why="they have no answer")
+    turns += [Turn(role="user", content=asked), Turn(role="assistant", content=answer)]
+    return Conversation(turns=tuple(turns), system=text_of(record, "system"), tools=_tools(record))
+
+
+def _messages(kind: Kind, record: Record) -> list[dict[str, Any]]:
+    """The messages of a record, with roles by offmate's names, None for what is none."""
+    if kind == "prompt":
+        asked = [{**message, "train": False} for message in _list(record.get("prompt"))]
+        return [_message(message) for message in chain(asked, _list(record.get("completion")))]
+    return [_message(message) for message in _list(record.get(kind))]
+
+
+def _list(value: object) -> Sequence[Any]:
+    if not isinstance(value, list):
+        raise ValueError(f"a conversation is a list of messages, this is {str(value)[:80]!r}")
+    return value
+
+
+def _message(message: Any) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise ValueError(f"a message is an object with role and content, this is {str(message)[:80]!r}")
+    named = message.get("role") if message.get("role") is not None else message.get("from")
+    role = named if named == "function_call" else role_of(str(named))
+    calls = message.get("tool_calls")
+    if role == "assistant" and calls:
+        given = [call.get("function") if isinstance(call, Mapping) else None for call in _list(calls)]
+        return {**message, "role": "function_call", "content": json.dumps(given, ensure_ascii=False)}
+    said = [message | {"from": None, "role": "user"}] if isinstance(message, dict) else []
+    (read,) = conversation(said)  # its content and whether it is learned, as of all conversations
+    return {**read, "role": role}
+
+
+def _said(message: Mapping[str, Any]) -> str:
+    content = message["content"]
+    assert isinstance(content, str)
+    return content
+
+
+def _tools(record: Record) -> str:
+    given = record.get("tools")
+    return given if isinstance(given, str) else json.dumps(given, ensure_ascii=False) if given is not None else ""
+
+
+def _with_joined_results(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Results that follow one another are one turn; the last ones are no turn, where nothing is said of them."""
+    found: list[dict[str, Any]] = []
+    results: list[str] = []
+    for message in messages:
+        if message["role"] == "tool":
+            results.append(_said(message))
+            continue
+        if results:
+            found.append({"role": "tool", "content": _APART.join(results)})
+            results = []
+        found.append(message)
+    return found
+
+
+def _with_short_thoughts(system: str, tools: str) -> str:
+    """The system's text as the tool has it of OpenAI's form."""
+    if tools:
+        return f"{system}\n" if system else ""
+    if "detailed thinking on" in system or _SHORT in system:
+        return system
+    return f"{system}\n{_SHORT}" if system else _SHORT
+
+

@@ -1,0 +1,67 @@
+"""LLaMA-Factory's template of a file that names none: taken from what the tokenizer's own chat template writes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from planner.errors import Exit, UserError, first_line
+from planner.job.slot_templates import SlotTemplate
+from worker.data.bounds import bounded
+
+_CONTENT = "{{content}}"
+
+
+def parsed_slots(tokenizer: PreTrainedTokenizerBase) -> SlotTemplate:
+    """The template that LLaMA-Factory (0.9.6, `parse_template`) makes of the tokenizer's. Raises UserError for one of
+    which it makes none."""
+    try:
+        with bounded():
+            return _parsed(tokenizer)
+    except UserError:
+        raise
+    except Exception as error:  # of a template anything may come
+        raise UserError(
+            "Of the tokenizer's chat template LLaMA-Factory makes none of its own.", code="no-chat-template",
+            exit_code=Exit.USAGE, numbers=(f"{type(error).__name__}: {first_line(error)}",),
+            hint="name one: template: qwen3, or another of LLaMA-Factory's",
+        ) from error  # fmt: skip
+
+
+def _parsed(tokenizer: PreTrainedTokenizerBase) -> SlotTemplate:
+    prefix = str(tokenizer.decode(tokenizer.encode("")))
+
+    def text(*turns: tuple[str, str], asks: bool) -> str:
+        messages = [{"role": role, "content": content} for role, content in turns]
+        shown: Any = tokenizer.apply_chat_template(messages, add_generation_prompt=asks, tokenize=False)
+        return str(shown)[len(prefix) :]
+
+    system = text(("system", _CONTENT), asks=False)
+    asked = text(("system", ""), ("user", _CONTENT), asks=True)
+    user = text(("user", _CONTENT), asks=True)
+    assistant = text(("user", _CONTENT), ("assistant", _CONTENT), asks=False)[len(user) :]
+    reasons = "<think>" in assistant
+    assistant = assistant.replace("<think>", "").replace("</think>", "").lstrip("\n")
+    default = ""
+    if len(user) > len(asked):  # a system text of its own
+        default = _more(asked, user)
+        user = user[len(system.replace(_CONTENT, default, 1)) :]
+    if missing := [text for text in (system, user, assistant) if _CONTENT not in text]:
+        raise ValueError(f"it does not show what is said: {missing[0]!r}")
+    return SlotTemplate(
+        prefix=prefix, system=system, user=user, assistant=assistant, default_system=default, reasons=reasons
+    )
+
+
+def _more(short: str, long: str) -> str:
+    """What `long` has besides the characters of `short`, in order."""
+    at, more = 0, ""
+    for char in long:
+        if at == len(short):
+            break
+        if short[at] == char:
+            at += 1
+        else:
+            more += char
+    return more

@@ -1,0 +1,143 @@
+"""Conversations under LLaMA-Factory's named templates: its pieces of text, tokenized one by one, and what it learns."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from planner.errors import Exit, UserError
+from planner.job.slot_rows import Conversation, Turn
+from planner.job.slot_templates import BOS, EOS, SlotTemplate, parts
+from planner.job.slot_tools import calls_text, tools_text
+
+log = logging.getLogger(__name__)
+
+Piece = tuple[str | int, bool]
+"""A text that is tokenized by itself, or a token, and whether it is learned."""
+
+
+class Slots:
+    """A template with a tokenizer. Where it `ends_once`, the end token is learned behind each answer, in place of the
+    first token of the next turn: that is for `worker.data.padding.Rows`. Raises UserError for a tokenizer without the
+    template's tokens, and where all is to be learned and the tool cannot do that."""
+
+    def __init__(
+        self, template: SlotTemplate, name: str, tokenizer: PreTrainedTokenizerBase, *, everything: bool,
+        values: Mapping[str, Any],
+    ) -> None:  # fmt: skip
+        """`values`: what else is told to templates, of which `enable_thinking` counts."""
+        self._template, self.name, self._tokenizer = template, name, tokenizer
+        self._everything, self._thinks = everything, values.get("enable_thinking", True)
+        if everything and template.ends_once:
+            raise UserError(
+                f"The template {name} cannot have all learned.", code="template-prompts", exit_code=Exit.USAGE,
+                hint="leave train_on_prompt out; LLaMA-Factory refuses it, too",
+            )  # fmt: skip
+        if template.ends_once:
+            log.warning(
+                "data: under %s the end token is learned behind each answer, also where another turn follows, in place "
+                "of that one's first token, as in LLaMA-Factory; previews show it behind the last one", name,
+            )  # fmt: skip
+        check_tokens(tokenizer, template.tokens, name)
+
+    def pieces(self, conversation: Conversation) -> tuple[Piece, ...]:
+        """What is written of a conversation. Raises ValueError for one that the tool fails at."""
+        template, turns = self._template, conversation.turns
+        if template.ends_once and not all(turn.content for turn in turns[1:-1:2]):
+            raise ValueError(f"an answer that the conversation goes on from is empty, behind which {self.name} ends it")
+        found: list[Piece] = []
+        for place in range(0, len(turns), 2):
+            asks, answers = turns[place], turns[place + 1]
+            if template.reasons and self._thinks is False:
+                answers = Turn(role=answers.role, content=self._without_thoughts(answers.content),
+                               learned=answers.learned)  # fmt: skip
+            learned = self._everything or answers.learned
+            found += [(piece, self._everything) for piece in self._asked(conversation, asks, place)]
+            if template.reasons and not any(mark.strip() in answers.content for mark in template.thought):
+                found.append((template.empty_thought, learned and bool(self._everything or self._thinks)))
+            found += [(piece, learned) for piece in self._written(answers, place + 1)]
+        if template.ends_once and self._tokenizer.eos_token_id is not None:
+            found.append((int(self._tokenizer.eos_token_id), True))
+        return tuple(found)
+
+    def _asked(self, conversation: Conversation, turn: Turn, place: int) -> Iterator[str | int]:
+        template = self._template
+        system, tools = conversation.system or template.default_system, conversation.tools
+        if not place:
+            yield from self._tokens(parts(template.prefix, ""))
+        if place or not (system or tools):
+            yield from self._written(turn, place)
+            return
+        said = system + (tools_text(template.tools, tools) if tools else "")
+        if template.system_in_user:
+            first = "".join(text for text, _ in parts(template.system, said))
+            yield from self._written(Turn(role=turn.role, content=first + turn.content), place, alone=turn.content)
+        else:
+            yield from self._tokens(parts(template.system, said))
+            yield from self._written(turn, place)
+
+    def _written(self, turn: Turn, place: int, *, alone: str | None = None) -> Iterator[str | int]:
+        """`alone`: what a turn says without the system's text, which stands before the user's alone."""
+        template, content = self._template, turn.content
+        if turn.role == "user":
+            # Its own place for the number of the turn, also within what is said.
+            more = {} if template.system_in_user else {"idx": str(place // 2)}
+            yield from self._tokens(parts(template.user, content, **more))
+        elif turn.role == "results":
+            said = content if alone is None else alone
+            yield from self._tokens(parts(template.results or template.user, said))
+        elif turn.role == "calls":
+            yield from self._tokens(parts(template.calls or template.assistant, self._called(content)))
+        else:
+            yield from self._tokens(parts(template.assistant, content))
+
+    def _called(self, content: str) -> str:
+        """The calls of a turn, behind the thoughts that stand before them, or around their marks."""
+        template = self._template
+        if template.system_in_user:
+            return calls_text(template.tools, content)
+        if (found := _between(template.call_marks, content)) is not None:
+            return content.replace(found[0], "") + calls_text(template.tools, found[1])
+        if (found := _between(template.thought, content)) is not None:
+            return found[0] + calls_text(template.tools, content.replace(found[0], ""))
+        return calls_text(template.tools, content)
+
+    def _without_thoughts(self, content: str) -> str:
+        return _pattern(self._template.thought).sub("", content).lstrip("\n")
+
+    def _tokens(self, pieces: Iterator[tuple[str, bool]]) -> Iterator[str | int]:
+        tokenizer = self._tokenizer
+        for piece, is_token in pieces:
+            if not is_token:
+                yield piece
+            elif piece in (BOS, EOS):
+                token = tokenizer.bos_token_id if piece == BOS else tokenizer.eos_token_id
+                if token is not None:
+                    yield int(token)
+            else:
+                yield tokenizer.get_vocab()[piece[8:-2]]
+
+
+def check_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str], name: str) -> None:
+    """Raise UserError where the tokenizer lacks one of the tokens that the template `name` writes."""
+    there = tokenizer.get_vocab()
+    if missing := [token for token in tokens if token not in there]:
+        raise UserError(
+            f"The tokenizer has no token {missing[0]}, which the template {name} writes.", code="token-not-there",
+            exit_code=Exit.USAGE, numbers=(f"{', '.join(missing)} not among its {len(there)}",),
+            hint=f"to add them, as LLaMA-Factory does, give add_special_tokens: {','.join(missing)}",
+        )  # fmt: skip
+
+
+def _pattern(marks: tuple[str, str]) -> re.Pattern[str]:
+    return re.compile(f"{re.escape(marks[0])}(.*?){re.escape(marks[1])}", re.DOTALL)
+
+
+def _between(marks: tuple[str, str], content: str) -> tuple[str, str] | None:
+    """The first text between two marks: with these, and without them; None where there is none."""
+    found = _pattern(marks).search(content)
+    return (found[0], found[1]) if found is not None else None
