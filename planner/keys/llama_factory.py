@@ -136,7 +136,7 @@ LLAMA_FACTORY: Table = {key: meaning for key, meaning in TRANSFORMERS.items() if
         OTHER_LORA: "kt_use_lora_experts",
         "merging adapter_name_or_path first (peft's merge_and_unload does, of a job's also offmate export ID: "
         "give what is saved then as the model, without both keys)": "create_new_adapter",
-        OTHER_FORM: "train_dataset model_class dist_config",
+        OTHER_FORM: "train_dataset model_class dist_config peft_config kernel_config quant_config init_config",
         SOME_WEIGHTS: "use_llama_pro freeze_language_model",
         OPTIMIZER: "use_galore use_apollo use_badam use_adam_mini",
         LOSS: "use_dft_loss use_asft_loss use_eaft_loss",

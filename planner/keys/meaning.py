@@ -59,7 +59,10 @@ FP16 = "fp16 training (bf16: true is)"
 DISTILLED = "distillation"
 DIFFUSION = "training a diffusion model"
 ELSEWHERE = "training on another service"
-OTHER_FORM = "the form of LLaMA-Factory's v1"
+OTHER_FORM = (
+    "the form of LLaMA-Factory's v1; write it as its other files are, with model_name_or_path, stage: sft, dataset and "
+    "template"
+)
 
 
 def table(

@@ -119,7 +119,9 @@ class Slots:
                 if token is not None:
                     yield int(token)
             else:
-                yield tokenizer.get_vocab()[piece[8:-2]]
+                token = tokenizer.convert_tokens_to_ids(piece[8:-2])
+                assert isinstance(token, int)  # it is there: see `check_tokens`
+                yield token
 
 
 def check_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str], name: str) -> None:
