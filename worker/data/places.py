@@ -47,12 +47,14 @@ class Conversation:
 
     def shows(self, key: str) -> bool:
         """Whether the template surely shows what a message says under this key."""
-        return any(self._said[mark].key == key for mark in self._shown)
+        return any(said.key == key for mark, said in self._said.items() if mark in self._shown)
 
     def unshown(self) -> int | None:
         """The first message whose content may be any other, and the text is the same; None where there is none."""
-        contents = {mark: said.message for mark, said in self._said.items() if said.key == "content"}
-        for index in sorted({*contents.values()} - {contents[mark] for mark in self._shown if mark in contents}):
+        if self._said.keys() <= self._shown:
+            return None
+        seen = {said.message for mark, said in self._said.items() if said.key == "content" and mark in self._shown}
+        for index in sorted({said.message for said in self._said.values() if said.key == "content"} - seen):
             with contextlib.suppress(*REFUSALS):
                 if self._with(index, self._messages[index] | {"content": self._other}) == self._text:
                     return index
@@ -122,10 +124,11 @@ class Conversation:
     def check_marked(self, spans: Spans) -> None:
         """Raise UserError where these `spans`, which the template marks as the assistant's, are others' words, or slip
         with the words that are said: marks within a macro do."""
-        for index, message in enumerate(self._messages):
-            said = message["role"] != "assistant" and spans and self._places[index]
-            if any(start < to and end > at for start, end in said or () for at, to in spans):
-                raise self._marks_of_others(index)
+        for index, message in enumerate(self._messages if spans else ()):
+            if message["role"] != "assistant":
+                for at, to in self._places[index]:
+                    if any(start < to and end > at for start, end in spans):
+                        raise self._marks_of_others(index)
         if self._filled is not None and not self._filled.is_marked_alike(spans):
             raise UserError(
                 "The chat template's {% generation %} does not hold what is said between its two marks.",
@@ -138,10 +141,10 @@ class Conversation:
         found = self._places[index]
         return not found or any(start < span[1] and end > span[0] for start, end in found)
 
-    @cached_property
-    def _shown(self) -> tuple[str, ...]:
+    @property
+    def _shown(self) -> frozenset[str]:
         """The marks that the shape of the whole shows."""
-        return tuple(mark for mark in self._shape.marks if mark in self._said) if self._shape is not None else ()
+        return self._shape.shown if self._shape is not None else frozenset()
 
     @cached_property
     def _filled(self) -> Filled | None:
@@ -181,8 +184,8 @@ class Conversation:
         if not (found := self._places[index]):
             return None
         own = (found[0][0], found[-1][1])
-        twice = self._filled is not None and len(found) > len({m for m in self._shown if self._said[m].message == index})
-        if twice or not self._is_apart(index, *own):
+        many = sum(said.message == index for mark, said in self._said.items() if mark in self._shown)
+        if (self._filled is not None and len(found) > many) or not self._is_apart(index, *own):
             raise self._not_apart(index)
         return own
 
@@ -204,7 +207,7 @@ class Conversation:
         """Whether a message's content is in this piece of the text, or all of it in its places."""
         if self._filled is None:
             return self._messages[index]["content"].strip() in self._text[start:end]
-        return {m for m, said in self._said.items() if (said.message, said.key) == (index, "content")} <= {*self._shown}
+        return {m for m, said in self._said.items() if (said.message, said.key) == (index, "content")} <= self._shown
 
     def _is_apart(self, index: int, start: int, end: int) -> bool:
         """Whether others than message `index` say nothing between `start` and `end`."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 import sys
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date
+from functools import cached_property
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 from planner.job.records import Message
 from worker.data.turns import Spans
@@ -18,14 +20,14 @@ Render = Callable[..., tuple[str, Spans]]
 """A conversation's text and what the template marks in it: `render(messages, tools, **flags)`."""
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 """Keys of a message whose text is said beside its content."""
+_WORDS = ("content", *THOUGHTS)
 _FIRST_MARK = 0xF0000
 _MARKS = re.compile("([\U000f0000-\U0010ffff])")  # Unicode's planes for private use
 _NAMED = re.compile(r"</?\w+>")
 _MOST_KNOWN = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Said:
+class Said(NamedTuple):
     """A text that a mark stands for: in which message, counted from 0, under which of its keys."""
 
     message: int
@@ -33,7 +35,7 @@ class Said:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Shape:
     """A rendering with marks: the marks in the order in which they are shown, the gaps between them, one more than
     there are marks, and what the template marks as the assistant's (in characters of the rendering)."""
@@ -47,6 +49,18 @@ class Shape:
         """The shape that a rendering has."""
         pieces = _MARKS.split(text)
         return cls(tuple(pieces[::2]), tuple(pieces[1::2]), spans)
+
+    @cached_property
+    def shown(self) -> frozenset[str]:
+        """Each mark, however often it is shown."""
+        return frozenset(self.marks)
+
+    @cached_property
+    def edges(self) -> list[tuple[int, int]]:
+        """Where each of the spans begins and ends: in which gap, and how many characters from its beginning on."""
+        begins = [0, *accumulate(len(gap) + 1 for gap in self.gaps)]
+        gaps = [(bisect_right(begins, edge) - 1, edge) for span in self.spans for edge in span]
+        return [(gap, edge - begins[gap]) for gap, edge in gaps]
 
 
 class Shapes:
@@ -62,27 +76,28 @@ class Shapes:
 
     def marked(
         self, messages: Sequence[Message], only: int | None = None
-    ) -> tuple[list[Message], dict[str, Said]]:  # fmt: skip
+    ) -> tuple[list[Message], dict[str, Said]]:
         """The messages with marks in place of what they say, or what one of them says, and what the marks stand for. The
         first messages of a conversation have the marks that they have in the whole."""
         said: dict[str, Said] = {}
-        found = [
-            message if only not in (None, index) else message | {
-                key: "".join(self._marks(index, key, message[key], said))
-                for key in ("content", *THOUGHTS) if isinstance(message.get(key), str)
-            }
-            for index, message in enumerate(messages)
-        ]  # fmt: skip
+        found = []
+        for index, message in enumerate(messages):
+            if only is None or only == index:
+                message = {**message}
+                for key in _WORDS:
+                    if isinstance(words := message.get(key), str):
+                        message[key] = self._marks(index, key, words, said)
+            found.append(message)
         return found, said
 
-    def _marks(self, index: int, key: str, text: str, said: dict[str, Said]) -> Iterator[str]:
-        for place, piece in enumerate(self._tags.split(text) if self._tags is not None else (text,)):
-            if place % 2 or not piece.strip():
-                yield piece
-            else:
+    def _marks(self, index: int, key: str, text: str, said: dict[str, Said]) -> str:
+        pieces = self._tags.split(text) if self._tags is not None and "<" in text else [text]
+        for place in range(0, len(pieces), 2):
+            if pieces[place].strip():
                 mark = chr(_FIRST_MARK + len(said))
-                said[mark] = Said(index, key, piece)
-                yield mark
+                said[mark] = Said(index, key, pieces[place])
+                pieces[place] = mark
+        return "".join(pieces)
 
     def render(
         self, render: Render, marked: Sequence[Message], tools: list[Any] | None, values: str, **flags: bool
@@ -122,16 +137,13 @@ class Filled:
         the same place of the same gap, or within the words that it begins or ends at in the shape."""
         if len(spans) != len(self.shape.spans):
             return True  # more, or fewer, for what is said
-        widths = [0, *accumulate(len(gap) + 1 for gap in self.shape.gaps)]
-        for place, there in zip(sum(spans, ()), sum(self.shape.spans, ()), strict=True):
-            gap = next(at for at, begin in enumerate(widths[1:]) if there < begin)
-            behind = there - widths[gap]
+        for edge, (gap, behind) in zip((edge for span in spans for edge in span), self.shape.edges, strict=True):
             least = most = self.starts[gap] + behind
             if behind == 0 and gap > 0:
                 least = self.places[gap - 1][0]
             if behind == len(self.shape.gaps[gap]) and gap < len(self.places):
                 most = self.places[gap][1]
-            if not least <= place <= most:
+            if not least <= edge <= most:
                 return False
         return True
 
