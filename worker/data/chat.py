@@ -21,7 +21,7 @@ from planner.job.templates import GIVE_TEMPLATE
 from worker.data.bounds import bounded, check_length
 from worker.data.places import REFUSALS, Conversation
 from worker.data.shapes import THOUGHTS, Shapes
-from worker.data.turns import Spans, Turns, ends_of, split_end
+from worker.data.turns import Spans, Turns, ends_of, split_end, unasked, unlearned_end
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +78,20 @@ class ChatTemplate:
             note = split_end(lambda messages, **flags: self._render(messages, None, **flags)[0], tokenizer)
             if note is not None:
                 log.warning("data: %s", note)
+
+    def warn_of_answers(self) -> None:
+        """Say in the log where answers are asked for otherwise than they begin in training, and where their end is not
+        learned."""
+
+        def told(note: str | None) -> None:
+            if note is not None:
+                log.warning("data: %s", note)
+
+        with contextlib.suppress(*REFUSALS):
+            told(unasked(lambda messages, **flags: self._render(messages, None, **flags)[0]))
+        with contextlib.suppress(*REFUSALS):
+            if self._marked and not self._everything and not self._chosen:
+                told(unlearned_end(lambda messages: self._render(messages, None), self._ended_by))
 
     def told(self, values: Mapping[str, Any]) -> ChatTemplate:
         """The template that is told these values, too, and before its others of the same names."""

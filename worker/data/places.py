@@ -1,8 +1,8 @@
 """Where in a conversation's text each of its turns stands, proven by rendering it with other words in their place.
 
-The template is asked what it writes around marks that stand for what is said (`shapes.py`). Where the words themselves in
-place of the marks make the conversation's text, every place in it is known, and what the template writes between them.
-Else each message is looked at by itself: what changes in the text when it says something else.
+The template is asked what it writes around marks that stand for what is said (`shapes.py`). Where the words themselves
+in place of the marks make the conversation's text, every place in it is known, and what the template writes between
+them. Else each message is looked at by itself: what changes in the text when it says something else.
 """
 
 from __future__ import annotations
@@ -70,8 +70,13 @@ class Conversation:
         first, last = own or (len(self._text), 0)
         if own is not None and not calls:
             pieces: Spans = (own,)
-        elif asked and (complete or not calls) and start < end and start <= first and last <= end and self._is_apart(
-            index, start, end
+        elif (
+            asked
+            and (complete or not calls)
+            and start < end
+            and start <= first
+            and last <= end
+            and self._is_apart(index, start, end)
         ):
             pieces = ((start, end),)
         else:
@@ -221,8 +226,8 @@ class Conversation:
         return None
 
     def _beginning(self, many: int, **flags: bool) -> tuple[int, str, str] | None:
-        """As `Filled.goes_on`, of the first `many` messages; where the shape is not the text's, from its first character
-        on. None also where the template refuses them."""
+        """As `Filled.goes_on`, of the first `many` messages; where the shape is not the text's, from its first
+        character on. None also where the template refuses them."""
         if self._filled is not None:
             shape = self._shape_of(many, **flags)
             return self._filled.goes_on(shape) if shape is not None else None
@@ -330,8 +335,9 @@ class Conversation:
         )  # fmt: skip
 
     def _marks_of_others(self, index: int) -> UserError:
+        role = self._messages[index]["role"]
         return UserError(
-            f"The chat template's {{% generation %}} holds what the {self._messages[index]['role']} says in turn {index + 1}.",
+            f"The chat template's {{% generation %}} holds what the {role} says in turn {index + 1}.",
             code="turns-not-apart", exit_code=Exit.USAGE, numbers=(self.roles,),
             hint="give a chat_template with {% generation %} around the assistant's turns alone, and in no macro",
         )  # fmt: skip

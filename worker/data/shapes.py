@@ -74,11 +74,9 @@ class Shapes:
         self._dated = "strftime_now" in template
         self._known: dict[str, Shape] = {}
 
-    def marked(
-        self, messages: Sequence[Message], only: int | None = None
-    ) -> tuple[list[Message], dict[str, Said]]:
-        """The messages with marks in place of what they say, or what one of them says, and what the marks stand for. The
-        first messages of a conversation have the marks that they have in the whole."""
+    def marked(self, messages: Sequence[Message], only: int | None = None) -> tuple[list[Message], dict[str, Said]]:
+        """The messages with marks in place of what they say, or what one of them says, and what the marks stand for.
+        The first messages of a conversation have the marks that they have in the whole."""
         said: dict[str, Said] = {}
         found = []
         for index, message in enumerate(messages):
@@ -122,9 +120,8 @@ class Filled:
     places: Spans = ()
 
     def goes_on(self, shorter: Shape) -> tuple[int, str, str] | None:
-        """Where in the text the last words end that both show; what the template writes behind them here, up to the next
-        words, and in the shape of a `shorter` conversation, up to its end. None where these words are shown here twice,
-        or not at all."""
+        """Where in the text the last words of a `shorter` conversation end; what the template writes behind them here,
+        up to the next words, and there, up to the end. None where these words are shown here twice, or not at all."""
         gap = 0
         if shorter.marks:
             if self.shape.marks.count(shorter.marks[-1]) != 1:
@@ -133,8 +130,8 @@ class Filled:
         return self.starts[gap], self.shape.gaps[gap], shorter.gaps[-1]
 
     def is_marked_alike(self, spans: Spans) -> bool:
-        """Whether the template marks these `spans` of the text where it marks the shape: each of them begins and ends in
-        the same place of the same gap, or within the words that it begins or ends at in the shape."""
+        """Whether the template marks these `spans` of the text where it marks the shape: each of them begins and ends
+        in the same place of the same gap, or within the words that it begins or ends at in the shape."""
         if len(spans) != len(self.shape.spans):
             return True  # more, or fewer, for what is said
         for edge, (gap, behind) in zip((edge for span in spans for edge in span), self.shape.edges, strict=True):
