@@ -39,6 +39,7 @@ REMINDING = CHATML.replace(
     "{% if add", "{% if messages[0].role == 'system' %}!{{ messages[0].content }}\n{% endif %}{% if add"
 )
 """The system message is shown once more at the end."""
+SHOUTED = CHATML.replace("{{ m['content'] }}", "{{ m.content | upper if m.role == 'user' else m.content }}")
 LAST_OPEN = CHATML.replace("<|im_end|>\n{% endfor", "{% if not loop.last %}<|im_end|>\n{% endif %}{% endfor")
 TOOLS_LAST = (
     "{% for m in messages %}{% if m.role == 'user' %}{% if tools and (loop.last or loop.index0 > 1) %}"
@@ -55,7 +56,8 @@ UNLEARNED_END = (
 )
 OWN = {
     "only last": ONLY_LAST, "last user": LAST_USER, "counted": COUNTED, "questions counted": QUESTIONS_COUNTED,
-    "upside down": UPSIDE_DOWN, "reminding": REMINDING, "last open": LAST_OPEN, "tools last": TOOLS_LAST,
+    "upside down": UPSIDE_DOWN, "reminding": REMINDING, "last open": LAST_OPEN, "shouted": SHOUTED,
+    "tools last": TOOLS_LAST,
     "lengths": "{% for m in messages %}{{ m.content|length }} {% endfor %}\n" + CHATML,
     "changed": CHATML.replace("{{ m['content'] }}", "{{ m['content'] | replace(' ', '_') }}"),
     "title": "{{ messages[-1].content }}\n" + CHATML,
@@ -65,7 +67,8 @@ OWN = {
     "{{ m.content }}<|im_end|>{% endgeneration %}{% else %}{{ m.content }}<|im_end|>{% endif %}\n{% endmacro %}"
     "{% for m in messages %}{{ say(m) }}{% endfor %}",
 }  # fmt: skip
-UNKNOWN = [file.stem for file in sorted(FOLDER.glob("*.jinja"))]
+FILES = [file.stem for file in sorted(FOLDER.glob("*.jinja"))]
+NAMED = [name for name in NAMES if name not in FILES]
 SYSTEM, ASKED, HELLO, BYE, FAREWELL = (
     {"role": role, "content": content}
     for role, content in (
@@ -91,6 +94,7 @@ def chat_of(template: str, **more: Any) -> ChatTemplate:
         (QUESTIONS_COUNTED, TALK, ["Hello.<|im_end|>", "Bye now.<|im_end|>"]),
         (UPSIDE_DOWN, TALK, ["Hello.<|im_end|>", "Bye now.<|im_end|>"]),
         (REMINDING, [SYSTEM, *TALK], ["Hello.<|im_end|>", "Bye now.<|im_end|>"]),
+        (SHOUTED, TALK, ["Hello.<|im_end|>", "Bye now.<|im_end|>"]),
         (LAST_OPEN, TALK, ["Hello.<|im_end|>", "Bye now."]),
         (COUNTED, [ASKED, {"role": "assistant", "content": ""}, BYE, FAREWELL], ["<|im_end|>", "Bye now.<|im_end|>"]),
         (COUNTED, [ASKED, HELLO, HELLO | {"role": "user"}, HELLO], ["Hello.<|im_end|>"] * 2),
@@ -119,8 +123,8 @@ def test_of_a_pair_what_the_completion_says_is_learned_where_the_prompt_alone_lo
 
 
 def test_calls_are_learned_where_the_tools_are_shown_in_another_turn() -> None:
-    call = {"role": "assistant", "content": "", "tool_calls": CALL}
-    talk = [ASKED, HELLO, BYE, call, {"role": "tool", "content": 'a "b"'}, FAREWELL]
+    call: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": CALL}
+    talk: list[dict[str, Any]] = [ASKED, HELLO, BYE, call, {"role": "tool", "content": 'a "b"'}, FAREWELL]
     called = '[CALLS]{"a": 2, "b": 3}<eos>'
     chat = chat_of(TOOLS_LAST)
     assert learned(*chat.render(talk, TOOLS)) == ["Hello.<eos>", called, "Bye now.<eos>"]
@@ -174,9 +178,9 @@ def test_a_template_that_marks_a_part_of_answers_is_followed() -> None:
 def test_a_template_without_a_generation_prompt_is_told(caplog: pytest.LogCaptureFixture) -> None:
     chat_of(NO_PROMPT).warn_of_answers()
     assert caplog.messages == [
-        "data: the chat template has no generation prompt: in training answers stand behind '<|im_start|>assistant\\n', "
-        "and where one is asked for, as in samples, by offmate sample or generate, this is not written: give a "
-        "chat_template that ends with it where add_generation_prompt is set"
+        "data: the chat template has no generation prompt: in training answers stand behind "
+        "'<|im_start|>assistant\\n', and where one is asked for, as in samples, by offmate sample or generate, this is "
+        "not written: give a chat_template that ends with it where add_generation_prompt is set"
     ]
 
 
@@ -192,7 +196,7 @@ def test_marks_that_leave_the_end_mark_out_are_told(caplog: pytest.LogCaptureFix
     assert caplog.messages == []
 
 
-@pytest.mark.parametrize("name", [*UNKNOWN, *NAMES, "only last", "last user", "tools last"])
+@pytest.mark.parametrize("name", [*FILES, *NAMED, "only last", "last user", "tools last"])
 def test_templates_that_ask_as_answers_begin_and_learn_their_end_are_not_told(
     name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -213,7 +217,9 @@ def said(rng: random.Random, role: str) -> str:
 
 
 def random_talk(rng: random.Random) -> tuple[list[dict[str, Any]], list[Any] | None]:
-    talk = [{"role": "system", "content": said(rng, "system")}] if rng.random() < 0.5 else []
+    talk: list[dict[str, Any]] = []
+    if rng.random() < 0.5:
+        talk.append({"role": "system", "content": said(rng, "system")})
     tools = TOOLS if rng.random() < 0.3 else None
     for _ in range(rng.randint(1, 3)):
         talk.append({"role": "user", "content": said(rng, "user")})
@@ -226,7 +232,7 @@ def random_talk(rng: random.Random) -> tuple[list[dict[str, Any]], list[Any] | N
     return talk, tools
 
 
-@pytest.mark.parametrize("name", [*UNKNOWN, *(f"{name}, unknown" for name in UNKNOWN), *NAMES, *OWN])
+@pytest.mark.parametrize("name", [*FILES, *(f"{name}, unknown" for name in FILES), *NAMED, *OWN])
 def test_no_letter_of_others_is_learned_and_each_of_an_answer_is(name: str) -> None:
     """Whatever is said; templates that TRL knows are also taken as if nobody knew them, without their marks."""
     file, _, unknown = name.partition(", ")
