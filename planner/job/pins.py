@@ -14,6 +14,16 @@ from planner.job.schema import Job
 _COMMIT = re.compile("[0-9a-f]{40}")
 
 
+def revision_of(job: Job) -> str:
+    """The branch, tag or commit of the model's repository on the hub that is used."""
+    return job.model_revision or "main"
+
+
+def tokenizer_revision(job: Job) -> str:
+    """Likewise of the tokenizer's; in the model's repository it is the model's where the job names none."""
+    return job.tokenizer_revision or (revision_of(job) if job.tokenizer == job.model else "main")
+
+
 def pinned(job: Job) -> Job:
     """The job with a commit where it has a branch, a tag or nothing, of its model, its tokenizer where that is of
     another repository or revision, and its datasets on the hub: as the hub says, or where that does not answer, the

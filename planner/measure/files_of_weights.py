@@ -12,9 +12,9 @@ from torch import nn
 from planner.cpu.direct import read_rate, room
 from planner.job.adapter import takes_from_base
 from planner.job.lora import has_no_weights
+from planner.job.pins import revision_of
 from planner.job.schema import Job
 from planner.measure.hf_model import model_config, working_dtype
-from planner.measure.hf_names import revision_of
 from planner.measure.quantized import unpacks
 
 _MEMORY_BYTES = 64 * 2**20

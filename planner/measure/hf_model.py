@@ -22,9 +22,10 @@ from transformers import (
 from planner.errors import Exit, UserError, disk_full, first_line, is_disk_full
 from planner.hub import check_reached, not_given
 from planner.job.local_data import is_local
+from planner.job.pins import revision_of
 from planner.job.schema import Job
 from planner.measure.encoder_decoder import check_sides, has_pairs, is_encoder_decoder
-from planner.measure.hf_names import own_code, own_code_refused, revision_of
+from planner.measure.hf_names import own_code, own_code_refused
 from planner.measure.peft_lora import with_adapters
 from planner.measure.quantized import Quantization
 from planner.measure.rates import check_rates

@@ -1,21 +1,10 @@
-"""Which versions of a job's model and tokenizer are used, and what their own code would be, which never runs."""
+"""What own code a model or a tokenizer has, which never runs."""
 
 from __future__ import annotations
 
 from transformers import __version__ as version
 
 from planner.errors import Exit, UserError
-from planner.job.schema import Job
-
-
-def revision_of(job: Job) -> str:
-    """The branch, tag or commit of the model's repository on the hub that is used."""
-    return job.model_revision or "main"
-
-
-def tokenizer_revision(job: Job) -> str:
-    """Likewise of the tokenizer's; in the model's repository it is the model's where the job names none."""
-    return job.tokenizer_revision or (revision_of(job) if job.tokenizer == job.model else "main")
 
 
 def own_code(found: object) -> dict[str, str]:

@@ -13,9 +13,10 @@ from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from planner.errors import Exit, UserError, disk_full, first_line, is_disk_full
 from planner.hub import check_reached, not_given
 from planner.job.local_data import is_local
+from planner.job.pins import tokenizer_revision
 from planner.job.schema import Job
 from planner.job.slot_templates import slot_template
-from planner.measure.hf_names import own_code, own_code_refused, tokenizer_revision
+from planner.measure.hf_names import own_code, own_code_refused
 
 
 def load_tokenizer(job: Job) -> PreTrainedTokenizerBase:
@@ -111,16 +112,6 @@ def _check_learned(model: nn.Module, job: Job) -> None:
             numbers=(f"add_tokens: {', '.join(job.add_tokens or ())}; frozen: {', '.join(left)}",),
             hint=f"lora_modules_to_save: [{', '.join(name.rpartition('.')[2] for name in names)}]",
         )  # fmt: skip
-
-
-def first_token_of(tokenizer: PreTrainedTokenizerBase, job: Job) -> int | None:
-    """The token that a tokenizer begins texts with where its own file says `add_bos_token`, which transformers 5 no
-    longer reads; None for others."""
-    try:
-        said = get_tokenizer_config(job.tokenizer, revision=tokenizer_revision(job)).get("add_bos_token")
-    except (OSError, ValueError):
-        said = None
-    return tokenizer.bos_token_id if said is True or getattr(tokenizer, "add_bos_token", False) else None
 
 
 def _own_code_of(job: Job) -> dict[str, str]:

@@ -23,6 +23,7 @@ from worker.first_records import MOST, look, main
 
 TALK = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
 UNLEARNED = [TALK[0], TALK[1] | {"train": False}]
+WITHOUT_SYSTEM = CHATML.replace("in messages", "in messages if m.role != 'system'")
 REFUSES = "{{ raise_exception('roles must alternate') if messages[0]['role'] == 'assistant' }}" + CHATML
 
 
@@ -43,6 +44,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ([{"messages": TALK}, {"messages": TALK[::-1]}], REFUSES, "chat-template-refuses", "line 2 of data.jsonl"),
         ([{"messages": TALK}], "{{ messages[9].content }}", "chat-template-refuses", "line 1 of data.jsonl"),
         ([{"messages": [*TALK[:1], TALK[1] | {"reasoning_content": "so"}]}], CHATML, "template-drops", "line 1"),
+        ([{"messages": [{"role": "system", "content": "so"}, *TALK]}], WITHOUT_SYSTEM, "template-drops", "turn: 'so'"),
         ([{"messages": UNLEARNED}] * 3, CHATML, "nothing-to-train", "3 documents"),
         ([{"prompt": "p" * 90, "completion": "late"}], CHATML, "nothing-to-train", "1 documents"),
         ([{"text": "x" * 90}], CHATML, "rows-too-long", "1 of 1"),
@@ -131,7 +133,7 @@ def test_a_tokenizer_that_does_not_load_is_told(
     assert "[tokenizer-not-usable]" in capsys.readouterr().err
 
 
-def test_a_template_whose_end_mark_is_no_token_is_told_once(model: Path, tmp_path: Path) -> None:
+def test_what_is_odd_of_a_template_is_told_once(model: Path, tmp_path: Path) -> None:
     talks = [write_jsonl(tmp_path / f"{name}.jsonl", [{"messages": TALK}]) for name in "ab"]
     run = tmp_path / "run"
     run.mkdir()
@@ -145,6 +147,8 @@ def test_a_template_whose_end_mark_is_no_token_is_told_once(model: Path, tmp_pat
     assert told() == ()
     (note,) = told(chat_template="llama3") or ()
     assert note.startswith("the chat template ends answers with <|eot_id|>, which is no token of this tokenizer")
+    (note,) = told(chat_template=CHATML.partition("{% if add")[0]) or ()
+    assert note.startswith("the chat template has no generation prompt: in training answers stand behind '<|im_start|>")
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import json
 import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import dropwhile
 from typing import Any
 
 from jinja2 import TemplateError
@@ -20,16 +19,15 @@ from planner.job.data_entry import LearnedTurns
 from planner.job.records import Message
 from planner.job.templates import GIVE_TEMPLATE
 from worker.data.bounds import bounded, check_length
-from worker.data.turns import SOMETHING, Spans, Turns, common, ends_of, split_end
+from worker.data.places import REFUSALS, Conversation
+from worker.data.shapes import THOUGHTS, Shapes
+from worker.data.turns import Spans, Turns, ends_of, split_end, unasked, unlearned_end
 
 log = logging.getLogger(__name__)
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
-_SHOWN = ("tool_calls", "reasoning_content", "reasoning", "thinking")
+_SHOWN = ("tool_calls", *THOUGHTS)
 """What a message may say beside its content. A template that leaves it out would train an answer without it."""
-
-_REFUSALS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
-"""What rendering raises for a conversation that is not as the template wants it."""
 
 
 class ChatTemplate:
@@ -68,6 +66,8 @@ class ChatTemplate:
         self._values = {**(values or {})}
         self._marks = sorted({str(token) for token in tokenizer.added_tokens_decoder.values()}, key=len, reverse=True)
         self._chosen = learned is not None
+        self._shapes = Shapes(self._template)
+        self._ended_by = self._ends()
         ends = self._ends(tokenizer.eos_token)
         self._turns = Turns(learned or LearnedTurns(roles=frozenset()), self._template, tokenizer, ends)
         if self._chosen:
@@ -75,10 +75,24 @@ class ChatTemplate:
 
     def warn_of_split_end(self, tokenizer: PreTrainedTokenizerBase) -> None:
         """Say in the log where answers end with a mark that is no token."""
-        with contextlib.suppress(*_REFUSALS):
+        with contextlib.suppress(*REFUSALS):
             note = split_end(lambda messages, **flags: self._render(messages, None, **flags)[0], tokenizer)
             if note is not None:
                 log.warning("data: %s", note)
+
+    def warn_of_answers(self) -> None:
+        """Say in the log where answers are asked for otherwise than they begin in training, and where their end is not
+        learned."""
+
+        def told(note: str | None) -> None:
+            if note is not None:
+                log.warning("data: %s", note)
+
+        with contextlib.suppress(*REFUSALS):
+            told(unasked(lambda messages, **flags: self._render(messages, None, **flags)[0]))
+        with contextlib.suppress(*REFUSALS):
+            if self._marked and not self._everything and not self._chosen:
+                told(unlearned_end(lambda messages: self._render(messages, None), self._ended_by))
 
     def told(self, values: Mapping[str, Any]) -> ChatTemplate:
         """The template that is told these values, too, and before its others of the same names."""
@@ -97,23 +111,20 @@ class ChatTemplate:
         """
         with _refusals_told(messages):
             plain, text, spans = self._shown(_plain(messages), tools)
-            self._refuse_dropped(text, plain, tools)
+            found = self._conversation(text, plain, tools)
             if self._everything:
                 return text, ((0, len(text)),)
-
-            def places(index: int) -> Spans:
-                return self._places(text, plain, index, tools)
-
             if self._chosen:
-                return text, self._turns.spans(text, messages, places)
+                return text, self._turns.spans(text, messages, found.said)
             if self._marked:
-                spans = self._learned(spans, messages)
+                found.check_marked(spans)
+                spans = self._learned(spans, messages, found)
             else:
                 wanted = [index for index in _answers(plain) if messages[index].get("train", True)]
-                spans = tuple(span for index in wanted for span in self._turn(text, plain, index, tools))
+                spans = tuple(span for index in wanted for span in found.turn(index))
             others = [m if m["role"] != "assistant" else m | {"train": False} for m in messages]
             if any(message.get("train") for message in others):
-                spans = tuple(sorted((*spans, *self._turns.spans(text, others, places))))
+                spans = tuple(sorted((*spans, *self._turns.spans(text, others, found.said))))
         return text, spans
 
     def pair(
@@ -124,9 +135,8 @@ class ChatTemplate:
         messages = _plain([*prompt, *completion])
         with _refusals_told(messages):
             messages, text, _ = self._shown(messages, tools)
-            self._refuse_dropped(text, messages, tools)
-            asked = self._render(messages[: len(prompt)], tools, add_generation_prompt=True)[0]
-        return text, ((common(text, asked), len(text)),)
+            start = self._conversation(text, messages, tools).going_on(len(prompt))
+        return text, ((start, len(text)),)
 
     def prompt(self, messages: Sequence[Message]) -> str:
         """The conversation's text up to where the assistant is to go on. Raises UserError when the template refuses."""
@@ -153,13 +163,25 @@ class ChatTemplate:
         return text, tuple((start, end) for start, end in spans[0]) if spans else ()
 
     def _ends(self, end: str | None = None) -> tuple[str, ...]:
-        with contextlib.suppress(*_REFUSALS):  # a template that is not for such a conversation
+        with contextlib.suppress(*REFUSALS):  # a template that is not for such a conversation
             return ends_of(lambda messages, **flags: self._render(messages, None, **flags)[0], self._marks, end)
         return ()
 
-    def _refuse_dropped(self, text: str, messages: Sequence[Message], tools: list[Any] | None) -> None:
-        """A template that shows the same text without something that was said is not the one for this data."""
-        said = [key for key in _SHOWN if any(message.get(key) for message in messages)]
+    def _conversation(self, text: str, messages: Sequence[Message], tools: list[Any] | None) -> Conversation:
+        """The conversation, whose text this is. Raises UserError where the template shows the same text without
+        something that was said: it is not the one for this data."""
+        found = Conversation(
+            self._render, self._shapes, messages, tools, text, values=repr(self._values), marks=self._marks,
+            ends=self._ended_by,
+        )  # fmt: skip
+        if (index := found.unshown()) is not None:
+            role, content = messages[index]["role"], messages[index]["content"]
+            raise UserError(
+                f"The chat template does not show what the {role} says in turn {index + 1} of a conversation.",
+                code="template-drops", exit_code=Exit.USAGE, numbers=(f"turn: {content[:200]!r}", found.roles),
+                hint="give a chat_template that shows it, or take it out of the data",
+            )  # fmt: skip
+        said = [key for key in _SHOWN if any(message.get(key) for message in messages) and not found.shows(key)]
         without = {
             key: ([{k: v for k, v in message.items() if k != key} for message in messages], tools) for key in said
         }
@@ -168,115 +190,25 @@ class ChatTemplate:
         for key, (others, offered) in without.items():
             try:
                 same = self._render(others, offered)[0] == text
-            except _REFUSALS:  # it cannot do without
+            except REFUSALS:  # it cannot do without
                 same = False
             if same:
                 raise UserError(
                     f"The chat template does not show the {key} of a conversation.", code="template-drops",
-                    exit_code=Exit.USAGE, numbers=(f"roles: {', '.join(m['role'] for m in messages)}",),
+                    exit_code=Exit.USAGE, numbers=(found.roles,),
                     hint=f"give a chat_template that shows {key}, or take {key} out of the data",
                 )  # fmt: skip
+        return found
 
-    def _turn(self, text: str, messages: Sequence[Message], index: int, tools: list[Any] | None) -> Spans:
-        """Where `messages[index]` stands in `text`: after what the template asks the assistant to go on from, up to
-        where the conversation goes on. Where the template shows a turn otherwise once it is past: where the text
-        changes with what is said or called in it, and the end mark behind."""
-        content, calls = messages[index]["content"].strip(), messages[index].get("tool_calls")
-        start = 0
-        if index:
-            start = common(text, self._render(messages[:index], tools, add_generation_prompt=True)[0])
-        upto = self._render(messages[: index + 1], tools)[0]
-        end = self._before_mark(text, common(text, upto))
-        if calls and not text.startswith(upto):
-            pieces = self._places(text, messages, index, tools)
-            if pieces and (pieces[0][0] < start or pieces[-1][1] > end):
-                return (*pieces[:-1], (pieces[-1][0], self._past_mark(text, pieces[-1][1])))
-        elif end <= start or content not in text[start:end]:
-            start, end = self._changing(text, messages, index, tools, {**messages[index], "content": SOMETHING})
-            end = self._past_mark(text, end)
-        if end <= start or content not in text[start:end]:
-            raise UserError(
-                "The chat template does not show what the assistant says as it is in the data.",
-                code="assistant-turn-not-found", exit_code=Exit.USAGE, numbers=(f"turn: {content[:200]!r}",),
-                hint="use train_on: all, or a chat_template with {% generation %} around the assistant's turns",
-            )  # fmt: skip
-        written = text[start:end].rstrip()
-        if any(written.endswith(mark) for mark in self._marks):  # the newline after an end mark is the template's
-            end = start + len(written)
-        return ((start, end),)
-
-    def _places(self, text: str, messages: Sequence[Message], index: int, tools: list[Any] | None) -> Spans:
-        """Where what `messages[index]` says, its calls included, stands in `text`; nowhere where it is not shown.
-        Raises UserError where others' words are not told apart from it: a template may show the results of calls
-        within the turn that called, and what is said beside the calls behind them."""
-        message = messages[index]
-        bare, other = {"role": message["role"], "content": SOMETHING}, {**message, "content": SOMETHING}
-        silent = {**message, "content": ""}
-        with contextlib.suppress(*_REFUSALS):
-            start, end = self._changing(text, messages, index, tools, bare)
-            if end <= start:
-                return ()
-            behind = [{**next_one, "content": SOMETHING} for next_one in messages[index + 1 : index + 2]]
-            if all(end <= self._changing(text, messages, index + 1, tools, changed)[0] for changed in behind):
-                return ((start, end),)
-        if found := self._as_last(text, messages, index, tools, message):
-            return (found,)
-        if message.get("tool_calls") and (calls := self._as_last(text, messages, index, tools, silent)):
-            with contextlib.suppress(*_REFUSALS):
-                said = self._changing(text, messages, index, tools, other)
-                if calls[1] <= said[0]:
-                    return calls, said
-        raise UserError(
-            f"The chat template does not show turn {index + 1} of a conversation apart from what others say.",
-            code="turns-not-apart", exit_code=Exit.USAGE, numbers=(f"roles: {', '.join(m['role'] for m in messages)}",),
-            hint="give a chat_template that shows one turn after another",
-        )  # fmt: skip
-
-    def _as_last(
-        self, text: str, messages: Sequence[Message], index: int, tools: list[Any] | None, message: Message
-    ) -> tuple[int, int] | None:
-        """Where `text` has what changes with `message` at the place `index`, where nothing follows it, or else where
-        the results of its calls do not, as some templates refuse these without the calls; None where it does not."""
-        bare = {"role": message["role"], "content": SOMETHING}
-        for behind in ([], [*dropwhile(lambda other: other["role"] == "tool", messages[index + 1 :])]):
-            with contextlib.suppress(*_REFUSALS):
-                shorter = [*messages[:index], message, *behind]
-                shown = self._render(shorter, tools)[0]
-                start, end = self._changing(shown, shorter, index, tools, bare)
-                if end > start and text.startswith(shown[:end]):
-                    return start, end
-        return None
-
-    def _changing(
-        self, text: str, messages: Sequence[Message], index: int, tools: list[Any] | None, other_message: Message
-    ) -> tuple[int, int]:
-        """The piece of `text` that is another one with another message in place of `messages[index]`."""
-        others = [*messages]
-        others[index] = other_message
-        other = self._render(others, tools)[0]
-        start = common(text, other)
-        return start, len(text) - common(text[start:][::-1], other[start:][::-1])
-
-    def _past_mark(self, text: str, end: int) -> int:
-        """`end`, or the end of the special token that stands there."""
-        return next((end + len(mark) for mark in self._marks if text.startswith(mark, end)), end)
-
-    def _before_mark(self, text: str, end: int) -> int:
-        """`end`, or the start of the special token that it lies within: two of them may begin alike."""
-        for mark in self._marks:
-            start = text.rfind(mark, max(0, end - len(mark) + 1), end + len(mark) - 1)
-            if start >= 0 and start < end < start + len(mark):
-                return start
-        return end
-
-    def _learned(self, spans: Spans, messages: Sequence[Message]) -> Spans:
+    def _learned(self, spans: Spans, messages: Sequence[Message], found: Conversation) -> Spans:
         """The spans of the turns that are learned."""
-        wanted = [messages[index].get("train", True) for index in _answers(messages)]
+        answers = _answers(messages)
+        wanted = [messages[index].get("train", True) for index in answers]
         if all(wanted):
             return spans
-        if len(spans) != len(wanted):
-            if not any(wanted):
-                return ()
+        if not any(wanted):
+            return ()
+        if len(spans) != len(wanted) or not all(map(found.is_within, answers, spans)):
             raise UserError(
                 "The chat template does not mark each of the assistant's turns, and some are not to be learned.",
                 code="turns-not-marked", exit_code=Exit.USAGE, numbers=(f"{len(wanted)} turns, {len(spans)} marks",),
@@ -289,7 +221,7 @@ class ChatTemplate:
 def _refusals_told(messages: Sequence[Message]) -> Iterator[None]:
     try:
         yield
-    except _REFUSALS as error:
+    except REFUSALS as error:
         raise UserError(
             "The chat template refuses a conversation.", code="chat-template-refuses", exit_code=Exit.USAGE,
             numbers=(f"{type(error).__name__}: {error}", f"roles: {', '.join(m['role'] for m in messages)}"),

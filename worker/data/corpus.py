@@ -26,8 +26,8 @@ from transformers import PreTrainedTokenizerBase
 from planner.errors import Exit, UserError
 from planner.job.frozen import Frozen, check_frozen
 from planner.job.schema import Job
-from planner.measure.tokenizer import first_token_of
 from worker.data.documents import documents_of
+from worker.data.first_token import first_token_of
 from worker.data.formats import Document
 from worker.data.left_out import LeftOut
 from worker.data.pairs import encode_pairs

@@ -17,7 +17,7 @@ from planner.job.data_entry import DataEntry
 from planner.job.reader import Row
 from planner.job.records import Kind
 from planner.job.schema import Job
-from planner.measure.tokenizer import first_token_of
+from worker.data.first_token import first_token_of
 from worker.data.formats import Document, Format, detect
 from worker.data.pairs import entry_of_pairs
 from worker.data.sources import Source, open_source

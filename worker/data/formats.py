@@ -105,6 +105,7 @@ def detect(
         whole_pairs = train_on == "pairs" and kind == "prompt"
         found = ChatTemplate(tokenizer, everything=everything or whole_pairs, learned=learned, values=values)
         found.warn_of_split_end(tokenizer)
+        found.warn_of_answers()
         return found
 
     if kind == "alpaca":

@@ -47,11 +47,13 @@ def ends_of(render: Callable[..., str], tokens: Sequence[str], end: str | None =
     asked = [{"role": "user", "content": SOMETHING}]
     said = [*asked, {"role": "assistant", "content": SOMETHING}]
     last = token(render(said).split(SOMETHING)[2])
-    past = token(render([*said, *asked]).split(SOMETHING)[2])
+    first, _, between, _ = render([*said, *asked]).split(SOMETHING)
+    past = token(between)
     # Without an end mark the next turn's beginning stands there: it is another with the role, or how answers begin.
     asking = render(asked, add_generation_prompt=True)
     begins = token(asking[common(asking, render(asked)) :])
     is_end = past == token(render(said, add_generation_prompt=True).split(SOMETHING)[2]) != begins
+    is_end |= past == token(between[: len(between) - common(first[::-1], between[::-1])])  # before that beginning
     return tuple(dict.fromkeys(mark for mark in (last, past if is_end else None) if mark is not None))
 
 
@@ -74,6 +76,38 @@ def split_end(render: Callable[..., str], tokenizer: PreTrainedTokenizerBase) ->
         f"{f'; its own end token, {own}, is not written' if own and own not in behind else ''}: "
         f"give the chat_template that belongs to this tokenizer (null: the one that it has), or add_tokens: {split} "
         f"and special_tokens: {{eos_token: {end[0]!r}}}"
+    )
+
+
+def unasked(render: Callable[..., str]) -> str | None:
+    """What to say of a template without a generation prompt whose answers stand behind words of its own; None for
+    others. `render` as in `ends_of`."""
+    asked = [{"role": "user", "content": SOMETHING}]
+    shown = render(asked)
+    if render(asked, add_generation_prompt=True) != shown:
+        return None
+    _, between, _ = render([*asked, {"role": "assistant", "content": SOMETHING}]).split(SOMETHING)
+    begins = between.removeprefix(shown.split(SOMETHING)[-1])
+    if not begins.strip():
+        return None
+    return (
+        f"the chat template has no generation prompt: in training answers stand behind {begins!r}, and where one is "
+        f"asked for, as in samples, by offmate sample or generate, this is not written: give a chat_template that ends "
+        f"with it where add_generation_prompt is set"
+    )
+
+
+def unlearned_end(render: Callable[..., tuple[str, Spans]], ends: Sequence[str]) -> str | None:
+    """What to say of a template whose `{% generation %}` leaves out the one of the special tokens `ends` that it writes
+    behind an answer; None for others. `render` as in `ends_of`, with the spans of characters that are marked."""
+    text, spans = render([{"role": "user", "content": SOMETHING}, {"role": "assistant", "content": SOMETHING}])
+    behind = text.rindex(SOMETHING) + 1
+    end = re.compile(rf"\s*({'|'.join(map(re.escape, ends))})").match(text, behind) if ends else None
+    if end is None or any(start <= end.start(1) and to >= end.end(1) for start, to in spans):
+        return None
+    return (
+        f"the chat template's {{% generation %}} leaves out {end[1]}, which ends answers: it is not learned, and the "
+        f"model does not learn to stop: give a chat_template that has {{% endgeneration %}} behind it"
     )
 
 

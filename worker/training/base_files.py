@@ -12,9 +12,9 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from planner.errors import Exit, UserError
 from planner.hub import not_given
+from planner.job.pins import revision_of
 from planner.job.schema import Job
 from planner.measure.hf_model import model_config
-from planner.measure.hf_names import revision_of
 
 BESIDE = (".json", ".jinja", ".txt", ".model")
 """How files beside those of weights end."""

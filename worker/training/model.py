@@ -16,11 +16,12 @@ from planner.errors import Exit, UserError, disk_full, first_line, is_disk_full
 from planner.hub import not_given
 from planner.job.adapter import takes_from_base
 from planner.job.lora import has_no_weights
+from planner.job.pins import revision_of
 from planner.job.schema import Job
 from planner.job.weights import check_weights
 from planner.measure.encoder_decoder import is_encoder_decoder
 from planner.measure.hf_model import build_model, model_class, model_config, without_weights, working_dtype
-from planner.measure.hf_names import own_code, revision_of
+from planner.measure.hf_names import own_code
 from planner.measure.packed_experts import experts_packed_as_read
 from planner.measure.peft_lora import check_adapter, load_adapter, with_adapters
 from planner.measure.peft_parts import beginnings, read_begun, write_begun

@@ -68,11 +68,14 @@ def test_what_is_learned_under_a_named_template_is_axolotls(name: str) -> None:
     for talk, fact in TEMPLATES[name]["rows"].items():
         said, only_text = TALKS[talk], isinstance(fact, dict)
         chat = ChatTemplate(tokenizer, everything=only_text, learned=None if only_text else LearnedTurns(roles=ANSWERS))
-        if fact == "leaves out":
+        expected = theirs(name, talk) if fact != "leaves out" else None
+        contents = [message["content"].strip() for message in said["messages"] if message["role"] != "tool"]
+        hides = expected is not None and not all(text in expected for text in contents if "think" not in text)
+        if fact == "leaves out" or hides:
             with pytest.raises(UserError) as refused:
                 chat.render(said["messages"], said.get("tools"))
             assert refused.value.code == "template-drops", talk
-        elif (expected := theirs(name, talk)) is not None:
+        elif expected is not None:
             text, spans = chat.render(said["messages"], said.get("tools"))
             assert (text if only_text else marked(tokenizer, text, spans)) == expected, talk
 

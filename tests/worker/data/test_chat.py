@@ -150,7 +150,8 @@ def test_what_is_learned_is_what_trl_learns(name: str, talk: str) -> None:
     try:
         text, spans = ChatTemplate(tokenizer).render(messages, tools)
     except UserError as error:
-        assert error.code == "template-drops" and talk in ("reasoning", "calls")  # TRL trains on what is left
+        assert error.code == "template-drops"  # TRL trains on what is left
+        assert talk in ("reasoning", "calls") or name in ("idefics3", "smolvlm")  # which show nothing that is a text
         return
     ours = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     assert ours["input_ids"] == theirs["input_ids"]

@@ -106,7 +106,8 @@ def test_turns_are_found_where_a_template_shows_past_ones_differently(tmp_path: 
 
 
 def test_a_turn_that_a_template_rewrites_is_an_error(tmp_path: Path) -> None:
-    rewriting = FORGETFUL.replace("{{ m['content'] }}", "{{ m['content'] if loop.last else '(cut)' }}")
+    shown = "{{ m['content'] if m.role == 'user' or loop.last else '(cut)' }}"
+    rewriting = FORGETFUL.replace("{{ m['content'] }}", shown)
     with pytest.raises(UserError, match="does not show what the assistant says") as caught:
         learn(tmp_path, [{"messages": TALK}], chat_tokenizer(rewriting))
     assert "line 1 of data.jsonl" in caught.value.numbers
@@ -241,7 +242,8 @@ def test_unknown_columns_are_an_error_that_lists_them(tmp_path: Path) -> None:
     assert str(caught.value) == (
         "The columns of data.jsonl are not a format that is known.\n"
         "  found: question, answer\n"
-        "  known: text | messages | conversations | prompt, completion | instruction, (input,) output | segments\n"
+        "  known: text | messages | conversations | prompt, completion | instruction, (input,) output | segments | "
+        "input_ids, (labels)\n"
         "  hint: name them in the entry, such as columns: {prompt: question, completion: answer}, or rename them"
         "   [unknown-columns]"
     )

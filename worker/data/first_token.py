@@ -1,0 +1,19 @@
+"""The token that a tokenizer's own file has texts begin with."""
+
+from __future__ import annotations
+
+from transformers import PreTrainedTokenizerBase
+from transformers.models.auto.tokenization_auto import get_tokenizer_config
+
+from planner.job.pins import tokenizer_revision
+from planner.job.schema import Job
+
+
+def first_token_of(tokenizer: PreTrainedTokenizerBase, job: Job) -> int | None:
+    """The token that a tokenizer begins texts with where its own file says `add_bos_token`, which transformers 5 no
+    longer reads; None for others."""
+    try:
+        said = get_tokenizer_config(job.tokenizer, revision=tokenizer_revision(job)).get("add_bos_token")
+    except (OSError, ValueError):
+        said = None
+    return tokenizer.bos_token_id if said is True or getattr(tokenizer, "add_bos_token", False) else None

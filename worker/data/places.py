@@ -1,0 +1,351 @@
+"""Where in a conversation's text each of its turns stands, proven by rendering it with other words in their place.
+
+The template is asked what it writes around marks that stand for what is said (`shapes.py`). Where the words themselves
+in place of the marks make the conversation's text, every place in it is known, and what the template writes between
+them. Else each message is looked at by itself: what changes in the text when it says something else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import dropwhile
+from typing import Any
+
+from jinja2 import TemplateError
+
+from planner.errors import Exit, UserError
+from planner.job.records import Message
+from worker.data.shapes import Filled, Render, Shape, Shapes, fill, private_character
+from worker.data.turns import Spans, common
+
+REFUSALS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
+"""What rendering raises for a conversation that is not as the template wants it."""
+
+
+class Conversation:
+    """A conversation's text, and which of its characters each turn is. Messages are counted from 0."""
+
+    def __init__(
+        self, render: Render, shapes: Shapes, messages: Sequence[Message], tools: list[Any] | None, text: str,
+        *, values: str, marks: Sequence[str], ends: Sequence[str],
+    ) -> None:  # fmt: skip
+        """`render` makes `text` of messages and tools. `values`: what else it tells the template, in words; `marks`:
+        the tokenizer's special tokens, the longest first; `ends`: those of them that end an answer."""
+        self._render, self._shapes, self._values = render, shapes, values
+        self._messages, self._tools, self._text = messages, tools, text
+        self._marks, self._ends = marks, tuple(ends)
+        self._marked, self._said = shapes.marked(messages)
+        self._shape = self._shape_of(len(messages))
+
+    @property
+    def roles(self) -> str:
+        """Who speaks, in words."""
+        return f"roles: {', '.join(message['role'] for message in self._messages)}"
+
+    def shows(self, key: str) -> bool:
+        """Whether the template surely shows what a message says under this key."""
+        return any(said.key == key for mark, said in self._said.items() if mark in self._shown)
+
+    def unshown(self) -> int | None:
+        """The first message whose content may be any other, and the text is the same; None where there is none."""
+        if self._said.keys() <= self._shown:
+            return None
+        seen = {said.message for mark, said in self._said.items() if said.key == "content" and mark in self._shown}
+        for index in sorted({said.message for said in self._said.values() if said.key == "content"} - seen):
+            with contextlib.suppress(*REFUSALS):
+                if self._with(index, self._messages[index] | {"content": self._other}) == self._text:
+                    return index
+        return None
+
+    def turn(self, index: int) -> Spans:
+        """What the assistant writes for a message: from where the template asks it to go on, up to where others do, as
+        far as the template shows the same there whatever is said; else what is said, and the end mark behind it. Raises
+        UserError where it is not shown, or others' words are not told apart from it."""
+        calls = bool(self._messages[index].get("tool_calls"))
+        (start, asked), (end, complete) = self._until(index, add_generation_prompt=True), self._until(index + 1)
+        own = self._own(index)
+        first, last = own or (len(self._text), 0)
+        if own is not None and not calls:
+            pieces: Spans = (own,)
+        elif (
+            asked
+            and (complete or not calls)
+            and start < end
+            and start <= first
+            and last <= end
+            and self._is_apart(index, start, end)
+        ):
+            pieces = ((start, end),)
+        else:
+            pieces = self.said(index) if calls else self._place_of_nothing(index)
+        if not pieces:
+            raise self._not_found(index)
+        first, last = pieces[0][0], pieces[-1][1]
+        if not asked or start > first or not self._is_apart(index, start, first):
+            start = self._whole(index, pieces)[0]
+        if end < last or not self._is_apart(index, last, end):
+            end = self._whole(index, pieces)[1]
+        end = self._trimmed(start, self._past_mark(index, end))
+        if len(pieces) == 1:
+            if end <= start or not self._is_shown(index, start, end):
+                raise self._not_found(index)
+            return ((start, end),)
+        return ((start, pieces[0][1]), *pieces[1:-1], (pieces[-1][0], end))
+
+    def said(self, index: int) -> Spans:
+        """Where what a message says, its calls included, stands in the text; nowhere where it is not shown. Raises
+        UserError where others' words are not told apart from it: a template may show the results of calls within the
+        turn that called, and what is said beside the calls behind them."""
+        own = self._own(index)
+        if self._messages[index].keys() <= {"role", "content"} and (own is None or self._is_whole(index)):
+            return () if own is None else (own,)
+        pieces = self._changed(index)
+        if not all(self._is_apart(index, *piece) for piece in pieces):
+            raise self._not_apart(index)
+        return pieces
+
+    def going_on(self, index: int) -> int:
+        """Where what the messages from this one on add to those before it begins: where the text parts from what the
+        template asks with, as in TRL. Raises UserError where the words of the two are not told apart."""
+        before = max((end for spans in self._places[:index] for _, end in spans), default=0)
+        first, last = min((place for spans in self._places[index:] for place in spans), default=(len(self._text),) * 2)
+        start = -1
+        if (found := self._beginning(index, add_generation_prompt=True)) is not None:
+            at, here, there = found
+            start = at + common(here, there)
+            if here == there[: len(here)]:  # it may begin the answer, as with <think>
+                start += common(self._text[start:last], there[len(here) :])
+            start = self._before_mark(start)
+        if not before <= start <= last:
+            pieces = self.said(index)
+            start = self._whole(index, pieces)[0] if pieces else first
+        if not before <= start <= last:
+            raise self._not_apart(index)
+        return start
+
+    def check_marked(self, spans: Spans) -> None:
+        """Raise UserError where these `spans`, which the template marks as the assistant's, are others' words, or slip
+        with the words that are said: marks within a macro do."""
+        for index, message in enumerate(self._messages if spans else ()):
+            if message["role"] != "assistant":
+                for at, to in self._places[index]:
+                    if any(start < to and end > at for start, end in spans):
+                        raise self._marks_of_others(index)
+        if self._filled is not None and not self._filled.is_marked_alike(spans):
+            raise UserError(
+                "The chat template's {% generation %} does not hold what is said between its two marks.",
+                code="turns-not-marked", exit_code=Exit.USAGE, numbers=(self.roles,),
+                hint="a chat_template may not have {% generation %} within a macro, or within {% set %}",
+            )  # fmt: skip
+
+    def is_within(self, index: int, span: tuple[int, int]) -> bool:
+        """Whether something of what a message says stands within a span of the text, as far as its places are known."""
+        found = self._places[index]
+        return not found or any(start < span[1] and end > span[0] for start, end in found)
+
+    @property
+    def _shown(self) -> frozenset[str]:
+        """The marks that the shape of the whole shows."""
+        return self._shape.shown if self._shape is not None else frozenset()
+
+    @cached_property
+    def _filled(self) -> Filled | None:
+        """The shape of the whole, where its words make the text."""
+        return fill(self._shape, self._said, self._text) if self._shape is not None else None
+
+    @cached_property
+    def _places(self) -> list[Spans]:
+        """Of each message where its words stand, one after another; of calls nothing is told."""
+        if self._filled is None:
+            return [self._place_by_itself(index) for index in range(len(self._messages))]
+        found: list[Spans] = [()] * len(self._messages)
+        for mark, place in zip(self._filled.shape.marks, self._filled.places, strict=True):
+            found[self._said[mark].message] += (place,)
+        return found
+
+    def _place_by_itself(self, index: int) -> Spans:
+        """Where a message's words stand, by what the template shows with others in their place alone. All of the text
+        where it refuses others."""
+        message = self._messages[index]
+        if not any(said.message == index for said in self._said.values()):
+            return ()
+        with contextlib.suppress(*REFUSALS):
+            marked, said = self._shapes.marked(self._messages, index)
+            if (filled := fill(Shape.of(*self._render(marked, self._tools)), said, self._text)) is not None:
+                return filled.places
+        bare = {"role": message["role"], "content": self._other}
+        for other in ([bare] if message["role"] == "assistant" else []) + [message | {"content": self._other}]:
+            with contextlib.suppress(*REFUSALS):
+                start, end = self._changing(index, other)
+                return ((start, end),) if end > start else ()
+        return ((0, len(self._text)),)
+
+    def _own(self, index: int) -> tuple[int, int] | None:
+        """Where a message's words are, those of the template between them included; None where it has none. Raises
+        UserError where they are shown twice, or others' between them."""
+        if not (found := self._places[index]):
+            return None
+        own = (found[0][0], found[-1][1])
+        many = sum(said.message == index for mark, said in self._said.items() if mark in self._shown)
+        if (self._filled is not None and len(found) > many) or not self._is_apart(index, *own):
+            raise self._not_apart(index)
+        return own
+
+    def _is_whole(self, index: int) -> bool:
+        """Whether one mark stands for all that a message says."""
+        return sum(said.message == index for said in self._said.values()) == 1 and any(
+            said.message == index and said.text == self._messages[index]["content"] for said in self._said.values()
+        )
+
+    def _whole(self, index: int, pieces: Spans) -> tuple[int, int]:
+        """From the first to the last of the pieces of a message, or where all of its content stands around them: of the
+        tags in it nothing is told."""
+        content, (first, last) = self._messages[index]["content"].strip(), (pieces[0][0], pieces[-1][1])
+        start = self._text.find(content, max(0, last - len(content)), first + len(content))
+        whole = (min(first, start), max(last, start + len(content)))
+        return whole if start >= 0 and len(pieces) == 1 and self._is_apart(index, *whole) else (first, last)
+
+    def _is_shown(self, index: int, start: int, end: int) -> bool:
+        """Whether a message's content is in this piece of the text, or all of it in its places."""
+        if self._filled is None:
+            return self._messages[index]["content"].strip() in self._text[start:end]
+        return {m for m, said in self._said.items() if (said.message, said.key) == (index, "content")} <= self._shown
+
+    def _is_apart(self, index: int, start: int, end: int) -> bool:
+        """Whether others than message `index` say nothing between `start` and `end`."""
+        others = (place for other, spans in enumerate(self._places) if other != index for place in spans)
+        return not any(at < end and to > start for at, to in others)
+
+    def _shape_of(self, many: int, **flags: bool) -> Shape | None:
+        """The shape of the first `many` messages; None where the template refuses them."""
+        with contextlib.suppress(*REFUSALS):
+            return self._shapes.render(self._render, self._marked[:many], self._tools, self._values, **flags)
+        return None
+
+    def _beginning(self, many: int, **flags: bool) -> tuple[int, str, str] | None:
+        """As `Filled.goes_on`, of the first `many` messages; where the shape is not the text's, from its first
+        character on. None also where the template refuses them."""
+        if self._filled is not None:
+            shape = self._shape_of(many, **flags)
+            return self._filled.goes_on(shape) if shape is not None else None
+        with contextlib.suppress(*REFUSALS):
+            return 0, self._text, self._render(self._messages[:many], self._tools, **flags)[0]
+        return None
+
+    def _until(self, many: int, **flags: bool) -> tuple[int, bool]:
+        """Up to where the text is what the template shows of the first `many` messages, and whether that is all of it;
+        (-1, False) where that cannot be told."""
+        if many == len(self._messages) and not flags:
+            return len(self._text), True
+        if (found := self._beginning(many, **flags)) is None:
+            return -1, False
+        at, here, there = found
+        if here.startswith(there):
+            return at + len(there), True
+        return self._before_mark(at + common(here, there)), False
+
+    def _place_of_nothing(self, index: int) -> Spans:
+        """Where an answer without words would have them."""
+        with contextlib.suppress(*REFUSALS):
+            before, *behind = self._with(index, self._messages[index] | {"content": self._other}).split(self._other)
+            if [before, *behind] == [before, self._text[len(before) :]]:
+                return ((len(before), len(before)),)
+        return ()
+
+    def _changed(self, index: int) -> Spans:
+        """Where the text changes with what a message says or calls."""
+        message = self._messages[index]
+        bare, other = {"role": message["role"], "content": self._other}, {**message, "content": self._other}
+        silent = {**message, "content": ""}
+        with contextlib.suppress(*REFUSALS):
+            start, end = self._changing(index, bare)
+            if end <= start:
+                return ()
+            if self._is_apart(index, start, end):
+                return ((start, end),)
+        if found := self._as_last(index, message):
+            return (found,)
+        if message.get("tool_calls") and (calls := self._as_last(index, silent)):
+            with contextlib.suppress(*REFUSALS):
+                said = self._changing(index, other)
+                if calls[1] <= said[0]:
+                    return calls, said
+        raise self._not_apart(index)
+
+    def _as_last(self, index: int, message: Message) -> tuple[int, int] | None:
+        """Where the text has what changes with `message` at the place `index`, where nothing follows it, or else where
+        the results of its calls do not, as some templates refuse these without the calls; None where it does not."""
+        bare = {"role": message["role"], "content": self._other}
+        for behind in ([], [*dropwhile(lambda other: other["role"] == "tool", self._messages[index + 1 :])]):
+            with contextlib.suppress(*REFUSALS):
+                shown, other = (
+                    self._render([*self._messages[:index], this, *behind], self._tools)[0] for this in (message, bare)
+                )
+                start, end = _changing(shown, other)
+                if end > start and self._text.startswith(shown[:end]):
+                    return start, end
+        return None
+
+    def _changing(self, index: int, other: Message) -> tuple[int, int]:
+        """The piece of the text that is another one with another message in place of this one."""
+        return _changing(self._text, self._with(index, other))
+
+    def _with(self, index: int, other: Message) -> str:
+        """The text with another message in place of this one."""
+        return self._render([*self._messages[:index], other, *self._messages[index + 1 :]], self._tools)[0]
+
+    @cached_property
+    def _other(self) -> str:
+        return private_character(self._text)
+
+    def _past_mark(self, index: int, end: int) -> int:
+        """`end`, or the end of the end mark that stands there."""
+        if self._ends and not self._text[:end].rstrip().endswith(self._ends):
+            mark = re.compile(rf"\s*(?:{'|'.join(map(re.escape, self._ends))})").match(self._text, end)
+            if mark is not None and self._is_apart(index, end, mark.end()):
+                return mark.end()
+        return end
+
+    def _before_mark(self, end: int) -> int:
+        """`end`, or the start of the special token that it lies within: two of them may begin alike."""
+        for mark in self._marks:
+            start = self._text.rfind(mark, max(0, end - len(mark) + 1), end + len(mark) - 1)
+            if start >= 0 and start < end < start + len(mark):
+                return start
+        return end
+
+    def _trimmed(self, start: int, end: int) -> int:
+        """`end`, or that of the special token before it: the newline after an end mark is the template's."""
+        written = self._text[start:end].rstrip()
+        return start + len(written) if any(written.endswith(mark) for mark in self._marks) else end
+
+    def _not_found(self, index: int) -> UserError:
+        return UserError(
+            "The chat template does not show what the assistant says as it is in the data.",
+            code="assistant-turn-not-found", exit_code=Exit.USAGE,
+            numbers=(f"turn: {self._messages[index]['content'].strip()[:200]!r}",),
+            hint="use train_on: all, or a chat_template with {% generation %} around the assistant's turns",
+        )  # fmt: skip
+
+    def _not_apart(self, index: int) -> UserError:
+        return UserError(
+            f"The chat template does not show turn {index + 1} of a conversation apart from what others say.",
+            code="turns-not-apart", exit_code=Exit.USAGE, numbers=(self.roles,),
+            hint="give a chat_template that shows one turn after another",
+        )  # fmt: skip
+
+    def _marks_of_others(self, index: int) -> UserError:
+        role = self._messages[index]["role"]
+        return UserError(
+            f"The chat template's {{% generation %}} holds what the {role} says in turn {index + 1}.",
+            code="turns-not-apart", exit_code=Exit.USAGE, numbers=(self.roles,),
+            hint="give a chat_template with {% generation %} around the assistant's turns alone, and in no macro",
+        )  # fmt: skip
+
+
+def _changing(text: str, other: str) -> tuple[int, int]:
+    start = common(text, other)
+    return start, len(text) - common(text[start:][::-1], other[start:][::-1])
