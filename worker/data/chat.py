@@ -20,7 +20,7 @@ from planner.job.data_entry import LearnedTurns
 from planner.job.records import Message
 from planner.job.templates import GIVE_TEMPLATE
 from worker.data.bounds import bounded, check_length
-from worker.data.turns import SOMETHING, Spans, Turns, common, ends_of, split_end
+from worker.data.turns import SOMETHING, Spans, Turns, common, ends_of, split_end, stops_of
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +78,13 @@ class ChatTemplate:
             note = split_end(lambda messages, **flags: self._render(messages, None, **flags)[0], tokenizer)
             if note is not None:
                 log.warning("data: %s", note)
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The special tokens that the template ends an answer with, and nothing within one."""
+        with contextlib.suppress(*_REFUSALS):  # a template that is not for such a conversation
+            return stops_of(lambda messages, **flags: self._render(messages, None, **flags)[0], self._marks)
+        return ()
 
     def told(self, values: Mapping[str, Any]) -> ChatTemplate:
         """The template that is told these values, too, and before its others of the same names."""
