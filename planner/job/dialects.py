@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from planner.job.end_tokens import replace_end
 from planner.job.lora import PEFTS_OWN
 from planner.job.pretraining import long_texts, read_otherwise
 from planner.job.source import SWITCHED_OFF
@@ -135,6 +136,7 @@ class Dialect:
             read_otherwise(file, packs=packs) if self.tool == AXOLOTL else "",
             _rows_of_texts(values) if self.tool == LLAMA_FACTORY and file.get("stage") == "pt" else "",
             _documents_apart(values, file) if self.tool == LLAMA_FACTORY else "",
+            replace_end(values, file) if self.tool == LLAMA_FACTORY else "",
             _cut_prompts(self.tool, values), _held_out(values),
         )  # fmt: skip
         words = ", ".join(f"{key} {value}" for key, value in filled.items())

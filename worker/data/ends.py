@@ -9,6 +9,7 @@ from typing import cast
 from transformers import PreTrainedTokenizerBase
 
 from planner.errors import UserError
+from planner.job.data_entry import DataEntry
 from planner.job.schema import Job
 from worker.data.chat import ChatTemplate
 from worker.data.corpus import Corpus
@@ -33,10 +34,15 @@ def taught_ends(job: Job, tokenizer: PreTrainedTokenizerBase, corpus: Corpus) ->
 def _possible_ends(job: Job, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     marks: list[int] = []
     if tokenizer.chat_template:
-        told = [{**(job.chat_template_kwargs or {}), **(entry.chat_template_kwargs or {})} for entry in job.data]
-        for values in {json.dumps(each, sort_keys=True): each for each in told}.values():
+        for everything, told in sorted({_template_of(job, entry) for entry in job.data}):
             with contextlib.suppress(UserError):  # several templates, none for conversations: no data are such
-                stops = ChatTemplate(tokenizer, everything=True, values=values).stops
+                stops = ChatTemplate(tokenizer, everything=everything, values=json.loads(told)).stops
                 marks += [cast(int, tokenizer.convert_tokens_to_ids(mark)) for mark in stops]
     own = tokenizer.eos_token_id
     return tuple(dict.fromkeys([*marks, *([own] if own is not None else [])]))
+
+
+def _template_of(job: Job, entry: DataEntry) -> tuple[bool, str]:
+    """Whether the template is the tokenizer's own one for an entry, and not TRL's form of it, and what it is told."""
+    values = {**(job.chat_template_kwargs or {}), **(entry.chat_template_kwargs or {})}
+    return job.train_on != "completions" or entry.learned is not None, json.dumps(values, sort_keys=True)
