@@ -131,7 +131,7 @@ def test_a_tokenizer_that_does_not_load_is_told(
     assert "[tokenizer-not-usable]" in capsys.readouterr().err
 
 
-def test_a_template_whose_end_mark_is_no_token_is_told_once(model: Path, tmp_path: Path) -> None:
+def test_where_answers_end_is_told_once_where_the_model_does_not_stop_there(model: Path, tmp_path: Path) -> None:
     talks = [write_jsonl(tmp_path / f"{name}.jsonl", [{"messages": TALK}]) for name in "ab"]
     run = tmp_path / "run"
     run.mkdir()
@@ -142,7 +142,11 @@ def test_a_template_whose_end_mark_is_no_token_is_told_once(model: Path, tmp_pat
         assert main([str(run)]) == Exit.DONE
         return RunFolder(run).read_first_notes()
 
-    assert told() == ()
+    (note,) = told() or ()
+    assert note == (
+        "what is learned ends with <|im_end|>, where the model does not stop (it stops at <eos>): "
+        "generation_config.json of the trained model names <|im_end|>, <eos>"
+    )
     (note,) = told(chat_template="llama3") or ()
     assert note.startswith("the chat template ends answers with <|eot_id|>, which is no token of this tokenizer")
 
