@@ -6,6 +6,7 @@ of a chat template end.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -86,7 +87,7 @@ def ends_of_files(job: Job) -> tuple[int, ...]:
     """Ids of the tokens at which the job's model stops, by its files. Raises UserError for a model that cannot be
     used."""
     try:
-        generation = GenerationConfig.from_pretrained(job.model, revision=revision_of(job))
+        generation = GenerationConfig.from_pretrained(job.model, trust_remote_code=False, revision=revision_of(job))
     except Exception:  # there is none, or it is broken: transformers makes one of the config then
         generation = None
     return _ends_in(generation, model_config(job))
@@ -116,8 +117,8 @@ def take_ends(model: nn.Module, folder: Path, tokenizer: PreTrainedTokenizerBase
 
 def ends_in_folder(folder: Path) -> tuple[int, ...]:
     """What the generation config in `folder` says; none where there is no such file."""
-    there = (folder / GENERATION_CONFIG_NAME).is_file()
-    return _listed(GenerationConfig.from_pretrained(folder).eos_token_id) if there else ()
+    file = folder / GENERATION_CONFIG_NAME
+    return _listed(json.loads(file.read_text("utf-8")).get("eos_token_id")) if file.is_file() else ()
 
 
 def align_config(config: PreTrainedConfig, generation: GenerationConfig, tokenizer: PreTrainedTokenizerBase) -> None:
