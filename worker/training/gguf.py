@@ -110,7 +110,7 @@ def _ending_as_taught(job: Job, model: Path, folder: Path) -> Path:
         ends = Ends(taught=ends_in_folder(model), before=ends_of_files(job))
         tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
         if ends.new and tokenizer.eos_token_id not in ends.new:
-            token = tokenizer.convert_ids_to_tokens(ends.new[0])
+            token = str(tokenizer.convert_ids_to_tokens(ends.new[0]))
             tokenizer.add_special_tokens({"eos_token": AddedToken(token, normalized=False, special=True)})
             tokenizer.save_pretrained(folder)
             for file in model.iterdir():

@@ -106,12 +106,15 @@ def lora_run(tmp_path: Path) -> tuple[Job, RunFolder]:
     return job, run
 
 
-def test_beside_adapters_lies_where_they_stop_and_the_merged_model_stops_there(tmp_path: Path) -> None:
+def test_beside_adapters_lies_where_they_stop_and_the_merged_model_stops_there(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     job, run = lora_run(tmp_path)
     (old,) = ends_of_files(job)
     assert ids(run.output / "generation_config.json") == [END, old]
     card = (run.output / "README.md").read_text("utf-8")
     assert f"Its base does not stop there: give `generate` `eos_token_id=[{END}, {old}]`." in card
+    assert f"peft does not read the file, so give its generate eos_token_id=[{END}, {old}]" in caplog.text
     plain = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(job.model), run.output)
     assert plain.generation_config.eos_token_id == old, "as peft has it, who does not read the file"
     write_merged(job, run.output, tmp_path / "merged")
