@@ -33,6 +33,7 @@ from planner.run.plain_streams import speak_plainly
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from worker.data.corpus import Corpus
     from worker.data.formats import Document
 
 MOST = 64
@@ -58,12 +59,17 @@ def _look(folder: RunFolder) -> Exit:
     with lasting_imports():
         from planner.measure.hf_model import pairs_of
         from planner.measure.tokenizer import load_tokenizer
+        from worker.data.ends import taught_ends
+        from worker.training.ends import Ends, ends_of_files
 
     job = Job.from_resolved(folder.resolved)
     tokenizer, pairs = load_tokenizer(job), pairs_of(job)
     with _warnings() as notes:
-        for entries in (job.data, job.eval_data):
-            look(job, entries, tokenizer, pairs=pairs)
+        seen = look(job, job.data, tokenizer, pairs=pairs)
+        look(job, job.eval_data, tokenizer, pairs=pairs)
+    ends = Ends(taught=() if pairs or seen is None else taught_ends(job, tokenizer, seen), before=ends_of_files(job))
+    if (note := ends.note(job, tokenizer)) is not None:
+        notes[note] = None
     folder.write_first_notes([*notes])
     return Exit.DONE
 
@@ -98,9 +104,10 @@ def _warnings() -> Iterator[dict[str, None]]:
 
 def look(
     job: Job, entries: tuple[DataEntry, ...], tokenizer: PreTrainedTokenizerBase, *, pairs: bool = False
-) -> None:  # fmt: skip
-    """Raise the UserError that the first records of `entries`, which are trained on or evaluated on together, would
-    end the job with. Says nothing of what cannot be read here: parts of files, and of splits of the hub."""
+) -> Corpus | None:  # fmt: skip
+    """The first records of `entries`, which are trained on or evaluated on together, as tokens; None where there are
+    none. Raises the UserError that they would end the job with. Says nothing of what cannot be read here: parts of
+    files, and of splits of the hub."""
     from worker.data.batches import rows_of
     from worker.data.corpus import Corpus, batched, check_tokenizer, encode
     from worker.data.left_out import LeftOut
@@ -127,7 +134,7 @@ def look(
     else:
         broken.say("of the rows read, ")
     if not encoded:
-        return
+        return None
     corpus = Corpus(
         tokens=np.concatenate([ids for ids, _ in encoded]), trained=np.concatenate([learned for _, learned in encoded]),
         ends=np.cumsum([len(ids) for ids, _ in encoded], dtype=np.int64), fingerprint="",
@@ -141,6 +148,7 @@ def look(
             f"The first {len(encoded)} records have nothing to learn.", code=error.code, exit_code=Exit.USAGE,
             numbers=error.numbers, hint=f"offmate preview shows what is learned of which row; {error.hint}",
         ) from error  # fmt: skip
+    return corpus
 
 
 def _first(entry: DataEntry, most: int) -> FirstRows | None:

@@ -60,13 +60,18 @@ def _preview(options: argparse.Namespace) -> Exit:
         from planner.measure.hf_model import pairs_of
         from planner.measure.tokenizer import load_tokenizer
         from worker.data.batches import Batches
+        from worker.training.ends import Ends, ends_of_files
 
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    batches = Batches(job, load_tokenizer(job), pairs=pairs_of(job))
+    tokenizer, pairs = load_tokenizer(job), pairs_of(job)
+    batches = Batches(job, tokenizer, pairs=pairs)
     if refused is not None:
         raise refused
     for line in said(batches, job, rows=options.rows, color=options.color):
         print(line)
+    ends = Ends(taught=() if pairs else batches.ends, before=ends_of_files(job))
+    if (note := ends.note(job, tokenizer)) is not None:
+        print(f"note: {note}")
     print(time_of(given, batches.total_steps, options.asks, options.database))
     return Exit.DONE
 

@@ -1,4 +1,4 @@
-"""What a finished job's model says: `python -m worker.sample RUN_DIR PROMPT… [--tokens N] [--text]`.
+"""What a finished job's model says: `python -m worker.sample RUN_DIR PROMPT… [--tokens N] [--text] [--raw]`.
 
 The model, or its base with the adapters, runs under the job's own plan: within its budgets, weights travelling where
 they do so in training, greedy. Exit codes and errors as `worker.trainer` has them.
@@ -30,6 +30,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("prompts", nargs="+")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--text", action="store_true", help="continue the prompts as they are, without chat template")
+    parser.add_argument("--raw", action="store_true", help="show special tokens, the end token among them")
     parser.add_argument("--json", action="store_true", help="print a JSON list, in one line")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.ERROR, format="%(message)s", stream=sys.stderr)
@@ -39,7 +40,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _say(run: RunFolder, prompts: tuple[str, ...], options: argparse.Namespace) -> Exit:
-    found = answers(run, prompts, options.tokens, as_text=options.text)
+    found = answers(run, prompts, options.tokens, as_text=options.text, raw=options.raw)
     if options.json:
         told = [{"prompt": prompt, "answer": answer} for prompt, answer in zip(prompts, found, strict=True)]
         print(json.dumps(told, ensure_ascii=False))
@@ -51,9 +52,11 @@ def _say(run: RunFolder, prompts: tuple[str, ...], options: argparse.Namespace) 
     return Exit.DONE
 
 
-def answers(run: RunFolder, prompts: tuple[str, ...], tokens: int, *, as_text: bool = False) -> list[str]:
+def answers(
+    run: RunFolder, prompts: tuple[str, ...], tokens: int, *, as_text: bool = False, raw: bool = False
+) -> list[str]:
     """What the model of the job in `run` says after each of `prompts`, in at most so many tokens: as answers to a user
-    where the tokenizer has a chat template, unless `as_text`. Raises UserError."""
+    where the tokenizer has a chat template, unless `as_text`; `raw`: with special tokens. Raises UserError."""
     job = Job.from_resolved(run.resolved)
     end = run.last_event("end", 0) or {}
     output = Path(end.get("output") or job.output_dir or run.output)
@@ -76,6 +79,7 @@ def answers(run: RunFolder, prompts: tuple[str, ...], tokens: int, *, as_text: b
         from planner.measure.tokenizer import load_tokenizer
         from worker.engine.engine import Engine
         from worker.runtime.arena import is_out_of_memory, take_over
+        from worker.training.ends import take_ends
         from worker.training.learning_rate import optimizer_of
         from worker.training.model import load_model, tell_special_tokens
         from worker.training.run import read_plan
@@ -97,7 +101,8 @@ def answers(run: RunFolder, prompts: tuple[str, ...], tokens: int, *, as_text: b
     model = load_model(job, begun=run.begun)
     if lora:
         load_adapter(model, str(output), as_ordinary=takes_from_base(job.init_lora_weights))
-    tell_special_tokens(job, model, tokenizer)  # else adapters would end where their base does
+        take_ends(model, output, tokenizer)  # else adapters would end where their base does
+    tell_special_tokens(job, model, tokenizer)
     samples = Samples.of(job, tokenizer, model)
     assert samples is not None
     try:
@@ -119,7 +124,7 @@ def answers(run: RunFolder, prompts: tuple[str, ...], tokens: int, *, as_text: b
             "The device has no room for the job's plan now.", code="out-of-memory",
             numbers=(first_line(error),), hint="another program may have its memory: wait for it, or offmate pause",
         ) from error  # fmt: skip
-    return [samples.text(answer) for answer in found]
+    return [samples.text(answer, raw=raw) for answer in found]
 
 
 if __name__ == "__main__":

@@ -40,8 +40,9 @@ def export(job_id: int, target: Path, gguf: str | None, merge: bool) -> None:
 @click.argument("prompts", nargs=-1, required=True, metavar="PROMPT...")
 @click.option("--tokens", type=click.IntRange(min=1), default=128, show_default=True, help="Most tokens of an answer.")
 @click.option("--text", is_flag=True, help="Continue the prompts as they are, without the chat template.")
+@click.option("--raw", is_flag=True, help="Show special tokens, the end token among them.")
 @json_option
-def sample(job_id: int, prompts: tuple[str, ...], tokens: int, text: bool, as_json: bool) -> None:
+def sample(job_id: int, prompts: tuple[str, ...], tokens: int, text: bool, raw: bool, as_json: bool) -> None:
     """Print what the finished model of job ID says to each PROMPT, within the budgets of the job's plan; while no job
     has the GPU."""
     only_here("sample")
@@ -52,5 +53,6 @@ def sample(job_id: int, prompts: tuple[str, ...], tokens: int, text: bool, as_js
             f"Job {at_work['id']} has the GPU.", code="gpu-busy", exit_code=Exit.USAGE,
             hint=f"wait for it (offmate wait {at_work['id']}), or type offmate pause, and offmate resume afterwards",
         )  # fmt: skip
-    words = [f"--tokens={tokens}", *(["--text"] if text else []), *(["--json"] if as_json else []), "--", *prompts]
+    flags = {"--text": text, "--raw": raw, "--json": as_json}
+    words = [f"--tokens={tokens}", *(flag for flag, given in flags.items() if given), "--", *prompts]
     sys.exit(answered([sys.executable, "-P", "-m", "worker.sample", run, *words], as_json))

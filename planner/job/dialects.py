@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from planner.job.end_tokens import replace_end
 from planner.job.lora import PEFTS_OWN
 from planner.job.pretraining import long_texts, read_otherwise
 from planner.job.slot_templates import PARSED
@@ -142,6 +143,7 @@ class Dialect:
             _documents_apart(values, file) if self.tool == LLAMA_FACTORY else "",
             f"max_length is {values['max_length']}, as packed rows are one token shorter than cutoff_len there"
             if shorter else "",
+            replace_end(values, file) if self.tool == LLAMA_FACTORY else "",
             _cut_prompts(self.tool, values), _held_out(values),
         )  # fmt: skip
         words = ", ".join(f"{key} {value}" for key, value in filled.items())

@@ -18,6 +18,7 @@ _RENAMED = "in offmate's names: "
 _READ_FROM = {
     "trainable": ("freeze_trainable_modules", "freeze_extra_modules"), "trainable_layers": ("freeze_trainable_layers",),
     "packing": ("stage",), "add_tokens": ("special_tokens",), "lr_scheduler_type": ("cosine_min_lr_ratio",),
+    "special_tokens": ("template", "tokens"),
     "load_best_model_at_end": ("saves_per_epoch", "save_steps", "evals_per_epoch", "eval_steps"),
 }  # fmt: skip
 """Key -> the tool's keys that it may follow from, which are no other names of it."""

@@ -8,7 +8,7 @@ import difflib
 from collections.abc import Callable, Mapping
 
 from planner.job.aliases import PARTS, SHORT
-from planner.job.dialects import TRL, Dialect
+from planner.job.dialects import AXOLOTL, TRL, Dialect
 from planner.job.lora import ADAPTER, PLUS, PLUS_EMBEDDING
 from planner.job.source import MOST_MISTAKES, SWITCHED_OFF, Mistake, Source, shown
 from planner.job.values import METHODS, other_optimizer
@@ -234,6 +234,14 @@ def _merged_first(reading: Reading, key: str, value: object) -> None:
         _as_it_is(reading, key, value)
 
 
+def _tokens(reading: Reading, key: str, value: object) -> None:
+    """axolotl's. A mapping is what its first files have for `special_tokens`."""
+    if isinstance(value, dict) and reading.dialect.tool == AXOLOTL:
+        reading.found.setdefault("special_tokens", []).append(key)
+    else:
+        _as_it_is(reading, key, value)
+
+
 def _as_it_is(reading: Reading, key: str, value: object) -> None:
     meaning = reading.meaning(key)
     assert meaning is not None
@@ -246,6 +254,6 @@ _SPECIAL: dict[str, Callable[[Reading, str, object], None]] = {
     **dict.fromkeys(("freeze_trainable_layers", "freeze_trainable_modules", "freeze_extra_modules"), _frozen),
     "max_length": _uncut, "ignore_pad_token_for_loss": _padding, "create_new_adapter": _merged_first,
     "metric_for_best_model": _metric, "greater_is_better": _metric,
-    PLUS_EMBEDDING: _rate_of_embeddings,
+    PLUS_EMBEDDING: _rate_of_embeddings, "tokens": _tokens,
     **dict.fromkeys(("dataset_dir", PER_EPOCH, *PARTS), lambda *_: None),
 }  # fmt: skip

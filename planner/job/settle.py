@@ -71,7 +71,7 @@ def _settle(name: str, keys: list[str], reading: Reading, values: dict[str, Any]
     if (tool is not None and key != "adapter" and nothing) or (name == "eval_dataset" and value in SWITCHED_OFF):
         return  # as if it were not in the file
     if why := done_otherwise(key, name, value):
-        reading.unused.setdefault(why, []).append("pad_token" if key == "special_tokens" else f"{key}: {value}")
+        reading.unused.setdefault(why, []).append("pad_token" if name == "special_tokens" else f"{key}: {value}")
     if new is None and value is not None and key != "chat_template":
         return
     given[name], values[name] = key, new

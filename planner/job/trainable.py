@@ -26,8 +26,8 @@ def check_trainable(values: dict[str, Any], names: Mapping[str, str], source: So
     given = [key for key in (TRAINABLE, LAYERS) if values.get(key) not in SWITCHED_OFF]
     if not given:
         return []
-    if values.get("method") == "lora":
-        return bad(given[0], "it is for method: full; adapters are trained alone, and all else is frozen")
+    if values.get("method") == "lora" and layers not in SWITCHED_OFF:
+        return bad(LAYERS, "it is for method: full; adapters are trained alone, and all else is frozen")
     if layers not in SWITCHED_OFF and patterns in SWITCHED_OFF:
         values[TRAINABLE] = [rf".*\.{PLACE}\."]
         return []

@@ -36,6 +36,8 @@ _SWITCHES = (
 _FLASH = ("flash_attention", "kernels-", "flex_attention", "xformers", "sage", "fp8", "flash_attn")
 _ADDED = {"add_tokens", "add_special_tokens", "new_special_tokens"}
 """LLaMA-Factory's, each "a,b"."""
+_SPECIAL = ("special_tokens", "tokens")
+"""Keys whose mapping names tokens; `tokens` is axolotl's."""
 _TEMPLATES = ("chat_template", "template")
 METHODS = ("adapter", "finetuning_type", "method")
 _STRATEGIES = ("bfd", "wrapped")
@@ -110,7 +112,7 @@ def translated(key: str, value: object) -> object:
         return _LONG.get(str(value), value)
     if key == "eos_token":
         return {"eos_token": value} if value else None
-    if key == "special_tokens" and isinstance(value, dict):  # what is padded is never learned
+    if key in _SPECIAL and isinstance(value, dict):  # what is padded is never learned
         return {name: token for name, token in value.items() if name != "pad_token" and token} or None
     if key in _TEMPLATES and (value == "tokenizer_default" or _means_family(key, value)):
         return None
@@ -142,7 +144,7 @@ def done_otherwise(key: str, name: str, value: object) -> str | None:
         return "AdamW's moments are in fp32 here, or with adamw_8bit in 8 bits"
     if key in _TEMPLATES and _means_family(key, value):
         return "the tokenizer's own template is taken, as it came with the model; offmate preview shows what it writes"
-    if key == "special_tokens" and isinstance(value, dict) and value.get("pad_token"):
+    if key in _SPECIAL and isinstance(value, dict) and value.get("pad_token"):
         return "padding is never learned, and keeps its token"
     if (key in ("dtype", "torch_dtype", "bfloat16", "pure_bf16") and value) or (key, value) == ("bf16", "full"):
         return "masters and moments stay fp32, working weights are bf16"

@@ -17,9 +17,12 @@ def freeze_others(model: nn.Module, job: Job, *, layers: int | None = None) -> N
     """Freeze all parameters of `model` but those whose names begin with one of `job.trainable`. A tied one goes by its
     first name. `layers`: so many has the model of which this one has the first, and patterns may be of the others.
 
-    Raises UserError for a pattern of no parameter, and where none is left.
+    Raises UserError for a pattern of no parameter, where none is left, and beside adapters for all else than these.
     """
     if not job.trainable:
+        return
+    if job.method == "lora":
+        _check_adapters_alone(model, job)
         return
     count = layers or _layers_of(model)
     chosen = "|".join(map(str, _layers(job, count)))
@@ -46,6 +49,31 @@ def freeze_others(model: nn.Module, job: Job, *, layers: int | None = None) -> N
         "Nothing of this model would be trained.", code="trainable-not-there", exit_code=Exit.USAGE,
         numbers=(f"trainable: {', '.join(job.trainable)}",),
         hint="an embedding that is the head, too, goes by the embedding's name",
+    )  # fmt: skip
+
+
+def _check_adapters_alone(model: nn.Module, job: Job) -> None:
+    """Raise UserError where the patterns, which are of names in peft's model as in axolotl, mean other parameters than
+    those that the adapters train."""
+    patterns = [re.compile(text) for text in job.trainable or ()]
+    parameters = dict(model.named_parameters())
+    meant = {name for name in parameters if any(pattern.match(name) for pattern in patterns)}
+    trained = {name for name, parameter in parameters.items() if parameter.requires_grad}
+    if meant == trained:
+        return
+    more, less = sorted(meant - trained), sorted(trained - meant)
+    what = (
+        "Beside adapters, training weights of the base is not there: no file of adapters would have them." if more else
+        "Adapters of which some are frozen are not there." if meant else
+        "No parameter of the adapters is trained: their names begin with base_model.model."
+    )  # fmt: skip
+    raise UserError(
+        what, code="trainable-beside-adapters", exit_code=Exit.USAGE,
+        numbers=(
+            f"trainable (unfrozen_parameters): {', '.join(job.trainable or ())}",
+            f"it matches {more[0]}" if more else f"it does not match {less[0]}",
+        ),
+        hint="leave it out, or give ['.+lora_']: which layers get adapters lora_target_modules says",
     )  # fmt: skip
 
 

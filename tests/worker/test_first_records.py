@@ -144,7 +144,11 @@ def test_what_is_odd_of_a_template_is_told_once(model: Path, tmp_path: Path) -> 
         assert main([str(run)]) == Exit.DONE
         return RunFolder(run).read_first_notes()
 
-    assert told() == ()
+    (note,) = told() or ()
+    assert note == (
+        "what is learned ends with <|im_end|>, where the model does not stop (it stops at <eos>): "
+        "generation_config.json of the trained model names <|im_end|>, <eos>"
+    )
     (note,) = told(chat_template="llama3") or ()
     assert note.startswith("the chat template ends answers with <|eot_id|>, which is no token of this tokenizer")
     (note,) = told(chat_template=CHATML.partition("{% if add")[0]) or ()

@@ -47,6 +47,8 @@ def test_rows_are_shown_with_what_is_learned_and_all_is_counted(job: Path, capsy
         f"4 rows, {4 * tokens} tokens an epoch, {4 * learned} of them learned ({learned / tokens:.0%})\n"
         "2.0 steps an epoch of 2 rows, 6 in all\n"
         f"{12 * tokens} tokens in all, max_length 512\n"
+        "note: what is learned ends with <|im_end|>, where the model does not stop (it stops at <eos>): "
+        "generation_config.json of the trained model names <|im_end|>, <eos>\n"
         "how long that takes: offmate plan job.yaml, which decides the rows of a micro-batch; for its plan here give "
         "per_device_train_batch_size\n"
     )

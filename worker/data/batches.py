@@ -33,6 +33,7 @@ from planner.job.notes import all_warmup
 from planner.job.schema import Job
 from planner.job.slot_templates import slot_template
 from worker.data.corpus import Corpus, load_corpus
+from worker.data.ends import taught_ends
 from worker.data.padding import EvalBatches, Layout, Rows
 from worker.data.pair_rows import PairRows, layout_of_pairs
 from worker.data.pairs import closing_tokens
@@ -165,6 +166,11 @@ class Batches:
         """Tokens of an epoch that are learned."""
         pieces = self._rows.layout.pieces[np.argsort(self._rows.layout.pieces[:, 0])]
         return int(learned_of(self._rows.corpus, pieces[:, 0], pieces.sum(axis=1)).sum())
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """Ids of the tokens that end what is learned (`worker.data.ends`)."""
+        return taught_ends(self._job, self._tokenizer, self._rows.corpus)
 
     def shown(self, place: int) -> ShownRow:
         """The row at `place` in the order of training."""

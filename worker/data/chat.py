@@ -21,7 +21,7 @@ from planner.job.templates import GIVE_TEMPLATE
 from worker.data.bounds import bounded, check_length
 from worker.data.places import REFUSALS, Conversation
 from worker.data.shapes import THOUGHTS, Shapes
-from worker.data.turns import Spans, Turns, ends_of, split_end, unasked, unlearned_end
+from worker.data.turns import Spans, Turns, ends_of, split_end, stops_of, unasked, unlearned_end
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +93,13 @@ class ChatTemplate:
         with contextlib.suppress(*REFUSALS):
             if self._marked and not self._everything and not self._chosen:
                 told(unlearned_end(lambda messages: self._render(messages, None), self._ended_by))
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The special tokens that the template ends an answer with, and nothing within one."""
+        with contextlib.suppress(*REFUSALS):  # a template that is not for such a conversation
+            return stops_of(lambda messages, **flags: self._render(messages, None, **flags)[0], self._marks)
+        return ()
 
     def told(self, values: Mapping[str, Any]) -> ChatTemplate:
         """The template that is told these values, too, and before its others of the same names."""

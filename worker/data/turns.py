@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 
 Spans = tuple[tuple[int, int], ...]
 SOMETHING = "\ue000"  # of Unicode's private use: neither begins nor ends like anything in the data
+_THOUGHT = "\ue001"
 _MARK = re.compile(r"<[^\s<>]+>")
 _NEAR = 3  # tokens that a template may write between what is said and its end mark
 
@@ -55,6 +56,16 @@ def ends_of(render: Callable[..., str], tokens: Sequence[str], end: str | None =
     is_end = past == token(render(said, add_generation_prompt=True).split(SOMETHING)[2]) != begins
     is_end |= past == token(between[: len(between) - common(first[::-1], between[::-1])])  # before that beginning
     return tuple(dict.fromkeys(mark for mark in (last, past if is_end else None) if mark is not None))
+
+
+def stops_of(render: Callable[..., str], tokens: Sequence[str]) -> tuple[str, ...]:
+    """Those of `ends_of` that a template does not write within an answer as well: gpt-oss ends past answers with the
+    token that ends what an answer thinks, and a model that stopped at it would never say a thing."""
+    thought = dict.fromkeys(("reasoning_content", "reasoning", "thinking"), _THOUGHT)
+    asked = [{"role": "user", "content": SOMETHING}]
+    shown = render([*asked, {"role": "assistant", "content": SOMETHING, **thought}])
+    within = shown.partition(_THOUGHT)[2].partition(SOMETHING)[0]
+    return tuple(end for end in ends_of(render, tokens) if end not in within)
 
 
 def split_end(render: Callable[..., str], tokenizer: PreTrainedTokenizerBase) -> str | None:

@@ -28,14 +28,15 @@ Converted = Callable[[nn.Module, Mapping[str, Tensor]], contextlib.AbstractConte
 class Output:
     """What a model folder needs to know of the model before an engine takes its weights away."""
 
-    def __init__(self, model: nn.Module, *, converted: Converted | None = None) -> None:
-        """`converted`: for adapters that are written in another form, of twice the rank."""
+    def __init__(self, model: nn.Module, *, converted: Converted | None = None, stops: bool = False) -> None:
+        """`converted`: for adapters that are written in another form, of twice the rank. `stops`: the model stops at
+        other tokens than its base, whose generation config is written beside adapters, too."""
         self._first: dict[str, str] = {}  # every name of a parameter -> its first
         seen: dict[int, str] = {}
         for name, parameter in model.named_parameters(remove_duplicate=False):
             self._first[name] = seen.setdefault(id(parameter), name)
         self._adapters = hasattr(model, "peft_config")
-        self._converted = converted
+        self._converted, self._stops = converted, stops
         # adapters, and what is trained as a whole beside them, are written as fp32
         self.weight_bytes = (
             (4 if converted is None else 8) * sum(p.numel() for p in model.parameters() if p.requires_grad)
@@ -77,11 +78,16 @@ class Output:
         form = contextlib.nullcontext(weights) if self._converted is None else self._converted(model, weights)
         with form as written:
             model.save_pretrained(folder, state_dict=dict(written), save_embedding_layers=False)
+        if self._stops:
+            model.get_base_model().generation_config.save_pretrained(folder)
 
     def write_files(self, folder: Path, model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> None:
         """Write what is beside the weights into `folder`. Raises what the libraries raise."""
         found = cast(Any, model)
-        for config in found.peft_config.values() if self._adapters else (found.config, found.generation_config):
+        configs = [*found.peft_config.values()] if self._adapters else [found.config]
+        if not self._adapters or self._stops:
+            configs.append((found.get_base_model() if self._adapters else found).generation_config)
+        for config in configs:
             if config is not None:
                 config.save_pretrained(folder)
         tokenizer.save_pretrained(folder)

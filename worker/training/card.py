@@ -34,9 +34,11 @@ _NEVER = frozenset({
 """Keys that no table has; of all others those are told that are not as they are by default."""
 
 
-def model_card(job: Job, events: Sequence[Event], step: int, *, pairs: bool = False) -> str:
+def model_card(
+    job: Job, events: Sequence[Event], step: int, *, pairs: bool = False, stops: str | None = None
+) -> str:  # fmt: skip
     """The card of the model after `step` steps, whose run wrote down `events`. Of local files and folders it has the
-    names alone, and no paths."""
+    names alone, and no paths. `stops`: a sentence on where the model stops, if that is new."""
     base = Path(job.model).name if is_local(job.model) else job.model
     data = [Path(entry.path).name if is_local(entry.path) else entry.path for entry in job.data]
     head: dict[str, object] = {"library_name": "peft" if job.method == "lora" else "transformers"}
@@ -59,7 +61,8 @@ def model_card(job: Job, events: Sequence[Event], step: int, *, pairs: bool = Fa
         "---", yaml.safe_dump(head, sort_keys=False, allow_unicode=True).rstrip(), "---", "",
         f"# {job.run_name or f'{base}, fine-tuned'}", "",
         f"{'Adapters for' if job.method == 'lora' else 'Made from'} {base}, trained on {', '.join(data)} "
-        f"in {step} steps of {rows} rows by offmate{_version()}.", "", *results, *([""] if results else []),
+        f"in {step} steps of {rows} rows by offmate{_version()}.", "",
+        *([stops, ""] if stops else []), *results, *([""] if results else []),
         "| key | value |", "|---|---|", *_lines(job), "",
     ])  # fmt: skip
 

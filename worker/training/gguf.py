@@ -6,6 +6,7 @@ as a child process, says on stderr what it does, and reads weights one at a time
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -77,6 +78,7 @@ def write_gguf(job: Job, output: Path, target: Path, kind: str) -> None:
         else:
             weights = sum(file.stat().st_size for file in output.glob("*.safetensors"))
             check_space(draft, larger * weights + FILES_BYTES, "the GGUF file")
+        model = _ending_as_taught(job, model, draft / "ends")
         made = draft / "made.gguf"
         name = job.run_name or target.stem
         options = ["--outfile", str(made), "--outtype", kind, "--model-name", name]
@@ -94,6 +96,28 @@ def write_gguf(job: Job, output: Path, target: Path, kind: str) -> None:
         sync(target.parent)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+
+
+def _ending_as_taught(job: Job, model: Path, folder: Path) -> Path:
+    """`model`; or where it stops at a token that its base did not, and that is not its tokenizer's end token, a
+    `folder` that links to it with a tokenizer whose end token is that one. Of all end tokens the converter writes the
+    tokenizer's alone; llama.cpp knows some others by their texts, as <|im_end|>."""
+    from transformers import AddedToken, AutoTokenizer
+
+    from worker.training.ends import Ends, ends_in_folder, ends_of_files
+
+    with contextlib.suppress(UserError):  # the base is gone: then nobody knows which are new
+        ends = Ends(taught=ends_in_folder(model), before=ends_of_files(job))
+        tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
+        if ends.new and tokenizer.eos_token_id not in ends.new:
+            token = str(tokenizer.convert_ids_to_tokens(ends.new[0]))
+            tokenizer.add_special_tokens({"eos_token": AddedToken(token, normalized=False, special=True)})
+            tokenizer.save_pretrained(folder)
+            for file in model.iterdir():
+                if not (folder / file.name).exists():
+                    (folder / file.name).symlink_to(file.absolute())
+            return folder
+    return model
 
 
 def _alone(folder: Path) -> dict[str, str]:

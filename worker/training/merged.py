@@ -44,6 +44,7 @@ from worker.training.base_files import (
     not_mergeable,
     weight_files,
 )
+from worker.training.ends import align_config
 from worker.training.model import load_model, tell_special_tokens
 
 _PACKED = ("load_in_4bit", "load_in_8bit", "quantize_moe_experts")
@@ -68,7 +69,7 @@ def write_merged(job: Job, adapters: Path, folder: Path, *, beside: int = 0) -> 
         print(f"merging the adapters of {adapters} into {job.model}", file=sys.stderr, flush=True)
         merge = _merge_files if _is_in_files(job, adapted) else _merge_in_memory
         merge(job, adapted, adapters, draft, beside)
-        if job.special_tokens:
+        if job.special_tokens or (adapters / GENERATION_CONFIG_NAME).is_file():
             _name_special_tokens(job, draft)
         sync_tree(draft)
         if folder.exists():
@@ -146,7 +147,10 @@ def _name_special_tokens(job: Job, draft: Path) -> None:
     named = SimpleNamespace(config=AutoConfig.from_pretrained(draft, trust_remote_code=False), generation_config=None)
     if (file := draft / GENERATION_CONFIG_NAME).is_file():
         named.generation_config = GenerationConfig.from_dict(json.loads(file.read_text("utf-8")))
-    tell_special_tokens(job, cast(Any, named), AutoTokenizer.from_pretrained(draft, trust_remote_code=False))
+    tokenizer = AutoTokenizer.from_pretrained(draft, trust_remote_code=False)
+    tell_special_tokens(job, cast(Any, named), tokenizer)
+    if named.generation_config is not None:  # that of the adapters, where they have one
+        align_config(named.config, named.generation_config, tokenizer)
     for config in filter(None, vars(named).values()):
         config.save_pretrained(draft)
 

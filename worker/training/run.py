@@ -46,12 +46,13 @@ from worker.storage.trained import TrainedWeights, room_kept, weights_room
 from worker.training.best import Best, losses_of
 from worker.training.card import model_card
 from worker.training.delivery import Delivery
+from worker.training.ends import tell_ends
 from worker.training.evaluation import Evaluations
 from worker.training.forecast import Forecast
 from worker.training.learning_rate import optimizer_of
 from worker.training.loop import Training, Trains
 from worker.training.metrics import Metrics, read_metrics, steps_trained
-from worker.training.model import check_reach, load_model, tell_special_tokens
+from worker.training.model import check_reach, load_model
 from worker.training.rehearsal import Rehearsal
 from worker.training.samples import Samples
 from worker.training.stop import StopRequest
@@ -102,8 +103,7 @@ class _Run:
             job, data=self.batches.fingerprint, total_steps=self.batches.total_steps, plan=self.plan
         )  # fmt: skip
         self.checkpoints = Checkpoints(
-            folder.checkpoints, keep=job.save_total_limit, origin=self.origin,
-            longer=folder.goes_on.exists(),
+            folder.checkpoints, keep=job.save_total_limit, origin=self.origin, longer=folder.goes_on.exists()
         )  # fmt: skip
         self.trained = TrainedWeights(folder.trained, origin=self.origin)
         begun = folder.begun if takes_from_base(job.init_lora_weights) else None
@@ -112,9 +112,10 @@ class _Run:
         if torch.cuda.is_available() and (other := other_on_cuda(self.model)) is not None:
             log.info("model: %s", other)
         check_reach(job, self.model, self.batches.largest_token)
-        tell_special_tokens(job, self.model, self.tokenizer)
+        ends = tell_ends(job, self.model, self.tokenizer, self.batches)
         self.samples = Samples.of(job, self.tokenizer, self.model)
-        output = Output(self.model, converted=functools.partial(as_published, begun) if begun is not None else None)
+        converted = functools.partial(as_published, begun) if begun is not None else None
+        output = Output(self.model, converted=converted, stops=bool(ends.new))
         self.parameters = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
         stored = self.chain.stored_bytes(self.plan.cpu_updated())
         self.state_bytes = checkpoint_bytes(job, self.chain.saved_bytes, stored)
@@ -129,7 +130,8 @@ class _Run:
         self.delivery = Delivery(
             run=folder, place=place, output=output, trained=self.trained,
             card=lambda step: model_card(
-                job, read_metrics(folder.metrics), step, pairs=has_pairs(self.model)
+                job, read_metrics(folder.metrics), step, pairs=has_pairs(self.model),
+                stops=ends.line(job, self.tokenizer),
             ),
         )  # fmt: skip
 
@@ -203,8 +205,7 @@ class _Run:
         job = self.job
         return Engine(
             self.model, plan=self.plan, chain=self.chain, optimizer=optimizer_of(job, self.model),
-            max_grad_norm=job.max_grad_norm, device=device, metered=True, states=states,
-            scratch=scratch,
+            max_grad_norm=job.max_grad_norm, device=device, metered=True, states=states, scratch=scratch,
         )  # fmt: skip
 
     def _train(

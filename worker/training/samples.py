@@ -14,18 +14,20 @@ from planner.job.schema import Job
 from planner.job.source import shown
 from planner.measure.encoder_decoder import has_pairs
 from worker.data.chat import ChatTemplate
+from worker.training.ends import ends_of_model
 from worker.training.model import check_vocabulary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Samples:
     """Prompts to be continued by at most `new_tokens` tokens. `texts`: what people see of a prompt, all of it or the
-    last message."""
+    last message. `ends`: the tokens at which the model stops."""
 
     texts: tuple[str, ...]
     tokens: tuple[list[int], ...]
     new_tokens: int
     pad: int
+    ends: tuple[int, ...]
     tokenizer: PreTrainedTokenizerBase
 
     @classmethod
@@ -49,12 +51,14 @@ class Samples:
         pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
         return cls(
             texts=tuple(p if isinstance(p, str) else p[-1]["content"] for p in job.sample_prompts), tokens=tokens,
-            new_tokens=job.sample_tokens, pad=pad if pad is not None else 0, tokenizer=tokenizer,
+            new_tokens=job.sample_tokens, pad=pad if pad is not None else 0, ends=ends_of_model(model),
+            tokenizer=tokenizer,
         )  # fmt: skip
 
-    def text(self, answer: list[int]) -> str:
-        """What the model said, to the end of the text."""
-        return str(self.tokenizer.decode(answer, skip_special_tokens=True))
+    def text(self, answer: list[int], *, raw: bool = False) -> str:
+        """What the model said, to the end of the text; `raw`: with its special tokens, the end token among them."""
+        stop = next((place for place, token in enumerate(answer) if token in self.ends), len(answer))
+        return str(self.tokenizer.decode(answer[: stop + raw], skip_special_tokens=not raw))
 
 
 def _tokens(

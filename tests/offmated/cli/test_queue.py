@@ -140,7 +140,7 @@ def test_a_model_is_asked_once_no_job_has_the_gpu_and_export_may_be_told_to_merg
         assert taken is not None
         if phase is JobState.PLANNING:
             home.store.end(taken, 0)
-    asked = offmate(home, "sample", str(number), "hi")
+    asked = offmate(home, "sample", str(number), "hi", "--raw")
     assert (asked.exit_code, "[gpu-busy]" in asked.stderr) == (Exit.USAGE, True)
     assert "or type offmate pause, and offmate resume afterwards" in asked.stderr
     home.store.end(taken, 0)

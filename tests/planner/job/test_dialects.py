@@ -13,6 +13,7 @@ from planner.job.axolotl_templates import TEMPLATES
 from planner.job.imported import imported
 from planner.job.schema import Job
 from planner.job.templates import named_template
+from planner.measure.tokenizer import load_tokenizer
 from tests.support.texts import tiny_llama_folder, write_jsonl
 
 AXOLOTL = "base_model: model\ndatasets: [{path: text.jsonl, type: alpaca}]\nlearning_rate: 0.0002\n"
@@ -70,6 +71,21 @@ def test_axolotls_absent_keys_mean_what_they_mean_there(folder: Path) -> None:
         "the file reads as axolotl's; what it leaves out is as there: max_length 512, num_train_epochs 1, "
         "per_device_train_batch_size 1, lr_scheduler_type cosine, warmup_steps 0.03, bf16 auto, long_rows drop"
     )
+
+
+def test_axolotls_tokens_as_a_mapping_are_special_tokens_as_in_its_first_files(folder: Path) -> None:
+    tokens = "tokens: {pad_token: <pad>, bos_token: <new>, eos_token: <|im_end|>}\n"
+    job, notes = Job.parse_with_notes(AXOLOTL + tokens, folder)
+    assert job.special_tokens == {"bos_token": "<new>", "eos_token": "<|im_end|>"}
+    assert job.add_tokens == ("<new>", "<|im_end|>"), "what is not there is added, as its special_tokens are"
+    tokenizer = load_tokenizer(job)
+    assert (tokenizer.bos_token, tokenizer.eos_token, len(tokenizer)) == ("<new>", "<|im_end|>", 261)
+    assert "in offmate's names: base_model is model, datasets is dataset, tokens is special_tokens" in notes
+    assert "not used: pad_token (padding is never learned, and keeps its token)" in notes
+    listed = Job.parse(AXOLOTL + "tokens: [<a>, <b>]\n", folder)
+    assert (listed.add_tokens, listed.special_tokens) == (("<a>", "<b>"), None)
+    with pytest.raises(UserError, match="is given too, and both mean special_tokens"):
+        Job.parse(AXOLOTL + tokens + "special_tokens: {eos_token: <eos>}\n", folder)
 
 
 def test_axolotls_adapters_want_rank_alpha_and_targets(folder: Path) -> None:

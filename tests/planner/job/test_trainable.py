@@ -60,12 +60,10 @@ def test_freezing_of_llama_factory_is_read(lines: str, layers: int, patterns: tu
         (OURS + "trainable: ['a.{layers}']", "{layers} in a pattern and trainable_layers belong together"),
         (OURS + "trainable: [a]\ntrainable_layers: 1", "{layers} in a pattern and trainable_layers belong together"),
         (OURS + "trainable_layers: 1.5", "it must be a whole number of layers"),
-        (OURS + "method: lora\ntrainable: [a]", "it is for method: full; adapters are trained alone"),
+        (OURS + "method: lora\ntrainable_layers: 1", "it is for method: full; adapters are trained alone"),
         (AXOLOTL + "unfrozen_parameters: ['^model.embed_tokens.weight$[:32000]']",
          "training some rows of a weight is not there yet; name the weight"),
         (AXOLOTL + "unfrozen_parameters: ['lm_head.weight$[3]']", "training some rows of a weight is not there yet"),
-        (AXOLOTL + "unfrozen_parameters: [a]\nadapter: lora\nlora_r: 4\nlora_alpha: 8\nlora_target_linear: true",
-         "unfrozen_parameters: it is for method: full"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_trained_alone_is_refused(text: str, words: str, folder: Path) -> None:

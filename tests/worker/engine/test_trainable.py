@@ -159,3 +159,46 @@ def test_a_pattern_of_nothing_in_the_model_is_refused(
     tied = "lm_head.weight is tied: give model.embed_tokens.weight"
     assert (refused.value.hint == tied) is (name == "qwen2")
     assert refused.value.code == "trainable-not-there" and words in refused.value.numbers[0] + refused.value.numbers[-1]
+
+
+AXOLOTL = """
+base_model: {model}
+datasets: [{{path: {data}, type: completion}}]
+learning_rate: 0.01
+adapter: lora
+lora_r: 4
+lora_alpha: 8
+lora_target_linear: true
+unfrozen_parameters: {patterns}
+"""
+
+
+@pytest.mark.parametrize(
+    ("patterns", "words"),
+    [
+        ("['.+lora_']", ""),
+        ("['^base_model.+lora_A', '.+.lora_B']", ""),
+        ("['^model.layers.*', '^lm_head.*']", "their names begin with base_model.model."),
+        ("['.+layers.1.+lora_']", "does not match base_model.model.model.layers.0.mlp.down_proj.lora_A.default.weight"),
+        ("['.+lora_', '.+lm_head']", "it matches base_model.model.lm_head.weight"),
+        ("['.+layers.']", "it matches base_model.model.model.layers.0.input_layernorm.weight"),
+    ],
+)
+def test_beside_adapters_the_patterns_of_axolotl_mean_parameters_of_pefts_model(
+    tmp_path: Path, patterns: str, words: str
+) -> None:
+    made = lora_job(tmp_path)
+    text = AXOLOTL.format(model=made.model, data=made.data[0].path, patterns=patterns)
+    job = Job.parse(text, tmp_path)
+    file = tmp_path / "resolved.yaml"
+    file.write_text(job.resolved_yaml(), "utf-8")
+    assert Job.from_resolved(file) == job
+    if words:
+        for load in (skeleton_model, load_model):
+            with pytest.raises(UserError) as refused:
+                load(job)
+            assert refused.value.code == "trainable-beside-adapters" and words in str(refused.value)
+        return
+    without = load_model(job.model_copy(update={"trainable": None}))
+    wanted = {name for name, p in without.named_parameters() if p.requires_grad}
+    assert wanted == {name for name, p in load_model(job).named_parameters() if p.requires_grad}

@@ -1,0 +1,52 @@
+"""The tokens that a job teaches its model to end with."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import cast
+
+from transformers import PreTrainedTokenizerBase
+
+from planner.errors import UserError
+from planner.job.data_entry import DataEntry
+from planner.job.schema import Job
+from planner.job.slot_templates import PARSED, slot_template
+from worker.data.chat import ChatTemplate
+from worker.data.corpus import Corpus
+
+_AT_ONCE = 2**20  # tokens that are looked at together
+
+
+def taught_ends(job: Job, tokenizer: PreTrainedTokenizerBase, corpus: Corpus) -> tuple[int, ...]:
+    """Ids of the tokens that end what the model learns to say: those that the chat template ends an answer with, and
+    the tokenizer's end token, as far as they are learned in `corpus`."""
+    wanted = _possible_ends(job, tokenizer)
+    found: set[int] = set()
+    for start in range(0, len(corpus.tokens), _AT_ONCE):
+        piece = slice(start, start + _AT_ONCE)
+        learned = corpus.tokens[piece][corpus.trained[piece]]
+        found |= {end for end in wanted if end not in found and (learned == end).any()}
+        if len(found) == len(wanted):
+            break
+    return tuple(end for end in wanted if end in found)
+
+
+def _possible_ends(job: Job, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    marks: list[int] = []
+    if (slots := slot_template(job.chat_template)) is not None and job.chat_template != PARSED:
+        vocabulary = tokenizer.get_vocab()
+        marks = [vocabulary[stop] for stop in slots.stops if stop in vocabulary]
+    elif tokenizer.chat_template:
+        for everything, told in sorted({_template_of(job, entry) for entry in job.data}):
+            with contextlib.suppress(UserError):  # several templates, none for conversations: no data are such
+                stops = ChatTemplate(tokenizer, everything=everything, values=json.loads(told)).stops
+                marks += [cast(int, tokenizer.convert_tokens_to_ids(mark)) for mark in stops]
+    own = tokenizer.eos_token_id
+    return tuple(dict.fromkeys([*marks, *([own] if own is not None else [])]))
+
+
+def _template_of(job: Job, entry: DataEntry) -> tuple[bool, str]:
+    """Whether the template is the tokenizer's own one for an entry, and not TRL's form of it, and what it is told."""
+    values = {**(job.chat_template_kwargs or {}), **(entry.chat_template_kwargs or {})}
+    return job.train_on != "completions" or entry.learned is not None, json.dumps(values, sort_keys=True)

@@ -1,0 +1,144 @@
+"""The tokens at which a trained model stops: those that it had, and those that it was taught to end with.
+
+transformers' `generate` and servers stop where `generation_config` says, which of a base model is not where the answers
+of a chat template end.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from torch import nn
+from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers.utils import GENERATION_CONFIG_NAME
+
+from planner.job.pins import revision_of
+from planner.job.schema import Job
+from planner.measure.encoder_decoder import has_pairs
+from planner.measure.forward_bytes import generator
+from planner.measure.hf_model import model_config
+from worker.data.batches import Batches
+from worker.training.model import tell_special_tokens
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ends:
+    """Ids of end tokens: those that are `taught` (`worker.data.ends`), and those that the model stopped at `before`."""
+
+    taught: tuple[int, ...]
+    before: tuple[int, ...]
+
+    @property
+    def new(self) -> tuple[int, ...]:
+        """Those taught that the model did not stop at."""
+        return tuple(end for end in self.taught if end not in self.before)
+
+    @property
+    def every(self) -> tuple[int, ...]:
+        """All at which the trained model stops, those taught first."""
+        return tuple(dict.fromkeys((*self.taught, *self.before)))
+
+    def note(self, job: Job, tokenizer: PreTrainedTokenizerBase) -> str | None:
+        """What to say of a job whose model stops at other tokens than before; None of others."""
+        if not self.new:
+            return None
+        before = f"it stops at {_names(self.before, tokenizer)}" if self.before else "it names no end token"
+        hint = f"; peft does not read the file, so give its generate {self._given}" if job.method == "lora" else ""
+        return (
+            f"what is learned ends with {_names(self.new, tokenizer)}, where the model does not stop ({before}): "
+            f"{GENERATION_CONFIG_NAME} of the trained model names {_names(self.every, tokenizer)}{hint}"
+        )
+
+    def line(self, job: Job, tokenizer: PreTrainedTokenizerBase) -> str | None:
+        """The same for the card of the model, in Markdown."""
+        if not self.new:
+            return None
+        told = f"The model was taught to end with {_names(self.new, tokenizer, '`')}"
+        if job.method == "lora":
+            return f"{told}. Its base does not stop there: give `generate` `{self._given}`."
+        return f"{told}. `{GENERATION_CONFIG_NAME}` names {_names(self.every, tokenizer, '`')}: generation stops there."
+
+    @property
+    def _given(self) -> str:
+        return f"eos_token_id={[*self.every]}"
+
+
+def tell_ends(job: Job, model: nn.Module, tokenizer: PreTrainedTokenizerBase, batches: Batches) -> Ends:
+    """Have the job's `model` stop where its `special_tokens` say, and at what it is taught to end with. Says in the log
+    what is new. Returns the tokens."""
+    before = ends_of_model(model)
+    tell_special_tokens(job, model, tokenizer)
+    # An encoder-decoder ends with its tokenizer's end token from the start.
+    ends = Ends(taught=() if has_pairs(model) else batches.ends, before=before)
+    if (note := ends.note(job, tokenizer)) is not None:
+        log.warning("data: %s", note)
+        name_ends(model, ends.every, tokenizer)
+    return ends
+
+
+def ends_of_files(job: Job) -> tuple[int, ...]:
+    """Ids of the tokens at which the job's model stops, by its files. Raises UserError for a model that cannot be
+    used."""
+    try:
+        generation = GenerationConfig.from_pretrained(job.model, trust_remote_code=False, revision=revision_of(job))
+    except Exception:  # there is none, or it is broken: transformers makes one of the config then
+        generation = None
+    return _ends_in(generation, model_config(job))
+
+
+def ends_of_model(model: nn.Module) -> tuple[int, ...]:
+    """Likewise of one that is loaded, with adapters or without."""
+    writer = cast(Any, generator(model))
+    return _ends_in(writer.generation_config, writer.config)
+
+
+def name_ends(model: nn.Module, ends: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> None:
+    """Have `model`, with adapters or without, stop at `ends` (ids)."""
+    writer = cast(Any, generator(model))
+    found = writer.generation_config
+    found.eos_token_id = [*ends]
+    found._original_object_hash = hash(found)  # else a base whose file has faults of its own could not be saved
+    align_config(writer.config, found, tokenizer)
+
+
+def take_ends(model: nn.Module, folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Have `model`, a base with adapters, stop where the generation config beside them in `folder` says, if there is
+    one."""
+    if ends := ends_in_folder(folder):
+        name_ends(model, ends, tokenizer)
+
+
+def ends_in_folder(folder: Path) -> tuple[int, ...]:
+    """What the generation config in `folder` says; none where there is no such file."""
+    file = folder / GENERATION_CONFIG_NAME
+    return _listed(json.loads(file.read_text("utf-8")).get("eos_token_id")) if file.is_file() else ()
+
+
+def align_config(config: PreTrainedConfig, generation: GenerationConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Have a model's `config` name the tokenizer's end token where its generation config does, in the place of another
+    or before a list of them: what transformers' `align_special_tokens` makes of it."""
+    text, own = config.get_text_config(), tokenizer.eos_token_id
+    there = getattr(text, "eos_token_id", None)
+    if own in _listed(generation.eos_token_id) and own not in _listed(there):
+        text.eos_token_id = [own, *there] if isinstance(there, list) else own
+
+
+def _ends_in(generation: Any, config: PreTrainedConfig) -> tuple[int, ...]:
+    named = getattr(generation, "eos_token_id", None)
+    return _listed(getattr(config.get_text_config(), "eos_token_id", None) if named is None else named)
+
+
+def _listed(ids: int | list[int] | None) -> tuple[int, ...]:
+    return () if ids is None else tuple(ids) if isinstance(ids, list) else (ids,)
+
+
+def _names(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, quote: str = "") -> str:
+    tokens = cast(list[str | None], tokenizer.convert_ids_to_tokens([*ids]))
+    return ", ".join(f"{quote}{token or number}{quote}" for number, token in zip(ids, tokens, strict=True))
