@@ -198,9 +198,8 @@ class Conversation:
 
     def _is_whole(self, index: int) -> bool:
         """Whether one mark stands for all that a message says."""
-        return sum(said.message == index for said in self._said.values()) == 1 and any(
-            said.message == index and said.text == self._messages[index]["content"] for said in self._said.values()
-        )
+        words = [said.text for said in self._said.values() if said.message == index]
+        return words == [self._messages[index]["content"]]
 
     def _whole(self, index: int, pieces: Spans) -> tuple[int, int]:
         """From the first to the last of the pieces of a message, or where all of its content stands around them: of the
