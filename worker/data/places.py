@@ -50,11 +50,13 @@ class Conversation:
         return any(said.key == key for mark, said in self._said.items() if mark in self._shown)
 
     def unshown(self) -> int | None:
-        """The first message whose content may be any other, and the text is the same; None where there is none."""
+        """The first message, answers before others, whose content may be any other, and the text is the same; None
+        where there is none."""
         if self._said.keys() <= self._shown:
             return None
         seen = {said.message for mark, said in self._said.items() if said.key == "content" and mark in self._shown}
-        for index in sorted({said.message for said in self._said.values() if said.key == "content"} - seen):
+        others = {said.message for said in self._said.values() if said.key == "content"} - seen
+        for index in sorted(others, key=lambda index: (self._messages[index]["role"] != "assistant", index)):
             with contextlib.suppress(*REFUSALS):
                 if self._with(index, self._messages[index] | {"content": self._other}) == self._text:
                     return index
@@ -196,9 +198,8 @@ class Conversation:
 
     def _is_whole(self, index: int) -> bool:
         """Whether one mark stands for all that a message says."""
-        return sum(said.message == index for said in self._said.values()) == 1 and any(
-            said.message == index and said.text == self._messages[index]["content"] for said in self._said.values()
-        )
+        words = [said.text for said in self._said.values() if said.message == index]
+        return words == [self._messages[index]["content"]]
 
     def _whole(self, index: int, pieces: Spans) -> tuple[int, int]:
         """From the first to the last of the pieces of a message, or where all of its content stands around them: of the
