@@ -151,7 +151,8 @@ def test_what_is_odd_of_a_template_is_told_once(model: Path, tmp_path: Path) -> 
     )
     (note,) = told(chat_template="llama3") or ()
     assert note.startswith("the chat template ends answers with <|eot_id|>, which is no token of this tokenizer")
-    (note,) = told(chat_template=CHATML.partition("{% if add")[0]) or ()
+    note, ends = told(chat_template=CHATML.partition("{% if add")[0]) or ("", "")
+    assert ends.startswith("what is learned ends with <|im_end|>")
     assert note.startswith("the chat template has no generation prompt: in training answers stand behind '<|im_start|>")
 
 

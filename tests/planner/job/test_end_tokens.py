@@ -30,7 +30,7 @@ def test_the_tokenizers_end_token_is_the_templates_and_a_note_says_so(folder: Pa
     assert load_tokenizer(job).eos_token == "<|im_end|>" and job.add_tokens is None
     told = "in this file of LLaMA-Factory's: template: chatml makes <|im_end|> the tokenizer's end token, as there"
     assert told in notes
-    assert Batches(job, load_tokenizer(job)).sample().endswith("⟦yes<|im_end|>⟧\n")
+    assert Batches(job, load_tokenizer(job)).sample().endswith("⟦yes<|im_end|>\n⟧")
     assert "# template in the file\nspecial_tokens:\n  eos_token: <|im_end|>\n" in imported(
         FULL + "template: chatml\n", folder, "job.yaml"
     )
