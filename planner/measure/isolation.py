@@ -37,7 +37,7 @@ def check_isolation(job: Job, names: BlockNames) -> None:
     inside of layers are less, and windows that the job's rows exceed. `names`: the model's blocks; of those that are
     alike and are given the same mask one runs.
     """
-    config = _tiny(model_config(job), job.max_length)
+    config = _little(model_config(job), job.max_length)
     with without_weights(), torch.device("cpu"):
         model = build_model(job, config, torch.float32).eval()
     prefix = "base_model.model."  # of a model with adapters
@@ -57,7 +57,7 @@ def check_isolation(job: Job, names: BlockNames) -> None:
     )  # fmt: skip
 
 
-def _tiny(config: PreTrainedConfig, max_length: int) -> PreTrainedConfig:
+def _little(config: PreTrainedConfig, max_length: int) -> PreTrainedConfig:
     text = config.get_text_config()
     for key, value in text.to_dict().items():
         if key in _REACHES and isinstance(value, int):
