@@ -20,6 +20,7 @@ from planner.errors import Exit, UserError
 from planner.fast_imports import lasting_imports
 from planner.job.data_check import check_data
 from planner.job.schema import Job
+from planner.measure.rope import rope_border
 from planner.run.ending import exit_code_of
 from planner.run.plain_streams import speak_plainly
 from planner.units import format_seconds, printable
@@ -57,7 +58,7 @@ def _preview(options: argparse.Namespace) -> Exit:
         from worker.data.batches import Batches
 
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    batches = Batches(job, load_tokenizer(job), pairs=pairs_of(job))
+    batches = Batches(job, load_tokenizer(job), pairs=pairs_of(job), border=rope_border(job))
     for line in said(batches, job, rows=options.rows, color=options.color):
         print(line)
     print(time_of(given, batches.total_steps, options.asks, options.database))

@@ -61,7 +61,7 @@ def _certify(options: argparse.Namespace, answers: TextIO) -> Exit:
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     device = device_of(options.device)
     take_repeatable_kernels()
-    if device.type == "cuda" and job.exact:  # else layers may be compiled, whose memory PyTorch's own allocator measures
+    if device.type == "cuda" and job.exact:  # compiled layers' memory is measured by PyTorch's own allocator
         take_over()
     cache = Cache(options.database) if options.database else None
     run = RunFolder(options.run) if options.run else None

@@ -31,10 +31,12 @@ from planner.errors import Exit, UserError
 from planner.job.frozen import Frozen
 from planner.job.notes import all_warmup
 from planner.job.schema import Job
+from planner.measure.rope import RopeBorder
 from worker.data.corpus import Corpus, load_corpus
 from worker.data.padding import EvalBatches, Layout, Rows
 from worker.data.pair_rows import PairRows, layout_of_pairs
 from worker.data.pairs import closing_tokens
+from worker.data.rope_rows import check_sides
 from worker.data.seeds import epoch_seed, split_seed
 from worker.data.shown_row import ShownRow
 
@@ -53,9 +55,10 @@ class Batches:
 
     def __init__(
         self, job: Job, tokenizer: PreTrainedTokenizerBase, folder: Path | None = None, frozen: Frozen | None = None,
-        *, pairs: bool = False, masked: bool = False,
+        *, pairs: bool = False, masked: bool = False, border: RopeBorder | None = None,
     ) -> None:  # fmt: skip
-        """`pairs`: for an encoder-decoder; `masked`: for a model that is to know what is padding."""
+        """`pairs`: for an encoder-decoder; `masked`: for a model that is to know what is padding; `border`: of a model
+        whose positions go by the length of rows."""
         self._job = job
         self._tokenizer = tokenizer
         if folder is None:
@@ -66,7 +69,7 @@ class Batches:
         self._orders: dict[int, NDArray[np.int64]] = {}
         pad = pad if pad is not None else 0
         closing = closing_tokens(tokenizer) if pairs else None
-        rows = _rows(corpus, job, pad, closing, masked=masked)
+        rows = _rows(corpus, job, pad, closing, masked=masked, border=border)
         self.largest_token = int(corpus.tokens.max())
         self.evaluation: EvalBatches | None = None
         """What is held out, or the job's `eval_dataset`."""
@@ -79,7 +82,7 @@ class Batches:
             corpus = load_corpus(
                 other, tokenizer, folder.with_name(f"eval-{folder.name}"), frozen, pairs=pairs
             )  # fmt: skip
-            found = _rows(corpus, other, pad, closing, masked=masked)
+            found = _rows(corpus, other, pad, closing, masked=masked, border=border)
             self.largest_token = max(self.largest_token, int(corpus.tokens.max()))
             self.evaluation = EvalBatches(found, job.slice_rows)
         self._rows = rows
@@ -227,13 +230,17 @@ def _hold_out(rows: Rows, job: Job) -> tuple[Rows, Rows]:
     return rows.laid_out(trained), rows.laid_out(evaluated)
 
 
-def _rows(corpus: Corpus, job: Job, pad: int, closing: int | None, *, masked: bool) -> Rows:
+def _rows(
+    corpus: Corpus, job: Job, pad: int, closing: int | None, *, masked: bool, border: RopeBorder | None
+) -> Rows:  # fmt: skip
     """Those of a corpus; `closing`: of pairs, whose prompts have so many special tokens behind them."""
     if closing is None:
-        return Rows(
+        rows = Rows(
             corpus, rows_of(corpus, job), max_length=job.max_length, pad=pad, masked=masked,
-            by_document=job.loss_weighting == "documents",
+            by_document=job.loss_weighting == "documents", border=None if border is None else border.tokens,
         )  # fmt: skip
+        check_sides(job, rows, border)
+        return rows
     layout = layout_of_pairs(corpus, job, closing)
     return PairRows(corpus, layout, max_length=job.max_length, pad=pad, most_target=job.most_target_tokens)
 

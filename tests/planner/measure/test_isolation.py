@@ -95,7 +95,8 @@ def packed(seed: int = 0) -> dict[str, torch.Tensor]:
 def job_of(config: T.PretrainedConfig, folder: Path, **keys: Any) -> Job:
     """A job that packs documents for a model of this config."""
     config.save_pretrained(folder)
-    return Job(model=str(folder), tokenizer=str(folder), dataset=("none",), **{"packing": True, "max_length": 16, **keys})
+    keys = {"packing": True, "max_length": 16, **keys}
+    return Job(model=str(folder), tokenizer=str(folder), dataset=("none",), **keys)
 
 
 def refusal(job: Job) -> UserError | None:
@@ -168,7 +169,8 @@ def test_adapters_change_nothing_of_it(tmp_path: Path) -> None:
     for name, leaks in (("llama", False), ("bloom", True)):
         cls, keys = FAMILIES[name]
         folder = tmp_path / name
-        assert (refusal(job_of(cls(**keys), folder, method="lora", lora_r=2, lora_alpha=2.0, lora_dropout=0.0)) is not None) == leaks
+        job = job_of(cls(**keys), folder, method="lora", lora_r=2, lora_alpha=2.0, lora_dropout=0.0)
+        assert (refusal(job) is not None) == leaks
 
 
 def test_a_model_that_cannot_be_tried_is_refused_by_why(tmp_path: Path) -> None:
