@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,7 @@ def off(config: T.PretrainedConfig, data: Batches, steps: int) -> float:
         positions = batch.get("position_ids", torch.arange(labels.shape[1]).expand_as(labels))
         for ids, logits, places, learned in zip(batch["input_ids"], together, positions, labels, strict=True):
             begins = [*(places == 0).nonzero().flatten().tolist(), len(ids)]
-            for first, past in zip(begins, begins[1:], strict=False):
+            for first, past in pairwise(begins):
                 if bool((learned[first:past] != -100).any()):
                     last = first + int((learned[first:past] != -100).nonzero()[-1]) + 1
                     alone: Tensor = model(input_ids=ids[None, first:last]).logits[0]
@@ -90,7 +91,9 @@ def test_packed_documents_below_the_border_are_right_in_rows_beyond_it(tmp_path:
     assert off(PHI, data, 1) < 1e-5
 
 
-@pytest.mark.parametrize(("keys", "what"), [({"per_device_train_batch_size": 2}, "rows"), ({"packing": True}, "documents")])
+@pytest.mark.parametrize(
+    ("keys", "what"), [({"per_device_train_batch_size": 2}, "rows"), ({"packing": True}, "documents")]
+)
 def test_rows_or_documents_on_both_sides_together_are_refused(keys: dict[str, Any], what: str, tmp_path: Path) -> None:
     with pytest.raises(UserError) as refused:
         batches(tmp_path, [39, 41, 12, 180], **{"per_device_train_batch_size": 1, **keys})
