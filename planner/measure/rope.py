@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from transformers import PreTrainedConfig
 
+from planner.job.rope_border import RopeBorder
 from planner.job.schema import Job
 from planner.measure.hf_model import model_config
-
-
-@dataclass(frozen=True, slots=True)
-class RopeBorder:
-    """Up to `tokens` a model has the frequencies it was made with. Beyond, it has others (`longrope`), or others for
-    every length (`by_length`: `dynamic`). Those of a batch are those of its largest position."""
-
-    tokens: int
-    by_length: bool
 
 
 def rope_border(job: Job) -> RopeBorder | None:

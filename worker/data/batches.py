@@ -30,8 +30,8 @@ from transformers import PreTrainedTokenizerBase
 from planner.errors import Exit, UserError
 from planner.job.frozen import Frozen
 from planner.job.notes import all_warmup
+from planner.job.rope_border import RopeBorder
 from planner.job.schema import Job
-from planner.measure.rope import RopeBorder
 from worker.data.corpus import Corpus, load_corpus
 from worker.data.padding import EvalBatches, Layout, Rows
 from worker.data.pair_rows import PairRows, layout_of_pairs

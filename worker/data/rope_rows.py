@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from planner.errors import Exit, UserError
+from planner.job.rope_border import RopeBorder
 from planner.job.schema import Job
-from planner.measure.rope import RopeBorder
 from worker.data.padding import Rows
 
 

@@ -12,7 +12,8 @@ import transformers as T
 from torch import Tensor, nn
 
 from planner.errors import UserError
-from planner.measure.rope import RopeBorder, border_of
+from planner.job.rope_border import RopeBorder
+from planner.measure.rope import border_of
 from tests.support.texts import byte_tokenizer, make_job, tiny_llama_folder, write_jsonl
 from worker.data.batches import Batches
 
