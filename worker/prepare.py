@@ -13,6 +13,7 @@ from planner.errors import Exit
 from planner.fast_imports import lasting_imports
 from planner.hub import speak_for_a_job
 from planner.job.schema import Job
+from planner.measure.rope import rope_border
 from planner.run.ending import exit_code_of
 from planner.run.folder import RunFolder
 from planner.run.plain_streams import speak_plainly
@@ -38,7 +39,10 @@ def _prepare(folder: RunFolder) -> Exit:
     job = Job.from_resolved(folder.resolved)
     if not job.is_split and job.train_batch_size is not None:
         job = job.with_slices(job.train_batch_size)  # tokens of the whole step are enough for any split
-    batches = Batches(job, load_tokenizer(job), folder.path / "data", folder.read_frozen(), pairs=pairs_of(job))
+    batches = Batches(
+        job, load_tokenizer(job), folder.path / "data", folder.read_frozen(), pairs=pairs_of(job),
+        border=rope_border(job),
+    )  # fmt: skip
     folder.write_distinct_tokens(batches.distinct_tokens())
     return Exit.DONE
 

@@ -21,6 +21,7 @@ from planner.fast_imports import lasting_imports
 from planner.job.broken_rows import BrokenRecordsError
 from planner.job.data_check import check_data
 from planner.job.schema import Job
+from planner.measure.rope import rope_border
 from planner.run.ending import exit_code_of
 from planner.run.plain_streams import speak_plainly
 from planner.units import format_seconds, printable
@@ -64,7 +65,7 @@ def _preview(options: argparse.Namespace) -> Exit:
 
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     tokenizer, pairs = load_tokenizer(job), pairs_of(job)
-    batches = Batches(job, tokenizer, pairs=pairs)
+    batches = Batches(job, tokenizer, pairs=pairs, border=rope_border(job))
     if refused is not None:
         raise refused
     for line in said(batches, job, rows=options.rows, color=options.color):

@@ -45,8 +45,13 @@ def main(arguments: list[str]) -> int:
 
 def _train(folder: RunFolder, stop: StopRequest) -> Exit:
     with lasting_imports():
+        import torch
+
+        from worker.runtime.repeatable import take_repeatable_kernels
         from worker.training.run import run_job
 
+    if not torch.cuda.is_available():  # else a resumed run might not have the bits of one that was never stopped
+        take_repeatable_kernels()
     if not run_job(folder, stop):
         return Exit.STOPPED
     stop.ignore()  # what is done is done, also where it is paused as it ends

@@ -73,12 +73,10 @@ class _Until(StopRequest):
 
 def _train(run: RunFolder, until: int) -> Exit:
     with lasting_imports():
-        import torch
-
+        from worker.runtime.repeatable import take_repeatable_kernels
         from worker.training.run import run_job
 
-    if torch.cuda.is_available():  # two runs of kernels that are not would differ by themselves
-        torch.use_deterministic_algorithms(True, warn_only=True)
+    take_repeatable_kernels()  # two runs of kernels that do not repeat would differ by themselves
     return Exit.DONE if run_job(run, _Until(run, until)) else Exit.STOPPED
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -38,7 +37,7 @@ from planner.measure.frame_lifetimes import block_lifetimes, frame_lifetimes, on
 from planner.measure.gpu_card import workspace_bytes
 from planner.measure.head_time import rehearsal
 from planner.measure.hf_model import sample_batch, skeleton_model
-from planner.measure.isolation import watching_isolation
+from planner.measure.isolation import check_isolation
 from planner.measure.matrices import estimate_updates, measure_updates, shapes_of
 from planner.measure.tensors import buffer_bytes, describe, matrix_names, rounded_names
 from planner.measure.times import (
@@ -202,12 +201,13 @@ def analyse(job: Job, device: torch.device, *, arranged: bool = False) -> Analys
     `analyse_model`. Raises UserError."""
     model = skeleton_model(job, device)
     rows = 0 if job.exact else rows_of_a_chunk(cast(Any, model).get_output_embeddings().weight)
-    with watching_isolation(model) if job.packing is True else nullcontext():
-        analysis = analyse_model(
-            model, sample_batch(job, model), device=device, chunk_rows=rows, arranged=arranged,
-            rounded=rounded_names(model) if job.optim == ADAMW_8BIT else (),
-            matrices=matrix_names(model) if job.optim == MUON else (),
-        )  # fmt: skip
+    analysis = analyse_model(
+        model, sample_batch(job, model), device=device, chunk_rows=rows, arranged=arranged,
+        rounded=rounded_names(model) if job.optim == ADAMW_8BIT else (),
+        matrices=matrix_names(model) if job.optim == MUON else (),
+    )  # fmt: skip
+    if job.packing is True:
+        check_isolation(job, analysis.names)
     check_trainer_options(model, job)
     if job.gradient_accumulation_steps > 1 and not analysis.sums_slices:
         raise UserError(

@@ -1,38 +1,127 @@
-"""Whether a model keeps packed documents apart."""
+"""Whether a model keeps packed documents apart, found by trying it: two documents in a row, and each alone."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
-from transformers import masking_utils
+from torch.utils._pytree import tree_leaves
+from transformers import PreTrainedConfig
 
-from planner.errors import Exit, UserError
+from planner.errors import Exit, UserError, first_line
+from planner.graph import BlockNames
+from planner.job.schema import Job
+from planner.measure.hf_model import build_model, model_config, without_weights
+
+_DOCUMENTS = 6, 10  # tokens
+_REACH = 4  # tokens, less than a document has
+_REACHES = (
+    "sliding_window", "sliding_window_size", "attention_window_size", "window_size", "keep_window_size",
+    "local_attention", "attention_chunk_size", "index_topk", "floor_scale", "log_scaling_n_floor",
+)  # fmt: skip
+"""Keys of transformers' configs: so many tokens a layer looks back at, picks, or counts before it scales them."""
+_WIDTHS = ("intermediate_size", "ffn_dim", "ffn_hidden_size", "n_inner")
+"""How keys end that say how wide a layer is inside, which nothing else has to fit."""
+_WIDTH = 16
+_ROUNDING = 1e-4  # of the largest number; fp32 differs by some 1e-6, a document that is seen by far more
+_SEEDS = (0, 1)  # what differs by rounding alone, as where a router has a tie, does not differ under both
 
 
-@contextmanager
-def watching_isolation(model: nn.Module) -> Iterator[None]:
-    """Around forwards of `model` on rows of several documents, which their `position_ids` tell apart. Raises UserError
-    at the end when the model never asked where documents begin, or carries state from token to token past its masks."""
-    asked: list[bool] = []
-    find = masking_utils.find_packed_sequence_indices
+def check_isolation(job: Job, names: BlockNames) -> None:
+    """Raise UserError "packing-not-isolated" where a document in a row of two is computed otherwise than alone.
 
-    def watched(position_ids: Tensor, *more: Any, **named: Any) -> Tensor | None:
-        asked.append(True)
-        return find(position_ids, *more, **named)
-
-    masking_utils.find_packed_sequence_indices = watched
+    It is tried on the CPU, in fp32 and with random weights, on a model of the job's own config, of which only widths
+    inside of layers are less, and windows that the job's rows exceed. `names`: the model's blocks; of those that are
+    alike and are given the same mask one runs.
+    """
+    config = _little(model_config(job), job.max_length)
+    with without_weights(), torch.device("cpu"):
+        model = build_model(job, config, torch.float32).eval()
+    prefix = "base_model.model."  # of a model with adapters
+    blocks = {name.removeprefix(prefix): kind for name, kind in zip(names.all, names.kinds, strict=True)}
     try:
-        yield
+        for seed in _SEEDS:
+            if (found := _difference(model, blocks, seed)) <= _ROUNDING:
+                return
+    except Exception as error:  # the model's own code, which may not know position_ids
+        cause = f"it cannot be tried: {type(error).__name__}: {first_line(error)}"
+    else:
+        cause = f"two documents in a row give other numbers than each alone, by {found:.1e} of the largest"
+    raise UserError(
+        "The model does not keep packed documents apart.", code="packing-not-isolated", exit_code=Exit.USAGE,
+        numbers=(f"{type(model).__name__}: {cause}",),
+        hint="use packing: false, or packing: wrapped, in which documents see each other",
+    )  # fmt: skip
+
+
+def _little(config: PreTrainedConfig, max_length: int) -> PreTrainedConfig:
+    text = config.get_text_config()
+    for key, value in text.to_dict().items():
+        if key in _REACHES and isinstance(value, int):
+            setattr(text, key, _REACH if value < max_length else max(value, sum(_DOCUMENTS)))
+        elif key.endswith(_WIDTHS) and isinstance(value, int) and value > _WIDTH:
+            setattr(text, key, _WIDTH)
+        elif key.endswith(_WIDTHS) and isinstance(value, (list, tuple)):
+            setattr(text, key, [_WIDTH] * len(value))
+    config._experts_implementation = "eager"  # the others' kernels want weights in memory of their own
+    return config
+
+
+@torch.no_grad()
+def _difference(model: nn.Module, blocks: Mapping[str, str], seed: int) -> float:
+    """How far the numbers that the head is given are from those of each document alone, by the largest of them."""
+    generator = torch.Generator().manual_seed(seed)
+    _fill(model, generator)
+    rows = cast(Any, model).get_input_embeddings().num_embeddings
+    documents = [torch.randint(rows, (1, length), generator=generator) for length in _DOCUMENTS]
+    positions = [torch.arange(length)[None] for length in _DOCUMENTS]
+    together = _run(model, blocks, torch.cat(documents, 1), torch.cat(positions, 1))
+    alone = torch.cat([_run(model, blocks, *document) for document in zip(documents, positions, strict=True)], 1)
+    return float((together - alone).abs().max() / alone.abs().max())
+
+
+def _fill(model: nn.Module, generator: torch.Generator) -> None:
+    """Give all weights random numbers, and the same few to each: its rows begin one number after each other, so that
+    one of a billion elements takes the memory of thousands."""
+    numbers = torch.randn(max(sum(p.shape) for p in model.parameters()), generator=generator)
+    for module in model.modules():
+        for name, p in module.named_parameters(recurse=False):
+            scale = math.sqrt(p.shape[-1]) if p.ndim > 1 else 2.0
+            weight = (numbers[: sum(p.shape)] / scale).as_strided(p.shape, (1,) * p.ndim)
+            setattr(module, name, nn.Parameter(weight, requires_grad=False))
+
+
+def _run(model: nn.Module, blocks: Mapping[str, str], ids: Tensor, positions: Tensor) -> Tensor:
+    """What the head is given."""
+    given: list[Tensor] = []
+    ran: set[object] = set()
+    last: list[object] = []
+
+    def once(own: Callable[..., object], kind: str) -> Callable[..., object]:
+        def forward(*args: Any, **named: Any) -> object:
+            _, *others = (t for t in tree_leaves((args, named)) if torch.is_tensor(t))
+            key = kind, *((t.shape, t.numpy().tobytes()) for t in others)
+            if key not in ran:
+                ran.add(key)
+                last[:] = [own(*args, **named)]
+            return last[0]
+
+        return forward
+
+    def keep(hidden: Tensor) -> Tensor:
+        given.append(hidden)
+        return hidden[..., :1]  # logits of a large vocabulary are nobody's
+
+    _, *layers, head = blocks
+    replaced = {name: once(model.get_submodule(name).forward, blocks[name]) for name in layers}
+    for name, forward in {**replaced, head: keep}.items():
+        vars(model.get_submodule(name))["forward"] = forward
+    try:
+        model(input_ids=ids, position_ids=positions, use_cache=False)
     finally:
-        masking_utils.find_packed_sequence_indices = find
-    carries = [name for name, module in model.named_modules() if isinstance(module, nn.Conv1d)]
-    if carries or not asked:
-        cause = f"{carries[0]} mixes neighbouring tokens" if carries else "its attention does not look at position_ids"
-        raise UserError(
-            "The model does not keep packed documents apart.", code="packing-not-isolated", exit_code=Exit.USAGE,
-            numbers=(f"{type(model).__name__}: {cause}",),
-            hint="use packing: false, or packing: wrapped, in which documents see each other",
-        )  # fmt: skip
+        for name in (*layers, head):
+            del vars(model.get_submodule(name))["forward"]
+    return given[0]

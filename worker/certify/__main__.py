@@ -49,7 +49,6 @@ def main(arguments: list[str]) -> int:
 def _certify(options: argparse.Namespace, answers: TextIO) -> Exit:
     job = Job.from_resolved(options.job)
     with lasting_imports():
-        import torch
         from transformers.utils import logging as transformers_logging
 
         from planner.cache.store import Cache
@@ -57,13 +56,13 @@ def _certify(options: argparse.Namespace, answers: TextIO) -> Exit:
         from worker.certify.certificate import certify
         from worker.certify.its_plan import its_plan
         from worker.runtime.arena import take_over
+        from worker.runtime.repeatable import take_repeatable_kernels
 
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     device = device_of(options.device)
-    if device.type == "cuda":  # elsewhere every kernel is deterministic, and training does not ask for it
-        torch.use_deterministic_algorithms(True, warn_only=True)
-        if job.exact:  # else layers may be compiled, whose memory is measured by PyTorch's own allocator
-            take_over()
+    take_repeatable_kernels()
+    if device.type == "cuda" and job.exact:  # compiled layers' memory is measured by PyTorch's own allocator
+        take_over()
     cache = Cache(options.database) if options.database else None
     run = RunFolder(options.run) if options.run else None
     found = its_plan(job, run, device, options.folder / "data", cache)

@@ -15,6 +15,7 @@ from planner.commands.plan_job import plan_job
 from planner.job.schema import Job
 from planner.machine.hardware import Hardware
 from planner.measure.hf_model import masked_of, pairs_of
+from planner.measure.rope import rope_border
 from planner.measure.tokenizer import load_tokenizer
 from planner.run.folder import RunFolder
 from planner.schedule.chain import Chain
@@ -46,7 +47,9 @@ def its_plan(job: Job, run: RunFolder | None, device: torch.device, folder: Path
     tokenizer, frozen = load_tokenizer(job), run.read_frozen() if run else None
 
     def data_of(split: Job) -> Batches:
-        return Batches(split, tokenizer, folder, frozen, pairs=pairs_of(split), masked=masked_of(split))
+        return Batches(
+            split, tokenizer, folder, frozen, pairs=pairs_of(split), masked=masked_of(split), border=rope_border(split)
+        )  # fmt: skip
 
     document = run.read_plan() if run else None
     if run is not None and document is not None and document["measured"]:

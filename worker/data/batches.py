@@ -30,6 +30,7 @@ from transformers import PreTrainedTokenizerBase
 from planner.errors import Exit, UserError
 from planner.job.frozen import Frozen
 from planner.job.notes import all_warmup
+from planner.job.rope_border import RopeBorder
 from planner.job.schema import Job
 from planner.job.slot_templates import slot_template
 from worker.data.corpus import Corpus, load_corpus
@@ -37,6 +38,7 @@ from worker.data.ends import taught_ends
 from worker.data.padding import EvalBatches, Layout, Rows
 from worker.data.pair_rows import PairRows, layout_of_pairs
 from worker.data.pairs import closing_tokens
+from worker.data.rope_rows import check_sides
 from worker.data.seeds import epoch_seed, split_seed
 from worker.data.shown_row import ShownRow
 
@@ -55,9 +57,10 @@ class Batches:
 
     def __init__(
         self, job: Job, tokenizer: PreTrainedTokenizerBase, folder: Path | None = None, frozen: Frozen | None = None,
-        *, pairs: bool = False, masked: bool = False,
+        *, pairs: bool = False, masked: bool = False, border: RopeBorder | None = None,
     ) -> None:  # fmt: skip
-        """`pairs`: for an encoder-decoder; `masked`: for a model that is to know what is padding."""
+        """`pairs`: for an encoder-decoder; `masked`: for a model that is to know what is padding; `border`: of a model
+        whose positions go by the length of rows."""
         self._job = job
         self._tokenizer = tokenizer
         if folder is None:
@@ -70,7 +73,7 @@ class Batches:
         closing = closing_tokens(tokenizer) if pairs else None
         slots = slot_template(job.chat_template)
         end = tokenizer.eos_token_id if slots is not None and slots.ends_once else None
-        rows = _rows(corpus, job, pad, closing, masked=masked, end=end)
+        rows = _rows(corpus, job, pad, closing, masked=masked, end=end, border=border)
         self.largest_token = int(corpus.tokens.max())
         self.evaluation: EvalBatches | None = None
         """What is held out, or the job's `eval_dataset`."""
@@ -83,7 +86,7 @@ class Batches:
             corpus = load_corpus(
                 other, tokenizer, folder.with_name(f"eval-{folder.name}"), frozen, pairs=pairs
             )  # fmt: skip
-            found = _rows(corpus, other, pad, closing, masked=masked, end=end)
+            found = _rows(corpus, other, pad, closing, masked=masked, end=end, border=border)
             self.largest_token = max(self.largest_token, int(corpus.tokens.max()))
             self.evaluation = EvalBatches(found, job.slice_rows)
         self._rows = rows
@@ -237,15 +240,18 @@ def _hold_out(rows: Rows, job: Job) -> tuple[Rows, Rows]:
 
 
 def _rows(
-    corpus: Corpus, job: Job, pad: int, closing: int | None, *, masked: bool, end: int | None = None
+    corpus: Corpus, job: Job, pad: int, closing: int | None, *, masked: bool, end: int | None,
+    border: RopeBorder | None,
 ) -> Rows:  # fmt: skip
     """Those of a corpus; `closing`: of pairs, whose prompts have so many special tokens behind them; `end`: as
     `Rows`."""
     if closing is None:
-        return Rows(
+        rows = Rows(
             corpus, rows_of(corpus, job), max_length=job.max_length, pad=pad, masked=masked,
-            by_document=job.loss_weighting == "documents", end=end,
+            by_document=job.loss_weighting == "documents", end=end, border=None if border is None else border.tokens,
         )  # fmt: skip
+        check_sides(job, rows, border)
+        return rows
     layout = layout_of_pairs(corpus, job, closing)
     return PairRows(corpus, layout, max_length=job.max_length, pad=pad, most_target=job.most_target_tokens)
 

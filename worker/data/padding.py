@@ -84,12 +84,13 @@ class Layout:
 class Rows:
     """Rows of a corpus, and batches of them; `masked`: these say what of them is padding; `by_document`: their loss is
     a mean over documents; `end`: a token that is learned behind each answer that something follows, in place of what
-    does (LLaMA-Factory's `efficient_eos`)."""
+    does (LLaMA-Factory's `efficient_eos`); `border`: padding brings no row beyond so many tokens."""
 
     def __init__(
         self, corpus: Corpus, layout: Layout, *, max_length: int, pad: int, masked: bool = False,
-        by_document: bool = False, end: int | None = None,
+        by_document: bool = False, end: int | None = None, border: int | None = None,
     ) -> None:  # fmt: skip
+        self.border = border
         self.corpus, self.layout, self.pad, self.masked, self.by_document = corpus, layout, pad, masked, by_document
         self.end = end
         self.lengths = layout.lengths
@@ -107,7 +108,7 @@ class Rows:
         """Other rows of the corpus."""
         return Rows(
             self.corpus, layout, max_length=self._max_length, pad=self.pad, masked=self.masked,
-            by_document=self.by_document, end=self.end,
+            by_document=self.by_document, end=self.end, border=self.border,
         )  # fmt: skip
 
     def pieces(self, number: int) -> Iterator[tuple[NDArray[np.int32], NDArray[np.bool_]]]:
@@ -126,6 +127,12 @@ class Rows:
         they are masked also `attention_mask`."""
         longest = int(self.lengths[numbers].max())
         length = next(bucket for bucket in buckets(self._max_length) if bucket >= longest)
+        period = length
+        if self.border is not None:
+            if longest <= self.border:
+                length = min(length, self.border)
+            # Of packed rows positions begin again with each document; those of padding must not be larger.
+            period = max(len(tokens) for number in numbers for tokens, _ in self.pieces(number))
         ids = np.full((len(numbers), length), self.pad, np.int64)
         labels = np.full((len(numbers), length), IGNORED, np.int64)
         positions = np.zeros((len(numbers), length), np.int64)
@@ -141,7 +148,7 @@ class Rows:
                 if self.layout.isolated:
                     labels[place, at] = IGNORED
                 at = end
-            positions[place, at:] = np.arange(length - at)
+            positions[place, at:] = np.arange(length - at) % period
         found = {"input_ids": torch.from_numpy(ids), "labels": torch.from_numpy(labels)}
         if self.masked:
             there = np.arange(length) < self.lengths[numbers, None]

@@ -20,7 +20,14 @@ from planner.job.pins import revision_of
 from planner.job.schema import Job
 from planner.job.weights import check_weights
 from planner.measure.encoder_decoder import is_encoder_decoder
-from planner.measure.hf_model import build_model, model_class, model_config, without_weights, working_dtype
+from planner.measure.hf_model import (
+    build_model,
+    model_class,
+    model_config,
+    without_weights,
+    working_dtype,
+    written_otherwise,
+)
 from planner.measure.hf_names import own_code
 from planner.measure.packed_experts import experts_packed_as_read
 from planner.measure.peft_lora import check_adapter, load_adapter, with_adapters
@@ -105,6 +112,8 @@ def load_model(
             log.info("model: its adapter starts as that in %s", job.adapter_name_or_path)
     freeze_others(model, job, layers=every)
     set_trainer_options(model, job)
+    if (note := written_otherwise(job)) is not None:
+        log.info("model: %s", note)
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     log.info("model: %s, %d parameters, %s; %d are trained", name, parameters, dtype, trained)
     return model.train()

@@ -26,6 +26,7 @@ from planner.measure.encoder_decoder import has_pairs
 from planner.measure.hf_model import masked_of, pairs_of, working_dtype
 from planner.measure.peft_parts import as_published
 from planner.measure.quantized import other_on_cuda
+from planner.measure.rope import rope_border
 from planner.measure.tokenizer import load_tokenizer
 from planner.run.folder import RunFolder
 from planner.run.step_times import step_times
@@ -95,13 +96,13 @@ class _Run:
             log.info("plan: %d of %d blocks run by their own code, recomputed", eager, len(self.chain.blocks))
         self.tokenizer = load_tokenizer(job)
         self.batches = Batches(
-            job, self.tokenizer, folder.path / "data", folder.read_frozen(), pairs=pairs_of(job), masked=masked_of(job)
-        )
+            job, self.tokenizer, folder.path / "data", folder.read_frozen(), pairs=pairs_of(job), masked=masked_of(job),
+            border=rope_border(job),
+        )  # fmt: skip
         self.forecast = Forecast(self.plan, self.chain, hardware, self.batches.width)
         log.info("data: the first row, what is learned between ⟦ and ⟧:\n%s", self.batches.sample())
-        self.origin = Origin.of(
-            job, data=self.batches.fingerprint, total_steps=self.batches.total_steps, plan=self.plan
-        )  # fmt: skip
+        total = self.batches.total_steps
+        self.origin = Origin.of(job, data=self.batches.fingerprint, total_steps=total, plan=self.plan)
         self.checkpoints = Checkpoints(
             folder.checkpoints, keep=job.save_total_limit, origin=self.origin, longer=folder.goes_on.exists()
         )  # fmt: skip

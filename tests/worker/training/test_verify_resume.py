@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from torch.utils import deterministic
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from planner.errors import Exit, UserError
@@ -29,8 +31,12 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(autouse=True)
-def _small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    fills = deterministic.fill_uninitialized_memory
+    yield
+    torch.use_deterministic_algorithms(False)
+    deterministic.fill_uninitialized_memory = fills
 
 
 def test_a_stop_in_the_middle_changes_no_bit_and_what_does_is_named(
