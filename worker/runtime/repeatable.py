@@ -14,4 +14,5 @@ def take_repeatable_kernels() -> None:
     compares bits takes them.
     """
     torch.use_deterministic_algorithms(True, warn_only=True)
-    deterministic.fill_uninitialized_memory = False  # what is read before it is written would be a mistake of ours
+    # Else PyTorch fills all memory first, against code that reads what was never written.
+    deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
