@@ -8,11 +8,10 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedConfig
 
 from planner.errors import Exit, UserError, first_line
-from planner.graph import BlockNames
+from planner.graph import BlockNames, flatten_call
 from planner.job.schema import Job
 from planner.measure.hf_model import build_model, model_config, without_weights
 
@@ -102,7 +101,7 @@ def _run(model: nn.Module, blocks: Mapping[str, str], ids: Tensor, positions: Te
 
     def once(own: Callable[..., object], kind: str) -> Callable[..., object]:
         def forward(*args: Any, **named: Any) -> object:
-            _, *others = (t for t in tree_leaves((args, named)) if torch.is_tensor(t))
+            _, *others = flatten_call(args, named)[1]
             key = kind, *((t.shape, t.numpy().tobytes()) for t in others)
             if key not in ran:
                 ran.add(key)
