@@ -29,7 +29,7 @@ _HEADS = {**_COMMON, "intermediate_size": 48, "num_attention_heads": 4, "num_key
 _EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 _MAMBA_2 = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_n_groups": 1}
 _ALTERNATING = ["linear_attention", "full_attention"] * 2
-_LLAMA_4 = {**_HEADS, **_EXPERTS, "head_dim": 8, "intermediate_size_mlp": 48, "attention_chunk_size": 8}
+_LLAMA_4 = {**_HEADS, **_EXPERTS, "head_dim": 8, "intermediate_size_mlp": 48, "attention_chunk_size": 64}
 OTHERS: dict[str, tuple[type[T.PretrainedConfig], dict[str, Any]]] = {
     "minimax": (T.MiniMaxConfig, {**_HEADS, **_EXPERTS, "layer_types": _ALTERNATING, "block_size": 8}),
     "minimax_full": (T.MiniMaxConfig, {**_HEADS, **_EXPERTS, "layer_types": ["full_attention"] * 4}),
