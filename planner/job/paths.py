@@ -18,7 +18,7 @@ from planner.job.adapter import local_adapter
 from planner.job.data_entry import DataEntry, simplest
 from planner.job.dataset_words import read_entry
 from planner.job.local_data import KINDS, local_data
-from planner.job.slot_templates import slot_template
+from planner.job.slot_templates import PREFIX, slot_template
 from planner.job.source import MOST_CHARACTERS, Mistake, Source, shown
 from planner.job.templates import NAMES, named_template
 
@@ -137,7 +137,8 @@ def local_file_or_template(text: object, folder: Path | None) -> str:
     if path.is_dir():  # TRL would take the tokenizer's tokens there, too
         raise FileNotFoundError(f"{path} is a folder; give the template's file, such as chat_template.jinja in it")
     if not path.is_file():
-        names = "" if "/" in text or "." in text else f", nor a template of that name (known: {', '.join(NAMES)})"
+        known = f"(known: {', '.join(NAMES)}; LLaMA-Factory's are {PREFIX}NAME)"
+        names = "" if "/" in text or "." in text else f", nor a template of that name {known}"
         raise FileNotFoundError(
             f"there is no template file at {path}{names}; leave the key out to use the tokenizer's own"
         )

@@ -61,17 +61,6 @@ _CHATMLS = ("chatml", "qwen3_5_nothink")
 NAMES = (*_CHATMLS, *_FILES, *_OWN, *TEMPLATES)
 """What a template may be called; those that axolotl has, too, write what they write there. `qwen3_5_nothink` is ChatML:
 what that Qwen writes where it does not think."""
-_FAMILIES = """
-    bailing bailing_v2 chatglm3 deepseek deepseek3 deepseekcoder deepseekr1 ernie ernie_nothink falcon gemma2 glm4
-    glm4_7 glm4_moe glmz1 gpt_oss granite3 granite4 hunyuan hunyuan_small index intern2 kimi lfm2 llama2 mimo mimo_v2
-    minimax1 minimax2 ministral ministral3 mistral mistral_small moonlight olmo opencoder phi4 phi4_mini phi_small
-    exaone exaone4 falcon_h1 llama4 qwen3_5 qwen3_6 qwen3_vl qwen3_vl_nothink sailor seed_coder seed_oss smollm smollm2
-    solar telechat2 yi youtu yuan
-"""
-FAMILIES = frozenset(_FAMILIES.split())
-"""The names that LLaMA-Factory has for what models of a family write: the tokenizer's own template, as it came with the
-model."""
-
 
 GIVE_TEMPLATE = "give chat_template in the job file: the path of a Jinja template, or a name such as chatml"
 """What helps where a tokenizer has none."""

@@ -9,7 +9,6 @@ from planner.job.lora import ALL_LINEAR
 from planner.job.pretraining import TEXTS, check_texts, entries_of
 from planner.job.slot_templates import PREFIX, has_slots
 from planner.job.source import SWITCHED_OFF, Mistake, Source, shown
-from planner.job.templates import FAMILIES, NAMES
 from planner.job.trainable import of_axolotl, with_rows
 
 METHODS_NOT_THERE = ("dpo", "orpo", "kto", "grpo", "oft", "llama-adapter")
@@ -114,18 +113,13 @@ def translated(key: str, value: object) -> object:
         return {"eos_token": value} if value else None
     if key in _SPECIAL and isinstance(value, dict):  # what is padded is never learned
         return {name: token for name, token in value.items() if name != "pad_token" and token} or None
-    if key in _TEMPLATES and (value == "tokenizer_default" or _means_family(key, value)):
+    if key in _TEMPLATES and value == "tokenizer_default":
         return None
     if key == "enable_thinking" and isinstance(value, bool):
         return None if value else {key: value}
     if key == "template" and has_slots(value):
         return f"{PREFIX}{value}"
     return value
-
-
-def _means_family(key: str, value: object) -> bool:
-    """Whether it is axolotl's name for what a family of models writes."""
-    return key == "chat_template" and isinstance(value, str) and value in FAMILIES - {*NAMES}
 
 
 def other_optimizer(file: Mapping[str, object]) -> bool:
@@ -142,8 +136,6 @@ def done_otherwise(key: str, name: str, value: object) -> str | None:
         return "a share of the steps is not taken here, but a number of steps, 500 by itself, beside save_minutes"
     if name == "optim" and value == _ADAMW_4BIT:
         return "AdamW's moments are in fp32 here, or with adamw_8bit in 8 bits"
-    if key in _TEMPLATES and _means_family(key, value):
-        return "the tokenizer's own template is taken, as it came with the model; offmate preview shows what it writes"
     if key in _SPECIAL and isinstance(value, dict) and value.get("pad_token"):
         return "padding is never learned, and keeps its token"
     if (key in ("dtype", "torch_dtype", "bfloat16", "pure_bf16") and value) or (key, value) == ("bf16", "full"):

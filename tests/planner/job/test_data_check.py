@@ -24,11 +24,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_llama_folder(tmp_path_factory.mktemp("model"))
 
 
-@pytest.fixture(autouse=True)
-def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
-
-
 def job_of(model: Path, tmp_path: Path, name: str, content: str | bytes, **keys: object) -> Job:
     path = tmp_path / name
     path.write_bytes(content if isinstance(content, bytes) else content.encode())

@@ -19,11 +19,6 @@ from worker.data.padding import IGNORED, buckets
 from worker.data.seeds import epoch_seed
 
 
-@pytest.fixture(autouse=True)
-def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
-
-
 def batches(tmp_path: Path, records: list[dict], **keys: object) -> Batches:
     model = tiny_llama_folder(tmp_path / "model")
     return Batches(make_job(model, write_jsonl(tmp_path / "data.jsonl", records), **keys), byte_tokenizer())

@@ -23,11 +23,6 @@ from worker.data.documents import mixture
 from worker.data.sources import open_source
 
 
-@pytest.fixture(autouse=True)
-def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
-
-
 def learn(tmp_path: Path, records: list[dict[str, Any]], entry: str, lines: str = "") -> Batches:
     write_jsonl(tmp_path / "data.jsonl", records)
     tiny_llama_folder(tmp_path / "model", chat_template=CHATML)

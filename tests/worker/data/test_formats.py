@@ -33,11 +33,6 @@ TALK = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
-
-
 def chat_tokenizer(template: str | None = CHATML) -> PreTrainedTokenizerFast:
     tokenizer = byte_tokenizer(chat_template=template)
     tokenizer.eos_token = "<|im_end|>"

@@ -13,11 +13,6 @@ from tests.support.texts import byte_tokenizer, make_job, sentences, tiny_llama_
 from worker.data.batches import Batches
 
 
-@pytest.fixture(autouse=True)
-def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
-
-
 def rows(data: Batches) -> list[list[int]]:
     """The rows of the first step."""
     return [row.tolist() for batch in data.step(0) for row in batch["input_ids"]]

@@ -24,11 +24,6 @@ RECORDS = [{"messages": [{"role": role, "content": text} for role, text in talk]
 VOCABULARY = 300
 
 
-@pytest.fixture(autouse=True)
-def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
-
-
 def tokenizer_of(template: str) -> PreTrainedTokenizerFast:
     tokenizer = byte_tokenizer(chat_template=named_template(template))
     tokenizer.add_special_tokens({"bos_token": "<eos>", "additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})

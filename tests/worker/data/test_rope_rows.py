@@ -33,11 +33,6 @@ DYNAMIC = T.LlamaConfig(
 )  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
-
-
 def batches(tmp_path: Path, lengths: list[int], config: T.PretrainedConfig = PHI, **keys: Any) -> Batches:
     """Of documents of so many tokens, the end token included."""
     records = [{"text": chr(97 + number) * (length - 1)} for number, length in enumerate(lengths)]

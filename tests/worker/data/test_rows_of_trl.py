@@ -44,11 +44,6 @@ DATA: dict[str, list[dict[str, Any]]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
-
-
 def tokenizer_of(template: str) -> PreTrainedTokenizerFast:
     tokenizer = byte_tokenizer(chat_template=(FOLDER / f"{template}.jinja").read_text("utf-8"))
     tokenizer.add_special_tokens({"bos_token": "<s>"})

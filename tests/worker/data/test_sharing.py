@@ -15,11 +15,6 @@ from worker.data.sharing import Sharing, shares
 from worker.first_records import look
 
 
-@pytest.fixture(autouse=True)
-def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
-
-
 def job(tmp_path: Path, records: list[dict[str, object]], **keys: object) -> Job:
     data = write_jsonl(tmp_path / "data.jsonl", records)
     return make_job(tiny_llama_folder(tmp_path / "model"), data, **{"long_rows": "share", **keys})

@@ -47,11 +47,6 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 RECORDS = sentences(9)
 
 
-@pytest.fixture(autouse=True)
-def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
-
-
 def job_of(tmp_path: Path, family: str, file: dict[str, Any]) -> Job:
     """The job in a file of TRL's, of a model without dropout, whose draws are in no order."""
     folder = tiny_llama_folder(tmp_path / "model")
