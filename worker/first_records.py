@@ -67,7 +67,8 @@ def _look(folder: RunFolder) -> Exit:
     with _warnings() as notes:
         seen = look(job, job.data, tokenizer, pairs=pairs)
         look(job, job.eval_data, tokenizer, pairs=pairs)
-    ends = Ends(taught=() if pairs or seen is None else taught_ends(job, tokenizer, seen), before=ends_of_files(job))
+    known = () if pairs or seen is None else taught_ends(job, tokenizer, seen)
+    ends = Ends(taught=known, before=ends_of_files(job), is_known=seen is not None and not pairs)
     if (note := ends.note(job, tokenizer)) is not None:
         notes[note] = None
     folder.write_first_notes([*notes])
@@ -179,11 +180,14 @@ def _documents(
                 break
         form.say_left_out(f"of the first records of {entry.path}" if not first.whole else entry.path)
         if broken.ends and is_local(entry.path):
+            most = entry.most(job.max_samples)
+            records = sum(row.record is not None for row in first.rows)
             for row in islice(Reader(local_data(Path(entry.path)), MOST_BYTES), len(first.rows), None):
-                learns(entry, kind, row, broken)
-                seen += 1
-                if broken.is_full:
+                if broken.is_full or records == most:
                     break
+                learns(entry, kind, row, broken)
+                records += row.record is not None
+                seen += 1
         broken.refuse(seen)
         if time.monotonic() > until:
             return

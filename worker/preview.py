@@ -70,7 +70,7 @@ def _preview(options: argparse.Namespace) -> Exit:
         raise refused
     for line in said(batches, job, rows=options.rows, color=options.color):
         print(line)
-    ends = Ends(taught=() if pairs else batches.ends, before=ends_of_files(job))
+    ends = Ends(taught=() if pairs else batches.ends, before=ends_of_files(job), is_known=not pairs)
     if (note := ends.note(job, tokenizer)) is not None:
         print(f"note: {note}")
     print(time_of(given, batches.total_steps, options.asks, options.database))

@@ -26,8 +26,10 @@ class BrokenRows:
         self._count = 0
         self._first: list[tuple[str, UserError, str]] = []  # place, error, a line that tells both
         self._known: set[object] = set()
-        self.met = self.unread = 0
-        """How often one came by, as a mixture repeats records, and how many of them are no records."""
+        self.met = 0
+        """How often a broken record came by: a mixture repeats records."""
+        self.unread = 0
+        """How many rows are no records."""
 
     def __len__(self) -> int:
         return self._count
@@ -47,21 +49,19 @@ class BrokenRows:
         told = error if isinstance(error, UserError) else _broken(str(error))
         self._add(place, told, f"{place}: {_reason(told)}", record)
 
-    def add_row(self, row: Row, record: object = None) -> None:
-        """Note a row that is no record, as `add` does."""
-        if self._add(row.place, _unreadable(row), f"{row.place} {row.wrong}", record):
-            self.unread += 1
+    def add_row(self, row: Row) -> None:
+        """Note a row that is no record."""
+        self._add(row.place, _unreadable(row), f"{row.place} {row.wrong}", None)
+        self.unread += 1
 
-    def _add(self, place: str, error: UserError, line: str, record: object) -> bool:
-        """Whether it is another one than before."""
+    def _add(self, place: str, error: UserError, line: str, record: object) -> None:
         self.met += 1
         if record is not None and record in self._known:
-            return False
+            return
         self._known |= set() if record is None else {record}
         self._count += 1
         if len(self._first) < SHOWN:
             self._first.append((place, error, line))
-        return True
 
     def refuse(self, seen: int) -> None:
         """Raise BrokenRecordsError where the job is refused for one of the `seen` records."""

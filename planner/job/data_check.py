@@ -118,13 +118,27 @@ def is_rendered(job: Job) -> bool:
     return any(_kind(entry, local_data(Path(entry.path))) not in (None, "text") for entry in local)
 
 
-def first_rows(entry: DataEntry, most: int, most_bytes: int | None = None) -> FirstRows | None:
-    """The first `most` rows of an entry, of so many bytes (None: `MOST_BYTES`); None where they are not to be had by
-    reading a file: the hub's, and which part of a split. Raises UserError."""
+def count_of_few(entry: DataEntry, most: int, most_bytes: int) -> int | None:
+    """How many records an entry has; None where they are more than `most`, more than so many bytes, of the hub, or a
+    part of a split. Raises UserError."""
+    if not is_local(entry.path) or not entry.whole:
+        return None
+    path, count = Path(entry.path), 0
+    reader = Reader(_local(path), most_bytes)
+    for row in _rows(reader, path):
+        count += row.record is not None
+        if count > most:
+            return None
+    return count if reader.whole else None
+
+
+def first_rows(entry: DataEntry, most: int) -> FirstRows | None:
+    """The first `most` rows of an entry; None where they are not to be had by reading a file: the hub's, and which part
+    of a split. Raises UserError."""
     if not is_local(entry.path) or not entry.whole:
         return None
     data, path = _local(Path(entry.path)), Path(entry.path)
-    reader, rows = Reader(data, most_bytes or MOST_BYTES), list[Row]()
+    reader, rows = Reader(data, MOST_BYTES), list[Row]()
     for row in _rows(reader, path):
         if len(rows) == most:
             return FirstRows(columns=columns_of(data), rows=tuple(rows), whole=False)

@@ -101,6 +101,8 @@ def _trls_dataset(values: dict[str, Any], source: Source, tool: str | None, fold
     if not isinstance(path, str):
         keys = [key for key, ours in _TRLS.items() if ours in said]
         return [source.mistake(key, "bad-value", "it is for one dataset; say it in the entries") for key in keys]
+    if tool == TRL:  # which learns no instructions
+        said["columns"] = {"instruction": ""}
     if said:
         values["dataset"] = [{"path": path, **said}]
     evaluated = values.get("eval_strategy") not in SWITCHED_OFF and not {"eval_dataset", "val_size"} & values.keys()

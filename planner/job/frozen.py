@@ -70,10 +70,10 @@ def check_frozen(job: Job, frozen: Frozen | None) -> None:
     if job.adapter_name_or_path is not None:
         places.append(job.adapter_name_or_path)
     gone = (path for path in frozen.keys() - now if any(Path(path).is_relative_to(place) for place in places))
-    changes += [f"{path}: it is gone" for path in sorted(gone)]
+    changes += [f"{path}: it is gone" for path in sorted(gone) if not Path(path).exists()]
     for path in sorted(now & frozen.keys()):
         told = _told(Path(path))
-        if told != frozen[path]:
+        if told != frozen[path] and not _is_as_before(Path(path), frozen[path]):
             before, after = frozen[path]["bytes"], told["bytes"]
             changes.append(f"{path}: " + (f"{before} bytes, now {after}" if before != after else "other content"))
     if changes:
@@ -84,6 +84,12 @@ def check_frozen(job: Job, frozen: Frozen | None) -> None:
             numbers=(*changes[:_SHOWN], *more),
             hint="put them back, or train on what is there now: offmate retry ID --allow-changed-data",
         )  # fmt: skip
+
+
+def _is_as_before(path: Path, before: Mapping[str, Any]) -> bool:
+    """Whether a file is what an earlier version noted of one larger than a GiB, of which it hashed no more."""
+    status = path.stat()
+    return (status.st_size, status.st_mtime_ns) == (before["bytes"], before.get("changed_ns"))
 
 
 def _files(job: Job) -> list[Path]:

@@ -12,10 +12,8 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
+from planner.job.json_values import JsonValues, not_utf8
 from planner.job.records import Record
-
-MOST_DEPTH = 100
-"""Lists and objects within each other. Templates and `copy` recurse into them, and Python's stack has an end."""
 
 _PIECE = 2**20  # bytes read at a time
 _SPACES = " \t\r\n"
@@ -52,45 +50,6 @@ def json_rows(name: str, file: BinaryIO, *, whole: bool = True) -> Generator[Row
         yield from _elements(name, text, whole)
     else:
         yield from _lines(name, text, whole)
-
-
-class JsonValues:
-    """Reads JSON values and notes what Python's `json` passes over: keys that an object has twice."""
-
-    def __init__(self) -> None:
-        self._decoder = json.JSONDecoder(object_pairs_hook=self._object)
-        self._twice: str | None = None
-
-    def at(self, text: str, start: int) -> tuple[Any, int]:
-        """The value that begins at `start`, and where it ends. Raises ValueError, RecursionError."""
-        return self._decoder.raw_decode(text, start)
-
-    def wrong(self, text: str, values: list[Any]) -> str:
-        """What is wrong with the values just read, of this text; "" for nothing. Forgets the keys it has noted."""
-        twice, self._twice = self._twice, None
-        if not text.isascii() and (byte := _not_utf8(text)):
-            return byte
-        if twice is not None:
-            return f"has the key {twice!r} twice in one object"
-        if text.count("{") + text.count("[") > MOST_DEPTH and _depth(values) > MOST_DEPTH + 1:
-            return "is nested too deeply"
-        if "\\u" in text:
-            try:
-                json.dumps(values, ensure_ascii=False).encode()
-            except UnicodeEncodeError as error:
-                return f"has half of a surrogate pair, \\u{ord(error.object[error.start]):04x}, which is no text"
-        return ""
-
-    def forget(self) -> None:
-        """Forget the keys noted so far."""
-        self._twice = None
-
-    def _object(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) != len(pairs) and self._twice is None:
-            names = [name for name, _ in pairs]
-            self._twice = next(name for name in names if names.count(name) > 1)
-        return found
 
 
 class _Text:
@@ -236,7 +195,7 @@ def _values(text: _Text, decoder: JsonValues) -> tuple[list[Any], int]:
 
 def _why_no_json(line: str) -> str:
     """What is wrong with a line that is no JSON by itself."""
-    if byte := _not_utf8(line):
+    if byte := not_utf8(line):
         return byte
     decoder, line = JsonValues(), line.rstrip(_SPACES)
     at = len(line) - len(line.lstrip(_SPACES))
@@ -333,22 +292,3 @@ def _past(text: str, start: int) -> int | None:
         if depth <= 0:
             return token.end()
     return None
-
-
-def _depth(value: Any) -> int:
-    """How many lists and objects are within each other."""
-    depth, level = 0, [value]
-    while level := [child for child in level if isinstance(child, (dict, list))]:
-        depth += 1
-        level = [inner for one in level for inner in (one.values() if isinstance(one, dict) else one)]
-    return depth
-
-
-def _not_utf8(text: str) -> str:
-    """What to say of text with bytes that are not UTF-8; "" for others."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        before = len(text[: error.start].encode())
-        return f"is not UTF-8: byte {before} is 0x{ord(text[error.start]) - 0xDC00:02x}"
-    return ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from planner.job.data_check import first_rows
+from planner.job.data_check import count_of_few
 from planner.job.notes import all_warmup
 from planner.job.schema import Job
 
@@ -18,10 +18,9 @@ def notes_on_length(job: Job) -> tuple[str, ...]:
         return ()  # a record may be several rows
     records = 0
     for entry in job.data:
-        found = first_rows(entry, _MOST, _MOST_BYTES)
-        if found is None or not found.whole:
+        if (count := count_of_few(entry, _MOST, _MOST_BYTES)) is None:
             return ()
-        records += min(sum(row.record is not None for row in found.rows), entry.most(job.max_samples) or _MOST)
+        records += min(count, entry.most(job.max_samples) or _MOST)
     step = job.train_batch_size or job.slice_rows * job.gradient_accumulation_steps
     notes: list[str | None] = []
     if records < step:

@@ -4,6 +4,7 @@ handed in, and the trainer reads by it."""
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,20 +13,30 @@ from typing import Literal
 Kind = Literal["json", "csv", "parquet", "arrow", "text"]
 
 KINDS: dict[str, Kind] = {
-    ".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet", ".arrow": "arrow", ".txt": "text",
+    ".jsonl": "json", ".json": "json", ".ndjson": "json", ".csv": "csv", ".parquet": "parquet", ".arrow": "arrow",
+    ".txt": "text",
 }  # fmt: skip
 """Suffix of a file -> what is in it, by the names of the readers of `datasets`."""
 
 _SUFFIXES = ", ".join(KINDS)
+_PACKED = (".gz", ".zst", ".xz", ".bz2", ".zip")
+_NO_DATA = ("dataset_infos.json", "dataset_info.json", "state.json")
+"""What `datasets` notes beside data."""
+_SPLIT = r"(^|[/._ -])(%s)([/._ -]|$)"
+_TRAIN = re.compile(_SPLIT % "train|training", re.IGNORECASE)
+_HELD_OUT = re.compile(_SPLIT % "test|testing|eval|evaluation|validation|valid|val|dev", re.IGNORECASE)
+"""How files of a split are called, as `datasets` goes by it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalData:
-    """The files of a dataset, in the order in which they are read; `delimiter`: what parts the cells of csv files."""
+    """The files of a dataset, in the order in which they are read. `delimiter`: what parts the cells of csv files;
+    `columns`: those that are taken, None for all."""
 
     kind: Kind
     files: tuple[Path, ...]
     delimiter: str = ","
+    columns: tuple[str, ...] | None = None
 
 
 def is_local(entry: str) -> bool:
@@ -39,8 +50,10 @@ def local_data(path: Path) -> LocalData:
     if not path.exists():
         raise FileNotFoundError(f"there is no dataset at {path}")
     if (path / "state.json").is_file() and (path / "dataset_info.json").is_file():
-        return LocalData(kind="arrow", files=_saved(path))
-    found = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.suffix.lower() in KINDS)
+        return _saved(path)
+    if (path / "dataset_dict.json").is_file():  # DatasetDict.save_to_disk
+        return local_data(path / "train")
+    found = [path] if path.is_file() else _files_in(path)
     if not found:
         raise FileNotFoundError(f"{path} holds no {_SUFFIXES} file")
     if path.is_file() and path.suffix.lower() not in KINDS:
@@ -52,10 +65,38 @@ def local_data(path: Path) -> LocalData:
     return LocalData(kind=next(iter(kinds)), files=tuple(found))
 
 
-def _saved(folder: Path) -> tuple[Path, ...]:
-    """The files of a folder of `Dataset.save_to_disk`. Raises ValueError."""
+def _files_in(folder: Path) -> list[Path]:
+    """The data files in a folder and below, in order of their names. Raises ValueError where some would be left out,
+    or are by their names of other splits than others."""
+    found = []
+    for file in sorted(folder.rglob("*")):
+        parts = file.relative_to(folder).parts
+        hidden = any(part.startswith((".", "__")) for part in parts) or file.name in _NO_DATA
+        if hidden or not file.is_file():
+            continue
+        if file.suffix.lower() in _PACKED and Path(file.stem).suffix.lower() in KINDS:
+            raise ValueError(f"{folder} has {file.relative_to(folder)}, and packed files are not read; unpack it")
+        if file.suffix.lower() in KINDS:
+            found.append(file)
+    names = [file.relative_to(folder).as_posix() for file in found]
+    held_out = [name for name in names if _HELD_OUT.search(name)]
+    if held_out and any(_TRAIN.search(name) for name in names):
+        raise ValueError(
+            f"{folder} has files to train on, and others by their names to test on: {', '.join(held_out[:5])}; name "
+            "those that are meant as entries of dataset"
+        )
+    return found
+
+
+def _saved(folder: Path) -> LocalData:
+    """What is in a folder of `Dataset.save_to_disk`, of the columns that its format names. Raises ValueError."""
     try:
         state = json.loads((folder / "state.json").read_text("utf-8"))
-        return tuple(folder / file["filename"] for file in state["_data_files"])
-    except (KeyError, TypeError, ValueError) as error:
+        files = tuple(folder / file["filename"] for file in state["_data_files"])
+        named = None if state.get("_output_all_columns") else state.get("_format_columns")
+        columns = None if named is None else tuple(map(str, named))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{folder}/state.json is not what Dataset.save_to_disk writes") from error
+    if state.get("_indices_data_files"):
+        raise ValueError(f"{folder} is a selection as `datasets` before 2.0 saved it; load it and save it anew")
+    return LocalData(kind="arrow", files=files, columns=columns)

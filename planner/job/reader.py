@@ -1,7 +1,7 @@
 """The one reader of training data: submission, previews, counting and training get their records from it. No torch.
 
-A record is what stands at its place. The value of its JSON, the texts of its CSV cells, what the types of Parquet and
-Arrow say: nothing is inferred from other records, files or columns, and nothing is kept between two readings.
+A record is the value of its JSON, the texts of its CSV cells, or what the types of Parquet and Arrow say. Nothing is
+inferred from other records, files or columns, and nothing is kept between two readings.
 """
 
 from __future__ import annotations
@@ -14,21 +14,22 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from typing import IO, Any, BinaryIO
 
-from planner.job.json_rows import JsonValues, Row, json_rows
+from planner.job.json_rows import Row, json_rows
+from planner.job.json_values import json_in
 from planner.job.local_data import Kind, LocalData
 from planner.job.records import Record
 
 __all__ = ["Reader", "Row", "rows_of"]
 
 _TABLE_ROWS = 1000
-"""Of a Parquet or Arrow file: read at a time, and in all where its beginning is enough."""
+"""Rows of a table that are read at a time; also the most of a file that are read where its beginning is enough."""
 
 
 class Reader:
     """Reads the files of an entry one after another.
 
-    `most_bytes`: of their beginnings so many in all; None: everything. After a reading `whole` says whether that was
-    all there is, and `columns` has every column that was met.
+    `most_bytes`: at most so many bytes are read, of all files together; None: everything. After a reading `whole` says
+    whether that was all there is; `columns` has every column that was met, unless everything was read.
     """
 
     def __init__(self, data: LocalData, most_bytes: int | None = None) -> None:
@@ -38,7 +39,7 @@ class Reader:
 
     def __iter__(self) -> Iterator[Row]:
         """The rows, in order. Raises OSError, and ValueError for a file that cannot be read to its end."""
-        kind, left = self._data.kind, self._most_bytes
+        kind, left, taken = self._data.kind, self._most_bytes, self._data.columns
         is_table = kind in ("parquet", "arrow")
         for path in self._data.files:
             with path.open("rb", buffering=0) as file:
@@ -52,9 +53,13 @@ class Reader:
                         if is_table and left is not None and number == _TABLE_ROWS:
                             self.whole = False
                             break
+                        if row.record is not None and taken is not None:
+                            row = Row(row.place, {key: row.record[key] for key in taken if key in row.record})
                         if row.record is not None and left is not None:
                             self.columns |= dict.fromkeys(row.record)
                         yield row
+            if taken is not None:
+                self.columns = {column: None for column in self.columns if column in taken}
             self.whole &= part.whole
             if left is not None and not is_table:
                 left = max(0, left - part.taken)
@@ -237,7 +242,7 @@ def _pylist(batch: Any) -> Iterator[Any]:
     """The records of a batch; for one that cannot be read a ValueError. Only reading shows whether texts are UTF-8."""
     try:
         yield from batch.to_pylist(maps_as_pydicts="strict")
-    except (UnicodeDecodeError, KeyError):
+    except (UnicodeDecodeError, KeyError, OverflowError):
         for number in range(batch.num_rows):
             try:
                 yield from batch.slice(number, 1).to_pylist(maps_as_pydicts="strict")
@@ -245,6 +250,8 @@ def _pylist(batch: Any) -> Iterator[Any]:
                 yield _not_utf8(error)
             except KeyError as error:
                 yield ValueError(f"has a map with the key {error} twice")
+            except OverflowError as error:
+                yield ValueError(f"has a value that cannot be read: {error}")
 
 
 def _not_utf8(error: UnicodeDecodeError) -> ValueError:
@@ -264,7 +271,7 @@ def _reader_of(kind: Any) -> _Convert:
     import pyarrow as pa
 
     if getattr(kind, "extension_name", "") == "arrow.json":  # the Json columns of `datasets`
-        return _json_reader()
+        return _read_json
     if pa.types.is_struct(kind):
         return _struct_reader(kind)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
@@ -280,6 +287,10 @@ def _reader_of(kind: Any) -> _Convert:
 def _struct_reader(fields: Any) -> _Convert:
     """`fields`: a struct's type, or a schema."""
     readers = {field.name: _reader_of(field.type) for field in fields}
+    if len(readers) < len(fields):
+        names = [field.name for field in fields]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"a table has the column {twice} twice; give each a name of its own")
 
     def read(value: Record | None) -> dict[str, Any] | None:
         if value is None:
@@ -289,19 +300,10 @@ def _struct_reader(fields: Any) -> _Convert:
     return read
 
 
-def _json_reader() -> _Convert:
-    values = JsonValues()
-
-    def read(text: str | None) -> Any:
-        if text is None:
-            return None
-        try:
-            value, end = values.at(text, len(text) - len(text.lstrip()))
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"has a column of JSON with a value that is none: {text[:80]}") from error
-        more = text[end:].strip() and f"has a column of JSON with more than one value: {text[:80]}"
-        if wrong := more or values.wrong(text, [value]):
-            raise ValueError(wrong)
-        return value
-
-    return read
+def _read_json(text: str | None) -> Any:
+    if text is None:
+        return None
+    try:
+        return json_in(text)
+    except ValueError as error:
+        raise ValueError(f"has a value in a column of JSON that {error}: {text[:80]}") from error

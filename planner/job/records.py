@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
 from planner.errors import Exit, UserError
+from planner.job.json_values import json_in
 
 Record = Mapping[str, object]
 Message = dict[str, Any]
@@ -60,7 +60,14 @@ def check_kind(kind: Kind, record: Record) -> None:
 
 def kind_of(columns: Collection[str], name: str) -> Kind:
     """The kind of records that the columns of the dataset `name` show. Raises UserError listing what was found."""
-    if (kind := _known(columns)) is not None:
+    others = [kind for kind, needed in _NEEDED.items() if set(needed) <= set(columns) - {"input_ids"}]
+    if (kind := _known(columns)) == "tokens" and others:
+        raise UserError(
+            f"The records of {name} have input_ids, and {' and '.join(_NEEDED[others[0]])} beside them.",
+            code="unknown-columns", exit_code=Exit.USAGE, numbers=(f"found: {', '.join(columns)}",),
+            hint="say in the entry of dataset which is meant: type: tokens, or columns: {input_ids: ''} for the other",
+        )  # fmt: skip
+    if kind is not None:
         return kind
     raise UserError(
         f"The columns of {name} are not a format that is known.", code="unknown-columns", exit_code=Exit.USAGE,
@@ -111,6 +118,10 @@ def _message(entry: object) -> Message:
     if not isinstance(entry, dict):
         raise ValueError(f"a message is an object with role and content, this is {str(entry)[:80]!r}")
     more = {key: value for key, value in entry.items() if value is not None and key not in _OWN}
+    for key, value in more.items():
+        check_json(value, f"a message's {key}")
+    if isinstance(call := more.pop("function_call", None), dict):  # as OpenAI had it before `tool_calls`
+        more.setdefault("tool_calls", [{"type": "function", "function": call}])
     named = entry.get("role") or entry.get("from")
     content = entry["content"] if entry.get("content") is not None else entry.get("value")
     if named == "function_call":
@@ -139,27 +150,43 @@ def _trained(entry: Mapping[str, object]) -> dict[str, bool]:
 def _calls(content: object) -> list[dict[str, Any]]:
     """The tool calls that a turn's JSON holds: one object with name and arguments, or a list of them."""
     try:
-        found = json.loads(_content(content))
-    except ValueError:
-        raise ValueError(f"a function_call is JSON with name and arguments, this is {str(content)[:80]!r}") from None
+        found = json_in(_content(content))
+    except ValueError as error:
+        what = f"a function_call is JSON with name and arguments, this is {str(content)[:80]!r}"
+        raise ValueError(f"{what}, which {error}") from None
     calls = found if isinstance(found, list) else [found]
     if not all(isinstance(call, dict) and isinstance(call.get("name"), str) for call in calls):
         raise ValueError(f"a function_call has a name and arguments, this is {str(content)[:80]!r}")
     return [{"type": "function", "function": call} for call in calls]
 
 
+def check_json(value: object, what: str) -> None:
+    """Raise ValueError for a value that JSON has not, such as a date of a table's: a template would write its type."""
+    if isinstance(value, dict):
+        value = [*value.values()]
+    if isinstance(value, list):
+        for one in value:
+            check_json(one, what)
+    elif not isinstance(value, (str, int, float, bool, type(None))):
+        raise ValueError(f"{what} has a {type(value).__name__}, which is no value of JSON: {str(value)[:80]}")
+
+
 def tools_of(record: Record) -> list[Any] | None:
-    """The tools that a conversation may call, from the column `tools`: a list, or JSON of one. Raises ValueError."""
+    """The tools that a conversation may call, from the column `tools`: a list, or JSON of one; or from OpenAI's former
+    `functions`. Raises ValueError."""
     value = record.get("tools")
+    if not value and isinstance(functions := record.get("functions"), list):
+        value = [{"type": "function", "function": function} for function in functions]
     if isinstance(value, str) and value:
         try:
-            value = json.loads(value)
-        except ValueError:
-            raise ValueError(f"tools are a list, or JSON of one, this is {str(value)[:80]!r}") from None
+            value = json_in(value)
+        except ValueError as error:
+            raise ValueError(f"tools are a list, or JSON of one, this is {str(value)[:80]!r}, which {error}") from None
     if not value:
         return None
     if not isinstance(value, list):
         raise ValueError(f"tools are a list, or JSON of one, this is {str(value)[:80]!r}")
+    check_json(value, "tools")
     return value
 
 
@@ -179,9 +206,10 @@ def values_of(record: Record) -> dict[str, Any]:
     value = record.get(VALUES)
     if isinstance(value, str) and value:
         try:
-            value = json.loads(value)
-        except ValueError:
-            raise ValueError(f"{VALUES} is a mapping, or JSON of one, this is {str(value)[:80]!r}") from None
+            value = json_in(value)
+        except ValueError as error:
+            what = f"{VALUES} is a mapping, or JSON of one, this is {str(value)[:80]!r}"
+            raise ValueError(f"{what}, which {error}") from None
     return template_values(value) if value else {}
 
 
@@ -201,13 +229,13 @@ _NOT_LEARNED = -100
 _MASKS = ("completion_mask", "assistant_masks")
 
 
-def tokens_of(record: Record) -> tuple[list[int], list[bool]]:
+def tokens_of(record: Record, *, prompts: bool = False) -> tuple[list[int], list[bool]]:
     """The tokens of a record that is tokenized already, without its padding, and which of them are learned: those with
     a label (`labels`, -100 for none), else those of TRL's masks (`completion_mask`, `assistant_masks`), else all.
-    Raises ValueError."""
+    `prompts`: whatever `completion_mask` says. Raises ValueError."""
     tokens = _numbers(record, "input_ids", None)
     labels, there = (_numbers(record, column, len(tokens)) for column in ("labels", "attention_mask"))
-    masks = [mask for column in _MASKS if (mask := _numbers(record, column, len(tokens)))]
+    masks = [mask for column in _MASKS[prompts:] if (mask := _numbers(record, column, len(tokens)))]
     if labels:
         learned = [label != _NOT_LEARNED for label in labels]
         for token, label in zip(tokens, labels, strict=True):
@@ -297,6 +325,8 @@ def _content(content: object) -> str:
     if isinstance(content, str):
         return content
     if isinstance(content, list) and all(isinstance(p, dict) and isinstance(p.get("text"), str) for p in content):
+        if other := next((part["type"] for part in content if part.get("type") not in (None, "text")), None):
+            raise ValueError(f"a part of a message's content is of type {other}, and no text")
         if any(part.get(key) is not None for part in content for key in ("train", "weight")):
             raise ValueError("a part of a message's content has train or weight; a turn is learned whole or not")
         return "".join(part["text"] for part in content)

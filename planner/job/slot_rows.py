@@ -52,6 +52,9 @@ def read(kind: Kind, record: Record, formatting: Formatting | None) -> Conversat
     that the tool fails at."""
     if kind == "alpaca":
         return _instruction(record)
+    if formatting is None:
+        for column in ("prompt", "completion") if kind == "prompt" else (kind,):
+            _check_written(record.get(column))
     messages, tools = _messages(kind, record), _tools(record)
     system = text_of(record, "system")
     if messages and messages[0]["role"] == "system":
@@ -102,6 +105,16 @@ def _messages(kind: Kind, record: Record) -> list[dict[str, Any]]:
     return [_message(message) for message in _list(record.get(kind))]
 
 
+def _check_written(messages: object) -> None:
+    """Raise ValueError for what a message says and the tool's templates do not write."""
+    for message in messages if isinstance(messages, list) else ():
+        said = {key for key, value in message.items() if value} if isinstance(message, Mapping) else set()
+        if thoughts := sorted(said & {"reasoning_content", "reasoning", "thinking"}):
+            raise ValueError(f"a template of LLaMA-Factory's writes no {thoughts[0]}; put it into the content")
+        if said & {"tool_calls", "function_call"} and said & {"content", "value"}:
+            raise ValueError("a template of LLaMA-Factory's writes nothing that is said beside calls")
+
+
 def _list(value: object) -> Sequence[Any]:
     if not isinstance(value, list):
         raise ValueError(f"a conversation is a list of messages, this is {str(value)[:80]!r}")
@@ -114,9 +127,11 @@ def _message(message: Any) -> dict[str, Any]:
     named = message.get("role") if message.get("role") is not None else message.get("from")
     role = named if named == "function_call" else role_of(str(named))
     calls = message.get("tool_calls")
+    if calls is None and isinstance(call := message.get("function_call"), Mapping):
+        calls = [{"function": call}]
     if role == "assistant" and calls:
         given = [call.get("function") if isinstance(call, Mapping) else None for call in _list(calls)]
-        return {**message, "role": "function_call", "content": json.dumps(given, ensure_ascii=False)}
+        return {**message, "role": "function_call", "content": _json(given)}
     said = [message | {"from": None, "role": "user"}] if isinstance(message, dict) else []
     (read,) = conversation(said)  # its content and whether it is learned, as of all conversations
     return {**read, "role": role}
@@ -130,7 +145,14 @@ def _said(message: Mapping[str, Any]) -> str:
 
 def _tools(record: Record) -> str:
     given = record.get("tools")
-    return given if isinstance(given, str) else json.dumps(given, ensure_ascii=False) if given is not None else ""
+    return given if isinstance(given, str) else _json(given) if given is not None else ""
+
+
+def _json(value: object) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except TypeError as error:  # what tables have types for, such as dates
+        raise ValueError(f"tools and calls are of what JSON has, this is not: {str(value)[:80]}") from error
 
 
 def _with_joined_results(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

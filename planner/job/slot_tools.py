@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any
 
+from planner.job.json_values import json_in
+
 Call = tuple[str, Any]
 """A function's name and its arguments, as the JSON has them."""
 
@@ -249,7 +251,7 @@ def tools_text(form: str, tools: str) -> str:
     if form == _AS_GIVEN:
         return f"<|tool|>{tools}<|/tool|>"
     try:
-        found = json.loads(tools)
+        found = json_in(tools)
         return _FORMS[form][0](found) if found else ""
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"LLaMA-Factory cannot write these tools ({type(error).__name__}): {tools[:200]}") from error
@@ -259,7 +261,7 @@ def calls_text(form: str, calls: str) -> str:
     """What is written of calls that are JSON of one, or of a list: objects with name and arguments. Raises ValueError
     for others."""
     try:
-        found = json.loads(calls)
+        found = json_in(calls)
         given = [(call["name"], call["arguments"]) for call in (found if isinstance(found, list) else [found])]
         return _FORMS["default" if form == _AS_GIVEN else form][1](given)
     except (ValueError, LookupError, TypeError, AttributeError) as error:

@@ -15,7 +15,7 @@ from planner.hub import check_reached, not_given
 from planner.job.local_data import is_local
 from planner.job.pins import tokenizer_revision
 from planner.job.schema import Job
-from planner.job.slot_templates import slot_template
+from planner.job.slot_templates import PARSED, slot_template
 from planner.measure.hf_names import own_code, own_code_refused
 
 
@@ -45,7 +45,8 @@ def load_tokenizer(job: Job) -> PreTrainedTokenizerBase:
         tokenizer.chat_template = job.chat_template
     tokenizer.add_tokens([_added(token) for token in job.add_tokens or ()])
     _set_special_tokens(tokenizer, job)
-    if slots is not None and (tokenizer.chat_template is None or slots.replaces_jinja):  # else it keeps its own
+    named = slots is not None and job.chat_template != PARSED  # which is what the tool makes of the tokenizer's own
+    if slots is not None and named and (tokenizer.chat_template is None or slots.replaces_jinja):
         tokenizer.chat_template = slots.jinja(tokenizer.bos_token or "", tokenizer.eos_token or "")
     return tokenizer
 

@@ -63,7 +63,7 @@ def _check_adapters_alone(model: nn.Module, job: Job) -> None:
         return
     more, less = sorted(meant - trained), sorted(trained - meant)
     what = (
-        "Beside adapters, training weights of the base is not there: no file of adapters would have them." if more else
+        "Beside adapters, training weights of the base is not there: a file of adapters cannot hold them." if more else
         "Adapters of which some are frozen are not there." if meant else
         "No parameter of the adapters is trained: their names begin with base_model.model."
     )  # fmt: skip

@@ -149,7 +149,8 @@ def test_what_is_odd_of_a_template_is_told_once(model: Path, tmp_path: Path) -> 
         "what is learned ends with <|im_end|>, where the model does not stop (it stops at <eos>): "
         "generation_config.json of the trained model names <|im_end|>, <eos>"
     )
-    (note,) = told(chat_template="llama3") or ()
+    note, ends = told(chat_template="llama3") or ("", "")
+    assert ends.startswith("nothing that is learned ends with an end token, so the model is not taught to stop")
     assert note.startswith("the chat template ends answers with <|eot_id|>, which is no token of this tokenizer")
     note, ends = told(chat_template=CHATML.partition("{% if add")[0]) or ("", "")
     assert ends.startswith("what is learned ends with <|im_end|>")

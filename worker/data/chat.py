@@ -16,6 +16,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from planner.errors import Exit, UserError, first_line
 from planner.job.data_entry import LearnedTurns
+from planner.job.json_values import json_in
 from planner.job.records import Message
 from planner.job.templates import GIVE_TEMPLATE
 from worker.data.bounds import bounded, check_length
@@ -26,7 +27,8 @@ from worker.data.turns import Spans, Turns, ends_of, split_end, stops_of, unaske
 log = logging.getLogger(__name__)
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
-_SHOWN = ("tool_calls", *THOUGHTS)
+_FIRST_MARK = 0xF0000  # of Unicode's private use, far from those of `shapes`
+_SHOWN = ("tool_calls", "refusal", *THOUGHTS)
 """What a message may say beside its content. A template that leaves it out would train an answer without it."""
 
 
@@ -66,6 +68,7 @@ class ChatTemplate:
         self._values = {**(values or {})}
         self._marks = sorted({str(token) for token in tokenizer.added_tokens_decoder.values()}, key=len, reverse=True)
         self._chosen = learned is not None
+        self._left_out: list[str] = []  # one for all that are `told` other values
         self._shapes = Shapes(self._template)
         self._ended_by = self._ends()
         ends = self._ends(tokenizer.eos_token)
@@ -119,6 +122,7 @@ class ChatTemplate:
         with _refusals_told(messages):
             plain, text, spans = self._shown(_plain(messages), tools)
             found = self._conversation(text, plain, tools)
+            self._tell_left_out(text, plain)
             if self._everything:
                 return text, ((0, len(text)),)
             if self._chosen:
@@ -142,6 +146,7 @@ class ChatTemplate:
         messages = _plain([*prompt, *completion])
         with _refusals_told(messages):
             messages, text, _ = self._shown(messages, tools)
+            self._tell_left_out(text, messages)
             start = self._conversation(text, messages, tools).going_on(len(prompt))
         return text, ((start, len(text)),)
 
@@ -205,7 +210,53 @@ class ChatTemplate:
                     exit_code=Exit.USAGE, numbers=(found.roles,),
                     hint=f"give a chat_template that shows {key}, or take {key} out of the data",
                 )  # fmt: skip
+        self._refuse_dropped_calls(text, messages, tools)
         return found
+
+    def _refuse_dropped_calls(self, text: str, messages: Sequence[Message], tools: list[Any] | None) -> None:
+        """Raise UserError where the text is the same without one of a message's calls, or without its arguments. Asked
+        is only of those of which marks in their place are not shown."""
+        marks: dict[tuple[int, int], str] = {}
+        marked = [*messages]
+        for index, message in enumerate(messages):
+            if _called(message):
+                marked[index] = copy.deepcopy(message)
+                for place, function in enumerate(_called(marked[index])):
+                    marks[index, place] = mark = chr(_FIRST_MARK + len(marks))
+                    function |= {"name": mark, "arguments": {mark * 2: mark * 3}}
+        shown = ""
+        with contextlib.suppress(*REFUSALS):
+            shown = self._render(marked, tools)[0] if marks else ""
+        for (index, place), mark in marks.items():
+            if not all(re.search(f"(?<!{mark}){mark * count}(?!{mark})", shown) for count in (1, 3)):
+                self._refuse_dropped_call(text, messages, tools, index, place)
+
+    def _refuse_dropped_call(
+        self, text: str, messages: Sequence[Message], tools: list[Any] | None, index: int, place: int
+    ) -> None:  # fmt: skip
+        without, bare = copy.deepcopy(messages[index]), copy.deepcopy(messages[index])
+        call = _called(messages[index])[place]
+        del without["tool_calls"][place]
+        _called(bare)[place]["arguments"] = {}
+        for other in (without, bare) if call.get("arguments") else (without,):
+            with contextlib.suppress(*REFUSALS):  # it cannot do without
+                if self._render([*messages[:index], other, *messages[index + 1 :]], tools)[0] == text:
+                    raise UserError(
+                        f"The chat template does not show all calls of turn {index + 1} of a conversation.",
+                        code="template-drops", exit_code=Exit.USAGE, numbers=(f"call: {str(call)[:200]}",),
+                        hint="give a chat_template that shows each call with its arguments",
+                    )  # fmt: skip
+
+    def _tell_left_out(self, text: str, messages: Sequence[Message]) -> None:
+        """Say once where the template leaves out a part of what an answer says or thinks."""
+        for index in _answers(messages):
+            for said in (messages[index].get(key) for key in ("content", *THOUGHTS)):
+                if isinstance(said, str) and said.strip() not in text and not self._left_out:
+                    self._left_out.append(said)
+                    log.warning(
+                        "data: the chat template leaves out a part of what answers say, which is not learned: of %r",
+                        said[:200],
+                    )  # fmt: skip
 
     def _learned(self, spans: Spans, messages: Sequence[Message], found: Conversation) -> Spans:
         """The spans of the turns that are learned."""
@@ -245,7 +296,7 @@ def _arguments_as_json(messages: Sequence[Message]) -> Iterator[str]:
     """Arguments of calls that are JSON of an object."""
     for said in (function.get("arguments") for message in messages for function in _called(message)):
         with contextlib.suppress(ValueError):
-            if isinstance(said, str) and isinstance(json.loads(said), dict):
+            if isinstance(said, str) and isinstance(json_in(said), dict):
                 yield said
 
 
@@ -254,7 +305,7 @@ def _with_objects(message: Message, arguments: set[str]) -> Message:
     message = copy.deepcopy(message)
     for function in _called(message):
         if isinstance(said := function.get("arguments"), str) and said in arguments:
-            function["arguments"] = json.loads(said)
+            function["arguments"] = json_in(said)
     return message
 
 

@@ -75,6 +75,8 @@ def _form(job: Job, source: Source, tokenizer: PreTrainedTokenizerBase, pairs: b
 def _tell(source: Source, form: Format, records: int) -> None:
     used = {source.entry.columns.get(column, column) for column in form.uses}
     unused = [column for column in source.columns if column not in used]
+    if "system" in unused and "messages" in form.uses and "system" not in source.entry.columns:
+        log.warning("data: %s: the column system is not read; columns: {system: system} takes it", source.name)
     log.info(
         "data: %s: %d records read as %s (columns %s%s)", source.name, records, form.name, ", ".join(form.uses),
         f"; not used: {', '.join(unused)}" if unused else "",

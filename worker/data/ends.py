@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from itertools import pairwise
 from typing import cast
 
 from transformers import PreTrainedTokenizerBase
@@ -16,11 +17,13 @@ from worker.data.chat import ChatTemplate
 from worker.data.corpus import Corpus
 
 _AT_ONCE = 2**20  # tokens that are looked at together
+_DOCUMENTS = 1000
 
 
 def taught_ends(job: Job, tokenizer: PreTrainedTokenizerBase, corpus: Corpus) -> tuple[int, ...]:
     """Ids of the tokens that end what the model learns to say: those that the chat template ends an answer with, and
-    the tokenizer's end token, as far as they are learned in `corpus`."""
+    the tokenizer's end token, as far as they are learned in `corpus`; where none is, the special tokens that are the
+    last of a document that is learned, of its first `_DOCUMENTS`."""
     wanted = _possible_ends(job, tokenizer)
     found: set[int] = set()
     for start in range(0, len(corpus.tokens), _AT_ONCE):
@@ -29,7 +32,17 @@ def taught_ends(job: Job, tokenizer: PreTrainedTokenizerBase, corpus: Corpus) ->
         found |= {end for end in wanted if end not in found and (learned == end).any()}
         if len(found) == len(wanted):
             break
-    return tuple(end for end in wanted if end in found)
+    return tuple(end for end in wanted if end in found) or _last_ones(tokenizer, corpus)
+
+
+def _last_ones(tokenizer: PreTrainedTokenizerBase, corpus: Corpus) -> tuple[int, ...]:
+    special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    found: dict[int, None] = {}
+    for start, past in pairwise([0, *corpus.ends[:_DOCUMENTS].tolist()]):
+        learned = corpus.tokens[start:past][corpus.trained[start:past]]
+        if len(learned) and int(learned[-1]) in special:
+            found[int(learned[-1])] = None
+    return tuple(found)
 
 
 def _possible_ends(job: Job, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:

@@ -95,8 +95,9 @@ def detect(
             name = "its own chat template" if of_tokenizer else str(slots).removeprefix(PREFIX)
             return Slots(found, name, tokenizer, everything=train_on == "all", values=values or {})
 
-        return _slot_chat(kind, columns, written, formatting)
+        return _slot_chat(kind, columns, written, formatting, everything=train_on == "all")
     everything = train_on == "all" or (train_on == "pairs" and kind not in ("prompt", "alpaca", "segments"))
+    everything &= kind != "tokens"  # whose labels say it
     if learned is not None and everything:  # turns of every role, but for what the template writes around them
         learned, everything = replace(learned, roles=None), False
 
@@ -113,12 +114,13 @@ def detect(
         found = _alpaca(uses, template() if tokenizer.chat_template and prompt is None else None, prompt)
     elif kind in ("messages", "conversations"):
         first = ("system",) if system or kind == "conversations" else ()
-        found = _chat(kind, template(), tuple(c for c in (*first, "tools", VALUES) if c in columns))
+        more = tuple(column for column in (*first, "tools", VALUES) if column in columns)
+        found = _chat(kind, template(), more, begins_with_system=bool(first))
     elif kind == "prompt":
         more = tuple(column for column in ("tools", VALUES) if column in columns)
         found = _prompt_completion(template, more, train_on)
     elif kind == "tokens":
-        found = _tokens(len(tokenizer))
+        found = _tokens(len(tokenizer), prompts=train_on == "all")
     elif kind == "segments":
         found = Format(name="segments", uses=("segments",), document=_segments)
     else:
@@ -156,14 +158,15 @@ def _slot_text(begin: int | None, end: str) -> Format:
 
 
 def _slot_chat(
-    kind: Kind, columns: Sequence[str], slots: Callable[[], Slots], formatting: Formatting | None
+    kind: Kind, columns: Sequence[str], slots: Callable[[], Slots], formatting: Formatting | None, *, everything: bool
 ) -> Format:  # fmt: skip
-    """`slots`: made for the first record that is a conversation."""
+    """`slots`: made for the first record that is a conversation; `everything`: of texts, too, all is learned."""
     left_out: Counter[str] = Counter()
 
     def document(record: Record) -> Document | None:
         if kind == "prompt" and not isinstance(record.get("prompt"), list):
-            return _completion(text_of(record, "prompt"), text_of(record, "completion"))
+            pair = _completion(text_of(record, "prompt"), text_of(record, "completion"))
+            return pair and replace(pair, everything=everything)
         found = read(kind, record, formatting)
         if isinstance(found, LeftOut):
             left_out[found.why] += 1
@@ -191,9 +194,9 @@ def _segments(record: Record) -> Document | None:
     return Document(text=text, trained=tuple(spans), special=False, ended=False) if text else None
 
 
-def _tokens(vocabulary: int) -> Format:
+def _tokens(vocabulary: int, *, prompts: bool) -> Format:
     def document(record: Record) -> Document | None:
-        tokens, learned = tokens_of(record)
+        tokens, learned = tokens_of(record, prompts=prompts)
         if strange := next((token for token in tokens if not 0 <= token < vocabulary), None):
             raise ValueError(f"input_ids has {strange}, and the tokenizer has the tokens 0 to {vocabulary - 1}")
         return Document(text="", trained=(), pieces=tuple(zip(tokens, learned, strict=True))) if tokens else None
@@ -231,12 +234,15 @@ def _prompt_completion(template: Callable[[], ChatTemplate], more: tuple[str, ..
     return Format(name="prompt and completion", uses=("prompt", "completion", *more), document=document)
 
 
-def _chat(column: str, template: ChatTemplate, more: tuple[str, ...]) -> Format:
+def _chat(column: str, template: ChatTemplate, more: tuple[str, ...], *, begins_with_system: bool) -> Format:
+    """`more`: what else is read, as far as the beginning of the data has such columns; records may have them later."""
+
     def document(record: Record) -> Document | None:
         if not record.get(column):
             return None
         messages = conversation(record[column])
-        if "system" in more and (first := text_of(record, "system")) and messages[0]["role"] != "system":
+        first = text_of(record, "system") if begins_with_system else ""
+        if first and messages[0]["role"] != "system":
             messages.insert(0, {"role": "system", "content": first})
         text, spans = template.told(values_of(record)).render(messages, tools_of(record))
         return Document(text=text, trained=spans, special=False, ended=False)

@@ -148,7 +148,10 @@ def _is_read_here(builder: DatasetBuilder) -> bool:
 
 
 def _delimiter(builder: DatasetBuilder) -> str:
-    return str(getattr(builder.config, "sep", ","))
+    delimiter = str(getattr(builder.config, "sep", ","))
+    if len(delimiter) != 1:
+        raise ValueError(f"the dataset's card parts cells by {delimiter!r}, and not by one character")
+    return delimiter
 
 
 def _urls(builder: DatasetBuilder, split: str) -> list[str]:

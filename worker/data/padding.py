@@ -142,8 +142,9 @@ class Rows:
                 end = at + len(tokens)
                 ids[place, at:end] = tokens
                 labels[place, at:end] = np.where(trained, tokens, IGNORED)
-                if self.end is not None:
-                    labels[place, at + 1 : end][trained[:-1] & ~trained[1:]] = self.end
+                if self.end is not None:  # not behind an end that is there, as where a wrapped row goes on
+                    behind = trained[:-1] & ~trained[1:] & (tokens[:-1] != self.end)
+                    labels[place, at + 1 : end][behind] = self.end
                 positions[place, at:end] = np.arange(len(tokens))
                 if self.layout.isolated:
                     labels[place, at] = IGNORED

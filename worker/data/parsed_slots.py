@@ -23,7 +23,7 @@ def parsed_slots(tokenizer: PreTrainedTokenizerBase) -> SlotTemplate:
         raise
     except Exception as error:  # of a template anything may come
         raise UserError(
-            "Of the tokenizer's chat template LLaMA-Factory makes none of its own.", code="no-chat-template",
+            "LLaMA-Factory can make no template of the tokenizer's chat template.", code="no-chat-template",
             exit_code=Exit.USAGE, numbers=(f"{type(error).__name__}: {first_line(error)}",),
             hint="name one: template: qwen3, or another of LLaMA-Factory's",
         ) from error  # fmt: skip

@@ -92,6 +92,8 @@ class Conversation:
             end = self._whole(index, pieces)[1]
         end = self._trimmed(start, self._past_mark(index, end))
         if len(pieces) == 1:
+            if end <= start and not self._messages[index]["content"].strip():  # nothing, and no end mark behind it
+                return ()
             if end <= start or not self._is_shown(index, start, end):
                 raise self._not_found(index)
             return ((start, end),)

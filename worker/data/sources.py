@@ -38,10 +38,6 @@ class Source:
             for reader, start, stop in self.parts:
                 yield from reader.records(start, stop)
 
-    def count(self) -> int:
-        """How many records there are. Raises UserError."""
-        return sum(row.record is not None for row in self.rows())
-
 
 def open_source(entry: DataEntry) -> Source:
     """The records of a file, a folder (its data files in order of their names), or a hub id: its split. A text file is

@@ -34,6 +34,8 @@ class Ends:
 
     taught: tuple[int, ...]
     before: tuple[int, ...]
+    is_known: bool = True
+    """Whether it is known what is taught, as it is not of an encoder-decoder."""
 
     @property
     def new(self) -> tuple[int, ...]:
@@ -47,6 +49,11 @@ class Ends:
 
     def note(self, job: Job, tokenizer: PreTrainedTokenizerBase) -> str | None:
         """What to say of a job whose model stops at other tokens than before; None of others."""
+        if not self.taught and self.is_known:
+            return (
+                "nothing that is learned ends with an end token, so the model is not taught to stop: end answers with "
+                f"{tokenizer.eos_token or 'one'}, or give a chat_template that does"
+            )
         if not self.new:
             return None
         before = f"it stops at {_names(self.before, tokenizer)}" if self.before else "it names no end token"
@@ -76,7 +83,8 @@ def tell_ends(job: Job, model: nn.Module, tokenizer: PreTrainedTokenizerBase, ba
     before = ends_of_model(model)
     tell_special_tokens(job, model, tokenizer)
     # An encoder-decoder ends with its tokenizer's end token from the start.
-    ends = Ends(taught=() if has_pairs(model) else batches.ends, before=before)
+    pairs = has_pairs(model)
+    ends = Ends(taught=() if pairs else batches.ends, before=before, is_known=not pairs)
     if (note := ends.note(job, tokenizer)) is not None:
         log.warning("data: %s", note)
         name_ends(model, ends.every, tokenizer)

@@ -260,7 +260,7 @@ def test_trls_dataset_has_its_part_split_column_and_test_split(folder: Path) -> 
         "eval_strategy: steps\neval_steps: 10\ndataset_test_split: validation\n", folder,
     )  # fmt: skip
     (train,), (evaluated,) = job.data, job.eval_data
-    assert (train.name, train.split, train.columns) == ("en", "train[:1%]", {"text": "body"})
+    assert (train.name, train.split, train.columns) == ("en", "train[:1%]", {"text": "body", "instruction": ""})
     assert (evaluated.path, evaluated.name, evaluated.split) == ("owner/set", "en", "validation")
 
 

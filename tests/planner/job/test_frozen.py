@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from datasets import Dataset
 
 from planner.errors import UserError
 from planner.job.frozen import check_frozen, freeze
@@ -57,6 +58,19 @@ def test_a_change_is_seen_wherever_it_is_in_a_file_and_whatever_its_time_of_chan
     before = freeze(job)
     check_frozen(job, before)
     text.write_text('{"text": "a"}\n' * 199_999 + '{"text": "b"}\n')
+    os.utime(text, (1, 1))
+    assert changes(job, before) == (f"{text}: other content",)
+
+
+def test_what_an_earlier_version_noted_of_large_files_and_saved_datasets_is_no_change(folder: Path) -> None:
+    Dataset.from_dict({"text": ["a"]}).save_to_disk(str(folder / "saved"))
+    job, text = Job.parse("model: tiny\ndataset: [text.jsonl, saved]\n", folder), folder / "text.jsonl"
+    before = freeze(job)
+    status = text.stat()
+    before[str(text)] = {"bytes": status.st_size, "hash": "of a part", "changed_ns": status.st_mtime_ns}
+    state = folder / "saved" / "state.json"
+    before[str(state)] = {"bytes": 1, "hash": "any"}
+    check_frozen(job, before)
     os.utime(text, (1, 1))
     assert changes(job, before) == (f"{text}: other content",)
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from planner.job.json_rows import MOST_DEPTH, json_rows
+from planner.job.json_rows import json_rows
+from planner.job.json_values import MOST_DEPTH
 
 
 def rows(text: str | bytes, *, whole: bool = True) -> list[tuple[int, Any]]:

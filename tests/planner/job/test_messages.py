@@ -184,7 +184,7 @@ def test_an_entry_that_is_there_twice_is_refused_where_what_is_there_twice_is_le
     ("text", "words"),
     [
         ("model: tiny\ndataset: gone.jsonl", "there is no dataset at"),
-        ("model: tiny\ndataset: empty", "holds no .jsonl, .json, .csv, .parquet, .arrow, .txt file"),
+        ("model: tiny\ndataset: empty", "holds no .jsonl, .json, .ndjson, .csv, .parquet, .arrow, .txt file"),
         ("model: owner/Qwen2.5--7B\ndataset: text.jsonl", "there is no model folder at"),
         ("model: owner/model.git\ndataset: text.jsonl", "there is no model folder at"),
         ("model: Qwen3-8B.\ndataset: text.jsonl", "there is no model folder at"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from datetime import date, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -118,10 +120,13 @@ def test_a_value_that_is_no_json_in_a_column_of_it_is_a_broken_record(model: Pat
     parquet.write_table(pa.table({"text": column}), tmp_path / "a.parquet")
     rows = list(Reader(local_data(tmp_path / "a.parquet")))
     assert [row.record for row in rows] == [{"text": "a"}, None, None, None, None, {}]
-    assert [row.wrong.partition(":")[0] for row in rows[1:5]] == [
-        "has a column of JSON with a value that is none", "has a column of JSON with more than one value",
-        "has the key 'a' twice in one object", "has half of a surrogate pair, \\ud83d, which is no text",
-    ]  # fmt: skip
+    told = "has a value in a column of JSON that"
+    assert [row.wrong for row in rows[1:5]] == [
+        f"{told} is no JSON: Expecting ',' delimiter (character 8): {texts[1]}",
+        f"{told} is JSON of more than one value: 1 2",
+        f"{told} has the key 'a' twice in one object: {texts[3]}",
+        f"{told} has half of a surrogate pair, \\ud83d, which is no text: {texts[4]}",
+    ]
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.txt", "a.parquet"])
@@ -186,3 +191,132 @@ def test_the_template_of_these_tests_shows_calls(model: Path, tmp_path: Path) ->
     talk = [{"role": "user", "content": "go"}, call({"a": 1.0, "b": [None]})]
     (found,) = found_in(model, write_jsonl(tmp_path / "a.jsonl", [{"messages": talk}]))
     assert found[1] == ['CALL{"function": {"name": "f", "arguments": {"a": 1.0, "b": [null]}}}<|im_end|>']
+
+
+@pytest.mark.parametrize(
+    ("tools", "words"),
+    [
+        ("[" * 100_000, "which is nested too deeply"),
+        ('[{"name": "\\ud800"}]', "which has half of a surrogate pair"),
+        ('[{"name": "f", "name": "g"}]', "which has the key 'name' twice"),
+        ('[{"name": "f"}] x', "which is JSON of more than one value"),
+        ("[{", "which is no JSON"),
+    ],
+)
+@pytest.mark.parametrize("column", ["tools", "function_call"])
+def test_json_in_a_text_is_read_as_json_of_a_file_is(
+    column: str, tools: str, words: str, model: Path, tmp_path: Path
+) -> None:
+    good = {"messages": [{"role": "user", "content": "go"}, {"role": "assistant", "content": "yes"}]}
+    called = {"messages": [*good["messages"], {"role": "function_call", "content": tools}]}
+    broken = {**good, "tools": tools} if column == "tools" else called
+    lines = write_jsonl(tmp_path / "a.jsonl", [good, broken])
+    job = make_job(model, lines, chat_template=TEMPLATE, max_length=64)
+    for read in (check_data, lambda its: load_corpus(its, byte_tokenizer(chat_template=TEMPLATE), tmp_path / "run")):
+        with pytest.raises(UserError) as refused:
+            read(job)
+        assert refused.value.numbers[0].startswith("line 2 of a.jsonl: ") and words in refused.value.numbers[0]
+
+
+def test_a_system_column_that_comes_late_is_read(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("planner.job.data_check.MOST_BYTES", 200)
+    talk = [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "yes"}]
+    records = [*[{"conversations": talk}] * 9, {"conversations": talk, "system": "Be brief."}]
+    found = found_in(model, write_jsonl(tmp_path / "a.jsonl", records))
+    assert found[-1][0].startswith("<|im_start|>system\nBe brief.<|im_end|>") and len(found) == 10
+
+
+def test_a_saved_dataset_has_the_columns_of_its_format(tmp_path: Path) -> None:
+    saved = Dataset.from_dict({"text": ["a"], "messages": ["b"]})
+    saved.set_format(columns=["text"])
+    saved.save_to_disk(str(tmp_path / "saved"))
+    assert open_source(DataEntry(path=str(tmp_path / "saved"))).columns == ("text",)
+    assert records_of(tmp_path / "saved") == [{"text": "a"}]
+
+
+def test_a_table_with_two_columns_of_one_name_is_refused(model: Path, tmp_path: Path) -> None:
+    table = pa.table([pa.array(["a"]), pa.array(["b"])], names=["text", "text"])
+    with pa.OSFile(str(tmp_path / "a.arrow"), "wb") as file, pa.ipc.new_stream(file, table.schema) as out:
+        out.write_table(table)
+    with pytest.raises(UserError, match="a table has the column text twice"):
+        check_data(make_job(model, tmp_path / "a.arrow"))
+
+
+def test_calls_and_functions_as_openai_had_them_are_learned(model: Path, tmp_path: Path) -> None:
+    called = {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": '{"a": 1}'}}
+    talk = [{"role": "user", "content": "go"}, called, {"role": "function", "name": "f", "content": "1"}]
+    lines = write_jsonl(tmp_path / "a.jsonl", [{"messages": talk, "functions": [{"name": "f"}]}])
+    (found,) = found_in(model, lines)
+    assert found[0].startswith('TOOLS[{"type": "function", "function": {"name": "f"}}]')
+    assert found[1] == ['CALL{"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}<|im_end|>']
+    job = make_job(model, lines, chat_template="{% for m in messages %}{{ m.content }}<eos>{% endfor %}")
+    with pytest.raises(UserError, match="does not show the tool_calls"):
+        load_corpus(job, byte_tokenizer(chat_template=job.chat_template), tmp_path / "run")
+
+
+@pytest.mark.parametrize("value", [date(2024, 3, 5), datetime(2024, 3, 5), Decimal("1.5"), b"x"])
+def test_a_value_of_a_table_that_json_has_not_is_refused_in_calls_and_left_alone_elsewhere(
+    value: object, model: Path, tmp_path: Path
+) -> None:
+    talk = [{"role": "user", "content": "go"}, call({"when": value})]
+    parquet.write_table(pa.Table.from_pylist([{"messages": talk, "at": value}]), tmp_path / "a.parquet")
+    with pytest.raises(UserError, match="a message's tool_calls has a"):
+        check_data(make_job(model, tmp_path / "a.parquet", chat_template=TEMPLATE))
+    plain = [{"messages": [talk[0], {"role": "assistant", "content": "yes"}], "at": value, "more": {"at": value}}]
+    parquet.write_table(pa.Table.from_pylist(plain), tmp_path / "a.parquet")
+    assert found_in(model, tmp_path / "a.parquet")[0][1] == ["yes<|im_end|>"]
+
+
+def test_a_call_that_a_template_leaves_out_is_refused(model: Path, tmp_path: Path) -> None:
+    calls = [{"function": {"name": name, "arguments": {"a": name}}} for name in ("f", "g")]
+    talk = [{"role": "user", "content": "go"}, {"role": "assistant", "content": "", "tool_calls": calls}]
+    lines = write_jsonl(tmp_path / "a.jsonl", [{"messages": talk}])
+    for shown in ("m.tool_calls[0] | tojson", "m.tool_calls | map(attribute='function.name') | join"):
+        said = f"{{{{ {shown} if m.tool_calls else m.content }}}}"
+        template = f"{{% for m in messages %}}[{{{{ m.role }}}}]{said}{{% endfor %}}"
+        for train_on in ("completions", "all"):
+            job = make_job(model, lines, chat_template=template, train_on=train_on)
+            with pytest.raises(UserError, match="does not show all calls of turn 2") as refused:
+                load_corpus(job, byte_tokenizer(chat_template=template), tmp_path / "run")
+            assert refused.value.code == "template-drops"
+
+
+def test_a_part_of_an_answer_that_a_template_leaves_out_is_told(
+    model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    template = TEMPLATE.replace("{{ m['content'] }}", "{{ m['content'].split('</think>')[-1] }}")
+    talk = [{"role": "user", "content": "go"}, {"role": "assistant", "content": "<think>a</think>yes"}]
+    lines = write_jsonl(tmp_path / "a.jsonl", [{"messages": talk}] * 3)
+    job = make_job(model, lines, chat_template=template, train_on="all", max_length=512)
+    load_corpus(job, byte_tokenizer(chat_template=template), tmp_path / "run")
+    told = "data: the chat template leaves out a part of what answers say, which is not learned: of "
+    assert [line for line in caplog.messages if "leaves out" in line] == [f"{told}'<think>a</think>yes'"]
+
+
+def test_files_of_a_folder_that_would_be_left_out_or_are_of_other_splits_are_refused(
+    model: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "a.ndjson").write_text('{"text": "a"}\n')
+    (folder / ".git").mkdir()
+    for name in (".git/b.jsonl", ".hidden.jsonl", "dataset_infos.json"):
+        (folder / name).write_text('{"text": "no"}\n')
+    assert records_of(folder) == [{"text": "a"}]
+    (folder / "b.jsonl.gz").write_bytes(b"")
+    with pytest.raises(UserError, match=r"b\.jsonl\.gz, and packed files are not read"):
+        check_data(make_job(model, folder))
+    (folder / "b.jsonl.gz").unlink()
+    (folder / "test-00.jsonl").write_text('{"text": "held out"}\n')
+    assert len(records_of(folder)) == 2, "nothing says that the others are to train on"
+    (folder / "train-00.jsonl").write_text('{"text": "b"}\n')
+    with pytest.raises(UserError, match=r"others by their names to test on: test-00\.jsonl"):
+        check_data(make_job(model, folder))
+
+
+def test_of_a_saved_dict_the_split_to_train_on_is_read(tmp_path: Path) -> None:
+    parts = {name: Dataset.from_dict({"text": [name]}) for name in ("train", "test")}
+    DatasetDict(parts).save_to_disk(str(tmp_path / "saved"))
+    assert records_of(tmp_path / "saved") == [{"text": "train"}]

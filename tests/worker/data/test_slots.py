@@ -136,9 +136,9 @@ def test_where_llama_factory_cannot_learn_prompts_too_that_is_refused() -> None:
 @pytest.mark.parametrize(
     ("row", "words"),
     [
-        ({"tools": "no JSON"}, "LLaMA-Factory cannot write these tools (JSONDecodeError): no JSON"),
+        ({"tools": "no JSON"}, "LLaMA-Factory cannot write these tools (ValueError): no JSON"),
         ({"tools": '[{"name": "add"}]'}, "LLaMA-Factory cannot write these tools (KeyError): "),
-        ({"calls": "add 2"}, "LLaMA-Factory cannot write these calls (JSONDecodeError): add 2"),
+        ({"calls": "add 2"}, "LLaMA-Factory cannot write these calls (ValueError): add 2"),
         ({"calls": '{"name": "add"}'}, "LLaMA-Factory cannot write these calls (KeyError): "),
     ],
 )

@@ -11,6 +11,7 @@ from datasets import Dataset
 
 from planner.errors import UserError
 from planner.job.data_check import check_data
+from planner.job.data_entry import DataEntry
 from planner.job.schema import Job
 from tests.support.texts import byte_tokenizer, make_job, tiny_llama_folder, write_jsonl
 from worker.data.corpus import load_corpus
@@ -37,7 +38,7 @@ def learned(job: Job, folder: Path) -> list[tuple[list[int], list[int]]]:
         ({"labels": [-100, -100, 7, 8], "completion_mask": [1, 1, 1, 1]}, [2, 3]),
         ({"completion_mask": [0, 1, 1, 1]}, [1, 2, 3]),
         ({"completion_mask": [0, 1, 1, 1], "assistant_masks": [1, 0, 1, 1]}, [2, 3]),
-        ({"text": "other", "position_ids": [0, 1, 2, 3]}, [0, 1, 2, 3]),
+        ({"position_ids": [0, 1, 2, 3]}, [0, 1, 2, 3]),
     ],
 )
 def test_tokens_are_taken_without_another_and_learned_where_they_say(
@@ -45,8 +46,29 @@ def test_tokens_are_taken_without_another_and_learned_where_they_say(
 ) -> None:
     lines = write_jsonl(tmp_path / "a.jsonl", [{"input_ids": [5, 6, 7, 8], **more}])
     assert learned(make_job(model, lines), tmp_path) == [([5, 6, 7, 8], of_it)]
-    everything = make_job(model, lines, train_on="all")
-    assert learned(everything, tmp_path) == [([5, 6, 7, 8], [0, 1, 2, 3])]
+    of_pairs = make_job(model, lines, train_on="pairs")
+    assert learned(of_pairs, tmp_path) == [([5, 6, 7, 8], of_it)]
+
+
+def test_prompts_are_learned_too_where_all_is_but_never_what_has_no_label(model: Path, tmp_path: Path) -> None:
+    rows = [
+        {"input_ids": [5, 6, 7], "labels": [-100, 6, 7], "completion_mask": [0, 0, 1], "assistant_masks": None},
+        {"input_ids": [5, 6, 7], "labels": None, "completion_mask": [0, 0, 1], "assistant_masks": None},
+        {"input_ids": [5, 6, 7], "labels": None, "completion_mask": [0, 0, 1], "assistant_masks": [0, 1, 1]},
+    ]
+    lines = write_jsonl(tmp_path / "a.jsonl", rows)
+    found = learned(make_job(model, lines, train_on="all"), tmp_path)
+    assert [numbers for _, numbers in found] == [[1, 2], [0, 1, 2], [1, 2]]
+
+
+def test_of_tokens_beside_texts_it_must_be_said_which_are_meant(model: Path, tmp_path: Path) -> None:
+    lines = write_jsonl(tmp_path / "a.jsonl", [{"input_ids": [5, 6], "text": "hi"}])
+    with pytest.raises(UserError, match="have input_ids, and text beside them") as refused:
+        learned(make_job(model, lines), tmp_path)
+    assert refused.value.code == "unknown-columns" and "type: tokens" in refused.value.hint
+    for entry, tokens in (({"type": "tokens"}, [5, 6]), ({"columns": {"input_ids": ""}}, [71, 72, 256])):
+        job = make_job(model, lines).model_copy(update={"dataset": (DataEntry(path=str(lines), **entry),)})
+        assert learned(job, tmp_path)[0][0] == tokens
 
 
 def test_padding_on_either_side_is_left_out(model: Path, tmp_path: Path) -> None:

@@ -279,7 +279,7 @@ def test_what_is_said_beside_a_call_and_shown_behind_its_result_is_learned_by_it
 def test_results_that_are_not_told_apart_from_their_call_are_refused() -> None:
     """Where the first line changes with each turn, no shorter conversation tells what a turn says."""
     template = (
-        "{{ messages | length }}{% for m in messages %}{% for c in m.tool_calls or [] %}[{{ c.function.name }}"
+        "{{ messages | length }}{% for m in messages %}{% for c in m.tool_calls or [] %}[{{ c.function | tojson }}"
         "{% endfor %}{% if m.tool_calls %}={{ messages[loop.index].content }}]{% endif %}"
         "{% if m.role != 'tool' %}{{ m.content }}{% endif %}{% endfor %}"
     )
@@ -289,12 +289,14 @@ def test_results_that_are_not_told_apart_from_their_call_are_refused() -> None:
     assert refused.value.code == "turns-not-apart" and "turn 2 of" in refused.value.what
 
 
+ADDS = '[CALLS]{"name": "add", "arguments": {"a": 2, "b": 3}}'
 ALTERNATING = (
     "{%- set told = namespace(turns=0) %}{%- for m in messages if m.role != 'tool' and not m.tool_calls %}"
     "{%- if (m.role == 'user') != (told.turns % 2 == 0) %}{{ raise_exception('roles must alternate') }}{%- endif %}"
     "{%- set told.turns = told.turns + 1 %}{%- endfor %}{%- for m in messages %}"
     "{%- if m.role == 'user' %}[INST]{{ m.content }}[/INST]{%- elif m.role == 'tool' %}[RESULT]{{ m.content }}"
-    "{%- elif m.tool_calls %}[CALLS]{{ m.tool_calls[0].function.name }}<eos>{%- else %}{{ m.content }}<eos>{%- endif %}"
+    "{%- elif m.tool_calls %}[CALLS]{{ m.tool_calls[0].function | tojson }}<eos>"
+    "{%- else %}{{ m.content }}<eos>{%- endif %}"
     "{%- endfor %}"
 )
 """As Mistral's: answers and questions alternate, calls and their results aside."""
@@ -303,6 +305,6 @@ ALTERNATING = (
 def test_calls_are_learned_under_templates_that_refuse_results_without_them() -> None:
     none = LearnedTurns(roles=ANSWERS, eos="none", eot="none")
     tokenizer = byte_tokenizer(chat_template=ALTERNATING)
-    assert learned(*ChatTemplate(tokenizer, learned=none).render(TALKS["calls"])) == ["[CALLS]add", "5"]
+    assert learned(*ChatTemplate(tokenizer, learned=none).render(TALKS["calls"])) == [ADDS, "5"]
     call, answer = learned(*ChatTemplate(tokenizer_of("gptoss"), learned=none).render(TALKS["calls"], TOOLS))
     assert call.startswith(" to=functions.add<|channel|>") and '{"a": 2, "b": 3}' in call and answer == "5"

@@ -1,0 +1,85 @@
+"""Values of JSON as Python's `json` reads them, and what is wrong with those that it passes over. No torch."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+MOST_DEPTH = 100
+"""Lists and objects within each other. Templates and `copy` recurse into them, and Python's stack has an end."""
+
+
+def json_in(text: str) -> Any:
+    """The one value that a text is JSON of. Raises ValueError, saying what is wrong as it follows "it"."""
+    values, start = JsonValues(), len(text) - len(text.lstrip())
+    try:
+        value, end = values.at(text, start)
+    except RecursionError:
+        raise ValueError("is nested too deeply") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"is no JSON: {error.msg} (character {error.pos + 1})") from None
+    except ValueError:
+        raise ValueError("is no JSON: a number of too many digits") from None
+    if text[end:].strip():
+        raise ValueError("is JSON of more than one value")
+    if wrong := values.wrong(text, [value]):
+        raise ValueError(wrong)
+    return value
+
+
+class JsonValues:
+    """Reads JSON values and notes what Python's `json` passes over: keys that an object has twice."""
+
+    def __init__(self) -> None:
+        self._decoder = json.JSONDecoder(object_pairs_hook=self._object)
+        self._twice: str | None = None
+
+    def at(self, text: str, start: int) -> tuple[Any, int]:
+        """The value that begins at `start`, and where it ends. Raises ValueError, RecursionError."""
+        return self._decoder.raw_decode(text, start)
+
+    def wrong(self, text: str, values: list[Any]) -> str:
+        """What is wrong with the values just read, of this text; "" for nothing. Forgets the keys it has noted."""
+        twice, self._twice = self._twice, None
+        if not text.isascii() and (byte := not_utf8(text)):
+            return byte
+        if twice is not None:
+            return f"has the key {twice!r} twice in one object"
+        if text.count("{") + text.count("[") > MOST_DEPTH and _depth(values) > MOST_DEPTH + 1:
+            return "is nested too deeply"
+        if "\\u" in text:
+            try:
+                json.dumps(values, ensure_ascii=False).encode()
+            except UnicodeEncodeError as error:
+                return f"has half of a surrogate pair, \\u{ord(error.object[error.start]):04x}, which is no text"
+        return ""
+
+    def forget(self) -> None:
+        """Forget the keys noted so far."""
+        self._twice = None
+
+    def _object(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) != len(pairs) and self._twice is None:
+            names = [name for name, _ in pairs]
+            self._twice = next(name for name in names if names.count(name) > 1)
+        return found
+
+
+def _depth(value: Any) -> int:
+    """How many lists and objects are within each other."""
+    depth, level = 0, [value]
+    while level := [child for child in level if isinstance(child, (dict, list))]:
+        depth += 1
+        level = [inner for one in level for inner in (one.values() if isinstance(one, dict) else one)]
+    return depth
+
+
+def not_utf8(text: str) -> str:
+    """What to say of text with bytes that are not UTF-8; "" for others."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        before = len(text[: error.start].encode())
+        return f"is not UTF-8: byte {before} is 0x{ord(text[error.start]) - 0xDC00:02x}"
+    return ""
