@@ -68,12 +68,13 @@ class BrokenRows:
         if not self.ends:
             return
         (place, first, line), *others = self._first
+        hints = dict.fromkeys(error.hint for _, error, _ in self._first)
         if any(error.code != first.code for _, error, _ in others):
             first = _broken("")
         what, numbers = "Records of the dataset are broken.", (f"{len(self)} of the first {seen} records", *self.lines)
         if not others:
             what, numbers = first.what, (line,) if first.code in _TOLD_BY_LINE else (place, *first.numbers)
-        hint = f"{first.hint}; broken_rows: skip leaves such records out"
+        hint = f"{'; or '.join(hints)}; broken_rows: skip leaves such records out"
         raise BrokenRecordsError(what, code=first.code, exit_code=Exit.USAGE, numbers=numbers, hint=hint)
 
     def end(self, given: int, seen: int) -> None:

@@ -281,7 +281,7 @@ def _no_array(name: str, text: _Text, what: str, at: int | None = None) -> Value
 
 def _no_object(text: str) -> str:
     line = text.strip(_SPACES).replace("\n", " ")
-    return f"is no object with columns: {line[:80]}"
+    return f"is no JSON object: {line[:80]}"
 
 
 def _past(text: str, start: int) -> int | None:

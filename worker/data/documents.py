@@ -40,7 +40,7 @@ def documents_of(job: Job, tokenizer: PreTrainedTokenizerBase, pairs: bool) -> I
     broken, given, seen = BrokenRows(skip=job.broken_rows == "skip"), 0, 0
     for entry in job.data:
         source, form = open_source(entry), None
-        records, empty, before, most = 0, 0, broken.met, entry.most(job.max_samples)
+        records, read, empty, before, most = 0, 0, 0, broken.met, entry.most(job.max_samples)
         for row in source.rows():
             if records == most or broken.is_full:
                 break
@@ -51,6 +51,7 @@ def documents_of(job: Job, tokenizer: PreTrainedTokenizerBase, pairs: bool) -> I
             form = form or _form(job, source, tokenizer, pairs)  # not before: a file may have no record, and no column
             met = broken.met
             document = document_of(form, entry, row, broken)
+            read += broken.met == met
             if document is None:
                 empty += broken.met == met
             elif not broken.ends:
@@ -60,7 +61,7 @@ def documents_of(job: Job, tokenizer: PreTrainedTokenizerBase, pairs: bool) -> I
         broken.refuse(seen + broken.unread)
         if not records or form is None:
             raise no_records(entry.path, left_out=broken.met - before)
-        _tell(source, form, records)
+        _tell(source, form, read)
         form.say_left_out(source.name)
         if empty := empty - form.left_out.total():
             log.warning("data: %s: %d of %d records are empty and left out", source.name, empty, records)

@@ -58,7 +58,7 @@ WRONG = [
     ("a.jsonl", '{"text": "a"}\n{"text": \n', "dataset-unreadable", "line 2 of a.jsonl is no JSON: Expecting value"),
     ("a.jsonl", '{"text": "a"},\n{"text": "b"},\n', "dataset-unreadable", "line 1 of a.jsonl is no JSON"),
     ("a.jsonl", "{'text': 'a'}\n", "dataset-unreadable", "line 1 of a.jsonl is no JSON: Expecting property name"),
-    ("a.jsonl", '{"text": "a"}\n[1, 2]\n', "dataset-unreadable", "line 2 of a.jsonl is no object with columns: [1, 2]"),
+    ("a.jsonl", '{"text": "a"}\n[1, 2]\n', "dataset-unreadable", "line 2 of a.jsonl is no JSON object: [1, 2]"),
     ("a.json", '[{"text": "a"}, {"text"]', "dataset-unreadable", "Expecting ':' delimiter"),
     ("a.txt", b"\xff\xfe abc", "dataset-unreadable", "a.txt is not UTF-8: byte 0 is 0xff"),
     ("a.jsonl", b'{"text": "caf\xe9"}\n', "dataset-unreadable", "a.jsonl is not UTF-8: byte 13 is 0xe9"),

@@ -24,7 +24,7 @@ def rows(text: str | bytes, *, whole: bool = True) -> list[tuple[int, Any]]:
 
 def test_a_line_may_have_several_values_and_a_value_several_lines() -> None:
     text = '\n{"text": "a"}{"text": "b"}\nnull\n{\n"text":\n"c"\n} {"text": "d"\n}\r\n{"text": "e"}'
-    assert rows(text) == [(2, "a"), (2, "b"), (3, "is no object with columns: null"), (4, "c"), (4, "d"), (9, "e")]
+    assert rows(text) == [(2, "a"), (2, "b"), (3, "is no JSON object: null"), (4, "c"), (4, "d"), (9, "e")]
     assert rows(json.dumps({"text": "a", "more": [*range(99)]}, indent=1)) == [(1, "a")]
 
 
@@ -37,9 +37,9 @@ def test_of_lines_that_are_no_json_the_first_is_broken_and_reading_goes_on_behin
 
 
 def test_a_broken_line_gives_no_records() -> None:
-    what = 'is no object with columns: {"text": "a"} 7'
+    what = 'is no JSON object: {"text": "a"} 7'
     assert rows('{"text": "a"} 7\n{\n"text":"b"} [1\n]\n{"text": "c"}\n') == [
-        (1, what), (2, 'is no object with columns: { "text":"b"} [1 ]'), (5, "c"),
+        (1, what), (2, 'is no JSON object: { "text":"b"} [1 ]'), (5, "c"),
     ]  # fmt: skip
 
 
@@ -78,7 +78,7 @@ def test_a_byte_order_mark_is_no_part_of_the_first_line() -> None:
 
 
 def test_a_file_that_begins_with_a_bracket_is_one_array_or_cannot_be_read() -> None:
-    none = "is no object with columns"
+    none = "is no JSON object"
     assert rows('\n [{"text": "a"},\n7, null]') == [(1, "a"), (2, f"{none}: 7"), (3, f"{none}: null")]
     assert rows('["a", {"text": "b"}]\n') == [(1, "a"), (2, "b")]
     assert rows("[]") == rows("") == rows("\n") == []

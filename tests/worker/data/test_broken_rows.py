@@ -68,14 +68,14 @@ def test_what_is_wrong_is_told_together_whatever_finds_it(tmp_path: Path) -> Non
     lines = (
         "line 2 of data.jsonl is no JSON: Expecting property name enclosed in double quotes (character 2)",
         "line 3 of data.jsonl: The chat template refuses a conversation (TemplateError: no thanks)",
-        "line 4 of data.jsonl is no object with columns: [1]",
+        "line 4 of data.jsonl is no JSON object: [1]",
         "line 5 of data.jsonl: unknown role 'narrator'",
     )
     assert told.numbers[1:4] == (lines[0], *lines[2:]), "the template is not asked here"
     for what in (lambda: made(its), lambda: look(its, its.data, byte_tokenizer(chat_template=REFUSES))):
         told = refused(what)
         assert told.code == "broken-record" and told.numbers[1:5] == lines
-    lines = tuple(f"line {number} of data.jsonl is no object with columns: 7" for number in (1, 3))
+    lines = tuple(f"line {number} of data.jsonl is no JSON object: 7" for number in (1, 3))
     told = refused(lambda: check_data(job(tmp_path, [7, {"text": "a"}, 7])))
     assert told.code == "dataset-unreadable" and told.numbers == ("2 of the first 3 records", *lines)
 
@@ -99,7 +99,7 @@ def test_they_are_left_out_and_told(tmp_path: Path, caplog: pytest.LogCaptureFix
     assert "4 records are broken and left out (broken_rows: skip)" in said
     assert [line.partition(": ")[2][:50] for line in said if line.startswith("left out: ")] == [
         "line 2 of data.jsonl is no JSON: Expecting value (", "line 3 of data.jsonl: unknown role 'narrator'",
-        "line 5 of data.jsonl is no object with columns: 7",
+        "line 5 of data.jsonl is no JSON object: 7",
         "line 6 of data.jsonl: The chat template refuses a ",
     ]  # fmt: skip
     assert "data.jsonl: 1 of 5 records are empty and left out" in said
