@@ -59,7 +59,7 @@ def plan_of(job: Job) -> tuple[Plan, Chain]:
     """A plan near the least budget, where whatever may travel does. Jobs that differ in no more than where their files
     are and how many steps they have share it: a trace takes long."""
     others = {"model": "", "dataset": (), "output_dir": None, "max_steps": None}
-    files = Path(job.model) / "config.json", *(Path(str(file)) for file in job.dataset)
+    files = Path(job.model) / "config.json", *(Path(entry.path) for entry in job.data)
     key = "\n".join([job.model_copy(update=others).resolved_yaml(), *(file.read_text("utf-8") for file in files)])
     if key not in _PLANS:
         _PLANS[key] = _new_plan_of(job)

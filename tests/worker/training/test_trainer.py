@@ -256,7 +256,8 @@ def test_an_error_a_person_can_act_on_goes_to_the_log_and_to_error_json_without_
         "what": "The columns of bad.jsonl are not a format that is known.",
         "numbers": [
             "found: question",
-            "known: text | messages | conversations | prompt, completion | instruction, (input,) output | segments",
+            "known: text | messages | conversations | prompt, completion | instruction, (input,) output | segments | "
+            "input_ids, (labels)",
         ],
         "hint": "name them in the entry, such as columns: {prompt: question, completion: answer}, or rename them",
         "code": "unknown-columns",
