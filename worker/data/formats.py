@@ -114,10 +114,10 @@ def detect(
         found = _alpaca(uses, template() if tokenizer.chat_template and prompt is None else None, prompt)
     elif kind in ("messages", "conversations"):
         first = ("system",) if system or kind == "conversations" else ()
-        more = tuple(column for column in (*first, "tools", VALUES) if column in columns)
+        more = tuple(column for column in (*first, "tools", "functions", VALUES) if column in columns)
         found = _chat(kind, template(), more, begins_with_system=bool(first))
     elif kind == "prompt":
-        more = tuple(column for column in ("tools", VALUES) if column in columns)
+        more = tuple(column for column in ("tools", "functions", VALUES) if column in columns)
         found = _prompt_completion(template, more, train_on)
     elif kind == "tokens":
         found = _tokens(len(tokenizer), prompts=train_on == "all")
@@ -126,6 +126,8 @@ def detect(
     else:
         found = Format(name="text", uses=("text",), document=_text)
 
+    uses = tuple(column for column in found.uses if column in columns or kind != "tokens")
+
     def document(record: Record) -> Document | None:
         check_kind(kind, record)
         made = found.document(record)
@@ -133,7 +135,7 @@ def detect(
             check_answers(train_on, kind, record)
         return replace(made, everything=True) if everything and made is not None else made
 
-    return replace(found, document=document)
+    return replace(found, document=document, uses=uses)
 
 
 def _end_of_texts(slots: str | None, tokenizer: PreTrainedTokenizerBase) -> str:
