@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from planner.errors import Exit, UserError, first_line
@@ -137,13 +138,11 @@ def first_rows(entry: DataEntry, most: int) -> FirstRows | None:
     of a split. Raises UserError."""
     if not is_local(entry.path) or not entry.whole:
         return None
-    data, path = _local(Path(entry.path)), Path(entry.path)
-    reader, rows = Reader(data, MOST_BYTES), list[Row]()
-    for row in _rows(reader, path):
-        if len(rows) == most:
-            return FirstRows(columns=columns_of(data), rows=tuple(rows), whole=False)
-        rows.append(row)
-    return FirstRows(columns=columns_of(data), rows=tuple(rows), whole=reader.whole)
+    path = Path(entry.path)
+    data = _local(path)
+    reader = Reader(data, MOST_BYTES)
+    rows = (*islice(_rows(reader, path), most + 1),)
+    return FirstRows(columns=columns_of(data), rows=rows[:most], whole=len(rows) <= most and reader.whole)
 
 
 def columns_of(data: LocalData) -> tuple[str, ...]:

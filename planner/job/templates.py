@@ -7,8 +7,6 @@ from pathlib import Path
 
 from planner.job.axolotl_templates import TEMPLATES
 
-ALPACA_WITH_SYSTEM = "alpaca_with_system"
-"""LLaMA-Factory's `alpaca`, which begins with Alpaca's own words where a conversation has no system message."""
 _CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
@@ -32,7 +30,8 @@ def _of_turns(system: str, user: str, learned: str, *, behind: str = "", unasked
 
 _ALPACA = "'### Instruction:\n' + said + '\n\n### Response:\n'"
 _OWN = {
-    ALPACA_WITH_SYSTEM: _of_turns(
+    # LLaMA-Factory's `alpaca`, which begins with Alpaca's own words where a conversation has no system message
+    "alpaca_with_system": _of_turns(
         "said", _ALPACA, "said + eos_token + '\n\n'",
         unasked="'Below is an instruction that describes a task. "
         "Write a response that appropriately completes the request.\n\n'",

@@ -214,8 +214,11 @@ class ChatTemplate:
         return found
 
     def _refuse_dropped_calls(self, text: str, messages: Sequence[Message], tools: list[Any] | None) -> None:
-        """Raise UserError where the text is the same without one of a message's calls, or without its arguments. Asked
-        is only of those of which marks in their place are not shown."""
+        """Raise UserError where the text is the same without one of a message's calls, or without its arguments.
+
+        One rendering with marks in place of all names and arguments proves most calls; those whose marks it does not
+        show are left out one by one.
+        """
         marks: dict[tuple[int, int], str] = {}
         marked = [*messages]
         for index, message in enumerate(messages):
