@@ -71,7 +71,8 @@ class Room:
 
 
 class UserError(Exception):
-    """An error a person can act on. `needs`: the free space without which it comes again, where that is known.
+    """An error a person can act on. Where they are known: `needs`, the free space without which it comes again;
+    `had_bytes`, how much there was of the memory that was too little.
 
     `str()` gives the full text as printed: the sentence, its numbers one per line, the hint, the code. What would steer
     a terminal is taken out: names and texts of data may stand in it.
@@ -79,7 +80,7 @@ class UserError(Exception):
 
     def __init__(
         self, what: str, *, code: str, numbers: tuple[str, ...] = (), hint: str = "", exit_code: Exit = Exit.FAILED,
-        needs: Room | None = None,
+        needs: Room | None = None, had_bytes: int | None = None,
     ) -> None:  # fmt: skip
         self.what = printable(what)
         self.code = code
@@ -87,6 +88,7 @@ class UserError(Exception):
         self.hint = printable(hint)
         self.exit_code = exit_code
         self.needs = needs
+        self.had_bytes = had_bytes
         lines = [self.what, *(f"  {number}" for number in self.numbers)]
         lines.append(f"  hint: {self.hint}   [{code}]" if hint else f"  [{code}]")
         super().__init__("\n".join(lines))
@@ -100,6 +102,7 @@ class UserError(Exception):
             "code": self.code,
             "exit_code": int(self.exit_code),
             **({"needs": {"folder": self.needs.folder, "bytes": self.needs.bytes}} if self.needs is not None else {}),
+            **({"had_bytes": self.had_bytes} if self.had_bytes is not None else {}),
         }
 
     @classmethod
@@ -112,4 +115,5 @@ class UserError(Exception):
             hint=fields["hint"],
             exit_code=Exit(fields["exit_code"]),
             needs=Room.of(fields.get("needs")),
+            had_bytes=fields.get("had_bytes"),
         )

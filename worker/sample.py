@@ -17,6 +17,7 @@ from planner.errors import Exit, UserError, first_line
 from planner.fast_imports import lasting_imports
 from planner.job.adapter import takes_from_base
 from planner.job.schema import Job
+from planner.out_of_memory import is_out_of_memory
 from planner.run.ending import exit_code_of
 from planner.run.folder import RunFolder
 from planner.run.plain_streams import speak_plainly
@@ -78,7 +79,7 @@ def answers(
         from planner.measure.peft_lora import load_adapter
         from planner.measure.tokenizer import load_tokenizer
         from worker.engine.engine import Engine
-        from worker.runtime.arena import is_out_of_memory, take_over
+        from worker.runtime.arena import take_over
         from worker.training.ends import take_ends
         from worker.training.learning_rate import optimizer_of
         from worker.training.model import load_model, tell_special_tokens

@@ -5,27 +5,33 @@ from __future__ import annotations
 from typing import Any
 
 from planner.job.schema import Job
+from planner.out_of_memory import HOST_MEMORY_NOT_REGISTERED
 from planner.run.folder import RunFolder
 from planner.run.oom import KILLED_FOR_MEMORY
 from planner.units import format_bytes_down
 
 MOST_NOTCHES = 3
 _NOTCH = 0.92
-_BUDGETS = {"out-of-memory": "gpu_budget", KILLED_FOR_MEMORY: "cpu_budget"}
+_BUDGETS = {
+    "out-of-memory": "gpu_budget", KILLED_FOR_MEMORY: "cpu_budget", HOST_MEMORY_NOT_REGISTERED: "cpu_budget",
+}  # fmt: skip
 
 
 def take_a_notch(run: RunFolder, error: dict[str, Any] | None) -> bool:
     """Give the job of a run folder less of the memory that its trainer's error says was not there, so that it is
     planned again, with the same batch; a line of its log says so. False, and nothing changed, where it is no such
-    error, or it has happened too often."""
-    budget, document = _BUDGETS.get((error or {}).get("code", "")), run.read_plan()
+    error, there was none of that memory at all, or it has happened too often."""
+    error = error or {}
+    budget, document = _BUDGETS.get(error.get("code", "")), run.read_plan()
     if budget is None or document is None:
         return False
     notches = run.read_notches()
     if len(notches) >= MOST_NOTCHES:
         return False
     before = int(document["plan"][f"{budget}_bytes"])
-    after = int(_NOTCH * before)
+    after = min(int(_NOTCH * before), error.get("had_bytes", before))
+    if after == 0:
+        return False
     run.write_notches([*notches, {"budget": budget, "before_bytes": before, "after_bytes": after}])
     job = Job.from_resolved(run.resolved).model_copy(update={budget: after})
     run.plan.unlink(missing_ok=True)  # first: with this plan it would end there again

@@ -19,6 +19,7 @@ from planner.errors import first_line
 from planner.graph import RECIPES, BlockCode, CannotCompileError, CompiledPair, Pair, why_not_compilable
 from planner.graph.sample import random_data
 from planner.measure.times import CompiledBytes, OptionTimes, Pairs, Times, measure_kind
+from planner.out_of_memory import as_one_error
 
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -51,7 +52,8 @@ def with_compiled(pairs: Pairs, layers: Collection[str], times: Times, device: t
             what = f"layers like {pair.name} ({', '.join(options)})"
             try:
                 compiled = CompiledPair(pair)
-                peaks = tried(pair, compiled, device)
+                with as_one_error():
+                    peaks = tried(pair, compiled, device)
             except (CannotCompileError, torch.OutOfMemoryError) as error:
                 log.info("compile: %s run as generated: %s", what, first_line(error))
                 continue
@@ -183,7 +185,7 @@ class _Room:
             self.meter.reset_peak()
             start = self.meter.now
         try:
-            with nullcontext() if on_gpu else self.meter.watch():
+            with nullcontext() if on_gpu else self.meter.watch(), as_one_error():
                 result = function()
         except torch.OutOfMemoryError:
             raise

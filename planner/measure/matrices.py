@@ -12,6 +12,7 @@ from planner.machine.hardware import Hardware
 from planner.machine.traffic import UPDATE_TRAFFIC_BYTES
 from planner.measure.times import MatrixTimes, Stopwatch
 from planner.muon import CALLS, MOMENTUM, TRAFFIC_BYTES, flops
+from planner.out_of_memory import as_one_error
 from planner.schedule.chain import Tensor
 
 _CALL_S = 5e-6
@@ -60,6 +61,7 @@ def measure_updates(
 
 
 @torch.no_grad()
+@as_one_error()
 def _seconds(side: int, elements: int, device: torch.device) -> float:
     """Of a matrix with these sides, or where that takes long of one with smaller sides, times the arithmetic."""
     longer, whole = elements // side, flops(side, elements)

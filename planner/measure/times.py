@@ -17,6 +17,7 @@ from planner.graph.sample import random_data
 from planner.graph.work import Work
 from planner.machine.hardware import Hardware
 from planner.machine.traffic import UPDATE_TRAFFIC_BYTES
+from planner.out_of_memory import as_one_error
 from planner.schedule.chain import Tensor as ChainTensor
 
 log = logging.getLogger(__name__)
@@ -163,8 +164,9 @@ def measure_kind(
     runs: dict[str, list[tuple[float, float]]] = {name: [] for name in pairs}
     pair = next(iter(pairs.values()))  # what goes in and what comes back is the same for all
     try:
-        primals = [random_data(t, device) if t is not None else torch.empty(0) for t in pair.primal_values]
-        tangents = [random_data(t, device) for t in pair.tangent_values]
+        with as_one_error():
+            primals = [random_data(t, device) if t is not None else torch.empty(0) for t in pair.primal_values]
+            tangents = [random_data(t, device) for t in pair.tangent_values]
     except torch.OutOfMemoryError:
         return runs
     fitting, sink = dict(pairs), sums() if adds else forget
@@ -224,8 +226,10 @@ class Stopwatch:
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
+    @as_one_error()
     def seconds(self, function: Callable[[], object]) -> float:
-        """How long `function` keeps the device busy; returns when it is done."""
+        """How long `function` keeps the device busy; returns when it is done. Raises torch.OutOfMemoryError where the
+        device has no room, whoever says so."""
         if self.device.type != "cuda":
             start = time.perf_counter()
             function()

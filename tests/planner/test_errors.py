@@ -16,6 +16,7 @@ from tests.support.disks import no_room_beyond
 
 FULL = UserError("It is wrong.", code="wrong", numbers=("1 of 2",), hint="mend it", exit_code=Exit.USAGE)
 BARE = UserError("It is wrong.", code="wrong")
+SHORT = UserError("It is too little.", code="too-little", had_bytes=3)
 
 
 def test_an_error_is_told_as_sentence_numbers_hint_and_code() -> None:
@@ -23,7 +24,7 @@ def test_an_error_is_told_as_sentence_numbers_hint_and_code() -> None:
     assert str(BARE) == "It is wrong.\n  [wrong]"
 
 
-@pytest.mark.parametrize("error", [FULL, BARE])
+@pytest.mark.parametrize("error", [FULL, BARE, SHORT])
 def test_an_error_comes_back_from_json_as_it_was(error: UserError) -> None:
     fields = json.loads(json.dumps(error.to_json()))
     back = UserError.from_json(fields)

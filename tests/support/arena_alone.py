@@ -28,7 +28,7 @@ class Stub:
     def __init__(self, driver_bytes: int, *, checked: bool = True) -> None:
         """`checked`: no two tensors share memory, which takes long to look at."""
         self._checked = checked
-        self.left, self.waits, self.errors = driver_bytes, 0, list[str]()
+        self.left, self.waits, self.last_error, self.errors = driver_bytes, 0, 0, list[str]()
         self.segments: dict[int, int] = {}
         self.top = 1 << 40
         self.live: dict[int, int] = {}
@@ -38,6 +38,7 @@ class Stub:
             ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(address), ctypes.c_size_t)(self._malloc),
             ctypes.CFUNCTYPE(ctypes.c_int, address)(self._free),
             ctypes.CFUNCTYPE(ctypes.c_int)(self._wait),
+            ctypes.CFUNCTYPE(ctypes.c_int)(self._get_last_error),
             ctypes.CFUNCTYPE(None, ctypes.c_char_p)(lambda text: self.errors.append(text.decode())),
         )
         library.arena_driver(*self._called)
@@ -55,6 +56,7 @@ class Stub:
 
     def _malloc(self, target: ctypes._Pointer[ctypes.c_void_p], size: int) -> int:
         if size > self.left:
+            self.last_error = 2
             return 2
         self.left -= size
         self.segments[self.top] = size
@@ -69,6 +71,10 @@ class Stub:
     def _wait(self) -> int:
         self.waits += 1
         return 0
+
+    def _get_last_error(self) -> int:
+        code, self.last_error = self.last_error, 0
+        return code
 
     def open(self, placed: int, loose: int, small: int = SMALL) -> int:
         """The arena's address."""

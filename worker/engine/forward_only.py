@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from planner.errors import Exit, UserError
 from planner.graph import EAGER, BlockNames, loss_of
 from planner.measure.forward_bytes import eval_mode, measure_forward, measure_generation
+from planner.out_of_memory import is_out_of_memory
 from planner.schedule.chain import Chain
 from planner.schedule.compile import OpKind, Program
 from planner.schedule.forward_program import ForwardBytes, TooLarge, forward_program
@@ -27,7 +28,6 @@ from worker.engine.answers import RunPass, answers
 from worker.engine.block_calls import ModelBlock
 from worker.engine.lockstep import Lockstep
 from worker.engine.weights import Weights
-from worker.runtime.arena import is_out_of_memory
 from worker.runtime.interpreter import Cursor
 from worker.runtime.machine import Machine, RandomState
 from worker.runtime.step_values import StepValues

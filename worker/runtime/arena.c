@@ -156,10 +156,11 @@ static void *find(int64_t bytes) {
 
 /* ---- what the host calls */
 
-void arena_driver(void *malloc_, void *free_, void *wait, void *raise_) {
+void arena_driver(void *malloc_, void *free_, void *wait, void *last_error, void *raise_) {
     driver_malloc = (int (*)(void **, size_t))malloc_;
     driver_free = (int (*)(void *))free_;
     driver_wait = (int (*)(void))wait;
+    driver_last_error = (int (*)(void))last_error;
     raise_error = (void (*)(const char *))raise_;
 }
 
@@ -280,7 +281,7 @@ void arena_free(void *pointer, int64_t size, int device, void *stream) {
     Used *gone = pointer ? find_used(pointer, &s) : NULL;
     if (gone) {
         if (gone->waits)
-            driver_wait();
+            failed(driver_wait());
         allocated -= gone->bytes;
         memmove(gone, gone + 1, (size_t)(s->used + s->count - gone - 1) * sizeof(Used));
         s->count--;

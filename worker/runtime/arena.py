@@ -21,11 +21,12 @@ from planner.schedule.chain import Chain, slice_size
 from planner.schedule.compile import Op, OpKind, Program, Queue
 from planner.schedule.places import Arrangement, Place, few_rounds, key_of
 from planner.schedule.shorter import places_of_shorter
+from worker.runtime.driver import address_of, runtime
 
 log = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_name("arena.c")
-_NO_MEMORY = "CUDA out of memory"
+_DRIVER = ("cudaMalloc", "cudaFree", "cudaDeviceSynchronize", "cudaGetLastError")
 _THROW = "_ZSt21__throw_runtime_errorPKc"  # std::__throw_runtime_error(char const*): C cannot throw by itself
 
 
@@ -127,18 +128,18 @@ class Arena:
             raise CannotTakeOverError("the device is in use already")
         try:
             self._library = library = build.load(SOURCE)
-            runtime, thrower = _runtime(), ctypes.CDLL("libstdc++.so.6")
-            called = [_address(runtime, n) for n in ("cudaMalloc", "cudaFree", "cudaDeviceSynchronize")]
-            library.arena_driver.argtypes = [ctypes.c_void_p] * 4
-            library.arena_driver(*called, _address(thrower, _THROW))
+            cuda, thrower = runtime(), ctypes.CDLL("libstdc++.so.6")
+            called = [address_of(cuda, name) for name in _DRIVER]
+            library.arena_driver.argtypes = [ctypes.c_void_p] * 5
+            library.arena_driver(*called, address_of(thrower, _THROW))
             library.arena_count.restype = ctypes.c_int64
             library.arena_limit.argtypes = [ctypes.c_int64]
             library.arena_open.argtypes = [ctypes.c_int64] * 3
             library.arena_expect.argtypes = [ctypes.c_void_p, *[ctypes.c_int64] * 2]
             library.arena_next.argtypes = [ctypes.c_int64]
             allocator: Any = torch.cuda.memory.CUDAPluggableAllocator(library._name, "arena_allocate", "arena_free")
-            allocator.allocator().set_record_stream_fn(_address(library, "arena_record"))
-            allocator.allocator().set_reset_fn(_address(library, "arena_empty"))
+            allocator.allocator().set_record_stream_fn(address_of(library, "arena_record"))
+            allocator.allocator().set_reset_fn(address_of(library, "arena_empty"))
             self.set_limit(None)
             torch.cuda.memory.change_current_allocator(allocator)
         except (build.CannotBuildError, AttributeError, OSError, RuntimeError) as error:
@@ -192,20 +193,15 @@ def arena() -> Arena | None:
     return _arena
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the device had no room. What an allocator throws that is not PyTorch's arrives as a RuntimeError."""
-    return isinstance(error, torch.OutOfMemoryError) or (
-        type(error) is RuntimeError and str(error).startswith(_NO_MEMORY)
-    )
-
-
 class PlannedMemory:
     """The places of a plan."""
 
     def __init__(self, arena: Arena, program: Program, chain: Chain, arrangement: Arrangement) -> None:
         """Raises torch.OutOfMemoryError."""
         if not arena.open(arrangement):
-            raise torch.OutOfMemoryError(f"{_NO_MEMORY}. The plan needs {arrangement.total_bytes} bytes in one piece.")
+            raise torch.OutOfMemoryError(
+                f"CUDA out of memory. The plan needs {arrangement.total_bytes} bytes in one piece."
+            )
         self._arena, self._program, self._chain, self._arrangement = arena, program, chain, arrangement
         self._items = {item: _as_c(places) for item, places in arrangement.standing.items()}
         self._keys = {op.name: key_of(op, program.rounds) for op in program.ops if op.queue is Queue.COMPUTE}
@@ -292,18 +288,3 @@ def slice_of(op: Op, slices: int) -> int | None:
 def _as_c(places: Sequence[Place], *, fewer: bool = False) -> ctypes.Array[_Place]:
     """`fewer`: what comes may be smaller than was planned."""
     return (_Place * len(places))(*(_Place(p.bytes, p.offset, 2 if p.most else 1 if fewer else 0) for p in places))
-
-
-def _runtime() -> ctypes.CDLL:
-    """CUDA's runtime, as PyTorch has loaded it."""
-    for line in Path("/proc/self/maps").read_text("utf-8").splitlines():
-        path = line[line.find("/") :]
-        if "/" in line and Path(path).name.startswith("libcudart"):  # in some wheels the name has a hash
-            return ctypes.CDLL(path)
-    return ctypes.CDLL(None)
-
-
-def _address(library: ctypes.CDLL, name: str) -> int:
-    found = ctypes.cast(getattr(library, name), ctypes.c_void_p).value
-    assert found is not None
-    return found

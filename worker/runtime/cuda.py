@@ -23,16 +23,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from planner.out_of_memory import as_one_error, host_memory_not_registered, is_out_of_memory
 from planner.schedule.chain import Chain
 from planner.schedule.compile import Op, OpKind, Program, Queue
 from planner.schedule.places import Spans
-from worker.runtime.arena import Memory, NoPlaces, PlannedMemory, arena, is_out_of_memory
+from worker.runtime.arena import Memory, NoPlaces, PlannedMemory, arena
 from worker.runtime.host_values import HostValues
 from worker.runtime.interpreter import Perform
 from worker.runtime.machine import RandomState
 from worker.runtime.queues import QueueInterpreter
 from worker.runtime.recording import Recording, now
-from worker.runtime.registered import registered
+from worker.runtime.registered import registered, registered_bytes
 from worker.runtime.step_values import StepValues
 
 log = logging.getLogger(__name__)
@@ -64,13 +65,8 @@ class CudaMachine:
     def computing(self) -> Iterator[None]:
         """Entered by every thread for the time it computes on the device: device and stream are thread state. Raises
         torch.OutOfMemoryError where the device has no room, whichever allocator says so."""
-        with torch.cuda.device(self.device), torch.cuda.stream(self.stream):
-            try:
-                yield
-            except RuntimeError as error:
-                if is_out_of_memory(error) and not isinstance(error, torch.OutOfMemoryError):
-                    raise torch.OutOfMemoryError(str(error)) from error
-                raise
+        with torch.cuda.device(self.device), torch.cuda.stream(self.stream), as_one_error():
+            yield
 
     def memory(self, program: Program, chain: Chain, offsets: Sequence[int]) -> Memory:
         """Take the device's memory for a program whose tensors lie at `offsets`, if they lie anywhere. Before anything
@@ -96,7 +92,8 @@ class CudaMachine:
         return contextlib.nullcontext()
 
     def host_empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Registered host memory, contiguous, zero. It lives as long as a tensor uses it."""
+        """Registered host memory, contiguous, zero. It lives as long as a tensor uses it. Raises UserError
+        "host-memory-not-registered"."""
         size = math.prod(shape) * dtype.itemsize
         return registered(size, self.device)[:size].view(dtype).view(tuple(shape))
 
@@ -107,8 +104,14 @@ class CudaMachine:
         return torch.empty(tensor.shape, dtype=tensor.dtype, device=self.device).copy_(tensor)
 
     def stage(self, tensor: Tensor) -> Tensor:
-        """The tensor in pinned memory of torch's own pool, which reuses it when the copy to the device is done."""
-        return tensor.pin_memory()
+        """The tensor in pinned memory of torch's own pool, which reuses it when the copy to the device is done. Raises
+        UserError "host-memory-not-registered"."""
+        try:
+            return tensor.pin_memory()
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            raise host_memory_not_registered(tensor.nbytes, registered_bytes(), error) from error
 
     def seeded(self, seed: int) -> RandomState:
         """The random state that `torch.manual_seed(seed)` sets, on the host and on the device."""

@@ -8,9 +8,9 @@ from typing import Protocol
 
 import torch
 
+from planner.out_of_memory import is_out_of_memory
 from planner.schedule.compile import Op, OpKind, Program, Queue
 from planner.schedule.plan import Direction
-from worker.runtime.arena import is_out_of_memory
 from worker.runtime.recording import Recording
 from worker.runtime.step_values import StepValues
 

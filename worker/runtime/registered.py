@@ -8,7 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from planner.out_of_memory import host_memory_not_registered, is_out_of_memory
+from worker.runtime.driver import forget_error
 from worker.runtime.slabs import map_memory
+
+_sizes: dict[int, int] = {}  # of what is registered, by address
 
 
 class _Registered(mmap.mmap):
@@ -20,16 +24,34 @@ class _Registered(mmap.mmap):
     def __del__(self) -> None:
         if self.address:
             torch.cuda.synchronize(self.device)  # a slab that grows in a step may have a copy under way
-            _cudart().cudaHostUnregister(self.address)
+            if int(_cudart().cudaHostUnregister(self.address)):
+                forget_error()
+            _sizes.pop(self.address, None)
 
 
 def registered(size: int, device: torch.device) -> Tensor:
-    """`size` bytes, up to whole pages; freed with the last tensor that uses them."""
+    """`size` bytes, up to whole pages; freed with the last tensor that uses them.
+
+    Raises UserError "host-memory-not-registered" where CUDA has no room for them, torch.cuda.CudaError where it refuses
+    them for another reason.
+    """
     memory = map_memory(size, _Registered)
     tensor = torch.frombuffer(memory, dtype=torch.uint8)
-    torch.cuda.check_error(int(_cudart().cudaHostRegister(tensor.data_ptr(), len(memory), 0)))
+    try:
+        torch.cuda.check_error(int(_cudart().cudaHostRegister(tensor.data_ptr(), len(memory), 0)))
+    except RuntimeError as error:
+        forget_error()
+        if not is_out_of_memory(error):
+            raise
+        raise host_memory_not_registered(len(memory), registered_bytes(), error) from error
     memory.address, memory.device = tensor.data_ptr(), device
+    _sizes[memory.address] = len(memory)
     return tensor
+
+
+def registered_bytes() -> int:
+    """How much of the host's memory is registered now."""
+    return sum(tuple(_sizes.values()))
 
 
 def _cudart() -> Any:

@@ -23,9 +23,18 @@ typedef struct Segment {
 
 static int (*driver_malloc)(void **, size_t);
 static int (*driver_free)(void *);
+static int (*driver_last_error)(void);
 
 static Segment *segments, *arena;
 static int64_t limit = INT64_MAX, reserved, allocated, most_allocated, most_reserved, mallocs, frees;
+
+/* Whether a call of the driver has failed. The caller deals with it, so the error is taken back: CUDA keeps it for the
+ * thread, and PyTorch would raise it from the thread's next kernel, which has none. */
+static int failed(int code) {
+    if (code)
+        driver_last_error();
+    return code;
+}
 
 static Segment *new_segment(int64_t bytes) {
     void *base = NULL;
@@ -33,7 +42,7 @@ static Segment *new_segment(int64_t bytes) {
     if (bytes > limit - reserved || !(made = calloc(1, sizeof(Segment))))
         return NULL;
     mallocs++;
-    if (driver_malloc(&base, (size_t)bytes)) {
+    if (failed(driver_malloc(&base, (size_t)bytes))) {
         free(made);
         return NULL;
     }
@@ -50,7 +59,7 @@ static void drop(Segment *gone) {
             break;
         }
     frees++;
-    driver_free(gone->base);
+    failed(driver_free(gone->base));
     reserved -= gone->bytes;
     free(gone->used);
     free(gone);

@@ -20,6 +20,7 @@ from planner.errors import Exit, UserError
 from planner.job.frozen import changed_packages
 from planner.job.schema import Job
 from planner.machine.memory import ram_bytes
+from planner.out_of_memory import host_memory_not_registered
 from planner.run.folder import RunFolder
 from tests.offmated.jobs.conftest import JOB
 
@@ -235,6 +236,20 @@ def test_a_job_that_is_tried_again_is_helped_again(budget: int | None, store: St
     retry(store, number, gpu_budget=budget)
     assert Job.from_resolved(run.resolved).gpu_budget == (budget or first[-1])
     assert len(lowered(run)) == MOST_NOTCHES
+
+
+@pytest.mark.parametrize(
+    ("had_bytes", "wanted"), [(2**35, int(0.92 * 2**34)), (2**32, 2**32), (0, None)], ids=["much", "less", "none"]
+)
+def test_where_too_little_of_the_hosts_memory_can_be_registered_the_next_plan_has_what_could(
+    had_bytes: int, wanted: int | None, store: Store, paths: Paths
+) -> None:
+    _, run = a_cancelled_job(store, paths)
+    run.write_plan({"measured": True, "plan": {"cpu_budget_bytes": 2**34}})
+    error = host_memory_not_registered(2**20, had_bytes, RuntimeError("out of memory (2)"))
+    assert take_a_notch(run, error.to_json()) is (wanted is not None)
+    assert Job.from_resolved(run.resolved).cpu_budget == wanted
+    assert (run.read_plan() is None) is (wanted is not None)
 
 
 @pytest.mark.parametrize(("lines", "asked"), [("", (None, None)), ("gpu_budget: 32 MiB\n", (2**25, None))])

@@ -7,6 +7,7 @@ Tensors on it say `cuda:0`, `torch.cuda.is_available()` is true, and code that r
 - *Memory is PyTorch's caching allocator's* (memory.py): the same rounding, segments, splits and gaps, under the same
   cap, reused in the host's order. What is allocated and what is freed is poisoned, in the stream's order: NaN.
 - *The host's memory* is reached late only where it is registered or pinned. Other copies wait, and are counted.
+- *Errors stay*: a failed call of the driver is the thread's last error, which its next kernel raises.
 - *Whoever waits is seen*: `Device.waits` has each time that the host waited, with the function of ours that did.
 
 A PyTorch cannot have the device for one test only, so tests that need it run in a process of their own, which the test

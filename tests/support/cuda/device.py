@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tests import ROOT
 from tests.support.cuda.memory import MIB, Allocator, Arena, Block
-from tests.support.cuda.plugged import Driver, Plugged
+from tests.support.cuda.plugged import OUT_OF_MEMORY, Driver, Plugged, words_of
 from tests.support.cuda.streams import Marker, Queues, Stream
 from tests.support.cuda.workspaces import Workspaces
 
@@ -57,7 +57,7 @@ class Device:
     total_bytes    of its memory, of which the runtime has RUNTIME_BYTES
     dry            nothing is computed or copied; memory is as ever
     poison         what is allocated and what is freed is NaN
-    registers      host memory can be registered
+    host_bytes     of the host's memory can be registered or pinned
     fraction       of the memory that the process may have
     sync_debug     torch.cuda.set_sync_debug_mode's
     waits          each time that the host waited, or might have; clear it to begin anew
@@ -71,7 +71,7 @@ class Device:
         self, guard: ctypes.CDLL, *, total_bytes: int = 1024 * MIB, address_bytes: int = 2**35
     ) -> None:  # fmt: skip
         self.total_bytes, self.dry, self.poison, self.sync_debug = total_bytes, False, True, "default"
-        self.registers, self.fraction = True, 1.0
+        self.host_bytes, self.fraction = sys.maxsize, 1.0
         self.waits: list[HostWait] = []
         self.seed = self.offset = 0
         self.queues = Queues(self.host_waits)
@@ -95,7 +95,9 @@ class Device:
         self.workspaces.clear()
         self.reap()
         self.queues.rest()
-        self.dry, self.poison, self.registers, self.sync_debug = False, True, True, "default"
+        self.dry, self.poison, self.sync_debug = False, True, "default"
+        self.host_bytes = sys.maxsize
+        self.driver.last_error()
         self.fraction, self.allocator.cap_bytes = 1.0, None
         self.initialized, self.plugged = True, None
         self.allocator.release()
@@ -113,6 +115,11 @@ class Device:
         self.reap()
         if not self.dry:
             self.queues.give(self.queues.current, functools.partial(_without_dispatch, run))
+
+    def launched(self) -> None:
+        """A kernel is on its stream. PyTorch asks for the thread's last error then, whoever's call has left it."""
+        if code := self.driver.last_error():
+            raise torch.AcceleratorError(f"CUDA error: {words_of(code)}\nSearch for it in CUDA's documents.")
 
     def synchronize_current(self, what: str, *, seen: bool = True) -> None:
         """Wait for the thread's current stream."""
@@ -240,12 +247,19 @@ class HostMemory:
         at = bisect.bisect_right(self._starts, address) - 1
         return self._starts[at] if at >= 0 else None
 
-    def pinned(self, nbytes: int) -> tuple[Tensor, bool]:
+    @property
+    def bytes(self) -> int:
+        """How many it can reach."""
+        return sum(self._sizes.values())
+
+    def pinned(self, nbytes: int, *, most: int) -> tuple[Tensor, bool]:
         """A buffer of the pool, which has it back when no tensor uses it, and whether the pool had none that is free.
-        Sizes are rounded up to powers of two."""
+        Sizes are rounded up to powers of two. Raises torch.AcceleratorError where that makes more than `most` bytes."""
         size = 1 << max(0, nbytes - 1).bit_length()
         new = not self._spare[size]
         if new:
+            if self.bytes + size > most:
+                raise torch.AcceleratorError(f"CUDA error: {words_of(OUT_OF_MEMORY)}")
             memory = torch.empty(size, dtype=torch.uint8)
             self._pooled[memory.data_ptr()] = memory
             self.register(memory.data_ptr(), size)

@@ -60,15 +60,18 @@ namespace {
 int (*malloc_of_device)(void**, size_t);
 int (*free_of_device)(void*);
 int (*synchronize_device)();
+int (*last_error_of_device)();
 }  // namespace
 
 extern "C" {
-void put_driver_there(int (*malloc)(void**, size_t), int (*free)(void*), int (*synchronize)()) {
+void put_driver_there(int (*malloc)(void**, size_t), int (*free)(void*), int (*synchronize)(), int (*last_error)()) {
   malloc_of_device = malloc, free_of_device = free, synchronize_device = synchronize;
+  last_error_of_device = last_error;
 }
 int cudaMalloc(void** pointer, size_t size) { return malloc_of_device(pointer, size); }
 int cudaFree(void* pointer) { return free_of_device(pointer); }
 int cudaDeviceSynchronize() { return synchronize_device(); }
+int cudaGetLastError() { return last_error_of_device(); }
 
 void* allocate_by(void* (*allocate)(ssize_t, int, void*), ssize_t size, void* stream, char* text, size_t room) {
   try {

@@ -6,6 +6,7 @@ It is called as PyTorch calls it: by C++, which makes errors of what it throws. 
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections import defaultdict
 from collections.abc import Callable
 
@@ -16,10 +17,17 @@ _ALLOCATE = ctypes.CFUNCTYPE(_ADDRESS, ctypes.c_ssize_t, ctypes.c_int, _ADDRESS)
 _FREE = ctypes.CFUNCTYPE(None, _ADDRESS, ctypes.c_ssize_t, ctypes.c_int, _ADDRESS)
 _RECORD = ctypes.CFUNCTYPE(None, _ADDRESS, _ADDRESS)
 _TEXT_BYTES = 1000
+OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
+_WORDS = {OUT_OF_MEMORY: "out of memory"}
+
+
+def words_of(code: int) -> str:
+    """cudaGetErrorString"""
+    return _WORDS[code]
 
 
 class Driver:
-    """cudaMalloc, cudaFree and cudaDeviceSynchronize.
+    """cudaMalloc, cudaFree, cudaDeviceSynchronize and cudaGetLastError.
 
     used_bytes      that are taken now
     mallocs, frees  how often they were called
@@ -36,17 +44,30 @@ class Driver:
         self._sizes: dict[int, int] = {}
         self._spare: dict[int, list[int]] = defaultdict(list)
         self._bottom = arena.base + arena.size
+        self._last = threading.local()  # each thread of the host has an error of its own
         self._functions = (
             ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_ADDRESS), ctypes.c_size_t)(self._malloc),
             ctypes.CFUNCTYPE(ctypes.c_int, _ADDRESS)(self._free),
             ctypes.CFUNCTYPE(ctypes.c_int)(self._synchronize),
+            ctypes.CFUNCTYPE(ctypes.c_int)(self.last_error),
         )
         guard.put_driver_there(*self._functions)
+
+    def failed(self, code: int) -> int:
+        """A call has failed: the thread's last error is this one until somebody asks for it."""
+        self._last.code = code
+        return code
+
+    def last_error(self) -> int:
+        """0 where there is none."""
+        code = getattr(self._last, "code", 0)
+        self._last.code = 0
+        return code
 
     def _malloc(self, target: ctypes._Pointer[ctypes.c_void_p], size: int) -> int:
         self.mallocs += 1
         if size > self._free_bytes():
-            return 2  # cudaErrorMemoryAllocation
+            return self.failed(OUT_OF_MEMORY)
         if self._spare[size]:
             address = self._spare[size].pop()
         else:

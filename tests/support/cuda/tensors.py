@@ -140,6 +140,7 @@ def issue(
                 device.at(target).copy_(value)
 
     device.give(run)
+    device.launched()
 
 
 def there(value: Any) -> Any:
@@ -152,6 +153,7 @@ def put(value: Tensor) -> DeviceTensor:
     made = new(value.size(), value.stride(), value.dtype)
     layout, value = Layout.of(made), value.detach().clone()
     device.give(lambda: device.at(layout).copy_(value))
+    device.launched()
     return made
 
 

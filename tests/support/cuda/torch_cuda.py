@@ -17,11 +17,10 @@ from planner.cpu.meter import Meter
 from planner.graph import fake
 from tests.support.cuda import build, copies, tensors
 from tests.support.cuda.device import CUDA, Device
-from tests.support.cuda.plugged import Plugged
+from tests.support.cuda.plugged import OUT_OF_MEMORY, Plugged, words_of
 from tests.support.cuda.streams import Event, Stream
 from tests.support.cuda.tensors import CPU_GENERATOR, DeviceTensor, fake_of, new, plain_of, put
 
-_NOT_SUPPORTED = 801  # cudaErrorNotSupported
 _library: torch.library.Library | None = None
 PROPERTIES = SimpleNamespace(
     name="Emulated", major=8, minor=6, multi_processor_count=16, warp_size=32, gcnArchName="",
@@ -83,7 +82,7 @@ def _install_tensor_methods(device: Device) -> None:
         return made if device is None or torch.device(device).type != "cuda" else made.to(CUDA)
 
     def pin_memory(tensor: Tensor, device_: Any = None) -> Tensor:
-        buffer, new = device.host.pinned(max(1, tensor.nbytes))
+        buffer, new = device.host.pinned(max(1, tensor.nbytes), most=device.host_bytes)
         if new:
             device.host_waits("cudaHostAlloc", False)
         return buffer[: tensor.nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor)
@@ -178,8 +177,8 @@ def _install_module(device: Device) -> None:
         @staticmethod
         def cudaHostRegister(address: int, size: int, flags: int) -> int:
             device.host_waits("cudaHostRegister", False)
-            if not device.registers:
-                return _NOT_SUPPORTED
+            if device.host.bytes + size > device.host_bytes:
+                return device.driver.failed(OUT_OF_MEMORY)
             device.host.register(address, size)
             return 0
 
@@ -191,7 +190,9 @@ def _install_module(device: Device) -> None:
 
     def check_error(code: int) -> None:
         if code:
-            raise RuntimeError(f"CUDA error {code}")
+            error = torch.cuda.CudaError.__new__(torch.cuda.CudaError)  # its own __init__ asks CUDA for the words
+            error.args = (f"{words_of(code)} ({code})",)
+            raise error
 
     def own_allocator() -> None:
         device.reap()

@@ -75,6 +75,14 @@ def test_what_may_not_lie_beside_lies_in_gaps_and_else_there_is_no_memory(stub: 
     assert stub.get(4 * MIB) == base
 
 
+def test_a_failed_call_of_the_driver_leaves_no_error_behind(stub: Stub) -> None:
+    """CUDA keeps it for the thread, and PyTorch would raise it from the next kernel."""
+    stub.left = 30 * MIB
+    found = [stub.get(9 * MIB) for _ in range(3)]
+    assert None not in found and stub.counts.mallocs > len(stub.segments) and stub.last_error == 0
+    assert stub.get(9 * MIB) is None and stub.last_error == 0
+
+
 def test_where_small_tensors_are_listed_too_each_has_its_place_or_is_loose(stub: Stub) -> None:
     base = stub.open(100 * MIB, 2 * MIB)
     stub.expect((2 * MIB, 0), (MIB // 2, 72 * MIB), (MIB // 4, -1), (MIB // 2, 80 * MIB), small=0)

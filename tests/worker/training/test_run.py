@@ -34,6 +34,27 @@ def _small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+        torch.AcceleratorError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    ],
+    ids=repr,
+)
+def test_whoever_lacks_the_devices_memory_the_run_ends_with_out_of_memory(
+    error: RuntimeError, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("worker.training.run._Run.__init__", fails)
+    with pytest.raises(UserError, match="The GPU ran out of memory") as caught:
+        run_job(RunFolder(tmp_path), StopRequest())
+    assert (caught.value.code, caught.value.numbers) == ("out-of-memory", (str(error).partition("\n")[0],))
+
+
 def plain_run(job: Job, run: RunFolder) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Losses and final weights of plain PyTorch on the same data."""
     model = load_model(job)

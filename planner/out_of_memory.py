@@ -1,0 +1,71 @@
+"""No memory is left: every way in which CUDA, its libraries and PyTorch say so. Loads torch where it is asked only."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+
+from planner.errors import UserError, first_line
+from planner.units import format_bytes
+
+HOST_MEMORY_NOT_REGISTERED = "host-memory-not-registered"
+
+# Of all that say it only PyTorch's own allocator has a type for it. Others are known by their words, in this order:
+# what `arena.c` throws; a call of CUDA's runtime (torch.AcceleratorError, before PyTorch 2.8 RuntimeError) or driver;
+# torch.cuda.check_error; a kernel of triton's; a handle or a workspace of cuBLAS, cuDNN and their like.
+_NO_MEMORY = re.compile(
+    r"CUDA out of memory|CUDA (driver )?error: out of memory|out of memory \(2\)$|Triton Error \[CUDA\]: out of memory"
+    r"|.*\bCU[A-Z]+_STATUS_(INTERNAL_ERROR_DEVICE_)?ALLOC(ATION)?_FAILED\b"
+)
+_NOT_BEGUN = re.compile(r".*\bCU[A-Z]+_STATUS_NOT_INITIALIZED\b")  # also for want of memory
+_LIBRARY_BYTES = 2**28  # more than a library takes from the driver as it begins: cuBLAS 70 to 95 MB
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether the device had no room."""
+    import torch
+
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    if not isinstance(error, RuntimeError):
+        return False
+    text = first_line(error)
+    return bool(_NO_MEMORY.match(text)) or (bool(_NOT_BEGUN.match(text)) and _is_full())
+
+
+def _is_full() -> bool:
+    """Whether the driver has less memory left than a library needs to begin."""
+    import torch
+
+    try:
+        return torch.cuda.mem_get_info()[0] < _LIBRARY_BYTES
+    except (RuntimeError, AssertionError):  # the device does not answer any more, or there is none
+        return False
+
+
+@contextlib.contextmanager
+def as_one_error() -> Iterator[None]:
+    """Inside, torch.OutOfMemoryError is raised where the device has no room, whoever says so."""
+    import torch
+
+    try:
+        yield
+    except RuntimeError as error:
+        if is_out_of_memory(error) and not isinstance(error, torch.OutOfMemoryError):
+            raise torch.OutOfMemoryError(str(error)) from error
+        raise
+
+
+def host_memory_not_registered(asked_bytes: int, had_bytes: int, error: BaseException) -> UserError:
+    """The error for people when CUDA refuses to lock `asked_bytes` of the host's memory in place; it has locked
+    `had_bytes` for this process before."""
+    return UserError(
+        "The GPU cannot be given as much of the host's memory as the plan moves through it.",
+        code=HOST_MEMORY_NOT_REGISTERED, had_bytes=had_bytes,
+        numbers=(
+            f"{format_bytes(had_bytes)} are registered with CUDA, {format_bytes(asked_bytes)} more are refused: "
+            f"{first_line(error)}",
+        ),
+        hint="give a smaller cpu_budget; WSL2 limits such memory: try a larger memory= in .wslconfig, or Linux itself",
+    )  # fmt: skip
