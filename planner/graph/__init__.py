@@ -9,6 +9,7 @@ from planner.graph.chunks import ChunkedHead, check_chunked, chunk_rows, loss_on
 from planner.graph.decisions import depends_on_data
 from planner.graph.detect import BlockNames, find_blocks
 from planner.graph.eager import EagerPair
+from planner.graph.fake import keep_device_guard
 from planner.graph.front import recipes_on_front
 from planner.graph.inductor import CannotCompileError, CompiledPair, why_not_compilable
 from planner.graph.interface import BlockCode, Sink
@@ -43,6 +44,7 @@ __all__ = [
     "find_blocks",
     "flatten_call",
     "items_for",
+    "keep_device_guard",
     "label",
     "loss_of",
     "loss_only",

@@ -78,6 +78,19 @@ class FakeMode:
         return made
 
 
+def keep_device_guard() -> None:
+    """Called by a thread that stays, before others trace: as good as always the main one.
+
+    Where a PyTorch built for CUDA sees no card, FakeTensorMode puts a guard in the place of CUDA's when it is first
+    entered, once for the process. But the guard is the thread's own (`thread_local` in c10/core/impl/
+    DeviceGuardImplInterface.cpp) and goes when that thread ends, as a slice's does with its engine; whoever traces next
+    uses memory that was freed, and the process ends by SIGSEGV.
+    """
+    ensure = getattr(torch._C, "_ensureCUDADeviceGuardSet", None)  # a private name, which a later PyTorch may not have
+    if ensure is not None and not torch.cuda.is_available():  # with a card nobody needs it, and it would begin CUDA
+        ensure()
+
+
 def fake_weights(
     module: nn.Module, mode: FakeMode, device: torch.device, *, buffers: bool = True
 ) -> AbstractContextManager[None]:

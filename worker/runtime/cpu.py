@@ -13,6 +13,7 @@ from torch import Tensor
 
 from planner.cpu.adamw import cpu_kernel
 from planner.cpu.meter import Meter
+from planner.graph import keep_device_guard
 from planner.schedule.chain import Chain
 from planner.schedule.compile import Op, Program
 from worker.runtime.arena import Memory, NoPlaces
@@ -31,6 +32,7 @@ class CpuMachine:
         self.device = torch.device("cpu")
         self.meter: Meter | None = Meter() if metered else None
         cpu_kernel()  # chosen now: in a step, its trial would count as device memory
+        keep_device_guard()  # now: slices trace in threads of their own
 
     def interpreter(self, program: Program, perform: Perform) -> CpuInterpreter:
         """Queues for `program`."""
