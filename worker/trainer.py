@@ -54,7 +54,7 @@ def _train(folder: RunFolder, stop: StopRequest) -> Exit:
 
     kernels: AbstractContextManager[None] = nullcontext()
     if Job.from_resolved(folder.resolved).deterministic:
-        logging.info("kernels: deterministic: true has %s", Kernels())
+        logging.info("kernels: %s, as deterministic: true asks for", Kernels())
         kernels = Kernels().taken()
     elif not torch.cuda.is_available():  # else a resumed run might not have the bits of one that was never stopped
         kernels = repeatable_on_cpu()

@@ -102,7 +102,7 @@ def with_fallback(act: Callable[[Kernels], _T], *, asked: bool) -> _T:
                 raise
             kernels = Kernels((*kernels.refused, error.operation))
         gc.collect()  # what was made is held by the error's frames
-        log.warning("%s refused to be deterministic. Once more; kernels: %s", kernels.refused[-1], kernels)
+        log.warning("%s%s: all is done once more. Kernels: %s", kernels.refused[-1], _TOLD, kernels)
 
 
 @contextlib.contextmanager

@@ -120,8 +120,8 @@ def test_what_refuses_is_warned_of_and_attention_is_then_computed_by_products(
         assert with_fallback(act, asked=False).tolist() == [0, 1, 0, 0]
     assert tried == [(Kernels(), SDPBackend.FLASH_ATTENTION), (Kernels(("put_",)), SDPBackend.MATH)]
     assert caplog.messages == [
-        "put_ refused to be deterministic. Once more; kernels: deterministic ones but for put_, which has none and may "
-        "differ from run to run; attention is computed by matrix products (SDPBackend.MATH)"
+        "put_ has no deterministic kernel in PyTorch: all is done once more. Kernels: deterministic ones but for put_, "
+        "which has none and may differ from run to run; attention is computed by matrix products (SDPBackend.MATH)"
     ]
     tried.clear()
     with pytest.raises(NotRepeatableError):

@@ -318,7 +318,7 @@ def test_where_an_operation_refuses_the_comparison_begins_once_more_and_says_so(
     code, found, _ = certified(tmp_path, "gpu_budget: 4MiB\n", "--layers=1")
     assert code == Exit.DONE and found is not None and found.bitwise
     assert found.refused == ("put_",) and "deterministic ones but for put_" in found.kernels
-    assert "put_ refused to be deterministic. Once more" in caplog.text
+    assert "put_ has no deterministic kernel in PyTorch: all is done once more." in caplog.text
     code, found, log = certified(tmp_path, "gpu_budget: 4MiB\ndeterministic: true\n", "--layers=1")
     assert (code, found) == (Exit.USAGE, None), "as the job would end"
     assert "put_ has no deterministic kernel in PyTorch" in log

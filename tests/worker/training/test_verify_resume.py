@@ -117,8 +117,9 @@ def test_where_an_operation_refuses_both_runs_begin_once_more_and_it_is_said(
 
 
 def test_a_deterministic_job_trains_under_the_strict_mode_and_goes_on_with_the_same_bits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO")
     runs: list[RunFolder] = []
     modes: list[str] = []
     own = Engine.step
@@ -135,6 +136,7 @@ def test_a_deterministic_job_trains_under_the_strict_mode_and_goes_on_with_the_s
             assert trainer._train(run, _Until(run, stop)) is Exit.STOPPED
         runs.append(run)
     assert job.deterministic and modes == 12 * ["strict"]
+    assert caplog.messages.count("kernels: deterministic ones only, as deterministic: true asks for") == 3
     assert differences(runs[0], runs[1], 6) == []
     patch_mlp(monkeypatch)
     (tmp_path / "refusing").mkdir()
