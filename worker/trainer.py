@@ -10,11 +10,13 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from planner.errors import Exit
 from planner.fast_imports import lasting_imports
 from planner.hub import speak_for_a_job
+from planner.job.schema import Job
 from planner.run.ending import exit_code_of
 from planner.run.folder import RunFolder
 from planner.run.plain_streams import speak_plainly
@@ -47,13 +49,18 @@ def _train(folder: RunFolder, stop: StopRequest) -> Exit:
     with lasting_imports():
         import torch
 
-        from worker.runtime.repeatable import take_repeatable_kernels
+        from planner.measure.repeatable import Kernels, repeatable_on_cpu
         from worker.training.run import run_job
 
-    if not torch.cuda.is_available():  # else a resumed run might not have the bits of one that was never stopped
-        take_repeatable_kernels()
-    if not run_job(folder, stop):
-        return Exit.STOPPED
+    kernels: AbstractContextManager[None] = nullcontext()
+    if Job.from_resolved(folder.resolved).deterministic:
+        logging.info("kernels: %s, as deterministic: true asks for", Kernels())
+        kernels = Kernels().taken()
+    elif not torch.cuda.is_available():  # else a resumed run might not have the bits of one that was never stopped
+        kernels = repeatable_on_cpu()
+    with kernels:
+        if not run_job(folder, stop):
+            return Exit.STOPPED
     stop.ignore()  # what is done is done, also where it is paused as it ends
     return Exit.DONE
 

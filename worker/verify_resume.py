@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from planner.errors import Exit, UserError
 from planner.fast_imports import lasting_imports
@@ -27,6 +28,9 @@ from planner.run.folder import RunFolder
 from planner.run.plain_streams import speak_plainly
 from worker.training.metrics import read_metrics, steps_trained
 from worker.training.stop import StopRequest
+
+if TYPE_CHECKING:
+    from planner.measure.repeatable import Kernels
 
 log = logging.getLogger(__name__)
 
@@ -45,12 +49,13 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--database", metavar="URL")
     parser.add_argument("--json", action="store_true", help="print one JSON object, in one line")
     parser.add_argument("--until", type=int, help="train the run folder JOB to this step, and stop")
+    parser.add_argument("--refused", action="append", default=[], help="an operation without a deterministic kernel")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is loaded, which therefore happens below
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if options.until is not None:
-        return exit_code_of(lambda: _train(RunFolder(options.job), options.until), None)
+        run, refused = RunFolder(options.job), tuple(options.refused)
+        return exit_code_of(lambda: _train(run, options.until, refused), run)
     return exit_code_of(lambda: _verify(options), None)
 
 
@@ -71,43 +76,27 @@ class _Until(StopRequest):
         """Nobody asks but the steps."""
 
 
-def _train(run: RunFolder, until: int) -> Exit:
+def _train(run: RunFolder, until: int, refused: tuple[str, ...] = ()) -> Exit:
     with lasting_imports():
-        from worker.runtime.repeatable import take_repeatable_kernels
+        from planner.measure.repeatable import Kernels
         from worker.training.run import run_job
 
-    take_repeatable_kernels()  # two runs of kernels that do not repeat would differ by themselves
-    return Exit.DONE if run_job(run, _Until(run, until)) else Exit.STOPPED
+    with Kernels(refused).taken():  # two runs of kernels that do not repeat would differ by themselves
+        return Exit.DONE if run_job(run, _Until(run, until)) else Exit.STOPPED
 
 
 def _verify(options: argparse.Namespace) -> Exit:
     with lasting_imports():
+        from planner.measure.repeatable import with_fallback
         from planner.measure.target import device_of
 
-    job, steps = Job.from_resolved(options.job), options.steps
-    whole, halves = (RunFolder(options.folder / name) for name in ("in-one-go", "with-a-stop"))
-    try:
-        steps = _prepare(job, steps, (whole, halves), options)
-        half = steps // 2
-        log.info("training steps 1 to %d in one go", steps)
-        _run(whole, steps, options.device)
-        log.info("training %s, and a checkpoint", "step 1" if half == 1 else f"steps 1 to {half}")
-        _run(halves, half, options.device)
-        log.info("going on from it to step %d, in a new process", steps)
-        _run(halves, steps, options.device)
-        log.info("comparing the checkpoints of step %d", steps)
-        found = differences(whole, halves, steps)
-    finally:
-        from worker.training.stored import forget_stores
-
-        for run in (whole, halves):
-            if run.path.is_dir():
-                forget_stores(job, run)
-    cuda = device_of(options.device).type == "cuda"
+    job = Job.from_resolved(options.job)
+    found, steps, kernels = with_fallback(lambda kernels: _compare(job, options, kernels), asked=job.deterministic)
+    half, cuda = steps // 2, device_of(options.device).type == "cuda"
     if options.json:
         print(json.dumps({
             "equal": not found, "steps": steps, "stopped_after": half, "differences": found,
-            "deterministic_kernels": cuda,
+            "deterministic_kernels": cuda, "kernels": str(kernels), "refused": kernels.refused,
         }))  # fmt: skip
         return Exit.FAILED if found else Exit.DONE
     did = f"steps 1 to {steps} in one go, and with an end after step {half} and a new process"
@@ -115,14 +104,38 @@ def _verify(options: argparse.Namespace) -> Exit:
         print(f"{did}, differ. Please report this.")
         for line in found[:_MOST_NAMED]:
             print(f"  {line}")
-        return Exit.FAILED
-    print(f"{did}, are equal in every bit: losses, norms, weights and moments.")
-    if cuda:
-        print("Both took PyTorch's deterministic kernels; those that the job itself takes may differ from run to run.")
-    return Exit.DONE
+    else:
+        print(f"{did}, are equal in every bit: losses, norms, weights and moments.")
+    if cuda or kernels.refused:
+        own = "" if job.deterministic else " Those that the job itself takes may differ from run to run."
+        print(f"Kernels: {kernels}.{own}")
+    return Exit.FAILED if found else Exit.DONE
 
 
-def _prepare(job: Job, steps: int, runs: tuple[RunFolder, ...], options: argparse.Namespace) -> int:
+def _compare(job: Job, options: argparse.Namespace, kernels: Kernels) -> tuple[list[str], int, Kernels]:
+    """Do the steps both ways, in this process's kernels: where they differ, how many steps there were, and `kernels`.
+    Raises UserError."""
+    from worker.training.stored import forget_stores
+
+    whole, halves = (RunFolder(options.folder / name) for name in ("in-one-go", "with-a-stop"))
+    try:
+        steps = _prepare(job, (whole, halves), options, kernels)
+        half = steps // 2
+        log.info("training steps 1 to %d in one go", steps)
+        _run(whole, steps, options.device, kernels)
+        log.info("training %s, and a checkpoint", "step 1" if half == 1 else f"steps 1 to {half}")
+        _run(halves, half, options.device, kernels)
+        log.info("going on from it to step %d, in a new process", steps)
+        _run(halves, steps, options.device, kernels)
+        log.info("comparing the checkpoints of step %d", steps)
+        return differences(whole, halves, steps), steps, kernels
+    finally:
+        for run in (whole, halves):
+            if run.path.is_dir():
+                forget_stores(job, run)
+
+
+def _prepare(job: Job, runs: tuple[RunFolder, ...], options: argparse.Namespace, kernels: Kernels) -> int:
     """Make the run folders, with plan and data; returns how many steps there are to do. Raises UserError."""
     from planner.cache.store import Cache
     from planner.measure.target import device_of
@@ -131,8 +144,10 @@ def _prepare(job: Job, steps: int, runs: tuple[RunFolder, ...], options: argpars
 
     cache = Cache(options.database) if options.database else None
     first, *others = runs
+    for run in runs:
+        shutil.rmtree(run.path, ignore_errors=True)  # of kernels that an operation refused
     submitted = RunFolder(options.run) if options.run else None
-    found = its_plan(job, submitted, device_of(options.device), first.path / "data", cache)
+    found = its_plan(job, submitted, device_of(options.device), first.path / "data", cache, anew=bool(kernels.refused))
     job, batches = _to_compare(found.job), found.batches
     if (total := batches.total_steps) < 3:
         raise UserError(
@@ -146,7 +161,7 @@ def _prepare(job: Job, steps: int, runs: tuple[RunFolder, ...], options: argpars
         (run.path / "token").write_text(passing_token(), "utf-8")
         run.write_resolved(job.resolved_yaml())
         run.write_plan(found.document)
-    return max(2, min(steps, total - 1))
+    return max(2, min(int(options.steps), total - 1))
 
 
 def _to_compare(job: Job) -> Job:
@@ -155,8 +170,9 @@ def _to_compare(job: Job) -> Job:
     return job.model_copy(update={"output_dir": None, "sample_prompts": None, "early_stopping_patience": None})
 
 
-def _run(run: RunFolder, until: int, device: str | None) -> None:
-    command = [sys.executable, "-P", "-m", "worker.verify_resume", str(run.path), f"--until={until}"]
+def _run(run: RunFolder, until: int, device: str | None, kernels: Kernels) -> None:
+    refused = [f"--refused={operation}" for operation in kernels.refused]
+    command = [sys.executable, "-P", "-m", "worker.verify_resume", str(run.path), f"--until={until}", *refused]
     hidden = {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
     watched = sys.stderr.isatty()  # else its log is shown where it ends badly
     done = subprocess.run(
@@ -165,6 +181,11 @@ def _run(run: RunFolder, until: int, device: str | None) -> None:
         check=False,
     )  # fmt: skip
     if (code := done.returncode) != Exit.STOPPED:
+        from planner.measure.repeatable import NotRepeatableError
+
+        told = run.read_error()
+        if told is not None and (error := NotRepeatableError.of(UserError.from_json(told))) is not None:
+            raise error
         print(done.stdout or "", end="", file=sys.stderr)
         raise UserError(
             "The steps could not be done.", code="steps-not-done", numbers=(f"exit code {code}, and the reason above",),

@@ -60,7 +60,7 @@ def certify(what: str, as_json: bool, **options: Any) -> None:
 @json_option
 def verify_resume(what: str, as_json: bool, **options: Any) -> None:
     """Do the first steps of the job in FILE, or of job ID, in one go, and with a stop and a new process in between, and
-    compare what is learned bit by bit. Exits with 1 when a bit differs. On CUDA both take deterministic kernels."""
+    compare what is learned bit by bit. Exits with 1 when a bit differs. Both take deterministic kernels."""
     with _process("worker.verify_resume", what, options, ("steps", "device")) as command:
         code = answered([*command, *(["--json"] if as_json else [])], as_json)
     sys.exit(code)
@@ -165,6 +165,8 @@ def _plan(what: str, found: Certificate) -> Iterator[tuple[str, str | Text]]:
     yield "plain", f"about {format_bytes(found.plain_bytes)}{whole}; there are {format_bytes(found.there_bytes)}"
     yield "plan", " · ".join(option_runs(found.options))
     yield "made", _made(what, found)
+    if found.refused or found.device != "cpu":
+        yield "kernels", found.kernels + ("" if found.decided else "; the plan was measured in them")
     yield "moved", f"{format_bytes(found.moved_bytes)} a step; the CPU updates {_count(found.cpu_updated, 'tensor')}"
 
 

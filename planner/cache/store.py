@@ -52,7 +52,8 @@ class CachedPlan:
 class Question:
     """All that a plan depends on. Times and rates are left out, but for whether they are measured. `weights_in_files`:
     whether frozen weights may be read from the model's files, which is no matter where `chain` says which are;
-    `disk_bytes`: what optimizer states and activations may take of a disk, of as many as there are."""
+    `disk_bytes`: what optimizer states and activations may take of a disk, of as many as there are; `kernels`: see
+    `planner.measure.repeatable.kernels_in_force`."""
 
     chain: Chain
     machine: str
@@ -67,10 +68,13 @@ class Question:
     compiling: bool = False
     weights_in_files: bool = False
     disk_bytes: int = 0
+    kernels: str = ""
 
     def key(self) -> str:
         """Digest of the question, the planner's and torch's versions included."""
-        parts = to_json(replace(self, chain=without_times(self.chain)))
+        parts = cast(dict[str, Any], to_json(replace(self, chain=without_times(self.chain))))
+        if not self.kernels:  # plans that were kept before the field was there are still found
+            del parts["kernels"]
         return _digest({"question": parts, "planner": PLANNER, "torch": version("torch")})
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from planner.measure.drive import expected_shares, with_own_drive, with_rates
 from planner.measure.files_of_weights import model_read_rate, why_not_in_files
 from planner.measure.hf_model import beyond_positions, working_dtype
 from planner.measure.machine_rates import measure_hardware
+from planner.measure.repeatable import Kernels, kernels_in_force
 from planner.measure.target import find_target
 from planner.measure.times import Times
 from planner.schedule.activation_turns import stored_activations
@@ -59,8 +61,11 @@ def plan_job(
 
     Where the split of a step is left to the planner, those that are the fastest by the estimate are measured, and the
     fastest of them is taken; without `measure` it is the first by the estimate, and the plan is an estimate.
+
+    All is measured under the kernels that the process takes, which are deterministic ones where the job asks for it.
     """
-    answer = _planned(job, device, cache, measure, distinct_tokens)
+    with _its_kernels(job):
+        answer = _planned(job, device, cache, measure, distinct_tokens)
     return replace(answer, disk=_told_use(job, answer.plan, answer.chain))
 
 
@@ -68,7 +73,12 @@ def kept_plan(job: Job, device: torch.device, cache: Cache) -> Answer | None:
     """The plan that `plan_job` would find of this job, whose step is split, without measuring or solving; None where it
     would have to be made first. Raises UserError."""
     assert job.is_split
-    return _Planning(job, device, cache, measure=False, distinct_tokens=()).kept()
+    with _its_kernels(job):
+        return _Planning(job, device, cache, measure=False, distinct_tokens=()).kept()
+
+
+def _its_kernels(job: Job) -> AbstractContextManager[None]:
+    return Kernels().taken() if job.deterministic else nullcontext()
 
 
 def _told_use(job: Job, plan: Plan, chain: Chain) -> DiskUse | None:
@@ -100,7 +110,7 @@ def _planned(
     def planning(of: Job) -> _Planning:
         return _Planning(of, device, cache, measure=measure, distinct_tokens=distinct_tokens)
 
-    if measure and (reason := why_off(job.compile, device, exact=job.exact)):
+    if measure and (reason := _why_not_compiled(job, device)):
         log.info("compile: off, because %s", reason)
     if job.is_split:
         return planning(job).answer_or_ways()
@@ -129,6 +139,10 @@ def _planned(
     return replace(min(answers, key=lambda answer: answer.plan.step_s), splits=splits)
 
 
+def _why_not_compiled(job: Job, device: torch.device) -> str | None:
+    return why_off(job.compile, device, exact=job.exact, deterministic=job.deterministic)
+
+
 class _Planning:
     def __init__(
         self, job: Job, device: torch.device, cache: Cache | None, *, measure: bool, distinct_tokens: tuple[int, ...]
@@ -148,8 +162,9 @@ class _Planning:
         self.distinct_tokens = distinct_tokens if self.asks_for_data else ()
         self.rounded = job.optim == ADAMW_8BIT
         self.optimizer = job.optim if job.optim in (ADAMW_8BIT, MUON) else "adamw"
+        self.kernels = kernels_in_force(device)
         self.estimate = estimate_times(self.analysis, self.machine)
-        self.compiling = self.target.final and why_off(job.compile, self.target.device, exact=job.exact) is None
+        self.compiling = self.target.final and _why_not_compiled(job, self.target.device) is None
 
     def answer(self) -> Answer:
         """A final plan where there may be one, or else an estimate."""
@@ -224,6 +239,7 @@ class _Planning:
             compiling=self.compiling,
             weights_in_files=self.not_in_files is None,
             disk_bytes=min(machine.disk_bytes, most_on_disk(chain, job.gradient_accumulation_steps)),
+            kernels=self.kernels,
         )
 
     def _found(self, question: Question) -> Answer | None:
@@ -288,6 +304,8 @@ class _Planning:
         kinds[head].append(f"chunks of {self.analysis.chunk_rows}")
         if self.compiling:
             kinds["compiled where faster"] = []
+        if self.kernels:
+            kinds[f"kernels: {self.kernels}"] = []
         if self.rounded:
             kinds["updates of moments in 8 bits"] = []
         if self.analysis.matrices:

@@ -141,6 +141,7 @@ class Job(AdapterKeys, LossKeys):
     attn_implementation: Annotated[Literal["sdpa", "eager"], Field(description="sdpa or eager")] = "sdpa"
     exact: Switch = True
     compile: Compile = "auto"
+    deterministic: Switch = False
     gradient_checkpointing: Annotated[bool | None, Field(description="true, false or null")] = None
     gpu_budget: Size = None
     cpu_budget: Size = None

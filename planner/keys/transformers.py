@@ -31,7 +31,7 @@ TRANSFORMERS = table(
         label_smoothing_factor neftune_noise_alpha trackio_space_id
     """,
     honoured={"warmup_steps": "warmup_ratio", "trackio_project_name": "project", "eval_strategy": "evaluation_strategy",
-              "group_by_length": "train_sampling_strategy"},
+              "group_by_length": "train_sampling_strategy", "deterministic": "full_determinism"},
     unused={
         LOGS: """
             logging_strategy logging_steps logging_first_step logging_dir logging_nan_inf_filter log_level
@@ -68,7 +68,6 @@ TRANSFORMERS = table(
         """,
         "fp32 is computed in fp32; bf16: true is the fast way": "tf32",
         "seed decides the order of the data, too": "data_seed",
-        "a run repeats bit by bit in any case": "full_determinism",
         "an output_dir must be empty": "overwrite_output_dir",
         SAYS_NOTHING: "do_train debug past_index resume_from_checkpoint",
     },

@@ -31,11 +31,15 @@ ROUNDINGS = 4
 Compiled code rounds elsewhere, mostly less often; what the differences of large numbers are then is anyone's guess."""
 
 
-def why_off(setting: str, device: torch.device, *, exact: bool) -> str | None:
+def why_off(setting: str, device: torch.device, *, exact: bool, deterministic: bool = False) -> str | None:
     """Why no layer is compiled, in words for the log; None where those are that gain. `setting`: "auto" or "off"."""
     if setting == "off":
         return "so it is set"
-    return "exact: true keeps the bits of plain PyTorch" if exact else why_not_compilable(device)
+    if exact:
+        return "exact: true keeps the bits of plain PyTorch"
+    if deterministic:
+        return "the compiler chooses among kernels by their times, and deterministic: true has the same ones each time"
+    return why_not_compilable(device)
 
 
 @torch.no_grad()

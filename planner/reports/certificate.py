@@ -41,6 +41,8 @@ class Certificate:
     the first moments, which are then the gradients but for a factor. `rounded`: AdamW's moments are in 8 bits, and
     plain PyTorch rounded them so after each of its updates. `decided`: the plan was there, as a submitted job trains
     under it; else it was made for the certificate, as a job's is when it has its turn.
+
+    `kernels`: which of PyTorch's both took, in a line; of the operations in `refused` there are no deterministic ones.
     """
 
     model: str
@@ -63,6 +65,8 @@ class Certificate:
     allowed: float
     rounded: bool = False
     decided: bool = False
+    kernels: str = ""
+    refused: tuple[str, ...] = ()
 
     @property
     def holds(self) -> bool:

@@ -21,6 +21,7 @@ from planner.codec import to_json
 from planner.errors import Exit
 from planner.fast_imports import lasting_imports
 from planner.job.schema import Job
+from planner.reports.certificate import Certificate
 from planner.run.ending import exit_code_of
 from planner.run.folder import RunFolder
 from planner.run.plain_streams import speak_plainly
@@ -38,9 +39,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--database", metavar="URL")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    # All are read when torch is loaded, or its libraries are, which therefore happens below.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is loaded, which therefore happens below
     answers = sys.stdout
     with contextlib.redirect_stdout(sys.stderr):  # what a library prints is no answer
         return exit_code_of(lambda: _certify(options, answers), None)
@@ -52,23 +51,26 @@ def _certify(options: argparse.Namespace, answers: TextIO) -> Exit:
         from transformers.utils import logging as transformers_logging
 
         from planner.cache.store import Cache
+        from planner.measure.repeatable import Kernels, with_fallback
         from planner.measure.target import device_of
         from worker.certify.certificate import certify
         from worker.certify.its_plan import its_plan
         from worker.runtime.arena import take_over
-        from worker.runtime.repeatable import take_repeatable_kernels
 
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     device = device_of(options.device)
-    take_repeatable_kernels()
     if device.type == "cuda" and job.exact:  # compiled layers' memory is measured by PyTorch's own allocator
         take_over()
     cache = Cache(options.database) if options.database else None
     run = RunFolder(options.run) if options.run else None
-    found = its_plan(job, run, device, options.folder / "data", cache)
-    certificate = certify(
-        found, steps=options.steps, layers=options.layers, device=device, folder=options.folder
-    )  # fmt: skip
+
+    def compare(kernels: Kernels) -> Certificate:
+        found = its_plan(job, run, device, options.folder / "data", cache, anew=bool(kernels.refused))
+        return certify(
+            found, steps=options.steps, layers=options.layers, device=device, folder=options.folder, kernels=kernels
+        )  # fmt: skip
+
+    certificate = with_fallback(compare, asked=job.deterministic)
     print(json.dumps(to_json(certificate)), file=answers)
     return Exit.DONE if certificate.holds else Exit.FAILED
 

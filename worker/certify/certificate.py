@@ -11,6 +11,7 @@ from planner.errors import Exit, UserError
 from planner.job.schema import Job
 from planner.measure.analysis import analyse
 from planner.measure.hf_model import pairs_of, working_dtype
+from planner.measure.repeatable import Kernels
 from planner.reports.certificate import Certificate
 from planner.schedule.chain import Chain
 from planner.schedule.compile import OpKind, compile_program
@@ -29,9 +30,11 @@ PyTorch's.
 """
 
 
-def certify(found: ItsPlan, *, steps: int, layers: int | None, device: torch.device, folder: Path) -> Certificate:
+def certify(
+    found: ItsPlan, *, steps: int, layers: int | None, device: torch.device, folder: Path, kernels: Kernels
+) -> Certificate:
     """Do the first `steps` steps of a job both ways. `layers`: with a model of its first layers; by default as many as
-    plain PyTorch has room for. `folder` is for files on the way.
+    plain PyTorch has room for. `folder` is for files on the way, `kernels` those that this process takes.
 
     Raises UserError, as the job would.
     """
@@ -59,7 +62,7 @@ def certify(found: ItsPlan, *, steps: int, layers: int | None, device: torch.dev
         cpu_updated=len(plan.cpu_updated()), options=plan.options, findings=outcome.findings,
         parameters=outcome.parameters, reasons=_reasons(job, device, chain), first=outcome.first,
         allowed=_ALLOWED[working_dtype(job)], rounded=chain.rounded_elements > 0,
-        decided=found.decided and kept == room.all_layers,
+        decided=found.decided and kept == room.all_layers, kernels=str(kernels), refused=kernels.refused,
     )  # fmt: skip
 
 

@@ -40,10 +40,13 @@ class ItsPlan:
     document: dict[str, Any]
 
 
-def its_plan(job: Job, run: RunFolder | None, device: torch.device, folder: Path, cache: Cache | None) -> ItsPlan:
+def its_plan(
+    job: Job, run: RunFolder | None, device: torch.device, folder: Path, cache: Cache | None, *, anew: bool = False
+) -> ItsPlan:
     """Of a job, and its run folder where it is submitted. A final plan there is taken as it is: a new one would be for
-    the memory that is free now. Without one it is made as the job's is when it has its turn: with measurements, and
-    after its data were counted where it may depend on these. `folder` is for the data. Raises UserError."""
+    the memory that is free now. Without one, or `anew`, it is made as the job's is when it has its turn: with
+    measurements, under the kernels that this process takes, and after its data were counted where it may depend on
+    these. `folder` is for the data. Raises UserError."""
     tokenizer, frozen = load_tokenizer(job), run.read_frozen() if run else None
 
     def data_of(split: Job) -> Batches:
@@ -51,7 +54,7 @@ def its_plan(job: Job, run: RunFolder | None, device: torch.device, folder: Path
             split, tokenizer, folder, frozen, pairs=pairs_of(split), masked=masked_of(split), border=rope_border(split)
         )  # fmt: skip
 
-    document = run.read_plan() if run else None
+    document = run.read_plan() if run and not anew else None
     if run is not None and document is not None and document["measured"]:
         plan, chain, hardware = read_plan(run)
         return ItsPlan(

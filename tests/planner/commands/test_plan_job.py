@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partialmethod
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +19,15 @@ from sqlalchemy import create_engine, text
 
 from offmated.cli.plan_view import plan_rows
 from planner.__main__ import main
-from planner.cache.store import Cache
+from planner.cache.store import PLANNER, Cache, Question, without_times
 from planner.cache.tables import metadata
-from planner.codec import from_json
+from planner.codec import from_json, to_json
 from planner.commands.plan_job import plan_job
 from planner.errors import Exit, UserError
 from planner.job.schema import Job
-from planner.measure.analysis import analyse
-from planner.measure.machine_rates import measure_hardware
+from planner.measure.analysis import analyse, estimate_times, measure_times
+from planner.measure.machine_rates import estimate_hardware, measure_hardware
+from planner.measure.repeatable import Kernels, kernels_in_force
 from planner.schedule.chain import Chain
 from planner.schedule.compile import compile_program
 from planner.schedule.memory import gpu_peak_bytes
@@ -31,9 +35,10 @@ from planner.schedule.plan import Plan
 from planner.search.problem import Problem
 from tests.support.analyses import analyse_once
 from tests.support.disks import small_disk
+from tests.support.not_repeatable import patch_mlp
 from tests.support.texts import make_job, sentences, tiny_llama_folder, write_jsonl
 
-CPU = torch.device("cpu")
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
 @pytest.fixture(autouse=True)
@@ -297,3 +302,50 @@ def test_a_budget_below_the_least_possible_raises_for_callers_too(
     with pytest.raises(UserError) as refused:
         plan_job(tiny_job(tmp_path, gpu_budget=1024), CPU, cache=None, measure=False)
     assert refused.value.exit_code == Exit.DOES_NOT_FIT
+
+
+def test_a_job_that_asks_for_deterministic_kernels_is_measured_in_them(
+    job: Job, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what was measured in others is not taken for it, on a device where they differ."""
+    own, strict = Cache(database), job.model_copy(update={"deterministic": True})
+    monkeypatch.setattr("planner.commands.plan_job.kernels_in_force", lambda device: kernels_in_force(CUDA))
+    measured: list[str] = []
+
+    def measure(*arguments: Any, **keywords: Any) -> Any:
+        measured.append(kernels_in_force(CUDA))
+        return measure_times(*arguments, **keywords)
+
+    monkeypatch.setattr("planner.commands.plan_job.measure_times", measure)
+    answers = [plan_job(its, CPU, cache=own, measure=True) for its in (job, strict, job, strict)]
+    assert measured == ["", "strict"]
+    assert [answer.cached for answer in answers] == [False, False, True, True]
+    assert answers[0].measurement != answers[1].measurement and answers[0].key != answers[1].key
+    with Kernels().taken():  # as a certificate of the job has them
+        assert plan_job(job, CPU, cache=own, measure=True).key == answers[1].key
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_a_plan_that_was_kept_before_there_were_kernels_to_choose_is_found(job: Job) -> None:
+    chain = analyse(job, CPU).chain(estimate_times(analyse(job, CPU), estimate_hardware(CPU)))
+    question = Question(
+        chain=chain, machine="m", gpu_budget_bytes=1, cpu_budget_bytes=1, slices=1, clip=True, measured=True,
+        dtype="torch.float32",
+    )  # fmt: skip
+    parts: Any = to_json(replace(question, chain=without_times(chain)))
+    del parts["kernels"]
+    text_of = json.dumps({"question": parts, "planner": PLANNER, "torch": version("torch")}, sort_keys=True)
+    assert question.key() == hashlib.sha256(text_of.encode()).hexdigest()
+    assert replace(question, kernels="strict").key() != question.key()
+
+
+def test_a_job_whose_model_has_no_deterministic_kernels_is_refused_as_it_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patch_mlp(monkeypatch)
+    job = tiny_job(tmp_path, max_length=20)  # no other test has traced it
+    strict = job.model_copy(update={"deterministic": True})
+    with pytest.raises(UserError, match="put_ has no deterministic kernel in PyTorch") as told:
+        plan_job(strict, CPU, cache=None, measure=True)
+    assert (told.value.code, told.value.exit_code) == ("not-deterministic", Exit.USAGE)
+    assert plan_job(job, CPU, cache=None, measure=True).measured

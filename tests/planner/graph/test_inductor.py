@@ -232,6 +232,7 @@ def test_a_graph_that_is_not_partitioned_is_compiled_as_well(monkeypatch):
 def test_exact_jobs_and_machines_without_a_compiler_do_not_compile(monkeypatch):
     assert why_off("off", CPU, exact=False)
     assert "exact: true" in (why_off("auto", CPU, exact=True) or "")
+    assert "deterministic: true" in (why_off("auto", CPU, exact=False, deterministic=True) or "")
     monkeypatch.setenv("CXX", "/nowhere/g++")
     monkeypatch.setattr(inductor_config.cpp, "cxx", ("/nowhere/g++",))
     assert "no C++ compiler" in (why_off("auto", CPU, exact=False) or "")

@@ -23,7 +23,7 @@ VALUES = {"packing": "true", "learning_rate": "1e-4", "lr_scheduler_type": "cosi
           "trackio_project_name": "mine", "layers_to_transform": "null", "layers_pattern": "null",
           "rank_pattern": "null", "alpha_pattern": "{}", "init_lora_weights": "true",
           "add_tokens": "['<a>']", "router_aux_loss_coef": "0.01",
-          "trainable": "[lm_head]"}  # fmt: skip
+          "trainable": "[lm_head]", "deterministic": "true"}  # fmt: skip
 
 
 SPELLED_OTHERWISE = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -20,14 +21,17 @@ from planner.codec import from_json, to_json
 from planner.errors import Exit, UserError
 from planner.job.schema import Job
 from planner.measure.hf_model import sample_batch, skeleton_model
+from planner.measure.repeatable import Kernels, kernels_in_force
 from planner.measure.tensors import matrix_names
 from planner.reports.certificate import Certificate, Finding
 from planner.schedule.chain import Chain
 from tests import ROOT
 from tests.support.engine_plans import chain_of, mixed_plan, resident_plan
+from tests.support.not_repeatable import patch_mlp
 from tests.support.texts import byte_tokenizer, make_job, sentences, tiny_llama_folder, write_jsonl
 from tests.support.tiny_models import config_of
 from tests.worker.engine.test_states_on_disk import on_disk
+from worker.certify import __main__ as certify_process
 from worker.certify.comparison import Comparison
 from worker.certify.layers_that_fit import Room, plain_bytes
 from worker.data.batches import Batches
@@ -263,3 +267,58 @@ def test_the_command_certifies_a_job(tmp_path: Path) -> None:
     assert found.gpu_peak_bytes <= found.gpu_budget_bytes < 4 * 2**20
     assert len(found.parameters) == 21
     assert "offmate: step 2 of 2" in done.stderr
+
+
+def test_a_certificate_says_which_kernels_both_took_where_others_could_differ() -> None:
+    only = "kernels  deterministic ones only"
+    assert only not in shown(certificate(kernels="deterministic ones only"))
+    card = certificate(device="NVIDIA H100", kernels="deterministic ones only", decided=True)
+    assert f"{only}\n" in shown(card, "3")
+    assert f"{only}; the plan was measured in them\n" in shown(replace(card, decided=False), "3")
+    refused = Kernels(("put_",))
+    text = shown(certificate(kernels=str(refused), refused=refused.refused, decided=True), "3")
+    assert "kernels  deterministic ones but for put_, which has none and may differ from run to run; attention" in text
+    assert from_json(Certificate, to_json(card)) == card
+
+
+def certified(folder: Path, text: str, *words: str) -> tuple[int, Certificate | None, str]:
+    """Exit code and answer of the process about a job of these keys, and what stands in its log."""
+    tiny_job(folder)
+    (folder / "written.yaml").write_text(f"model: model\ndataset: data.jsonl\nmax_length: 32\nmax_steps: 2\n{text}")
+    job = Job.load(folder / "written.yaml")
+    (folder / "job.yaml").write_text(job.resolved_yaml())
+    answers, log = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(answers), contextlib.redirect_stderr(log):
+        code = certify_process.main([str(folder / "job.yaml"), f"--folder={folder / 'own'}", "--device=cpu", *words])
+    told = answers.getvalue()
+    return code, from_json(Certificate, json.loads(told)) if told else None, log.getvalue()
+
+
+def test_both_are_compared_under_the_strict_mode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own").mkdir()
+    modes: list[str] = []
+
+    def steps(self: Comparison, *rest: object) -> object:
+        modes.append(kernels_in_force(torch.device("cuda")))
+        return own(self, *rest)
+
+    own = Comparison._steps
+    monkeypatch.setattr(Comparison, "_steps", steps)
+    code, found, _ = certified(tmp_path, "gpu_budget: 4MiB\n", "--layers=1")
+    assert (code, modes) == (Exit.DONE, ["strict", "strict"])
+    assert found is not None and found.bitwise and (found.kernels, found.refused) == ("deterministic ones only", ())
+    assert kernels_in_force(torch.device("cuda")) == ""
+
+
+def test_where_an_operation_refuses_the_comparison_begins_once_more_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "own").mkdir()
+    patch_mlp(monkeypatch)
+    code, found, _ = certified(tmp_path, "gpu_budget: 4MiB\n", "--layers=1")
+    assert code == Exit.DONE and found is not None and found.bitwise
+    assert found.refused == ("put_",) and "deterministic ones but for put_" in found.kernels
+    assert "put_ has no deterministic kernel in PyTorch: all is done once more." in caplog.text
+    code, found, log = certified(tmp_path, "gpu_budget: 4MiB\ndeterministic: true\n", "--layers=1")
+    assert (code, found) == (Exit.USAGE, None), "as the job would end"
+    assert "put_ has no deterministic kernel in PyTorch" in log

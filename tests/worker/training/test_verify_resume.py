@@ -5,38 +5,36 @@ from __future__ import annotations
 import argparse
 import json
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from torch.utils import deterministic
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from planner.errors import Exit, UserError
+from planner.measure.repeatable import Kernels, kernels_in_force
+from planner.run.ending import exit_code_of
 from planner.run.folder import RunFolder
 from planner.run.processes import Process
 from planner.units import printable
+from tests.support.not_repeatable import patch_mlp
 from tests.support.runs import make_run
-from worker import verify_resume
+from worker import trainer, verify_resume
+from worker.engine.engine import Engine
 from worker.sample import answers
 from worker.sample import main as sample
 from worker.storage.checkpoint import read_checkpoint, write_checkpoint
 from worker.training.run import run_job
 from worker.training.stop import StopRequest
 from worker.training.stored import clear_passing, passing_token
-from worker.verify_resume import _to_compare, _train, differences
+from worker.verify_resume import _to_compare, _train, _Until, differences
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(autouse=True)
-def _small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    fills = deterministic.fill_uninitialized_memory
-    yield
-    torch.use_deterministic_algorithms(False)
-    deterministic.fill_uninitialized_memory = fills
 
 
 def test_a_stop_in_the_middle_changes_no_bit_and_what_does_is_named(
@@ -48,14 +46,16 @@ def test_a_stop_in_the_middle_changes_no_bit_and_what_does_is_named(
     (tmp_path / "job.yaml").write_text(job.resolved_yaml())
     plan = run.plan.read_text()
 
-    def prepare(job: object, steps: int, runs: tuple[RunFolder, ...], options: argparse.Namespace) -> int:
+    def prepare(
+        job: object, runs: tuple[RunFolder, ...], options: argparse.Namespace, kernels: Kernels
+    ) -> int:  # fmt: skip
         for its in runs:  # the plan of a test is at hand
             its.path.mkdir(parents=True)
             its.write_resolved(run.resolved.read_text())
             its.plan.write_text(plan)
-        return steps
+        return 4
 
-    def leg(run: RunFolder, until: int, device: str | None) -> None:
+    def leg(run: RunFolder, until: int, device: str | None, kernels: Kernels) -> None:
         assert _train(run, until) is Exit.STOPPED
 
     monkeypatch.setattr(verify_resume, "_prepare", prepare)
@@ -72,10 +72,11 @@ def test_a_stop_in_the_middle_changes_no_bit_and_what_does_is_named(
     assert [event["resumed_from"] for event in one.read_metrics() if event["event"] == "start"] == [None]
 
     again = [str(tmp_path / "job.yaml"), f"--folder={tmp_path / 'both'}", "--steps=4", "--json"]
-    monkeypatch.setattr(verify_resume, "_prepare", lambda job, steps, runs, options: steps)
-    monkeypatch.setattr(verify_resume, "_run", lambda run, until, device: None)  # both have done them
+    monkeypatch.setattr(verify_resume, "_prepare", lambda job, runs, options, kernels: 4)
+    monkeypatch.setattr(verify_resume, "_run", lambda run, until, device, kernels: None)  # both have done them
     assert verify_resume.main(again) == Exit.DONE
     equal = {"equal": True, "steps": 4, "stopped_after": 2, "differences": [], "deterministic_kernels": False}
+    equal |= {"kernels": "deterministic ones only", "refused": []}
     assert json.loads(capsys.readouterr().out) == equal
 
     found = read_checkpoint(other.checkpoints / "step-4")
@@ -86,6 +87,65 @@ def test_a_stop_in_the_middle_changes_no_bit_and_what_does_is_named(
     assert differences(one, other, 4) == [f"{name}: exp_avg"]
     assert verify_resume.main(again) == Exit.FAILED
     assert json.loads(capsys.readouterr().out) == equal | {"equal": False, "differences": [f"{name}: exp_avg"]}
+
+
+def in_this_process(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+    """A leg of the comparison, where the test's model is."""
+    return subprocess.CompletedProcess(command, verify_resume.main(command[4:]), stdout="")
+
+
+def test_where_an_operation_refuses_both_runs_begin_once_more_and_it_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    patch_mlp(monkeypatch)
+    job, run = make_run(tmp_path, "llama", max_steps=4)
+    run.plan.write_text(json.dumps(json.loads(run.plan.read_text()) | {"measured": True}))  # nothing is measured first
+    (tmp_path / "job.yaml").write_text(job.resolved_yaml())
+    monkeypatch.setattr("worker.verify_resume.subprocess.run", in_this_process)
+    words = [f"--folder={tmp_path / 'both'}", f"--run={run.path}", "--steps=3", "--device=cpu"]
+    (tmp_path / "both").mkdir()
+    assert verify_resume.main([str(tmp_path / "job.yaml"), *words]) == Exit.DONE
+    said = capsys.readouterr().out
+    assert "steps 1 to 3 in one go, and with an end after step 1 and a new process, are equal in every bit" in said
+    assert (
+        "Kernels: deterministic ones but for put_, which has none and may differ from run to run; attention is "
+        "computed by matrix products (SDPBackend.MATH). Those that the job itself takes may differ from run to run.\n"
+    ) in said
+    (tmp_path / "job.yaml").write_text(job.model_copy(update={"deterministic": True}).resolved_yaml())
+    assert verify_resume.main([str(tmp_path / "job.yaml"), *words]) == Exit.USAGE
+    assert "put_ has no deterministic kernel in PyTorch" in capsys.readouterr().err
+
+
+def test_a_deterministic_job_trains_under_the_strict_mode_and_goes_on_with_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    runs: list[RunFolder] = []
+    modes: list[str] = []
+    own = Engine.step
+
+    def step(self: Engine, *rest: object, **keywords: object) -> object:
+        modes.append(kernels_in_force(torch.device("cuda")))
+        return own(self, *rest, **keywords)
+
+    monkeypatch.setattr(Engine, "step", step)
+    for name, stops in (("in one go", (6,)), ("with a stop", (3, 6))):
+        (tmp_path / name).mkdir()
+        job, run = make_run(tmp_path / name, "llama", gradient_accumulation_steps=2, max_steps=8, deterministic=True)
+        for stop in stops:
+            assert trainer._train(run, _Until(run, stop)) is Exit.STOPPED
+        runs.append(run)
+    assert job.deterministic and modes == 12 * ["strict"]
+    assert caplog.messages.count("kernels: deterministic ones only, as deterministic: true asks for") == 3
+    assert differences(runs[0], runs[1], 6) == []
+    patch_mlp(monkeypatch)
+    (tmp_path / "refusing").mkdir()
+    _, run = make_run(tmp_path / "refusing", "llama", gradient_accumulation_steps=2, max_steps=8, deterministic=True)
+    assert exit_code_of(lambda: trainer._train(run, StopRequest()), run) == Exit.USAGE
+    told = run.read_error()
+    assert told is not None and (told["code"], told["numbers"]) == (
+        "not-deterministic", ["put_ has no deterministic kernel in PyTorch"]
+    )  # fmt: skip
 
 
 def test_a_job_that_would_end_early_does_its_steps(tmp_path: Path) -> None:

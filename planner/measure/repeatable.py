@@ -1,0 +1,169 @@
+"""Kernels that give the same bits each time, where PyTorch has them beside faster ones.
+
+On CUDA only strictness does it: under `warn_only` the backward of fused attention still adds up in any order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import os
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch.backends import cuda
+from torch.utils import deterministic
+
+from planner.errors import Exit, UserError
+
+log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+_FUSED: tuple[Callable[[], bool], ...] = (
+    cuda.flash_sdp_enabled, cuda.mem_efficient_sdp_enabled, cuda.cudnn_sdp_enabled
+)  # fmt: skip
+_REFUSED = re.compile(r"(\S+) does not have a deterministic implementation")
+_TOLD = " has no deterministic kernel in PyTorch"
+
+
+class NotRepeatableError(UserError):
+    """PyTorch's `operation` has no deterministic kernel, and such are asked for."""
+
+    def __init__(self, operation: str) -> None:
+        self.operation = operation
+        other = "attn_implementation: eager computes attention otherwise" if _is_attention(operation) else ""
+        super().__init__(
+            "This job has an operation that does not give the same bits each time.", code="not-deterministic",
+            numbers=(f"{operation}{_TOLD}",), exit_code=Exit.USAGE,
+            hint=other or "leave deterministic: true out; the bits of two runs may then differ",
+        )  # fmt: skip
+
+    @classmethod
+    def of(cls, told: UserError) -> NotRepeatableError | None:
+        """The error that another process told of; None for any other."""
+        return cls(told.numbers[0].removesuffix(_TOLD)) if told.code == "not-deterministic" else None
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """Deterministic kernels, and the operations that have `refused` for want of one, the first one first.
+
+    Where attention has refused, it is computed by matrix products (`SDPBackend.MATH`), which repeat. Where another
+    operation has, PyTorch only warns of it from then on; attention is computed so, too, because its fused kernels take
+    a warning for leave to add up in any order.
+    """
+
+    refused: tuple[str, ...] = ()
+
+    @contextlib.contextmanager
+    def taken(self) -> Iterator[None]:
+        """Inside, this process computes by them. CUDA must not have begun to multiply matrices: cuBLAS reads its
+        workspaces' size, CUBLAS_WORKSPACE_CONFIG, then. Raises NotRepeatableError where one more operation refuses."""
+        given = "CUBLAS_WORKSPACE_CONFIG" in os.environ
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        try:
+            with _repeatable(refuses=all(map(_is_attention, self.refused)), fused=not self.refused):
+                yield
+        except Exception as error:
+            operation = _refusing(error)
+            if operation is None or isinstance(error, UserError):
+                raise
+            raise NotRepeatableError(operation) from error
+        finally:
+            if not given:
+                os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
+
+    def __str__(self) -> str:
+        """What was done, in one line."""
+        if not self.refused:
+            return "deterministic ones only"
+        products = "attention is computed by matrix products (SDPBackend.MATH)"
+        others = [name for name in self.refused if not _is_attention(name)]
+        if not others:
+            return f"deterministic ones only; {self.refused[0]} has none, so {products}"
+        has = "has none and may differ" if len(others) == 1 else "have none and may differ"
+        return f"deterministic ones but for {' and '.join(others)}, which {has} from run to run; {products}"
+
+
+def with_fallback(act: Callable[[Kernels], _T], *, asked: bool) -> _T:
+    """What `act` gives under deterministic kernels. Where an operation refuses, it is done once more with what
+    `Kernels` says of that. Raises NotRepeatableError where one refuses twice, or where a job asks for deterministic
+    kernels (`asked`), as it would end so, too."""
+    kernels = Kernels()
+    while True:
+        try:
+            with kernels.taken():
+                return act(kernels)
+        except NotRepeatableError as error:
+            if asked or error.operation in kernels.refused:
+                raise
+            kernels = Kernels((*kernels.refused, error.operation))
+        gc.collect()  # what was made is held by the error's frames
+        log.warning("%s%s: all is done once more. Kernels: %s", kernels.refused[-1], _TOLD, kernels)
+
+
+@contextlib.contextmanager
+def repeatable_on_cpu() -> Iterator[None]:
+    """Inside, this process computes by PyTorch's deterministic kernels, and of an operation that has none it warns.
+
+    For training on a CPU, where they cost little: without them the gradient of an indexed tensor, such as the biases of
+    GPT-OSS's experts, is added up by several threads in any order."""
+    with _repeatable(refuses=False, fused=True):
+        yield
+
+
+def kernels_in_force(device: torch.device) -> str:
+    """Which kernels this process takes on `device`, in a word for what is measured: "" for those that training takes
+    there by itself, which on a CPU are deterministic ones."""
+    enabled = torch.are_deterministic_algorithms_enabled()
+    fused = _FUSED[0]()
+    if not enabled or (device.type != "cuda" and fused):
+        return ""
+    refuses = not torch.is_deterministic_algorithms_warn_only_enabled()
+    return ("strict" if refuses else "warning") + ("" if fused else ", MATH")
+
+
+@contextlib.contextmanager
+def _repeatable(*, refuses: bool, fused: bool) -> Iterator[None]:
+    """Inside, operations without a deterministic kernel raise RuntimeError, or else they warn. `fused`: attention may
+    take fused kernels."""
+    before = torch.are_deterministic_algorithms_enabled()
+    warned = torch.is_deterministic_algorithms_warn_only_enabled()
+    fills = deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    fusing = [enabled() for enabled in _FUSED]
+    torch.use_deterministic_algorithms(True, warn_only=not refuses)
+    # Else PyTorch fills all memory first, against code that reads what was never written.
+    deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    if not fused:
+        _fuse(False, False, False)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before, warn_only=warned)
+        deterministic.fill_uninitialized_memory = fills  # type: ignore[attr-defined]
+        _fuse(*fusing)
+
+
+def _fuse(flash: bool, efficient: bool, cudnn: bool) -> None:
+    cuda.enable_flash_sdp(flash)
+    cuda.enable_mem_efficient_sdp(efficient)
+    cuda.enable_cudnn_sdp(cudnn)
+
+
+def _refusing(error: BaseException) -> str | None:
+    """The operation without a deterministic kernel that `error`, or one that led to it, is about."""
+    known: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in known:
+        if (found := _REFUSED.search(str(link))) is not None:
+            return found[1]
+        known.add(id(link))
+        link = link.__cause__ or link.__context__
+    return None
+
+
+def _is_attention(operation: str) -> bool:
+    return "attention" in operation
