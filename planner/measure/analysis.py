@@ -185,6 +185,8 @@ class Analysis:
             offloaded_bytes=saved + pair.interface_bytes * pair.recipe.offloads_input,
             forward_s=taken.forward_s,
             backward_s=taken.backward_s,
+            issue_forward_s=taken.issue_forward_s,
+            issue_backward_s=taken.issue_backward_s,
             forward_peak_bytes=self.frame.head_peak if is_head else max(pair.forward_peak, own.forward),
             backward_peak_bytes=max(backward[False], own.backward),
             backward_first_peak_bytes=max(backward[True], own.backward_first),

@@ -126,7 +126,8 @@ class Option:
     weight gradients; `backward_first_peak_bytes` for the slice that makes these sums, the sums included (None: the
     former plus all gradient bytes of the block). For the head both directions count in `forward_peak_bytes`, with the
     loss, what its frame holds and the gradients of one slice.
-    `forward_s` and `backward_s` are computation alone, without transfers.
+    `forward_s` and `backward_s` are computation alone, without transfers; `issue_forward_s` and `issue_backward_s` what
+    the issuing thread spends on it, which works ahead of the device; 0: not measured, or the device issues by itself.
     """
 
     name: str
@@ -143,6 +144,8 @@ class Option:
     chunk_rows: int = 0  # of the head: it computes its loss in chunks of so many rows; 0: in one piece
     on_disk: bool = False
     compiled: bool = False  # slices of the largest shape run compiled; the peaks are enough for generated code, too
+    issue_forward_s: float = 0.0
+    issue_backward_s: float = 0.0
 
     def __post_init__(self) -> None:
         check_numbers(self)
