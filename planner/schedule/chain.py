@@ -235,7 +235,8 @@ class Chain(_Derived):
     """Blocks in order; the first takes the batch, the last is the head with its loss.
 
     `frame_bytes` is on the device all the time: the frame's weights, their optimizer states, buffers, and what matrix
-    products keep there for a thread that computes; each further thread has `thread_bytes` of its own.
+    products keep there for a thread that computes; each further thread has `thread_bytes` of its own. In a step the
+    batch of each slice is there too, `staged_bytes`, from the step's start.
     `start_bytes` is the most a slice needs before it arrives at its first block; `slice_tokens` the tokens of a slice.
     `distinct_tokens[k]`: the most distinct tokens that slices 0 … k of a step have together; empty where the data is
     not known, and every token may be another.
@@ -256,6 +257,7 @@ class Chain(_Derived):
     lifetimes: tuple[Lifetimes, ...] = ()
     frame_lifetimes: tuple[str, ...] = ()
     thread_bytes: int = 0
+    staged_bytes: int = 0
 
     def __post_init__(self) -> None:
         check_numbers(self)
