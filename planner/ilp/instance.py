@@ -15,6 +15,7 @@ from planner.candidate.update_ahead import ahead_bytes
 from planner.ilp.stored import Stored, beside_bytes, stored_of
 from planner.machine.hardware import Hardware
 from planner.schedule.chain import Chain, Tensor
+from planner.schedule.issuing import least_issue_s
 from planner.schedule.memory import activation_slot_bytes, products_bytes, ring_bytes, state_ring_bytes
 from planner.schedule.peak_moments import Moment, kept_bytes, moments, standing_bytes
 from planner.schedule.update_work import update_work
@@ -197,7 +198,7 @@ def make_instance(setting: Setting) -> Instance:
         host=hardware.cpu_memory_bytes_per_s * rate,
         gpu_update=hardware.gpu_updates(rounded=chain.rounded_elements > 0) * rate,
         cpu_update=hardware.cpu_updates(rounded=chain.rounded_elements > 0) * rate * budgets.rate_scale.cpu,
-        launch=hardware.launch_s * slices * (2 * last + 1) / unit_s,
+        launch=least_issue_s(chain, hardware, slices) / unit_s,
         shared_compute=hardware.shared_compute,
         gpu_budget=min(budgets.gpu_bytes, need) / unit_bytes,
         cpu_budget=min(budgets.cpu_bytes, need) / unit_bytes,

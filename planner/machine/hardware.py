@@ -17,14 +17,16 @@ class Hardware:
     """Sizes and rates of one machine.
 
     Rates are those reached while the others work too (updates under transfer traffic). `launch_s` is the time of the
-    issuing thread per block and slice. `cpu_memory_bytes_per_s` is shared by transfers and CPU updates (28 bytes per
-    parameter). Tensors below `min_transfer_bytes` stay where there is room. `shared_compute`: which part of its speed
-    computing loses while a copy or a CPU update runs beside it; 0 but where the CPU is the device and they share its
-    cores. `disk_read_bytes_per_s`, `disk_write_bytes_per_s`: of the drive with the model's files and the optimizer
-    states, as long as they were not measured those of a plain NVMe one. `disk_sustained_bytes_per_s`: what it writes
-    for hours; 0: as fast as ever. `disk_bytes`: what states may take of it, 0: none may be there. `disk_rated_bytes`:
-    how much may be written to it by its maker's warranty; 0: not known. `cpu_rounded_update_parameters_per_s`,
-    `gpu_rounded_update_parameters_per_s`: where moments are in 8 bits; 0: not measured.
+    issuing thread per block and slice, where that of the block was not measured; `operation_s` what it takes beside
+    to issue an operation between turns: a fetch, an allocation, a release. `cpu_memory_bytes_per_s` is shared by
+    transfers and CPU updates (28 bytes per parameter). Tensors below `min_transfer_bytes` stay where there is room.
+    `shared_compute`: which part of its speed computing loses while a copy or a CPU update runs beside it; 0 but where
+    the CPU is the device and they share its cores. `disk_read_bytes_per_s`, `disk_write_bytes_per_s`: of the drive
+    with the model's files and the optimizer states, as long as they were not measured those of a plain NVMe one.
+    `disk_sustained_bytes_per_s`: what it writes for hours; 0: as fast as ever. `disk_bytes`: what states may take of
+    it, 0: none may be there. `disk_rated_bytes`: how much may be written to it by its maker's warranty; 0: not known.
+    `cpu_rounded_update_parameters_per_s`, `gpu_rounded_update_parameters_per_s`: where moments are in 8 bits; 0: not
+    measured.
     """
 
     name: str
@@ -36,6 +38,7 @@ class Hardware:
     cpu_update_parameters_per_s: float
     cpu_memory_bytes_per_s: float
     launch_s: float = 0.0
+    operation_s: float = 0.0
     min_transfer_bytes: int = 0
     flops_per_s: float = 0.0
     shared_compute: float = 0.0

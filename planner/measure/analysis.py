@@ -34,7 +34,7 @@ from planner.machine.hardware import Hardware
 from planner.measure.choose_compiled import with_compiled
 from planner.measure.frame_bytes import FrameBytes, measure_frame, trace_blocks
 from planner.measure.frame_lifetimes import block_lifetimes, frame_lifetimes, one_layout_a_kind
-from planner.measure.gpu_card import workspace_bytes
+from planner.measure.gpu_card import scalar_bytes, staged_bytes, workspace_bytes
 from planner.measure.head_time import rehearsal
 from planner.measure.hf_model import sample_batch, skeleton_model
 from planner.measure.isolation import check_isolation
@@ -56,7 +56,6 @@ from planner.schedule.chain import Block, Chain, Lifetimes, Option, Tensor, slic
 log = logging.getLogger(__name__)
 
 _ITEMS = 10_007  # beyond the small numbers that Python has only one object of
-_SCALAR_BYTES = 1024  # losses and norm of the step before, which its reader may still hold
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +64,9 @@ class Analysis:
 
     `tensors` has the parameters of each block; `pairs` kind -> option -> code; `resident_bytes` is what stays on the
     device all the time beside the frame's tensors: buffers and some scalars; `workspace_bytes` for each thread that
-    computes. `sums_slices`: the model's loss is divided by the number of tokens of the whole step, so that the losses
-    of slices add up to the step's. `model` and `batch` are what was analysed.
+    computes; `staged_bytes` for the batch of each slice. `sums_slices`: the model's loss is divided by the number of
+    tokens of the whole step, so that the losses of slices add up to the step's. `model` and `batch` are what was
+    analysed.
     """
 
     names: BlockNames
@@ -77,6 +77,7 @@ class Analysis:
     frame: FrameBytes
     resident_bytes: int
     workspace_bytes: int
+    staged_bytes: int
     slice_tokens: int
     sums_slices: bool
     model: nn.Module = field(repr=False)
@@ -92,6 +93,7 @@ class Analysis:
             blocks=tuple(self._block(index, times) for index in range(len(self.names.all))),
             frame_bytes=frame_bytes + self.resident_bytes + self.workspace_bytes,
             thread_bytes=self.workspace_bytes,
+            staged_bytes=self.staged_bytes,
             start_bytes=self.frame.start,
             slice_tokens=self.slice_tokens,
             distinct_tokens=distinct_tokens,
@@ -185,6 +187,8 @@ class Analysis:
             offloaded_bytes=saved + pair.interface_bytes * pair.recipe.offloads_input,
             forward_s=taken.forward_s,
             backward_s=taken.backward_s,
+            issue_forward_s=taken.issue_forward_s,
+            issue_backward_s=taken.issue_backward_s,
             forward_peak_bytes=self.frame.head_peak if is_head else max(pair.forward_peak, own.forward),
             backward_peak_bytes=max(backward[False], own.backward),
             backward_first_peak_bytes=max(backward[True], own.backward_first),
@@ -285,8 +289,9 @@ def analyse_model(
         ),
         pairs=pairs,
         frame=frame,
-        resident_bytes=buffer_bytes(model) + _SCALAR_BYTES + (NUMBERS_BYTES if rounded else 0),
+        resident_bytes=buffer_bytes(model) + scalar_bytes(device) + (NUMBERS_BYTES if rounded else 0),
         workspace_bytes=workspace_bytes(device),
+        staged_bytes=staged_bytes(batch) if device.type == "cuda" else 0,
         slice_tokens=slice_size({name: t.shape for name, t in batch.items()}),
         sums_slices=watch.seen,
         model=model,

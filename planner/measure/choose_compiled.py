@@ -18,7 +18,7 @@ from planner.cpu.meter import Meter
 from planner.errors import first_line
 from planner.graph import RECIPES, BlockCode, CannotCompileError, CompiledPair, Pair, why_not_compilable
 from planner.graph.sample import random_data
-from planner.measure.times import CompiledBytes, OptionTimes, Pairs, Times, measure_kind
+from planner.measure.times import CompiledBytes, OptionTimes, Pairs, Run, Times, measure_kind, turn_s
 from planner.out_of_memory import as_one_error
 
 log = logging.getLogger(__name__)
@@ -63,17 +63,23 @@ def with_compiled(pairs: Pairs, layers: Collection[str], times: Times, device: t
                 continue
             runs = measure_kind({"generated": pair, "compiled": compiled}, device, adds=adds)
             counted = list(zip(runs["generated"][1:], runs["compiled"][1:], strict=False))
-            ratio = statistics.median(sum(new) / sum(old) for old, new in counted) if counted else 1.0
+            ratio = statistics.median(turn_s(new) / turn_s(old) for old, new in counted) if counted else 1.0
             faster = ratio < 1
             log.info("compile: %s run %s: %.2f of the time", what, "compiled" if faster else "as generated", ratio)
             if faster:
                 # Over the times of all options, which were taken side by side.
-                forward, backward = (statistics.median(new[i] / old[i] for old, new in counted) for i in range(2))
                 for its in (times.of(kind, option) for option in options):
-                    better[kind, its.option] = replace(
-                        its, forward_s=its.forward_s * forward, backward_s=its.backward_s * backward, compiled=peaks
-                    )
+                    better[kind, its.option] = replace(_scaled(its, counted), compiled=peaks)
     return replace(times, options=tuple(better.get((t.kind, t.option), t) for t in times.options))
+
+
+def _scaled(times: OptionTimes, runs: Sequence[tuple[Run, Run]]) -> OptionTimes:
+    """The times if they were as much shorter as the second of each of `runs` is than the first."""
+    shares = [statistics.median(new[i] / old[i] if old[i] else 1.0 for old, new in runs) for i in range(4)]
+    return replace(
+        times, forward_s=times.forward_s * shares[0], backward_s=times.backward_s * shares[1],
+        issue_forward_s=times.issue_forward_s * shares[2], issue_backward_s=times.issue_backward_s * shares[3],
+    )  # fmt: skip
 
 
 def tried(pair: Pair, compiled: CompiledPair, device: torch.device) -> CompiledBytes:

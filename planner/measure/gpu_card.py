@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -21,6 +22,8 @@ _MEMORY_BYTES_PER_S = 300e9
 _LINK_BYTES_PER_S = 12e9
 _HOST_BYTES_PER_S = 20e9
 _WORKSPACE_BYTES, _WORKSPACE_BYTES_SM90 = 8320 * 2**10, 32 * 2**20
+_GRAIN_BYTES = 512  # PyTorch's allocator rounds up to it
+_WORD_BYTES = 16
 _LIGHT_WORKSPACE_BYTES = 2**20  # cuBLASLt's; it is never larger than cuBLAS's
 
 
@@ -46,6 +49,22 @@ def workspace_bytes(device: torch.device) -> int:
         own = _WORKSPACE_BYTES if torch.cuda.get_device_capability(device)[0] < 9 else _WORKSPACE_BYTES_SM90
     light = os.environ.get("CUBLASLT_WORKSPACE_SIZE", "")
     return own + min(own, int(light) * 2**10 if light.isdigit() else _LIGHT_WORKSPACE_BYTES)
+
+
+def staged_bytes(batch: Mapping[str, torch.Tensor]) -> int:
+    """What a slice like `batch` takes among those that go to the device at once, before a step begins."""
+    return -(-sum(staged_size(tensor) for tensor in batch.values()) // _GRAIN_BYTES) * _GRAIN_BYTES
+
+
+def staged_size(tensor: torch.Tensor) -> int:
+    """Bytes of one tensor there: whole words, so that the next one may be of any dtype."""
+    return -(-tensor.nbytes // _WORD_BYTES) * _WORD_BYTES
+
+
+def scalar_bytes(device: torch.device) -> int:
+    """Scalars on the device: losses and norm of the step before, which its reader may still hold, and where copies run
+    by themselves the coefficient of its gradients."""
+    return 2 * _GRAIN_BYTES + (_GRAIN_BYTES if device.type == "cuda" else 0)
 
 
 def estimate_card(card: Card, dtype: torch.dtype) -> Hardware:

@@ -22,11 +22,17 @@ from planner.eight_bits import CHUNK, moment_bytes
 from planner.machine.hardware import Hardware
 from planner.machine.memory import ram_bytes
 from planner.machine.traffic import UPDATE_TRAFFIC_BYTES
-from planner.measure.times import Stopwatch, device_name
+from planner.measure.stopwatch import Stopwatch, warm_up
+from planner.measure.times import device_name
 
 _MIB = 2**20
-_COPY_BYTES = 64 * _MIB
-_UPDATED = 4 * _MIB  # parameters of the update that is timed
+_COPY_BYTES, _MOST_COPY_BYTES = 64 * _MIB, 256 * _MIB
+_UPDATED, _MOST_UPDATED = 4 * _MIB, 64 * _MIB  # parameters of the update that is timed
+_UPDATED_BYTES = 16  # of each: weight, gradient and moments
+_CACHES = 4  # what is timed is as many times larger than the last cache
+_FETCHES = 50  # whose issuing is timed at once
+_RANDOM = 2**20  # numbers that are drawn; more are these again
+_CACHE_SIZES = "/sys/devices/system/cpu/cpu0/cache"
 _BLOCK_OPERATIONS = 150  # what a block's forward launches, about
 _REPEATS = 5
 _COPY_TRAFFIC = 2  # a copy in host memory reads each byte and writes it
@@ -37,15 +43,19 @@ def measure_hardware(
 ) -> Hardware:  # fmt: skip
     """The machine with rates measured on `device`; each while the others work that share memory with it. `dtype`: what
     blocks compute in. `rounded`: updates with moments in 8 bits, too."""
-    watch = Stopwatch(device)
+    watch, on_gpu = Stopwatch(device), device.type == "cuda"
+    # Where the device is the CPU, all that matters passes through its caches as this does.
+    copied, updated = (_copied_bytes(), _updated(_last_cache_bytes())) if on_gpu else (_COPY_BYTES, _UPDATED)
     with torch.no_grad():
+        with _copying(copied):
+            cpu_update = _cpu_update_parameters_per_s(updated, dtype)
+            cpu_rounded = _cpu_update_parameters_per_s(updated, dtype, rounded=True) if rounded else 0.0
+        memory = _cpu_memory_bytes_per_s(copied)
+        warm_up(device, dtype)
         up, down = _link_bytes_per_s(device, watch)
-        with _copying():
-            cpu_update = _cpu_update_parameters_per_s(dtype)
-            cpu_rounded = _cpu_update_parameters_per_s(dtype, rounded=True) if rounded else 0.0
-        gpu_rounded = _gpu_rounded_parameters_per_s(device) if rounded and device.type == "cuda" else cpu_rounded
-        gpu_update = _gpu_update_parameters_per_s(device) if device.type == "cuda" else cpu_update
-        memory = _cpu_memory_bytes_per_s()
+        on_device = _updated(_cache_bytes(device))
+        gpu_rounded = _gpu_rounded_parameters_per_s(on_device, device) if rounded and on_gpu else cpu_rounded
+        gpu_update = _gpu_update_parameters_per_s(on_device, device) if on_gpu else cpu_update
         latency_s = _copy_latency_s(device, watch)
         return Hardware(
             name=machine_name(device_name(device)),
@@ -59,6 +69,7 @@ def measure_hardware(
             cpu_rounded_update_parameters_per_s=min(cpu_rounded, cpu_update),
             cpu_memory_bytes_per_s=memory,
             launch_s=_launch_s(device),
+            operation_s=_operation_s(device),
             min_transfer_bytes=int(latency_s * max(up, down)),
             flops_per_s=_flops_per_s(device, dtype, watch),
             shared_compute=_shared_compute(device),
@@ -124,7 +135,7 @@ def _link_bytes_per_s(device: torch.device, watch: Stopwatch) -> tuple[float, fl
     host, back = (torch.ones(_COPY_BYTES, dtype=torch.uint8, pin_memory=device.type == "cuda") for _ in range(2))
     there, source = (torch.ones(_COPY_BYTES, dtype=torch.uint8, device=device) for _ in range(2))
     if device.type != "cuda":
-        with _copying():
+        with _copying(_COPY_BYTES):
             rate = _COPY_BYTES / _median_s(watch, lambda: there.copy_(host))
         return rate, rate
     other = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -150,23 +161,53 @@ def _copy_latency_s(device: torch.device, watch: Stopwatch) -> float:
     return copy_s if device.type == "cuda" else copy_s + 20e-6
 
 
-def _cpu_update_parameters_per_s(dtype: torch.dtype, *, rounded: bool = False) -> float:
+def _updated(cache_bytes: int) -> int:
+    """Parameters whose update a cache of this size does not make faster."""
+    return min(max(_UPDATED, _CACHES * cache_bytes // _UPDATED_BYTES), _MOST_UPDATED)
+
+
+def _copied_bytes() -> int:
+    """Of each of the four tensors that two threads copy."""
+    return min(max(_COPY_BYTES, _CACHES * _last_cache_bytes() // 4), _MOST_COPY_BYTES)
+
+
+def _last_cache_bytes() -> int:
+    """The largest of this processor's caches; 0 where the system does not say."""
+    sizes = [0]
+    for path in Path(_CACHE_SIZES).glob("index*/size"):
+        with contextlib.suppress(OSError, ValueError):
+            sizes.append(int(path.read_text("ascii").strip().removesuffix("K")) * 2**10)
+    return max(sizes)
+
+
+def _cache_bytes(device: torch.device) -> int:
+    """A GPU's last cache."""
+    return getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0) if device.type == "cuda" else 0
+
+
+def _random(count: int, dtype: torch.dtype = torch.float32, device: torch.device | None = None) -> Tensor:
+    """Numbers as weights and gradients are. Of equal ones a device computes faster: fewer bits change."""
+    drawn = torch.randn(min(count, _RANDOM), device=device).mul_(0.02).to(dtype)
+    return drawn.repeat(-(-count // len(drawn)))[:count]
+
+
+def _cpu_update_parameters_per_s(count: int, dtype: torch.dtype, *, rounded: bool = False) -> float:
     """By the kernel that the worker will use, with the masters that weights of `dtype` have."""
-    work, gradient = (torch.ones(_UPDATED, dtype=dtype) for _ in range(2))
+    work, gradient = (_random(count, dtype) for _ in range(2))
     master = work if dtype == torch.float32 else work.float()
-    size, kind = (moment_bytes(_UPDATED), torch.uint8) if rounded else (_UPDATED, torch.float32)
+    size, kind = (moment_bytes(count), torch.uint8) if rounded else (count, torch.float32)
     exp_avg, exp_avg_sq = (torch.zeros(size, dtype=kind) for _ in range(2))
     target = Target("probe", 0.1, work, master, exp_avg, exp_avg_sq, gradient)
     kernel = cpu_kernel()
-    return _UPDATED / _median_s(Stopwatch(torch.device("cpu")), lambda: kernel.update([target], _step()))
+    return count / _median_s(Stopwatch(torch.device("cpu")), lambda: kernel.update([target], _step()))
 
 
-def _gpu_rounded_parameters_per_s(device: torch.device) -> float:
-    weight, gradient = torch.zeros(_UPDATED, device=device), torch.ones(_UPDATED, device=device)
-    exp_avg, exp_avg_sq = (torch.zeros(moment_bytes(_UPDATED), dtype=torch.uint8, device=device) for _ in range(2))
+def _gpu_rounded_parameters_per_s(count: int, device: torch.device) -> float:
+    weight, gradient = (_random(count, device=device) for _ in range(2))
+    exp_avg, exp_avg_sq = (torch.zeros(moment_bytes(count), dtype=torch.uint8, device=device) for _ in range(2))
     target, step = Target("probe", 0.1, weight, weight, exp_avg, exp_avg_sq, gradient), _step(device)
     known = both_numbers(lambda tensor: tensor.to(device))
-    return _UPDATED / _median_s(Stopwatch(device), lambda: update_rounded(target, step, CHUNK, known))
+    return count / _median_s(Stopwatch(device), lambda: update_rounded(target, step, CHUNK, known))
 
 
 def _step(device: torch.device | None = None) -> Step:
@@ -174,22 +215,22 @@ def _step(device: torch.device | None = None) -> Step:
     return Step(learning_rate=1e-3, betas=(0.9, 0.999), eps=1e-8, count=count, coefficient=None)
 
 
-def _gpu_update_parameters_per_s(device: torch.device) -> float:
-    weight = torch.zeros(_UPDATED, device=device, requires_grad=True)
-    weight.grad = torch.ones_like(weight)
+def _gpu_update_parameters_per_s(count: int, device: torch.device) -> float:
+    weight = _random(count, device=device).requires_grad_()
+    weight.grad = _random(count, device=device)
     adamw = torch.optim.AdamW([weight], fused=True)
-    return _UPDATED / _median_s(Stopwatch(device), adamw.step)
+    return count / _median_s(Stopwatch(device), adamw.step)
 
 
-def _cpu_memory_bytes_per_s() -> float:
-    """Bytes read and written per second by two threads at once."""
+def _cpu_memory_bytes_per_s(size: int) -> float:
+    """Bytes read and written per second by two threads at once, each of which copies `size` bytes."""
     count = 2 if (os.cpu_count() or 1) > 1 else 1
     with contextlib.ExitStack() as stack:
         for _ in range(count - 1):
-            stack.enter_context(_copying())
-        source, target = torch.ones(_COPY_BYTES, dtype=torch.uint8), torch.ones(_COPY_BYTES, dtype=torch.uint8)
+            stack.enter_context(_copying(size))
+        source, target = torch.ones(size, dtype=torch.uint8), torch.ones(size, dtype=torch.uint8)
         one_s = _median_s(Stopwatch(torch.device("cpu")), lambda: target.copy_(source))
-    return count * _COPY_TRAFFIC * _COPY_BYTES / one_s
+    return count * _COPY_TRAFFIC * size / one_s
 
 
 def _launch_s(device: torch.device) -> float:
@@ -203,9 +244,37 @@ def _launch_s(device: torch.device) -> float:
     return _BLOCK_OPERATIONS * operation_s
 
 
+def _operation_s(device: torch.device) -> float:
+    """What it costs the host to issue one of the operations of a weight that is on the device for a while: allocation,
+    fetch and release, with their events. Where the CPU is the device its copies' times have it."""
+    if device.type != "cuda":
+        return 0.0
+    host, other = torch.zeros(_RANDOM // 4, pin_memory=True), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    own = torch.cuda.current_stream(device)
+    made, arrived = (torch.cuda.Event() for _ in range(2))  # type: ignore[no-untyped-call]
+
+    def fetches() -> None:
+        for _ in range(_FETCHES):
+            there = torch.empty_strided(host.shape, host.stride(), dtype=host.dtype, device=device)
+            made.record(own)
+            other.wait_event(made)
+            with torch.cuda.stream(other):
+                there.copy_(host, non_blocking=True)
+            arrived.record(other)
+            own.wait_event(arrived)
+            del there
+
+    watch = Stopwatch(device)
+    issued_s = []
+    for _ in range(1 + _REPEATS):
+        watch.seconds(fetches)
+        issued_s.append(watch.issued_s)
+    return statistics.median(issued_s[1:]) / (3 * _FETCHES)
+
+
 def _flops_per_s(device: torch.device, dtype: torch.dtype, watch: Stopwatch) -> float:
     size = 4096 if device.type == "cuda" else 512  # CPUs without bfloat16 take seconds for more
-    a, b = (torch.ones(size, size, dtype=dtype, device=device) for _ in range(2))
+    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     return 2 * size**3 / _median_s(watch, lambda: a @ b)
 
 
@@ -233,9 +302,9 @@ def _median_s(watch: Stopwatch, function: Callable[[], object], repeats: int = _
 
 
 @contextlib.contextmanager
-def _copying() -> Iterator[None]:
-    """Another thread copies in host memory all the while."""
-    source, target = torch.ones(_COPY_BYTES, dtype=torch.uint8), torch.ones(_COPY_BYTES, dtype=torch.uint8)
+def _copying(size: int) -> Iterator[None]:
+    """Another thread copies so many bytes in host memory, again and again."""
+    source, target = torch.ones(size, dtype=torch.uint8), torch.ones(size, dtype=torch.uint8)
     done, begun = threading.Event(), threading.Event()
 
     def copy() -> None:

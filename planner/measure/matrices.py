@@ -10,7 +10,8 @@ import torch
 from planner.cpu.muon import Matrix, update
 from planner.machine.hardware import Hardware
 from planner.machine.traffic import UPDATE_TRAFFIC_BYTES
-from planner.measure.times import MatrixTimes, Stopwatch
+from planner.measure.stopwatch import Stopwatch
+from planner.measure.times import MatrixTimes
 from planner.muon import CALLS, MOMENTUM, TRAFFIC_BYTES, flops
 from planner.out_of_memory import as_one_error
 from planner.schedule.chain import Tensor

@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from planner.graph import BlockCode, Sink
+from planner.graph import BlockCode, EagerPair, Sink
 from planner.graph.sample import random_data
 from planner.graph.work import Work
 from planner.machine.hardware import Hardware
 from planner.machine.traffic import UPDATE_TRAFFIC_BYTES
+from planner.measure.stopwatch import Stopwatch, warm_up
 from planner.out_of_memory import as_one_error
 from planner.schedule.chain import Tensor as ChainTensor
 
@@ -38,13 +39,17 @@ class CompiledBytes:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptionTimes:
     """Seconds of one slice of a block of `kind` under `option`. In the head's forward the loss counts; where it was
-    measured, its backward and the frame too. `compiled`: they are of compiled code, which has these bytes."""
+    measured, its backward and the frame too. `compiled`: they are of compiled code, which has these bytes.
+    `issue_forward_s`, `issue_backward_s`: what the host spends on issuing it; 0 where the host computes, or nobody has
+    measured it."""
 
     kind: str
     option: str
     forward_s: float
     backward_s: float
     compiled: CompiledBytes | None = None
+    issue_forward_s: float = 0.0
+    issue_backward_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +89,8 @@ class Times:
         raise KeyError(f"no times of an update of {tensor.name}")
 
 
+Run = tuple[float, float, float, float]
+"""Seconds of one forward and its backward, on the device and of issuing them."""
 Pairs = Mapping[str, Mapping[str, BlockCode]]
 """Kind -> option -> pair."""
 
@@ -122,6 +129,7 @@ def measure_pairs(pairs: Pairs, device: torch.device, estimate: Times, *, adds: 
     An option that does not fit the device's memory by itself gets the time of `estimate`; a plan cannot use it anyhow.
     """
     options = []
+    warm_up(device, torch.float32)
     for kind, by_option in pairs.items():
         codes = {code.recipe.saves: code for code in by_option.values()}
         by_code = measure_kind(codes, device, adds=adds)
@@ -130,10 +138,22 @@ def measure_pairs(pairs: Pairs, device: torch.device, estimate: Times, *, adds: 
             if not seconds:
                 options.append(_estimated(estimate.of(kind, option), code.name))
                 continue
-            counted = seconds[1:] or seconds
-            forward_s, backward_s = (statistics.median(each) for each in zip(*counted, strict=True))
-            options.append(OptionTimes(kind=kind, option=option, forward_s=forward_s, backward_s=backward_s))
+            options.append(_option_times(kind, option, seconds[1:] or seconds))
     return tuple(options)
+
+
+def turn_s(run: Run) -> float:
+    """Seconds of both turns: each takes as long as computing it, or as long as issuing it."""
+    forward_s, backward_s, issue_forward_s, issue_backward_s = run
+    return max(forward_s, issue_forward_s) + max(backward_s, issue_backward_s)
+
+
+def _option_times(kind: str, option: str, runs: Sequence[Run]) -> OptionTimes:
+    forward_s, backward_s, *issuing = (statistics.median(each) for each in zip(*runs, strict=True))
+    return OptionTimes(
+        kind=kind, option=option, forward_s=forward_s, backward_s=backward_s, issue_forward_s=issuing[0],
+        issue_backward_s=issuing[1],
+    )  # fmt: skip
 
 
 def measure_rest(
@@ -141,14 +161,16 @@ def measure_rest(
 ) -> OptionTimes:
     """The times of the head `name` with all that is not in the other blocks: see `planner.measure.head_time`. Those of
     `estimate` where it does not fit the device."""
-    watch, runs = Stopwatch(device), list[float]()
+    watch, runs, issuing = Stopwatch(device), list[float](), list[float]()  # the frame may wait for the device
     try:
         with rehearsal as once:
             while len(runs) <= _REPEATS and sum(runs) < _LONG_S:
                 runs.append(watch.seconds(once))
+                issuing.append(watch.issued_s)
     except torch.OutOfMemoryError:
         return _estimated(estimate, name)
-    return replace(estimate, forward_s=statistics.median(runs[1:] or runs), backward_s=0.0)
+    forward_s, issue_s = (statistics.median(each[1:] or each) for each in (runs, issuing))
+    return replace(estimate, forward_s=forward_s, backward_s=0.0, issue_forward_s=issue_s)
 
 
 def _estimated(times: OptionTimes, name: str) -> OptionTimes:
@@ -157,11 +179,9 @@ def _estimated(times: OptionTimes, name: str) -> OptionTimes:
 
 
 @torch.no_grad()
-def measure_kind(
-    pairs: Mapping[str, BlockCode], device: torch.device, *, adds: bool
-) -> dict[str, list[tuple[float, float]]]:
-    """Per pair (forward, backward) seconds of each run, the warm-up first; nothing for one that does not fit."""
-    runs: dict[str, list[tuple[float, float]]] = {name: [] for name in pairs}
+def measure_kind(pairs: Mapping[str, BlockCode], device: torch.device, *, adds: bool) -> dict[str, list[Run]]:
+    """Of each pair its runs, the warm-up first; nothing for one that does not fit."""
+    runs: dict[str, list[Run]] = {name: [] for name in pairs}
     pair = next(iter(pairs.values()))  # what goes in and what comes back is the same for all
     try:
         with as_one_error():
@@ -170,11 +190,13 @@ def measure_kind(
     except torch.OutOfMemoryError:
         return runs
     fitting, sink = dict(pairs), sums() if adds else forget
+    # A layer's own code may wait for the device, and would wait for what keeps that busy.
+    watch = Stopwatch(device, behind=not any(isinstance(code, EagerPair) for code in pairs.values()))
     started = time.perf_counter()
     for _ in range(1 + _REPEATS):
         for option, pair in tuple(fitting.items()):
             try:
-                runs[option].append(_run(pair, primals, tangents, device, sink))
+                runs[option].append(_run(pair, primals, tangents, watch, sink))
             except torch.OutOfMemoryError:
                 del fitting[option]
         if time.perf_counter() - started > _LONG_S:
@@ -182,16 +204,15 @@ def measure_kind(
     return runs
 
 
-def _run(
-    pair: BlockCode, primals: Sequence[Tensor], tangents: Sequence[Tensor], device: torch.device, sink: Sink
-) -> tuple[float, float]:
-    watch = Stopwatch(device)
+def _run(pair: BlockCode, primals: Sequence[Tensor], tangents: Sequence[Tensor], watch: Stopwatch, sink: Sink) -> Run:
     made: list[tuple[list[Tensor], list[Tensor]]] = []
     forward_s = watch.seconds(lambda: made.append(pair.forward(list(primals))))
+    issue_forward_s = watch.issued_s
     results, states = made.pop()
     values = [*results[pair.n_outputs :], *(primals[i] for i in pair.backward_primals), *tangents]
     results.clear()
-    return forward_s, watch.seconds(lambda: pair.backward(values, states, sink))
+    backward_s = watch.seconds(lambda: pair.backward(values, states, sink))
+    return forward_s, backward_s, issue_forward_s, watch.issued_s
 
 
 def sums() -> Sink:
@@ -218,25 +239,3 @@ def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"cpu, {torch.get_num_threads()} threads"
-
-
-class Stopwatch:
-    """Seconds of a function on a device: by events where the device works by itself, else by the clock."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-
-    @as_one_error()
-    def seconds(self, function: Callable[[], object]) -> float:
-        """How long `function` keeps the device busy; returns when it is done. Raises torch.OutOfMemoryError where the
-        device has no room, whoever says so."""
-        if self.device.type != "cuda":
-            start = time.perf_counter()
-            function()
-            return time.perf_counter() - start
-        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        before.record(torch.cuda.current_stream(self.device))
-        function()
-        after.record(torch.cuda.current_stream(self.device))
-        after.synchronize()
-        return float(before.elapsed_time(after)) / 1e3

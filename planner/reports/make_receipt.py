@@ -13,7 +13,7 @@ from planner.schedule.compile import OpKind, Program, Queue, compile_program
 from planner.schedule.disk_use import ACCEPT, DiskUse, step_activation_bytes, step_weight_bytes
 from planner.schedule.memory import cpu_parts, parts_at_peak
 from planner.schedule.plan import Plan
-from planner.schedule.simulate import durations_s, host_traffic_bytes, simulate, written_bytes
+from planner.schedule.simulate import durations_s, host_traffic_bytes, issuing_s, simulate, written_bytes
 
 LAUNCHING = "launching the GPU's operations"
 
@@ -160,6 +160,16 @@ def _shares(*pairs: tuple[str, int]) -> tuple[Share, ...]:
     return tuple(Share(name=name, bytes=size) for name, size in pairs if size)
 
 
+def _issued_in_no_time(chain: Chain) -> Chain:
+    return replace(
+        chain,
+        blocks=tuple(
+            replace(b, options=tuple(replace(o, issue_forward_s=0.0, issue_backward_s=0.0) for o in b.options))
+            for b in chain.blocks
+        ),
+    )  # fmt: skip
+
+
 def loads(program: Program, chain: Chain, hardware: Hardware, step_s: float) -> tuple[Load, ...]:
     """What works how long, the busiest first."""
     timeline = simulate(program, chain, hardware)
@@ -168,10 +178,10 @@ def loads(program: Program, chain: Chain, hardware: Hardware, step_s: float) -> 
     # A turn takes as long as its operations compute, or as long as they take to launch: whichever is longer.
     turns = [number for number, op in enumerate(program.ops) if op.kind is OpKind.RUN]
     sustained = hardware.disk_sustained_bytes_per_s
-    alone_s = durations_s(program, chain, replace(hardware, launch_s=0.0))
+    alone_s = durations_s(program, _issued_in_no_time(chain), replace(hardware, launch_s=0.0, operation_s=0.0))
     seconds = {
         "GPU computing": sum(alone_s[number] for number in turns),
-        LAUNCHING: hardware.launch_s * len(turns),
+        LAUNCHING: sum(issuing_s(program, chain, hardware)),
         "GPU updates": on_device,
         "link to the GPU": busy[Queue.H2D],
         "link from the GPU": busy[Queue.D2H],

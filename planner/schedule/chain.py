@@ -126,7 +126,8 @@ class Option:
     weight gradients; `backward_first_peak_bytes` for the slice that makes these sums, the sums included (None: the
     former plus all gradient bytes of the block). For the head both directions count in `forward_peak_bytes`, with the
     loss, what its frame holds and the gradients of one slice.
-    `forward_s` and `backward_s` are computation alone, without transfers.
+    `forward_s` and `backward_s` are computation alone, without transfers; `issue_forward_s` and `issue_backward_s` what
+    the issuing thread spends on it, which works ahead of the device; 0: not measured, or the device issues by itself.
     """
 
     name: str
@@ -143,6 +144,8 @@ class Option:
     chunk_rows: int = 0  # of the head: it computes its loss in chunks of so many rows; 0: in one piece
     on_disk: bool = False
     compiled: bool = False  # slices of the largest shape run compiled; the peaks are enough for generated code, too
+    issue_forward_s: float = 0.0
+    issue_backward_s: float = 0.0
 
     def __post_init__(self) -> None:
         check_numbers(self)
@@ -232,7 +235,8 @@ class Chain(_Derived):
     """Blocks in order; the first takes the batch, the last is the head with its loss.
 
     `frame_bytes` is on the device all the time: the frame's weights, their optimizer states, buffers, and what matrix
-    products keep there for a thread that computes; each further thread has `thread_bytes` of its own.
+    products keep there for a thread that computes; each further thread has `thread_bytes` of its own. In a step the
+    batch of each slice is there too, `staged_bytes`, from the step's start.
     `start_bytes` is the most a slice needs before it arrives at its first block; `slice_tokens` the tokens of a slice.
     `distinct_tokens[k]`: the most distinct tokens that slices 0 … k of a step have together; empty where the data is
     not known, and every token may be another.
@@ -253,6 +257,7 @@ class Chain(_Derived):
     lifetimes: tuple[Lifetimes, ...] = ()
     frame_lifetimes: tuple[str, ...] = ()
     thread_bytes: int = 0
+    staged_bytes: int = 0
 
     def __post_init__(self) -> None:
         check_numbers(self)

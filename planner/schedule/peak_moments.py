@@ -21,6 +21,7 @@ from planner.schedule.plan import Direction, stage_order
 LOSS_BYTES = 4  # what a finished slice leaves: its loss
 NORM_BYTES = 4
 _INDEX_BYTES = 8
+_GAP_BYTES = 16  # behind each of what is staged, at most
 ROWS_AT_ONCE = 1024  # rows of a tied embedding's gradient that are added together
 
 
@@ -105,11 +106,21 @@ def distinct_tokens(chain: Chain, slices: int) -> tuple[int, ...]:
     return tuple(min(most, (k + 1) * chain.slice_tokens) for k in range(slices))
 
 
+def staged_bytes(chain: Chain, slices: int, rounds: int) -> int:
+    """What is brought to the device before a step's first fetch: each slice's batch, and rows of tied embeddings."""
+    if not chain.staged_bytes:  # nothing is
+        return 0
+    rows = tied_rows(chain, slices, rounds, begun=False).values()
+    index = sum(_INDEX_BYTES * count + _GAP_BYTES for its in rows for count in its.counts)
+    return rounds * (slices * chain.staged_bytes + index)
+
+
 def standing_bytes(chain: Chain, slices: int, clip: bool, rounds: int = 1) -> list[int]:
     """Per stage: the frame, norms, losses of rounds before, and gradients of tied tensors and the frame's from the
     stage after the one that made them on, to their last use; in rounds in all stages but the one that adds to them."""
     last, rows = len(chain.blocks) - 1, tied_rows(chain, slices, rounds, begun=rounds > 1)
-    bytes_at = [chain.frame_bytes + (rounds - 1) * slices * LOSS_BYTES] * (2 * last + 1)
+    fixed = chain.frame_bytes + staged_bytes(chain, slices, rounds)
+    bytes_at = [fixed + (rounds - 1) * slices * LOSS_BYTES] * (2 * last + 1)
     for index, block in enumerate(chain.blocks):
         made = 2 * last - index
         for stage in (*range(made if rounds > 1 else 0), *range(made + 1, 2 * last + 1)):

@@ -9,6 +9,7 @@ from planner.machine.hardware import Hardware
 from planner.machine.traffic import AHEAD_TRAFFIC_BYTES, CLIPPED_SHARE, UPDATE_TRAFFIC_BYTES
 from planner.schedule.chain import Chain
 from planner.schedule.compile import Op, OpKind, Program, Queue
+from planner.schedule.issuing import issue_s
 from planner.schedule.plan import Direction
 from planner.schedule.update_work import parameters_of, update_work
 
@@ -77,8 +78,13 @@ class Durations:
                 option = self.options[index]
                 forward = option.forward_s if direction is not Direction.BACKWARD else 0.0
                 backward = option.backward_s if direction is not Direction.FORWARD else 0.0
-                return max(share * (forward + backward), machine.launch_s)
+                return max(share * (forward + backward), issue_s(option, direction, machine))
         return 0.0
+
+    def issuing(self, op: Op) -> float:
+        """Seconds to issue a turn itself."""
+        direction, index, _ = op.turn
+        return issue_s(self.options[index], direction, self.hardware)
 
     def _on_drive(self, op: Op) -> float:
         """A piece is read and written, and the drive does one at a time: each takes as long as both do."""
@@ -94,7 +100,24 @@ def durations_s(program: Program, chain: Chain, hardware: Hardware, shares: Sequ
     part of a full slice's tokens it has; computing and activations are taken for proportional to them."""
     durations = Durations(program.options, chain, hardware)
     alone = [durations.of(op, _share(op, program, shares)) for op in program.ops]
+    if hardware.operation_s:
+        alone = [max(pair) for pair in zip(alone, issuing_s(program, chain, hardware), strict=True)]
     return _sharing(program, alone, hardware.shared_compute) if hardware.shared_compute else alone
+
+
+def issuing_s(program: Program, chain: Chain, hardware: Hardware) -> list[float]:
+    """How long the host issues each turn, with what is issued after the turn before: by other threads, which share its
+    lock of Python. 0 for what is no turn."""
+    durations = Durations(program.options, chain, hardware)
+    found, between = [0.0] * len(program.ops), 0
+    turns = [number for number, op in enumerate(program.ops) if op.kind is OpKind.RUN]
+    for number in (*range(turns[-1] + 1, len(program.ops)), *range(turns[-1] + 1)):
+        if program.ops[number].kind is OpKind.RUN:
+            found[number] = durations.issuing(program.ops[number]) + between * hardware.operation_s
+            between = 0
+        else:
+            between += 1
+    return found
 
 
 def _sharing(program: Program, durations: list[float], part: float) -> list[float]:

@@ -26,6 +26,7 @@ from planner.candidate.setting import Setting
 from planner.candidate.windows import Window, windows_of
 from planner.schedule.activation_turns import StoredActivations, activation_turns
 from planner.schedule.compile import reads
+from planner.schedule.issuing import issue_s
 from planner.schedule.memory import state_ring_bytes
 from planner.schedule.operations import ACTIVATION_SLOTS
 from planner.schedule.plan import Direction, Plan
@@ -185,7 +186,7 @@ class _Play:
             own = f"a:{stage.block}.{k}"
             if stage.direction is Direction.BACKWARD:
                 ready = max(ready, clock.activations.pop(own, 0.0))
-            clock.now = max(clock.now, ready) + max(seconds, machine.launch_s)
+            clock.now = max(clock.now, ready) + max(seconds, issue_s(option, stage.direction, machine))
             if stage.direction is Direction.FORWARD and option.offloaded_bytes:
                 free_s = clock.slots.pop(0) if option.on_disk else 0.0
                 clock.d2h = max(clock.d2h, clock.now, free_s) + option.offloaded_bytes / machine.d2h_bytes_per_s

@@ -11,8 +11,12 @@ _INTERPRETER = "worker/runtime/cuda.py:CudaInterpreter.run"
 STATED = {
     HostWait("Event.synchronize", _INTERPRETER, "offmate-cpu"): "an update on the CPU reads a gradient that is sent",
     HostWait("Event.synchronize", _INTERPRETER, "offmate-disk_read"): "a read fills a slot that a fetch has emptied",
+    HostWait("Event.synchronize", "worker/runtime/step_values.py:StepValues.coefficient_on_host", "offmate-cpu"):
+        "it reads the coefficient of all gradients",
     HostWait("cudaHostAlloc", "worker/runtime/cuda.py:CudaMachine.stage", "MainThread"):
         "torch's pool has no pinned memory of a slice's size yet",
+    HostWait("cudaHostAlloc", "worker/runtime/small_copies.py:SmallCopies.stage", "MainThread"):
+        "nor of the size of a step's batches",
 }  # fmt: skip
 FIRST = {
     "worker/runtime/registered.py:registered": "host memory of what is offloaded is taken once",

@@ -114,7 +114,7 @@ class Actions:
                 self._leave_out(name)
                 if target.work is not target.master and not self._host.is_packed(name):
                     target.work.copy_(target.master)  # the gradient may have taken its place
-        self._apply(targets, values, values.host_count, values.host_coefficient)
+        self._apply(targets, values, values.host_count, values.coefficient_on_host())
 
     @property
     def _states(self) -> StoredStates:
@@ -126,7 +126,7 @@ class Actions:
         target = self._piece_target(op, values)
         (name,) = op.names
         if name in values.reached:
-            self._apply([target], values, values.host_count, values.host_coefficient)
+            self._apply([target], values, values.host_count, values.coefficient_on_host())
             return
         if op.piece == 0:
             self._leave_out(name)
@@ -138,7 +138,7 @@ class Actions:
         target = self._piece_target(op, values)
         if op.names[0] in values.reached:
             target = replace(target, work=target.gradient)
-            self._apply([target], values, values.host_count, values.host_coefficient)
+            self._apply([target], values, values.host_count, values.coefficient_on_host())
 
     def _piece_target(self, op: Op, values: StepValues) -> Target:
         assert op.slot is not None and op.piece is not None
@@ -174,12 +174,13 @@ class Actions:
     def _replay(self, names: Sequence[str], values: StepValues) -> None:
         """What has not run ahead; and once more what has, where the norm clips: a product with 1 would have changed
         nothing."""
-        assert values.host_coefficient is not None
-        self._clipped = float(values.host_coefficient) != 1.0
+        coefficient = values.coefficient_on_host()
+        assert coefficient is not None
+        self._clipped = float(coefficient) != 1.0
         if waiting := [name for name in names if name not in self._ahead]:
             self._update_on_cpu(waiting, values)
         if self._clipped and (again := [name for name in names if name in self._ahead]):
-            self._renew(again, values, values.host_coefficient)
+            self._renew(again, values, coefficient)
 
     def _renew(self, names: Sequence[str], values: StepValues, coefficient: Tensor | None) -> None:
         items, targets = self._host.items, []

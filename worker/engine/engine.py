@@ -14,6 +14,7 @@ from planner.graph import refuse_autocast
 from planner.schedule.chain import Chain
 from planner.schedule.compile import compile_program
 from planner.schedule.measured import Measured
+from planner.schedule.peak_moments import staged_bytes
 from planner.schedule.plan import Plan
 from worker.engine.actions import Actions
 from worker.engine.block_calls import ModelBlock, model_blocks
@@ -91,6 +92,7 @@ class Engine:
             model, plan=plan, chain=chain, blocks=self._blocks, weights=self._weights, actions=self._actions,
             machine=self._machine,
         )  # fmt: skip
+        self._staged_bytes = staged_bytes(chain, plan.slices, plan.rounds)
         self.torn = self._stepping = False
         self._open()
 
@@ -156,9 +158,11 @@ class Engine:
             raise ValueError(f"{len(batches)} batches, {len(seeds)} seeds for a plan of {rounds} × {slices} slices")
         groups = self._groups if optimizer is None else groups_of(optimizer)
         machine, values = self._machine, self._values(learning_rate, groups)
-        staged = [{key: machine.stage(tensor) for key, tensor in batch.items()} for batch in batches]
         parts = [slice(start, start + slices) for start in range(0, len(batches), slices)]
-        tokens = [self._shared.tokens(batches[part]) for part in parts]
+        tokens = [dict(enumerate(self._shared.tokens(batches[part]))) for part in parts]
+        self._memory.expect_loose()
+        staged = machine.stage_step([*batches, *tokens], self._staged_bytes)
+        self._memory.expect(None)
         self._weights.begin()
         before = machine.random_state()
         self._shorter.expect(batches)
@@ -176,8 +180,8 @@ class Engine:
                 self._cursor.begin(values)
                 self._gradients.begin_step(values)
                 losses: list[Tensor] = []
-                for part, rows in zip(parts, tokens, strict=True):
-                    self._gradients.begin_round(rows)
+                for part, rows in zip(parts, staged[len(batches) :], strict=True):
+                    self._gradients.begin_round(list(rows.values()))
                     losses += self._rounds.run(staged[part], seeds[part], given)
                 self._cursor.end()
         except BaseException:
@@ -249,6 +253,7 @@ class Engine:
         try:
             self._cursor.run_carried()
             self._interpreter.drain()
+            self._machine.forget_batches()
             if self.recording is not None:
                 self.recording.drained()
         except BaseException:

@@ -44,7 +44,7 @@ class Gradients:
         self._reached = values.reached
 
     def begin_round(self, rows: Sequence[Tensor]) -> None:
-        """`rows`: per slice of the round, the tokens of all slices up to this one, each once; staged in host memory.
+        """`rows`: per slice of the round, the tokens of all slices up to this one, each once; staged.
         Empty where no tensor is added by rows."""
         self._norms.clear()
         self._rows = rows
@@ -121,4 +121,5 @@ class Gradients:
         total = torch.linalg.vector_norm(torch.stack(norms), 2)
         coefficient: Tensor = torch.clamp(self._max_norm / (total + 1e-6), max=1.0)
         values.grad_norm, values.coefficient = total, coefficient
-        values.host_coefficient = self._host_coefficient.copy_(coefficient, non_blocking=True)
+        values.coefficient_arrives = self._machine.to_host(self._host_coefficient, coefficient)
+        values.host_coefficient = self._host_coefficient

@@ -83,11 +83,12 @@ class Rounds:
 
         def body(k: int) -> None:
             with torch.enable_grad():
-                with self._machine.frame():
+                with self._machine.frame(batches[k]):
                     losses[k] = run_slice(self._model, batches[k], model_kwargs, self._machine.device, given[k])
                 self._backward(self._head, k)
 
         self._lockstep.run(body, [self._machine.seeded(seed) for seed in seeds])
+        self._machine.batches_were_read()
         with torch.no_grad():
             while (turn := self._cursor.turn) is not None and turn.direction is Direction.BACKWARD:
                 self._cursor.start_turn()

@@ -7,6 +7,7 @@ import math
 import mmap
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from planner.schedule.chain import Chain
 from planner.schedule.compile import Op, Program
 from worker.runtime.arena import Memory, NoPlaces
 from worker.runtime.interpreter import Perform
-from worker.runtime.machine import RandomState
+from worker.runtime.machine import Batch, RandomState
 from worker.runtime.queues import QueueInterpreter
 from worker.runtime.recording import now
 from worker.runtime.slabs import map_memory
@@ -46,7 +47,7 @@ class CpuMachine:
         """Entered by every thread for the time it computes on the device."""
         return self.meter.watch() if self.meter else contextlib.nullcontext()
 
-    def frame(self) -> AbstractContextManager[object]:
+    def frame(self, batch: Batch) -> AbstractContextManager[object]:
         """Entered around the model's own forward, in a thread that computes."""
         return contextlib.nullcontext()
 
@@ -101,6 +102,20 @@ class CpuMachine:
     def stage(self, tensor: Tensor) -> Tensor:
         """The tensor itself."""
         return self._on_host(tensor)
+
+    def to_host(self, target: Tensor, source: Tensor) -> None:
+        """Copy."""
+        target.copy_(source)
+
+    def stage_step(self, batches: Sequence[Batch], least_bytes: int) -> list[dict[Any, Tensor]]:
+        """The batches themselves."""
+        return [{name: self.stage(tensor) for name, tensor in batch.items()} for batch in batches]
+
+    def batches_were_read(self) -> None:
+        """They have no room of their own."""
+
+    def forget_batches(self) -> None:
+        """They have no room of their own."""
 
     def _on_host(self, tensor: Tensor) -> Tensor:
         if self.meter:

@@ -30,10 +30,11 @@ from planner.schedule.places import Spans
 from worker.runtime.arena import Memory, NoPlaces, PlannedMemory, arena
 from worker.runtime.host_values import HostValues
 from worker.runtime.interpreter import Perform
-from worker.runtime.machine import RandomState
+from worker.runtime.machine import Batch, RandomState
 from worker.runtime.queues import QueueInterpreter
 from worker.runtime.recording import Recording, now
 from worker.runtime.registered import registered, registered_bytes
+from worker.runtime.small_copies import SmallCopies
 from worker.runtime.step_values import StepValues
 
 log = logging.getLogger(__name__)
@@ -53,6 +54,7 @@ class CudaMachine:
     def __init__(self, device: torch.device) -> None:
         self.device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
         self.stream = torch.cuda.default_stream(self.device)
+        self._small = SmallCopies(self.device, self.stream)
         self._fraction: float | None = None
         self._arena, self._placed, self._cold = arena(), False, True
         self._outside_bytes = self._bytes_outside()
@@ -82,10 +84,10 @@ class CudaMachine:
         self._placed = True
         return found
 
-    def frame(self) -> AbstractContextManager[object]:
+    def frame(self, batch: Batch) -> AbstractContextManager[object]:
         """Entered around the model's own forward, in a thread that computes: Transformers asks there whether texts are
         packed or padded, which the host can say."""
-        return HostValues(self.device)
+        return HostValues(self.device, self._small.on_host(batch))
 
     def on_host(self) -> AbstractContextManager[object]:
         """Entered around work on the host in a thread that computes."""
@@ -112,6 +114,25 @@ class CudaMachine:
             if not is_out_of_memory(error):
                 raise
             raise host_memory_not_registered(tensor.nbytes, registered_bytes(), error) from error
+
+    def to_host(self, target: Tensor, source: Tensor) -> Callable[[], None]:
+        """Copy a few bytes that computing has just made to memory of `host_empty`, while it goes on. Returns what waits
+        until they are there."""
+        return self._small.to_host(target, source)
+
+    def stage_step(self, batches: Sequence[Batch], least_bytes: int) -> list[dict[Any, Tensor]]:
+        """A step's batches on the device, in room for `least_bytes` at least: see `SmallCopies.stage`."""
+        with self.computing():
+            found = self._small.stage(batches, least_bytes)
+        return [{name: t if t.is_cuda else self.stage(t) for name, t in batch.items()} for batch in found]
+
+    def batches_were_read(self) -> None:
+        """By the slices that have run."""
+        self._small.were_read()
+
+    def forget_batches(self) -> None:
+        """Give back the room that batches had."""
+        self._small.forget_batches()
 
     def seeded(self, seed: int) -> RandomState:
         """The random state that `torch.manual_seed(seed)` sets, on the host and on the device."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +33,11 @@ class _Origin:
     sources: Mapping[int, tuple[Tensor, int]]
 
 
+def _of_host(source: Tensor, dtype: torch.dtype) -> _Origin:
+    """A copy of a tensor on the host."""
+    return _Origin(lambda: source.to(dtype), {id(source): (source, source._version)})
+
+
 @dataclass(frozen=True, slots=True)
 class _Place:
     """Where a known tensor was among the arguments; the tensor itself must not stay alive."""
@@ -51,10 +56,13 @@ class HostValues(TorchFunctionMode):
     version: what passes it by, as writing to `tensor.data` or to a NumPy array over its memory does, is not seen.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, known: Iterable[tuple[Tensor, Tensor]] = ()) -> None:
+        """`known`: tensors on the device, each with the one on the host that it is a copy of."""
         super().__init__()
         self._type = device.type
         self._origins: Any = WeakTensorKeyDictionary()  # tensor -> (its version, its origin)
+        for there, here in known:
+            self._origins[there] = there._version, _of_host(here, here.dtype)
 
     def __torch_function__(
         self,
@@ -97,7 +105,7 @@ class HostValues(TorchFunctionMode):
             if (known := self._of(source)) is not None:
                 return _Origin(lambda: known.host().to(dtype), known.sources)
             if source.is_cpu and not source.is_inference():
-                return _Origin(lambda: source.to(dtype), {id(source): (source, source._version)})
+                return _of_host(source, dtype)
         return self._made_of(function, args, kwargs) if name in _FOLLOWED else None
 
     def _made_of(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Origin | None:

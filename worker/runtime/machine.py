@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -17,6 +17,8 @@ if TYPE_CHECKING:  # what is made of a machine is not needed to make one
     from worker.runtime.interpreter import Interpreter, Perform
 
 RandomState = tuple[Tensor, ...]
+Batch = Mapping[Any, Tensor]
+"""Tensors of a slice by their names."""
 
 
 class Machine(Protocol):
@@ -34,8 +36,8 @@ class Machine(Protocol):
     def computing(self) -> AbstractContextManager[object]:
         """Entered by every thread for the time it computes on the device."""
 
-    def frame(self) -> AbstractContextManager[object]:
-        """Entered around the model's own forward, in a thread that computes."""
+    def frame(self, batch: Batch) -> AbstractContextManager[object]:
+        """Entered around the model's own forward on a staged batch, in a thread that computes."""
 
     def on_host(self) -> AbstractContextManager[object]:
         """Entered around work on the host in a thread that computes."""
@@ -75,6 +77,20 @@ class Machine(Protocol):
 
     def stage(self, tensor: Tensor) -> Tensor:
         """A host tensor of the data loader's, from where the device can copy it without anyone waiting."""
+
+    def to_host(self, target: Tensor, source: Tensor) -> Callable[[], None] | None:
+        """Copy a few bytes that computing has just made to memory of `host_empty`, while it goes on. Returns what waits
+        until they are there; None: they are."""
+
+    def stage_step(self, batches: Sequence[Batch], least_bytes: int) -> list[dict[Any, Tensor]]:
+        """A step's batches, from where each slice can copy its own without waiting for what the step fetches: where
+        they are on the device, in room for `least_bytes` at least."""
+
+    def batches_were_read(self) -> None:
+        """The slices that have run have read theirs."""
+
+    def forget_batches(self) -> None:
+        """Give back the room that batches had. No step is running."""
 
     def cap(self, budget_bytes: int, peak_bytes: int) -> int:
         """Let no more be allocated than the budget, of which the plan needs `peak_bytes`. Called again when a step has

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -73,7 +73,10 @@ class StepValues:
     host_count, device_count
                       `number` as AdamW reads it (a float32 tensor without dimensions), beside the tensors it updates
     coefficient, host_coefficient
-                      what gradients are multiplied by; set when the gradients' norm is known, None without clipping
+                      what gradients are multiplied by; set when the gradients' norm is known, None without clipping.
+                      Updates on the CPU read the latter by `coefficient_on_host`
+    coefficient_arrives
+                      waits until `host_coefficient` is there
     grad_norm         the gradients' global norm, before clipping
     reached           the weights of blocks that a gradient has reached so far; the others stay as they are
     updating          whether one of the updates has begun
@@ -86,6 +89,7 @@ class StepValues:
     groups: tuple[Group, ...] = ()
     coefficient: Tensor | None = None
     host_coefficient: Tensor | None = None
+    coefficient_arrives: Callable[[], None] | None = None
     grad_norm: Tensor | None = None
     reached: set[str] = field(default_factory=set)
     updating: bool = False
@@ -93,6 +97,12 @@ class StepValues:
     def rate_of(self, group: int) -> float:
         """The learning rate of a group, by its number."""
         return self.learning_rate[group] if isinstance(self.learning_rate, Sequence) else self.learning_rate
+
+    def coefficient_on_host(self) -> Tensor | None:
+        """`host_coefficient`, when it is there."""
+        if self.coefficient_arrives is not None:
+            self.coefficient_arrives()
+        return self.host_coefficient
 
     def take_grad_norm(self) -> Tensor | None:
         """The norm; when the step is over, only the CPU's updates still need these values."""

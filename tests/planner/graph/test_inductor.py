@@ -149,7 +149,7 @@ def test_what_is_slower_compiled_runs_as_generated(monkeypatch, caplog):
         monkeypatch.setattr(
             compiled,
             "measure_kind",
-            lambda pairs, device, adds, r=ratio: {"generated": [(1, 1)] * 3, "compiled": [(r, r)] * 3},
+            lambda pairs, device, adds, r=ratio: {"generated": [(1, 1, 0, 0)] * 3, "compiled": [(r, r, 0, 0)] * 3},
         )
         times = with_compiled(one, [kind], estimate, CPU, adds=False)
         assert (times.of(kind, "keep").compiled is not None) == (ratio < 1)

@@ -168,7 +168,7 @@ def test_what_a_model_asks_of_a_masked_batch_the_host_answers(waiting):
 
     def loss():
         torch.manual_seed(3)
-        with machine.computing(), machine.frame():
+        with machine.computing(), machine.frame(batch):
             return run_slice(model, batch, {}, machine.device, Pieces())
 
     torch.manual_seed(3)

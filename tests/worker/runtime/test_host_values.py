@@ -39,7 +39,7 @@ def test_no_familys_forward_needs_to_look_at_the_device(family, batch):
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_an_engine_whose_host_answers_has_plain_bits(make, name, monkeypatch):
-    monkeypatch.setattr(CpuMachine, "frame", lambda self: HostValues(self.device))
+    monkeypatch.setattr(CpuMachine, "frame", lambda self, batch: HostValues(self.device))
     engine, plain = make(name, slices=2)
     assert_same(run(engine, range(2), 2), run(plain, range(2), 2))
     assert_same_state(engine, plain)

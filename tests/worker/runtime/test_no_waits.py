@@ -35,6 +35,7 @@ INSIDE = (
     "planner/graph/result.py", "planner/graph/signature.py", "planner/graph/tangents.py", "worker/runtime/arena.py",
     "planner/graph/pieces.py", "worker/runtime/recording.py", "worker/engine/shared_rows.py",
     "worker/engine/unusable.py", "worker/engine/stored_activations.py", "worker/engine/stored_weights.py",
+    "worker/runtime/small_copies.py",
 )  # fmt: skip
 NOT_THERE = {
     "planner/cpu/adamw.py": "updates on the CPU; those on a GPU only call PyTorch's kernel by it",
@@ -60,6 +61,8 @@ ALLOWED = {
     ("worker/runtime/cuda.py", "CudaInterpreter.record", "synchronize"): "when no step runs: a recording begins",
     ("worker/runtime/cuda.py", "CudaInterpreter._finish", "synchronize"): "when no step runs: drain and close",
     ("worker/runtime/registered.py", "_Registered.__del__", "synchronize"): "memory ends, or a slab grows",
+    ("worker/runtime/small_copies.py", "SmallCopies.stage", "pin_memory"): "of host tensors: a step's batches",
+    ("worker/runtime/small_copies.py", "SmallCopies.stage", "copy_"): "from the host to the host",
     ("worker/runtime/cuda.py", "CudaMachine.stage", "pin_memory"): "of host tensors; torch's pool reuses the memory",
     ("worker/runtime/registered.py", "registered", "int"): "an error's number",
     ("worker/runtime/registered.py", "_Registered.__del__", "int"): "likewise",
@@ -77,6 +80,7 @@ ALLOWED = {
     ("worker/engine/device_items.py", "Device.fetch", "copy_"): "of weights wholly on disk, when no step runs",
     ("worker/engine/stored_weights.py", "StoredWeights.put", "copy_"): "not in a step: as it begins or is loaded",
     ("worker/runtime/host_values.py", "HostValues._follow", "to"): "on the host",
+    ("worker/runtime/host_values.py", "_of_host", "to"): "on the host",
     ("worker/engine/gradients.py", "Gradients.add", "copy_"): "from the device to the device",
     ("planner/graph/chunks.py", "ChunkedHead.compute", "copy_"): "from the device to the device",
     ("planner/graph/chunks.py", "ChunkedHead.finish", "to"): "from the device to the device",
@@ -229,9 +233,9 @@ def test_no_number_is_read_where_a_step_computes(steps, monkeypatch, name, optio
     found: set[str] = set()
     monkeypatch.setattr(CpuMachine, "computing", lambda self: Reads(found))
     monkeypatch.setattr(adamw, "update", adamw.update_in_lists)  # as a GPU does
-    monkeypatch.setattr(CpuMachine, "frame", lambda self: HostValues(self.device))
+    monkeypatch.setattr(CpuMachine, "frame", lambda self, batch: HostValues(self.device))
     steps(name, option)
     assert not found
-    monkeypatch.setattr(CpuMachine, "frame", lambda self: contextlib.nullcontext())
+    monkeypatch.setattr(CpuMachine, "frame", lambda self, batch: contextlib.nullcontext())
     steps(name, option)
     assert found == {"_local_scalar_dense"}  # Transformers asks whether texts are packed
