@@ -1,43 +1,134 @@
-"""The questions to a new card are asked one by one: one that fails or hangs leaves the others their answers."""
+"""The questions to a new card are asked one by one: one that fails or hangs leaves the others theirs."""
 
 from __future__ import annotations
 
 import json
+import os
+import re
+import subprocess
 import sys
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks import card, card_questions
+from benchmarks import card, card_questions, card_tests
+from benchmarks.forked import Ended, Forks
 from planner.measure.analysis import estimate_times
 from planner.measure.machine_rates import estimate_hardware
+from tests import ROOT
 from tests.support.arena import arena_on
 from tests.support.cuda.device import Device
 
-ANSWERS = {
-    "machine": "(folder / 'machine.json').write_text('{\"device\": \"A Card\"}')",
-    "copies": "import time; time.sleep(100)",
-    "plain-fp32": "raise SystemExit('no such thing')",
-    "plan-fp32": "(folder / 'plan-fp32.json').write_text('{\"least_bytes\": 7}')",
-}
+
+@pytest.fixture(autouse=True)
+def threads_as_before():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
 
 
-def test_a_question_that_fails_or_hangs_leaves_the_others_their_answers(tmp_path, monkeypatch: pytest.MonkeyPatch):
-    def command_of(question, folder, sizes):
-        begin = f"from pathlib import Path; folder = Path({str(folder)!r}); print('asked', flush=True); "
-        return [sys.executable, "-S", "-c", begin + ANSWERS[question]]
+def asked(monkeypatch, tmp_path, answers, **limits):
+    """The exit code, and what is found, where `answers` are functions of a folder and of kernels."""
+    monkeypatch.setattr(card, "answer", lambda question, folder, kernels, *_: answers[question](folder, kernels))
+    monkeypatch.setattr(card, "QUESTIONS", {**card.QUESTIONS, **limits})
+    monkeypatch.setattr("benchmarks.contenders.Work.prepare", lambda work: None)
+    monkeypatch.setattr(sys, "argv", ["card.py", "--json", str(tmp_path / "card.json"), "--only", *answers])
+    code = card.main()
+    return code, json.loads((tmp_path / "card.json").read_text("utf-8"))["found"]
 
-    monkeypatch.setattr(card, "command_of", command_of)
-    monkeypatch.setattr(card, "RESULTS", tmp_path)
-    monkeypatch.setattr(card, "QUESTIONS", {**card.QUESTIONS, "copies": 2})
-    monkeypatch.setattr(sys, "argv", ["card.py", "--only", *ANSWERS])
-    assert card.main() == 1
-    found = json.loads((tmp_path / "card-a-card.json").read_text("utf-8"))["found"]
+
+def test_a_question_that_fails_or_hangs_leaves_the_others_theirs_and_what_it_has_found(monkeypatch, tmp_path):
+    def hangs(folder, kernels):
+        (folder / "copies.json").write_text('{"to the device": 1}')
+        print("asked", flush=True)
+        os.write(1, f"{subprocess.Popen(['sleep', '100']).pid}\n".encode())
+        time.sleep(100)
+
+    def fails(folder, kernels):
+        raise SystemExit("no such thing")
+
+    code, found = asked(
+        monkeypatch, tmp_path, copies=2, answers={
+            "machine": lambda folder, kernels: (folder / "machine.json").write_text('{"device": "A Card"}'),
+            "copies": hangs, "plain-fp32": fails,
+            "plan-fp32": lambda folder, kernels: (folder / "plan-fp32.json").write_text('{"least_bytes": 7}'),
+        },
+    )  # fmt: skip
+    assert code == 1
     assert found["machine"]["answer"] == {"device": "A Card"}
     assert found["plan-fp32"]["answer"] == {"least_bytes": 7}
-    assert (found["copies"]["exit_code"], found["copies"]["said"]) == (None, "asked\n")
+    assert (found["copies"]["exit_code"], found["copies"]["answer"]) == (None, {"to the device": 1})
+    said, started = found["copies"]["said"].split()
+    assert said == "asked" and not Path(f"/proc/{started}/exe").exists()  # what it has started does not outlive it
     assert found["plain-fp32"]["exit_code"] == 1 and "no such thing" in found["plain-fp32"]["said"]
+
+
+def test_where_strict_kernels_are_refused_a_question_is_asked_with_plain_attention(monkeypatch, tmp_path):
+    def bits(folder, kernels):
+        (folder / "bits-bf16.json").write_text(json.dumps({"kernels": kernels}))
+        sys.exit(card_questions.REFUSED if kernels == "strict" else 0)
+
+    code, found = asked(monkeypatch, tmp_path, {"bits-bf16": bits})
+    assert (code, found["bits-bf16"]["answer"], found["bits-bf16"]["kernels"]) == (0, {"kernels": "math"}, "math")
+
+
+def test_an_operation_without_a_strict_kernel_is_refused_and_nothing_else_is(monkeypatch, tmp_path):
+    def of(text):
+        def plain(folder, about):
+            raise RuntimeError(text)
+
+        return plain
+
+    monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda *_, **__: None)
+    monkeypatch.setattr(card_questions, "plain", of("x does not have a deterministic implementation"))
+    with pytest.raises(SystemExit) as ended:
+        card_questions.answer("plain-bf16", tmp_path)
+    assert ended.value.code == card_questions.REFUSED
+    with pytest.raises(RuntimeError):
+        card_questions.answer("plain-bf16", tmp_path, "math")
+    monkeypatch.setattr(card_questions, "plain", of("out of memory"))
+    with pytest.raises(RuntimeError):
+        card_questions.answer("plain-bf16", tmp_path)
+
+
+def test_what_questions_need_is_imported_without_cuda_and_threads_and_what_is_carried_stays_on_the_path(tmp_path):
+    code = """
+import torch, os
+def begun(*_, **__): raise AssertionError("CUDA begins")
+for name in ("is_available", "device_count", "_lazy_init", "current_device", "get_device_capability", "mem_get_info"):
+    setattr(torch.cuda, name, begun)
+import benchmarks.card
+from benchmarks.contenders import Work
+from benchmarks.forked import Forks
+Forks()
+Work(layers=1, width=512, vocabulary=4096, length=8, batch=1, slices=1, dtype="bf16", device="cpu").prepare()
+print(len(os.listdir("/proc/self/task")))
+print(os.environ["PYTHONPATH"])
+"""
+    path = f"{ROOT}{os.pathsep}{tmp_path}"
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": path}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, f"1\n{ROOT}{os.pathsep}{path}\n"), done.stderr
+
+
+def test_answers_come_in_the_order_of_their_questions_and_an_end_without_one_is_told():
+    forks = Forks()
+    works = [lambda: time.sleep(0.2) or 1, lambda: 2, lambda: os._exit(9)]
+    answers = forks.answers(works, 2)
+    assert [next(answers), next(answers)] == [1, 2]
+    with pytest.raises(Ended, match="exit code 9"):
+        next(answers)
+
+
+def test_the_files_with_tests_for_a_card_are_named():
+    marked = re.compile(r"mark\.gpu\b")
+    files = {
+        str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py") if marked.search(path.read_text())
+    }
+    assert files - {"tests/benchmarks/test_card.py"} == {*card_tests.FILES}
 
 
 @pytest.mark.long
