@@ -19,6 +19,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from planner.environment import before_torch
 from planner.errors import Exit, UserError
 from planner.fast_imports import lasting_imports
 from planner.job.schema import Job
@@ -47,7 +48,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--until", type=int, help="train the run folder JOB to this step, and stop")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is loaded, which therefore happens below
+    before_torch()  # which therefore is loaded below
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if options.until is not None:
         return exit_code_of(lambda: _train(RunFolder(options.job), options.until), None)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TextIO
 
 from planner.codec import to_json
+from planner.environment import before_torch
 from planner.errors import Exit
 from planner.fast_imports import lasting_imports
 from planner.job.schema import Job
@@ -39,7 +40,7 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     # All are read when torch is loaded, or its libraries are, which therefore happens below.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    before_torch()
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     answers = sys.stdout
     with contextlib.redirect_stdout(sys.stderr):  # what a library prints is no answer
