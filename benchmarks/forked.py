@@ -6,6 +6,7 @@ neither outlives a fork. `Forks` sees to the threads; `check_cuda` is for what i
 
 from __future__ import annotations
 
+import gc
 import json
 import multiprocessing
 import os
@@ -40,7 +41,7 @@ def said(text: str) -> None:
 
 def check_cuda() -> None:
     """Raise where CUDA cannot begin in this process, for it had in the one that it was forked from."""
-    if torch.cuda._is_in_bad_fork():  # type: ignore[no-untyped-call]
+    if torch.cuda._is_in_bad_fork():
         raise RuntimeError("CUDA had begun in the process that forked this one; nothing there may have asked for it")
 
 
@@ -95,6 +96,8 @@ class Forks:
     """Starts them. From now on this process computes with one thread; they have as many as it had."""
 
     def __init__(self) -> None:
+        gc.collect()
+        gc.freeze()  # or each of them would look through all that is imported for garbage, and copy its pages
         self._threads = torch.get_num_threads()
         torch.set_num_threads(1)
 
