@@ -12,8 +12,8 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -169,10 +169,22 @@ def bits(folder: Path, about: str) -> Json:
     return {"losses": [*losses], "state": state_of(training), "on_cpu": len(on_cpu)}
 
 
-def take_strict_kernels() -> None:
-    """Those that add in one order. With a warning only, the backward of fused attention stays as it is."""
-    torch.use_deterministic_algorithms(True)
+@contextmanager
+def repeatable(kernels: str) -> Iterator[None]:
+    """Inside, kernels add in one order: `kernels` is one of KERNELS. Exits with REFUSED where PyTorch has none."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA begins
     deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # it costs a kernel an allocation
+    with ExitStack() as stack:
+        torch.use_deterministic_algorithms(True, warn_only=kernels == "math")
+        if kernels == "math":
+            stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        try:
+            yield
+        except RuntimeError as error:
+            if kernels == "strict" and "deterministic" in str(error):
+                print(f"refused: {error}", flush=True)
+                sys.exit(REFUSED)
+            raise
 
 
 def compares_bits(question: str) -> bool:
@@ -181,25 +193,13 @@ def compares_bits(question: str) -> bool:
 
 
 def answer(question: str, folder: Path, kernels: str = "strict") -> None:
-    """Write it. `kernels` is one of KERNELS; exits with REFUSED where PyTorch has none of those."""
+    """Write it. `kernels`: see `repeatable`."""
     name, _, about = question.partition("-")
     alone: dict[str, Callable[[Path], Json]] = {"machine": machine, "copies": copies}
     of_work: dict[str, Callable[[Path, str], Json]] = {
         "plain": plain, "plan": plan, "bits": bits, "engine": engine, "peaks": peaks
     }  # fmt: skip
     check_cuda()
-    with ExitStack() as stack:
-        if compares_bits(question):
-            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA begins
-            take_strict_kernels()
-            if kernels == "math":
-                torch.use_deterministic_algorithms(True, warn_only=True)
-                stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-        try:
-            found = of_work[name](folder, about) if about else alone[name](folder)
-        except RuntimeError as error:
-            if kernels == "strict" and "deterministic" in str(error):
-                print(f"refused: {error}", flush=True)
-                sys.exit(REFUSED)
-            raise
+    with repeatable(kernels) if compares_bits(question) else nullcontext():
+        found = of_work[name](folder, about) if about else alone[name](folder)
     (folder / f"{question}.json").write_text(json.dumps(found), "utf-8")

@@ -87,7 +87,7 @@ class Forked:
         self._process.kill()
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid or 0, signal.SIGKILL)  # what it has started may outlive it
-        self._process.join()
+        self._process.join(_PATIENCE_S)  # one that waits in the driver does not end even so
         self._pipe.close()
         return code
 

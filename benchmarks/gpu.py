@@ -313,8 +313,6 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     for name, sizes in SIZES.items():
         if getattr(given, name) is None:
             setattr(given, name, sizes[given.device == "cpu"])
-    if given.device == "cuda" and not torch.cuda.is_available():
-        parser.error("there is no CUDA device here; --device cpu tries the script")
     return given
 
 
@@ -323,6 +321,8 @@ def main(words: Sequence[str] | None = None) -> int:
     given = arguments(words)
     said("all is imported")
     forks = Forks()
+    if given.device == "cuda" and [*forks.answers([torch.cuda.is_available], 1)] != [True]:
+        sys.exit("there is no CUDA device here; --device cpu tries the script")
     results: list[dict[str, Json]] = []
     failed = False
     for dtype in given.dtype:

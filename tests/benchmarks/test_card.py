@@ -24,7 +24,9 @@ from tests.support.cuda.device import Device
 
 
 @pytest.fixture(autouse=True)
-def threads_as_before():
+def process_as_before(monkeypatch):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
