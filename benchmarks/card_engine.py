@@ -50,15 +50,21 @@ def engine(folder: Path, about: str) -> Json:
         "budget_bytes": its.gpu_budget_bytes, "predicted_bytes": its.gpu_peak_bytes, "predicted_s": its.step_s,
         "bound_s": its.bound_s, "turns": sum(op.kind is OpKind.RUN for op in program.ops),
     }  # fmt: skip
+
+    def keep() -> None:  # what there is of it, should the time run out
+        (folder / f"engine-{about}.json").write_text(json.dumps(found), "utf-8")
+
     try:
         for number in range(STEPS):
             losses += step(engine, work, number)
             driver.append(_driver_bytes(device) - before)
             said.append(to_json(_counts()))
-        found |= {"counts": said, "driver_bytes": driver}
+            found |= {"counts": said, "driver_bytes": driver}
+            keep()
         if expected is not None:
             found["losses_equal"] = losses == expected["losses"]
             found["state_equal"] = state_of(engine) == expected["state"]
+            keep()
         engine.drain()
         waited, begin = engine.waited_s, time.perf_counter()
         issued = 0.0
@@ -76,16 +82,18 @@ def engine(folder: Path, about: str) -> Json:
             "evaluation_peak_bytes": lambda: engine.evaluate(work.batches()).peak_bytes,
             "generation_s": lambda: _generation_s(engine),
         }
+        keep()
         for name, asked in later.items():
             try:
                 found[name] = asked()
             except (RuntimeError, UserError) as error:  # the others are asked all the same
                 found[name] = f"{type(error).__name__}: {error}"[:300]
+            keep()
         step(engine, work, 2 * STEPS + 3)
         found["counts_after"] = to_json(_counts())
     finally:
+        keep()
         engine.close()
-        (folder / f"engine-{about}.json").write_text(json.dumps(found), "utf-8")  # also what there is of it
     return found
 
 

@@ -1,8 +1,8 @@
-"""One question of card.py, in a process of its own: `python -m benchmarks.card_questions QUESTION FOLDER`.
+"""The questions of card.py, each answered in a process that is forked for it.
 
-FOLDER has work.json, and gets the answer as QUESTION.json. Of a question's name the second word says about what it is
+A folder has work.json, and gets the answer as QUESTION.json. Of a question's name the second word says about what it is
 asked: "fp32", "bf16" (with fp32 masters), "small" (in bf16, blocks that take the device no time), "compiled" (in bf16,
-layers through PyTorch's inductor).
+layers through PyTorch's inductor). Where bits are compared, kernels are those that add in one order.
 """
 
 from __future__ import annotations
@@ -10,26 +10,27 @@ from __future__ import annotations
 import json
 import os
 import re
-import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
-
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as planner and trainer do, before torch starts its threads
 
 import torch
 from torch import Tensor
 
 from benchmarks.card_engine import STEPS, answer_of, engine, made_of, peaks, state_of, step, work_of
 from benchmarks.contenders import RATE
+from benchmarks.forked import Forks, check_cuda
 from planner.arrange.pack import can_arrange
-from planner.codec import Json, to_json
+from planner.codec import Json, from_json, to_json
 from planner.measure.analysis import analyse_model, measure_times
 from planner.measure.machine_rates import measure_hardware
+from planner.measure.repeatable import Kernels, with_fallback
 from planner.measure.times import device_name
+from planner.schedule.plan import Plan
 from planner.search.problem import Problem
-from tests.support.engine_plans import adamw
+from tests.support.engine_plans import adamw, resident_plan
 from tests.support.plain_engine import PlainEngine
 from worker.certify.plain_pytorch import PlainTraining
 from worker.runtime.cuda import CudaMachine
@@ -116,16 +117,24 @@ def plan(folder: Path, about: str) -> Json:
     least = Problem(gpu_budget_bytes=0, **asked).least().gpu_bytes
     shares = {"small": (1.0,), "bf16": (SHARE, 1.0, 0.5, 0.0)}.get(about, (SHARE,))
     plains = "plain-fp32" if about == "fp32" else "plain-bf16"
-    peak = hardware.gpu_bytes if about == "small" else answer_of(folder, plains)["peak_bytes"]
-    plans = [
-        Problem(gpu_budget_bytes=max(least, int(share * peak)), **asked).plan(time_limit_s=8.0) for share in shares
-    ]
+    computed = resident_plan(chain, slices=work.slices, clip=True).gpu_budget_bytes
+    is_measured = (folder / f"{plains}.json").exists()
+    plain_peak = answer_of(folder, plains)["peak_bytes"] if is_measured else computed
+    peak = hardware.gpu_bytes if about == "small" else plain_peak
+
+    def planned(share: float) -> Json:
+        problem = Problem(gpu_budget_bytes=max(least, int(share * peak)), **asked)
+        return to_json(problem.plan(time_limit_s=8.0))
+
+    at_once = max(1, len(os.sched_getaffinity(0)) // 2)
+    plans = [from_json(Plan, one) for one in Forks().answers([partial(planned, one) for one in shares], at_once)]
     code = "".join(getattr(pair, "forward_source", "") for pairs in analysis.pairs.values() for pair in pairs.values())
     attention: list[Json] = [*sorted(set(re.findall(r"\w*(?:attention|flash|fmha)\w*", code)))]
     made = {"plans": [*map(to_json, plans)], "chain": to_json(chain)}
     (folder / f"made-{about}.json").write_text(json.dumps(made), "utf-8")
     compiled = [[t.kind, t.option, to_json(t.compiled)] for t in times.options if t.compiled is not None]
     return {
+        "plain_bytes": plain_peak, "plain_is_measured": is_measured, "resident_bytes": computed,
         "least_bytes": least, "budget_bytes": plans[0].gpu_budget_bytes, "predicted_bytes": plans[0].gpu_peak_bytes,
         "source": plans[0].source, "has_places": bool(plans[0].offsets), "attention": attention,
         "compiled": [*compiled],
@@ -152,17 +161,24 @@ def bits(folder: Path, about: str) -> Json:
     return {"losses": [*losses], "state": state_of(training), "on_cpu": len(on_cpu)}
 
 
+def compares_bits(question: str) -> bool:
+    """Whether it is asked under kernels that add in one order."""
+    return question.partition("-")[2] in ("bf16", "fp32")
+
+
 def answer(question: str, folder: Path) -> None:
-    """Write it."""
+    """Write it; and where bits are compared, which kernels computed it, as QUESTION.kernels."""
     name, _, about = question.partition("-")
     alone: dict[str, Callable[[Path], Json]] = {"machine": machine, "copies": copies}
     of_work: dict[str, Callable[[Path, str], Json]] = {
         "plain": plain, "plan": plan, "bits": bits, "engine": engine, "peaks": peaks
     }  # fmt: skip
-    torch.use_deterministic_algorithms(about not in ("", "compiled", "small"), warn_only=True)
-    found = of_work[name](folder, about) if about else alone[name](folder)
+
+    def ask(kernels: Kernels | None) -> Json:
+        if kernels is not None:
+            (folder / f"{question}.kernels").write_text(str(kernels), "utf-8")
+        return of_work[name](folder, about) if about else alone[name](folder)
+
+    check_cuda()
+    found = with_fallback(ask, asked=False) if compares_bits(question) else ask(None)
     (folder / f"{question}.json").write_text(json.dumps(found), "utf-8")
-
-
-if __name__ == "__main__":
-    answer(sys.argv[1], Path(sys.argv[2]))

@@ -1,35 +1,31 @@
-"""Ways to train one Llama, each as a process of its own, which takes steps when its parent says so (gpu.py does).
+"""Ways to train one Llama, each in a process of its own, which takes steps when gpu.py says so.
 
-    python benchmarks/contenders.py NAME FOLDER
-
-NAME is plain, offmate, zero-offload or zero-3-offload; FOLDER has work.json and, for offmate, plan.json. A line with a
-number on stdin asks for so many steps in a row; the answer is a line of JSON, a `Visit`. The first answer, about two
-steps that warm up, comes unasked. Own processes, because memory is then each contender's own, and so is what the
-budget allows it.
+They are plain, offmate (under the plan of a folder's plan.json), zero-offload and zero-3-offload. A number asks for so
+many steps in a row; the answer is a `Visit`. The first answer, about two steps that warm up, comes unasked. Own
+processes, because memory is then each contender's own, and so is what the budget allows it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
 import json
 import math
 import os
 import socket
-import sys
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Protocol, TextIO
-
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as planner and trainer do, before torch starts its threads
-sys.path.insert(0, str(Path(__file__).parent.parent))
+from typing import Protocol
 
 import torch
 import transformers
 from torch import Tensor, nn
 
-from planner.codec import from_json, to_json
+from benchmarks.forked import check_cuda
+from planner.codec import Json, from_json, to_json
 from planner.cpu.meter import Meter
 from planner.schedule.chain import Chain
 from planner.schedule.plan import Plan
@@ -66,16 +62,13 @@ class Work:
         """Tokens that have a loss, in a step."""
         return self.slices * self.batch * (self.length - 1)
 
+    def prepare(self) -> None:
+        """Make the weights now: processes that are forked after it have them, and take no seconds to make them."""
+        _weights(replace(self, batch=0, slices=0, device="cpu"))
+
     def model(self) -> nn.Module:
         """The model in host memory, the same in every process; buffers on the device, as the analysis wants them."""
-        torch.manual_seed(0)
-        heads = max(1, self.width // 64)
-        config = transformers.LlamaConfig(
-            vocab_size=self.vocabulary, hidden_size=self.width, intermediate_size=8 * self.width // 3 // 64 * 64,
-            num_hidden_layers=self.layers, num_attention_heads=heads, num_key_value_heads=heads, use_cache=False,
-            max_position_embeddings=self.length, bos_token_id=None, eos_token_id=None,
-        )  # fmt: skip
-        model: nn.Module = transformers.LlamaForCausalLM._from_config(config, dtype=self.torch_dtype).train()
+        model = copy.deepcopy(_weights(replace(self, batch=0, slices=0, device="cpu")))
         for buffer in model.buffers():
             buffer.data = buffer.data.to(self.device)
         return model
@@ -88,14 +81,28 @@ class Work:
         return [{"input_ids": i, "labels": i.clone()} for i in ids]
 
 
+@functools.cache
+def _weights(work: Work) -> nn.Module:
+    torch.manual_seed(0)
+    heads = max(1, work.width // 64)
+    config = transformers.LlamaConfig(
+        vocab_size=work.vocabulary, hidden_size=work.width, intermediate_size=8 * work.width // 3 // 64 * 64,
+        num_hidden_layers=work.layers, num_attention_heads=heads, num_key_value_heads=heads, use_cache=False,
+        max_position_embeddings=work.length, bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    model: nn.Module = transformers.LlamaForCausalLM._from_config(config, dtype=work.torch_dtype).train()
+    return model
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Visit:
-    """Steps in a row, until all of their updates are done: seconds a step, and seconds a step that issuing computation
-    waited for copies and updates (None where nobody counts). Peaks are of the allocator's blocks in use (on the CPU: of
-    the meter, while warming up) and of what it had from the driver; None when they are not counted. `loss` is the
-    first step's."""
+    """Steps in a row, until all of their updates are done: seconds a step, of these those until all was issued, and
+    those that issuing computation waited for copies and updates (None where nobody counts). Peaks are of the blocks in
+    use of the allocator (on the CPU: of the meter, while warming up) and of what it had from the driver; None when they
+    are not counted. `loss` is the first step's."""
 
     step_s: float
+    issuing_s: float
     waited_s: float | None
     peak_bytes: int | None
     reserved_bytes: int | None
@@ -152,10 +159,10 @@ class Plain:
 
     def __init__(self, work: Work) -> None:
         self._work, self._batches = work, work.batches()
+        model = work.model().to(work.device)
         self._meter, self._metering = Meter(), contextlib.ExitStack()
         if work.device == "cpu":
             self._metering.enter_context(self._meter.watch())
-        model = work.model().to(work.device)
         for tensor in (*model.parameters(), *model.buffers()):
             self._meter.add(tensor)
         self._engine = PlainEngine(model, optimizer=adamw(model), max_grad_norm=None, device=work.device)
@@ -252,6 +259,7 @@ def visit(contender: Contender, steps: int, device: torch.device) -> Visit:
         loss, peak = contender.step()
         losses.append(loss)
         peaks += [] if peak is None else [peak]
+    issuing_s = (time.perf_counter() - start) / steps
     contender.drain()
     if cuda:
         torch.cuda.synchronize(device)
@@ -264,7 +272,7 @@ def visit(contender: Contender, steps: int, device: torch.device) -> Visit:
     after = contender.waited_s
     waited_s = None if before is None or after is None else (after - before) / steps
     return Visit(
-        step_s=step_s, waited_s=waited_s, peak_bytes=max(peaks, default=None),
+        step_s=step_s, issuing_s=issuing_s, waited_s=waited_s, peak_bytes=max(peaks, default=None),
         reserved_bytes=_most_bytes(device)[1] if cuda else None, loss=loss_value,
     )  # fmt: skip
 
@@ -285,34 +293,22 @@ def _most_bytes(device: torch.device) -> tuple[int, int]:
     return torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
 
 
-def serve(name: str, folder: Path, answers: TextIO) -> None:
-    """Warm up, then do what is asked until there is nothing more to read."""
-    work = from_json(Work, json.loads((folder / "work.json").read_text("utf-8")))
+def serve(name: str, work: Work, folder: Path, pipe: Connection) -> None:
+    """Warm up, then take as many steps as the pipe says, until it says that there is nothing more to do. What fails is
+    the last answer: `{"error": …}`."""
     device = torch.device(work.device)
-    contender = make(name, work, folder)
-    for found in _visits(contender, device):
-        print(json.dumps(to_json(found)), file=answers, flush=True)
+    try:
+        check_cuda()
+        contender = make(name, work, folder)
+        _send(pipe, to_json(visit(contender, WARM_STEPS, device)))
+        contender.stop_metering()
+        while (steps := json.loads(pipe.recv_bytes())) is not None:
+            _send(pipe, to_json(visit(contender, steps, device)))
+    except Exception as error:
+        first = next(iter(str(error).splitlines()), "")
+        _send(pipe, {"error": f"{type(error).__name__}: {first}"})
+        raise
 
 
-def _visits(contender: Contender, device: torch.device) -> Iterator[Visit]:
-    yield visit(contender, WARM_STEPS, device)
-    contender.stop_metering()
-    for line in sys.stdin:
-        yield visit(contender, int(line), device)
-
-
-def main() -> None:
-    """What libraries print goes to stderr: stdout is for answers."""
-    name, folder = sys.argv[1:]
-    with os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8") as answers:
-        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-        try:
-            serve(name, Path(folder), answers)
-        except Exception as error:
-            first = next(iter(str(error).splitlines()), "")
-            print(json.dumps({"error": f"{type(error).__name__}: {first}"}), file=answers, flush=True)
-            raise
-
-
-if __name__ == "__main__":
-    main()
+def _send(pipe: Connection, answer: Json) -> None:
+    pipe.send_bytes(json.dumps(answer).encode())

@@ -5,11 +5,12 @@
                              [--planning-seconds 20] [--json FILE]
 
 The budgets are shares of plain PyTorch's peak, and the least that the planner can do with. Machine and blocks
-are measured first, as a job does. Every contender is a process of its own (contenders.py) and takes turns with plain
-PyTorch, which stays there all the time: a ratio is of two visits of one round, a visit being `--steps` steps in a row,
-the last update included. The defaults are for a card of 12 GB, which must hold plain PyTorch and another contender
-together. What cannot run is named with its reason. JSON is written after every contender. `--device cpu` tries the
-script on a tiny model.
+are measured first, as a job does. Every contender is a process of its own (contenders.py), forked from this one, which
+has imported all and made the weights, and never uses the device itself. A contender takes turns with plain PyTorch,
+which stays there all the time: a ratio is of two visits of one round, a visit being `--steps` steps in a row, the last
+update included. The defaults are for a card of 12 GB, which must hold plain PyTorch and another contender together.
+What cannot run is named with its reason. JSON is written after every contender, and how far it is, with the seconds
+since the start, to stdout. `--device cpu` tries the script on a tiny model.
 """
 
 from __future__ import annotations
@@ -19,19 +20,22 @@ import importlib.util
 import json
 import os
 import re
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as planner and trainer do, before torch starts its threads
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's begin with the import, and a fork has them no more
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import torch
 
-from benchmarks.contenders import Visit, Work
+from benchmarks.contenders import Visit, Work, serve
+from benchmarks.forked import Ended, Forks, check_cuda, said
 from benchmarks.spread import Spread
 from planner.arrange.pack import can_arrange
 from planner.codec import Json, from_json, to_json
@@ -85,6 +89,11 @@ class Heat:
         return Spread.of(waited) if waited else None
 
     @property
+    def issuing(self) -> Spread:
+        """Seconds of a step until all of it was issued."""
+        return Spread.of(v.issuing_s for v in self.visits)
+
+    @property
     def peak_bytes(self) -> int | None:
         """The most in any visit."""
         visits = (*([self.warm] if self.warm else []), *self.visits)
@@ -96,74 +105,83 @@ class Heat:
         if self.visits:
             found["figures"] = {
                 "step_s": to_json(self.step), "ratio": to_json(self.ratio), "waited_s": to_json(self.waited),
+                "issuing_s": to_json(self.issuing),
                 "peak_bytes": self.peak_bytes,
                 "measured_over_predicted": self.step.median / self.predicted_s if self.predicted_s else None,
             }  # fmt: skip
         return {"heat": to_json(self), **found}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """The machine, and the blocks on it."""
+
+    device: str
+    hardware: Hardware
+    chain: Chain
+
+
+def measure(work: Work) -> Measured:
+    """Machine and blocks, as a job measures them."""
+    check_cuda()
+    device = torch.device(work.device)
+    hardware = measure_hardware(device, work.torch_dtype)
+    arranged = device.type == "cuda" and can_arrange()
+    analysis = analyse_model(work.model(), work.batches()[0], device=device, arranged=arranged)
+    times = measure_times(analysis, device, hardware, slices=work.slices)
+    return Measured(device=device_name(device), hardware=hardware, chain=analysis.chain(times))
+
+
 class Child:
     """A contender's process. Raises Missing where it fails; what it says of that is on stderr."""
 
-    def __init__(self, name: str, folder: Path) -> None:
+    def __init__(self, name: str, work: Work, folder: Path, forks: Forks) -> None:
         self._name = name
-        command = [sys.executable, str(Path(__file__).with_name("contenders.py")), name, str(folder)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._forked = forks.start(partial(serve, name, work, folder))
 
     def __enter__(self) -> Child:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.communicate()  # no more input: it ends
+        self._forked.__exit__()
 
     def visit(self, steps: int) -> Visit:
         """So many steps."""
-        assert self._process.stdin is not None
-        try:
-            print(steps, file=self._process.stdin, flush=True)
-        except BrokenPipeError:
-            raise self._ended() from None
+        with suppress(OSError):  # where it has ended, its answer says so
+            self._forked.tell(steps)
         return self.answer()
 
     def answer(self) -> Visit:
         """The next one."""
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise self._ended()
-        found = json.loads(line)
-        if "error" in found:
+        try:
+            found = self._forked.answer()
+        except Ended as error:
+            raise Missing(f"{self._name} ended: {error}") from None
+        if isinstance(found, dict) and "error" in found:
             raise Missing(f"{self._name}: {found['error']}")
         return from_json(Visit, found)
 
-    def _ended(self) -> Missing:
-        return Missing(f"{self._name} ended with code {self._process.wait()}")
-
 
 class Bench:
-    """One dtype's heats, in a folder of files for the contenders."""
+    """One dtype's heats, in a folder of files for the contenders. This process computes nothing: what does is forked
+    from it, so that only one imports, and makes the weights."""
 
     def __init__(
-        self, work: Work, folder: Path, *, rounds: int, steps: int, shares: Sequence[float], planning_s: float
-    ) -> None:
-        self._shares = shares
-        self.work, self._folder, self._device = work, folder, torch.device(work.device)
+        self, work: Work, folder: Path, forks: Forks, *, rounds: int, steps: int, shares: Sequence[float],
+        planning_s: float,
+    ) -> None:  # fmt: skip
+        self._shares, self._forks = shares, forks
+        self.work, self._folder = work, folder
         self._rounds, self._steps, self._planning_s = rounds, steps, planning_s
-        (folder / "work.json").write_text(json.dumps(to_json(work)), "utf-8")
-        self.hardware = measure_hardware(self._device, work.torch_dtype)
-        self._chain = self._measured_chain()
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()  # this process needs it no more
-
-    def _measured_chain(self) -> Chain:
-        arranged = self._device.type == "cuda" and can_arrange()
-        analysis = analyse_model(self.work.model(), self.work.batches()[0], device=self._device, arranged=arranged)
-        times = measure_times(analysis, self._device, self.hardware, slices=self.work.slices)
-        return analysis.chain(times)
+        work.prepare()
+        said(f"{work.dtype}: the weights are made")
+        (found,) = forks.answers([lambda: to_json(measure(work))], 1)
+        self.measured = from_json(Measured, found)
+        said("machine and blocks are measured")
 
     def heats(self) -> Iterator[Heat]:
         """Plain PyTorch's own figures, then every contender beside it."""
-        with Child("plain", self._folder) as plain:
+        with self._child("plain") as plain:
             alone = Heat(name="plain PyTorch")
             try:
                 warm = plain.answer()
@@ -173,56 +191,75 @@ class Bench:
                 return
             yield replace(alone, warm=warm, visits=own, plain=own)
             assert warm.peak_bytes is not None
-            for name, budget in self._budgets(warm.peak_bytes):
-                yield self._offmate(Heat(name=name, budget_bytes=budget), plain)
+            for heat, plan in self._planned(warm.peak_bytes):
+                yield heat if plan is None else self._offmate(heat, plan, plain)
             for name, kind in ZERO.items():
                 if importlib.util.find_spec("deepspeed") is None:
                     yield Heat(name=name, missing="deepspeed is not installed")
                 else:
                     yield self._heat(Heat(name=name), kind, plain)
 
-    def _budgets(self, peak_bytes: int) -> Iterator[tuple[str, int]]:
-        for share in self._shares:
-            yield f"offmate, {share:.0%} of plain", int(share * peak_bytes)
-        least = Problem(
-            chain=self._chain, hardware=self.hardware, gpu_budget_bytes=0, cpu_budget_bytes=self.hardware.cpu_bytes,
-            slices=self.work.slices, clip=False,
-        ).least()  # fmt: skip
-        yield "offmate, least possible", least.gpu_bytes
+    def _planned(self, peak_bytes: int) -> Iterator[tuple[Heat, Plan | None]]:
+        """For each budget the plan, all made before the first contender runs: planning beside it would take its
+        processor's time. None where there is none, which the heat then says."""
+        names = [*(f"offmate, {share:.0%} of plain" for share in self._shares), "offmate, least possible"]
+        budgets = [*(int(share * peak_bytes) for share in self._shares), None]
+        at_once = max(1, len(os.sched_getaffinity(0)) // 2)
+        found = [*self._forks.answers([partial(self._plan, budget) for budget in budgets], at_once)]
+        said("all plans are made")
+        for name, answer in zip(names, found, strict=True):
+            assert isinstance(answer, dict)
+            budget = from_json(int, answer["budget"])
+            if answer["plan"] is None:
+                yield Heat(name=name, budget_bytes=budget, missing=str(answer["missing"])), None
+                continue
+            plan = from_json(Plan, answer["plan"])
+            yield Heat(
+                name=name, budget_bytes=budget, predicted_s=plan.step_s, bound_s=plan.bound_s,
+                predicted_bytes=plan.gpu_peak_bytes, plan_source=plan.source,
+            ), plan  # fmt: skip
 
-    def _plan(self, budget_bytes: int) -> Plan:
-        return Problem(
-            chain=self._chain, hardware=self.hardware, gpu_budget_bytes=budget_bytes,
-            cpu_budget_bytes=self.hardware.cpu_bytes, slices=self.work.slices, clip=False,
-        ).plan(time_limit_s=self._planning_s)  # fmt: skip
-
-    def _offmate(self, heat: Heat, plain: Child) -> Heat:
-        assert heat.budget_bytes is not None
-        try:
-            plan = self._plan(heat.budget_bytes)
-        except UserError as error:
-            return replace(heat, missing="; ".join((str(error).splitlines()[0], *error.numbers)))
-        made = {"plan": to_json(plan), "chain": to_json(self._chain)}
-        (self._folder / "plan.json").write_text(json.dumps(made), "utf-8")
-        planned = replace(
-            heat, predicted_s=plan.step_s, bound_s=plan.bound_s, predicted_bytes=plan.gpu_peak_bytes,
-            plan_source=plan.source,
+    def _plan(self, budget_bytes: int | None) -> Json:
+        """For so many bytes, or for the least that the planner can do with."""
+        hardware = self.measured.hardware
+        problem = Problem(
+            chain=self.measured.chain, hardware=hardware, gpu_budget_bytes=budget_bytes or 0,
+            cpu_budget_bytes=hardware.cpu_bytes, slices=self.work.slices, clip=False,
         )  # fmt: skip
-        return self._heat(planned, "offmate", plain)
+        if budget_bytes is None:
+            problem = replace(problem, gpu_budget_bytes=problem.least().gpu_bytes)
+        try:
+            plan, missing = to_json(problem.plan(time_limit_s=self._planning_s)), ""
+        except UserError as error:
+            plan, missing = None, "; ".join((str(error).splitlines()[0], *error.numbers))
+        return {"budget": problem.gpu_budget_bytes, "plan": plan, "missing": missing}
+
+    def _offmate(self, heat: Heat, plan: Plan, plain: Child) -> Heat:
+        made = {"plan": to_json(plan), "chain": to_json(self.measured.chain)}
+        (self._folder / "plan.json").write_text(json.dumps(made), "utf-8")
+        return self._heat(heat, "offmate", plain)
 
     def _heat(self, heat: Heat, kind: str, plain: Child) -> Heat:
         """The contender's visits and plain PyTorch's in turns, each first in every other round."""
-        with Child(kind, self._folder) as child:
+        pairs: list[tuple[Visit, Visit]] = []
+        warm, missing = None, ""
+        with self._child(kind) as child:
             try:
                 warm = child.answer()
-                pairs: list[tuple[Visit, Visit]] = []
+                said(f"{heat.name} has warmed up")
                 for number in range(self._rounds):
                     order = (child, plain) if number % 2 else (plain, child)
                     found = {id(one): one.visit(self._steps) for one in order}
                     pairs.append((found[id(child)], found[id(plain)]))
+                    said(f"{heat.name}: {pairs[-1][0].step_s / pairs[-1][1].step_s:.3f} of plain PyTorch's step")
             except Missing as error:
-                return replace(heat, missing=str(error))
-        return replace(heat, warm=warm, visits=tuple(p[0] for p in pairs), plain=tuple(p[1] for p in pairs))
+                missing = str(error)
+        return replace(
+            heat, warm=warm, visits=tuple(p[0] for p in pairs), plain=tuple(p[1] for p in pairs), missing=missing
+        )  # fmt: skip
+
+    def _child(self, kind: str) -> Child:
+        return Child(kind, self.work, self._folder, self._forks)
 
 
 def show_head(work: Work, hardware: Hardware) -> None:
@@ -236,7 +273,7 @@ def show_head(work: Work, hardware: Hardware) -> None:
           f"{hardware.cpu_memory_bytes_per_s / 1e9:.1f} GB/s; {hardware.flops_per_s / 1e12:.2f} TFLOP/s; "
           f"launching {hardware.launch_s * 1e3:.2f} ms a block")  # fmt: skip
     print(f"{'':26s}{'MB: budget':>12s}{'predicted':>10s}{'measured':>10s}{'ms: predicted':>15s}{'measured':>10s}"
-          f"{'waited':>9s}   ratio to plain: median (least, greatest)", flush=True)  # fmt: skip
+          f"{'issuing':>9s}{'waited':>9s}   ratio to plain: median (least, greatest)", flush=True)  # fmt: skip
 
 
 def show(heat: Heat) -> None:
@@ -245,9 +282,10 @@ def show(heat: Heat) -> None:
     if heat.missing:
         print(f"{heat.name:26s}{sizes[0]:>12s}  missing: {heat.missing}", flush=True)
         return
-    times = [_cell(n, 1e3) for n in (heat.predicted_s, heat.step.median, heat.waited.median if heat.waited else None)]
-    print(f"{heat.name:26s}{sizes[0]:>12s}{sizes[1]:>10s}{sizes[2]:>10s}{times[0]:>15s}{times[1]:>10s}{times[2]:>9s}   "
-          f"{heat.ratio:.3f}", flush=True)  # fmt: skip
+    waited_s = heat.waited.median if heat.waited else None
+    times = [_cell(n, 1e3) for n in (heat.predicted_s, heat.step.median, heat.issuing.median, waited_s)]
+    cells = zip((*sizes, *times), (12, 10, 10, 15, 10, 9, 9), strict=True)
+    print(f"{heat.name:26s}{''.join(f'{cell:>{width}s}' for cell, width in cells)}   {heat.ratio:.3f}", flush=True)
 
 
 def _cell(number: float | None, factor: float) -> str:
@@ -261,8 +299,8 @@ SIZES = {
 """Defaults on a GPU, and on the CPU."""
 
 
-def arguments() -> argparse.Namespace:
-    """Of the command line."""
+def arguments(words: Sequence[str] | None) -> argparse.Namespace:
+    """Of the command line, or `words`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--dtype", nargs="+", choices=("bf16", "fp32"), default=("bf16", "fp32"))
@@ -271,22 +309,21 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--shares", nargs="*", type=float, default=(0.5, 0.25, 0.1), help="budgets, of plain's peak")
     parser.add_argument("--planning-seconds", type=float, default=20.0, help="for each plan at most")
     parser.add_argument("--json", type=Path, help="default: benchmarks/results/gpu-DEVICE.json, on the CPU none")
-    given = parser.parse_args()
+    given = parser.parse_args(words)
     for name, sizes in SIZES.items():
         if getattr(given, name) is None:
             setattr(given, name, sizes[given.device == "cpu"])
-    if given.device == "cuda" and not torch.cuda.is_available():
-        parser.error("there is no CUDA device here; --device cpu tries the script")
-    if given.json is None and given.device == "cuda":
-        given.json = RESULTS / f"gpu-{re.sub('[^a-z0-9]+', '-', torch.cuda.get_device_name().lower())}.json"
     return given
 
 
-def main() -> int:
+def main(words: Sequence[str] | None = None) -> int:
     """Run everything; the exit status is 1 where plain PyTorch, or offmate with a plan, could not run."""
-    given = arguments()
+    given = arguments(words)
+    said("all is imported")
+    forks = Forks()
+    if given.device == "cuda" and [*forks.answers([torch.cuda.is_available], 1)] != [True]:
+        sys.exit("there is no CUDA device here; --device cpu tries the script")
     results: list[dict[str, Json]] = []
-    about = {"device": device_name(torch.device(given.device)), "torch": torch.__version__, "cuda": torch.version.cuda}
     failed = False
     for dtype in given.dtype:
         sizes = {name: getattr(given, name) for name in SIZES if name not in ("rounds", "steps")}
@@ -294,17 +331,22 @@ def main() -> int:
         heats: list[Json] = []
         with tempfile.TemporaryDirectory(prefix="offmate-gpu-") as folder:
             bench = Bench(
-                work, Path(folder), rounds=given.rounds, steps=given.steps, shares=given.shares,
+                work, Path(folder), forks, rounds=given.rounds, steps=given.steps, shares=given.shares,
                 planning_s=given.planning_seconds,
             )  # fmt: skip
-            results.append({"work": to_json(work), "hardware": to_json(bench.hardware), "contenders": heats})
-            show_head(work, bench.hardware)
+            device, hardware = bench.measured.device, bench.measured.hardware
+            results.append({"work": to_json(work), "hardware": to_json(hardware), "contenders": heats})
+            path = given.json
+            if path is None and given.device == "cuda":
+                path = RESULTS / f"gpu-{re.sub('[^a-z0-9]+', '-', device.lower())}.json"
+            about = {"device": device, "torch": torch.__version__, "cuda": torch.version.cuda, "results": results}
+            show_head(work, hardware)
             for number, heat in enumerate(bench.heats()):
                 show(heat)
                 failed |= bool(heat.missing) and (number == 0 or heat.predicted_s is not None)
                 heats.append(heat.summary())
-                if given.json:
-                    given.json.write_text(json.dumps({**about, "results": results}, indent=1) + "\n", "utf-8")
+                if path:
+                    path.write_text(json.dumps(about, indent=1) + "\n", "utf-8")
     return int(failed)
 
 

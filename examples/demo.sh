@@ -3,6 +3,8 @@
 set -eu
 cd "$(dirname "$0")/.."
 export OFFMATE_HOME="$PWD/.demo/state"
+# Else cuBLAS keeps 8 MiB of a card for each thread, 32 on an H100: a third of so small a budget, or nearly all of it.
+export CUBLAS_WORKSPACE_CONFIG="${CUBLAS_WORKSPACE_CONFIG:-:16:8}"
 
 jobs() { # the jobs as Python sees them
     offmate status --json | python -c "import json, sys; jobs = json.load(sys.stdin); print($1)"

@@ -8,6 +8,7 @@ import sys
 
 from offmated.paths import Paths
 from offmated.service.daemon import run
+from planner.environment import number_cards_by_slot
 from planner.errors import Exit, UserError
 
 
@@ -19,6 +20,7 @@ def main() -> int:
     logging.basicConfig(format="%(asctime)s offmated[%(process)d] %(message)s", level=logging.INFO)
     for talkative in ("alembic", "uvicorn"):
         logging.getLogger(talkative).setLevel(logging.WARNING)
+    number_cards_by_slot()  # for the jobs; systemd starts the daemon without the command line
     try:
         return run(Paths.from_environment())
     except UserError as error:

@@ -12,13 +12,13 @@ import argparse
 import contextlib
 import json
 import logging
-import os
 import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from planner.commands import parser as questions
+from planner.environment import before_torch
 from planner.errors import Exit
 from planner.fast_imports import lasting_imports
 from planner.hub import speak_for_a_job
@@ -126,7 +126,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _plan(job: Job, options: argparse.Namespace, distinct_tokens: tuple[int, ...]) -> Answer:
     # Measured like the trainer computes: without it a busy machine's times are several times too long, and unevenly.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    before_torch()
     # torch takes seconds to import: a wrong job file is told before that.
     with lasting_imports():
         from planner.cache.store import Cache

@@ -9,10 +9,10 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import os
 import sys
 from pathlib import Path
 
+from planner.environment import before_torch
 from planner.errors import Exit, UserError, first_line
 from planner.fast_imports import lasting_imports
 from planner.job.adapter import takes_from_base
@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print a JSON list, in one line")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.ERROR, format="%(message)s", stream=sys.stderr)
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is loaded, which therefore happens below
+    before_torch()  # which therefore is loaded below
     run = RunFolder(options.run_dir.absolute())
     return exit_code_of(lambda: _say(run, tuple(options.prompts), options), None)
 

@@ -13,6 +13,7 @@ import sys
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
+from planner.environment import before_torch
 from planner.errors import Exit
 from planner.fast_imports import lasting_imports
 from planner.hub import speak_for_a_job
@@ -34,9 +35,7 @@ def main(arguments: list[str]) -> int:
     folder = RunFolder(Path(arguments[0]).absolute())
     speak_for_a_job()
     folder.error.unlink(missing_ok=True)
-    # Threads of several slices take turns; spinning while they wait would take the processor from the one that works.
-    # Read when torch is loaded, which therefore happens below.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    before_torch()  # which therefore is loaded below
     try:
         return exit_code_of(lambda: _train(folder, stop), folder)
     except Stopped:

@@ -20,6 +20,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from planner.environment import before_torch
 from planner.errors import Exit, UserError
 from planner.fast_imports import lasting_imports
 from planner.job.schema import Job
@@ -52,7 +53,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--refused", action="append", default=[], help="an operation without a deterministic kernel")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is loaded, which therefore happens below
+    before_torch()  # which therefore is loaded below
     if options.until is not None:
         run, refused = RunFolder(options.job), tuple(options.refused)
         return exit_code_of(lambda: _train(run, options.until, refused), run)

@@ -68,8 +68,7 @@ class Check:
 def examine(paths: Paths, folders: Sequence[Path] = ()) -> Iterator[Check]:
     """All checks, the quick ones first; of drives those of `folders`, or that of the state folder."""
     yield _python()
-    yield from _packages()
-    yield _extras(metadata.metadata("offmate").get_all("Provides-Extra") or (), metadata.requires("offmate") or ())
+    yield from _itself()
     yield _memory()
     yield _locked(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0])
     yield _clock(_is_kept_right())
@@ -99,10 +98,22 @@ def _python() -> Check:
     return Check(name="python", verdict=OK, found=f"{sys.version.split()[0]} at {sys.executable}")
 
 
-def _packages() -> Iterator[Check]:
+def _itself() -> Iterator[Check]:
+    try:
+        its = metadata.distribution("offmate")
+    except metadata.PackageNotFoundError:
+        folder = Path(__file__).parents[2]
+        found = f"is not installed but runs from {folder}: whether what it needs is there is not known"
+        yield Check(name="offmate", verdict=WARNING, found=found, advice=shlex.join(("pip", "install", str(folder))))
+        return
+    yield _packages(its)
+    yield _extras(its.metadata.get_all("Provides-Extra") or (), its.requires or ())
+
+
+def _packages(its: metadata.Distribution) -> Check:
     """Whether what is installed are versions that offmate was run with; of what is optional only what is there."""
     wrong = []
-    for need in map(Requirement, metadata.requires("offmate") or ()):
+    for need in map(Requirement, its.requires or ()):
         needed, optional = (need.marker is None or need.marker.evaluate({"extra": extra}) for extra in ("", "lora"))
         if not (needed or optional):
             continue
@@ -114,15 +125,14 @@ def _packages() -> Iterator[Check]:
             continue
         if not need.specifier.contains(have, prereleases=True):
             wrong.append((f"{need.name} {have}, needed {need.specifier}", need))
-    version = metadata.version("offmate")
+    version = its.version
     if wrong:
         found = "; ".join((version, *(what for what, _ in wrong)))
         advice = shlex.join(("pip", "install", *(f"{need.name}{need.specifier}" for _, need in wrong)))
-        yield Check(name="offmate", verdict=PROBLEM, found=found, advice=advice)
-    else:
-        named = ("transformers", "PuLP", "highspy", "rq", "SQLAlchemy")
-        versions = ", ".join(f"{name} {metadata.version(name)}" for name in named)
-        yield Check(name="offmate", verdict=OK, found=f"{version} with {versions}")
+        return Check(name="offmate", verdict=PROBLEM, found=found, advice=advice)
+    named = ("transformers", "PuLP", "highspy", "rq", "SQLAlchemy")
+    versions = ", ".join(f"{name} {metadata.version(name)}" for name in named)
+    return Check(name="offmate", verdict=OK, found=f"{version} with {versions}")
 
 
 def _extras(names: Sequence[str], requires: Sequence[str]) -> Check:

@@ -22,8 +22,8 @@ NAME = "offmate.service"
 PATIENCE_S = 180
 
 #: What a login's shell may have set and jobs need; a password or a token stays where it is, in a file.
-HANDED_ON = ("PATH", "CUDA_VISIBLE_DEVICES", "HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "HF_HUB_OFFLINE",
-             "XDG_CACHE_HOME", *(name for key, name in KEYS.items() if key != "notify"))  # fmt: skip
+HANDED_ON = ("PATH", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT",
+             "HF_HUB_OFFLINE", "XDG_CACHE_HOME", *(name for key, name in KEYS.items() if key != "notify"))  # fmt: skip
 
 UNIT = """\
 # Written by `offmate service install`; `offmate service uninstall` removes it.

@@ -1,43 +1,124 @@
-"""The questions to a new card are asked one by one: one that fails or hangs leaves the others their answers."""
+"""The questions to a new card are asked one by one: one that fails or hangs leaves the others theirs."""
 
 from __future__ import annotations
 
 import json
+import os
+import re
+import subprocess
 import sys
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks import card, card_questions
+from benchmarks import card, card_questions, card_tests
+from benchmarks.forked import Ended, Forks
 from planner.measure.analysis import estimate_times
 from planner.measure.machine_rates import estimate_hardware
+from tests import ROOT
 from tests.support.arena import arena_on
 from tests.support.cuda.device import Device
 
-ANSWERS = {
-    "machine": "(folder / 'machine.json').write_text('{\"device\": \"A Card\"}')",
-    "copies": "import time; time.sleep(100)",
-    "plain-fp32": "raise SystemExit('no such thing')",
-    "plan-fp32": "(folder / 'plan-fp32.json').write_text('{\"least_bytes\": 7}')",
-}
+
+@pytest.fixture(autouse=True)
+def process_as_before(monkeypatch):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
 
 
-def test_a_question_that_fails_or_hangs_leaves_the_others_their_answers(tmp_path, monkeypatch: pytest.MonkeyPatch):
-    def command_of(question, folder, sizes):
-        begin = f"from pathlib import Path; folder = Path({str(folder)!r}); print('asked', flush=True); "
-        return [sys.executable, "-S", "-c", begin + ANSWERS[question]]
+def asked(monkeypatch, tmp_path, answers, **limits):
+    """The exit code, and what is found, where `answers` are functions of a folder."""
+    monkeypatch.setattr(card, "answer", lambda question, folder, *_: answers[question](folder))
+    monkeypatch.setattr(card, "QUESTIONS", {**card.QUESTIONS, **limits})
+    monkeypatch.setattr("benchmarks.contenders.Work.prepare", lambda work: None)
+    monkeypatch.setattr(sys, "argv", ["card.py", "--json", str(tmp_path / "card.json"), "--only", *answers])
+    code = card.main()
+    return code, json.loads((tmp_path / "card.json").read_text("utf-8"))["found"]
 
-    monkeypatch.setattr(card, "command_of", command_of)
-    monkeypatch.setattr(card, "RESULTS", tmp_path)
-    monkeypatch.setattr(card, "QUESTIONS", {**card.QUESTIONS, "copies": 2})
-    monkeypatch.setattr(sys, "argv", ["card.py", "--only", *ANSWERS])
-    assert card.main() == 1
-    found = json.loads((tmp_path / "card-a-card.json").read_text("utf-8"))["found"]
+
+def test_a_question_that_fails_or_hangs_leaves_the_others_theirs_and_what_it_has_found(monkeypatch, tmp_path):
+    def hangs(folder):
+        (folder / "copies.json").write_text('{"to the device": 1}')
+        print("asked", flush=True)
+        os.write(1, f"{subprocess.Popen(['sleep', '100']).pid}\n".encode())
+        time.sleep(100)
+
+    def fails(folder):
+        raise SystemExit("no such thing")
+
+    code, found = asked(
+        monkeypatch, tmp_path, copies=2, answers={
+            "machine": lambda folder: (folder / "machine.json").write_text('{"device": "A Card"}'),
+            "copies": hangs, "plain-fp32": fails,
+            "plan-fp32": lambda folder: (folder / "plan-fp32.json").write_text('{"least_bytes": 7}'),
+        },
+    )  # fmt: skip
+    assert code == 1
     assert found["machine"]["answer"] == {"device": "A Card"}
     assert found["plan-fp32"]["answer"] == {"least_bytes": 7}
-    assert (found["copies"]["exit_code"], found["copies"]["said"]) == (None, "asked\n")
+    assert (found["copies"]["exit_code"], found["copies"]["answer"]) == (None, {"to the device": 1})
+    said, started = found["copies"]["said"].split()
+    assert said == "asked" and not Path(f"/proc/{started}/exe").exists()  # what it has started does not outlive it
     assert found["plain-fp32"]["exit_code"] == 1 and "no such thing" in found["plain-fp32"]["said"]
+
+
+def test_bits_are_asked_under_strict_kernels_and_again_where_an_operation_has_none(monkeypatch, tmp_path):
+    asked_under = []
+
+    def plain(folder, about):
+        asked_under.append(torch.is_deterministic_algorithms_warn_only_enabled())
+        torch.zeros(4).put(torch.tensor([1]), torch.ones(1))  # which has no deterministic kernel, on the CPU either
+        return {"peak_bytes": 1}
+
+    monkeypatch.setattr(card_questions, "plain", plain)
+    with pytest.warns(UserWarning, match="put_ does not have"):
+        card_questions.answer("plain-bf16", tmp_path)
+    assert asked_under == [False, True]
+    assert json.loads((tmp_path / "plain-bf16.json").read_text("utf-8")) == {"peak_bytes": 1}
+    assert "but for put_" in (tmp_path / "plain-bf16.kernels").read_text("utf-8")
+
+
+def test_what_questions_need_is_imported_without_cuda_and_threads_and_what_is_carried_stays_on_the_path(tmp_path):
+    code = """
+import torch, os
+def begun(*_, **__): raise AssertionError("CUDA begins")
+for name in ("is_available", "device_count", "_lazy_init", "current_device", "get_device_capability", "mem_get_info"):
+    setattr(torch.cuda, name, begun)
+import benchmarks.card
+from benchmarks.contenders import Work
+from benchmarks.forked import Forks
+Forks()
+Work(layers=1, width=512, vocabulary=4096, length=8, batch=1, slices=1, dtype="bf16", device="cpu").prepare()
+print(len(os.listdir("/proc/self/task")))
+print(os.environ["PYTHONPATH"])
+"""
+    path = f"{ROOT}{os.pathsep}{tmp_path}"
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": path}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, f"1\n{ROOT}{os.pathsep}{path}\n"), done.stderr
+
+
+def test_answers_come_in_the_order_of_their_questions_and_an_end_without_one_is_told():
+    forks = Forks()
+    works = [lambda: time.sleep(0.2) or 1, lambda: 2, lambda: os._exit(9)]
+    answers = forks.answers(works, 2)
+    assert [next(answers), next(answers)] == [1, 2]
+    with pytest.raises(Ended, match="exit code 9"):
+        next(answers)
+
+
+def test_the_files_with_tests_for_a_card_are_named():
+    marked = re.compile(r"mark\.gpu\b")
+    files = {
+        str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py") if marked.search(path.read_text())
+    }
+    assert files - {"tests/benchmarks/test_card.py"} == {*card_tests.FILES}
 
 
 @pytest.mark.long

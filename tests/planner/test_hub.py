@@ -11,7 +11,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx
-import httpx2
 import pytest
 from huggingface_hub import constants
 from huggingface_hub.errors import (
@@ -24,6 +23,8 @@ from huggingface_hub.errors import (
 from planner import hub
 from planner.errors import UserError
 from tests import ROOT
+
+httpx2 = pytest.importorskip("httpx2")
 
 
 def raised(error: Exception, *causes: Exception) -> Exception:

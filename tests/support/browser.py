@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Page, sync_playwright
+import pytest
 
+playwright = pytest.importorskip("playwright.sync_api")
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 PATIENCE_MS = 60_000
 
@@ -22,7 +23,7 @@ def find_browser() -> str | None:
 @contextmanager
 def browser(path: str) -> Iterator[Browser]:
     """A browser with an empty profile, ended with the block."""
-    with sync_playwright() as driver:
+    with playwright.sync_playwright() as driver:
         started = driver.chromium.launch(executable_path=path, args=["--no-sandbox", "--hide-scrollbars"])
         try:
             page = started.new_page()
@@ -35,7 +36,7 @@ def browser(path: str) -> Iterator[Browser]:
 class Browser:
     """One page in a browser. `problems` collects uncaught errors and console errors; `requests` every address asked."""
 
-    def __init__(self, page: Page) -> None:
+    def __init__(self, page: Any) -> None:
         self.page = page
         self.problems: list[str] = []
         self.requests: list[str] = []

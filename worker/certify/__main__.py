@@ -12,12 +12,12 @@ import argparse
 import contextlib
 import json
 import logging
-import os
 import sys
 from pathlib import Path
 from typing import TextIO
 
 from planner.codec import to_json
+from planner.environment import before_torch
 from planner.errors import Exit
 from planner.fast_imports import lasting_imports
 from planner.job.schema import Job
@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--database", metavar="URL")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is loaded, which therefore happens below
+    before_torch()  # which therefore is loaded below
     answers = sys.stdout
     with contextlib.redirect_stdout(sys.stderr):  # what a library prints is no answer
         return exit_code_of(lambda: _certify(options, answers), None)

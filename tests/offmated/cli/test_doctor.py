@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from offmated.cli import doctor
 from offmated.cli.doctor import Check, examine, links
 from offmated.paths import Paths
+from tests import ROOT
 
 
 def packages(folder: Path, monkeypatch: pytest.MonkeyPatch, **versions: str) -> Check:
@@ -38,6 +40,19 @@ def test_versions_outside_the_bounds_are_named_with_what_to_type(
 def test_what_is_optional_and_absent_is_no_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check = packages(tmp_path, monkeypatch, torch="2.11.0", nowhere="3.1", peft="0.19.0")
     assert (check.verdict, check.advice) == ("ok", "")
+
+
+def test_where_offmate_runs_from_its_folder_without_being_installed_all_else_is_examined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def distribution(name: str) -> metadata.Distribution:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "distribution", distribution)
+    python, itself, memory = itertools.islice(examine(Paths.at(tmp_path)), 3)
+    assert (python.name, memory.name) == ("python", "memory")
+    assert (itself.name, itself.verdict, itself.advice) == ("offmate", "warning", f"pip install {ROOT}")
+    assert itself.found.startswith(f"is not installed but runs from {ROOT}")
 
 
 def test_a_link_with_fewer_lanes_than_the_card_has_is_told() -> None:

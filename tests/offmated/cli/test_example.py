@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import runpy
+import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,10 @@ import yaml
 from transformers import AutoTokenizer
 
 from planner.job.schema import Job
+from planner.measure.analysis import analyse, estimate_times
+from planner.measure.gpu_card import workspace_bytes
+from planner.measure.machine_rates import estimate_hardware
+from planner.search.problem import Problem
 from tests import ROOT
 
 
@@ -63,6 +69,38 @@ def test_its_budget_is_40_percent_of_what_plain_pytorch_needs(prepared: Path) ->
     peak_bytes, _ = runpy.run_path(str(ROOT / "benchmarks" / "plain_peak.py"))["measure"](job, "cpu", 1)
     assert job.gpu_budget is not None
     assert 0.39 <= job.gpu_budget / peak_bytes <= 0.41, f"plain PyTorch needs {peak_bytes} bytes"
+
+
+@pytest.mark.parametrize("bf16", [True, False])
+def test_half_its_budget_is_enough_on_a_card_whose_matrix_products_would_keep_32_mib_a_thread(
+    prepared: Path, bf16: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job.load(prepared).model_copy(update={"bf16": bf16})
+    analysis = analyse(job, torch.device("cpu"))
+    hardware = estimate_hardware(torch.device("cpu"))
+    times = estimate_times(analysis, hardware)
+
+    def least_bytes() -> int:
+        chain = replace(analysis, workspace_bytes=workspace_bytes(torch.device("cuda"))).chain(times)
+        return Problem(
+            chain=chain, hardware=hardware, gpu_budget_bytes=0, cpu_budget_bytes=hardware.cpu_bytes,
+            slices=job.gradient_accumulation_steps, clip=False,
+        ).least().gpu_bytes  # fmt: skip
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    assert job.gpu_budget is not None
+    assert least_bytes() > 0.85 * job.gpu_budget  # with one slice at a time, and no room for another choice
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", _exported("CUBLAS_WORKSPACE_CONFIG"))
+    assert least_bytes() < 0.5 * job.gpu_budget
+
+
+def _exported(name: str) -> str:
+    """What examples/demo.sh hands to its daemon where nothing is set."""
+    line = next(line for line in (ROOT / "examples" / "demo.sh").read_text().splitlines() if f"export {name}" in line)
+    return subprocess.run(
+        ["sh", "-c", f'unset {name}; {line}; printf %s "${name}"'], capture_output=True, text=True
+    ).stdout
 
 
 def test_its_file_says_where_the_budget_comes_from() -> None:

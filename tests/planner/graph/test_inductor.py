@@ -188,8 +188,9 @@ def test_results_beyond_the_bound_are_refused(dtype, wrong, monkeypatch):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("option", ["keep", "recompute", "offload"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize(
+    ("option", "dtype"), [("keep", torch.float32), ("recompute", torch.bfloat16), ("offload", torch.bfloat16)]
+)  # each takes the compiler seconds
 def test_layers_compiled_for_a_gpu_agree_with_the_generated_code(option, dtype):
     device = torch.device("cuda", torch.cuda.current_device())
     analysis = analyse_model(make_model().to(device, dtype), batches_of(12)[0], device=device)

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from bitsandbytes.functional import dequantize_4bit, quantize_4bit
-from bitsandbytes.nn.parametrize import replace_parameter_4bit
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, Qwen3MoeConfig
 
@@ -18,6 +16,8 @@ from tests.support.lora_jobs import engine_of, plain_steps, plan_of, steps_of
 from tests.support.texts import make_job, sentences, tiny_llama_folder, write_jsonl
 from worker.training.model import load_model
 
+bits = pytest.importorskip("bitsandbytes.functional")
+parametrize = pytest.importorskip("bitsandbytes.nn.parametrize")
 STEPS = 3
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
 
@@ -52,10 +52,10 @@ def plain(job: Job) -> Any:
         for name in ("gate_up_proj", "down_proj"):
             if job.lora_target_parameters:  # peft sees no others: the same numbers, unpacked
                 weight = getattr(layer.mlp.experts, name)
-                packed, state = quantize_4bit(weight.data, compress_statistics=True, quant_type="nf4")
-                weight.data = dequantize_4bit(packed, state)
+                packed, state = bits.quantize_4bit(weight.data, compress_statistics=True, quant_type="nf4")
+                weight.data = bits.dequantize_4bit(packed, state)
                 continue
-            replace_parameter_4bit(
+            parametrize.replace_parameter_4bit(
                 layer.mlp.experts, name, compress_statistics=job.bnb_4bit_use_double_quant,
                 quant_type=job.bnb_4bit_quant_type,
             )  # fmt: skip

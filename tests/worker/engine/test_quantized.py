@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from bitsandbytes.functional import dequantize_4bit
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
@@ -25,6 +24,7 @@ from planner.schedule.plan import Plan
 from tests.support.lora_jobs import engine_of, finished_run, lora_job, plain_steps, plan_of, steps_of
 from worker.training.model import load_model
 
+bits = pytest.importorskip("bitsandbytes.functional")
 STEPS = 4
 
 
@@ -135,7 +135,7 @@ def test_a_packed_weight_unpacks_to_what_bitsandbytes_makes_of_it(tmp_path: Path
         for path, layer in quantized(load_model(job)):
             weight = theirs.get_submodule(path.removeprefix("base_model.model.").removesuffix(".base_layer")).weight
             assert isinstance(layer, Packed4bit)
-            assert torch.equal(layer.unpacked(), dequantize_4bit(weight.data, weight.quant_state))
+            assert torch.equal(layer.unpacked(), bits.dequantize_4bit(weight.data, weight.quant_state))
 
 
 @pytest.mark.parametrize("keys", [{}, {"load_in_8bit": True}], ids=["4bit", "8bit"])
