@@ -24,7 +24,7 @@ from planner.cache.tables import AnswerRow, MeasurementRow, PlanRow
 from planner.codec import from_json, to_json
 from planner.errors import Exit, UserError
 from planner.machine.hardware import Hardware
-from planner.schedule.chain import Chain, Tensor
+from planner.schedule.chain import Chain, Option, Tensor
 from planner.schedule.plan import Plan
 
 log = logging.getLogger(__name__)
@@ -76,14 +76,15 @@ class Question:
 
 def without_times(chain: Chain) -> Chain:
     """The chain with all times zero."""
-    none = dict.fromkeys(("forward_s", "backward_s", "issue_forward_s", "issue_backward_s"), 0.0)
-    blocks = tuple(
-        replace(block, options=tuple(replace(option, **none) for option in block.options)) for block in chain.blocks
-    )
+    blocks = tuple(replace(block, options=tuple(map(_option_without_times, block.options))) for block in chain.blocks)
     return replace(
         chain, blocks=tuple(replace(b, tensors=tuple(map(_timeless, b.tensors))) for b in blocks),
         frame_tensors=tuple(map(_timeless, chain.frame_tensors)),
     )  # fmt: skip
+
+
+def _option_without_times(option: Option) -> Option:
+    return replace(option, forward_s=0.0, backward_s=0.0, issue_forward_s=0.0, issue_backward_s=0.0)
 
 
 def _timeless(tensor: Tensor) -> Tensor:
