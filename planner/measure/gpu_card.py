@@ -16,6 +16,7 @@ from planner.machine.memory import Card, driver_card
 from planner.machine.presets import is_preset, preset, usable_gpu_bytes
 from planner.machine.traffic import UPDATE_TRAFFIC_BYTES
 from planner.measure.machine_rates import cpu_bytes, machine_name
+from planner.schedule.peak_moments import staged_size
 
 _FLOPS_PER_S = 8e12  # fp32, of a small card; a bf16 product runs at twice that at least
 _MEMORY_BYTES_PER_S = 300e9
@@ -23,7 +24,6 @@ _LINK_BYTES_PER_S = 12e9
 _HOST_BYTES_PER_S = 20e9
 _WORKSPACE_BYTES, _WORKSPACE_BYTES_SM90 = 8320 * 2**10, 32 * 2**20
 _GRAIN_BYTES = 512  # PyTorch's allocator rounds up to it
-_WORD_BYTES = 16
 _LIGHT_WORKSPACE_BYTES = 2**20  # cuBLASLt's; it is never larger than cuBLAS's
 
 
@@ -53,12 +53,7 @@ def workspace_bytes(device: torch.device) -> int:
 
 def staged_bytes(batch: Mapping[str, torch.Tensor]) -> int:
     """What a slice like `batch` takes among those that go to the device at once, before a step begins."""
-    return -(-sum(staged_size(tensor) for tensor in batch.values()) // _GRAIN_BYTES) * _GRAIN_BYTES
-
-
-def staged_size(tensor: torch.Tensor) -> int:
-    """Bytes of one tensor there: whole words, so that the next one may be of any dtype."""
-    return -(-tensor.nbytes // _WORD_BYTES) * _WORD_BYTES
+    return -(-sum(staged_size(tensor.nbytes) for tensor in batch.values()) // _GRAIN_BYTES) * _GRAIN_BYTES
 
 
 def scalar_bytes(device: torch.device) -> int:

@@ -21,7 +21,7 @@ from planner.schedule.plan import Direction, stage_order
 LOSS_BYTES = 4  # what a finished slice leaves: its loss
 NORM_BYTES = 4
 _INDEX_BYTES = 8
-_GAP_BYTES = 16  # behind each of what is staged, at most
+_WORD_BYTES = 16  # of which what is staged takes whole ones
 ROWS_AT_ONCE = 1024  # rows of a tied embedding's gradient that are added together
 
 
@@ -111,8 +111,13 @@ def staged_bytes(chain: Chain, slices: int, rounds: int) -> int:
     if not chain.staged_bytes:  # nothing is
         return 0
     rows = tied_rows(chain, slices, rounds, begun=False).values()
-    index = sum(_INDEX_BYTES * count + _GAP_BYTES for its in rows for count in its.counts)
+    index = sum(staged_size(_INDEX_BYTES * count) for its in rows for count in its.counts)
     return rounds * (slices * chain.staged_bytes + index)
+
+
+def staged_size(size: int) -> int:
+    """What a tensor of `size` bytes takes among what is staged: the next one may be of any dtype."""
+    return -(-size // _WORD_BYTES) * _WORD_BYTES
 
 
 def standing_bytes(chain: Chain, slices: int, clip: bool, rounds: int = 1) -> list[int]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from planner.measure.gpu_card import staged_size
+from planner.schedule.peak_moments import staged_size
 from worker.runtime.machine import Batch
 
 
@@ -52,7 +52,7 @@ class SmallCopies:
         right until the next call. What has gaps stays on the host. The first call takes room on the device, of
         `least_bytes` at least; later ones use it again."""
         tensors = [t for batch in batches for t in batch.values() if t.is_cpu and t.is_contiguous()]
-        size = sum(map(staged_size, tensors))
+        size = sum(staged_size(tensor.nbytes) for tensor in tensors)
         packed = torch.empty(size, dtype=torch.uint8)
         for tensor, place in zip(tensors, _places(packed, tensors), strict=True):
             place.copy_(tensor)
@@ -89,4 +89,4 @@ def _places(room: Tensor, tensors: Sequence[Tensor]) -> Iterator[Tensor]:
     start = 0
     for tensor in tensors:
         yield room[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-        start += staged_size(tensor)
+        start += staged_size(tensor.nbytes)
