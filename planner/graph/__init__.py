@@ -18,6 +18,7 @@ from planner.graph.lifetimes import with_areas_of
 from planner.graph.own_code import tried_on_cpu
 from planner.graph.recipes import EAGER, RECIPES, Recipe, recipe_of
 from planner.graph.result import Result
+from planner.graph.scratch import ask_allocator, let_go
 from planner.graph.signature import CallShape, flatten_call, mappings_of
 from planner.graph.unroll import take_turns
 
@@ -37,6 +38,7 @@ __all__ = [
     "Recipe",
     "Result",
     "Sink",
+    "ask_allocator",
     "check_chunked",
     "chunk_rows",
     "depends_on_data",
@@ -44,6 +46,7 @@ __all__ = [
     "flatten_call",
     "items_for",
     "label",
+    "let_go",
     "loss_of",
     "loss_only",
     "make_pairs",

@@ -7,15 +7,17 @@ from collections.abc import Iterable, Sequence
 
 import torch
 from torch import fx
+from torch.fx.node import map_arg
 
 from planner.graph.codegen import Rng, eager_dropouts, generate, on_demand, rng_of
 from planner.graph.interface import BlockCode, Sink
 from planner.graph.joint import Joint
 from planner.graph.lifetimes import Tape
 from planner.graph.liveness import peak_bytes
-from planner.graph.nodes import Storages, is_dense, is_random, nbytes
+from planner.graph.nodes import Storages, is_dense, is_op, is_random, nbytes
 from planner.graph.recipes import Recipe
 from planner.graph.saved import cut, forward_nodes, savable
+from planner.graph.scratch import Scratch, scratch_of
 from planner.graph.tangents import Layout, layout_of
 from planner.graph.work import Work, work_of
 
@@ -76,18 +78,20 @@ class Pair(BlockCode):
             for name in names
         }
         noise = {node: _result_bytes(node) for node in swap}
+        own = {node: found for node in body if node not in swap and (found := _scratch(node)) is not None}
+        scratch = noise | own
         borrowed = [n for n in self.primals if n is not None]
-        self.forward_peak = peak_bytes(forward.steps, storages, borrowed=borrowed, scratch=noise)
+        self.forward_peak = peak_bytes(forward.steps, storages, borrowed=borrowed, scratch=scratch)
         self.backward_peak = {
             first: peak_bytes(
-                backward.steps, storages, owned=self.saved, adoptable=self.adoptable if first else None, scratch=noise
+                backward.steps, storages, owned=self.saved, adoptable=self.adoptable if first else None, scratch=scratch
             )
             for first in (True, False)
         }
         self.interface = next((i for i, g in enumerate(input_grads) if g is not None), None)
         first_input = self.n_params + self.n_buffers
         given = {n: f"a{i - first_input}" if i >= first_input else None for n, i in where.items()}
-        tape = Tape(storages, given | {n: f"t{i}" for i, n in enumerate(joint.tangents)})
+        tape = Tape(storages, given | {n: f"t{i}" for i, n in enumerate(joint.tangents)}, own)
         on_device = [n for n in self.saved if n.meta["val"].device.type == joint.device.type]
         numbers = {name: number for number, name in enumerate(joint.param_names)}
         self._lifetimes = (
@@ -159,3 +163,11 @@ def make_pairs(joint: Joint, recipes: Iterable[Recipe]) -> dict[str, Pair]:
 def _result_bytes(node: fx.Node) -> int:
     value = node.meta["val"]
     return nbytes(value[0] if isinstance(value, (tuple, list)) else value)
+
+
+def _scratch(node: fx.Node) -> Scratch | None:
+    """What its operation allocates for itself, with the arguments that were traced."""
+    if not is_op(node) or not all("val" in n.meta for n in node.all_input_nodes):
+        return None
+    args, kwargs = map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+    return scratch_of(node.target, args, kwargs)

@@ -23,6 +23,7 @@ from planner.graph import (
     check_chunked,
     find_blocks,
     items_for,
+    let_go,
     make_pairs,
     recipes_on_front,
     refuse_autocast,
@@ -257,6 +258,8 @@ def analyse_model(
             names, pairs = one_layout_a_kind(names, pairs, frame.layouts)
             by_kind = {kind: tuple(by_option.values()) for kind, by_option in pairs.items()}
             its_frame = frame_lifetimes(model, names, by_kind, batch, device, model_kwargs, chunk_rows=chunk_rows)
+    if device.type == "cuda":
+        let_go()  # rates are measured next, and how much is free
     first_names = {id(p): name for name, p in model.named_parameters()}
     params = [dict(model.get_submodule(name).named_parameters()) for name in names.all]
     in_blocks = {id(p) for block in params for p in block.values()}
