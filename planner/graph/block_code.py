@@ -17,7 +17,7 @@ from planner.graph.liveness import peak_bytes
 from planner.graph.nodes import Storages, is_dense, is_op, is_random, nbytes
 from planner.graph.recipes import Recipe
 from planner.graph.saved import cut, forward_nodes, savable
-from planner.graph.scratch import Scratch, scratch_of
+from planner.graph.scratch import Scratch, estimate, scratch_of
 from planner.graph.tangents import Layout, layout_of
 from planner.graph.work import Work, work_of
 
@@ -25,9 +25,10 @@ from planner.graph.work import Work, work_of
 class Pair(BlockCode):
     """Generated code; no state, so that all blocks of a kind share one. `saved`: the saved tensors in order."""
 
-    def __init__(self, joint: Joint, recipe: Recipe, rng: Rng | None = None) -> None:
-        """`rng`: the generator of the random operations; None: the default one of the joint graph's device."""
-        self.joint, self.recipe = joint, recipe
+    def __init__(self, joint: Joint, recipe: Recipe, rng: Rng | None = None, *, for_gpu: bool = False) -> None:
+        """`rng`: the generator of the random operations; None: the default one of the joint graph's device. `for_gpu`:
+        the graph was traced on the CPU and stands for a GPU's."""
+        self.joint, self.recipe, self._for_gpu = joint, recipe, for_gpu
         self.name, self.result = joint.name, joint.result
         self.n_params, self.n_buffers = len(joint.param_names), len(joint.buffer_names)
         self.primals: list[fx.Node | None] = [
@@ -78,7 +79,7 @@ class Pair(BlockCode):
             for name in names
         }
         noise = {node: _result_bytes(node) for node in swap}
-        own = {node: found for node in body if node not in swap and (found := _scratch(node)) is not None}
+        own = {node: found for node in body if node not in swap and (found := _scratch(node, for_gpu)) is not None}
         scratch = noise | own
         borrowed = [n for n in self.primals if n is not None]
         self.forward_peak = peak_bytes(forward.steps, storages, borrowed=borrowed, scratch=scratch)
@@ -118,7 +119,7 @@ class Pair(BlockCode):
         if layout == self._layout:
             return self
         if layout not in self._others:
-            other = Pair(self.joint.for_tangents(layout), self.recipe, self._rng)
+            other = Pair(self.joint.for_tangents(layout), self.recipe, self._rng, for_gpu=self._for_gpu)
             assert other._handed_over() == self._handed_over(), f"{self.name}: backward wants other tensors"
             self._others[layout] = other
         return self._others[layout]
@@ -146,14 +147,14 @@ class Pair(BlockCode):
         return list(results)
 
 
-def make_pairs(joint: Joint, recipes: Iterable[Recipe]) -> dict[str, Pair]:
+def make_pairs(joint: Joint, recipes: Iterable[Recipe], *, for_gpu: bool = False) -> dict[str, Pair]:
     """A pair per recipe, by its name: those that save alike share their code. Without those that would send an input
     which backward does not read, or one with gaps: it would come back at another alignment, and a product of matrices
-    with gaps has other last bits there."""
+    with gaps has other last bits there. `for_gpu`: as of `Pair`."""
     codes: dict[str, Pair] = {}
     made: dict[str, Pair] = {}
     for recipe in recipes:
-        code = codes.get(recipe.saves) or codes.setdefault(recipe.saves, Pair(joint, recipe))
+        code = codes.get(recipe.saves) or codes.setdefault(recipe.saves, Pair(joint, recipe, for_gpu=for_gpu))
         if not recipe.offloads_input or (code.reads_interface and not code.interface_has_gaps):
             made[recipe.name] = pair = copy.copy(code)
             pair.recipe, pair._others = recipe, {}
@@ -165,9 +166,9 @@ def _result_bytes(node: fx.Node) -> int:
     return nbytes(value[0] if isinstance(value, (tuple, list)) else value)
 
 
-def _scratch(node: fx.Node) -> Scratch | None:
+def _scratch(node: fx.Node, for_gpu: bool) -> Scratch | None:
     """What its operation allocates for itself, with the arguments that were traced."""
     if not is_op(node) or not all("val" in n.meta for n in node.all_input_nodes):
         return None
     args, kwargs = map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
-    return scratch_of(node.target, args, kwargs)
+    return estimate(node.target, args) if for_gpu else scratch_of(node.target, args, kwargs)

@@ -30,6 +30,7 @@ _NOT_TRIED = frozenset((
     torch.Tag.pointwise,  # one kernel, which needs nothing
     torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape,  # the host would wait
 ))  # fmt: skip
+_ON_CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 _ENTRIES = 100_000  # of the history of one operation
 
 
@@ -155,6 +156,26 @@ class ScratchMeter(Meter):
                 else:
                     self.go(*there.pop(number))
         super().returned(func, args, kwargs, result)
+
+
+def estimate(func: Any, args: Sequence[Any]) -> Scratch | None:
+    """What a GPU would allocate for itself where a trace on the CPU has a call of `func`: known of attention's backward
+    alone. There it would be flash's, with dq in fp32, in rows and columns as its blocks have them, and dk and dv of all
+    heads where heads are grouped. That of fp32 numbers needs about as much."""
+    if func is not _ON_CPU:
+        return None
+    query, key = args[1:3]
+    batch, heads, length, width = query.shape
+    rows = batch * heads * _up(length, 128)
+    results = [t.numel() * t.element_size() for t in args[1:4]]
+    all_heads = [key.numel() * key.element_size() // key.shape[1] * heads] * 2 if key.shape[1] != heads else []
+    sizes = [*results, 4 * rows, 4 * rows * _up(width, 32), *all_heads]
+    goes = ((number, 0) for number in range(len(results), len(sizes)))
+    return Scratch((*enumerate(sizes), *goes), {number: number for number in range(len(results))})
+
+
+def _up(size: int, unit: int) -> int:
+    return -(-size // unit) * unit
 
 
 def _can_be_tried(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

@@ -164,6 +164,7 @@ def live_bytes(program: Program, chain: Chain) -> int:
     return most
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["mixed", "recompute", "keep"])
 def test_a_step_runs_in_the_memory_of_a_plan_that_knows_what_its_kernels_allocate(device: Device, kind: str) -> None:
     plan, chain = planned(kind)
@@ -174,6 +175,7 @@ def test_a_step_runs_in_the_memory_of_a_plan_that_knows_what_its_kernels_allocat
     assert counts.most_reserved <= plan.gpu_peak_bytes
 
 
+@pytest.mark.slow
 def test_a_plan_that_does_not_know_it_takes_more_than_it_says(device: Device) -> None:
     device.scratch = False
     plan, chain = planned("mixed")
@@ -183,6 +185,7 @@ def test_a_plan_that_does_not_know_it_takes_more_than_it_says(device: Device) ->
     assert counts.most_reserved > plan.gpu_peak_bytes
 
 
+@pytest.mark.slow
 def test_slices_of_other_lengths_have_places_for_it_too(device: Device) -> None:
     plan, chain = planned("mixed")
     counts = counts_of(device, plan, chain, LENGTHS)
