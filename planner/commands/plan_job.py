@@ -155,7 +155,8 @@ class _Planning:
         self.machine = with_own_drive(job, self.target.machine)
         # On a GPU tensors get places, also where a plan is an estimate for it; the host's memory has no need of them.
         arranged = device.type == "cuda" and can_arrange()
-        self.analysis: Analysis = analyse(job, self.target.device, arranged=arranged)
+        for_gpu = self.target.device.type == "cpu" and self.machine.is_gpu
+        self.analysis: Analysis = analyse(job, self.target.device, arranged=arranged, for_gpu=for_gpu)
         self.not_in_files = why_not_in_files(job, self.analysis.model)
         several = job.gradient_accumulation_steps > 1
         self.asks_for_data = several and any(t.row_bytes for tensors in self.analysis.tensors for t in tensors)

@@ -19,7 +19,7 @@ class Meter:
     """Counts the bytes of every storage that an operation returned while a `watch()` was on, until the storage dies.
 
     The counts are shared by all threads. A dispatch mode belongs to one thread, so each thread that computes enters
-    its own `watch()`; `host()` is per thread too. Blind to the scratch memory of kernels and to `resize_` of storages.
+    its own `watch()`; `host()` is per thread too. Blind to the scratch of operations and to `resize_` of storages.
 
     now         bytes alive
     peak        most bytes alive since the start or since `reset_peak()`
@@ -55,6 +55,14 @@ class Meter:
         with self._lock:
             self.now -= self._sizes.pop(key)
             del self._alive[key]
+
+    def returned(
+        self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
+    ) -> None:  # fmt: skip
+        """An operation has returned `result`."""
+        for leaf in tree_leaves(result):
+            if type(leaf) in self.counted:
+                self.add(leaf)
 
     def bytes_of(self, tensor: torch.Tensor) -> int:
         """What `tensor`'s storage counts for: 0 on the host or when never seen."""
@@ -100,7 +108,5 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(result):
-            if type(leaf) in self.meter.counted:
-                self.meter.add(leaf)
+        self.meter.returned(func, args, kwargs or {}, result)
         return result

@@ -19,6 +19,7 @@ from planner.graph.lifetimes import with_areas_of
 from planner.graph.own_code import tried_on_cpu
 from planner.graph.recipes import EAGER, RECIPES, Recipe, recipe_of
 from planner.graph.result import Result
+from planner.graph.scratch import ask_allocator, let_go
 from planner.graph.signature import CallShape, flatten_call, mappings_of
 from planner.graph.unroll import take_turns
 
@@ -38,6 +39,7 @@ __all__ = [
     "Recipe",
     "Result",
     "Sink",
+    "ask_allocator",
     "check_chunked",
     "chunk_rows",
     "depends_on_data",
@@ -46,6 +48,7 @@ __all__ = [
     "items_for",
     "keep_device_guard",
     "label",
+    "let_go",
     "loss_of",
     "loss_only",
     "make_pairs",

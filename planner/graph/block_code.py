@@ -7,15 +7,17 @@ from collections.abc import Iterable, Sequence
 
 import torch
 from torch import fx
+from torch.fx.node import map_arg
 
 from planner.graph.codegen import Rng, eager_dropouts, generate, on_demand, rng_of
 from planner.graph.interface import BlockCode, Sink
 from planner.graph.joint import Joint
 from planner.graph.lifetimes import Tape
 from planner.graph.liveness import peak_bytes
-from planner.graph.nodes import Storages, is_dense, is_random, nbytes
+from planner.graph.nodes import Storages, is_dense, is_op, is_random, nbytes
 from planner.graph.recipes import Recipe
 from planner.graph.saved import cut, forward_nodes, savable
+from planner.graph.scratch import Scratch, estimate, scratch_of
 from planner.graph.tangents import Layout, layout_of
 from planner.graph.work import Work, work_of
 
@@ -23,9 +25,10 @@ from planner.graph.work import Work, work_of
 class Pair(BlockCode):
     """Generated code; no state, so that all blocks of a kind share one. `saved`: the saved tensors in order."""
 
-    def __init__(self, joint: Joint, recipe: Recipe, rng: Rng | None = None) -> None:
-        """`rng`: the generator of the random operations; None: the default one of the joint graph's device."""
-        self.joint, self.recipe = joint, recipe
+    def __init__(self, joint: Joint, recipe: Recipe, rng: Rng | None = None, *, for_gpu: bool = False) -> None:
+        """`rng`: the generator of the random operations; None: the default one of the joint graph's device. `for_gpu`:
+        the graph was traced on the CPU and stands for a GPU's."""
+        self.joint, self.recipe, self._for_gpu = joint, recipe, for_gpu
         self.name, self.result = joint.name, joint.result
         self.n_params, self.n_buffers = len(joint.param_names), len(joint.buffer_names)
         self.primals: list[fx.Node | None] = [
@@ -76,18 +79,20 @@ class Pair(BlockCode):
             for name in names
         }
         noise = {node: _result_bytes(node) for node in swap}
+        own = {node: found for node in body if node not in swap and (found := _scratch(node, for_gpu)) is not None}
+        scratch = noise | own
         borrowed = [n for n in self.primals if n is not None]
-        self.forward_peak = peak_bytes(forward.steps, storages, borrowed=borrowed, scratch=noise)
+        self.forward_peak = peak_bytes(forward.steps, storages, borrowed=borrowed, scratch=scratch)
         self.backward_peak = {
             first: peak_bytes(
-                backward.steps, storages, owned=self.saved, adoptable=self.adoptable if first else None, scratch=noise
+                backward.steps, storages, owned=self.saved, adoptable=self.adoptable if first else None, scratch=scratch
             )
             for first in (True, False)
         }
         self.interface = next((i for i, g in enumerate(input_grads) if g is not None), None)
         first_input = self.n_params + self.n_buffers
         given = {n: f"a{i - first_input}" if i >= first_input else None for n, i in where.items()}
-        tape = Tape(storages, given | {n: f"t{i}" for i, n in enumerate(joint.tangents)})
+        tape = Tape(storages, given | {n: f"t{i}" for i, n in enumerate(joint.tangents)}, own)
         on_device = [n for n in self.saved if n.meta["val"].device.type == joint.device.type]
         numbers = {name: number for number, name in enumerate(joint.param_names)}
         self._lifetimes = (
@@ -114,7 +119,7 @@ class Pair(BlockCode):
         if layout == self._layout:
             return self
         if layout not in self._others:
-            other = Pair(self.joint.for_tangents(layout), self.recipe, self._rng)
+            other = Pair(self.joint.for_tangents(layout), self.recipe, self._rng, for_gpu=self._for_gpu)
             assert other._handed_over() == self._handed_over(), f"{self.name}: backward wants other tensors"
             self._others[layout] = other
         return self._others[layout]
@@ -142,14 +147,14 @@ class Pair(BlockCode):
         return list(results)
 
 
-def make_pairs(joint: Joint, recipes: Iterable[Recipe]) -> dict[str, Pair]:
+def make_pairs(joint: Joint, recipes: Iterable[Recipe], *, for_gpu: bool = False) -> dict[str, Pair]:
     """A pair per recipe, by its name: those that save alike share their code. Without those that would send an input
     which backward does not read, or one with gaps: it would come back at another alignment, and a product of matrices
-    with gaps has other last bits there."""
+    with gaps has other last bits there. `for_gpu`: as of `Pair`."""
     codes: dict[str, Pair] = {}
     made: dict[str, Pair] = {}
     for recipe in recipes:
-        code = codes.get(recipe.saves) or codes.setdefault(recipe.saves, Pair(joint, recipe))
+        code = codes.get(recipe.saves) or codes.setdefault(recipe.saves, Pair(joint, recipe, for_gpu=for_gpu))
         if not recipe.offloads_input or (code.reads_interface and not code.interface_has_gaps):
             made[recipe.name] = pair = copy.copy(code)
             pair.recipe, pair._others = recipe, {}
@@ -159,3 +164,11 @@ def make_pairs(joint: Joint, recipes: Iterable[Recipe]) -> dict[str, Pair]:
 def _result_bytes(node: fx.Node) -> int:
     value = node.meta["val"]
     return nbytes(value[0] if isinstance(value, (tuple, list)) else value)
+
+
+def _scratch(node: fx.Node, for_gpu: bool) -> Scratch | None:
+    """What its operation allocates for itself, with the arguments that were traced."""
+    if not is_op(node) or not all("val" in n.meta for n in node.all_input_nodes):
+        return None
+    args, kwargs = map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+    return estimate(node.target, args) if for_gpu else scratch_of(node.target, args, kwargs)

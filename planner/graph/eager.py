@@ -15,7 +15,6 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils._python_dispatch import _disable_current_modes
 
-from planner.cpu.meter import Meter
 from planner.errors import UserError, first_line
 from planner.graph.codegen import rng_of
 from planner.graph.decisions import Decisions, Number, Site, depends_on_data, others
@@ -24,6 +23,7 @@ from planner.graph.flat import Flat
 from planner.graph.interface import BlockCode, Sink
 from planner.graph.recipes import EAGER
 from planner.graph.sample import random_data
+from planner.graph.scratch import ScratchMeter
 from planner.graph.signature import flatten_call
 from planner.graph.tangents import Layout
 from planner.graph.work import Counting, Work
@@ -281,7 +281,7 @@ class EagerPair(BlockCode):
         """Run forward and backward, with the numbers of `forced` leaving first at their sites. What they need is in
         `_bytes`."""
         torch.manual_seed(0)  # ways differ by nothing else
-        meter, decisions = Meter(self._device.type), Decisions(forced)
+        meter, decisions = ScratchMeter(self._device.type), Decisions(forced)
         with contextlib.ExitStack() as stack:
             stack.enter_context(meter.watch())
             with meter.host():

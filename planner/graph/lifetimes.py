@@ -5,7 +5,7 @@
 
 `+3:4096`   storage 3, of 4096 bytes, comes into being
 `~3:4096`   as many bytes at most, in any number of tensors
-`-3`        the code has no more use for it
+`-3`        the code has no more use for it, or the operation, if it is scratch
 `!1:3`      storage 3 is the gradient of the block's parameter 1, and may become the sum itself
 `?1:512`    the gradient of parameter 1 is not that: its sum takes 512 bytes of its own
 `=2,-`      results: of forward the block's outputs, of backward the gradients of its arguments; "-": none
@@ -24,14 +24,17 @@ from torch import fx
 
 from planner.graph.codegen import Step
 from planner.graph.nodes import StorageId, Storages, nbytes
+from planner.graph.scratch import Scratch
 
 
 class Tape:
     """Writes the two lines of one block's code. `forward` comes first: `backward` goes on with its numbers."""
 
-    def __init__(self, storages: Storages, given: Mapping[fx.Node, str | None]) -> None:
+    def __init__(
+        self, storages: Storages, given: Mapping[fx.Node, str | None], scratch: Mapping[fx.Node, Scratch]
+    ) -> None:  # fmt: skip
         """`given`: placeholder -> its memory's name, None for a weight or a buffer."""
-        self._storages = storages
+        self._storages, self._scratch = storages, scratch
         self._given: dict[StorageId, str | None] = {}
         for node, name in given.items():
             for storage in storages.of[node]:
@@ -67,15 +70,22 @@ class Tape:
         again: dict[fx.Node, list[str]] = {}
         for step in steps:
             node = step.node
-            for storage in self._storages.of[node]:
-                size = self._storages.bytes.get(storage, 0)
-                if storage not in self._names:
-                    self._names[storage] = name = self._number()
-                    yield f"+{name}:{size}"
-                elif storage[0] is node and self._names[storage] is not None:
-                    # Computed again although another of its results was saved: that storage exists twice.
-                    again.setdefault(node, []).append(name := self._number())
-                    yield f"+{name}:{size}"
+            coming = [s for s in self._storages.of[node] if s not in self._names or s[0] is node]
+            if (scratch := self._scratch.get(node)) is not None:
+                names: dict[int, str] = {}
+                for number, size in scratch.events:
+                    storage = node, scratch.results.get(number, -1)
+                    if storage in coming:
+                        coming.remove(storage)
+                        yield from self._come(storage, again)
+                    elif size:
+                        names[number] = name = self._number()
+                        yield f"+{name}:{size}"
+                    elif number in names:
+                        yield f"-{names.pop(number)}"
+                yield from (f"-{name}" for name in names.values())
+            for storage in coming:
+                yield from self._come(storage, again)
             self._hold(node)
             for weight in step.sinks:
                 if adoptable[weight]:
@@ -85,6 +95,16 @@ class Tape:
             for dead in step.dead:
                 yield from self._drop(dead)
                 yield from (f"-{name}" for name in again.pop(dead, ()))
+
+    def _come(self, storage: StorageId, again: dict[fx.Node, list[str]]) -> Iterator[str]:
+        size = self._storages.bytes.get(storage, 0)
+        if storage not in self._names:
+            self._names[storage] = name = self._number()
+            yield f"+{name}:{size}"
+        elif self._names[storage] is not None:
+            # Computed again although another of its results was saved: that storage exists twice.
+            again.setdefault(storage[0], []).append(name := self._number())
+            yield f"+{name}:{size}"
 
     def _number(self) -> str:
         self._count += 1

@@ -8,6 +8,7 @@ from torch import fx
 
 from planner.graph.codegen import Step
 from planner.graph.nodes import StorageId, Storages
+from planner.graph.scratch import Scratch
 
 
 class _Live:
@@ -53,14 +54,14 @@ def peak_bytes(
     borrowed: Sequence[fx.Node] = (),
     owned: Sequence[fx.Node] = (),
     adoptable: Mapping[str, bool] | None = None,
-    scratch: Mapping[fx.Node, int] | None = None,
+    scratch: Mapping[fx.Node, int | Scratch] | None = None,
 ) -> int:
     """The most bytes that `steps` has alive above what there was at the start.
 
     `borrowed` belongs to the caller throughout; `owned` exists at the start and dies with its last use. With
     `adoptable` this is a first slice: each weight's gradient becomes its sum, by adoption or in a fresh buffer, and
-    stays; otherwise a gradient is added to a sum that is not counted, and dies. `scratch`: bytes that a node's
-    function needs while it runs, besides its result.
+    stays; otherwise a gradient is added to a sum that is not counted, and dies. `scratch`: what a node's function needs
+    while it runs, besides its result.
     """
     live = _Live(storages)
     again: dict[fx.Node, int] = {}
@@ -76,9 +77,14 @@ def peak_bytes(
         # Computed again although another of its results was saved: that storage exists twice.
         twice = sum(storages.bytes.get(s, 0) for s in storages.of[step.node] if s[0] is step.node and s in live.holders)
         again[step.node] = twice
+        before = live.now
         live.grow(twice)
         live.hold(step.node)
-        live.peak = max(live.peak, live.now + (scratch or {}).get(step.node, 0))
+        match (scratch or {}).get(step.node):
+            case Scratch() as its:
+                live.peak = max(live.peak, before + its.peak_bytes)
+            case int(size):
+                live.peak = max(live.peak, live.now + size)
         for weight in step.sinks if adoptable is not None else ():
             assert adoptable is not None
             if adoptable[weight]:

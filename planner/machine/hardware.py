@@ -51,6 +51,11 @@ class Hardware:
     cpu_rounded_update_parameters_per_s: float = 0.0
 
     @property
+    def is_gpu(self) -> bool:
+        """What computes is not the CPU, which issues by computing."""
+        return self.launch_s > 0
+
+    @property
     def disk_s_per_byte(self) -> float:
         """Of what is read and written again: a drive does one thing at a time."""
         return 1 / self.disk_read_bytes_per_s + 1 / self.disk_write_bytes_per_s

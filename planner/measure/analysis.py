@@ -23,6 +23,7 @@ from planner.graph import (
     check_chunked,
     find_blocks,
     items_for,
+    let_go,
     make_pairs,
     recipes_on_front,
     refuse_autocast,
@@ -200,13 +201,13 @@ class Analysis:
         )
 
 
-def analyse(job: Job, device: torch.device, *, arranged: bool = False) -> Analysis:
-    """The analysis of a job's model under slices of its largest shape, without memory for weights; `arranged` as in
-    `analyse_model`. Raises UserError."""
+def analyse(job: Job, device: torch.device, *, arranged: bool = False, for_gpu: bool = False) -> Analysis:
+    """The analysis of a job's model under slices of its largest shape, without memory for weights; `arranged` and
+    `for_gpu` as in `analyse_model`. Raises UserError."""
     model = skeleton_model(job, device)
     rows = 0 if job.exact else rows_of_a_chunk(cast(Any, model).get_output_embeddings().weight)
     analysis = analyse_model(
-        model, sample_batch(job, model), device=device, chunk_rows=rows, arranged=arranged,
+        model, sample_batch(job, model), device=device, chunk_rows=rows, arranged=arranged, for_gpu=for_gpu,
         rounded=rounded_names(model) if job.optim == ADAMW_8BIT else (),
         matrices=matrix_names(model) if job.optim == MUON else (),
     )  # fmt: skip
@@ -229,13 +230,14 @@ def analyse(job: Job, device: torch.device, *, arranged: bool = False) -> Analys
 
 def analyse_model(
     model: nn.Module, batch: Mapping[str, torch.Tensor], *, device: torch.device, chunk_rows: int = 0,
-    arranged: bool = False, rounded: Collection[str] = (), matrices: Collection[str] = (),
+    arranged: bool = False, rounded: Collection[str] = (), matrices: Collection[str] = (), for_gpu: bool = False,
 ) -> Analysis:  # fmt: skip
     """The analysis of `model` (weights anywhere, on meta too; buffers on `device`) for slices shaped like `batch`:
     `input_ids` and `labels` [rows, length], or what else its forward takes. `chunk_rows`: head and loss in chunks of so
     many rows; 0: in one piece.
     `arranged`: it says which memory turns allocate, too, so that tensors get places. `rounded`: the parameters whose
-    moments are in 8 bits where they are trained, `matrices` those that Muon trains then. Raises UserError."""
+    moments are in 8 bits where they are trained, `matrices` those that Muon trains then. `for_gpu`: the CPU
+    stands for a GPU that is not here, or must not be touched. Raises UserError."""
     refuse_autocast(device)
     names = find_blocks(model, batch, device=device)
     if chunk_rows:
@@ -252,7 +254,7 @@ def analyse_model(
             # Embedding and head keep everything: what they save is small, or used at once.
             is_layer = 0 < index < len(names.kinds) - 1
             recipes = (*RECIPES.values(), *recipes_on_front(joint)) if is_layer else (RECIPES["keep"],)
-            pairs[kind] = {**make_pairs(joint, recipes)}
+            pairs[kind] = {**make_pairs(joint, recipes, for_gpu=for_gpu)}
     with watch:
         by_kind = {kind: tuple(by_option.values()) for kind, by_option in pairs.items()}
         frame = measure_frame(model, names, by_kind, batch, device, model_kwargs, chunk_rows=chunk_rows)
@@ -261,6 +263,8 @@ def analyse_model(
             names, pairs = one_layout_a_kind(names, pairs, frame.layouts)
             by_kind = {kind: tuple(by_option.values()) for kind, by_option in pairs.items()}
             its_frame = frame_lifetimes(model, names, by_kind, batch, device, model_kwargs, chunk_rows=chunk_rows)
+    if device.type == "cuda":
+        let_go()  # rates are measured next, and how much is free
     first_names = {id(p): name for name, p in model.named_parameters()}
     params = [dict(model.get_submodule(name).named_parameters()) for name in names.all]
     in_blocks = {id(p) for block in params for p in block.values()}

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from planner.cpu.meter import Meter
 from planner.errors import UserError, first_line
 from planner.graph import (
     BlockCode,
@@ -32,6 +31,7 @@ from planner.graph import (
     tried_on_cpu,
 )
 from planner.graph.fake import FAKE_TYPES, FakeMode, fake_weights, same_buffers
+from planner.graph.scratch import ScratchMeter
 from planner.graph.tangents import Layout
 from planner.measure.fake_blocks import ChunkedStandIn, HeadStandIn, Shared, StandIn, not_profiled
 
@@ -200,7 +200,7 @@ class _Run:
         self.chunk_rows = chunk_rows
         self.model, self.names, self.pairs, self.device = model, names, pairs, device
         self.mode = FakeMode()
-        self.meter = Meter(device.type, counted=FAKE_TYPES)
+        self.meter = ScratchMeter(device.type, counted=FAKE_TYPES)
         self.shared = Shared(self.mode, self.meter, keep_input=keep_input)
         self.calls: dict[int, StandIn | ChunkedStandIn] = {}
         self.start = self.head_peak = 0

@@ -22,7 +22,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from planner.cpu.meter import Meter
 from planner.errors import Exit, UserError
 from planner.graph import (
     EAGER,
@@ -36,6 +35,7 @@ from planner.graph import (
     run_slice,
 )
 from planner.graph.fake import FAKE_TYPES, FakeMode, fake_weights
+from planner.graph.scratch import ScratchMeter
 from planner.graph.tangents import Layout
 from planner.measure.fake_blocks import ChunkedStandIn, HeadStandIn, Shared, StandIn
 from planner.measure.frame_bytes import frame_alone, measure_frame, trace_blocks
@@ -112,7 +112,7 @@ def lifetimes_of(
     return block_lifetimes(names, pairs, layouts), frame
 
 
-class _Log(Meter):
+class _Log(ScratchMeter):
     """A meter that writes down what it sees."""
 
     def __init__(self, device: torch.device) -> None:
@@ -143,6 +143,16 @@ class _Log(Meter):
     @staticmethod
     def _key(tensor: Tensor) -> int:
         return int(tensor.untyped_storage()._cdata)
+
+    def come(self, size: int) -> int:
+        super().come(size)
+        self.write(f"+{self._count}:{size}")
+        self._count += 1
+        return self._count - 1
+
+    def go(self, number: int, size: int) -> None:
+        super().go(number, size)
+        self.write(f"-{number}")
 
     def write(self, event: str) -> None:
         self.stages[-1].append(event)

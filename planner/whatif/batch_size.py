@@ -140,7 +140,8 @@ class _Chains:
         self.low, self.high = alike(*(a.chain(estimate_times(a, hardware), distinct_tokens) for a in (least, most)))
 
     def _traced(self, rows: int, device: torch.device) -> Analysis:
-        return analyse(self.job.model_copy(update={"per_device_train_batch_size": rows}), device)
+        for_gpu = device.type == "cpu" and self.hardware.is_gpu
+        return analyse(self.job.model_copy(update={"per_device_train_batch_size": rows}), device, for_gpu=for_gpu)
 
     def problem(self, rows: int) -> Problem:
         """The problem of this split."""

@@ -47,7 +47,7 @@ class Way:
 def problem_of(job: Job, hardware: Hardware, device: torch.device, *, runs: bool = False) -> Problem:
     """The question that a job with known slices is on `hardware`, its blocks traced on `device`. `runs`: it is to run,
     and is not only asked about. Raises UserError."""
-    analysis = analyse(job, device)
+    analysis = analyse(job, device, for_gpu=device.type == "cpu" and hardware.is_gpu)
     problem = Problem(
         chain=analysis.chain(estimate_times(analysis, hardware)),
         hardware=with_drive(job, hardware),

@@ -18,15 +18,17 @@ _OF_NO_CONCERN = {
 _known: dict[tuple[object, ...], Analysis] = {}
 
 
-def analysed_once(job: Job, device: torch.device, *, arranged: bool = False) -> Analysis:
+def analysed_once(
+    job: Job, device: torch.device, *, arranged: bool = False, for_gpu: bool = False
+) -> Analysis:  # fmt: skip
     """As `planner.measure.analysis.analyse`, whose answer rests on the model's config and on keys of the job alone.
     What it refuses it refuses each time."""
     config = Path(job.model) if Path(job.model).is_file() else Path(job.model) / "config.json"
     keys = job.model_dump_json(exclude=_OF_NO_CONCERN)
     several = job.gradient_accumulation_steps > 1
-    asked = (config.read_text("utf-8"), keys, several, device, arranged, analysis.skeleton_model)
+    asked = (config.read_text("utf-8"), keys, several, device, arranged, for_gpu, analysis.skeleton_model)
     if asked not in _known:
-        _known[asked] = analyse(job, device, arranged=arranged)
+        _known[asked] = analyse(job, device, arranged=arranged, for_gpu=for_gpu)
     return _known[asked]
 
 

@@ -11,6 +11,8 @@ from dataclasses import replace
 import torch
 
 from planner.arrange.pack import with_places
+from planner.graph import ask_allocator
+from planner.graph.scratch import History
 from planner.measure.tensors import matrix_names
 from planner.schedule.chain import Chain
 from planner.schedule.plan import Plan
@@ -39,6 +41,7 @@ def arena_on(device: Device) -> Iterator[arena.Arena]:
         found.set_limit(None)
         arena._arena = None
         device.plugged = None
+        ask_allocator(History())
 
 
 @functools.cache

@@ -38,6 +38,16 @@ static int told; /* an operation has said what comes */
 static int own;  /* what comes is a layer's own code's, and goes to its area */
 static int64_t next = -1; /* the number of the place that is for what comes next */
 
+static int64_t *written, written_room, written_count; /* pairs of an address and the bytes that come there, or 0 */
+
+static void write_down(void *pointer, int64_t bytes) {
+    if (written_count < written_room) {
+        written[2 * written_count] = (int64_t)pointer;
+        written[2 * written_count + 1] = bytes;
+        written_count++;
+    }
+}
+
 static int64_t up(int64_t size, int64_t unit) { return (size + unit - 1) / unit * unit; }
 
 /* ---- gaps */
@@ -222,6 +232,15 @@ void arena_empty(void) {
     pthread_mutex_unlock(&lock);
 }
 
+/* From now on write down what comes and goes, up to `room` pairs; how many there are so far. */
+int64_t arena_write_down(int64_t *pairs, int64_t room) {
+    pthread_mutex_lock(&lock);
+    int64_t count = written_count;
+    written = pairs, written_room = room, written_count = 0;
+    pthread_mutex_unlock(&lock);
+    return count;
+}
+
 void arena_reset_peaks(void) {
     pthread_mutex_lock(&lock);
     most_allocated = allocated, most_reserved = reserved;
@@ -253,6 +272,8 @@ void *arena_allocate(int64_t size, int device, void *stream) {
     } else {
         found = find(bytes);
     }
+    if (found)
+        write_down(found, size);
     char text[200];
     snprintf(text, sizeof text,
              "CUDA out of memory. Tried to allocate %.2f MiB: %.1f MiB allocated, %.1f MiB reserved, at most %.1f MiB",
@@ -280,6 +301,7 @@ void arena_free(void *pointer, int64_t size, int device, void *stream) {
     pthread_mutex_lock(&lock);
     Used *gone = pointer ? find_used(pointer, &s) : NULL;
     if (gone) {
+        write_down(pointer, 0);
         if (gone->waits)
             failed(driver_wait());
         allocated -= gone->bytes;

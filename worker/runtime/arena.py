@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from planner.cpu import build
-from planner.graph import EAGER
+from planner.graph import EAGER, ask_allocator
 from planner.schedule.allocations import allocations
 from planner.schedule.chain import Chain, slice_size
 from planner.schedule.compile import Op, OpKind, Program, Queue
@@ -35,6 +35,7 @@ class _Place(ctypes.Structure):
 
 
 _NO_PLACES = (_Place * 0)()
+_WRITTEN = 10_000  # what an operation allocates and frees, at most
 Shape = tuple[tuple[str, tuple[int, ...]], ...]
 """Of a slice: the names of its tensors and their shapes."""
 
@@ -137,6 +138,8 @@ class Arena:
             library.arena_open.argtypes = [ctypes.c_int64] * 3
             library.arena_expect.argtypes = [ctypes.c_void_p, *[ctypes.c_int64] * 2]
             library.arena_next.argtypes = [ctypes.c_int64]
+            library.arena_write_down.argtypes = [ctypes.c_void_p, ctypes.c_int64]
+            library.arena_write_down.restype = ctypes.c_int64
             allocator: Any = torch.cuda.memory.CUDAPluggableAllocator(library._name, "arena_allocate", "arena_free")
             allocator.allocator().set_record_stream_fn(address_of(library, "arena_record"))
             allocator.allocator().set_reset_fn(address_of(library, "arena_empty"))
@@ -146,6 +149,17 @@ class Arena:
             raise CannotTakeOverError(str(error)) from error
         self.expect, self.expect_place = library.arena_expect, library.arena_next
         self.own_code = library.arena_own
+        self._written = (ctypes.c_int64 * (2 * _WRITTEN))()
+        ask_allocator(self)
+
+    def begin(self) -> None:
+        """Write down what comes and goes from now on (`planner.graph.AllocationLog`)."""
+        self._library.arena_write_down(self._written, _WRITTEN)
+
+    def end(self) -> list[tuple[int, int]]:
+        """Write down no more: (address, bytes) of what came, (address, 0) of what went, in order."""
+        count = self._library.arena_write_down(None, 0)
+        return [(self._written[2 * n], self._written[2 * n + 1]) for n in range(count)]
 
     def counts(self) -> Counts:
         """So far."""

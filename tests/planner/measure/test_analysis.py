@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import functools
 import json
+import operator
+import re
 from collections import Counter
 from dataclasses import replace
 
@@ -336,3 +338,18 @@ def test_a_residual_around_layers_that_are_given_views_of_it_is_refused_with_its
     with pytest.raises(UserError, match="reads something before a block and once more after it") as told:
         analyse_model(model_of(case), batches_of(case, 0)[0], device=CPU)
     assert told.value.code == "frame-not-traceable"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
+def test_where_the_cpu_stands_for_a_gpu_attentions_backward_needs_what_it_would_need_there(dtype):
+    rows, length, heads, width = 2, 160, 4, 24
+    model, batch = make_model("llama", dtype, width=heads * width, dropout=0.0), batch_of(rows=rows, length=length)
+    here, there = (analyse_model(model, batch, device=CPU, arranged=True, for_gpu=gpu) for gpu in (False, True))
+    fp32 = 4 * rows * heads * 256  # of each column, in rows as its blocks have them
+    all_heads = rows * heads * length * width * dtype.itemsize
+    mine, its = (next(one.backward for one in a.lifetimes if one.option == "recompute") for a in (here, there))
+    scratch = rf" [+](\d+):{fp32} [+](\d+):{32 * fp32} [+](\d+):{all_heads} [+](\d+):{all_heads} -\1 -\2 -\3 -\4 "
+    assert re.search(scratch, its)
+    assert len(its.split()) == len(mine.split()) + 8
+    peaks = [[p.backward_peak[False] for by in a.pairs.values() for p in by.values()] for a in (here, there)]
+    assert all(map(operator.le, *peaks))

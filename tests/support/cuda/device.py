@@ -58,6 +58,7 @@ class Device:
     dry            nothing is computed or copied; memory is as ever
     poison         what is allocated and what is freed is NaN
     host_bytes     of the host's memory can be registered or pinned
+    scratch        kernels allocate for themselves what those of a card do (kernels.py)
     fraction       of the memory that the process may have
     sync_debug     torch.cuda.set_sync_debug_mode's
     waits          each time that the host waited, or might have; clear it to begin anew
@@ -71,7 +72,7 @@ class Device:
         self, guard: ctypes.CDLL, *, total_bytes: int = 1024 * MIB, address_bytes: int = 2**35
     ) -> None:  # fmt: skip
         self.total_bytes, self.dry, self.poison, self.sync_debug = total_bytes, False, True, "default"
-        self.host_bytes, self.fraction = sys.maxsize, 1.0
+        self.host_bytes, self.fraction, self.scratch = sys.maxsize, 1.0, False
         self.waits: list[HostWait] = []
         self.seed = self.offset = 0
         self.queues = Queues(self.host_waits)
@@ -98,7 +99,7 @@ class Device:
         self.dry, self.poison, self.sync_debug = False, True, "default"
         self.host_bytes = sys.maxsize
         self.driver.last_error()
-        self.fraction, self.allocator.cap_bytes = 1.0, None
+        self.fraction, self.allocator.cap_bytes, self.scratch = 1.0, None, False
         self.initialized, self.plugged = True, None
         self.allocator.release()
         self.allocator.reset_peaks()

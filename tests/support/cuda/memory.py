@@ -86,6 +86,7 @@ class Allocator:
         self.cap_bytes: int | None = None  # the cap
         self.allocated, self.requested, self.reserved = Stat(), Stat(), Stat()
         self.taken = self.returned = self.retries = self.failures = 0
+        self.history: list[dict[str, object]] | None = None  # what comes and goes, in the words of `_snapshot`
         self._pools: dict[tuple[object, bool], list[tuple[int, int]]] = defaultdict(list)  # of (size, address), sorted
         self._free: dict[int, Block] = {}  # by address
         self._used: list[tuple[Block, list[Callable[[], bool]]]] = []  # free as soon as all of these are so
@@ -113,12 +114,16 @@ class Allocator:
         block.requested = requested
         self.allocated.add(block.size)
         self.requested.add(requested)
+        if self.history is not None:
+            self.history.append({"action": "alloc", "addr": block.address, "size": requested})
         return block
 
     def free(self, block: Block) -> None:
         """Let the block be used again, by what its stream is given from now on; where other streams were recorded, when
         these have done what they have been given."""
         self.allocated.add(-block.size)
+        if self.history is not None:
+            self.history.append({"action": "free_requested", "addr": block.address, "size": block.requested})
         if block.users:
             self._used.append((block, [self._done(stream) for stream in block.users]))
         else:

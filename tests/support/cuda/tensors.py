@@ -40,6 +40,8 @@ WIDE = {
 """They keep means and deviations in fp32 where numbers are narrower, and compute in it; the CPU's kernels do not."""
 SPECIAL: dict[OpOverload, Callable[..., Any]] = {}
 """Those that copies.py has."""
+SCRATCH: Callable[[Any, Sequence[Any]], tuple[Sequence[int], Sequence[int]]] = lambda func, args: ([], [])  # noqa: E731
+"""kernels.py's."""
 CPU_GENERATOR = torch.Generator
 
 device: Device = None  # type: ignore[assignment]
@@ -197,8 +199,14 @@ def _make(
     if func._schema.name in WIDE:
         kernel = _widely(func)
     shapes = _shapes(func, args, kwargs)
+    before, after = SCRATCH(func, args) if device.scratch else ([], [])
+    inner = [device.storage(size) for size in before]
     made = _map(shapes, lambda v: new(v.size, v.stride, v.dtype) if isinstance(v, Layout) else v)
+    inner += [device.storage(size) for size in after]
     issue(kernel or func, args, kwargs, _tensors(made))
+    if inner:
+        inner.clear()
+        device.reap()
     return made
 
 

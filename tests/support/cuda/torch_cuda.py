@@ -15,7 +15,7 @@ from torch.utils._device import _device_constructors
 
 from planner.cpu.meter import Meter
 from planner.graph import fake
-from tests.support.cuda import build, copies, tensors
+from tests.support.cuda import build, copies, kernels, tensors
 from tests.support.cuda.device import CUDA, Device
 from tests.support.cuda.plugged import OUT_OF_MEMORY, Plugged, words_of
 from tests.support.cuda.streams import Event, Stream
@@ -34,7 +34,7 @@ def install() -> Device:
     guard = build.load()
     guard.put_device_there()
     device = tensors.device = Device(guard)
-    assert copies.SPECIAL  # it tells tensors.py of what it has
+    assert copies.SPECIAL and kernels.SPECIAL  # they tell tensors.py of what they have
     _install_factories()
     _install_tensor_methods(device)
     _install_generator(device)
@@ -227,6 +227,15 @@ def _install_module(device: Device) -> None:
         device.fraction = fraction
         allocator.cap_bytes = int(fraction * device.total_bytes)
 
+    def record(enabled: str | None = "all", **_: Any) -> None:
+        own_allocator()
+        allocator.history = [] if enabled else None
+
+    def snapshot(_: Any = None) -> dict[str, Any]:
+        own_allocator()
+        return {"device_traces": [[*(allocator.history or ())]]}
+
+    torch.cuda.memory._record_memory_history, torch.cuda.memory._snapshot = record, snapshot
     for name, value in {
         "_lazy_init": lambda: None, "_is_in_bad_fork": lambda: False, "is_available": lambda: True,
         "is_initialized": lambda: device.initialized, "device_count": lambda: 1, "current_device": lambda: 0,

@@ -1,0 +1,270 @@
+"""What an operation allocates on a GPU for itself and lets go of before it ends: its scratch, found by running it.
+
+No trace shows it. The backward of fused attention has sums in fp32 and copies of what is not contiguous, a sum over
+rows one part for each multiprocessor; how much that is depends on the card, the kernel, the version of PyTorch, and on
+whether deterministic algorithms are asked for. So each operation of a GPU's code runs twice on data of its own when it
+is first seen, and the second time the allocator says what came and went.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from planner.cpu.meter import Meter
+from planner.errors import first_line
+from planner.graph.sample import random_data
+
+log = logging.getLogger(__name__)
+
+_NOT_TRIED = frozenset((
+    torch.Tag.pointwise,  # one kernel, which needs nothing
+    torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape,  # the host would wait
+))  # fmt: skip
+_ON_CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+_ENTRIES = 100_000  # of the history of one operation
+
+
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    """What one call of an operation allocates and lets go of, in order.
+
+    events     (number, bytes) of what comes, (number, 0) of what goes; results come and stay
+    results    number -> which leaf of what the call returns lies in it
+    """
+
+    events: tuple[tuple[int, int], ...]
+    results: Mapping[int, int]
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that there is of it at one time, results included."""
+        sizes: dict[int, int] = {}
+        most = 0
+        for number, size in self.events:
+            sizes[number] = size
+            most = max(most, sum(sizes.values()))
+        return most
+
+
+class AllocationLog(Protocol):
+    """Writes down what the allocator of this process's device memory does."""
+
+    def begin(self) -> None:
+        """Begin to write down."""
+
+    def end(self) -> list[tuple[int, int]]:
+        """Stop: (address, bytes) of each tensor that came since, (address, 0) of each that went, in order."""
+
+
+class History:
+    """The log of PyTorch's own allocator."""
+
+    def begin(self) -> None:
+        """Begin to write down."""
+        if getattr(torch._C, "_cuda_isHistoryEnabled", bool)():
+            raise RuntimeError("somebody else records the history of the allocator")
+        record: Any = torch.cuda.memory._record_memory_history
+        record("all", context=None, max_entries=_ENTRIES)
+
+    def end(self) -> list[tuple[int, int]]:
+        """See `AllocationLog`."""
+        memory: Any = torch.cuda.memory
+        try:
+            entries = memory._snapshot()["device_traces"][torch.cuda.current_device()]
+        finally:
+            memory._record_memory_history(None)
+        sized = {"alloc": 1, "free_requested": 0}
+        return [(e["addr"], sized[e["action"]] * e["size"]) for e in entries if e["action"] in sized]
+
+
+_log: AllocationLog = History()
+_known: dict[Any, Scratch | None] = {}
+
+
+def ask_allocator(its: AllocationLog) -> None:
+    """Ask this log from now on: another allocator is in the place of the one before."""
+    global _log
+    _log = its
+
+
+def forget() -> None:
+    """Forget what is known of operations."""
+    _known.clear()
+
+
+def scratch_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Scratch | None:
+    """Of a call with these arguments, whose tensors are fake, perhaps. None: it allocates its results in their order
+    and nothing else, or does not run on a GPU, or cannot be tried there; then the log says why."""
+    if not _can_be_tried(func, args, kwargs):
+        return None
+    args, kwargs = _without_dropout(func, args, kwargs)
+    strict = torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
+    key = func, strict, _key(args), _key(kwargs)
+    if key not in _known:
+        try:
+            _known[key] = _tried(func, args, kwargs)
+        except RuntimeError as error:  # no memory for its data, or nothing that can be computed from them
+            log.info("device: what %s allocates for itself is not known: %s", func, first_line(error))
+            _known[key] = None
+    return _known[key]
+
+
+def let_go() -> None:
+    """Give back what trying operations has left on the GPU."""
+    if (clear := getattr(torch._C, "_cuda_clearCublasWorkspaces", None)) is not None:  # a name of PyTorch's own
+        clear()
+    torch.cuda.empty_cache()
+
+
+class ScratchMeter(Meter):
+    """A meter that counts scratch, too, in the order in which it comes and goes."""
+
+    def come(self, size: int) -> int:
+        """Scratch of so many bytes comes; a number for it."""
+        with self._lock:
+            self.now += size
+            self.peak, self._mark = max(self.peak, self.now), max(self._mark, self.now)
+        return 0
+
+    def go(self, number: int, size: int) -> None:
+        """That scratch goes."""
+        with self._lock:
+            self.now -= size
+
+    def returned(
+        self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
+    ) -> None:  # fmt: skip
+        if (scratch := scratch_of(func, args, kwargs)) is not None:
+            leaves = tree_leaves(result)
+            there: dict[int, tuple[int, int]] = {}
+            for number, size in scratch.events:
+                if number in scratch.results:
+                    if type(leaf := leaves[scratch.results[number]]) in self.counted:
+                        self.add(leaf)
+                elif size:
+                    there[number] = self.come(size), size
+                else:
+                    self.go(*there.pop(number))
+        super().returned(func, args, kwargs, result)
+
+
+def estimate(func: Any, args: Sequence[Any]) -> Scratch | None:
+    """What a GPU would allocate for itself where a trace on the CPU has a call of `func`: known of attention's backward
+    alone. There it would be flash's, with dq in fp32, in rows and columns as its blocks have them, and dk and dv of all
+    heads where heads are grouped. That of fp32 numbers needs about as much."""
+    if func is not _ON_CPU:
+        return None
+    query, key = args[1:3]
+    batch, heads, length, width = query.shape
+    rows = batch * heads * _up(length, 128)
+    results = [t.numel() * t.element_size() for t in args[1:4]]
+    all_heads = [key.numel() * key.element_size() // key.shape[1] * heads] * 2 if key.shape[1] != heads else []
+    sizes = [*results, 4 * rows, 4 * rows * _up(width, 32), *all_heads]
+    goes = ((number, 0) for number in range(len(results), len(sizes)))
+    return Scratch((*enumerate(sizes), *goes), {number: number for number in range(len(results))})
+
+
+def _up(size: int, unit: int) -> int:
+    return -(-size // unit) * unit
+
+
+def _can_be_tried(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether it computes, on a GPU alone, from nothing but what its arguments say."""
+    if not isinstance(func, OpOverload) or func.namespace != "aten" or func.is_view or _NOT_TRIED & set(func.tags):
+        return False
+    if torch.Tag.nondeterministic_seeded in func.tags and "attention" not in func._schema.name:
+        return False  # what draws looks at its data first, which have to be probabilities
+    leaves = tree_leaves((args, kwargs))
+    devices = [leaf.device for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()]
+    devices += [leaf for leaf in leaves if isinstance(leaf, torch.device)]
+    return bool(devices) and all(device.type == "cuda" for device in devices)
+
+
+def _without_dropout(
+    func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Sequence[Any], Mapping[str, Any]]:  # fmt: skip
+    """Attention's arguments, so that it draws no numbers: where it has drawn them the host reads a seed, which lies in
+    memory of its own that a trace does not show. Scratch is the same."""
+    names = [argument.name for argument in func._schema.arguments]
+    if "dropout_p" not in names:
+        return args, kwargs
+    at = names.index("dropout_p")
+    if at < len(args):
+        return (*args[:at], 0.0, *args[at + 1 :]), kwargs
+    return args, {**kwargs, "dropout_p": 0.0}
+
+
+def _data(value: Tensor) -> Tensor:
+    """Data laid out as `value`, for which every type has a kernel."""
+    if value.dtype.is_floating_point and value.dtype.itemsize > 1:
+        return random_data(value, value.device)
+    size = value.untyped_storage().nbytes()
+    memory = torch.full((size,), value.dtype == torch.bool, dtype=torch.uint8, device=value.device).view(value.dtype)
+    return memory.as_strided(value.shape, value.stride(), value.storage_offset())
+
+
+def _key(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        storage = value.untyped_storage().nbytes()
+        return tuple(value.shape), value.stride(), value.storage_offset(), value.dtype, value.device.type, storage
+    if isinstance(value, list | tuple):
+        return tuple(map(_key, value))
+    if isinstance(value, Mapping):
+        return tuple((key, _key(one)) for key, one in value.items())
+    return type(value), value
+
+
+def _tried(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Scratch | None:
+    with _aside():
+        its, named = tree_map_only(Tensor, _data, (tuple(args), dict(kwargs)))
+        func(*its, **named)  # what libraries keep for the next time comes now
+        _log.begin()
+        try:
+            found = func(*its, **named)
+        finally:
+            events = _log.end()
+        starts = [leaf.untyped_storage().data_ptr() if isinstance(leaf, Tensor) else 0 for leaf in tree_leaves(found)]
+    return _read(events, starts)
+
+
+@contextlib.contextmanager
+def _aside() -> Iterator[None]:
+    """Inside, operations compute whatever is traced or counted outside, and draw no numbers of anybody's."""
+    state = torch.cuda.get_rng_state()
+    try:
+        with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
+            yield
+    finally:
+        torch.cuda.set_rng_state(state)
+
+
+def _read(log: Sequence[tuple[int, int]], starts: Sequence[int]) -> Scratch | None:
+    """`starts`: where the memory of each result begins."""
+    alive: dict[int, int] = {}
+    lives: dict[int, tuple[int, bool]] = {}  # number -> bytes, whether it went
+    order: list[tuple[int, bool]] = []
+    for address, size in log:
+        if size:
+            alive[address] = number = len(lives)
+            lives[number] = size, False
+            order.append((number, True))
+        elif (gone := alive.pop(address, None)) is not None:
+            lives[gone] = lives[gone][0], True
+            order.append((gone, False))
+    results = {alive[start]: leaf for leaf, start in reversed([*enumerate(starts)]) if start in alive}
+    inner = {number for number, (_, went) in lives.items() if went}
+    if not inner and list(results.values()) == sorted(results.values()):
+        return None
+    counted = inner | results.keys()  # beside these, what a library keeps
+    events = ((number, lives[number][0] if comes else 0) for number, comes in order if number in counted)
+    return Scratch(tuple(events), results)

@@ -1,0 +1,193 @@
+"""What kernels allocate for themselves has places in plans: on an emulated device whose kernels do as a card's."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from planner.graph import scratch
+from planner.schedule.allocations import allocations
+from planner.schedule.chain import Chain
+from planner.schedule.compile import Program, compile_program
+from planner.schedule.memory import gpu_peak_bytes
+from planner.schedule.plan import Plan
+from tests.support.arena import arena_on, placed
+from tests.support.cuda import kernels
+from tests.support.cuda.device import Device
+from tests.support.cuda.streams import Mood
+from tests.support.engine_plans import adamw, chain_of
+from tests.support.engines import learning_rate
+from tests.support.late_engines import CUDA, PLANS
+from tests.support.late_waits import a_step
+from tests.support.plain_engine import PlainEngine
+from tests.support.tiny_models import batch_of, make_model
+from worker.engine.engine import Engine
+from worker.runtime.arena import Counts
+
+pytestmark = pytest.mark.emulated
+
+STEPS = 3
+make = functools.partial(make_model, "llama", torch.bfloat16, width=128, dropout=0.0)
+
+
+@pytest.fixture(autouse=True)
+def _kernels_of_a_card(device: Device, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr("planner.schedule.places.SMALL_BYTES", 2048)
+    monkeypatch.setattr("planner.schedule.places.PAGE_BYTES", 2**16)
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":0:0")  # the device has no such library
+    monkeypatch.setattr("torch.nn.functional.scaled_dot_product_attention", kernels.attention)
+    device.scratch = True
+    scratch.forget()
+    yield
+    scratch.forget()
+
+
+@pytest.mark.parametrize(
+    ("shape", "strict", "said"),
+    [
+        ((4, 16, 16, 512, 64), False, 4.031), ((4, 16, 16, 512, 64), True, 8.031),
+        ((1, 32, 8, 512, 128), False, 6.016), ((1, 32, 8, 512, 128), True, 14.016),
+    ],
+)  # fmt: skip
+def test_attentions_backward_needs_beside_its_gradients_what_an_h100_says(
+    device: Device, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], strict: bool, said: float
+) -> None:
+    """In units of the query: benchmarks/results/card/2026-11-26-h100-facts.json."""
+    monkeypatch.setattr(kernels, "multiprocessors", 132)
+    batch, heads, of_keys, length, width = shape
+    q, k, v = (
+        torch.empty(batch, n, length, width, dtype=torch.bfloat16, device=CUDA) for n in (heads, of_keys, of_keys)
+    )
+    out, logsumexp, *rest = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True)
+    given = torch.empty_like(q), q, k, v, out, logsumexp, *rest[:4], 0.0, True, *rest[4:6]
+    torch.use_deterministic_algorithms(strict)
+    try:
+        found = scratch.scratch_of(torch.ops.aten._scaled_dot_product_flash_attention_backward.default, given, {})
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert found is not None
+    assert (found.peak_bytes - q.nbytes - 2 * k.nbytes) / q.nbytes == pytest.approx(said, abs=5e-4)
+    assert [found.results[n] for n, size in found.events if n in found.results] == [0, 1, 2]
+
+
+def test_the_arena_and_pytorchs_own_allocator_say_the_same_of_an_operation(device: Device) -> None:
+    found = []
+    for memory in (contextlib.nullcontext(), arena_on(device)):
+        scratch.forget()
+        with memory:
+            rows = torch.ones(64, 128, dtype=torch.bfloat16, device=CUDA)
+            found.append(scratch.scratch_of(torch.ops.aten.sum.dim_IntList, (rows, [0]), {}))
+            del rows
+    of_rows = 16 * 4 * 64 * 128
+    assert found[0] == scratch.Scratch(((0, 256), (1, of_rows), (2, 512), (2, 0), (1, 0)), {0: 0})
+    assert found == [found[0]] * 2
+
+
+def test_what_allocates_its_results_alone_has_none() -> None:
+    on_device, on_host = (torch.ones(64, 64, device=device) for device in (CUDA, "cpu"))
+    assert scratch.scratch_of(torch.ops.aten.mm.default, (on_device, on_device), {}) is None
+    assert scratch.scratch_of(torch.ops.aten.sum.dim_IntList, (on_host, [0]), {}) is None
+
+
+def test_an_operation_for_which_the_gpu_has_no_room_is_not_tried_and_the_log_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with FakeTensorMode():
+        huge = torch.empty(2**20, 2**20, device=CUDA)
+    with caplog.at_level(logging.INFO):
+        assert scratch.scratch_of(torch.ops.aten.sum.dim_IntList, (huge, [0]), {}) is None
+    assert "what aten.sum.dim_IntList allocates for itself is not known: CUDA out of memory" in caplog.text
+
+
+def test_trying_operations_changes_no_random_numbers(device: Device) -> None:
+    torch.manual_seed(3)
+    before = torch.cuda.get_rng_state()
+    rows = torch.ones(64, 128, device=CUDA)
+    assert scratch.scratch_of(torch.ops.aten.sum.dim_IntList, (rows, [0]), {}) is not None
+    assert torch.equal(torch.cuda.get_rng_state(), before)
+
+
+def of_lengths(step: int, lengths: tuple[int, ...]) -> tuple[list[dict[str, Tensor]], dict[str, object]]:
+    """A step's data, a slice of each of these lengths."""
+    batches = [batch_of(10 * step + k, length=length) for k, length in enumerate(lengths)]
+    count = sum(int((b["labels"][:, 1:] != -100).sum()) for b in batches)
+    return batches, {"seeds": [1000 * step + k for k in range(len(lengths))], "num_items_in_batch": count}
+
+
+LENGTHS = [(64, 64), (64, 64), (64, 64), (16, 64), (64, 32), (16, 16), (64, 64)]
+
+
+def counts_of(device: Device, plan: Plan, chain: Chain, lengths: list[tuple[int, ...]]) -> Counts:
+    """Of steps with slices of these lengths, whose losses are plain PyTorch's."""
+    model, plain_model = make(), make().to(CUDA)
+    settings = {"optimizer": adamw(model), "max_grad_norm": 0.5, "device": CUDA}
+    plain, wanted = PlainEngine(plain_model, **settings), []
+    for step, its in enumerate(lengths):
+        batches, rest = of_lengths(step, its)
+        wanted.append(torch.stack(plain.step(batches, learning_rate=learning_rate(step), **rest).losses).cpu())
+    with arena_on(device) as arena:
+        engine = Engine(model, plan=plan, chain=chain, **settings)
+        device.queues.set_mood(Mood.drawn(5))
+        try:
+            for step, its in enumerate(lengths):
+                batches, rest = of_lengths(step, its)
+                with a_step(device, first=step < len(lengths) - 1):
+                    result = engine.step(batches, learning_rate=learning_rate(step), **rest)
+                assert torch.equal(torch.stack(result.losses).cpu(), wanted[step]), step
+            return arena.counts()
+        finally:
+            engine.close()
+
+
+def planned(kind: str) -> tuple[Plan, Chain]:
+    chain = chain_of(make(), batch_of(length=64), device=CUDA, arranged=True)
+    return placed(PLANS[kind](chain, slices=2, clip=True), chain), chain
+
+
+def live_bytes(program: Program, chain: Chain) -> int:
+    """The most that tensors have at one time."""
+    found = allocations(program, chain)
+    sizes = {event.number: event.bytes for standing in found.standing.values() for event in standing}
+    most = now = sum(sizes.values()) + found.others_bytes
+    for event in (event for _, events in found.steps for event in events):
+        now += event.bytes or -sizes[event.number]
+        sizes[event.number] = event.bytes
+        most = max(most, now)
+    return most
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["mixed", "recompute", "keep"])
+def test_a_step_runs_in_the_memory_of_a_plan_that_knows_what_its_kernels_allocate(device: Device, kind: str) -> None:
+    plan, chain = planned(kind)
+    program = compile_program(plan, chain)
+    assert live_bytes(program, chain) <= gpu_peak_bytes(program, chain) <= plan.gpu_peak_bytes == plan.gpu_budget_bytes
+    counts = counts_of(device, plan, chain, LENGTHS[:STEPS])
+    assert counts.strays == 0
+    assert counts.most_reserved <= plan.gpu_peak_bytes
+
+
+@pytest.mark.slow
+def test_a_plan_that_does_not_know_it_takes_more_than_it_says(device: Device) -> None:
+    device.scratch = False
+    plan, chain = planned("mixed")
+    device.scratch = True
+    counts = counts_of(device, replace(plan, gpu_budget_bytes=4 * plan.gpu_peak_bytes), chain, LENGTHS[:STEPS])
+    assert counts.strays > 0
+    assert counts.most_reserved > plan.gpu_peak_bytes
+
+
+@pytest.mark.slow
+def test_slices_of_other_lengths_have_places_for_it_too(device: Device) -> None:
+    plan, chain = planned("mixed")
+    counts = counts_of(device, plan, chain, LENGTHS)
+    assert counts.strays == 0
+    assert counts.most_reserved <= plan.gpu_peak_bytes
