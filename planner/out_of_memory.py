@@ -57,6 +57,17 @@ def as_one_error() -> Iterator[None]:
         raise
 
 
+@contextlib.contextmanager
+def told_to_people(what: str, hint: str) -> Iterator[None]:
+    """Inside, UserError "out-of-memory" with these words is raised where the device has no room."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        raise UserError(what, code="out-of-memory", numbers=(first_line(error),), hint=hint) from error
+
+
 def host_memory_not_registered(asked_bytes: int, had_bytes: int, error: BaseException) -> UserError:
     """The error for people when CUDA refuses to lock `asked_bytes` of the host's memory in place; it has locked
     `had_bytes` for this process before."""

@@ -13,11 +13,11 @@ import sys
 from pathlib import Path
 
 from planner.environment import before_torch
-from planner.errors import Exit, UserError, first_line
+from planner.errors import Exit, UserError
 from planner.fast_imports import lasting_imports
 from planner.job.adapter import takes_from_base
 from planner.job.schema import Job
-from planner.out_of_memory import is_out_of_memory
+from planner.out_of_memory import told_to_people
 from planner.run.ending import exit_code_of
 from planner.run.folder import RunFolder
 from planner.run.plain_streams import speak_plainly
@@ -106,25 +106,22 @@ def answers(
     tell_special_tokens(job, model, tokenizer)
     samples = Samples.of(job, tokenizer, model)
     assert samples is not None
-    try:
-        with passing_store(job, plan, chain, model) as states, open_scratch(job, plan, chain) as scratch:
-            engine = Engine(
-                model, plan=plan, chain=chain, optimizer=optimizer_of(job, model), max_grad_norm=job.max_grad_norm,
-                device=torch.device("cuda" if cuda else "cpu"), metered=True, states=states,
-                scratch=scratch,
-            )  # fmt: skip
-            try:
-                engine.check_generation(samples.tokens, new_tokens=samples.new_tokens)
-                found = engine.generate(samples.tokens, new_tokens=samples.new_tokens, pad=samples.pad)
-            finally:
-                engine.close()
-    except Exception as error:
-        if not is_out_of_memory(error):
-            raise
-        raise UserError(
-            "The device has no room for the job's plan now.", code="out-of-memory",
-            numbers=(first_line(error),), hint="another program may have its memory: wait for it, or offmate pause",
-        ) from error  # fmt: skip
+    hint = "another program may have its memory: wait for it, or offmate pause"
+    with (
+        told_to_people("The device has no room for the job's plan now.", hint=hint),
+        passing_store(job, plan, chain, model) as states,
+        open_scratch(job, plan, chain) as scratch,
+    ):
+        engine = Engine(
+            model, plan=plan, chain=chain, optimizer=optimizer_of(job, model), max_grad_norm=job.max_grad_norm,
+            device=torch.device("cuda" if cuda else "cpu"), metered=True, states=states,
+            scratch=scratch,
+        )  # fmt: skip
+        try:
+            engine.check_generation(samples.tokens, new_tokens=samples.new_tokens)
+            found = engine.generate(samples.tokens, new_tokens=samples.new_tokens, pad=samples.pad)
+        finally:
+            engine.close()
     return [samples.text(answer, raw=raw) for answer in found]
 
 

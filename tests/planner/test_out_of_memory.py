@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from planner.out_of_memory import as_one_error, host_memory_not_registered, is_out_of_memory
+from planner.errors import UserError
+from planner.out_of_memory import as_one_error, host_memory_not_registered, is_out_of_memory, told_to_people
 
 ASYNCHRONOUS = "\nCUDA kernel errors might be asynchronously reported at some other API call"
 NO_ROOM = [
@@ -51,6 +52,16 @@ def test_another_error_stays_what_it_is(error: BaseException) -> None:
     with pytest.raises(type(error)) as caught, as_one_error():
         raise error
     assert caught.value is error
+
+
+def test_people_are_told_what_was_done_when_memory_ran_out_and_what_to_do() -> None:
+    with pytest.raises(UserError) as told, told_to_people("The device ran out of memory as it sang.", hint="hum"):
+        raise NO_ROOM[2]
+    assert str(told.value) == (
+        "The device ran out of memory as it sang.\n  CUDA error: out of memory\n  hint: hum   [out-of-memory]"
+    )
+    with pytest.raises(ValueError, match=r"^CUDA"), told_to_people("The device ran out of memory.", hint="hum"):
+        raise OTHERS[8]
 
 
 def test_host_memory_that_cannot_be_registered_is_told_in_full() -> None:

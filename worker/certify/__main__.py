@@ -21,6 +21,7 @@ from planner.environment import before_torch
 from planner.errors import Exit
 from planner.fast_imports import lasting_imports
 from planner.job.schema import Job
+from planner.out_of_memory import told_to_people
 from planner.reports.certificate import Certificate
 from planner.run.ending import exit_code_of
 from planner.run.folder import RunFolder
@@ -65,10 +66,12 @@ def _certify(options: argparse.Namespace, answers: TextIO) -> Exit:
     run = RunFolder(options.run) if options.run else None
 
     def compare(kernels: Kernels) -> Certificate:
-        found = its_plan(job, run, device, options.folder / "data", cache, anew=bool(kernels.refused))
-        return certify(
-            found, steps=options.steps, layers=options.layers, device=device, folder=options.folder, kernels=kernels
-        )  # fmt: skip
+        hint = "give it fewer layers, like --layers 2, or close other programs that use the device"
+        with told_to_people("The device ran out of memory as the certificate was made.", hint=hint):
+            found = its_plan(job, run, device, options.folder / "data", cache, anew=bool(kernels.refused))
+            return certify(
+                found, steps=options.steps, layers=options.layers, device=device, folder=options.folder, kernels=kernels
+            )  # fmt: skip
 
     certificate = with_fallback(compare, asked=job.deterministic)
     print(json.dumps(to_json(certificate)), file=answers)

@@ -28,7 +28,7 @@ from planner.measure.peft_parts import as_published
 from planner.measure.quantized import other_on_cuda
 from planner.measure.rope import rope_border
 from planner.measure.tokenizer import load_tokenizer
-from planner.out_of_memory import is_out_of_memory
+from planner.out_of_memory import told_to_people
 from planner.run.folder import RunFolder
 from planner.run.step_times import step_times
 from planner.schedule.chain import Chain
@@ -71,16 +71,11 @@ def run_job(folder: RunFolder, stop: StopRequest) -> bool:
     """
     if torch.cuda.is_available():
         take_over()
-    try:
+    with told_to_people(
+        "The GPU ran out of memory, although the plan should fit.",
+        hint="give a smaller gpu_budget, so that other programs have room",
+    ):
         return _Run(folder).train(stop)
-    except RuntimeError as error:
-        if not is_out_of_memory(error):
-            raise
-        raise UserError(
-            "The GPU ran out of memory, although the plan should fit.", code="out-of-memory",
-            numbers=(first_line(error),),
-            hint="give a smaller gpu_budget, so that other programs have room",
-        ) from error  # fmt: skip
 
 
 class _Run:
