@@ -21,20 +21,25 @@ class Tickets:
         self.done = dict.fromkeys(Queue, 0)
         self.error: BaseException | None = None
         self.closed = False
-        self._failed_step = 0
+        self._failed_step = self._waiting = 0
         self._changed = threading.Condition()
 
     def advance(self, queue: Queue) -> None:
-        """The next operation of `queue` is done."""
-        with self._changed:
-            self.done[queue] += 1
-            self._changed.notify_all()
+        """The next operation of `queue` is done. Called by that queue's thread alone."""
+        self.done[queue] += 1
+        if self._waiting:  # whoever waits has said so before it looked
+            with self._changed:
+                self._changed.notify_all()
 
     def wait(self, queue: Queue, number: int) -> None:
         """Return when operation `number` of `queue` is done, or nothing more will be."""
         if self.done[queue] < number:
             with self._changed:
-                self._changed.wait_for(lambda: self.done[queue] >= number or self.closed)
+                self._waiting += 1
+                try:
+                    self._changed.wait_for(lambda: self.done[queue] >= number or self.closed)
+                finally:
+                    self._waiting -= 1
 
     def fail(self, error: BaseException, step: int) -> None:
         """Keep the first error, met in an operation of step number `step`: of that step and later ones queues only
@@ -67,8 +72,9 @@ class _QueueThread:
     """The thread of one queue."""
 
     def __init__(
-        self, queue: Queue, tickets: Tickets, setup: Callable[[], None], run: Callable[[Op, StepValues | None], None]
-    ) -> None:
+        self, queue: Queue, tickets: Tickets, setup: Callable[[Queue], None],
+        run: Callable[[Op, StepValues | None], None],
+    ) -> None:  # fmt: skip
         self._queue, self._tickets, self._setup, self._do = queue, tickets, setup, run
         self._pending: list[Job] = []
         self._batches: SimpleQueue[list[Job] | None] = SimpleQueue()
@@ -92,7 +98,7 @@ class _QueueThread:
 
     def _run(self) -> None:
         try:
-            self._setup()
+            self._setup(self._queue)
         except BaseException as error:
             self._tickets.fail(error, 0)
         while (batch := self._batches.get()) is not None:
@@ -141,7 +147,7 @@ class QueueInterpreter(ABC):
         self.recording = Recording(self._program)
 
     @abstractmethod
-    def setup(self) -> None:
+    def setup(self, queue: Queue) -> None:
         """Set the state of a queue's new thread."""
 
     @abstractmethod
@@ -151,15 +157,15 @@ class QueueInterpreter(ABC):
     def issue(self, op: Op, values: StepValues | None) -> None:
         """Do an operation of the computing queue after what it waits for; hand any other one to its queue. Without
         values it is left out, but not its place."""
-        if op.queue is Queue.COMPUTE:
+        queue, tickets = op.queue, self._tickets
+        if queue is Queue.COMPUTE:
             self._wait(op)
             if values is not None:
-                self._tickets.check(values)
+                tickets.check(values)
             self.run(op, values)
             return
-        self._queues[op.queue].add((op, values, self._numbers(op)))
-        self._tickets.issued[op.queue] += 1
-        self._latest[id(op)] = self._tickets.issued[op.queue]
+        self._queues[queue].add((op, values, self._numbers(op)))
+        self._latest[id(op)] = tickets.issued[queue] = tickets.issued[queue] + 1
 
     def wait(self, op: Op) -> None:
         """Return when the turn `op` may compute. Raises what went wrong on a queue."""
@@ -198,7 +204,8 @@ class QueueInterpreter(ABC):
 
     def _numbers(self, op: Op) -> Numbers:
         """The tickets `op` waits for: of each operation the one issued last, in this step or the one before."""
-        return tuple((queue, self._latest[key]) for queue, key in self._hosts[id(op)] if key in self._latest)
+        hosts = self._hosts[id(op)]
+        return tuple((queue, self._latest[key]) for queue, key in hosts if key in self._latest) if hosts else ()
 
     def _wait(self, op: Op) -> None:
         numbers = self._numbers(op)
