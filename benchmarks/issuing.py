@@ -51,7 +51,9 @@ def make_model(layers: int, dtype: torch.dtype) -> nn.Module:
     return transformers.LlamaForCausalLM(config).to(dtype).train()
 
 
-def plans(layers: int, slices: int, dtype: torch.dtype, batch: Mapping[str, torch.Tensor]) -> tuple[Chain, dict[str, Plan]]:
+def plans(
+    layers: int, slices: int, dtype: torch.dtype, batch: Mapping[str, torch.Tensor]
+) -> tuple[Chain, dict[str, Plan]]:
     """All on the device, and the plan for the least budget."""
     device = torch.device("cpu")
     hardware = replace(estimate_hardware(device), min_transfer_bytes=MOVED_BYTES, cpu_bytes=2**34)
