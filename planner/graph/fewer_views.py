@@ -90,7 +90,7 @@ def _turned(node: fx.Node) -> frozenset[int]:
     dimensions = node.meta["val"].dim()
     if node.target is _aten.t.default:
         return frozenset(range(dimensions))
-    return frozenset(int(d) % dimensions for d in node.args[1:])  # type: ignore[call-overload, arg-type]
+    return frozenset(int(d) % dimensions for d in node.args[1:])  # type: ignore[arg-type]
 
 
 def _needed(lines: Sequence[Line], results: Collection[fx.Node], sinks: Collection[fx.Node]) -> list[Line | None]:

@@ -21,25 +21,30 @@ class Tickets:
         self.done = dict.fromkeys(Queue, 0)
         self.error: BaseException | None = None
         self.closed = False
-        self._failed_step = self._waiting = 0
+        self._failed_step = 0
         self._changed = threading.Condition()
+        self._wanted: tuple[tuple[Queue, int], ...] = ()  # what is waited for
 
     def advance(self, queue: Queue) -> None:
         """The next operation of `queue` is done. Called by that queue's thread alone."""
-        self.done[queue] += 1
-        if self._waiting:  # whoever waits has said so before it looked
-            with self._changed:
-                self._changed.notify_all()
+        self.done[queue] = done = self.done[queue] + 1
+        for other, number in self._wanted:  # whoever waits has said so before it looked
+            if other is queue and number <= done:
+                with self._changed:
+                    self._changed.notify_all()
+                return
 
     def wait(self, queue: Queue, number: int) -> None:
         """Return when operation `number` of `queue` is done, or nothing more will be."""
         if self.done[queue] < number:
+            mine = queue, number
             with self._changed:
-                self._waiting += 1
+                self._wanted = (*self._wanted, mine)
                 try:
                     self._changed.wait_for(lambda: self.done[queue] >= number or self.closed)
                 finally:
-                    self._waiting -= 1
+                    at = self._wanted.index(mine)
+                    self._wanted = self._wanted[:at] + self._wanted[at + 1 :]
 
     def fail(self, error: BaseException, step: int) -> None:
         """Keep the first error, met in an operation of step number `step`: of that step and later ones queues only
@@ -157,14 +162,15 @@ class QueueInterpreter(ABC):
     def issue(self, op: Op, values: StepValues | None) -> None:
         """Do an operation of the computing queue after what it waits for; hand any other one to its queue. Without
         values it is left out, but not its place."""
-        queue, tickets = op.queue, self._tickets
+        queue, tickets, hosts = op.queue, self._tickets, self._hosts[id(op)]
         if queue is Queue.COMPUTE:
-            self._wait(op)
-            if values is not None:
+            if hosts:
+                self._wait(op)
+            if values is not None and tickets.error is not None:
                 tickets.check(values)
             self.run(op, values)
             return
-        self._queues[queue].add((op, values, self._numbers(op)))
+        self._queues[queue].add((op, values, self._numbers(op) if hosts else ()))
         self._latest[id(op)] = tickets.issued[queue] = tickets.issued[queue] + 1
 
     def wait(self, op: Op) -> None:
@@ -204,8 +210,7 @@ class QueueInterpreter(ABC):
 
     def _numbers(self, op: Op) -> Numbers:
         """The tickets `op` waits for: of each operation the one issued last, in this step or the one before."""
-        hosts = self._hosts[id(op)]
-        return tuple((queue, self._latest[key]) for queue, key in hosts if key in self._latest) if hosts else ()
+        return tuple((queue, self._latest[key]) for queue, key in self._hosts[id(op)] if key in self._latest)
 
     def _wait(self, op: Op) -> None:
         numbers = self._numbers(op)
