@@ -202,12 +202,16 @@ class BlockCall(FrameCall, ABC):
         `anchor`: a scalar that requires grad, so that a block without a differentiable argument has a node too.
         """
         apply = cast(Callable[..., tuple[Tensor, ...]], _Cut.apply)
-        outputs = apply(self, anchor, *(t.detach() for t in tensors))
+        with torch._C.DisableTorchFunction():  # what looks at the frame's operations; a block's own code it may see
+            detached = [t.detach() for t in tensors]
+        outputs = apply(self, anchor, *detached)
+        del detached
         result = self.pair.result
-        self.node = next((o.grad_fn for o, d in zip(outputs, result.differentiable, strict=True) if d), None)
-        if self.node is not None:
-            self.pieces.made(self.number, self.node, self)
-        self.keep(tensors, anchor)
+        with torch._C.DisableTorchFunction():
+            self.node = next((o.grad_fn for o, d in zip(outputs, result.differentiable, strict=True) if d), None)
+            if self.node is not None:
+                self.pieces.made(self.number, self.node, self)
+            self.keep(tensors, anchor)
         return result.deliver(outputs, tensors, mappings)
 
 
