@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,6 @@ import torch
 from torch import fx
 
 from planner.graph.bindings import binding_of
-from planner.graph.fewer_views import Line, lines_of
 from planner.graph.nodes import is_op
 
 _aten = torch.ops.aten
@@ -34,7 +33,7 @@ def rng_of(device: torch.device) -> Rng:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One node of the function: the nodes that die after it, the weights whose gradient it is."""
+    """One line of the function: its node, the nodes that die after it, the weights whose gradient it is."""
 
     node: fx.Node
     dead: tuple[fx.Node, ...]
@@ -134,9 +133,9 @@ class _Names:
                 return repr(a)
         return self.bind(a)  # floats too: inf and nan have no literal
 
-    def call(self, line: Line, target: Any) -> str:
-        arguments = [*map(self.text, line.args), *(f"{k}={self.text(v)}" for k, v in line.kwargs.items())]
-        called = binding_of(target, line.args, line.kwargs, line.node.meta.get("val"))
+    def call(self, node: fx.Node, target: Any) -> str:
+        arguments = [*map(self.text, node.args), *(f"{k}={self.text(v)}" for k, v in node.kwargs.items())]
+        called = binding_of(target, node.args, node.kwargs, node.meta.get("val"))
         return f"{self.function(called)}({', '.join(arguments)})"
 
 
@@ -163,48 +162,34 @@ def generate(
     sinks = sinks or {}
     names = _Names(rng)
     keep = {o for o in outputs if o is not None}
-    called = lines_of(nodes, results=keep, sinks=sinks)
-    last = {a: i for i, line in enumerate(called) if line is not None for a in line.reads}
+    last = {a: i for i, node in enumerate(nodes) for a in node.all_input_nodes}
     lines = [f"def {name}(_values, _states, _sink):", *_unpack(inputs, keep | set(last), sinks)]
     if record:
         lines.append("    _states = []")
-    for i, line in enumerate(called):
-        if line is None:
-            continue
-        node = line.node
+    steps = []
+    for i, node in enumerate(nodes):
         if node.op == "get_attr":
             assert isinstance(node.target, str)
             lines.append(f"    {node.name} = {names.bind(operator.attrgetter(node.target)(constants))}")
-        elif line.target is not None:
+        else:
             if node in record:
                 lines.append("    _states.append(get_rng())")
             if node in replay:
                 lines.append(f"    _now = get_rng(); set_rng(_states[{replay.index(node)}])")
-            lines.append(f"    {node.name} = {names.call(line, swap.get(node, line.target))}")
+            lines.append(f"    {node.name} = {names.call(node, swap.get(node, node.target))}")
             if node in replay:
                 lines.append("    set_rng(_now)")
-        value = node if line.target is not None else line.args[0]
-        lines += [f"    _sink({weight!r}, {value.name})" for weight in sinks.get(node, ())]
-        dead = [a for a in line.reads if last[a] == i and a not in keep]
-        if node not in last and node not in keep and value is node:
-            dead.append(node)
-        if dead:
-            lines.append("    del " + ", ".join(a.name for a in dead))
-    lines.append(f"    return [{', '.join(o.name if o is not None else 'None' for o in outputs)}], _states")
-    source = "\n".join(lines)
-    exec(compile(source, f"<{name}>", "exec"), names.env)
-    return Generated(names.env[name], source, tuple(_steps(nodes, keep, sinks)))
-
-
-def _steps(nodes: Sequence[fx.Node], keep: set[fx.Node], sinks: Mapping[fx.Node, Sequence[str]]) -> Iterator[Step]:
-    """The nodes as traced, each with those that die after it. Views that are not called hold no memory of their own, so
-    memory comes and goes as if they were."""
-    last = {a: i for i, node in enumerate(nodes) for a in node.all_input_nodes}
-    for i, node in enumerate(nodes):
+        lines += [f"    _sink({weight!r}, {node.name})" for weight in sinks.get(node, ())]
         dead = [a for a in dict.fromkeys(node.all_input_nodes) if last[a] == i and a not in keep]
         if node not in last and node not in keep:
             dead.append(node)
-        yield Step(node, tuple(dead), tuple(sinks.get(node, ())))
+        if dead:
+            lines.append("    del " + ", ".join(a.name for a in dead))
+        steps.append(Step(node, tuple(dead), tuple(sinks.get(node, ()))))
+    lines.append(f"    return [{', '.join(o.name if o is not None else 'None' for o in outputs)}], _states")
+    source = "\n".join(lines)
+    exec(compile(source, f"<{name}>", "exec"), names.env)
+    return Generated(names.env[name], source, tuple(steps))
 
 
 def _unpack(inputs: Sequence[fx.Node | None], used: set[fx.Node], sinks: Mapping[fx.Node, Sequence[str]]) -> list[str]:
