@@ -6,9 +6,11 @@ backward and drives the frame's pieces between the blocks through gradient edges
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, cast
 
 import torch
@@ -200,12 +202,16 @@ class BlockCall(FrameCall, ABC):
         `anchor`: a scalar that requires grad, so that a block without a differentiable argument has a node too.
         """
         apply = cast(Callable[..., tuple[Tensor, ...]], _Cut.apply)
-        outputs = apply(self, anchor, *(t.detach() for t in tensors))
+        with torch._C.DisableTorchFunction():  # what looks at the frame's operations; a block's own code it may see
+            detached = [t.detach() for t in tensors]
+        outputs = apply(self, anchor, *detached)
+        del detached
         result = self.pair.result
-        self.node = next((o.grad_fn for o, d in zip(outputs, result.differentiable, strict=True) if d), None)
-        if self.node is not None:
-            self.pieces.made(self.number, self.node, self)
-        self.keep(tensors, anchor)
+        with torch._C.DisableTorchFunction():
+            self.node = next((o.grad_fn for o, d in zip(outputs, result.differentiable, strict=True) if d), None)
+            if self.node is not None:
+                self.pieces.made(self.number, self.node, self)
+            self.keep(tensors, anchor)
         return result.deliver(outputs, tensors, mappings)
 
 
@@ -234,7 +240,7 @@ class _Cut(torch.autograd.Function):
         given = list(tensors)
         del tensors
         # The block's own casts are in its code; what else is in there is not to be cast again.
-        with torch.autocast(anchor.device.type, enabled=False):
+        with autocast_off(anchor.device.type):
             outputs = tuple(call.forward(given))
         differentiable = call.pair.result.differentiable
         ctx.mark_non_differentiable(*[o for o, d in zip(outputs, differentiable, strict=True) if not d])
@@ -245,6 +251,12 @@ class _Cut(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[None, ...]:
         ctx.call.arrive(grads)  # not for the last time, perhaps: the loss may read a block's result too
         return (None, None, *(None for _ in ctx.call.edges))
+
+
+def autocast_off(device_type: str) -> AbstractContextManager[object]:
+    """Inside, nothing is cast; where nothing is anyway, that costs next to nothing."""
+    on = torch.is_autocast_enabled(device_type)
+    return torch.autocast(device_type, enabled=False) if on else contextlib.nullcontext()
 
 
 def refuse_autocast(device: torch.device) -> None:
@@ -290,7 +302,7 @@ def run_slice(
         model(**{name: t.to(device, copy=True, non_blocking=True) for name, t in batch.items()}, **model_kwargs)
     )
     value = loss.detach()
-    with torch.autocast(device.type, enabled=False):  # plain code leaves autocast before backward
+    with autocast_off(device.type):  # plain code leaves autocast before backward
         edge = get_gradient_edge(loss)
         run_backward(given, *given.due(given.enter([edge]), [(edge, torch.ones_like(loss))]))
     return value

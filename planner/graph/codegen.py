@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from planner.graph.bindings import binding_of
 from planner.graph.nodes import is_op
 
 _aten = torch.ops.aten
@@ -134,7 +135,8 @@ class _Names:
 
     def call(self, node: fx.Node, target: Any) -> str:
         arguments = [*map(self.text, node.args), *(f"{k}={self.text(v)}" for k, v in node.kwargs.items())]
-        return f"{self.function(target)}({', '.join(arguments)})"
+        called = binding_of(target, node.args, node.kwargs, node.meta.get("val"))
+        return f"{self.function(called)}({', '.join(arguments)})"
 
 
 def generate(

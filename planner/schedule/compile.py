@@ -45,7 +45,8 @@ def with_waits(serial: tuple[Op, ...], chain: Chain, options: Sequence[str]) -> 
     """What each operation must wait for on other queues, transitively reduced, in the steady state.
 
     Three steps are unrolled. Of the operations of one queue that touch the same copies only the latest counts: a queue
-    runs in order.
+    runs in order. Neighbours wait as one where that delays nothing: of fetches the first waits for all allocations,
+    which take no time, and of releases the first waits for all that the others need: nothing computes between them.
     """
     numbers = {queue: number for number, queue in enumerate(Queue)}
     queue_of = [numbers[op.queue] for op in serial]
@@ -57,10 +58,18 @@ def with_waits(serial: tuple[Op, ...], chain: Chain, options: Sequence[str]) -> 
     writer: dict[str, int] = {}
     readers: dict[str, list[int]] = {}
     waits: list[tuple[str, ...]] = [()] * count
+    lengths = _neighbours(serial)
+    needs: list[list[int]] = []  # of the neighbours that come next, the last one's first
     for at in range(3 * count):
         number = at % count
         queue = queue_of[number]
-        need = _latest_conflicts(at, touched[number], writer, readers, queue_of)
+        if not needs:
+            length = lengths[number]
+            needs = [_latest_conflicts(at + k, touched[number + k], writer, readers, queue_of) for k in range(length)]
+            for other in range(len(numbers)) if serial[number].kind is OpKind.FREE else (numbers[Queue.COMPUTE],):
+                needs[0][other] = max(need[other] for need in needs)
+            needs.reverse()
+        need = needs.pop()
         need[queue] = -1
         clock = clocks[last_of[queue]] if last_of[queue] >= 0 else [-1] * len(need)
         kept: list[int] = []
@@ -77,6 +86,16 @@ def with_waits(serial: tuple[Op, ...], chain: Chain, options: Sequence[str]) -> 
             kept = [k for k in kept if not any(clocks[o][queue_of[k % count]] >= k for o in kept if o != k)]
             waits[number] = tuple(serial[k % count].name for k in sorted(kept))
     return tuple(replace(op, waits=w) for op, w in zip(serial, waits, strict=True))
+
+
+def _neighbours(serial: Sequence[Op]) -> list[int]:
+    """How many fetches, or releases, of one stage follow each other from here on; 1 for all else."""
+    lengths = [1] * len(serial)
+    for number in reversed(range(len(serial) - 1)):
+        op, following = serial[number : number + 2]
+        if op.kind in (OpKind.FETCH, OpKind.FREE) and (op.kind, op.place) == (following.kind, following.place):
+            lengths[number] += lengths[number + 1]
+    return lengths
 
 
 def _latest_conflicts(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from planner.schedule.chain import Chain
@@ -77,6 +77,7 @@ class Op:
     carried: bool = False
     round: int = 0
     slot: int | None = None
+    _name: str = field(default="", init=False, repr=False, compare=False)  # made once: a step asks for it every time
 
     @property
     def queue(self) -> Queue:
@@ -91,7 +92,9 @@ class Op:
     @property
     def name(self) -> str:
         """ "fetch@F3:w:l2.up", unique in a program."""
-        return f"{self.kind.value}@{self.place}:{self.subject}"
+        if not self._name:
+            object.__setattr__(self, "_name", f"{self.kind.value}@{self.place}:{self.subject}")
+        return self._name
 
     @property
     def names(self) -> tuple[str, ...]:

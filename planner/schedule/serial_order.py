@@ -141,13 +141,15 @@ class SerialOrder:
         )
 
     def _stage_start(self, n: int, stage: Stage, r: int, made: frozenset[str]) -> Iterator[Op]:
-        for item in stage.prefetch:
-            if self._fetched(item, r):
-                fetch = self._move(OpKind.FETCH, n, item, r)
-                if fetch.slot is not None:
-                    yield replace(fetch, kind=OpKind.READ)
-                yield replace(fetch, kind=OpKind.ALLOC, slot=None)
-                yield fetch
+        fetches = [self._move(OpKind.FETCH, n, item, r) for item in stage.prefetch if self._fetched(item, r)]
+        for through_slot, together in itertools.groupby(fetches, key=lambda fetch: fetch.slot is not None):
+            if not through_slot:  # all memory first: they wait for it as one
+                run = list(together)
+                yield from (replace(fetch, kind=OpKind.ALLOC) for fetch in run)
+                yield from run
+                continue
+            for fetch in together:
+                yield from (replace(fetch, kind=OpKind.READ), replace(fetch, kind=OpKind.ALLOC, slot=None), fetch)
         for item in stage.offload:
             if item not in made and self._sends(item, n, r):
                 yield from self._sent(n, item, r)

@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from planner.graph import EAGER, BlockCall, BlockCode, ChunkedHead, Recipe, loss_only, recipe_of
@@ -136,14 +137,19 @@ class Call(BlockCall):
         results, self._states = pair.forward(values)
         self._saved = results[pair.n_outputs :]
         if self._item:
-            # Attention on CUDA leaves the seed of its dropout on the host, which stays with the call. What the trace
-            # says of such a tensor's device need not be true.
-            self._moved = [self.block.recipe.offloads and t.device.type == self._device_type for t in self._saved]
-            self._items[self._item] = [t for t, moved in zip(self._saved, self._moved, strict=True) if moved]
-            self._saved = [t for t, moved in zip(self._saved, self._moved, strict=True) if not moved]
-            if self._input is not None:
-                self._items[self._item].append(self._primals.pop(self._input))
+            with torch._C.DisableTorchFunction():  # what looks at the frame's operations need not look at these
+                self._leave(self._item)
         return results[: pair.n_outputs]
+
+    def _leave(self, item: str) -> None:
+        """Put into the item what is offloaded."""
+        # Attention on CUDA leaves the seed of its dropout on the host, which stays with the call. What the trace says
+        # of such a tensor's device need not be true.
+        self._moved = [self.block.recipe.offloads and t.device.type == self._device_type for t in self._saved]
+        self._items[item] = [t for t, moved in zip(self._saved, self._moved, strict=True) if moved]
+        self._saved = [t for t, moved in zip(self._saved, self._moved, strict=True) if not moved]
+        if self._input is not None:
+            self._items[item].append(self._primals.pop(self._input))
 
     def backward(self, sums: Gradients) -> list[Tensor | None]:
         """Gradients of the tensor arguments; those of weights go to `sums`."""

@@ -33,10 +33,12 @@ class Device:
 
     def fetch(self, item: str) -> None:
         """Host to device."""
-        for target, source in zip(self.items[item], self._host.copies(item), strict=True):
-            if self._host.is_wholly_on_disk(item[2:]):  # between steps: the next one is read where it lies
+        host = self._host
+        if host.is_wholly_on_disk(item[2:]):  # between steps: the next one is read where it lies
+            for target, source in zip(self.items[item], host.copies(item), strict=True):
                 target.copy_(source)
-            else:
+        else:
+            for target, source in zip(self.items[item], host.items[item], strict=True):
                 _copy(target, source)
 
     def fetch_from(self, slot: int, item: str) -> None:

@@ -111,18 +111,21 @@ class Rounds:
 
     def enter(self, block: ModelBlock, *args: Any, **kwargs: Any) -> Any:
         """Stands in for the forward of the block's module."""
-        shape, tensors = flatten_call(args, kwargs)
+        with torch._C.DisableTorchFunction():  # the frame's mode looks at its operations, and at each `t.shape`
+            shape, tensors = flatten_call(args, kwargs)
         # A block that runs as its own code shares it with none.
         kind = block.index if block.recipe == EAGER else block.kind
         key = kind, block.recipe.saves, block.compiled_bytes, shape.key
         if key not in self.codes:
             self.codes[key] = self.make_code(block, args, kwargs)
-        turn = self._lockstep.gate(block.index)
         call: Call | ChunkedCall
-        if block.chunk_rows:
-            call = ChunkedCall(block, turn.slice, self.codes[key], tensors, self._given_to[turn.slice], self._device)
-        else:
-            call = Call(block, turn.slice, self.codes[key], tensors, self._given_to[turn.slice], self._device)
+        with torch._C.DisableTorchFunction():
+            turn = self._lockstep.gate(block.index)
+            given = self._given_to[turn.slice]
+            if block.chunk_rows:
+                call = ChunkedCall(block, turn.slice, self.codes[key], tensors, given, self._device)
+            else:
+                call = Call(block, turn.slice, self.codes[key], tensors, given, self._device)
         self.calls[block.index, turn.slice] = call
         with label(self._labels[turn.op.stage]):
             result = call.enter(tensors, mappings_of(args, kwargs), self._anchor)

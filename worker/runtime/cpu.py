@@ -16,7 +16,7 @@ from planner.cpu.adamw import cpu_kernel
 from planner.cpu.meter import Meter
 from planner.graph import keep_device_guard
 from planner.schedule.chain import Chain
-from planner.schedule.compile import Op, Program
+from planner.schedule.compile import Op, Program, Queue
 from worker.runtime.arena import Memory, NoPlaces
 from worker.runtime.interpreter import Perform
 from worker.runtime.machine import Batch, RandomState
@@ -150,7 +150,7 @@ class CpuInterpreter(QueueInterpreter):
         self._perform, self._threads = perform, torch.get_num_threads()
         super().__init__(program)
 
-    def setup(self) -> None:
+    def setup(self, queue: Queue) -> None:
         """Both are thread state: a fresh thread records gradients, and has a pool of threads of its own."""
         torch.set_grad_enabled(False)
         torch.set_num_threads(self._threads)
@@ -159,10 +159,12 @@ class CpuInterpreter(QueueInterpreter):
         """Do `op`."""
         if values is None:
             return
+        if (recording := self.recording) is None:
+            self._perform(op, values)
+            return
         begin = now()
         self._perform(op, values)
-        if (recording := self.recording) is not None:
-            recording.add(op, values.number, begin, now())
+        recording.add(op, values.number, begin, now())
 
     def wait(self, op: Op) -> None:
         """Return when the turn `op` may compute. Raises what went wrong on a queue."""

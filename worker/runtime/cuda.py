@@ -254,37 +254,36 @@ class CudaInterpreter(QueueInterpreter):
         self._events = {key: _event() for key in awaited}
         super().__init__(program)
 
-    def setup(self) -> None:
-        """All are thread state."""
+    def setup(self, queue: Queue) -> None:
+        """All are thread state. What a queue with a stream copies goes to it."""
         torch.set_grad_enabled(False)
         torch.set_num_threads(self._threads)
         torch.cuda.set_device(self._machine.device)
+        if queue in self._streams:
+            torch.cuda.set_stream(self._streams[queue])
 
     def run(self, op: Op, values: StepValues | None) -> None:
         """Give `op` to its stream, behind what it waits for; a CPU update or a read waits on the host, and runs."""
-        on_stream = op.queue in self._streams
-        if on_stream:
+        stream = self._streams.get(op.queue)
+        if stream is not None:
             self._wait_on_stream(op)
         else:
             for event in self._events_before(op):
                 event.synchronize()
         if values is not None:
-            self._do(op, values, self._streams.get(op.queue))
-        if on_stream:
+            self._do(op, values, stream)
+        if stream is not None:
             self.done(op)
 
     def _do(self, op: Op, values: StepValues, stream: torch.cuda.Stream | None) -> None:
-        """`op` itself: on its stream, or on the host."""
-        recording = self.recording
-        mark: Callable[[], Any] = now if stream is None else functools.partial(_mark, stream)
-        begin = None if recording is None else mark()
-        if stream is None or op.queue is Queue.COMPUTE:  # whoever computes is on that stream already
+        """`op` itself: on its stream, which is its thread's current one, or on the host."""
+        if (recording := self.recording) is None:
             self._perform(op, values)
-        else:
-            with torch.cuda.stream(stream):
-                self._perform(op, values)
-        if recording is not None:
-            recording.add(op, values.number, begin, mark())
+            return
+        mark: Callable[[], Any] = now if stream is None else functools.partial(_mark, stream)
+        begin = mark()
+        self._perform(op, values)
+        recording.add(op, values.number, begin, mark())
 
     def wait(self, op: Op) -> None:
         """Let the computing stream wait for what the turn `op` needs; return when all of it is issued."""

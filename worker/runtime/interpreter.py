@@ -149,9 +149,9 @@ class Cursor:
         self._unsure = True  # an interrupt may come anywhere
         try:
             with torch.no_grad():
-                for op in self._legs[self._at][0]:
+                for op, computes in self._legs[self._at][0]:
                     values = self._previous if op.carried else self._values
-                    if op.queue is Queue.COMPUTE and values is not None:
+                    if computes and values is not None:
                         self._expect(op)
                     self._interpreter.issue(op, values)
                     self._issued += 1
@@ -164,13 +164,14 @@ class Cursor:
         self._unsure = False
 
 
-def _legs(program: Program) -> Iterator[tuple[tuple[Op, ...], Turn | None]]:
-    """The program cut at its turns: what comes before each, and the turn; at last what follows the last."""
-    before: list[Op] = []
+def _legs(program: Program) -> Iterator[tuple[tuple[tuple[Op, bool], ...], Turn | None]]:
+    """The program cut at its turns: what comes before each, and whether it computes, and the turn; at last what follows
+    the last."""
+    before: list[tuple[Op, bool]] = []
     for op in program.ops:
         if op.kind is OpKind.RUN:
             yield tuple(before), Turn(op, *op.turn)
             before = []
         else:
-            before.append(op)
+            before.append((op, op.queue is Queue.COMPUTE))
     yield tuple(before), None

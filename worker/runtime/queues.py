@@ -23,18 +23,28 @@ class Tickets:
         self.closed = False
         self._failed_step = 0
         self._changed = threading.Condition()
+        self._wanted: tuple[tuple[Queue, int], ...] = ()  # what is waited for
 
     def advance(self, queue: Queue) -> None:
-        """The next operation of `queue` is done."""
-        with self._changed:
-            self.done[queue] += 1
-            self._changed.notify_all()
+        """The next operation of `queue` is done. Called by that queue's thread alone."""
+        self.done[queue] = done = self.done[queue] + 1
+        for other, number in self._wanted:  # whoever waits has said so before it looked
+            if other is queue and number <= done:
+                with self._changed:
+                    self._changed.notify_all()
+                return
 
     def wait(self, queue: Queue, number: int) -> None:
         """Return when operation `number` of `queue` is done, or nothing more will be."""
         if self.done[queue] < number:
+            mine = queue, number
             with self._changed:
-                self._changed.wait_for(lambda: self.done[queue] >= number or self.closed)
+                self._wanted = (*self._wanted, mine)
+                try:
+                    self._changed.wait_for(lambda: self.done[queue] >= number or self.closed)
+                finally:
+                    at = self._wanted.index(mine)
+                    self._wanted = self._wanted[:at] + self._wanted[at + 1 :]
 
     def fail(self, error: BaseException, step: int) -> None:
         """Keep the first error, met in an operation of step number `step`: of that step and later ones queues only
@@ -67,8 +77,9 @@ class _QueueThread:
     """The thread of one queue."""
 
     def __init__(
-        self, queue: Queue, tickets: Tickets, setup: Callable[[], None], run: Callable[[Op, StepValues | None], None]
-    ) -> None:
+        self, queue: Queue, tickets: Tickets, setup: Callable[[Queue], None],
+        run: Callable[[Op, StepValues | None], None],
+    ) -> None:  # fmt: skip
         self._queue, self._tickets, self._setup, self._do = queue, tickets, setup, run
         self._pending: list[Job] = []
         self._batches: SimpleQueue[list[Job] | None] = SimpleQueue()
@@ -92,7 +103,7 @@ class _QueueThread:
 
     def _run(self) -> None:
         try:
-            self._setup()
+            self._setup(self._queue)
         except BaseException as error:
             self._tickets.fail(error, 0)
         while (batch := self._batches.get()) is not None:
@@ -141,7 +152,7 @@ class QueueInterpreter(ABC):
         self.recording = Recording(self._program)
 
     @abstractmethod
-    def setup(self) -> None:
+    def setup(self, queue: Queue) -> None:
         """Set the state of a queue's new thread."""
 
     @abstractmethod
@@ -151,15 +162,16 @@ class QueueInterpreter(ABC):
     def issue(self, op: Op, values: StepValues | None) -> None:
         """Do an operation of the computing queue after what it waits for; hand any other one to its queue. Without
         values it is left out, but not its place."""
-        if op.queue is Queue.COMPUTE:
-            self._wait(op)
-            if values is not None:
-                self._tickets.check(values)
+        queue, tickets, hosts = op.queue, self._tickets, self._hosts[id(op)]
+        if queue is Queue.COMPUTE:
+            if hosts:
+                self._wait(op)
+            if values is not None and tickets.error is not None:
+                tickets.check(values)
             self.run(op, values)
             return
-        self._queues[op.queue].add((op, values, self._numbers(op)))
-        self._tickets.issued[op.queue] += 1
-        self._latest[id(op)] = self._tickets.issued[op.queue]
+        self._queues[queue].add((op, values, self._numbers(op) if hosts else ()))
+        self._latest[id(op)] = tickets.issued[queue] = tickets.issued[queue] + 1
 
     def wait(self, op: Op) -> None:
         """Return when the turn `op` may compute. Raises what went wrong on a queue."""

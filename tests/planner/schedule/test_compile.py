@@ -59,11 +59,11 @@ def test_the_whole_program_of_a_mixed_plan():
     program = compile_program(mixed_plan(), chain())
     assert ops(program, Queue.H2D) == [
         "fetch@F0:w:l0.b 800B after cpu_update@B0:l0.b alloc@F0:w:l0.b",
-        "fetch@F1:w:l1.a 400B after cpu_update@F0:l1.a alloc@F1:w:l1.a",
-        "fetch@F1:w:l1.b 800B after alloc@F1:w:l1.b",
+        "fetch@F1:w:l1.a 400B after cpu_update@F0:l1.a alloc@F1:w:l1.b",
+        "fetch@F1:w:l1.b 800B",
         "fetch@H3:w:l1.a 400B after alloc@H3:w:l1.a",
-        "fetch@B2:w:l0.b 800B after alloc@B2:w:l0.b",
-        "fetch@B2:s:l1.b 1600B after alloc@B2:s:l1.b",
+        "fetch@B2:w:l0.b 800B after alloc@B2:s:l1.b",
+        "fetch@B2:s:l1.b 1600B",
         "fetch@B2:a:2.0 500B after alloc@B2:a:2.0",
     ]
     assert ops(program, Queue.D2H) == [
@@ -77,6 +77,14 @@ def test_the_whole_program_of_a_mixed_plan():
         "cpu_update@F0:l1.a 0B carried",  # behind l0.b of the step before, whose gradient was sent later
         "cpu_update@B0:l0.b 0B after send@B1:g:l0.b",
     ]
+
+
+def test_what_is_allocated_or_released_together_is_waited_for_as_one():
+    program = compile_program(mixed_plan(), chain())
+    order = [op.name for op in program.ops if op.place == "F1" and op.kind in (OpKind.ALLOC, OpKind.FETCH)]
+    assert order == ["alloc@F1:w:l1.a", "alloc@F1:w:l1.b", "fetch@F1:w:l1.a", "fetch@F1:w:l1.b"]
+    released = [op for op in program.ops if op.place == "B1" and op.kind is OpKind.FREE]
+    assert [op.waits for op in released] == [("send@B1:g:l0.b",), (), (), (), ()]
 
 
 def test_tensors_that_travel_are_updated_one_by_one_in_order_of_arrival_and_after_those_that_stay():

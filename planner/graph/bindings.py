@@ -1,0 +1,90 @@
+"""How generated code calls an operation: by PyTorch's own binding of it, where that is the same call.
+
+A binding in C reads its arguments in half the time that an overload's takes (1.6 instead of 2.3 µs for a product on a
+CPU). Which overload it calls depends on the arguments: so it is asked, without data, and taken where it calls the very
+overload with the very arguments that were traced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_PLACES: tuple[Any, ...] = (torch._C._VariableFunctions, torch._C.TensorBase, torch._C._nn)
+_known: dict[object, Callable[..., Any]] = {}
+
+
+def binding_of(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], value: Any) -> Callable[..., Any]:
+    """What to call for an overload with such arguments, nodes of a trace among them, whose result was `value`."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return target  # type: ignore[no-any-return]
+    key = target, _kind((args, dict(kwargs)))
+    if key not in _known:
+        _known[key] = _found(target, args, kwargs, value)
+    return _known[key]
+
+
+def _found(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], value: Any) -> Callable[..., Any]:
+    direct: Callable[..., Any] = target._op  # without the overload's own frame in Python
+    if target.namespace != "aten" or target._schema.is_mutable or not isinstance(value, Tensor):
+        return direct
+    name = target._schema.name.removeprefix("aten::")
+    given = fx.map_arg((tuple(args), dict(kwargs)), lambda node: node.meta["val"])
+    wanted = _calls(target, given)
+    for place in _PLACES:
+        binding = getattr(place, name, None)
+        if binding is not None and len(wanted) == 1 and _same(_calls(binding, given), wanted):
+            return binding  # type: ignore[no-any-return]
+    return direct
+
+
+class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes what is called."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "aten":  # not the questions that are asked of tensors on the way
+            self.found.append([func, args, kwargs or {}])
+        return func(*args, **(kwargs or {}))
+
+
+def _calls(call: Callable[..., Any], given: Any) -> list[Any]:
+    calls = _Calls()
+    try:
+        with torch.no_grad(), torch._C.DisableTorchFunction(), calls:
+            call(*given[0], **given[1])
+    except (RuntimeError, TypeError, ValueError, NotImplementedError):
+        return []
+    return calls.found
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Tensors are the same ones; all else is equal, and of the same type: 2 is not 2.0."""
+    if isinstance(one, Tensor) or isinstance(other, Tensor):
+        return one is other
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_same(value, other[key]) for key, value in one.items())
+    return bool(one == other)
+
+
+def _kind(value: Any) -> object:
+    """What a binding can tell apart: types, and of lists and names what is in them."""
+    if isinstance(value, (list, tuple)):
+        return type(value), tuple(map(_kind, value))
+    if isinstance(value, dict):
+        return tuple((key, _kind(each)) for key, each in value.items())
+    if isinstance(value, fx.Node):
+        made = value.meta.get("val")
+        return (fx.Node, made.dtype, made.dim()) if isinstance(made, Tensor) else fx.Node
+    return type(value)
