@@ -19,6 +19,9 @@ ELSEWHERE = {
     "worker/runtime/cuda.py": {"torch._C"},
     # a kernel that only takes time, behind which more can be issued than the device has done
     "planner/measure/stopwatch.py": {"torch._C"},
+    # modes that look at the frame's operations are to look at no block
+    "worker/engine/block_calls.py": {"torch._C"},
+    "worker/engine/rounds.py": {"torch._C"},
     # the norm and its coefficient as clip_grad_norm_ computes them
     "worker/engine/adamw.py": {"torch._foreach_mul_"},
     "worker/engine/gradients.py": {"torch._foreach_norm"},
