@@ -146,6 +146,8 @@ class QueueInterpreter(ABC):
         used = {op.queue for op in program.ops} | {Queue.H2D, Queue.D2H, Queue.CPU}  # disks are used by few
         others = (queue for queue in Queue if queue is not Queue.COMPUTE and queue in used)
         self._queues = {queue: _QueueThread(queue, self._tickets, self.setup, self.run) for queue in others}
+        # Looked up once for each operation that is issued.
+        self._ways = {id(op): (op.queue, self._queues.get(op.queue), bool(self._hosts[id(op)])) for op in program.ops}
 
     def record(self) -> None:
         """Note from now on when operations run."""
@@ -162,16 +164,17 @@ class QueueInterpreter(ABC):
     def issue(self, op: Op, values: StepValues | None) -> None:
         """Do an operation of the computing queue after what it waits for; hand any other one to its queue. Without
         values it is left out, but not its place."""
-        queue, tickets, hosts = op.queue, self._tickets, self._hosts[id(op)]
-        if queue is Queue.COMPUTE:
-            if hosts:
+        key, tickets = id(op), self._tickets
+        queue, thread, waits = self._ways[key]
+        if thread is None:
+            if waits:
                 self._wait(op)
             if values is not None and tickets.error is not None:
                 tickets.check(values)
             self.run(op, values)
             return
-        self._queues[queue].add((op, values, self._numbers(op) if hosts else ()))
-        self._latest[id(op)] = tickets.issued[queue] = tickets.issued[queue] + 1
+        thread.add((op, values, self._numbers(op) if waits else ()))
+        self._latest[key] = tickets.issued[queue] = tickets.issued[queue] + 1
 
     def wait(self, op: Op) -> None:
         """Return when the turn `op` may compute. Raises what went wrong on a queue."""
