@@ -73,8 +73,6 @@ class Question:
     def key(self) -> str:
         """Digest of the question, the planner's and torch's versions included."""
         parts = cast(dict[str, Any], to_json(replace(self, chain=without_times(self.chain))))
-        if not self.kernels:  # plans that were kept before the field was there are still found
-            del parts["kernels"]
         return _digest({"question": parts, "planner": PLANNER, "torch": version("torch")})
 
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import subprocess
 import sys
-from dataclasses import replace
 from functools import partialmethod
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +16,14 @@ from sqlalchemy import create_engine, text
 
 from offmated.cli.plan_view import plan_rows
 from planner.__main__ import main
-from planner.cache.store import PLANNER, Cache, Question, without_times
+from planner.cache.store import Cache
 from planner.cache.tables import metadata
-from planner.codec import from_json, to_json
+from planner.codec import from_json
 from planner.commands.plan_job import plan_job
 from planner.errors import Exit, UserError
 from planner.job.schema import Job
-from planner.measure.analysis import analyse, estimate_times, measure_times
-from planner.measure.machine_rates import estimate_hardware, measure_hardware
+from planner.measure.analysis import analyse, measure_times
+from planner.measure.machine_rates import measure_hardware
 from planner.measure.repeatable import Kernels, kernels_in_force
 from planner.schedule.chain import Chain
 from planner.schedule.compile import compile_program
@@ -324,19 +321,6 @@ def test_a_job_that_asks_for_deterministic_kernels_is_measured_in_them(
     with Kernels().taken():  # as a certificate of the job has them
         assert plan_job(job, CPU, cache=own, measure=True).key == answers[1].key
     assert not torch.are_deterministic_algorithms_enabled()
-
-
-def test_a_plan_that_was_kept_before_there_were_kernels_to_choose_is_found(job: Job) -> None:
-    chain = analyse(job, CPU).chain(estimate_times(analyse(job, CPU), estimate_hardware(CPU)))
-    question = Question(
-        chain=chain, machine="m", gpu_budget_bytes=1, cpu_budget_bytes=1, slices=1, clip=True, measured=True,
-        dtype="torch.float32",
-    )  # fmt: skip
-    parts: Any = to_json(replace(question, chain=without_times(chain)))
-    del parts["kernels"]
-    text_of = json.dumps({"question": parts, "planner": PLANNER, "torch": version("torch")}, sort_keys=True)
-    assert question.key() == hashlib.sha256(text_of.encode()).hexdigest()
-    assert replace(question, kernels="strict").key() != question.key()
 
 
 def test_a_job_whose_model_has_no_deterministic_kernels_is_refused_as_it_is_measured(
