@@ -123,6 +123,8 @@ def plan(folder: Path, about: str) -> Json:
     peak = hardware.gpu_bytes if about == "small" else plain_peak
 
     def planned(share: float) -> Json:
+        """In a process forked after CUDA and PyTorch's threads have begun, which outlive no fork: it only solves."""
+        torch.set_num_threads(1)  # others that its parent had are not there
         problem = Problem(gpu_budget_bytes=max(least, int(share * peak)), **asked)
         return to_json(problem.plan(time_limit_s=8.0))
 

@@ -176,6 +176,8 @@ def _made(what: str, found: Certificate) -> str:
         return "for these layers, as hard pressed as the job's own"
     if found.decided:
         return f"before: it is the plan of job {what}, which trains under it"
+    if found.other_kernels:
+        return f"now, for strict kernels: job {what} trains under a plan for faster ones, whose scratch is smaller"
     if what.isdigit():
         return f"now, as job {what} gets it when it has its turn and the same memory is free"
     return "now, as a job of this file gets it; offmate certify ID has the plan of one that is submitted"

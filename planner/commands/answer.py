@@ -19,7 +19,8 @@ class Answer:
     """A plan and where it comes from: plan.json. `measured`: the plan is final. `solve_s`: spent on it this time.
     `measurement`: the key of the measurement it rests on; None for an estimate. `rows`: of a slice, of
     `length` tokens at most; `splits`: where the planner decided them, what it compared, the best estimate first.
-    `disk`: what it does to the drives, of so many steps as the job says."""
+    `disk`: what it does to the drives, of so many steps as the job says. `kernels`: which PyTorch would have taken as
+    it was made, see `planner.measure.repeatable.kernels_in_force`."""
 
     rows: int
     length: int
@@ -33,6 +34,7 @@ class Answer:
     measurement: str | None
     splits: tuple[BatchSplit, ...] = ()
     disk: DiskUse | None = None
+    kernels: str = ""
 
     def to_json(self, *, with_chain: bool = True) -> dict[str, Json]:
         """The object of plan.json."""
@@ -53,4 +55,5 @@ class Answer:
             "measurement": self.measurement,
             "splits": to_json(self.splits),
             "disk": to_json(self.disk),
+            "kernels": self.kernels,
         }

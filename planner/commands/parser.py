@@ -142,10 +142,11 @@ def _ask(options: argparse.Namespace, started_s: float) -> tuple[Exit, Json]:
                 exit_code=Exit.USAGE,
             )  # fmt: skip
         hardware = replace(hardware, disk_bytes=0)  # of a machine's file
-    if not hardware.flops_per_s:
+    if missing := [field for field in ("flops_per_s", "launch_s") if not getattr(hardware, field)]:
         raise UserError(
-            "Times of a model are estimated from the machine's arithmetic.", code="bad-file", exit_code=Exit.USAGE,
-            numbers=(f"{options.hardware} has no flops_per_s",), hint="docs/plans.md has the fields",
+            "Times of a model are estimated from a GPU's arithmetic and what it takes to issue a block.",
+            code="bad-file", exit_code=Exit.USAGE, numbers=(f"{options.hardware} has no {' and no '.join(missing)}",),
+            hint="docs/plans.md has the fields",
         )  # fmt: skip
     cache = _cache(options.database)
     config = config_text(job.model) if cache is not None else None

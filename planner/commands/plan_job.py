@@ -254,6 +254,7 @@ class _Planning:
             rows=self.job.slice_rows, length=self.job.max_length, plan=found.plan, chain=found.chain,
             hardware=found.hardware,
             measured=question.measured, cached=True, solve_s=0.0, key=key, measurement=found.measurement,
+            kernels=question.kernels,
         )  # fmt: skip
 
     def _solve(self, question: Question, times: Times, hardware: Hardware) -> Answer:
@@ -293,7 +294,7 @@ class _Planning:
         return Answer(
             rows=self.job.slice_rows, length=self.job.max_length, plan=plan, chain=chain, hardware=hardware,
             measured=question.measured,
-            cached=False, solve_s=solve_s, key=key, measurement=measurement,
+            cached=False, solve_s=solve_s, key=key, measurement=measurement, kernels=question.kernels,
         )  # fmt: skip
 
     def _measurement_key(self) -> str:

@@ -296,8 +296,9 @@ def run_slice(
     """The model's own forward on one slice, and backward from the loss to the head. Returns the loss, detached.
     `given`: what its blocks were given, which they add to.
 
-    The slice's batch is copied to the device as it begins and dies as the forward ends.
+    `batch` may be on the device already: the model gets a copy, which dies as the forward ends.
     """
+    # copy=True: after the last slice's forward nothing reads the batches, and the next step's may take their place.
     loss = loss_of(
         model(**{name: t.to(device, copy=True, non_blocking=True) for name, t in batch.items()}, **model_kwargs)
     )

@@ -52,7 +52,8 @@ class Hardware:
 
     @property
     def is_gpu(self) -> bool:
-        """What computes is not the CPU, which issues by computing."""
+        """What computes is not the CPU, which issues by computing. Of a machine that a chain is planned for it is not
+        known, where `launch_s` is not given; nobody asks there."""
         return self.launch_s > 0
 
     @property

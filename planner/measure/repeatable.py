@@ -26,6 +26,7 @@ _FUSED: tuple[Callable[[], bool], ...] = (
     cuda.flash_sdp_enabled, cuda.mem_efficient_sdp_enabled, cuda.cudnn_sdp_enabled
 )  # fmt: skip
 _REFUSED = re.compile(r"(\S+) does not have a deterministic implementation")
+_WORKSPACES = (":4096:8", ":16:8")  # with which cuBLAS repeats
 _TOLD = " has no deterministic kernel in PyTorch"
 
 
@@ -61,9 +62,16 @@ class Kernels:
     @contextlib.contextmanager
     def taken(self) -> Iterator[None]:
         """Inside, this process computes by them. CUDA must not have begun to multiply matrices: cuBLAS reads its
-        workspaces' size, CUBLAS_WORKSPACE_CONFIG, then. Raises NotRepeatableError where one more operation refuses."""
+        workspaces' size, CUBLAS_WORKSPACE_CONFIG, then. Raises NotRepeatableError where one more operation refuses,
+        UserError where that size is set so that PyTorch would refuse each product."""
         given = "CUBLAS_WORKSPACE_CONFIG" in os.environ
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        size = os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", _WORKSPACES[0])
+        if size not in _WORKSPACES and torch.cuda.is_available():
+            raise UserError(
+                "The environment has cuBLAS multiply matrices in ways that do not give the same bits each time.",
+                code="cublas-workspace", numbers=(f'CUBLAS_WORKSPACE_CONFIG is "{size}"',), exit_code=Exit.USAGE,
+                hint=f"unset CUBLAS_WORKSPACE_CONFIG, or set it to {' or '.join(_WORKSPACES)}; start offmate again",
+            )  # fmt: skip
         try:
             with _repeatable(refuses=all(map(_is_attention, self.refused)), fused=not self.refused):
                 yield

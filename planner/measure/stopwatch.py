@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 
@@ -9,7 +10,10 @@ import torch
 
 from planner.out_of_memory import as_one_error
 
+log = logging.getLogger(__name__)
+
 _BUSY_S = 1e-3  # the least that the device is kept busy while more is issued
+_MOST_ISSUING_S = 0.05  # of a block; one that took longer to issue has loaded its kernels, for the first time
 _CYCLES_PER_S = 2e9  # of a device, about
 _SIDE = 4096  # of the products that warm a device up
 _PRODUCTS, _MOST_TIMES = 8, 16  # of one time, and as many times at most
@@ -48,18 +52,28 @@ class Stopwatch:
 
 def keep_busy(seconds: float) -> None:
     """Give the device nothing to compute for twice as long, and a little: so that it does not wait for what is issued
-    meanwhile."""
+    meanwhile. Of `seconds` no more count than issuing takes that loads no kernels."""
     if sleep := getattr(torch._C, "_cuda_sleep", None):  # PyTorch's own, which a later one may not have
-        sleep(int((2 * seconds + _BUSY_S) * _CYCLES_PER_S))
+        sleep(int((2 * min(seconds, _MOST_ISSUING_S) + _BUSY_S) * _CYCLES_PER_S))
 
 
 def warm_up(device: torch.device, dtype: torch.dtype) -> None:
     """Let the device compute until its clock has risen: products in `dtype`, eight at a time, until two such times
-    differ by 3% at most, or there were sixteen. Nothing to do on the CPU."""
+    differ by 3% at most, or there were sixteen. Nothing to do on the CPU; where the device has no room for them, what
+    is measured may be slower than its clock allows."""
     if device.type != "cuda":
         return
-    a, b = (torch.randn(_SIDE, _SIDE, device=device).to(dtype) for _ in range(2))
-    warm_up_by(Stopwatch(device), lambda: [a @ b for _ in range(_PRODUCTS)])
+    try:
+        with as_one_error():
+            a, b = (torch.randn(_SIDE, _SIDE, device=device).to(dtype) for _ in range(2))
+
+        def products() -> None:
+            for _ in range(_PRODUCTS):
+                a @ b  # one at a time is there
+
+        warm_up_by(Stopwatch(device), products)
+    except torch.OutOfMemoryError:
+        log.warning("device: no room to warm up by %s products of %d by %d, measured as it is", dtype, _SIDE, _SIDE)
 
 
 def warm_up_by(watch: Stopwatch, work: Callable[[], object]) -> int:

@@ -40,7 +40,8 @@ class Certificate:
     other weights, and AdamW makes whole steps of gradients that are nearly zero. Without clipping the norm is that of
     the first moments, which are then the gradients but for a factor. `rounded`: AdamW's moments are in 8 bits, and
     plain PyTorch rounded them so after each of its updates. `decided`: the plan was there, as a submitted job trains
-    under it; else it was made for the certificate, as a job's is when it has its turn.
+    under it; else it was made for the certificate, as a job's is when it has its turn. `other_kernels`: the plan
+    that the job has is for the faster kernels that it takes, which need other memory.
 
     `kernels`: which of PyTorch's both took, in a line; of the operations in `refused` there are no deterministic ones.
     """
@@ -65,6 +66,7 @@ class Certificate:
     allowed: float
     rounded: bool = False
     decided: bool = False
+    other_kernels: bool = False
     kernels: str = ""
     refused: tuple[str, ...] = ()
 

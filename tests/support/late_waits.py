@@ -13,9 +13,9 @@ STATED = {
     HostWait("Event.synchronize", _INTERPRETER, "offmate-disk_read"): "a read fills a slot that a fetch has emptied",
     HostWait("Event.synchronize", "worker/runtime/step_values.py:StepValues.coefficient_on_host", "offmate-cpu"):
         "it reads the coefficient of all gradients",
-    HostWait("cudaHostAlloc", "worker/runtime/cuda.py:CudaMachine.stage", "MainThread"):
+    HostWait("cudaHostAlloc", "worker/runtime/registered.py:pinned_like", "MainThread"):
         "torch's pool has no pinned memory of a slice's size yet",
-    HostWait("cudaHostAlloc", "worker/runtime/small_copies.py:SmallCopies.stage", "MainThread"):
+    HostWait("cudaHostAlloc", "worker/runtime/registered.py:pinned", "MainThread"):
         "nor of the size of a step's batches",
 }  # fmt: skip
 FIRST = {

@@ -62,7 +62,8 @@ def certify(
         cpu_updated=len(plan.cpu_updated()), options=plan.options, findings=outcome.findings,
         parameters=outcome.parameters, reasons=_reasons(job, device, chain), first=outcome.first,
         allowed=_ALLOWED[working_dtype(job)], rounded=chain.rounded_elements > 0,
-        decided=found.decided and kept == room.all_layers, kernels=str(kernels), refused=kernels.refused,
+        decided=found.decided and kept == room.all_layers, other_kernels=found.other_kernels,
+        kernels=str(kernels), refused=kernels.refused,
     )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from planner.commands.plan_job import plan_job
 from planner.job.schema import Job
 from planner.machine.hardware import Hardware
 from planner.measure.hf_model import masked_of, pairs_of
+from planner.measure.repeatable import kernels_in_force
 from planner.measure.rope import rope_border
 from planner.measure.tokenizer import load_tokenizer
 from planner.run.folder import RunFolder
@@ -29,7 +30,8 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ItsPlan:
     """A job whose micro-batches are decided, its plan and what that is of, and its data. `decided`: the job has this
-    plan already; else it was made now. `document`: plan.json."""
+    plan already; else it was made now. `other_kernels`: the job has one, too, but for kernels that need other memory
+    than those of this process. `document`: plan.json."""
 
     job: Job
     plan: Plan
@@ -37,6 +39,7 @@ class ItsPlan:
     hardware: Hardware
     batches: Batches
     decided: bool
+    other_kernels: bool = False
     document: dict[str, Any]
 
 
@@ -44,9 +47,9 @@ def its_plan(
     job: Job, run: RunFolder | None, device: torch.device, folder: Path, cache: Cache | None, *, anew: bool = False
 ) -> ItsPlan:
     """Of a job, and its run folder where it is submitted. A final plan there is taken as it is: a new one would be for
-    the memory that is free now. Without one, or `anew`, it is made as the job's is when it has its turn: with
-    measurements, under the kernels that this process takes, and after its data were counted where it may depend on
-    these. `folder` is for the data. Raises UserError."""
+    the memory that is free now. Without one, or `anew`, or where it is for other kernels of a GPU than this process
+    takes, it is made as the job's is when it has its turn: with measurements, under the kernels that this process
+    takes, and after its data were counted where it may depend on these. `folder` is for the data. Raises UserError."""
     tokenizer, frozen = load_tokenizer(job), run.read_frozen() if run else None
 
     def data_of(split: Job) -> Batches:
@@ -55,10 +58,15 @@ def its_plan(
         )  # fmt: skip
 
     document = run.read_plan() if run and not anew else None
-    if run is not None and document is not None and document["measured"]:
+    final = document if document is not None and document["measured"] else None
+    kernels = kernels_in_force(device)
+    other_kernels = final is not None and device.type == "cuda" and final.get("kernels", "") != kernels
+    if other_kernels:
+        log.info("the job's plan is for other kernels, which need other memory: one is made for %s ones", kernels)
+    if run is not None and final is not None and not other_kernels:
         plan, chain, hardware = read_plan(run)
         return ItsPlan(
-            job=job, plan=plan, chain=chain, hardware=hardware, batches=data_of(job), decided=True, document=document
+            job=job, plan=plan, chain=chain, hardware=hardware, batches=data_of(job), decided=True, document=final
         )
     whole = job if job.is_split or job.train_batch_size is None else job.with_slices(job.train_batch_size)
     several = whole.gradient_accumulation_steps > 1 or not job.is_split
@@ -70,5 +78,5 @@ def its_plan(
     batches = counted if counted is not None and job == whole else data_of(job)
     return ItsPlan(
         job=job, plan=answer.plan, chain=answer.chain, hardware=answer.hardware, batches=batches, decided=False,
-        document=answer.to_json(),
+        other_kernels=other_kernels, document=answer.to_json(),
     )  # fmt: skip

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from planner.out_of_memory import as_one_error, host_memory_not_registered, is_out_of_memory
+from planner.out_of_memory import as_one_error
 from planner.schedule.chain import Chain
 from planner.schedule.compile import Op, OpKind, Program, Queue
 from planner.schedule.places import Spans
@@ -33,8 +33,8 @@ from worker.runtime.interpreter import Perform
 from worker.runtime.machine import Batch, RandomState
 from worker.runtime.queues import QueueInterpreter
 from worker.runtime.recording import Recording, now
-from worker.runtime.registered import registered, registered_bytes
-from worker.runtime.small_copies import SmallCopies
+from worker.runtime.registered import pinned, pinned_like, registered
+from worker.runtime.small_copies import SmallCopies, packed_bytes
 from worker.runtime.step_values import StepValues
 
 log = logging.getLogger(__name__)
@@ -108,12 +108,7 @@ class CudaMachine:
     def stage(self, tensor: Tensor) -> Tensor:
         """The tensor in pinned memory of torch's own pool, which reuses it when the copy to the device is done. Raises
         UserError "host-memory-not-registered"."""
-        try:
-            return tensor.pin_memory()
-        except RuntimeError as error:
-            if not is_out_of_memory(error):
-                raise
-            raise host_memory_not_registered(tensor.nbytes, registered_bytes(), error) from error
+        return pinned_like(tensor)
 
     def to_host(self, target: Tensor, source: Tensor) -> Callable[[], None]:
         """Copy a few bytes that computing has just made to memory of `host_empty`, while it goes on. Returns what waits
@@ -121,9 +116,11 @@ class CudaMachine:
         return self._small.to_host(target, source)
 
     def stage_step(self, batches: Sequence[Batch], least_bytes: int) -> list[dict[Any, Tensor]]:
-        """A step's batches on the device, in room for `least_bytes` at least: see `SmallCopies.stage`."""
+        """A step's batches on the device, in room for `least_bytes` at least: see `SmallCopies.stage`. Raises
+        UserError "host-memory-not-registered", torch.OutOfMemoryError."""
+        packed = pinned(packed_bytes(batches))
         with self.computing():
-            found = self._small.stage(batches, least_bytes)
+            found = self._small.stage(batches, packed, least_bytes)
         return [{name: t if t.is_cuda else self.stage(t) for name, t in batch.items()} for batch in found]
 
     def batches_were_read(self) -> None:

@@ -144,10 +144,9 @@ class QueueInterpreter(ABC):
         }
         self._latest: dict[int, int] = {}
         used = {op.queue for op in program.ops} | {Queue.H2D, Queue.D2H, Queue.CPU}  # disks are used by few
+        others = (queue for queue in Queue if queue is not Queue.COMPUTE and queue in used)
         self._queues: dict[Queue, _QueueThread] = {
-            queue: _QueueThread(queue, self._tickets, self.setup, self.run)
-            for queue in Queue
-            if queue is not Queue.COMPUTE and queue in used
+            queue: _QueueThread(queue, self._tickets, self.setup, self.run) for queue in others
         }
         # Looked up once for each operation that is issued.
         self._ways = {id(op): (op.queue, self._queues.get(op.queue), bool(self._hosts[id(op)])) for op in program.ops}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -37,16 +39,37 @@ def registered(size: int, device: torch.device) -> Tensor:
     """
     memory = map_memory(size, _Registered)
     tensor = torch.frombuffer(memory, dtype=torch.uint8)
-    try:
+    with _reaching(len(memory)):
         torch.cuda.check_error(int(_cudart().cudaHostRegister(tensor.data_ptr(), len(memory), 0)))
+    memory.address, memory.device = tensor.data_ptr(), device
+    _sizes[memory.address] = len(memory)
+    return tensor
+
+
+def pinned(size: int) -> Tensor:
+    """`size` bytes of torch's own pool of pinned memory, not initialized; it reuses them when the copies to the device
+    are done. Raises UserError "host-memory-not-registered"."""
+    with _reaching(size):
+        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+
+
+def pinned_like(tensor: Tensor) -> Tensor:
+    """The tensor in such memory, laid out as it is. Raises likewise."""
+    with _reaching(tensor.nbytes):
+        return tensor.pin_memory()
+
+
+@contextlib.contextmanager
+def _reaching(size: int) -> Iterator[None]:
+    """Inside, UserError "host-memory-not-registered" is raised where CUDA has no room for `size` bytes of the host's:
+    the GPU's own memory is not what is too little."""
+    try:
+        yield
     except RuntimeError as error:
         forget_error()
         if not is_out_of_memory(error):
             raise
-        raise host_memory_not_registered(len(memory), registered_bytes(), error) from error
-    memory.address, memory.device = tensor.data_ptr(), device
-    _sizes[memory.address] = len(memory)
-    return tensor
+        raise host_memory_not_registered(size, registered_bytes(), error) from error
 
 
 def registered_bytes() -> int:

@@ -47,16 +47,14 @@ class SmallCopies:
             self._computing.wait_event(self._sent[1])
             self._sent = None
 
-    def stage(self, batches: Sequence[Batch], least_bytes: int) -> list[dict[Any, Tensor]]:
+    def stage(self, batches: Sequence[Batch], packed: Tensor, least_bytes: int) -> list[dict[Any, Tensor]]:
         """A step's batches on the device, in one copy that lies on the link before all that the step fetches; they are
-        right until the next call. What has gaps stays on the host. The first call takes room on the device, of
-        `least_bytes` at least; later ones use it again."""
-        tensors = [t for batch in batches for t in batch.values() if t.is_cpu and t.is_contiguous()]
-        size = sum(staged_size(tensor.nbytes) for tensor in tensors)
-        packed = torch.empty(size, dtype=torch.uint8)
+        right until the next call. What has gaps stays on the host. `packed`: pinned memory of `packed_bytes(batches)`,
+        which is filled here. The first call takes room on the device, of `least_bytes` at least; later ones use it
+        again."""
+        tensors, size = _packable(batches), len(packed)
         for tensor, place in zip(tensors, _places(packed, tensors), strict=True):
             place.copy_(tensor)
-        packed = packed.pin_memory()
         if self._room is None or len(self._room) < size:
             self._hosts, self._room = {}, None
             self._room = torch.empty(max(size, least_bytes), dtype=torch.uint8, device=self._device)
@@ -72,7 +70,8 @@ class SmallCopies:
         return [{name: found.get(id(t), t) for name, t in batch.items()} for batch in batches]
 
     def were_read(self) -> None:
-        """All that computing reads of the batches is issued, or will be before the next call of this."""
+        """Each slice copies its batch out of the room in its forward; nothing reads the room after the last forward.
+        Called when that is issued."""
         self._read.record(self._computing)
 
     def on_host(self, batch: Batch) -> list[tuple[Tensor, Tensor]]:
@@ -82,6 +81,16 @@ class SmallCopies:
     def forget_batches(self) -> None:
         """Give the room back. Nothing of a step may be running."""
         self._room, self._hosts = None, {}
+
+
+def packed_bytes(batches: Sequence[Batch]) -> int:
+    """What the tensors that `SmallCopies.stage` copies take beside each other."""
+    return sum(staged_size(tensor.nbytes) for tensor in _packable(batches))
+
+
+def _packable(batches: Sequence[Batch]) -> list[Tensor]:
+    """Tensors on the host without gaps."""
+    return [t for batch in batches for t in batch.values() if t.is_cpu and t.is_contiguous()]
 
 
 def _places(room: Tensor, tensors: Sequence[Tensor]) -> Iterator[Tensor]:

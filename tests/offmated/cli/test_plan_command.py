@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -145,7 +146,7 @@ def test_a_field_that_is_wrong_exits_with_2_and_its_path(shell: Shell) -> None:
         ([*CHAIN[1:], "--set", "max_length=8"], "--set does not go with offmate plan --chain --hardware."),
         (["--model", "me/none", "--hardware", "rtx9"], "There is no hardware called rtx9."),
         ([*CHAIN[1:], "--cpu-memory", "8GiB"], "--cpu-memory and --link change a machine known by its name."),
-        (["--model", "m", "--hardware", "hardware.json"], "Times of a model are estimated from the machine's"),
+        (["--model", "m", "--hardware", "hardware.json"], "Times of a model are estimated from a GPU's"),
         (
             ["--model", "me/none", "--hardware", "rtx3060", "--drive", "pcie4", "--set", "optim=adamw_8bit"],
             "--drive is for optimizer states, and states in 8 bits stay in memory.",
@@ -163,6 +164,18 @@ def test_words_that_do_not_go_together_exit_with_2(words: list[str], said: str, 
     done = shell.run("plan", *words)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(said)
+
+
+@pytest.mark.parametrize("missing", [("launch_s",), ("flops_per_s", "launch_s")])
+def test_a_model_is_asked_about_on_a_machine_whose_file_says_that_it_is_a_gpu(
+    missing: tuple[str, ...], shell: Shell
+) -> None:
+    """Kernels of a GPU need scratch that those of a CPU do not."""
+    machine = replace(HARDWARE, **{"flops_per_s": 1e12, "launch_s": 1e-3, **dict.fromkeys(missing, 0.0)})
+    (shell.folder / "hardware.json").write_text(json.dumps(to_json(machine)))
+    done = shell.run("plan", "--model", "m", "--hardware", "hardware.json")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"hardware.json has no {' and no '.join(missing)}\n" in done.stderr
 
 
 @pytest.mark.parametrize(

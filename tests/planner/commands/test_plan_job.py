@@ -213,7 +213,7 @@ def test_the_process_writes_the_plan_and_prints_it_without_its_chain(job: Job, d
     lines = process.stdout.splitlines()
     assert len(lines) == 1
     assert json.loads(lines[0]) == {name: value for name, value in written.items() if name != "chain"}
-    known = "format plan rows length chain hardware measured cached solve_s key measurement splits disk"
+    known = "format plan rows length chain hardware measured cached solve_s key measurement splits disk kernels"
     assert set(written) == set(known.split())
     assert written["format"] == 1
     plan, chain = from_json(Plan, written["plan"]), from_json(Chain, written["chain"])
@@ -317,6 +317,7 @@ def test_a_job_that_asks_for_deterministic_kernels_is_measured_in_them(
     answers = [plan_job(its, CPU, cache=own, measure=True) for its in (job, strict, job, strict)]
     assert measured == ["", "strict"]
     assert [answer.cached for answer in answers] == [False, False, True, True]
+    assert [answer.to_json()["kernels"] for answer in answers] == ["", "strict", "", "strict"]
     assert answers[0].measurement != answers[1].measurement and answers[0].key != answers[1].key
     with Kernels().taken():  # as a certificate of the job has them
         assert plan_job(job, CPU, cache=own, measure=True).key == answers[1].key

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend
 from torch.utils import deterministic
 
-from planner.errors import Exit
+from planner.errors import Exit, UserError
 from planner.measure.repeatable import (
     Kernels,
     NotRepeatableError,
@@ -78,6 +78,22 @@ def test_cublas_is_told_before_it_begins_and_what_the_user_has_told_it_stays(mon
     with Kernels().taken():
         assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
+
+
+def test_a_size_of_cublas_workspaces_that_pytorch_refuses_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":0:0")
+    with Kernels().taken():
+        pass  # where there is no card nobody reads it
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    with pytest.raises(UserError) as told, Kernels().taken():
+        pytest.fail("it was taken")
+    assert str(told.value) == (
+        "The environment has cuBLAS multiply matrices in ways that do not give the same bits each time.\n"
+        '  CUBLAS_WORKSPACE_CONFIG is ":0:0"\n'
+        "  hint: unset CUBLAS_WORKSPACE_CONFIG, or set it to :4096:8 or :16:8; start offmate again   "
+        "[cublas-workspace]"
+    )
+    assert not torch.are_deterministic_algorithms_enabled() and os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":0:0"
 
 
 def test_an_operation_without_such_a_kernel_is_refused_and_named_in_every_thread() -> None:

@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from planner.measure import machine_rates as rates
-from planner.measure.stopwatch import Stopwatch, warm_up_by
+from planner.measure.stopwatch import Stopwatch, keep_busy, warm_up, warm_up_by
+from tests.support.cuda.device import CUDA, Device
+from tests.support.cuda.memory import MIB
 
 CPU = torch.device("cpu")
 
@@ -28,6 +30,28 @@ def test_warming_up_ends_when_two_successive_times_are_alike() -> None:
 
 def test_warming_up_ends_by_its_count_where_times_never_settle() -> None:
     assert warm_up_by(Card(*[1.0, 2.0] * 50), lambda: None) == 16
+
+
+def test_a_first_call_that_loads_kernels_keeps_no_device_busy_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[int] = []
+    monkeypatch.setattr(torch._C, "_cuda_sleep", slept.append, raising=False)
+    for issued_s in (0.0, 1e-3, 1.0):
+        keep_busy(issued_s)
+    assert slept == [2_000_000, 6_000_000, 202_000_000], "cycles: 1 ms, 3 ms, 0.1 s"
+
+
+@pytest.mark.emulated
+@pytest.mark.parametrize(("room_bytes", "has_room"), [(21 * MIB, True), (3 * MIB, False)])
+def test_warming_up_has_one_product_at_a_time_and_goes_on_where_there_is_no_room(
+    room_bytes: int, has_room: bool, device: Device, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("planner.measure.stopwatch._SIDE", 1024)  # 4 MiB each, from segments of 20
+    torch.cuda.empty_cache()
+    monkeypatch.setattr(device, "total_bytes", device.total_bytes + room_bytes - device.free_bytes)
+    monkeypatch.setattr(device, "dry", True)
+    warm_up(CUDA, torch.float32)
+    told = ["device: no room to warm up by torch.float32 products of 1024 by 1024, measured as it is"]
+    assert caplog.messages == ([] if has_room else told)
 
 
 def test_what_is_updated_is_four_times_the_last_cache_within_bounds() -> None:

@@ -74,18 +74,27 @@ def _install_factories() -> None:
 
 def _install_tensor_methods(device: Device) -> None:
     _device_constructors()  # a set, made once: `with torch.device(…)` is for PyTorch's own torch.tensor, called below
-    own_tensor, own_from_tensor = torch.tensor, FakeTensorMode.from_tensor
+    own_tensor, own_empty, own_from_tensor = torch.tensor, torch.empty, FakeTensorMode.from_tensor
     data = torch._C.TensorBase.data
 
     def tensor(data: Any, *, device: Any = None, **kwargs: Any) -> Tensor:
         made = own_tensor(data, **kwargs)
         return made if device is None or torch.device(device).type != "cuda" else made.to(CUDA)
 
-    def pin_memory(tensor: Tensor, device_: Any = None) -> Tensor:
-        buffer, new = device.host.pinned(max(1, tensor.nbytes), most=device.host_bytes)
+    def pinned(nbytes: int) -> Tensor:
+        buffer, new = device.host.pinned(max(1, nbytes), most=device.host_bytes)
         if new:
             device.host_waits("cudaHostAlloc", False)
-        return buffer[: tensor.nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor)
+        return buffer[:nbytes]
+
+    def pin_memory(tensor: Tensor, device_: Any = None) -> Tensor:
+        return pinned(tensor.nbytes).view(tensor.dtype).view(tensor.shape).copy_(tensor)
+
+    def empty(*size: Any, pin_memory: bool = False, **kwargs: Any) -> Tensor:
+        if not pin_memory:
+            return own_empty(*size, **kwargs)
+        like = own_empty(*size, **kwargs, device="meta")
+        return pinned(like.nbytes).view(like.dtype).view(like.shape)
 
     def is_pinned(tensor: Tensor, device_: Any = None) -> bool:
         return tensor.is_cpu and device.host.reaches(tensor.data_ptr(), tensor.nbytes)
@@ -105,7 +114,7 @@ def _install_tensor_methods(device: Device) -> None:
         torch.utils.swap_tensors(parameter, other)
         parameter.__dict__.update(mine)
 
-    torch.tensor = tensor  # type: ignore[assignment]
+    torch.tensor, torch.empty = tensor, empty  # type: ignore[assignment]
     torch.Tensor.pin_memory = pin_memory  # type: ignore[assignment, method-assign]
     torch.Tensor.is_pinned = is_pinned  # type: ignore[assignment, method-assign]
     torch.nn.Parameter.data = property(data.__get__, set_data)  # type: ignore[assignment, attr-defined]

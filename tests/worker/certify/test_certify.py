@@ -275,6 +275,9 @@ def test_a_certificate_says_which_kernels_both_took_where_others_could_differ() 
     card = certificate(device="NVIDIA H100", kernels="deterministic ones only", decided=True)
     assert f"{only}\n" in shown(card, "3")
     assert f"{only}; the plan was measured in them\n" in shown(replace(card, decided=False), "3")
+    assert (
+        "made     now, for strict kernels: job 3 trains under a plan for faster ones, whose scratch is smaller\n"
+    ) in shown(replace(card, decided=False, other_kernels=True), "3")
     refused = Kernels(("put_",))
     text = shown(certificate(kernels=str(refused), refused=refused.refused, decided=True), "3")
     assert "kernels  deterministic ones but for put_, which has none and may differ from run to run; attention" in text

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from planner.commands.answer import Answer
 from planner.commands.plan_job import plan_job
 from planner.job.schema import Job
-from planner.measure.repeatable import Kernels
+from planner.measure.repeatable import Kernels, kernels_in_force
 from planner.run.folder import RunFolder
 from tests.support.runs import make_run
 from worker.certify.certificate import certify
@@ -47,6 +50,31 @@ def test_a_job_that_has_its_final_plan_is_certified_under_that_and_not_under_a_n
         ).decided == whole
     run.plan.write_text(json.dumps(document | {"measured": False}))
     assert not asked(job, run, tmp_path / "data").decided, "an estimate gives way to a plan made from measurements"
+
+
+def test_on_a_gpu_a_plan_for_other_kernels_gives_way_to_one_for_those_in_force(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Attention's backward needs more scratch in strict ones, for which the job's own plan has no room."""
+    made: list[str] = []
+
+    def planned(job: Job, device: torch.device, **keywords: Any) -> Answer:
+        made.append(kernels_in_force(device))
+        return replace(plan_job(job, CPU, **keywords), kernels=kernels_in_force(device))
+
+    monkeypatch.setattr("worker.certify.its_plan.plan_job", planned)
+    job, run = make_run(tmp_path, "llama", **STEP)
+    document = json.loads(run.plan.read_text()) | {"measured": True}
+    run.plan.write_text(json.dumps(document))
+    cuda = torch.device("cuda")
+    with Kernels().taken():
+        anew = its_plan(job, run, cuda, tmp_path / "data", None)
+        assert (anew.decided, anew.other_kernels, made) == (False, True, ["strict"])
+        assert anew.document["kernels"] == "strict"
+        assert asked(job, run, tmp_path / "data").decided, "on a CPU both are the same kernels"
+        run.plan.write_text(json.dumps(document | {"kernels": "strict"}))
+        assert its_plan(job, run, cuda, tmp_path / "data", None).decided, "of a job that asks for such kernels"
+    assert len(made) == 1
 
 
 def test_without_a_plan_the_data_are_counted_first_as_for_the_job(tmp_path: Path) -> None:

@@ -61,9 +61,10 @@ ALLOWED = {
     ("worker/runtime/cuda.py", "CudaInterpreter.record", "synchronize"): "when no step runs: a recording begins",
     ("worker/runtime/cuda.py", "CudaInterpreter._finish", "synchronize"): "when no step runs: drain and close",
     ("worker/runtime/registered.py", "_Registered.__del__", "synchronize"): "memory ends, or a slab grows",
-    ("worker/runtime/small_copies.py", "SmallCopies.stage", "pin_memory"): "of host tensors: a step's batches",
     ("worker/runtime/small_copies.py", "SmallCopies.stage", "copy_"): "from the host to the host",
-    ("worker/runtime/cuda.py", "CudaMachine.stage", "pin_memory"): "of host tensors; torch's pool reuses the memory",
+    ("worker/runtime/queues.py", "QueueInterpreter.__init__", "bool"): "of a list, when the program is known",
+    ("worker/runtime/registered.py", "pinned", "pin_memory"): "torch's pool reuses the memory of a step's batches",
+    ("worker/runtime/registered.py", "pinned_like", "pin_memory"): "of host tensors; torch's pool reuses the memory",
     ("worker/runtime/registered.py", "registered", "int"): "an error's number",
     ("worker/runtime/registered.py", "_Registered.__del__", "int"): "likewise",
     ("planner/out_of_memory.py", "is_out_of_memory", "bool"): "of words, after an error",
@@ -122,6 +123,8 @@ class Waits(ast.NodeVisitor):
         match node.func:
             case ast.Attribute(attr=name) if name in METHODS or (name in COPIES and not _asynchronous(node)):
                 self.found.append((".".join(self._inside), name))
+            case ast.Attribute() if any(keyword.arg == "pin_memory" for keyword in node.keywords):
+                self.found.append((".".join(self._inside), "pin_memory"))
             case ast.Name(id=name) if name in BUILTINS:
                 self.found.append((".".join(self._inside), name))
         self.generic_visit(node)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,9 @@ from tests.support.engines import data, learning_rate
 from tests.support.late_engines import Case, engine_for
 from worker.engine.engine import Engine
 from worker.runtime.host_values import HostValues
-from worker.runtime.small_copies import SmallCopies
+from worker.runtime.machine import Batch
+from worker.runtime.registered import pinned
+from worker.runtime.small_copies import SmallCopies, packed_bytes
 
 pytestmark = pytest.mark.emulated
 
@@ -76,13 +79,17 @@ def test_computing_waits_for_no_copy_that_lies_behind_weights(case: Case, link: 
         engine.close()
 
 
+def stage(small: SmallCopies, batches: Sequence[Batch], least_bytes: int) -> list[dict[Any, Tensor]]:
+    return small.stage(batches, pinned(packed_bytes(batches)), least_bytes)
+
+
 def test_batches_lie_on_the_device_as_they_were_and_the_host_knows_them(device: Device) -> None:
     device.queues.set_mood(Mood(haste=(0.0,)))
     small = SmallCopies(CUDA, device.queues.default)
     masks = torch.tensor([[True, False, True]]), torch.tensor([[True, True]])
     given = [{"ids": torch.arange(3 + k).view(1, -1), "mask": masks[k], "rate": torch.tensor(0.5)} for k in range(2)]
     gaps = torch.arange(8)[::2]
-    staged = small.stage([*given, {"gaps": gaps}], 4096)
+    staged = stage(small, [*given, {"gaps": gaps}], 4096)
     assert staged[2]["gaps"] is gaps
     for batch, found in zip(given, staged, strict=False):
         pairs = {id(there): here for there, here in small.on_host(found)}
@@ -100,7 +107,7 @@ def test_a_steps_batches_wait_for_the_readers_of_those_before(device: Device) ->
     device.queues.set_mood(Mood(haste=(0.0, 1.0)))  # computing comes late, copies at once
     small, read = SmallCopies(CUDA, device.queues.default), []
     for step in range(3):
-        (batch,) = small.stage([{"ids": torch.full((4,), step)}], 64)
+        (batch,) = stage(small, [{"ids": torch.full((4,), step)}], 64)
         read.append(batch["ids"].clone())
         small.were_read()
     assert [t.tolist() for t in read] == [[step] * 4 for step in range(3)]
