@@ -19,7 +19,7 @@ from planner.graph.lifetimes import with_areas_of
 from planner.graph.own_code import tried_on_cpu
 from planner.graph.recipes import EAGER, RECIPES, Recipe, recipe_of
 from planner.graph.result import Result
-from planner.graph.scratch import ask_allocator, let_go
+from planner.graph.scratch import ask_allocator, forget_workspaces, let_go, trials
 from planner.graph.signature import CallShape, flatten_call, mappings_of
 from planner.graph.unroll import take_turns
 
@@ -45,6 +45,7 @@ __all__ = [
     "depends_on_data",
     "find_blocks",
     "flatten_call",
+    "forget_workspaces",
     "items_for",
     "keep_device_guard",
     "label",
@@ -59,6 +60,7 @@ __all__ = [
     "run_slice",
     "take_turns",
     "trace_block",
+    "trials",
     "tried_on_cpu",
     "why_not_compilable",
     "with_areas_of",

@@ -17,7 +17,7 @@ from planner.graph.liveness import peak_bytes
 from planner.graph.nodes import Storages, is_dense, is_op, is_random, nbytes
 from planner.graph.recipes import Recipe
 from planner.graph.saved import cut, forward_nodes, savable
-from planner.graph.scratch import Scratch, estimate, scratch_of
+from planner.graph.scratch import Scratch, are_on, estimate, scratch_of, trials
 from planner.graph.tangents import Layout, layout_of
 from planner.graph.work import Work, work_of
 
@@ -28,7 +28,7 @@ class Pair(BlockCode):
     def __init__(self, joint: Joint, recipe: Recipe, rng: Rng | None = None, *, for_gpu: bool = False) -> None:
         """`rng`: the generator of the random operations; None: the default one of the joint graph's device. `for_gpu`:
         the graph was traced on the CPU and stands for a GPU's."""
-        self.joint, self.recipe, self._for_gpu = joint, recipe, for_gpu
+        self.joint, self.recipe, self._for_gpu, self._tried = joint, recipe, for_gpu, are_on()
         self.name, self.result = joint.name, joint.result
         self.n_params, self.n_buffers = len(joint.param_names), len(joint.buffer_names)
         self.primals: list[fx.Node | None] = [
@@ -119,7 +119,8 @@ class Pair(BlockCode):
         if layout == self._layout:
             return self
         if layout not in self._others:
-            other = Pair(self.joint.for_tangents(layout), self.recipe, self._rng, for_gpu=self._for_gpu)
+            with trials(self._tried):
+                other = Pair(self.joint.for_tangents(layout), self.recipe, self._rng, for_gpu=self._for_gpu)
             assert other._handed_over() == self._handed_over(), f"{self.name}: backward wants other tensors"
             self._others[layout] = other
         return self._others[layout]

@@ -5,6 +5,7 @@
 
 `+3:4096`   storage 3, of 4096 bytes, comes into being
 `~3:4096`   as many bytes at most, in any number of tensors
+`%3:4096`   storage 3 is an operation's own: its scratch (`planner.graph.scratch`)
 `-3`        the code has no more use for it, or the operation, if it is scratch
 `!1:3`      storage 3 is the gradient of the block's parameter 1, and may become the sum itself
 `?1:512`    the gradient of parameter 1 is not that: its sum takes 512 bytes of its own
@@ -80,7 +81,7 @@ class Tape:
                         yield from self._come(storage, again)
                     elif size:
                         names[number] = name = self._number()
-                        yield f"+{name}:{size}"
+                        yield f"%{name}:{size}"
                     elif number in names:
                         yield f"-{names.pop(number)}"
                 yield from (f"-{name}" for name in names.values())

@@ -3,13 +3,15 @@
 No trace shows it. The backward of fused attention has sums in fp32 and copies of what is not contiguous, a sum over
 rows one part for each multiprocessor; how much that is depends on the card, the kernel, the version of PyTorch, and on
 whether deterministic algorithms are asked for. So each operation of a GPU's code runs twice on data of its own when it
-is first seen, and the second time the allocator says what came and went.
+is first seen, and the second time the allocator says what came and went. A planner does that, inside `trials`. A
+trainer must not: its memory is full, and each of its allocations has a place.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -23,6 +25,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from planner.cpu.meter import Meter
 from planner.errors import first_line
 from planner.graph.sample import random_data
+from planner.out_of_memory import is_out_of_memory
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +33,13 @@ _NOT_TRIED = frozenset((
     torch.Tag.pointwise,  # one kernel, which needs nothing
     torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape,  # the host would wait
 ))  # fmt: skip
+# They look at what their data say, and on a GPU an assertion about data ends all use of the device by this process.
+_LOOK_AT_DATA = frozenset((
+    "masked_scatter", "masked_scatter_backward", "binary_cross_entropy", "binary_cross_entropy_backward",
+    "_assert_async", "segment_reduce", "_segment_reduce_backward",
+))  # fmt: skip
 _ON_CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+_DEVICE_ERROR = re.compile(r"CUDA (driver )?error\b")
 _ENTRIES = 100_000  # of the history of one operation
 
 
@@ -71,10 +80,11 @@ class History:
 
     def begin(self) -> None:
         """Begin to write down."""
-        if getattr(torch._C, "_cuda_isHistoryEnabled", bool)():
+        records = getattr(torch._C, "_cuda_isHistoryEnabled", None)  # a name of PyTorch's own
+        if records is not None and records():
             raise RuntimeError("somebody else records the history of the allocator")
         record: Any = torch.cuda.memory._record_memory_history
-        record("all", context=None, max_entries=_ENTRIES)
+        record("all", context=None, stacks="python", max_entries=_ENTRIES)  # stacks of C++ take symbols to load
 
     def end(self) -> list[tuple[int, int]]:
         """See `AllocationLog`."""
@@ -89,6 +99,7 @@ class History:
 
 _log: AllocationLog = History()
 _known: dict[Any, Scratch | None] = {}
+_trying = False
 
 
 def ask_allocator(its: AllocationLog) -> None:
@@ -102,10 +113,27 @@ def forget() -> None:
     _known.clear()
 
 
+@contextlib.contextmanager
+def trials(on: bool = True) -> Iterator[None]:
+    """Inside, operations are tried, or, with `on` False, not. Outside they are not."""
+    global _trying
+    before, _trying = _trying, on
+    try:
+        yield
+    finally:
+        _trying = before
+
+
+def are_on() -> bool:
+    """Whether operations are tried."""
+    return _trying
+
+
 def scratch_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Scratch | None:
     """Of a call with these arguments, whose tensors are fake, perhaps. None: it allocates its results in their order
-    and nothing else, or does not run on a GPU, or cannot be tried there; then the log says why."""
-    if not _can_be_tried(func, args, kwargs):
+    and nothing else, or does not run on a GPU, or is not tried; where that failed the log says why. Raises
+    RuntimeError where the device does not answer any more."""
+    if not _trying or not _can_be_tried(func, args, kwargs):
         return None
     args, kwargs = _without_dropout(func, args, kwargs)
     strict = torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
@@ -113,17 +141,30 @@ def scratch_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Scr
     if key not in _known:
         try:
             _known[key] = _tried(func, args, kwargs)
-        except RuntimeError as error:  # no memory for its data, or nothing that can be computed from them
+        except RuntimeError as error:
+            # An operation that refuses data which nobody will give it, or has no such kernel, needs no plan that fails:
+            # where the model calls it so, training says it. But after an error of the device's own, as an assertion in
+            # a kernel is, nothing can be measured in this process: to go on would blame something else.
+            out_of_memory = is_out_of_memory(error)
+            if not out_of_memory and _DEVICE_ERROR.match(first_line(error)):
+                raise
             log.info("device: what %s allocates for itself is not known: %s", func, first_line(error))
+            if out_of_memory:  # perhaps there is more room next time
+                return None
             _known[key] = None
     return _known[key]
 
 
 def let_go() -> None:
     """Give back what trying operations has left on the GPU."""
+    forget_workspaces()
+    torch.cuda.empty_cache()
+
+
+def forget_workspaces() -> None:
+    """Free cuBLAS's workspaces: each thread has its own, and PyTorch keeps them when threads end."""
     if (clear := getattr(torch._C, "_cuda_clearCublasWorkspaces", None)) is not None:  # a name of PyTorch's own
         clear()
-    torch.cuda.empty_cache()
 
 
 class ScratchMeter(Meter):
@@ -161,7 +202,8 @@ class ScratchMeter(Meter):
 def estimate(func: Any, args: Sequence[Any]) -> Scratch | None:
     """What a GPU would allocate for itself where a trace on the CPU has a call of `func`: known of attention's backward
     alone. There it would be flash's, with dq in fp32, in rows and columns as its blocks have them, and dk and dv of all
-    heads where heads are grouped. That of fp32 numbers needs about as much."""
+    heads where heads are grouped. That of fp32 numbers needs about as much. Under deterministic algorithms flash has
+    several dq, as many as it takes to occupy the multiprocessors, whose number no preset has: then this is too low."""
     if func is not _ON_CPU:
         return None
     query, key = args[1:3]
@@ -181,6 +223,8 @@ def _up(size: int, unit: int) -> int:
 def _can_be_tried(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Whether it computes, on a GPU alone, from nothing but what its arguments say."""
     if not isinstance(func, OpOverload) or func.namespace != "aten" or func.is_view or _NOT_TRIED & set(func.tags):
+        return False
+    if func._schema.name.removeprefix("aten::").rstrip("_") in _LOOK_AT_DATA:
         return False
     if torch.Tag.nondeterministic_seeded in func.tags and "attention" not in func._schema.name:
         return False  # what draws looks at its data first, which have to be probabilities
@@ -233,6 +277,7 @@ def _tried(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
             found = func(*its, **named)
         finally:
             events = _log.end()
+        torch.cuda.synchronize()  # so that what a kernel says comes here
         starts = [leaf.untyped_storage().data_ptr() if isinstance(leaf, Tensor) else 0 for leaf in tree_leaves(found)]
     return _read(events, starts)
 

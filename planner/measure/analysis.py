@@ -27,6 +27,7 @@ from planner.graph import (
     make_pairs,
     recipes_on_front,
     refuse_autocast,
+    trials,
 )
 from planner.graph import chunk_rows as rows_of_a_chunk
 from planner.job.schema import Job
@@ -228,6 +229,7 @@ def analyse(job: Job, device: torch.device, *, arranged: bool = False, for_gpu: 
     return analysis
 
 
+@trials()
 def analyse_model(
     model: nn.Module, batch: Mapping[str, torch.Tensor], *, device: torch.device, chunk_rows: int = 0,
     arranged: bool = False, rounded: Collection[str] = (), matrices: Collection[str] = (), for_gpu: bool = False,

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationMixin
 
+from planner.cpu.meter import Meter
 from planner.graph import BlockNames, EagerPair, flatten_call, mappings_of
 from planner.graph.fake import FAKE_TYPES, FakeMode, fake_weights
-from planner.graph.scratch import ScratchMeter
 from planner.measure.encoder_decoder import has_pairs
 from planner.measure.frame_bytes import frame_alone
 from planner.schedule.forward_program import ForwardBytes
@@ -40,7 +40,7 @@ def measure_forward(
     anywhere, on meta too. `tensors`: what the caller has on the host or counts elsewhere. `prepare` may call the model
     as well; what it leaves counts, what it needs does not. `eager`: names of blocks whose code looks at data, which are
     tried on random data. Raises UserError."""
-    mode, meter = FakeMode(), ScratchMeter(device.type, counted=FAKE_TYPES)
+    mode, meter = FakeMode(), Meter(device.type, counted=FAKE_TYPES)
     held: list[int] = []
     peaks: list[int] = []
 

@@ -146,7 +146,7 @@ class _Log(ScratchMeter):
 
     def come(self, size: int) -> int:
         super().come(size)
-        self.write(f"+{self._count}:{size}")
+        self.write(f"%{self._count}:{size}")
         self._count += 1
         return self._count - 1
 

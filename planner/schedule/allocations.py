@@ -22,12 +22,14 @@ _INDEX_BYTES = 8
 @dataclass(frozen=True, slots=True)
 class Event:
     """Tensor `number` comes into being with `bytes`; with 0 bytes it goes. `most`: with fewer, perhaps, or as several
-    that have no more together. `sum_of`: it is a copy of this weight's first gradient, to which others are added."""
+    that have no more together. `own`: an operation's alone, its scratch. `sum_of`: it is a copy of this weight's first
+    gradient, to which others are added."""
 
     number: int
     bytes: int
     most: bool = False
     sum_of: str = ""
+    own: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +116,12 @@ class _Host:
         yield from self.events
         self.events.clear()
 
-    def _new(self, size: int, *, most: bool = False, sum_of: str = "") -> int:
+    def _new(self, size: int, *, most: bool = False, sum_of: str = "", own: bool = False) -> int:
         number = self.count
         self.count += 1
         self.sizes[number], self.holders[number] = size, 1
         if size:
-            self.events.append(Event(number, size, most, sum_of))
+            self.events.append(Event(number, size, most, sum_of, own))
         return number
 
     def _release(self, number: int) -> None:
@@ -175,8 +177,8 @@ class _Host:
             frame.clear()
         for kind, what, of in _events(self.chain.frame_lifetimes[self.stages[f"{direction}{block}"]]):
             match kind:
-                case "+":
-                    frame[what] = self._new(int(of))
+                case "+" | "%":
+                    frame[what] = self._new(int(of), own=kind == "%")
                 case "-":
                     if what in frame:
                         self._release(frame.pop(what))
@@ -203,8 +205,8 @@ class _Host:
         saved: Sequence[str] = ()
         for kind, what, of in _events(its.forward):
             match kind:
-                case "+" | "~":
-                    names[what] = self._new(int(of), most=kind == "~")
+                case "+" | "~" | "%":
+                    names[what] = self._new(int(of), most=kind == "~", own=kind == "%")
                 case "-":
                     self._release(names.pop(what))
                 case "=":
@@ -247,8 +249,8 @@ class _Host:
                 names[f"t{j}"] = self._hold(frame[name])
         for kind, what, of in _events(call.lifetimes.backward):
             match kind:
-                case "+" | "~":
-                    names[what] = self._new(int(of), most=kind == "~")
+                case "+" | "~" | "%":
+                    names[what] = self._new(int(of), most=kind == "~", own=kind == "%")
                 case "-":
                     self._release(names.pop(what))
                 case "!":

@@ -49,11 +49,13 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a tensor of `bytes` lies: `offset` bytes from the beginning. `most`: one of as many at most, or several."""
+    """Where a tensor of `bytes` lies: `offset` bytes from the beginning. `most`: one of as many at most, or several.
+    `own`: for what an operation allocates for itself."""
 
     bytes: int
     offset: int
     most: bool = False
+    own: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

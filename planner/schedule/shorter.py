@@ -3,13 +3,14 @@
 A plan's places are for slices of the largest shape. Code for a shorter one is traced anew, and nearly always does the
 same with smaller tensors: then each lies where the larger one would. Where it does something else, as beyond no window
 a mask is needed, what outlives its turn lies where a tensor would that stays as long, and what the turn makes and lets
-go of lies in what the turn's own places leave. So a short slice takes no memory but that of the long one in its stead,
-whatever the other slices of the step are.
+go of lies in what the turn's own places leave. What kernels allocate for themselves nobody has found out for a shorter
+slice; it is hardly ever more, and lies where that of the longest does. So a short slice takes no memory but that of the
+long one in its stead, whatever the other slices of the step are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.schedule.allocations import Allocations, Event, allocations
@@ -31,6 +32,7 @@ class _Life:
     number: int
     bytes: int
     most: bool
+    own: bool
     born: int
     until: int
     died: int
@@ -57,21 +59,46 @@ def places_of_shorter(
         given = iter(arrangement.steps.get(key_of(op, program.rounds), ()))
         places = [next(given) if life.bytes > arrangement.small_bytes else None for life in its]
         leaving = [(*there[n], -1, event) for n, event in _leaving(found.steps[at][1], lives) if n in there]
-        chosen = places
-        if not _alike(its, lives) or (moved and _clash(at, lives, places, leaving)):
+        own = [(life.bytes, place) for life, place in zip(its, places, strict=True) if life.own]
+        order = [life.own for life in its]
+        places = [place for life, place in zip(its, places, strict=True) if not life.own]
+        its, lives = ([life for life in some if not life.own] for some in (its, lives))
+        chosen, alike = places, _alike(its, lives)
+        if not alike or (moved and _clash(at, lives, places, leaving)):
             chosen, moved = _chosen(at, its, places, lives, leaving), True
         for life, place in zip(lives, chosen, strict=True):
             if place is not None:
                 there[life.number] = place.offset, place.offset + grains(life.bytes)
-        steps.setdefault(
-            key_of(op, program.rounds),
-            tuple(
-                place if place is not None and place.most
-                else Place(bytes=grains(life.bytes), offset=LOOSE if place is None else place.offset)
-                for life, place in zip(lives, chosen, strict=True)
-            ),
-        )  # fmt: skip
+        found_places = [
+            place if place is not None and place.most
+            else Place(bytes=grains(life.bytes), offset=LOOSE if place is None else place.offset)
+            for life, place in zip(lives, chosen, strict=True)
+        ]  # fmt: skip
+        sizes = {one.bytes: other.bytes for one, other in zip(its, lives, strict=True)} if alike else {}
+        steps.setdefault(key_of(op, program.rounds), _with_own(found_places, order if alike else [], own, sizes))
     return steps
+
+
+def _with_own(
+    places: Sequence[Place], order: Sequence[bool], own: Sequence[tuple[int, Place | None]], sizes: Mapping[int, int]
+) -> tuple[Place, ...]:  # fmt: skip
+    """With the places of what the longest slice's operations have for themselves, which are for anything of no more
+    bytes. Lest it take the place of a tensor, that of the size which is most likely has its turn in the `order`, too.
+    `sizes`: those of the longest slice's tensors -> the shorter's. What is as large as one of those in the longest
+    slice, as a copy is, will be so here; else its size may come from the card or from whole blocks, and is the same."""
+    found: list[Place] = []
+    rest, its = iter(places), iter(own)
+    for is_own in order:
+        if not is_own:
+            found.append(next(rest))
+            continue
+        size, place = next(its)
+        if place is not None:
+            found.append(Place(bytes=grains(sizes.get(size, size)), offset=place.offset, own=True))
+    common = (
+        Place(bytes=place.bytes, offset=place.offset, most=True, own=True) for _, place in own if place is not None
+    )
+    return (*found, *rest, *common)
 
 
 def _lives(found: Allocations) -> Iterator[list[_Life]]:
@@ -81,7 +108,7 @@ def _lives(found: Allocations) -> Iterator[list[_Life]]:
         ends |= {event.number: (at, n) for n, event in enumerate(events) if not event.bytes}
     for _, events in found.steps:
         yield [
-            _Life(e.number, e.bytes, e.most, n, *ends.get(e.number, (len(found.steps), 0)))
+            _Life(e.number, e.bytes, e.most, e.own, n, *ends.get(e.number, (len(found.steps), 0)))
             for n, e in enumerate(events)
             if e.bytes
         ]

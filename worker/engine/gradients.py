@@ -87,12 +87,14 @@ class Gradients:
             self._items[f"g:{name}"] = [torch.zeros_like(self._items[f"w:{name}"][0])]
 
     def _take_up(self, name: str, k: int, gradient: Tensor) -> None:
-        """Add the first block's gradient and what slice `k` has aside, in chunks that need little memory."""
+        """Add the first block's gradient and what slice `k` has aside, in chunks that need little memory. No row comes
+        twice, so there is no order of adding. (Under deterministic algorithms `index_add_` does the same on CUDA, with
+        a copy of what is added.)"""
         total, (rows, aside) = self._items[f"g:{name}"][0], self._aside.pop((name, k))
         for start in range(0, len(rows), ROWS_AT_ONCE):
             chunk = slice(start, start + ROWS_AT_ONCE)
             part = gradient.index_select(0, rows[chunk])
-            total.index_add_(0, rows[chunk], part if aside is None else aside[chunk].add_(part))
+            total.index_put_((rows[chunk],), part if aside is None else aside[chunk].add_(part), accumulate=True)
             del part  # before there is another
 
     def of(self, name: str) -> Tensor | None:

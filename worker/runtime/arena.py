@@ -266,7 +266,10 @@ class PlannedMemory:
         else:
             steps = places_of_shorter(self._program, self._chain, self._arrangement, shorter)
             self._shorter[shape] = {key: _as_c(steps[key]) for key in self._planned}
-            self._sums[shape] = _sums(self._program, shorter, 0)
+            self._sums[shape] = {
+                key: {weight: _others(steps[key])[number] for weight, number in its.items()}
+                for key, its in _sums(self._program, shorter, 0).items()
+            }
 
     def slices(self, shapes: Sequence[Shape]) -> None:
         """The step to come has slices of these shapes, which are known, round by round."""
@@ -290,6 +293,11 @@ def _sums(program: Program, chain: Chain, least: int) -> dict[str, dict[str, int
         }
         for op, events in allocations(few_rounds(program), chain).steps
     }
+
+
+def _others(places: Sequence[Place]) -> list[int]:
+    """The numbers of those that are for tensors which the code makes."""
+    return [number for number, place in enumerate(places) if not place.own]
 
 
 def slice_of(op: Op, slices: int) -> int | None:

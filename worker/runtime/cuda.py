@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from planner.graph import forget_workspaces
 from planner.out_of_memory import as_one_error
 from planner.schedule.chain import Chain
 from planner.schedule.compile import Op, OpKind, Program, Queue
@@ -163,12 +164,9 @@ class CudaMachine:
             self._arena.own_code(on)
 
     def forget_threads(self) -> None:
-        """Free cuBLAS's workspaces: each thread has its own, and PyTorch keeps them when threads end. What still runs
-        on the device comes before whoever gets their memory next."""
-        clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
-        if clear is not None:  # a name of PyTorch's own, which a later one may not have
-            clear()
-            self._cold = True
+        """Free cuBLAS's workspaces. What still runs on the device comes before whoever gets their memory next."""
+        forget_workspaces()
+        self._cold = True
 
     def stop_metering(self) -> None:
         """The allocator counts anyway."""

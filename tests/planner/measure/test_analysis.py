@@ -348,7 +348,7 @@ def test_where_the_cpu_stands_for_a_gpu_attentions_backward_needs_what_it_would_
     fp32 = 4 * rows * heads * 256  # of each column, in rows as its blocks have them
     all_heads = rows * heads * length * width * dtype.itemsize
     mine, its = (next(one.backward for one in a.lifetimes if one.option == "recompute") for a in (here, there))
-    scratch = rf" [+](\d+):{fp32} [+](\d+):{32 * fp32} [+](\d+):{all_heads} [+](\d+):{all_heads} -\1 -\2 -\3 -\4 "
+    scratch = rf" %(\d+):{fp32} %(\d+):{32 * fp32} %(\d+):{all_heads} %(\d+):{all_heads} -\1 -\2 -\3 -\4 "
     assert re.search(scratch, its)
     assert len(its.split()) == len(mine.split()) + 8
     peaks = [[p.backward_peak[False] for by in a.pairs.values() for p in by.values()] for a in (here, there)]

@@ -91,12 +91,18 @@ def _of_embedding_backward(grad: Tensor, ids: Tensor, *_: Any) -> Sizes:
     return [], [8 * count, 8 * count, 4 * (count + count // 10) * grad.shape[-1]] if count > 3072 else []
 
 
+def _of_index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, **_: Any) -> Sizes:
+    """A copy of what is added, to multiply it, where only one order of adding is allowed."""
+    return [source.nbytes] if torch.are_deterministic_algorithms_enabled() else [], []
+
+
 def _up(size: int, unit: int) -> int:
     return -(-size // unit) * unit
 
 
 _TABLE: Mapping[Any, Callable[..., Sizes]] = {
     _FLASH_BACKWARD: _of_flash_backward,
+    aten.index_add_.default: _of_index_add,
     aten.sum.dim_IntList: _of_sum,
     aten.embedding_dense_backward.default: _of_embedding_backward,
 }

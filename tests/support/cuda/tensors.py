@@ -219,7 +219,11 @@ def _widely(func: OpOverload) -> Callable[..., Any]:
 def _change(
     func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], kernel: Callable[..., Any] | None = None
 ) -> Any:
+    inner = [device.storage(size) for size in SCRATCH(func, args)[0]] if device.scratch else []
     issue(kernel or func, args, kwargs, None)
+    if inner:
+        inner.clear()
+        device.reap()
     schema = func._schema
     given = {a.name: args[i] if i < len(args) else kwargs.get(a.name) for i, a in enumerate(schema.arguments)}
     written = {frozenset(a.alias_info.before_set): given[a.name] for a in schema.arguments if a.alias_info is not None}
