@@ -282,8 +282,13 @@ def test_a_plan_that_does_not_know_it_takes_more_than_it_says(device: Device) ->
 
 
 @pytest.mark.slow
-def test_slices_of_other_lengths_have_places_for_it_too(device: Device) -> None:
-    plan, chain = planned("mixed")
-    counts = counts_of(device, plan, chain, LENGTHS)
+@pytest.mark.parametrize(("kind", "strict"), [("mixed", False), ("recompute", True)])
+def test_slices_of_other_lengths_have_places_for_it_too(device: Device, kind: str, strict: bool) -> None:
+    torch.use_deterministic_algorithms(strict)
+    try:
+        plan, chain = planned(kind)
+        counts = counts_of(device, plan, chain, LENGTHS)
+    finally:
+        torch.use_deterministic_algorithms(False)
     assert counts.strays == 0
     assert counts.most_reserved <= plan.gpu_peak_bytes
