@@ -27,6 +27,7 @@ trap - EXIT
 
 echo
 echo "The model folder is $model"
+echo "The job is in a state folder of its own: OFFMATE_HOME=$OFFMATE_HOME offmate up, then offmate show 1"
 echo "It writes on from 'The statement':"
 echo
 python examples/sample.py "$model"

@@ -15,8 +15,6 @@ ELSEWHERE = {
     # what goes in and comes out of an operation: modes that look at operations have no public helper for either
     "planner/cpu/meter.py": {"torch.utils._python_dispatch", "torch.utils._pytree"},
     "worker/runtime/host_values.py": {"torch.utils._pytree"},
-    # cuBLAS's workspaces, one a thread, are let go of by no public name
-    "worker/runtime/cuda.py": {"torch._C"},
     # a kernel that only takes time, behind which more can be issued than the device has done
     "planner/measure/stopwatch.py": {"torch._C"},
     # modes that look at the frame's operations are to look at no block
