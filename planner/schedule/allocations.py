@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from planner.schedule.chain import Chain, Lifetimes, Tensor
 from planner.schedule.compile import Op, OpKind, Program, Queue
-from planner.schedule.peak_moments import ROWS_AT_ONCE, Rows, scratch_bytes, staged_bytes, tied_rows
+from planner.schedule.peak_moments import ROWS_AT_ONCE, Rows, lasting_bytes, scratch_bytes, tied_rows
 from planner.schedule.plan import Direction, stage_order
 
 _INDEX_BYTES = 8
@@ -48,9 +48,7 @@ def allocations(program: Program, chain: Chain) -> Allocations:
     standing = {item: tuple(Event(n, host.sizes[n]) for n in numbers) for item, numbers in host.items.items()}
     steps = tuple((op, tuple(host.perform(op))) for op in program.ops if op.queue is Queue.COMPUTE)
     frame = sum(t.bytes + t.state_bytes for t in chain.frame_tensors)
-    others = chain.frame_bytes + staged_bytes(chain, program.slices, program.rounds) - frame
-    if program.slices > 1:  # each has a thread, beside the one that runs backward
-        others += program.slices * chain.thread_bytes
+    others = lasting_bytes(chain, program.slices, program.rounds) - frame
     return Allocations(standing, others, steps)
 
 

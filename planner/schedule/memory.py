@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 from planner.schedule.chain import Chain, Option, Tensor
 from planner.schedule.compile import Op, OpKind, Program, Queue
 from planner.schedule.operations import ACTIVATION_SLOTS, GRADIENT_SLOTS, SLOTS, STATE_SLOTS
-from planner.schedule.peak_moments import LOSS_BYTES, NORM_BYTES, scratch_bytes, staged_bytes, tied_rows
+from planner.schedule.peak_moments import LOSS_BYTES, NORM_BYTES, lasting_bytes, scratch_bytes, tied_rows
 from planner.schedule.plan import Direction, Plan, stage_order
 from planner.schedule.state_pieces import PAGE, whole_pages
 
@@ -113,7 +113,7 @@ class _Walk:
         self.by_sort = dict.fromkeys(("w", "g", "rows", "s", "saved", "a"), 0)
         for item in program.resident:
             self._add(item, self.tensors[item[2:]].item_bytes(item[0]))
-        self.frame = chain.frame_bytes + staged_bytes(chain, program.slices, program.rounds)
+        self.frame = lasting_bytes(chain, program.slices, program.rounds)
         self.frame_names = frozenset(t.name for t in chain.frame_tensors)
         self.others = self.waiting = 0  # held by slices between blocks: beside the last turn, and after it
 

@@ -115,6 +115,13 @@ def staged_bytes(chain: Chain, slices: int, rounds: int) -> int:
     return rounds * (slices * chain.staged_bytes + index)
 
 
+def lasting_bytes(chain: Chain, slices: int, rounds: int) -> int:
+    """What is on the device from a step's start to its end: the frame, what is staged, and where a round has several
+    slices what matrix products keep for each slice's thread, which is beside the one that runs backward."""
+    threads = slices if slices > 1 else 0
+    return chain.frame_bytes + staged_bytes(chain, slices, rounds) + threads * chain.thread_bytes
+
+
 def staged_size(size: int) -> int:
     """What a tensor of `size` bytes takes among what is staged: the next one may be of any dtype."""
     return -(-size // _WORD_BYTES) * _WORD_BYTES
@@ -124,7 +131,7 @@ def standing_bytes(chain: Chain, slices: int, clip: bool, rounds: int = 1) -> li
     """Per stage: the frame, norms, losses of rounds before, and gradients of tied tensors and the frame's from the
     stage after the one that made them on, to their last use; in rounds in all stages but the one that adds to them."""
     last, rows = len(chain.blocks) - 1, tied_rows(chain, slices, rounds, begun=rounds > 1)
-    fixed = chain.frame_bytes + staged_bytes(chain, slices, rounds)
+    fixed = lasting_bytes(chain, slices, rounds)
     bytes_at = [fixed + (rounds - 1) * slices * LOSS_BYTES] * (2 * last + 1)
     for index, block in enumerate(chain.blocks):
         made = 2 * last - index

@@ -64,10 +64,12 @@ def _arranged(step: Setting, time_limit_s: float, gap: float) -> Plan | None:
         if plan is None:
             break
         cut_short |= plan.cut_short
+        its_bytes = plan.gpu_peak_bytes
         plan = replace(with_places(plan, step.chain), gpu_budget_bytes=budget_bytes, cut_short=cut_short)
         if plan.gpu_peak_bytes <= budget_bytes:
             return plan
-        use_bytes = use_bytes * budget_bytes // plan.gpu_peak_bytes - budget_bytes // _LOST // 4
+        lost_bytes = plan.gpu_peak_bytes - its_bytes
+        use_bytes = budget_bytes - lost_bytes - budget_bytes // _LOST // 4
     frugal_way = _most_frugal(step)
     if frugal_way is None or device_bytes(*frugal_way) > budget_bytes:
         return None

@@ -22,6 +22,7 @@ from planner.search.make_plan import TIME_LIMIT_S, in_rounds
 from planner.search.problem import Problem
 from tests.support.chains import HARDWARE, chain
 from tests.support.engine_plans import adamw, chain_of
+from tests.support.llama import GB, RTX_3060
 from tests.support.plain_engine import PlainEngine
 from tests.support.tiny_models import batch_of, make_model
 from worker.engine.engine import Engine
@@ -135,3 +136,22 @@ def test_a_budget_below_that_of_one_round_gives_the_numbers_of_plain_accumulatio
             assert all(torch.equal(t, wanted[weight][key]) for key, t in parts.items()), weight
     finally:
         engine.close()
+
+
+def test_workspaces_of_the_slices_threads_are_counted_before_there_are_places() -> None:
+    """Slices that go through a block together have a thread and a workspace each, as 33 MiB on an H100: in a budget
+    with too little room for them the plan has more rounds, and not the most frugal schedule."""
+    workspace, slices = 32 * 2**20, 2
+    chain = chain_of(make_model("llama", torch.float32), arranged=True)
+    chain = replace(chain, frame_bytes=chain.frame_bytes + workspace, thread_bytes=workspace)
+    slow = replace(RTX_3060, h2d_bytes_per_s=1e5, d2h_bytes_per_s=1e5)  # layers take a second
+    plans = [
+        Problem(
+            chain=chain, hardware=slow, gpu_budget_bytes=budget_bytes, cpu_budget_bytes=GB, slices=slices,
+            clip=False,
+        ).plan()
+        for budget_bytes in (16 * workspace, (slices + 1) * workspace)
+    ]  # fmt: skip
+    assert plans[1].rounds == slices
+    assert plans[1].step_s <= 1.02 * plans[0].step_s
+    assert plans[1].gpu_peak_bytes <= plans[1].gpu_budget_bytes
