@@ -14,6 +14,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from planner.cpu.in_place_sums import adds_in_place
+
 
 class Meter:
     """Counts the bytes of every storage that an operation returned while a `watch()` was on, until the storage dies.
@@ -107,6 +109,8 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
+        if adds_in_place(func, args, kwargs):
+            return torch.ops.aten.add_.Tensor(*args)
         result = func(*args, **(kwargs or {}))
         self.meter.returned(func, args, kwargs or {}, result)
         return result

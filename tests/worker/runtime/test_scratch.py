@@ -40,7 +40,8 @@ pytestmark = pytest.mark.emulated
 
 STEPS = 3
 aten = torch.ops.aten
-make = functools.partial(make_model, "llama", torch.bfloat16, width=128, dropout=0.0)
+NARROW = torch.bfloat16
+make = functools.partial(make_model, "llama", width=128, dropout=0.0)
 
 
 @pytest.fixture(autouse=True)
@@ -218,11 +219,13 @@ def of_lengths(step: int, lengths: tuple[int, ...]) -> tuple[list[dict[str, Tens
 LENGTHS = [(64, 64), (64, 64), (64, 64), (16, 64), (64, 32), (16, 16), (64, 64)]
 
 
-def counts_of(device: Device, plan: Plan, chain: Chain, lengths: list[tuple[int, ...]]) -> Counts:
+def counts_of(
+    device: Device, plan: Plan, chain: Chain, lengths: list[tuple[int, ...]], dtype: torch.dtype = NARROW
+) -> Counts:
     """Of steps with slices of these lengths, whose losses are plain PyTorch's, in a trainer: a process that has planned
     nothing."""
     scratch.forget()
-    model, plain_model = make(), make().to(CUDA)
+    model, plain_model = make(dtype), make(dtype).to(CUDA)
     settings = {"optimizer": adamw(model), "max_grad_norm": 0.5, "device": CUDA}
     plain, wanted = PlainEngine(plain_model, **settings), []
     for step, its in enumerate(lengths):
@@ -243,8 +246,8 @@ def counts_of(device: Device, plan: Plan, chain: Chain, lengths: list[tuple[int,
             engine.close()
 
 
-def planned(kind: str) -> tuple[Plan, Chain]:
-    chain = chain_of(make(), batch_of(length=64), device=CUDA, arranged=True)
+def planned(kind: str, dtype: torch.dtype = NARROW) -> tuple[Plan, Chain]:
+    chain = chain_of(make(dtype), batch_of(length=64), device=CUDA, arranged=True)
     return placed(PLANS[kind](chain, slices=2, clip=True), chain), chain
 
 
@@ -261,12 +264,17 @@ def live_bytes(program: Program, chain: Chain) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["mixed", "recompute", "keep"])
-def test_a_step_runs_in_the_memory_of_a_plan_that_knows_what_its_kernels_allocate(device: Device, kind: str) -> None:
-    plan, chain = planned(kind)
+@pytest.mark.parametrize(
+    ("kind", "dtype"), [("mixed", NARROW), ("recompute", NARROW), ("keep", NARROW), ("mixed", torch.float32)]
+)
+def test_a_step_runs_in_the_memory_of_a_plan_that_knows_what_its_kernels_allocate(
+    device: Device, kind: str, dtype: torch.dtype
+) -> None:
+    """In fp32 the sum that the last norm's backward ends with leaves its turn, and autograd makes it in place."""
+    plan, chain = planned(kind, dtype)
     program = compile_program(plan, chain)
     assert live_bytes(program, chain) <= gpu_peak_bytes(program, chain) <= plan.gpu_peak_bytes == plan.gpu_budget_bytes
-    counts = counts_of(device, plan, chain, LENGTHS[:STEPS])
+    counts = counts_of(device, plan, chain, LENGTHS[:STEPS], dtype)
     assert counts.strays == 0
     assert counts.most_reserved <= plan.gpu_peak_bytes
 

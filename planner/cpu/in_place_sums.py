@@ -1,0 +1,70 @@
+"""The sums of gradients that autograd makes in place, and makes elsewhere where a dispatch mode looks on.
+
+Where a tensor is used twice autograd adds the second gradient to the first, in the first one's memory if nobody else
+holds it (`InputBuffer::accumulate` in PyTorch). With a dispatch mode, or for a subclass of tensors, it always makes a
+new tensor. Whoever counts memory that way does the sum in place itself, or counts a tensor that training never has.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_ADD = torch.ops.aten.add.Tensor
+
+
+def adds_in_place(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bool:
+    """Whether a call that is being dispatched is such a sum: of two tensors alike, in a backward, the first of which
+    only autograd holds. Asked by the dispatch function itself, whose own references are counted."""
+    if func is not _ADD or kwargs or torch._C._current_graph_task_id() < 0 or torch.is_grad_enabled():
+        return False
+    first, second = args
+    return (
+        isinstance(first, Tensor) and isinstance(second, Tensor)
+        and (first.dtype, first.shape) == (second.dtype, second.shape)
+        and _has_no_gaps(first)
+        and _holders(first) == _OF_A_SUM
+    )  # fmt: skip
+
+
+def _has_no_gaps(tensor: Tensor) -> bool:
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return 1 + sum((size - 1) * stride for size, stride in steps) == tensor.numel()
+
+
+def _holders(tensor: Any) -> tuple[int, int, int]:
+    """Of the tensor in C++ and in Python, and of its memory."""
+    of_memory = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+    return tensor._use_count(), sys.getrefcount(tensor), of_memory
+
+
+class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.holders: tuple[int, int, int] | None = None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _ADD:
+            first, _ = args
+            self.holders = _holders(first)
+        return func(*args, **(kwargs or {}))
+
+
+def _holders_of_a_sum() -> tuple[int, int, int] | None:
+    x = torch.ones(1, requires_grad=True)
+    y = x * 1.0
+    z = y.exp() + y.sin()  # outside: only the sum of gradients is counted
+    with _Counter() as counter:
+        torch.autograd.grad(z, x)
+    found: tuple[int, int, int] | None = counter.holders
+    return found
+
+
+_OF_A_SUM = _holders_of_a_sum()
+"""Holders of the first gradient in a sum that autograd makes in place: more than one, by this version of PyTorch and
+the way through Python. Found by making such a sum, where nothing is dispatched yet."""
