@@ -30,6 +30,7 @@ from worker.runtime.arena import Counts, arena, take_over
 STEPS = 3
 WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMalloc", "cudaFree")
 _STEP = "a step is issued"
+_ITEM = re.compile(r"[wsg]:")  # in the name of what is issued, which has weights' names
 
 
 def engine(folder: Path, about: str) -> Json:
@@ -170,13 +171,14 @@ def _trace(engine: Engine, work: Work, device: torch.device) -> Json:
     events = list(profile.events() or ())
     steps = [event.time_range for event in events if event.name == _STEP]
     inside = [e.name for e in events if any(s.start <= e.time_range.start < s.end for s in steps)]
-    names = sorted({e.name for e in events if re.search("attention|flash|fmha", e.name, re.IGNORECASE)})
+    names = sorted({e.name for e in events if re.search("attention|flash|fmha", e.name) and not _ITEM.search(e.name)})
     return {"calls": {name: inside.count(name) for name in WAITS}, "attention": [*names]}
 
 
 def issue(engine: Engine | PlainEngine, work: Work, step: int) -> Sequence[Tensor]:
     seeds = [1000 * step + k for k in range(work.slices)]
-    result = engine.step(work.batches(), seeds=seeds, learning_rate=RATE, num_items_in_batch=work.items)
+    items = torch.tensor(work.items)  # a device multiplies by a number's inverse, and divides by a tensor
+    result = engine.step(work.batches(), seeds=seeds, learning_rate=RATE, num_items_in_batch=items)
     return [*result.losses, *([] if result.grad_norm is None else [result.grad_norm])]
 
 
