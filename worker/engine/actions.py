@@ -39,6 +39,12 @@ class Actions:
         with label(op.name):
             self._do(op, values)
 
+    def only_copies(self, op: Op) -> bool:
+        """Whether `op` is a copy between the device and memory of the host that the device reaches by itself."""
+        if op.kind not in (OpKind.FETCH, OpKind.SEND) or op.slot is not None:  # a slot is read or written beside
+            return False
+        return not (self._host.is_mapped(op.subject) or self._host.is_wholly_on_disk(op.subject[2:]))
+
     def _do(self, op: Op, values: StepValues) -> None:
         match op.kind:
             case OpKind.ALLOC:

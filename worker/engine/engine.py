@@ -99,7 +99,9 @@ class Engine:
     def _open(self) -> None:
         self._closed = self._warm = False
         self._cap()
-        self._interpreter: Interpreter = self._machine.interpreter(self._program, self._actions.perform)
+        self._interpreter: Interpreter = self._machine.interpreter(
+            self._program, self._actions.perform, self._actions.only_copies
+        )
         self._cursor = Cursor(self._program, self._interpreter, self._memory.expect)
         self._rounds.open(self._cursor)
 

@@ -18,7 +18,7 @@ from planner.graph import keep_device_guard
 from planner.schedule.chain import Chain
 from planner.schedule.compile import Op, Program, Queue
 from worker.runtime.arena import Memory, NoPlaces
-from worker.runtime.interpreter import Perform
+from worker.runtime.interpreter import OnlyCopies, Perform
 from worker.runtime.machine import Batch, RandomState
 from worker.runtime.queues import QueueInterpreter
 from worker.runtime.recording import now
@@ -35,7 +35,7 @@ class CpuMachine:
         cpu_kernel()  # chosen now: in a step, its trial would count as device memory
         keep_device_guard()  # now: slices trace in threads of their own
 
-    def interpreter(self, program: Program, perform: Perform) -> CpuInterpreter:
+    def interpreter(self, program: Program, perform: Perform, only_copies: OnlyCopies) -> CpuInterpreter:
         """Queues for `program`."""
         return CpuInterpreter(program, perform)
 

@@ -30,7 +30,7 @@ from planner.schedule.compile import Op, OpKind, Program, Queue
 from planner.schedule.places import Spans
 from worker.runtime.arena import Memory, NoPlaces, PlannedMemory, arena
 from worker.runtime.host_values import HostValues
-from worker.runtime.interpreter import Perform
+from worker.runtime.interpreter import OnlyCopies, Perform
 from worker.runtime.machine import Batch, RandomState
 from worker.runtime.queues import QueueInterpreter
 from worker.runtime.recording import Recording, now
@@ -60,9 +60,9 @@ class CudaMachine:
         self._arena, self._placed, self._cold = arena(), False, True
         self._outside_bytes = self._bytes_outside()
 
-    def interpreter(self, program: Program, perform: Perform) -> CudaInterpreter:
+    def interpreter(self, program: Program, perform: Perform, only_copies: OnlyCopies) -> CudaInterpreter:
         """Queues for `program` on this device."""
-        return CudaInterpreter(program, perform, self)
+        return CudaInterpreter(program, perform, only_copies, self)
 
     @contextlib.contextmanager
     def computing(self) -> Iterator[None]:
@@ -235,8 +235,9 @@ def tensor_bytes(allocator_bytes: int) -> int:
 class CudaInterpreter(QueueInterpreter):
     """Issues operations to streams."""
 
-    def __init__(self, program: Program, perform: Perform, machine: CudaMachine) -> None:
+    def __init__(self, program: Program, perform: Perform, only_copies: OnlyCopies, machine: CudaMachine) -> None:
         self._perform, self._machine, self._threads = perform, machine, torch.get_num_threads()
+        self._only_copies = only_copies
         self._streams = {
             Queue.COMPUTE: machine.stream,
             Queue.H2D: torch.cuda.Stream(machine.device),  # type: ignore[no-untyped-call]
@@ -269,6 +270,18 @@ class CudaInterpreter(QueueInterpreter):
             self._do(op, values, stream)
         if stream is not None:
             self.done(op)
+
+    def never_waits(self, op: Op) -> bool:
+        """Copies that go to a stream."""
+        return op.queue in self._streams and self._only_copies(op)
+
+    def run_here(self, op: Op, values: StepValues | None) -> None:
+        """`run`, in the thread that computes, which goes back to the computing stream."""
+        torch.cuda.set_stream(self._streams[op.queue])
+        try:
+            self.run(op, values)
+        finally:
+            torch.cuda.set_stream(self._machine.stream)
 
     def _do(self, op: Op, values: StepValues, stream: torch.cuda.Stream | None) -> None:
         """`op` itself: on its stream, which is its thread's current one, or on the host."""

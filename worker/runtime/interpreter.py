@@ -17,6 +17,9 @@ from worker.runtime.step_values import StepValues
 Perform = Callable[[Op, StepValues], None]
 """Does one operation, or on a stream issues it. The caller has switched autograd off."""
 
+OnlyCopies = Callable[[Op], bool]
+"""Whether an operation is a copy between the device and memory of the host that the device reaches by itself."""
+
 
 class Interpreter(Protocol):
     """Runs operations on queues. Methods are called by the one thread that has the right to compute.

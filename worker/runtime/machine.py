@@ -14,7 +14,7 @@ from planner.schedule.compile import Program
 from worker.runtime.arena import Memory
 
 if TYPE_CHECKING:  # what is made of a machine is not needed to make one
-    from worker.runtime.interpreter import Interpreter, Perform
+    from worker.runtime.interpreter import Interpreter, OnlyCopies, Perform
 
 RandomState = tuple[Tensor, ...]
 Batch = Mapping[Any, Tensor]
@@ -26,7 +26,7 @@ class Machine(Protocol):
 
     device: torch.device
 
-    def interpreter(self, program: Program, perform: Perform) -> Interpreter:
+    def interpreter(self, program: Program, perform: Perform, only_copies: OnlyCopies) -> Interpreter:
         """Queues for `program`, each of whose operations but RUN is done by `perform`."""
 
     def memory(self, program: Program, chain: Chain, offsets: Sequence[int]) -> Memory:

@@ -26,7 +26,7 @@ class Tickets:
         self._wanted: tuple[tuple[Queue, int], ...] = ()  # what is waited for
 
     def advance(self, queue: Queue) -> None:
-        """The next operation of `queue` is done. Called by that queue's thread alone."""
+        """The next operation of `queue` is done. Called by the one thread that does it."""
         self.done[queue] = done = self.done[queue] + 1
         for other, number in self._wanted:  # whoever waits has said so before it looked
             if other is queue and number <= done:
@@ -113,10 +113,14 @@ class _QueueThread:
     def _run_job(self, op: Op, values: StepValues | None, numbers: Numbers) -> None:
         for queue, number in numbers:
             self._tickets.wait(queue, number)
+        self.run(op, values, self._do)
+
+    def run(self, op: Op, values: StepValues | None, do: Callable[[Op, StepValues | None], None]) -> None:
+        """Do the next operation in the queue's order, in the thread that calls."""
         step = 0 if values is None else values.number
         if self._tickets.is_wanted(step):
             try:
-                self._do(op, values)
+                do(op, values)
             except BaseException as error:
                 error.add_note(f"in {op.name} on the {self._queue} queue")
                 self._tickets.fail(error, step)
@@ -149,7 +153,10 @@ class QueueInterpreter(ABC):
             queue: _QueueThread(queue, self._tickets, self.setup, self.run) for queue in others
         }
         # Looked up once for each operation that is issued.
-        self._ways = {id(op): (op.queue, self._queues.get(op.queue), bool(self._hosts[id(op)])) for op in program.ops}
+        self._ways = {
+            id(op): (op.queue, self._queues.get(op.queue), bool(self._hosts[id(op)]), self.never_waits(op))
+            for op in program.ops
+        }
 
     def record(self) -> None:
         """Note from now on when operations run."""
@@ -163,11 +170,23 @@ class QueueInterpreter(ABC):
     def run(self, op: Op, values: StepValues | None) -> None:
         """Do `op`, or keep its place, in its queue's thread; the tickets it waits for are there."""
 
+    def never_waits(self, op: Op) -> bool:
+        """Whether `op` of another queue takes no time but what issuing it takes, once its tickets are there."""
+        return False
+
+    def run_here(self, op: Op, values: StepValues | None) -> None:
+        """`run`, in the thread that computes: of operations that never wait."""
+        raise NotImplementedError
+
     def issue(self, op: Op, values: StepValues | None) -> None:
         """Do an operation of the computing queue after what it waits for; hand any other one to its queue. Without
-        values it is left out, but not its place."""
+        values it is left out, but not its place.
+
+        One that never waits is done here where its queue has nothing left to do: to hand it over, and to take turns
+        with its thread in Python, costs more than issuing it.
+        """
         key, tickets = id(op), self._tickets
-        queue, thread, waits = self._ways[key]
+        queue, thread, waits, never_waits = self._ways[key]
         if thread is None:
             if waits:
                 self._wait(op)
@@ -175,8 +194,14 @@ class QueueInterpreter(ABC):
                 tickets.check(values)
             self.run(op, values)
             return
-        thread.add((op, values, self._numbers(op) if waits else ()))
-        self._latest[key] = tickets.issued[queue] = tickets.issued[queue] + 1
+        numbers = self._numbers(op) if waits else ()
+        before = tickets.issued[queue]
+        self._latest[key] = tickets.issued[queue] = before + 1
+        done = tickets.done
+        if never_waits and done[queue] == before and all(done[other] >= number for other, number in numbers):
+            thread.run(op, values, self.run_here)
+        else:
+            thread.add((op, values, numbers))
 
     def wait(self, op: Op) -> None:
         """Return when the turn `op` may compute. Raises what went wrong on a queue."""

@@ -11,13 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-from planner.schedule.compile import OpKind, compile_program
+from planner.schedule.compile import Op, OpKind, Queue, compile_program
 from tests.support.cuda.device import Device
 from tests.support.cuda.streams import Event, Stream
 from tests.support.engines import data, learning_rate
 from tests.support.late_engines import Case, chain_for, engine_for, plan_for
+from worker.engine.actions import Actions
 from worker.engine.rounds import Rounds
 from worker.runtime.host_values import HostValues
+from worker.runtime.step_values import StepValues
 
 pytestmark = pytest.mark.emulated
 CASE = Case("llama", "streaming", torch.bfloat16, slices=2)
@@ -74,6 +76,31 @@ def test_what_travels_together_costs_one_event_and_one_wait(calls: Counter[str])
 def test_no_operation_changes_its_threads_stream(calls: Counter[str]) -> None:
     # Whoever computes sets it once, with the device; batches and the norm's coefficient have streams of their own.
     assert calls["streams"] <= 4 + 2
+
+
+def test_copies_are_issued_by_whoever_computes_unless_they_wait_for_the_host(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here the CPU has always ended its updates before."""
+    by: dict[str, set[str]] = {}
+    performed = Actions.perform
+
+    def perform(self: Actions, op: Op, values: StepValues) -> None:
+        if op.queue in (Queue.H2D, Queue.D2H):
+            by.setdefault(op.name, set()).add(threading.current_thread().name)
+        performed(self, op, values)
+
+    monkeypatch.setattr(Actions, "perform", perform)
+    engine = engine_for(CASE)
+    try:
+        for step in range(3):
+            batches, rest = data(step, CASE.batches)
+            engine.step(batches, learning_rate=learning_rate(step), **rest)
+            engine.drain()  # the CPU has updated all
+    finally:
+        engine.close()
+    assert len(by) > 60
+    assert not {"offmate-h2d", "offmate-d2h"} & set().union(*by.values())
 
 
 def test_what_looks_at_the_frames_operations_does_not_look_at_a_block(calls: Counter[str]) -> None:
