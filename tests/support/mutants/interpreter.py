@@ -12,7 +12,7 @@ from tests.support.cuda.device import Device
 from tests.support.cuda.streams import Mood
 from tests.support.mutants.changes import Change, Mutant
 from worker.runtime.cuda import CudaInterpreter, CudaMachine
-from worker.runtime.interpreter import Perform
+from worker.runtime.interpreter import OnlyCopies, Perform
 from worker.runtime.queues import Tickets
 from worker.runtime.step_values import StepValues
 
@@ -70,8 +70,8 @@ class WatchedInterpreter(CudaInterpreter):
 
     watch: Watch
 
-    def __init__(self, program: Program, perform: Perform, machine: CudaMachine) -> None:
-        super().__init__(program, perform, machine)
+    def __init__(self, program: Program, perform: Perform, only_copies: OnlyCopies, machine: CudaMachine) -> None:
+        super().__init__(program, perform, only_copies, machine)
         assert isinstance(self._tickets, WatchedTickets)
         self._known = self._tickets
         self.watch.device.queues.patience = self._be_patient
@@ -84,6 +84,10 @@ class WatchedInterpreter(CudaInterpreter):
             self._hosts[key] = tuple(one for one in self._hosts[key] if one[1] != id(on))
         if mutant.change in (Change.NO_WAIT, Change.NO_EVENT, Change.EVENT_ELSEWHERE):
             self.waits[key] = tuple(one for one in self.waits[key] if one is not on)
+
+    def never_waits(self, op: Op) -> bool:
+        """In its queue's thread an operation can come as late as what waits for it lets it."""
+        return False
 
     # -- what is wrong
 

@@ -4,6 +4,7 @@ takes time of the thread that issues. Counted on the emulated device."""
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +16,7 @@ from planner.schedule.compile import Op, OpKind, Queue, compile_program
 from tests.support.cuda.device import Device
 from tests.support.cuda.streams import Event, Stream
 from tests.support.engines import data, learning_rate
-from tests.support.late_engines import Case, chain_for, engine_for, plan_for
+from tests.support.late_engines import Case, chain_for, engine_for, expected, plan_for, train
 from worker.engine.actions import Actions
 from worker.engine.rounds import Rounds
 from worker.runtime.host_values import HostValues
@@ -101,6 +102,29 @@ def test_copies_are_issued_by_whoever_computes_unless_they_wait_for_the_host(
         engine.close()
     assert len(by) > 60
     assert not {"offmate-h2d", "offmate-d2h"} & set().union(*by.values())
+
+
+def test_a_copy_of_what_the_cpu_has_still_to_update_is_handed_over(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted, by = expected(CASE), set[str]()
+    performed = Actions.perform
+
+    def perform(self: Actions, op: Op, values: StepValues) -> None:
+        if op.queue is Queue.CPU:
+            time.sleep(0.01)  # it is late
+        elif op.queue is Queue.H2D:
+            by.add(threading.current_thread().name)
+        performed(self, op, values)
+
+    monkeypatch.setattr(Actions, "perform", perform)
+    engine = engine_for(CASE)
+    try:
+        found = list(train(engine, CASE))
+    finally:
+        engine.close()
+    assert "offmate-h2d" in by
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
 
 
 def test_what_looks_at_the_frames_operations_does_not_look_at_a_block(calls: Counter[str]) -> None:
