@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -226,6 +227,39 @@ def test_evaluations_texts_checkpoints_and_errors_between_steps_need_no_more(
 
 def _fail(*_: object) -> None:
     raise ValueError("made to fail")
+
+
+def without_memory(engine: Engine, case: Case) -> None:
+    """A step whose slices are too long for the plan."""
+    batches, rest = data(1, case.batches)
+    engine.step([{name: t.repeat(1, 300) for name, t in b.items()} for b in batches], learning_rate=1.0, **rest)
+
+
+@pytest.mark.parametrize("end", [Engine.close, Engine.restore])
+@pytest.mark.parametrize("slices", [1, 2])
+def test_an_engine_that_has_ended_leaves_its_memory_to_the_next_one_whoever_holds_it(
+    device: Device, slices: int, end: Callable[[Engine], object], request: pytest.FixtureRequest
+) -> None:
+    case = Case("llama", "mixed", slices=slices, clip=0.5)
+    wanted, plan = expected(case), plan_of(case)
+    make = request.getfixturevalue("engine_in")
+    first, arena = make(case, plan)
+    try:
+        next(train(first, case))
+        without_memory(first, case)
+    except torch.OutOfMemoryError:  # here it still has the frames of the step
+        end(first)
+        gc.collect()
+        device.reap()
+        counts = arena.counts()
+        assert (counts.allocated, counts.reserved) == (0, 0)
+        second, _ = make(case, plan)
+        arena.reset_peaks()
+        found = list(train(second, case))
+        assert arena.counts().most_reserved <= plan.gpu_peak_bytes
+        assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+    else:
+        pytest.fail("the step had memory enough")
 
 
 @pytest.mark.parametrize(("slices", "clip"), [pytest.param(1, None, marks=pytest.mark.long), (2, 0.5)])
