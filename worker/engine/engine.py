@@ -68,7 +68,11 @@ class Engine:
         self._machine: Machine = CudaMachine(device) if device.type == "cuda" else CpuMachine(metered=metered)
         self._program = compile_program(plan, chain)
         self._memory = self._machine.memory(self._program, chain, plan.offsets)
-        self._weights = Weights(model, self._program, chain, self._machine, self._memory, states, scratch)
+        try:
+            self._weights = Weights(model, self._program, chain, self._machine, self._memory, states, scratch)
+        except BaseException:  # the model has its weights back; a plan that needs less will want this memory
+            self._memory.close()
+            raise
         self._device = self._weights.device
         self._blocks = model_blocks(model, chain, plan)
         for block in self._blocks:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from planner.errors import UserError
 from planner.measure.machine_rates import estimate_hardware
 from planner.schedule.chain import Chain
 from planner.schedule.plan import Plan
@@ -27,7 +28,7 @@ from tests.support.mutants.model import Model
 from tests.support.plain_engine import PlainEngine
 from tests.support.tiny_models import batch_of, make_model
 from worker.engine.engine import Engine
-from worker.runtime.arena import Arena
+from worker.runtime.arena import Arena, take_over
 
 pytestmark = [pytest.mark.emulated, pytest.mark.slow]
 
@@ -227,6 +228,19 @@ def test_evaluations_texts_checkpoints_and_errors_between_steps_need_no_more(
 
 def _fail(*_: object) -> None:
     raise ValueError("made to fail")
+
+
+def test_an_engine_that_could_not_be_made_keeps_no_memory_for_itself(
+    device: Device, request: pytest.FixtureRequest
+) -> None:
+    plan, make = plan_of(CASES[0]), request.getfixturevalue("engine_in")
+    device.host_bytes = device.host.bytes + 4096
+    with pytest.raises(UserError, match="host-memory-not-registered"):
+        make(CASES[0], plan)
+    gc.collect()
+    device.reap()
+    arena = take_over()
+    assert arena is not None and arena.counts().mallocs and arena.counts().reserved == 0
 
 
 def without_memory(engine: Engine, case: Case) -> None:
