@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import traceback
 from collections.abc import Iterator
 
 from planner.errors import UserError, first_line
@@ -55,6 +56,13 @@ def as_one_error() -> Iterator[None]:
         if is_out_of_memory(error) and not isinstance(error, torch.OutOfMemoryError):
             raise torch.OutOfMemoryError(str(error)) from error
         raise
+
+
+def forget_frames(error: BaseException) -> None:
+    """Empty the frames that an error, and its cause, have come through: while it is handled, their activations would be
+    in the way of what is tried instead. Those that still run stay as they are."""
+    for one in (error, error.__cause__):
+        traceback.clear_frames(None if one is None else one.__traceback__)
 
 
 @contextlib.contextmanager

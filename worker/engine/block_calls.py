@@ -42,6 +42,10 @@ class ModelBlock:
         found = (table[key] for table, key in self._buffers)
         return list({id(buffer): buffer for buffer in found if buffer is not None}.values())
 
+    def let_go(self) -> None:
+        """Of what parameters are between steps: it is on the device."""
+        self._parameters = ()
+
     def replace_forward(self, forward: Callable[..., Any]) -> None:
         """Let calls of the module go to `forward`."""
         self.module.__dict__["forward"] = forward

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from planner.graph import refuse_autocast
+from planner.out_of_memory import forget_frames, is_out_of_memory
 from planner.schedule.chain import Chain
 from planner.schedule.compile import compile_program
 from planner.schedule.measured import Measured
@@ -67,7 +68,11 @@ class Engine:
         self._machine: Machine = CudaMachine(device) if device.type == "cuda" else CpuMachine(metered=metered)
         self._program = compile_program(plan, chain)
         self._memory = self._machine.memory(self._program, chain, plan.offsets)
-        self._weights = Weights(model, self._program, chain, self._machine, self._memory, states, scratch)
+        try:
+            self._weights = Weights(model, self._program, chain, self._machine, self._memory, states, scratch)
+        except BaseException:  # the model has its weights back; a plan that needs less will want this memory
+            self._memory.close()
+            raise
         self._device = self._weights.device
         self._blocks = model_blocks(model, chain, plan)
         for block in self._blocks:
@@ -159,7 +164,18 @@ class Engine:
         if not len(batches) == len(seeds) == rounds * slices:
             raise ValueError(f"{len(batches)} batches, {len(seeds)} seeds for a plan of {rounds} × {slices} slices")
         groups = self._groups if optimizer is None else groups_of(optimizer)
-        machine, values = self._machine, self._values(learning_rate, groups)
+        try:
+            return self._step(batches, seeds, self._values(learning_rate, groups), model_kwargs)
+        except RuntimeError as error:
+            if is_out_of_memory(error):  # whoever handles it may want the memory, for an engine that needs less
+                forget_frames(error)
+            raise
+
+    def _step(
+        self, batches: Sequence[Mapping[str, Tensor]], seeds: Sequence[int], values: StepValues,
+        model_kwargs: Mapping[str, Any],
+    ) -> StepResult:  # fmt: skip
+        machine, slices = self._machine, self._plan.slices
         parts = [slice(start, start + slices) for start in range(0, len(batches), slices)]
         tokens = [dict(enumerate(self._shared.tokens(batches[part]))) for part in parts]
         self._memory.expect_loose()
@@ -331,8 +347,26 @@ class Engine:
         self.steps_done = step
 
     def close(self) -> None:
-        """End the threads. What is pending is left undone."""
+        """End the threads and let all memory go, the model's weights with it. What is pending is left undone. Nothing
+        to do after another `close`, or `restore`."""
+        if self._closed and not self.torn:
+            return
         self._end()
+        self._weights.let_go()
+        self._let_go()
+        self.torn = False  # nothing is left to be so
+
+    def _let_go(self) -> None:
+        """Leave nothing on the device. Whoever made the engine may still hold it, and the model does, while the next
+        one is made; and a single tensor keeps all of a plan's memory from that one."""
+        self._rounds.let_go()
+        self._cursor.let_go()
+        self._gradients.clear()
+        for block in self._blocks:
+            block.let_go()
+        self._machine.synchronize()  # copies may still be using what is freed now
+        self._machine.forget_batches()
+        self._machine.forget_threads()
         self._memory.close()
 
     def _end(self) -> None:
@@ -350,8 +384,9 @@ class Engine:
             self.torn = False
         else:
             self.drain()
-        self.close()
+        self._end()
         for block in self._blocks:
             block.give_back_forward()
         self._weights.give_back()
+        self._let_go()
         return self._model

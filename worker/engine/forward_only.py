@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 from planner.errors import Exit, UserError
 from planner.graph import EAGER, BlockNames, loss_of
 from planner.measure.forward_bytes import eval_mode, measure_forward, measure_generation
-from planner.out_of_memory import is_out_of_memory
+from planner.out_of_memory import forget_frames, is_out_of_memory
 from planner.schedule.chain import Chain
 from planner.schedule.compile import OpKind, Program
 from planner.schedule.forward_program import ForwardBytes, TooLarge, forward_program
@@ -240,8 +239,7 @@ class Forward:
             yield run_pass
             interpreter.drain()
         except RuntimeError as error:
-            for one in (error, error.__cause__):  # whose frames hold what would be in the way of what comes back
-                traceback.clear_frames(None if one is None else one.__traceback__)
+            forget_frames(error)  # before what they are in the way of comes back
             raise
         finally:
             self._lockstep = None

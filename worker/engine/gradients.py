@@ -53,6 +53,7 @@ class Gradients:
         """Forget everything, after an error."""
         self._norms.clear()
         self._aside.clear()
+        self._rows = ()
         for parameter in self._frame.values():
             parameter.grad = None  # half a sum, which the next step would add to
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
@@ -79,14 +80,8 @@ class Rounds:
     ) -> list[Tensor]:
         """The losses of a round's slices, whose gradients go to the sums. Raises what the model or a queue raised."""
         losses: dict[int, Tensor] = {}
-        given = self._given_to = [Given() for _ in range(self._slices)]
-
-        def body(k: int) -> None:
-            with torch.enable_grad():
-                with self._machine.frame(batches[k]):
-                    losses[k] = run_slice(self._model, batches[k], model_kwargs, self._machine.device, given[k])
-                self._backward(self._head, k)
-
+        self._given_to = [Given() for _ in range(self._slices)]
+        body = functools.partial(self._to_head, losses, batches, model_kwargs)
         self._lockstep.run(body, [self._machine.seeded(seed) for seed in seeds])
         self._machine.batches_were_read()
         with torch.no_grad():
@@ -95,6 +90,17 @@ class Rounds:
                 self._backward(turn.block, turn.slice)
                 self._cursor.end_turn()
         return [losses[k] for k in range(self._slices)]
+
+    def _to_head(
+        self, losses: dict[int, Tensor], batches: Sequence[Mapping[str, Tensor]], model_kwargs: Mapping[str, Any],
+        k: int,
+    ) -> None:  # fmt: skip
+        """The model's forward on slice `k`, and the head's backward. Not within `run`: frames keep what a function has
+        from around it, also those that `forget_frames` has emptied."""
+        with torch.enable_grad():
+            with self._machine.frame(batches[k]):
+                losses[k] = run_slice(self._model, batches[k], model_kwargs, self._machine.device, self._given_to[k])
+            self._backward(self._head, k)
 
     def _backward(self, block: int, k: int) -> None:
         call = self.calls.pop((block, k), None)
@@ -177,6 +183,11 @@ class Rounds:
             call.clear()
         self.calls.clear()
         self._given_to.clear()  # the call that failed is only here
+
+    def let_go(self) -> None:
+        """Of all that is on the device, for good."""
+        self.clear()
+        self._anchor, self.codes, self._joints = torch.zeros(()), {}, {}
 
     def close(self) -> None:
         """End the threads."""

@@ -116,10 +116,7 @@ class Weights:
         if name in self.frame:
             parameter.data = self.device.items[f"w:{name}"][0]
         else:
-            # Frames read a weight's shape, dtype and device. Its value would be wrong, and must not go unnoticed.
-            value = math.nan if weight.is_floating_point() else 0
-            one = torch.full((), value, dtype=weight.dtype, device=machine.device)
-            parameter.data = one.expand(weight.shape)
+            parameter.data = _without_content(weight, machine.device)
 
     def _place(self, item: str, tensors: Sequence[Tensor]) -> None:
         self._memory.expect_item(item)
@@ -306,16 +303,34 @@ class Weights:
                 own = self._current(item)[0].detach()
                 mapped = copies is self.host.items and self.host.is_mapped(item)
                 parameter.data = own if mapped else own.to("cpu", copy=True)
-            parameter.grad = None
             for items in (self.host.items, self.device.items):
                 for kind in "wgs":
                     items.pop(f"{kind}:{name}", None)
         for parameter in self._still:
             parameter.requires_grad_()
+        self._clear()
+
+    @torch.no_grad()
+    def let_go(self) -> None:
+        """Free everything, the weights with it: the model's parameters are on the host, shapes without content."""
+        for parameter in self._parameters.values():
+            parameter.data = _without_content(parameter, torch.device("cpu"))
+        self._clear()
+
+    def _clear(self) -> None:
+        """Of what the model does not have (any more)."""
+        for parameter in self._parameters.values():
+            parameter.grad = None
         self._move_buffers(Tensor.cpu)
         self.host.clear()
         self.device.items.clear()
         self.device.numbers = None
+
+
+def _without_content(weight: Tensor, device: torch.device) -> Tensor:
+    """Frames read a weight's shape, dtype and device. Its value would be wrong, and must not go unnoticed."""
+    value = math.nan if weight.is_floating_point() else 0
+    return torch.full((), value, dtype=weight.dtype, device=device).expand(weight.shape)
 
 
 def _frame_items(frame: Mapping[str, nn.Parameter]) -> Iterator[str]:

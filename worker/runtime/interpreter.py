@@ -147,6 +147,10 @@ class Cursor:
         """The next step begins from the drained state: nothing is carried into it."""
         self._at, self._previous = len(self._legs) - 1, None
 
+    def let_go(self) -> None:
+        """Of what the steps had, for good."""
+        self._values = self._previous = None
+
     def _issue(self) -> None:
         assert self._values is not None
         self._unsure = True  # an interrupt may come anywhere

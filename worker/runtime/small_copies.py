@@ -79,7 +79,8 @@ class SmallCopies:
         return [self._hosts[id(t)] for t in batch.values() if id(t) in self._hosts]
 
     def forget_batches(self) -> None:
-        """Give the room back. Nothing of a step may be running."""
+        """Give the room back, and what was copied last. Nothing of a step may be running."""
+        self._let_go()
         self._room, self._hosts = None, {}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -89,8 +88,7 @@ def refused_by_a_library(device: Device, engine: Engine, case: Case, number: int
     hook.remove()
 
 
-# A failed step leaves an arena behind that the tests of other files find in use: so it runs by itself, by hand.
-@pytest.mark.skipif("OFFMATE_TEST_ALONE" not in os.environ, reason="OFFMATE_TEST_ALONE=1 pytest -n 0 of this file")
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [ALONE, CASE], ids=str)
 @pytest.mark.parametrize("step_that_fails", [too_long, refused_by_a_library])
 def test_after_a_step_without_memory_the_weights_are_whole_and_training_goes_on(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from planner.errors import UserError
 from planner.measure.machine_rates import estimate_hardware
 from planner.schedule.chain import Chain
 from planner.schedule.plan import Plan
@@ -26,7 +28,7 @@ from tests.support.mutants.model import Model
 from tests.support.plain_engine import PlainEngine
 from tests.support.tiny_models import batch_of, make_model
 from worker.engine.engine import Engine
-from worker.runtime.arena import Arena
+from worker.runtime.arena import Arena, take_over
 
 pytestmark = [pytest.mark.emulated, pytest.mark.slow]
 
@@ -226,6 +228,52 @@ def test_evaluations_texts_checkpoints_and_errors_between_steps_need_no_more(
 
 def _fail(*_: object) -> None:
     raise ValueError("made to fail")
+
+
+def test_an_engine_that_could_not_be_made_keeps_no_memory_for_itself(
+    device: Device, request: pytest.FixtureRequest
+) -> None:
+    plan, make = plan_of(CASES[0]), request.getfixturevalue("engine_in")
+    device.host_bytes = device.host.bytes + 4096
+    with pytest.raises(UserError, match="host-memory-not-registered"):
+        make(CASES[0], plan)
+    gc.collect()
+    device.reap()
+    arena = take_over()
+    assert arena is not None and arena.counts().mallocs and arena.counts().reserved == 0
+
+
+def without_memory(engine: Engine, case: Case) -> None:
+    """A step whose slices are too long for the plan."""
+    batches, rest = data(1, case.batches)
+    engine.step([{name: t.repeat(1, 300) for name, t in b.items()} for b in batches], learning_rate=1.0, **rest)
+
+
+@pytest.mark.parametrize("end", [Engine.close, Engine.restore])
+@pytest.mark.parametrize("slices", [1, 2])
+def test_an_engine_that_has_ended_leaves_its_memory_to_the_next_one_whoever_holds_it(
+    device: Device, slices: int, end: Callable[[Engine], object], request: pytest.FixtureRequest
+) -> None:
+    case = Case("llama", "mixed", slices=slices, clip=0.5)
+    wanted, plan = expected(case), plan_of(case)
+    make = request.getfixturevalue("engine_in")
+    first, arena = make(case, plan)
+    try:
+        next(train(first, case))
+        without_memory(first, case)
+    except torch.OutOfMemoryError:  # here it still has the frames of the step
+        end(first)
+        gc.collect()
+        device.reap()
+        counts = arena.counts()
+        assert (counts.allocated, counts.reserved) == (0, 0)
+        second, _ = make(case, plan)
+        arena.reset_peaks()
+        found = list(train(second, case))
+        assert arena.counts().most_reserved <= plan.gpu_peak_bytes
+        assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+    else:
+        pytest.fail("the step had memory enough")
 
 
 @pytest.mark.parametrize(("slices", "clip"), [pytest.param(1, None, marks=pytest.mark.long), (2, 0.5)])

@@ -50,10 +50,10 @@ def test_every_kind_of_wait_that_is_planted_in_a_step_is_found(
                 batches, rest = data(step, 1)
                 with a_step(device, first=step == 0):
                     engine.step(batches, learning_rate=learning_rate(step), **rest)
+        found = unstated(device.waits, first=True)  # before the engine ends, which waits
     finally:
         engine.close()
     assert not left
-    found = unstated(device.waits, first=True)
     assert {wait.what for wait in found} == set(PLANTED)
 
 

@@ -73,6 +73,7 @@ ALLOWED = {
     ("worker/engine/engine.py", "Engine._values", "float"): "of a Python number",
     ("worker/engine/shared_rows.py", "SharedRows.tokens", "unique"): "of tokens in host memory",
     ("worker/engine/engine.py", "Engine._tear", "synchronize"): "after an error",
+    ("worker/engine/engine.py", "Engine._let_go", "synchronize"): "as the engine ends",
     ("worker/engine/answers.py", "answers", "tolist"): "the answer, when all tokens are there",
     ("worker/engine/answers.py", "_padded", "tensor"): "on the host",
     ("worker/engine/forward_only.py", "Forward._passes", "synchronize"): "after an evaluation",
