@@ -7,7 +7,7 @@ from torch import Tensor
 
 from planner.cpu.rounded import Numbers
 from worker.engine.host_items import Host
-from worker.engine.stored_activations import span
+from worker.engine.layouts import copy
 
 
 class Device:
@@ -38,8 +38,7 @@ class Device:
             for target, source in zip(self.items[item], host.copies(item), strict=True):
                 target.copy_(source)
         else:
-            for target, source in zip(self.items[item], host.items[item], strict=True):
-                _copy(target, source)
+            copy(self.items[item], host.items[item])
 
     def fetch_from(self, slot: int, item: str) -> None:
         """Likewise, of what was read into a slot."""
@@ -48,15 +47,13 @@ class Device:
             sources = host.stored.in_slot(item, slot)
         else:
             sources = [host.in_slot(item, slot) if item[0] == "w" else host.weights.in_slot(item[2:], slot)]
-        for target, source in zip(self.items[item], sources, strict=True):
-            _copy(target, source)
+        copy(self.items[item], sources)
 
     def send(self, item: str) -> None:
         """Device to host."""
         sources = self.items[item]
         targets = self._host.park(item, sources) if item[0] == "a" else self._host.items[item]
-        for target, source in zip(targets, sources, strict=True):
-            _copy(target, source)
+        copy(targets, sources)
 
     def send_to(self, slot: int, item: str) -> None:
         """Likewise, of what goes on to disk from a slot."""
@@ -65,14 +62,4 @@ class Device:
             targets = host.items[item] = host.stored.park(item, slot, sources)
         else:
             targets = [host.weights.in_slot(item[2:], slot)]
-        for target, source in zip(targets, sources, strict=True):
-            _copy(target, source)
-
-
-def _copy(target: Tensor, source: Tensor) -> None:
-    """Between tensors of the same layout. Where it has gaps, the memory goes over as it lies, gaps and all: otherwise
-    PyTorch would go through a tensor without gaps, and on the host empty that before the device has filled it."""
-    if not source.is_contiguous():
-        elements = (span(source),)
-        target, source = target.as_strided(elements, (1,)), source.as_strided(elements, (1,))
-    target.copy_(source, non_blocking=True)
+        copy(targets, sources)
