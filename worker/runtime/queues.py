@@ -9,6 +9,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 from planner.schedule.compile import Op, Program, Queue
+from worker.runtime.interpreter import Together, name_of
 from worker.runtime.recording import Recording
 from worker.runtime.step_values import StepValues
 
@@ -70,7 +71,7 @@ class Tickets:
 
 
 Numbers = tuple[tuple[Queue, int], ...]
-Job = tuple[Op, StepValues | None, Numbers]  # names no tensor: it must not keep device bytes alive
+Job = tuple[Together, StepValues | None, Numbers]  # names no tensor: it must not keep device bytes alive
 
 
 class _QueueThread:
@@ -78,7 +79,7 @@ class _QueueThread:
 
     def __init__(
         self, queue: Queue, tickets: Tickets, setup: Callable[[Queue], None],
-        run: Callable[[Op, StepValues | None], None],
+        run: Callable[[Together, StepValues | None], None],
     ) -> None:  # fmt: skip
         self._queue, self._tickets, self._setup, self._do = queue, tickets, setup, run
         self._pending: list[Job] = []
@@ -110,15 +111,15 @@ class _QueueThread:
             for job in batch:
                 self._run_job(*job)
 
-    def _run_job(self, op: Op, values: StepValues | None, numbers: Numbers) -> None:
+    def _run_job(self, ops: Together, values: StepValues | None, numbers: Numbers) -> None:
         for queue, number in numbers:
             self._tickets.wait(queue, number)
         step = 0 if values is None else values.number
         if self._tickets.is_wanted(step):
             try:
-                self._do(op, values)
+                self._do(ops, values)
             except BaseException as error:
-                error.add_note(f"in {op.name} on the {self._queue} queue")
+                error.add_note(f"in {name_of(ops)} on the {self._queue} queue")
                 self._tickets.fail(error, step)
         self._tickets.advance(self._queue)
 
@@ -160,23 +161,23 @@ class QueueInterpreter(ABC):
         """Set the state of a queue's new thread."""
 
     @abstractmethod
-    def run(self, op: Op, values: StepValues | None) -> None:
-        """Do `op`, or keep its place, in its queue's thread; the tickets it waits for are there."""
+    def run(self, ops: Together, values: StepValues | None) -> None:
+        """Do `ops`, or keep their place, in their queue's thread; the tickets they wait for are there."""
 
-    def issue(self, op: Op, values: StepValues | None) -> None:
-        """Do an operation of the computing queue after what it waits for; hand any other one to its queue. Without
-        values it is left out, but not its place."""
-        key, tickets = id(op), self._tickets
-        queue, thread, waits = self._ways[key]
+    def issue(self, ops: Together, values: StepValues | None) -> None:
+        """Do operations of the computing queue after what they wait for; hand others to their queue. Without values
+        they are left out, but not their place."""
+        first, tickets = ops[0], self._tickets
+        queue, thread, waits = self._ways[id(first)]
         if thread is None:
             if waits:
-                self._wait(op)
+                self._wait(first)
             if values is not None and tickets.error is not None:
                 tickets.check(values)
-            self.run(op, values)
+            self.run(ops, values)
             return
-        thread.add((op, values, self._numbers(op) if waits else ()))
-        self._latest[key] = tickets.issued[queue] = tickets.issued[queue] + 1
+        thread.add((ops, values, self._numbers(first) if waits else ()))
+        self._latest[id(ops[-1])] = tickets.issued[queue] = tickets.issued[queue] + 1
 
     def wait(self, op: Op) -> None:
         """Return when the turn `op` may compute. Raises what went wrong on a queue."""
