@@ -1,11 +1,11 @@
-"""Processor time of issuing a layer's forward and backward on one slice: plain PyTorch's, all on the device, and at the
-least budget, paired in one run.
+"""Processor time of issuing a layer's forward and backward on one slice: plain PyTorch's, all on the device, with
+weights and activations that travel, and at the least budget, paired in one run.
 
     python benchmarks/issuing.py [--rounds 30] [--layers 16] [--slices 4] [--dtype bf16] [--json]
 
 Tensors are so small that computing is next to nothing, and torch has one thread: what is counted is Python's and
 PyTorch's way to each operation, of all threads that issue, updates and frame included. Steps take turns, so that a slow
-moment of the machine meets all three. It is counted on the CPU device: what a card needs beside is calls of its driver.
+moment of the machine meets all four. It is counted on the CPU device: what a card needs beside is calls of its driver.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ import transformers
 from torch import nn
 
 from benchmarks.spread import Spread
+from planner.candidate.candidate import assemble
+from planner.candidate.setting import Budgets, Setting
+from planner.greedy.streaming import profile, streamed
 from planner.measure.analysis import analyse_model, estimate_times
 from planner.measure.machine_rates import estimate_hardware
 from planner.schedule.chain import Chain
@@ -54,7 +57,7 @@ def make_model(layers: int, dtype: torch.dtype) -> nn.Module:
 def plans(
     layers: int, slices: int, dtype: torch.dtype, batch: Mapping[str, torch.Tensor]
 ) -> tuple[Chain, dict[str, Plan]]:
-    """All on the device, and the plan for the least budget."""
+    """All on the device; streamed, with activations offloaded; and the plan for the least budget."""
     device = torch.device("cpu")
     hardware = replace(estimate_hardware(device), min_transfer_bytes=MOVED_BYTES, cpu_bytes=2**34)
     analysis = analyse_model(make_model(layers, dtype), batch, device=device)
@@ -63,7 +66,14 @@ def plans(
         chain=chain, hardware=hardware, gpu_budget_bytes=0, cpu_budget_bytes=2**34, slices=slices, clip=True
     )
     problem = replace(problem, gpu_budget_bytes=problem.least().gpu_bytes)
-    return chain, {"resident": resident_plan(chain, slices=slices, clip=True), "least": problem.plan(time_limit_s=2.0)}
+    budgets = Budgets(gpu_bytes=2**40, cpu_bytes=2**40)
+    setting = Setting(chain=chain, hardware=hardware, budgets=budgets, slices=slices, clip=True)
+    offloading = streamed(setting, profile(setting, "offload"), ahead=True, source="streamed")
+    return chain, {
+        "resident": resident_plan(chain, slices=slices, clip=True),
+        "streamed": assemble(chain, offloading, slices=slices, clip=True),
+        "least": problem.plan(time_limit_s=2.0),
+    }
 
 
 def measure(layers: int, slices: int, dtype: torch.dtype, rounds: int) -> dict[str, list[float]]:

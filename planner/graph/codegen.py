@@ -11,7 +11,8 @@ import torch
 from torch import fx
 
 from planner.graph.bindings import binding_of
-from planner.graph.nodes import is_op
+from planner.graph.fewer_views import not_called
+from planner.graph.nodes import is_op, parent
 
 _aten = torch.ops.aten
 
@@ -166,11 +167,13 @@ def generate(
     lines = [f"def {name}(_values, _states, _sink):", *_unpack(inputs, keep | set(last), sinks)]
     if record:
         lines.append("    _states = []")
-    steps = []
+    steps, renamed = [], not_called(nodes, keep, sinks)
     for i, node in enumerate(nodes):
         if node.op == "get_attr":
             assert isinstance(node.target, str)
             lines.append(f"    {node.name} = {names.bind(operator.attrgetter(node.target)(constants))}")
+        elif node in renamed:
+            lines.append(f"    {node.name} = {parent(node).name}")
         else:
             if node in record:
                 lines.append("    _states.append(get_rng())")

@@ -10,7 +10,7 @@ import torch
 
 from planner.schedule.compile import Op, OpKind, Program, Queue
 from worker.engine.actions import Actions
-from worker.runtime.interpreter import Interpreter
+from worker.runtime.interpreter import Interpreter, Together
 from worker.runtime.step_values import StepValues
 
 
@@ -45,8 +45,13 @@ class ChaosInterpreter(Interpreter):
         self._issued, self._done = dict.fromkeys(Queue, 0), dict.fromkeys(Queue, 0)
         self._latest: dict[int, int] = {}
 
-    def issue(self, op: Op, values: StepValues | None) -> None:
-        """Do what computes, after what it waits for; put off anything else. Without values only its place is taken."""
+    def issue(self, ops: Together, values: StepValues | None) -> None:
+        """Do what computes, after what it waits for; put off anything else. Without values only its place is taken.
+        Here each operation goes by itself."""
+        for op in ops:
+            self._issue(op, values)
+
+    def _issue(self, op: Op, values: StepValues | None) -> None:
         if op.queue is Queue.COMPUTE:
             self.wait(op)
             self._perform(op, values)
@@ -102,7 +107,7 @@ class ChaosInterpreter(Interpreter):
         items = self._actions._device.items
         if op.kind is OpKind.FREE:
             _poison(items[op.subject])
-        self._actions.perform(op, values)
+        self._actions.perform((op,), values)
         if op.kind is OpKind.ALLOC:
             _poison(items[op.subject])
         self.log.append(op)

@@ -17,6 +17,7 @@ from worker.engine.device_items import Device
 from worker.engine.gradients import Gradients
 from worker.engine.host_items import Host
 from worker.engine.stored_states import StoredStates
+from worker.runtime.interpreter import Together, name_of
 from worker.runtime.step_values import AdamW, Group, Muon, StepValues
 
 
@@ -34,10 +35,11 @@ class Actions:
         self._clipped = False  # by the last norm
         self._ahead: set[str] = set()  # updated in this step before its norm is known
 
-    def perform(self, op: Op, values: StepValues) -> None:
-        """Do `op`, or on a stream: issue it; in a profile under its name. The caller has switched autograd off."""
-        with label(op.name):
-            self._do(op, values)
+    def perform(self, ops: Together, values: StepValues) -> None:
+        """Do `ops`, or on a stream: issue them; in a profile under their name. The caller has switched autograd
+        off."""
+        with label(name_of(ops)):
+            self._do(ops, values)
 
     def only_copies(self, op: Op) -> bool:
         """Whether `op` is a copy between the device and memory of the host that the device reaches by itself."""
@@ -45,15 +47,16 @@ class Actions:
             return False
         return not (self._host.is_mapped(op.subject) or self._host.is_wholly_on_disk(op.subject[2:]))
 
-    def _do(self, op: Op, values: StepValues) -> None:
+    def _do(self, ops: Together, values: StepValues) -> None:
+        op = ops[0]
         match op.kind:
             case OpKind.ALLOC:
-                self._device.allocate(op.subject)
+                self._device.allocate(*[each.subject for each in ops])
             case OpKind.FREE:
-                self._device.free(op.subject)
+                self._device.free(*[each.subject for each in ops])
             case OpKind.FETCH:
                 if op.slot is None:
-                    self._device.fetch(op.subject)
+                    self._device.fetch(*[each.subject for each in ops])
                 else:
                     self._device.fetch_from(op.slot, op.subject)
             case OpKind.READ | OpKind.WRITE if op.subject[0] == "a":
@@ -79,7 +82,7 @@ class Actions:
                 self._update_states(op, values)
             case OpKind.SEND:
                 if op.slot is None:
-                    self._device.send(op.subject)
+                    self._device.send(*[each.subject for each in ops])
                 else:
                     self._device.send_to(op.slot, op.subject)
             case OpKind.NORM:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from planner.cpu.rounded import Numbers
 from worker.engine.host_items import Host
-from worker.engine.stored_activations import span
+from worker.engine.layouts import copy
 
 
 class Device:
@@ -20,26 +20,31 @@ class Device:
         self.numbers: tuple[Numbers, Numbers] | None = None  # what bytes of moments stand for, where any are updated
         self._host, self._device = host, device
 
-    def allocate(self, item: str) -> None:
-        """Memory laid out as the item's copy on the host."""
-        assert item not in self.items, item
-        self.items[item] = [
-            torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=self._device) for t in self._host.items[item]
-        ]
+    def allocate(self, *items: str) -> None:
+        """Memory laid out as the items' copies on the host."""
+        for item in items:
+            assert item not in self.items, item
+            self.items[item] = [
+                torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=self._device)
+                for t in self._host.items[item]
+            ]
 
-    def free(self, item: str) -> None:
-        """Let go of the item's memory."""
-        del self.items[item]
+    def free(self, *items: str) -> None:
+        """Let go of the items' memory."""
+        for item in items:
+            del self.items[item]
 
-    def fetch(self, item: str) -> None:
+    def fetch(self, *items: str) -> None:
         """Host to device."""
-        host = self._host
-        if host.is_wholly_on_disk(item[2:]):  # between steps: the next one is read where it lies
-            for target, source in zip(self.items[item], host.copies(item), strict=True):
-                target.copy_(source)
-        else:
-            for target, source in zip(self.items[item], host.items[item], strict=True):
-                _copy(target, source)
+        host, targets, sources = self._host, list[Tensor](), list[Tensor]()
+        for item in items:
+            if host.is_wholly_on_disk(item[2:]):  # between steps: the next one is read where it lies
+                for target, source in zip(self.items[item], host.copies(item), strict=True):
+                    target.copy_(source)
+            else:
+                targets += self.items[item]
+                sources += host.items[item]
+        copy(targets, sources)
 
     def fetch_from(self, slot: int, item: str) -> None:
         """Likewise, of what was read into a slot."""
@@ -48,15 +53,16 @@ class Device:
             sources = host.stored.in_slot(item, slot)
         else:
             sources = [host.in_slot(item, slot) if item[0] == "w" else host.weights.in_slot(item[2:], slot)]
-        for target, source in zip(self.items[item], sources, strict=True):
-            _copy(target, source)
+        copy(self.items[item], sources)
 
-    def send(self, item: str) -> None:
+    def send(self, *items: str) -> None:
         """Device to host."""
-        sources = self.items[item]
-        targets = self._host.park(item, sources) if item[0] == "a" else self._host.items[item]
-        for target, source in zip(targets, sources, strict=True):
-            _copy(target, source)
+        targets, sources = list[Tensor](), list[Tensor]()
+        for item in items:
+            its = self.items[item]
+            targets += self._host.park(item, its) if item[0] == "a" else self._host.items[item]
+            sources += its
+        copy(targets, sources)
 
     def send_to(self, slot: int, item: str) -> None:
         """Likewise, of what goes on to disk from a slot."""
@@ -65,14 +71,4 @@ class Device:
             targets = host.items[item] = host.stored.park(item, slot, sources)
         else:
             targets = [host.weights.in_slot(item[2:], slot)]
-        for target, source in zip(targets, sources, strict=True):
-            _copy(target, source)
-
-
-def _copy(target: Tensor, source: Tensor) -> None:
-    """Between tensors of the same layout. Where it has gaps, the memory goes over as it lies, gaps and all: otherwise
-    PyTorch would go through a tensor without gaps, and on the host empty that before the device has filled it."""
-    if not source.is_contiguous():
-        elements = (span(source),)
-        target, source = target.as_strided(elements, (1,)), source.as_strided(elements, (1,))
-    target.copy_(source, non_blocking=True)
+        copy(targets, sources)

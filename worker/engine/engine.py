@@ -180,7 +180,7 @@ class Engine:
         tokens = [dict(enumerate(self._shared.tokens(batches[part]))) for part in parts]
         self._memory.expect_loose()
         staged = machine.stage_step([*batches, *tokens], self._staged_bytes)
-        self._memory.expect(None)
+        self._memory.expect(())
         self._weights.begin()
         before = machine.random_state()
         self._shorter.expect(batches)
@@ -258,7 +258,7 @@ class Engine:
     def _tear(self) -> None:
         """After an error: end the threads, free what the step held."""
         self.torn = True
-        self._memory.expect(None)
+        self._memory.expect(())
         self._end()
         self._rounds.clear()
         self._machine.synchronize()  # copies may still be using what is freed now

@@ -13,7 +13,8 @@ from planner.cpu.packed import pack, unpack
 from planner.eight_bits import moment_bytes
 from planner.schedule.operations import SLOTS
 from worker.engine.file_items import FileItems
-from worker.engine.stored_activations import StoredActivations, span
+from worker.engine.layouts import Layout, layouts_of
+from worker.engine.stored_activations import StoredActivations
 from worker.engine.stored_weights import StoredWeights
 from worker.runtime.machine import Machine
 from worker.runtime.slabs import carve, slab_bytes
@@ -43,6 +44,7 @@ class Host:
         self.items: dict[str, list[Tensor]] = {}
         self._machine = machine
         self._parked: dict[str, Tensor] = {}
+        self._layouts: dict[str, list[Layout]] = {}  # of what is parked
         self._spare: dict[str, list[Tensor]] = {}
         self._files = FileItems()
         self._slots: list[Tensor] = []  # the ring through which weights come from files
@@ -51,7 +53,7 @@ class Host:
 
     def clear(self) -> None:
         """Let go of all of it."""
-        for kept in (self.items, self._parked, self._spare, self._masters, self._in_slots):
+        for kept in (self.items, self._parked, self._layouts, self._spare, self._masters, self._in_slots):
             kept.clear()
         self.weights.clear()
         if self.activations is not None:
@@ -169,15 +171,17 @@ class Host:
             pack(master, work, low, exp_avg_sq)
 
     def park(self, item: str, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Host tensors with the layouts of `tensors`. Their memory is kept for the next step's tensors."""
-        sizes = [span(tensor) * tensor.element_size() for tensor in tensors]
-        slab = self._parked.get(item)
-        if slab is None or slab.nbytes < slab_bytes(sizes):
-            slab = self._parked[item] = self._machine.host_empty((slab_bytes(sizes),), torch.uint8)
-        self.items[item] = [
-            part.view(t.dtype).as_strided(t.shape, t.stride())
-            for t, part in zip(tensors, carve(slab, sizes), strict=True)
-        ]
+        """Host tensors with the layouts of `tensors`. They are kept: in the next step those of the same item mostly lie
+        alike."""
+        layouts = layouts_of(tensors)
+        if self._layouts.get(item) != layouts:
+            sizes = [layout.bytes for layout in layouts]
+            slab = self._parked.get(item)
+            if slab is None or slab.nbytes < slab_bytes(sizes):
+                slab = self._parked[item] = self._machine.host_empty((slab_bytes(sizes),), torch.uint8)
+            parts = carve(slab, sizes)
+            self.items[item] = [layout.within(part) for layout, part in zip(layouts, parts, strict=True)]
+            self._layouts[item] = layouts
         return self.items[item]
 
 

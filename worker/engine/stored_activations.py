@@ -4,23 +4,16 @@ back."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from planner.schedule.operations import ACTIVATION_SLOTS, FIRST_ACTIVATION_SLOT
 from planner.schedule.state_pieces import whole_pages
+from worker.engine.layouts import Layout, layouts_of
 from worker.engine.stored_states import Scratch
 from worker.runtime.machine import Machine
 from worker.runtime.slabs import carve, slab_bytes
-
-
-class _Layout(NamedTuple):
-    dtype: torch.dtype
-    shape: torch.Size
-    stride: tuple[int, ...]
-    bytes: int
 
 
 class StoredActivations:
@@ -30,7 +23,7 @@ class StoredActivations:
         """`slot_bytes`: of the largest item; without `scratch` nothing can be sent."""
         self._scratch, self._machine, self._slot_bytes = scratch, machine, slot_bytes
         self._ring: list[Tensor] = []
-        self._layouts: dict[str, list[_Layout]] = {}
+        self._layouts: dict[str, list[Layout]] = {}
 
     def clear(self) -> None:
         """Let go of the memory."""
@@ -42,19 +35,14 @@ class StoredActivations:
         if not self._ring:
             slots = range(ACTIVATION_SLOTS)
             self._ring = [self._machine.host_empty((self._slot_bytes,), torch.uint8) for _ in slots]
-        self._layouts[item] = [
-            _Layout(t.dtype, t.shape, t.stride(), span(t) * t.element_size()) for t in tensors
-        ]  # fmt: skip
+        self._layouts[item] = layouts_of(tensors)
         return self.in_slot(item, slot)
 
     def in_slot(self, item: str, slot: int) -> list[Tensor]:
         """The item's tensors in the slot."""
         layouts = self._layouts[item]
         parts = carve(self._used(item, slot), [layout.bytes for layout in layouts])
-        return [
-            part.view(layout.dtype).as_strided(layout.shape, layout.stride)
-            for layout, part in zip(layouts, parts, strict=True)
-        ]
+        return [layout.within(part) for layout, part in zip(layouts, parts, strict=True)]
 
     def write(self, item: str, slot: int) -> None:
         """From the slot to disk. Raises UserError."""
@@ -75,10 +63,3 @@ class StoredActivations:
         if self._scratch is None:
             raise ValueError("the plan has activations on disk, and nothing was given that keeps them")
         return self._scratch
-
-
-def span(tensor: Tensor) -> int:
-    """Elements from the first to the last one of a tensor with these strides, those in gaps included."""
-    if tensor.numel() == 0:
-        return 0
-    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))

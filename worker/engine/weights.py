@@ -79,7 +79,7 @@ class Weights:
         try:
             for name, parameter in self._parameters.items():
                 self._take(name, parameter)
-            memory.expect(None)
+            memory.expect(())
             self._move_buffers(lambda buffer: machine.place(buffer))
             if Moments.ROUNDED in self._moments.values():
                 self.device.numbers = both_numbers(machine.place)
@@ -147,7 +147,7 @@ class Weights:
             self._memory.expect_item(item)
             self.device.allocate(item)
             self.device.fetch(item)
-        self._memory.expect(None)
+        self._memory.expect(())
 
     @torch.no_grad()
     def take_back(self) -> None:

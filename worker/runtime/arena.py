@@ -47,8 +47,9 @@ class CannotTakeOverError(Exception):
 class Memory(Protocol):
     """Where an engine's tensors go on the device. Methods are called by the one thread that may allocate there."""
 
-    def expect(self, op: Op | None) -> None:
-        """What is allocated from now on is `op`'s, until the next call; None: it is in no plan."""
+    def expect(self, ops: Sequence[Op]) -> None:
+        """What is allocated from now on is that of `ops`, in this order, until the next call; without any it is in no
+        plan."""
 
     def expect_item(self, item: str) -> None:
         """What is allocated next is the item, which is there between steps."""
@@ -75,7 +76,7 @@ class Memory(Protocol):
 class NoPlaces:
     """Wherever the allocator likes."""
 
-    def expect(self, op: Op | None) -> None:
+    def expect(self, ops: Sequence[Op]) -> None:
         """Nothing to do."""
 
     def expect_item(self, item: str) -> None:
@@ -221,23 +222,35 @@ class PlannedMemory:
         self._keys = {op.name: key_of(op, program.rounds) for op in program.ops if op.queue is Queue.COMPUTE}
         self._slice_of = {op.name: slice_of(op, program.slices) for op in program.ops if op.queue is Queue.COMPUTE}
         self._planned = {key: _as_c(arrangement.steps.get(key, ())) for key in self._keys.values()}
+        self._several: dict[int, ctypes.Array[_Place]] = {}  # by the first operation's id
         self._shorter: dict[Shape, dict[str, ctypes.Array[_Place]]] = {}
         self._sums: dict[Shape | None, dict[str, dict[str, int]]] = {}  # None: of the planned shape
         self._sums[None] = _sums(program, chain, arrangement.small_bytes)
         self._its_sums: dict[str, int] = {}
         self._shapes: Sequence[Shape] = ()
 
-    def expect(self, op: Op | None) -> None:
-        """What is allocated from now on is `op`'s, until the next call; None: it is in no plan."""
-        if op is None:
+    def expect(self, ops: Sequence[Op]) -> None:
+        """What is allocated from now on is that of `ops`, in this order, until the next call; without any it is in no
+        plan."""
+        if not ops:
             self._arena.expect(None, 0, 0)
             return
-        key, number = self._keys[op.name], self._slice_of[op.name]
+        if len(ops) > 1:  # weights or gradients: these are the same for slices of any shape
+            places = self._several.get(id(ops[0])) or self._joined(ops)
+            self._arena.expect(places, len(places), self._arrangement.small_bytes)
+            return
+        key, number = self._keys[ops[0].name], self._slice_of[ops[0].name]
         shape = self._shapes[number] if number is not None and self._shapes else None
         shorter = None if shape is None else self._shorter.get(shape)
         self._its_sums = self._sums.get(None if shorter is None else shape, {}).get(key, {})
         places = (self._planned if shorter is None else shorter)[key]
         self._arena.expect(places, len(places), self._arrangement.small_bytes if shorter is None else 0)
+
+    def _joined(self, ops: Sequence[Op]) -> ctypes.Array[_Place]:
+        """The places of all of them, for good."""
+        places = [place for op in ops for place in self._planned[self._keys[op.name]]]
+        found = self._several[id(ops[0])] = (_Place * len(places))(*places)
+        return found
 
     def expect_item(self, item: str) -> None:
         """What is allocated next is the item, which is there between steps."""

@@ -18,7 +18,7 @@ from planner.graph import keep_device_guard
 from planner.schedule.chain import Chain
 from planner.schedule.compile import Op, Program, Queue
 from worker.runtime.arena import Memory, NoPlaces
-from worker.runtime.interpreter import OnlyCopies, Perform
+from worker.runtime.interpreter import OnlyCopies, Perform, Together
 from worker.runtime.machine import Batch, RandomState
 from worker.runtime.queues import QueueInterpreter
 from worker.runtime.recording import now
@@ -155,16 +155,17 @@ class CpuInterpreter(QueueInterpreter):
         torch.set_grad_enabled(False)
         torch.set_num_threads(self._threads)
 
-    def run(self, op: Op, values: StepValues | None) -> None:
-        """Do `op`."""
+    def run(self, ops: Together, values: StepValues | None) -> None:
+        """Do `ops`; one by one where it is noted when they run."""
         if values is None:
             return
         if (recording := self.recording) is None:
-            self._perform(op, values)
+            self._perform(ops, values)
             return
-        begin = now()
-        self._perform(op, values)
-        recording.add(op, values.number, begin, now())
+        for op in ops:
+            begin = now()
+            self._perform((op,), values)
+            recording.add(op, values.number, begin, now())
 
     def wait(self, op: Op) -> None:
         """Return when the turn `op` may compute. Raises what went wrong on a queue."""

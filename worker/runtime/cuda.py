@@ -30,7 +30,7 @@ from planner.schedule.compile import Op, OpKind, Program, Queue
 from planner.schedule.places import Spans
 from worker.runtime.arena import Memory, NoPlaces, PlannedMemory, arena
 from worker.runtime.host_values import HostValues
-from worker.runtime.interpreter import OnlyCopies, Perform
+from worker.runtime.interpreter import OnlyCopies, Perform, Together
 from worker.runtime.machine import Batch, RandomState
 from worker.runtime.queues import QueueInterpreter
 from worker.runtime.recording import Recording, now
@@ -258,40 +258,41 @@ class CudaInterpreter(QueueInterpreter):
         if queue in self._streams:
             torch.cuda.set_stream(self._streams[queue])
 
-    def run(self, op: Op, values: StepValues | None) -> None:
-        """Give `op` to its stream, behind what it waits for; a CPU update or a read waits on the host, and runs."""
-        stream = self._streams.get(op.queue)
+    def run(self, ops: Together, values: StepValues | None) -> None:
+        """Give `ops` to their stream, behind what they wait for; CPU updates and reads wait on the host, and run."""
+        stream = self._streams.get(ops[0].queue)
         if stream is not None:
-            self._wait_on_stream(op)
+            self._wait_on_stream(ops[0])
         else:
-            for event in self._events_before(op):
+            for event in self._events_before(ops[0]):
                 event.synchronize()
         if values is not None:
-            self._do(op, values, stream)
+            self._do(ops, values, stream)
         if stream is not None:
-            self.done(op)
+            self.done(ops[-1])
 
     def never_waits(self, op: Op) -> bool:
         """Copies that go to a stream."""
         return op.queue in self._streams and self._only_copies(op)
 
-    def run_here(self, op: Op, values: StepValues | None) -> None:
+    def run_here(self, ops: Together, values: StepValues | None) -> None:
         """`run`, in the thread that computes, which goes back to the computing stream."""
-        torch.cuda.set_stream(self._streams[op.queue])
+        torch.cuda.set_stream(self._streams[ops[0].queue])
         try:
-            self.run(op, values)
+            self.run(ops, values)
         finally:
             torch.cuda.set_stream(self._machine.stream)
 
-    def _do(self, op: Op, values: StepValues, stream: torch.cuda.Stream | None) -> None:
-        """`op` itself: on its stream, which is its thread's current one, or on the host."""
+    def _do(self, ops: Together, values: StepValues, stream: torch.cuda.Stream | None) -> None:
+        """`ops` themselves: on their stream, which is the thread's current one, or on the host."""
         if (recording := self.recording) is None:
-            self._perform(op, values)
+            self._perform(ops, values)
             return
         mark: Callable[[], Any] = now if stream is None else functools.partial(_mark, stream)
-        begin = mark()
-        self._perform(op, values)
-        recording.add(op, values.number, begin, mark())
+        for op in ops:
+            begin = mark()
+            self._perform((op,), values)
+            recording.add(op, values.number, begin, mark())
 
     def wait(self, op: Op) -> None:
         """Let the computing stream wait for what the turn `op` needs; return when all of it is issued."""

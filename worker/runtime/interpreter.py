@@ -14,8 +14,11 @@ from planner.schedule.plan import Direction
 from worker.runtime.recording import Recording
 from worker.runtime.step_values import StepValues
 
-Perform = Callable[[Op, StepValues], None]
-"""Does one operation, or on a stream issues it. The caller has switched autograd off."""
+Together = tuple[Op, ...]
+"""Operations that are issued as one: see `together`."""
+
+Perform = Callable[[Together, StepValues], None]
+"""Does operations that go together, or on a stream issues them. The caller has switched autograd off."""
 
 OnlyCopies = Callable[[Op], bool]
 """Whether an operation is a copy between the device and memory of the host that the device reaches by itself."""
@@ -38,9 +41,9 @@ class Interpreter(Protocol):
     def record(self) -> None:
         """Note from now on when operations run. No step may be running."""
 
-    def issue(self, op: Op, values: StepValues | None) -> None:
-        """Do an operation of the computing queue after what it waits for; hand any other one to its queue. Without
-        values it is left out, but not its place: it waits, and is waited for, as ever."""
+    def issue(self, ops: Together, values: StepValues | None) -> None:
+        """Do operations of the computing queue after what they wait for; hand others to their queue. Without values
+        they are left out, but not their place: they wait, and are waited for, as ever."""
 
     def wait(self, op: Op) -> None:
         """Return when the turn `op` may compute. Raises what went wrong on a queue."""
@@ -79,17 +82,18 @@ class Cursor:
     has nothing for an operation to do, its place stays: the order is that of a whole step, which is proven."""
 
     def __init__(
-        self, program: Program, interpreter: Interpreter, expect: Callable[[Op | None], None] = lambda op: None
+        self, program: Program, interpreter: Interpreter, expect: Callable[[Together], None] = lambda ops: None
     ) -> None:
-        """`expect` is told which operation computes or allocates from now on; None: none."""
+        """`expect` is told which operations compute or allocate from now on, if any."""
         self._interpreter, self._expect = interpreter, expect
-        self._legs = tuple(_legs(program))
+        self._ops = tuple(together(program))
+        self._legs = tuple(_legs(self._ops))
         self._at = 0
         self._values: StepValues | None = None
         self._previous: StepValues | None = None
-        self._ops, self._carries = program.ops, any(op.carried for op in program.ops)
-        self._issued = 0  # operations of the step, turns that are over among them
-        self._unsure = False  # whether the operation after them was
+        self._carries = any(op.carried for op in program.ops)
+        self._issued = 0  # of the step's `_ops`, turns that are over among them
+        self._unsure = False  # whether what comes after them was
 
     @property
     def turn(self) -> Turn | None:
@@ -136,12 +140,12 @@ class Cursor:
         self._interpreter.flush()
         self.forget()
 
-    def _carry_out(self, ops: Sequence[Op]) -> None:
+    def _carry_out(self, ops: Sequence[Together]) -> None:
         """Of these operations do what the step before left to them."""
         if self._carries and self._previous is not None:
             with torch.no_grad():
-                for op in ops:
-                    self._interpreter.issue(op, self._previous if op.carried else None)
+                for its in ops:
+                    self._interpreter.issue(its, self._previous if its[0].carried else None)
 
     def forget(self) -> None:
         """The next step begins from the drained state: nothing is carried into it."""
@@ -156,29 +160,60 @@ class Cursor:
         self._unsure = True  # an interrupt may come anywhere
         try:
             with torch.no_grad():
-                for op, computes in self._legs[self._at][0]:
-                    values = self._previous if op.carried else self._values
+                for ops, carried, computes in self._legs[self._at][0]:
+                    values = self._previous if carried else self._values
                     if computes and values is not None:
-                        self._expect(op)
-                    self._interpreter.issue(op, values)
+                        self._expect(ops)
+                    self._interpreter.issue(ops, values)
                     self._issued += 1
             self._interpreter.flush()
-            self._expect(self.turn.op if self.turn else None)
+            self._expect((self.turn.op,) if self.turn else ())
         except BaseException as error:
-            # An allocation's, or met before an operation: nothing of that one is done.
+            # An allocation's, or met before an operation: nothing of that one is done, or what is let go again.
             self._unsure = error is not self._interpreter.error and not is_out_of_memory(error)
             raise
         self._unsure = False
 
 
-def _legs(program: Program) -> Iterator[tuple[tuple[tuple[Op, bool], ...], Turn | None]]:
-    """The program cut at its turns: what comes before each, and whether it computes, and the turn; at last what follows
-    the last."""
-    before: list[tuple[Op, bool]] = []
+def name_of(ops: Together) -> str:
+    """ "fetch@F3:w:l2.up" of one, "fetch@F3:w:l2.up +8" of nine."""
+    return ops[0].name if len(ops) == 1 else f"{ops[0].name} +{len(ops) - 1}"
+
+
+_GOES_WITH_OTHERS = frozenset({OpKind.ALLOC, OpKind.FREE, OpKind.FETCH, OpKind.SEND})
+
+
+def together(program: Program) -> Iterator[Together]:
+    """The program's operations, neighbours that can be issued as one beside each other: of one kind, of which only the
+    first waits for others and nobody waits for any but the last. So nothing comes later than it would one by one."""
+    awaited = {name for op in program.ops for name in op.waits}
+    ops: list[Op] = []
     for op in program.ops:
-        if op.kind is OpKind.RUN:
-            yield tuple(before), Turn(op, *op.turn)
+        if ops and (op.waits or not _go_together(ops[-1], op) or ops[-1].name in awaited):
+            yield tuple(ops)
+            ops = []
+        ops.append(op)
+    if ops:
+        yield tuple(ops)
+
+
+def _go_together(one: Op, other: Op) -> bool:
+    """What has a slot, or several tensors, goes by itself."""
+    return one.kind is other.kind and all(
+        op.kind in _GOES_WITH_OTHERS and op.slot is None and op.subject[0] != "a" for op in (one, other)
+    )
+
+
+def _legs(ops: Sequence[Together]) -> Iterator[tuple[tuple[tuple[Together, bool, bool], ...], Turn | None]]:
+    """The operations cut at the turns: what comes before each, whether it is carried and whether it computes or
+    allocates, and the turn; at last what follows the last."""
+    before: list[tuple[Together, bool, bool]] = []
+    for its in ops:
+        first = its[0]
+        if first.kind is OpKind.RUN:
+            yield tuple(before), Turn(first, *first.turn)
             before = []
         else:
-            before.append((op, op.queue is Queue.COMPUTE))
+            computes = first.queue is Queue.COMPUTE and first.kind is not OpKind.FREE
+            before.append((its, first.carried, computes))
     yield tuple(before), None

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 from planner.schedule.compile import Op, Program, Queue
+from worker.runtime.interpreter import Together, name_of
 from worker.runtime.recording import Recording
 from worker.runtime.step_values import StepValues
 
@@ -70,7 +71,7 @@ class Tickets:
 
 
 Numbers = tuple[tuple[Queue, int], ...]
-Job = tuple[Op, StepValues | None, Numbers]  # names no tensor: it must not keep device bytes alive
+Job = tuple[Together, StepValues | None, Numbers]  # names no tensor: it must not keep device bytes alive
 
 
 class _QueueThread:
@@ -78,7 +79,7 @@ class _QueueThread:
 
     def __init__(
         self, queue: Queue, tickets: Tickets, setup: Callable[[Queue], None],
-        run: Callable[[Op, StepValues | None], None],
+        run: Callable[[Together, StepValues | None], None],
     ) -> None:  # fmt: skip
         self._queue, self._tickets, self._setup, self._do = queue, tickets, setup, run
         self._pending: list[Job] = []
@@ -110,19 +111,21 @@ class _QueueThread:
             for job in batch:
                 self._run_job(*job)
 
-    def _run_job(self, op: Op, values: StepValues | None, numbers: Numbers) -> None:
+    def _run_job(self, ops: Together, values: StepValues | None, numbers: Numbers) -> None:
         for queue, number in numbers:
             self._tickets.wait(queue, number)
-        self.run(op, values, self._do)
+        self.run(ops, values, self._do)
 
-    def run(self, op: Op, values: StepValues | None, do: Callable[[Op, StepValues | None], None]) -> None:
-        """Do the next operation in the queue's order, in the thread that calls."""
+    def run(
+        self, ops: Together, values: StepValues | None, do: Callable[[Together, StepValues | None], None]
+    ) -> None:  # fmt: skip
+        """Do the next operations in the queue's order, in the thread that calls."""
         step = 0 if values is None else values.number
         if self._tickets.is_wanted(step):
             try:
-                do(op, values)
+                do(ops, values)
             except BaseException as error:
-                error.add_note(f"in {op.name} on the {self._queue} queue")
+                error.add_note(f"in {name_of(ops)} on the {self._queue} queue")
                 self._tickets.fail(error, step)
         self._tickets.advance(self._queue)
 
@@ -167,41 +170,41 @@ class QueueInterpreter(ABC):
         """Set the state of a queue's new thread."""
 
     @abstractmethod
-    def run(self, op: Op, values: StepValues | None) -> None:
-        """Do `op`, or keep its place, in its queue's thread; the tickets it waits for are there."""
+    def run(self, ops: Together, values: StepValues | None) -> None:
+        """Do `ops`, or keep their place, in their queue's thread; the tickets they wait for are there."""
 
     def never_waits(self, op: Op) -> bool:
         """Whether `op` of another queue takes no time but what issuing it takes, once its tickets are there."""
         return False
 
-    def run_here(self, op: Op, values: StepValues | None) -> None:
+    def run_here(self, ops: Together, values: StepValues | None) -> None:
         """`run`, in the thread that computes: of operations that never wait."""
         raise NotImplementedError
 
-    def issue(self, op: Op, values: StepValues | None) -> None:
-        """Do an operation of the computing queue after what it waits for; hand any other one to its queue. Without
-        values it is left out, but not its place.
+    def issue(self, ops: Together, values: StepValues | None) -> None:
+        """Do operations of the computing queue after what they wait for; hand others to their queue. Without values
+        they are left out, but not their place.
 
-        One that never waits is done here where its queue has nothing left to do: to hand it over, and to take turns
-        with its thread in Python, costs more than issuing it.
+        Those that never wait are done here where their queue has nothing left to do: to hand them over, and to take
+        turns with its thread in Python, costs more than issuing them.
         """
-        key, tickets = id(op), self._tickets
-        queue, thread, waits, never_waits = self._ways[key]
+        first, tickets = ops[0], self._tickets
+        queue, thread, waits, _ = self._ways[id(first)]
         if thread is None:
             if waits:
-                self._wait(op)
+                self._wait(first)
             if values is not None and tickets.error is not None:
                 tickets.check(values)
-            self.run(op, values)
+            self.run(ops, values)
             return
-        numbers = self._numbers(op) if waits else ()
-        before = tickets.issued[queue]
-        self._latest[key] = tickets.issued[queue] = before + 1
-        done = tickets.done
-        if never_waits and done[queue] == before and all(done[other] >= number for other, number in numbers):
-            thread.run(op, values, self.run_here)
+        numbers = self._numbers(first) if waits else ()
+        before, done = tickets.issued[queue], tickets.done
+        self._latest[id(ops[-1])] = tickets.issued[queue] = before + 1
+        may_go = done[queue] == before and all(done[other] >= number for other, number in numbers)
+        if may_go and all(self._ways[id(op)][3] for op in ops):
+            thread.run(ops, values, self.run_here)
         else:
-            thread.add((op, values, numbers))
+            thread.add((ops, values, numbers))
 
     def wait(self, op: Op) -> None:
         """Return when the turn `op` may compute. Raises what went wrong on a queue."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +23,12 @@ def copy(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     elif target.numel():
         _to_host(target, source, non_blocking)
     return target
+
+
+def copies(targets: Sequence[Tensor], sources: Sequence[Tensor], non_blocking: bool = False) -> None:
+    """torch._foreach_copy_ between host and device: PyTorch copies one after another."""
+    for target, source in zip(targets, sources, strict=True):
+        copy(target, source, non_blocking)
 
 
 def _straight(target: Tensor, source: Tensor) -> bool:
@@ -105,6 +111,7 @@ def _maker(func: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 SPECIAL |= {
     aten.copy_.default: copy,
+    aten._foreach_copy_.default: copies,
     aten._to_copy.default: to_copy,
     aten.clone.default: clone,
     aten.empty_like.default: _maker(aten.empty_like.default),

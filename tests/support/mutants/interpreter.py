@@ -12,7 +12,7 @@ from tests.support.cuda.device import Device
 from tests.support.cuda.streams import Mood
 from tests.support.mutants.changes import Change, Mutant
 from worker.runtime.cuda import CudaInterpreter, CudaMachine
-from worker.runtime.interpreter import OnlyCopies, Perform
+from worker.runtime.interpreter import OnlyCopies, Perform, Together
 from worker.runtime.queues import Tickets
 from worker.runtime.step_values import StepValues
 
@@ -111,11 +111,18 @@ class WatchedInterpreter(CudaInterpreter):
 
     # -- what is held back
 
-    def run(self, op: Op, values: StepValues | None) -> None:
-        self._wait_elsewhere(op)
+    def run(self, ops: Together, values: StepValues | None) -> None:
+        self._wait_elsewhere(ops[0])
+        op = self._known_of(ops)
         self._begin(op)
-        super().run(op, values)
+        super().run(ops, values)
         self._end(op)
+
+    def _known_of(self, ops: Together) -> Op:
+        """That of the operations which go together by whose name they are held back, or waited for."""
+        hold = self.watch.hold
+        names = (hold.held, hold.until) if hold is not None else ()
+        return next((op for op in ops if op.name in names), ops[-1])
 
     def wait(self, op: Op) -> None:
         self._wait_elsewhere(op)

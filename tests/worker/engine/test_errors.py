@@ -38,6 +38,19 @@ def fail_at(monkeypatch, owner, method, matches, error=Injected):
     monkeypatch.setattr(owner, method, wrapped)
 
 
+def fail_at_item(monkeypatch, method, matches, error=Injected):
+    """Let the device's `method` raise where `matches(item)`, when it has done what it was given before."""
+    original = getattr(Device, method)
+
+    def wrapped(self, *items):
+        for item in items:
+            if matches(item):
+                raise error("injected")
+            original(self, item)
+
+    monkeypatch.setattr(Device, method, wrapped)
+
+
 def in_layer(index, k):
     """Fails in forward, in the third call of a layer by the slices of a step."""
 
@@ -55,24 +68,20 @@ def in_layer(index, k):
 
 
 FAILURES = {
-    "h2d queue": lambda m, e: fail_at(m, Device, "fetch", lambda self, item: item.startswith("w:model.layers.1")),
-    "d2h queue": lambda m, e: fail_at(m, Device, "send", lambda self, item: item.startswith("g:model.layers.0")),
-    "activations": lambda m, e: fail_at(m, Device, "send", lambda self, item: item == "a:3.1"),
+    "h2d queue": lambda m, e: fail_at_item(m, "fetch", lambda item: item.startswith("w:model.layers.1")),
+    "d2h queue": lambda m, e: fail_at_item(m, "send", lambda item: item.startswith("g:model.layers.0")),
+    "activations": lambda m, e: fail_at_item(m, "send", lambda item: item == "a:3.1"),
     "cpu queue": lambda m, e: fail_at(m, adamw_module, "update", lambda targets, *rest: "layers.0" in targets[0].name),
     "device update": lambda m, e: fail_at(
         m, adamw_module, "update", lambda targets, *rest: "lm_head" in targets[0].name
     ),
-    "allocation": lambda m, e: fail_at(m, Device, "allocate", lambda self, item: item == "a:3.1"),
+    "allocation": lambda m, e: fail_at_item(m, "allocate", lambda item: item == "a:3.1"),
     "backward": lambda m, e: fail_at(
         m, Gradients, "add", lambda self, name, k, *rest: (k, name) == (2, "model.layers.0.mlp.up_proj.weight")
     ),
     "head": lambda m, e: fail_at(m, Gradients, "add", lambda self, name, k, *rest: (k, name) == (2, "lm_head.weight")),
-    "out of memory": lambda m, e: fail_at(
-        m,
-        Device,
-        "allocate",
-        lambda self, item: item == "w:model.layers.2.mlp.up_proj.weight",
-        error=torch.OutOfMemoryError,
+    "out of memory": lambda m, e: fail_at_item(
+        m, "allocate", lambda item: item == "w:model.layers.2.mlp.up_proj.weight", error=torch.OutOfMemoryError
     ),
     "block": lambda m, e: fail_at(m, Call, "forward", lambda self, *rest: (self.block.index, self.k) == (3, 1)),
     "slice": in_layer(2, 2),
@@ -191,8 +200,8 @@ def test_updates_of_the_step_before_are_done_though_a_queue_has_failed(make, mon
         patch.setattr(owner, method, lambda *rest: (failed.wait(10), original(*rest))[1])
 
     with monkeypatch.context() as patch:
-        is_first = lambda self, item: item.startswith("w:model.layers.0") and not failed.set()  # noqa: E731
-        fail_at(patch, Device, "fetch", is_first)
+        is_first = lambda item: item.startswith("w:model.layers.0") and not failed.set()  # noqa: E731
+        fail_at_item(patch, "fetch", is_first)
         after_the_failure(adamw_module, "update")
         at_first = engine._interpreter.flush
         calls = iter(range(100))

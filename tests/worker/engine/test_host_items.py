@@ -79,15 +79,16 @@ def test_what_is_restored_holds_no_more_than_its_weights(engine: Engine) -> None
 
 
 class Copies(TorchDispatchMode):
-    """Writes down what is copied."""
+    """Writes down what is copied, call by call."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.tensors: list[torch.Tensor] = []
+        self.calls: list[list[torch.Tensor]] = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func is torch.ops.aten.copy_.default:
-            self.tensors += args[:2]
+        if func is torch.ops.aten._foreach_copy_.default:
+            self.calls.append([*args[0], *args[1]])
+        assert func is not torch.ops.aten.copy_.default
         return func(*args, **(kwargs or {}))
 
 
@@ -104,6 +105,7 @@ def test_activations_of_any_layout_travel_in_one_piece_and_come_back_as_they_wer
         device.free("a:1.0")
         device.allocate("a:1.0")
         device.fetch("a:1.0")
-    assert len(copies.tensors) == 16 and all(t.is_contiguous() for t in copies.tensors)
+    assert [len(tensors) for tensors in copies.calls] == [8, 8]
+    assert all(torch.ops.aten.is_non_overlapping_and_dense.default(t) for tensors in copies.calls for t in tensors)
     for there, before in zip(device.items["a:1.0"], layouts, strict=True):
         assert torch.equal(there, before) and there.stride() == before.stride()

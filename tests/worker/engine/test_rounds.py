@@ -56,9 +56,10 @@ def test_the_weights_cross_to_the_device_once_a_round(make, monkeypatch):
     crossed = Counter()
     fetch = Device.fetch
 
-    def counted(self, item):
-        crossed[item[0]] += sum(t.nbytes for t in self.items[item])
-        fetch(self, item)
+    def counted(self, *items):
+        for item in items:
+            crossed[item[0]] += sum(t.nbytes for t in self.items[item])
+        fetch(self, *items)
 
     monkeypatch.setattr(Device, "fetch", counted)
     by_rounds = {}
@@ -82,7 +83,7 @@ def test_the_weights_cross_to_the_device_once_a_round(make, monkeypatch):
 def test_a_step_of_rounds_does_what_the_program_says(make, monkeypatch):
     done = Counter()
     perform = Actions.perform
-    monkeypatch.setattr(Actions, "perform", lambda self, op, values: (perform(self, op, values), done.update([op])))
+    monkeypatch.setattr(Actions, "perform", lambda self, ops, values: (perform(self, ops, values), done.update(ops)))
     engine, _ = make("llama", rounds=2, slices=2)
     for step in range(2):
         batches, rest = scheduled(step, 4)

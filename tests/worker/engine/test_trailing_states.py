@@ -216,10 +216,11 @@ def test_a_drive_that_fails_tears_the_step_and_the_last_checkpoint_stands(kind, 
     run(first, range(2, 3), COUNT)
     perform = first._actions._do
 
-    def failing(op, values):
+    def failing(ops, values):
+        op = ops[0]
         if op.kind is kind and op.names[0].removeprefix("s:") in first.plan.trailing() and op.piece:
             raise UserError("The disk is gone.", code="disk-failed")
-        perform(op, values)
+        perform(ops, values)
 
     monkeypatch.setattr(first._actions, "_do", failing)
     with pytest.raises(UserError, match="The disk is gone"):

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from planner.schedule.compile import Op, OpKind, Queue, compile_program
+from planner.schedule.compile import OpKind, Queue, compile_program
 from tests.support.cuda.device import Device
 from tests.support.cuda.streams import Event, Stream
 from tests.support.engines import data, learning_rate
@@ -20,6 +20,7 @@ from tests.support.late_engines import Case, chain_for, engine_for, expected, pl
 from worker.engine.actions import Actions
 from worker.engine.rounds import Rounds
 from worker.runtime.host_values import HostValues
+from worker.runtime.interpreter import Together
 from worker.runtime.step_values import StepValues
 
 pytestmark = pytest.mark.emulated
@@ -86,10 +87,11 @@ def test_copies_are_issued_by_whoever_computes_unless_they_wait_for_the_host(
     by: dict[str, set[str]] = {}
     performed = Actions.perform
 
-    def perform(self: Actions, op: Op, values: StepValues) -> None:
-        if op.queue in (Queue.H2D, Queue.D2H):
-            by.setdefault(op.name, set()).add(threading.current_thread().name)
-        performed(self, op, values)
+    def perform(self: Actions, ops: Together, values: StepValues) -> None:
+        for op in ops:
+            if op.queue in (Queue.H2D, Queue.D2H):
+                by.setdefault(op.name, set()).add(threading.current_thread().name)
+        performed(self, ops, values)
 
     monkeypatch.setattr(Actions, "perform", perform)
     engine = engine_for(CASE)
@@ -110,12 +112,13 @@ def test_a_copy_of_what_the_cpu_has_still_to_update_is_handed_over(
     wanted, by = expected(CASE), set[str]()
     performed = Actions.perform
 
-    def perform(self: Actions, op: Op, values: StepValues) -> None:
+    def perform(self: Actions, ops: Together, values: StepValues) -> None:
+        op = ops[0]
         if op.queue is Queue.CPU:
             time.sleep(0.01)  # it is late
         elif op.queue is Queue.H2D:
             by.add(threading.current_thread().name)
-        performed(self, op, values)
+        performed(self, ops, values)
 
     monkeypatch.setattr(Actions, "perform", perform)
     engine = engine_for(CASE)

@@ -35,7 +35,7 @@ INSIDE = (
     "planner/graph/result.py", "planner/graph/signature.py", "planner/graph/tangents.py", "worker/runtime/arena.py",
     "planner/graph/pieces.py", "worker/runtime/recording.py", "worker/engine/shared_rows.py",
     "worker/engine/unusable.py", "worker/engine/stored_activations.py", "worker/engine/stored_weights.py",
-    "worker/runtime/small_copies.py",
+    "worker/runtime/small_copies.py", "worker/engine/layouts.py",
 )  # fmt: skip
 NOT_THERE = {
     "planner/cpu/adamw.py": "updates on the CPU; those on a GPU only call PyTorch's kernel by it",
@@ -101,7 +101,7 @@ METHODS = {
     "tolist", "unique", "unique_consecutive", "cudaHostRegister", "cudaHostUnregister",
 }  # fmt: skip
 BUILTINS = {"bool", "float", "int"}
-COPIES = {"to", "copy_"}
+COPIES = {"to", "copy_", "_foreach_copy_"}
 READS = {"_local_scalar_dense", "nonzero", "equal", "is_nonzero", "masked_select", "_unique2", "unique_dim", "bincount"}
 """Operations whose result the host must know to go on."""
 

@@ -8,7 +8,7 @@ import torch
 from planner.schedule.compile import Op, OpKind, Program, Queue, compile_program
 from tests.support.chains import chain, mixed_plan
 from worker.runtime.cpu import CpuInterpreter
-from worker.runtime.interpreter import Cursor
+from worker.runtime.interpreter import Cursor, together
 from worker.runtime.step_values import StepValues
 
 torch.set_num_threads(1)
@@ -28,12 +28,13 @@ class Held:
         self.held = {name: threading.Event() for name in held}
         self.begun = {name: threading.Event() for name in held}
 
-    def perform(self, op, values):
-        if op.name in self.held:
-            self.begun[op.name].set()
-            assert self.held[op.name].wait(DEADLINE_S)
-        with self.lock:
-            self.log.append((op.name, values.number))
+    def perform(self, ops, values):
+        for op in ops:
+            if op.name in self.held:
+                self.begun[op.name].set()
+                assert self.held[op.name].wait(DEADLINE_S)
+            with self.lock:
+                self.log.append((op.name, values.number))
 
 
 @pytest.fixture
@@ -89,6 +90,20 @@ def test_three_steps_run_every_operation_after_what_it_waits_for(program, start)
                 key = (name, when - 1 if other.carried else when)
                 if other.kind is not OpKind.RUN and key in at:
                     assert at[key] < at[op.name, number], f"{op.name} of step {number} before {key}"
+
+
+def test_neighbours_go_together_where_only_the_first_waits_and_only_the_last_is_waited_for(program):
+    ops = [Op.parse(text) for text in (
+        "alloc@F0:w:a 1B", "alloc@F0:w:b 1B", "alloc@F0:w:c 1B",
+        "fetch@F0:w:a 1B after alloc@F0:w:c", "fetch@F0:w:b 1B", "fetch@F0:w:c 1B after cpu_update@F0:c",
+        "fetch@F0:a:0.0 1B", "fetch@F0:a:0.1 1B", "fetch@F0:w:d 1B slot0", "fetch@F0:w:e 1B slot1",
+        "send@F0:g:a 1B", "send@F0:g:b 1B", "send@F0:g:c 1B", "cpu_update@F0:b 0B after send@F0:g:b",
+        "cpu_update@F0:c 0B", "run@F0:F0.0 0B after fetch@F0:w:c", "free@F0:w:a 1B", "free@F0:w:b 1B",
+    )]  # fmt: skip
+    found = list(together(Program(ops=tuple(ops), resident=(), options=())))
+    assert [len(its) for its in found] == [3, 2, 1, 1, 1, 1, 1, 2, 1, 1, 1, 1, 2]
+    assert [op for its in found for op in its] == ops
+    assert [op for its in together(program) for op in its] == list(program.ops)
 
 
 def test_each_queue_keeps_the_programs_order(program, start):
@@ -185,7 +200,7 @@ def test_closing_does_not_wait_for_what_has_not_begun(program):
     interpreter = CpuInterpreter(program, actions.perform)
     for op in program.ops:
         if op.queue is Queue.D2H:
-            interpreter.issue(op, values(1))
+            interpreter.issue((op,), values(1))
     interpreter.flush()
     assert actions.begun[send.name].wait(DEADLINE_S)
     closer = threading.Thread(target=interpreter.close)

@@ -1,0 +1,44 @@
+"""Views that generated code need not call: each operation takes time to issue, also one that computes nothing.
+
+A trace of a linear layer's backward transposes a weight twice, and its gradient twice; views follow views. Where only
+views read a view, what it is a view of goes by its name instead. So each name stands for the memory that it stands for
+in the trace, from the same line to the same line: numbers and bytes are those of the whole list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import torch
+from torch import fx
+
+from planner.graph.nodes import is_op, parent
+
+_aten = torch.ops.aten
+_TURNED = frozenset({_aten.t.default})
+_SHAPED = frozenset({_aten.view.default, _aten._unsafe_view.default})
+
+
+def not_called(nodes: Sequence[fx.Node], results: Collection[fx.Node], sinks: Collection[fx.Node]) -> set[fx.Node]:
+    """Those of `nodes` that are another name of their argument. `results` are made as they were traced: whoever gets
+    one may ask whether it is a view. `sinks` are handed out on the way."""
+    among, found = set(nodes), set[fx.Node]()
+    has: dict[fx.Node, fx.Node] = {}  # whose value goes by a node's name, where that is not its own
+    for node in nodes:
+        if node in results or not is_op(node) or node.target not in _TURNED | _SHAPED:
+            continue
+        base = parent(node)
+        made, value = node.meta["val"], has.get(base, base).meta["val"]
+        if node.target in _TURNED:
+            kind, itself, can = _TURNED, base in has, True
+        else:
+            kind = _SHAPED
+            itself = made.shape == value.shape and made.stride() == value.stride()
+            can = value.is_contiguous()  # then any view of it is one of its views
+        readers = [user for user in node.users if user in among]
+        if itself:
+            found.add(node)
+        elif can and readers and node not in sinks and all(u.target in kind and u not in results for u in readers):
+            found.add(node)
+            has[node] = has.get(base, base)
+    return found
