@@ -7,7 +7,9 @@ new tensor. Whoever counts memory that way does the sum in place itself, or coun
 
 from __future__ import annotations
 
+import functools
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -28,7 +30,7 @@ def adds_in_place(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | No
         isinstance(first, Tensor) and isinstance(second, Tensor)
         and (first.dtype, first.shape) == (second.dtype, second.shape)
         and _has_no_gaps(first)
-        and _holders(first) == _OF_A_SUM
+        and _holders(first) == _of_a_sum()
     )  # fmt: skip
 
 
@@ -55,16 +57,22 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-def _holders_of_a_sum() -> tuple[int, int, int] | None:
-    x = torch.ones(1, requires_grad=True)
-    y = x * 1.0
-    z = y.exp() + y.sin()  # outside: only the sum of gradients is counted
-    with _Counter() as counter:
-        torch.autograd.grad(z, x)
-    found: tuple[int, int, int] | None = counter.holders
-    return found
+@functools.cache
+def _of_a_sum() -> tuple[int, int, int] | None:
+    """Holders of the first gradient in a sum that autograd makes in place: more than one, by this version of PyTorch
+    and the way through Python. Found by making such a sum, in a thread where nothing is being dispatched. Not before
+    somebody asks: the first backward of a process begins CUDA."""
+    found: list[tuple[int, int, int] | None] = []
 
+    def make() -> None:
+        x = torch.ones(1, requires_grad=True)
+        y = x * 1.0
+        z = y.exp() + y.sin()  # outside: only the sum of gradients is counted
+        with _Counter() as counter:
+            torch.autograd.grad(z, x)
+        found.append(counter.holders)
 
-_OF_A_SUM = _holders_of_a_sum()
-"""Holders of the first gradient in a sum that autograd makes in place: more than one, by this version of PyTorch and
-the way through Python. Found by making such a sum, where nothing is dispatched yet."""
+    thread = threading.Thread(target=make, name="offmate-sum")
+    thread.start()
+    thread.join()
+    return found[0] if found else None

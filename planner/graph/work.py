@@ -57,4 +57,18 @@ def _work(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], value: Any)
     tensors = [t for t in tree_leaves((args, kwargs, value)) if torch.is_tensor(t)]
     moved = sum(t.numel() * t.element_size() for t in tensors)
     formula = flop_registry.get(func.overloadpacket)
-    return Work(int(formula(*args, **kwargs, out_val=value)) if formula else 0, moved)
+    return Work(int(formula(*_one_head_a_query(func, args), **kwargs, out_val=value)) if formula else 0, moved)
+
+
+def _one_head_a_query(func: Any, args: Sequence[Any]) -> Sequence[Any]:
+    """The arguments of fused attention with as many heads of keys and values as of queries, which it computes with;
+    PyTorch's formulas before 2.13 raise AssertionError where heads are grouped."""
+    names = [argument.name for argument in func._schema.arguments]
+    if "attention" not in func._schema.name or "query" not in names:
+        return args
+    heads, found = args[names.index("query")].shape[1], list(args)
+    for name in ("key", "value"):
+        at = names.index(name)
+        rows, _, length, width = found[at].shape
+        found[at] = found[at][:, :1].expand(rows, heads, length, width)
+    return found

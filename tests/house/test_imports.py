@@ -240,3 +240,16 @@ def test_looking_at_a_model_and_its_data_loads_no_tracer() -> None:
 def test_the_torch_free_part_of_the_planner_is_free_of_torch() -> None:
     present = [name for name in modules() if folder(name) in TORCH_FREE and not is_entry(name)]
     assert loaded_by(f"import {', '.join(present)}").isdisjoint(HEAVY)
+
+
+def test_no_import_begins_cuda() -> None:
+    """The first backward of a process does, even of tensors on the CPU; processes that are forked later could not use
+    the device, and a trainer's memory could not be planned."""
+    code = (
+        "import torch\n"
+        "def fails(*_, **__): raise AssertionError('a backward')\n"
+        "torch.autograd._engine_run_backward = fails\n"
+        "import planner.search.problem, planner.measure.analysis, worker.trainer, worker.certify.comparison\n"
+        "assert not torch.cuda.is_initialized()"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

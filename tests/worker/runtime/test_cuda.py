@@ -67,10 +67,10 @@ def assert_equals_plain_pytorch(name, plan_of, *, slices, clip=None, dtype=torch
     plain = PlainTraining(model, optimizer=[adamw(model)], max_grad_norm=clip, device=device(), on_cpu=on_cpu)
     for step in range(steps):
         batches, rest = data(step, slices)
-        items = torch.tensor(rest["num_items_in_batch"])
-        rate = learning_rate(step)
-        got = engine.step(batches, learning_rate=rate, **rest)
-        expected = plain.step(batches, learning_rate=rate, seeds=rest["seeds"], items=items)
+        # A tensor, as in training: a device multiplies by a number's inverse, and divides by a tensor.
+        items, seeds, rate = torch.tensor(rest["num_items_in_batch"]), rest["seeds"], learning_rate(step)
+        got = engine.step(batches, learning_rate=rate, seeds=seeds, num_items_in_batch=items)
+        expected = plain.step(batches, learning_rate=rate, seeds=seeds, items=items)
         assert all(torch.equal(a, b) for a, b in zip(got.losses, expected.losses, strict=True)), step
         assert clip is None or torch.equal(got.grad_norm, expected.grad_norm), step
     wanted = dict(plain.state())
