@@ -35,7 +35,7 @@ def test_fused_attention_with_grouped_heads_computes_with_all_of_them(
         formula = flop_registry[operation].__wrapped__
         monkeypatch.setitem(flop_registry, operation, of_equal_heads(formula, keys))
     q, k, v = (
-        torch.empty(ROWS, heads, LENGTH, WIDTH, dtype=torch.bfloat16, device="meta") for heads in (HEADS, groups, groups)
+        torch.empty(ROWS, n, LENGTH, WIDTH, dtype=torch.bfloat16, device="meta") for n in (HEADS, groups, groups)
     )
     with Counting() as counting:
         out, logsumexp, *rest = forward(q, k, v, 0.0, True)
