@@ -14,12 +14,16 @@ ELSEWHERE = {
     "planner/cpu/adamw.py": {"torch._fused_adamw_"},
     # what goes in and comes out of an operation: modes that look at operations have no public helper for either
     "planner/cpu/meter.py": {"torch.utils._python_dispatch", "torch.utils._pytree"},
+    # who holds a gradient, and whether a backward runs: what autograd itself looks at
+    "planner/cpu/in_place_sums.py": {"torch._C", "torch.utils._python_dispatch"},
     "worker/runtime/host_values.py": {"torch.utils._pytree"},
     # a kernel that only takes time, behind which more can be issued than the device has done
     "planner/measure/stopwatch.py": {"torch._C"},
     # modes that look at the frame's operations are to look at no block
     "worker/engine/block_calls.py": {"torch._C"},
     "worker/engine/rounds.py": {"torch._C"},
+    # several copies in one call
+    "worker/engine/layouts.py": {"torch._foreach_copy_"},
     # the norm and its coefficient as clip_grad_norm_ computes them
     "worker/engine/adamw.py": {"torch._foreach_mul_"},
     "worker/engine/gradients.py": {"torch._foreach_norm"},
