@@ -171,9 +171,12 @@ def fused(
     )  # fmt: skip
 
 
+_Pointers = ctypes.c_void_p * 4
+
+
 class _Tensor(ctypes.Structure):
     _fields_ = (
-        ("n", ctypes.c_long), ("gradient", ctypes.c_void_p), ("from", ctypes.c_void_p * 4),
+        ("n", ctypes.c_long), ("gradient", ctypes.c_void_p), ("from", _Pointers),
         ("master", ctypes.c_void_p), ("exp_avg", ctypes.c_void_p), ("exp_avg_sq", ctypes.c_void_p),
         ("work", ctypes.c_void_p), ("decay", ctypes.c_float), ("layout", ctypes.c_int),
     )  # fmt: skip
@@ -224,8 +227,7 @@ class NativeKernel:
             *(_tensor(t, g, layout, step) for (t, layout), g in zip(known, gradients, strict=True))
         )
         constants = _constants(step)
-        numbers = (ctypes.c_void_p * 2)(*(table(signed=signed).data_ptr() for signed in (True, False)))
-        self._update(ctypes.byref(tensors), len(known), ctypes.byref(constants), torch.get_num_threads(), numbers)
+        self._update(ctypes.byref(tensors), len(known), ctypes.byref(constants), torch.get_num_threads(), _numbers())
 
     def norms(self, gradients: Sequence[Tensor]) -> list[Tensor]:
         """See `Kernel`. PyTorch would make an fp32 copy of a bf16 gradient; of an fp32 one its norm is as good."""
@@ -235,6 +237,12 @@ class NativeKernel:
             else self._others.norms([gradient])[0]
             for gradient in gradients
         ]
+
+
+@functools.cache
+def _numbers() -> ctypes.Array[ctypes.c_void_p]:
+    """Where adamw.c looks numbers up, signed and unsigned ones."""
+    return (ctypes.c_void_p * 2)(*(table(signed=signed).data_ptr() for signed in (True, False)))
 
 
 def _layout(target: Target) -> int | None:
@@ -248,13 +256,13 @@ def _tensor(target: Target, gradient: Tensor, layout: int, step: Step) -> _Tenso
     state = (target.master, target.exp_avg, target.exp_avg_sq, target.work)
     before = target.before or state
     elements = gradient.numel()
-    assert all(t.is_contiguous() for t in (*state, *before)), target.name
-    sizes = (elements, *[moment_bytes(elements) if target.rounded else elements] * 2, elements)
-    assert all(tuple(t.numel() for t in each) == sizes[: len(each)] for each in (state, before)), target.name
+    moments = moment_bytes(elements) if target.rounded else elements
+    for tensors in (state, before) if target.before else (state,):
+        for tensor, size in zip(tensors, (elements, moments, moments, elements), strict=False):
+            assert tensor.is_contiguous() and tensor.numel() == size, target.name
     assert len(before) == len(state) or not target.packed, target.name
     return _Tensor(
-        gradient.numel(), gradient.data_ptr(), (ctypes.c_void_p * 4)(*(t.data_ptr() for t in before)),
-        *(t.data_ptr() for t in state),
+        elements, gradient.data_ptr(), _Pointers(*[t.data_ptr() for t in before]), *[t.data_ptr() for t in state],
         1 - step.learning_rate * target.weight_decay, layout,
     )  # fmt: skip
 

@@ -161,7 +161,7 @@ def record_forward(
                 continue
 
             def before(module: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
-                call = ModuleCall(name, module, len(record.operations), repr(flatten_call(args, kwargs)[0].key))
+                call = ModuleCall(name, module, len(record.operations), flatten_call(args, kwargs)[0].text)
                 call.given = [(mapping, dict(mapping)) for mapping in mappings_of(args, kwargs)]
                 stack[-1].kids.append(call)
                 stack.append(call)

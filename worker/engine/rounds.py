@@ -122,16 +122,17 @@ class Rounds:
         # A block that runs as its own code shares it with none.
         kind = block.index if block.recipe == EAGER else block.kind
         key = kind, block.recipe.saves, block.compiled_bytes, shape.key
-        if key not in self.codes:
-            self.codes[key] = self.make_code(block, args, kwargs)
+        code = self.codes.get(key)
+        if code is None:
+            code = self.codes[key] = self.make_code(block, args, kwargs)
         call: Call | ChunkedCall
         with torch._C.DisableTorchFunction():
             turn = self._lockstep.gate(block.index)
             given = self._given_to[turn.slice]
             if block.chunk_rows:
-                call = ChunkedCall(block, turn.slice, self.codes[key], tensors, given, self._device)
+                call = ChunkedCall(block, turn.slice, code, tensors, given, self._device)
             else:
-                call = Call(block, turn.slice, self.codes[key], tensors, given, self._device)
+                call = Call(block, turn.slice, code, tensors, given, self._device)
         self.calls[block.index, turn.slice] = call
         with label(self._labels[turn.op.stage]):
             result = call.enter(tensors, mappings_of(args, kwargs), self._anchor)
