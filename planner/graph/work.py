@@ -63,9 +63,9 @@ def _work(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], value: Any)
 def _one_head_a_query(func: Any, args: Sequence[Any]) -> Sequence[Any]:
     """The arguments of fused attention with as many heads of keys and values as of queries, which it computes with;
     PyTorch's formulas before 2.13 raise AssertionError where heads are grouped."""
-    names = [argument.name for argument in func._schema.arguments]
-    if "attention" not in func._schema.name or "query" not in names:
+    if not func._schema.name.startswith("aten::_scaled_dot_product"):
         return args
+    names = [argument.name for argument in func._schema.arguments]
     heads, found = args[names.index("query")].shape[1], list(args)
     for name in ("key", "value"):
         at = names.index(name)

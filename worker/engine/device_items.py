@@ -12,10 +12,15 @@ from worker.engine.layouts import copy
 
 class Device:
     """Device copies by item name, each a list of tensors as in `Host`. Only the thread that computes allocates and
-    frees; the queues only copy, between an item's allocation and its release."""
+    frees; the queues only copy, between an item's allocation and its release.
+
+    items       what is there
+    empty       of it what is still to be fetched
+    """
 
     def __init__(self, host: Host, device: torch.device) -> None:
         self.items: dict[str, list[Tensor]] = {}
+        self.empty: set[str] = set()
         self.type = device.type
         self.numbers: tuple[Numbers, Numbers] | None = None  # what bytes of moments stand for, where any are updated
         self._host, self._device = host, device
@@ -28,11 +33,13 @@ class Device:
                 torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=self._device)
                 for t in self._host.items[item]
             ]
+            self.empty.add(item)
 
     def free(self, *items: str) -> None:
         """Let go of the items' memory."""
         for item in items:
             del self.items[item]
+        self.empty.difference_update(items)
 
     def fetch(self, *items: str) -> None:
         """Host to device."""
@@ -45,6 +52,7 @@ class Device:
                 targets += self.items[item]
                 sources += host.items[item]
         copy(targets, sources)
+        self.empty.difference_update(items)
 
     def fetch_from(self, slot: int, item: str) -> None:
         """Likewise, of what was read into a slot."""
@@ -54,6 +62,7 @@ class Device:
         else:
             sources = [host.in_slot(item, slot) if item[0] == "w" else host.weights.in_slot(item[2:], slot)]
         copy(self.items[item], sources)
+        self.empty.discard(item)
 
     def send(self, *items: str) -> None:
         """Device to host."""

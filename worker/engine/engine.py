@@ -104,9 +104,7 @@ class Engine:
     def _open(self) -> None:
         self._closed = self._warm = False
         self._cap()
-        self._interpreter: Interpreter = self._machine.interpreter(
-            self._program, self._actions.perform, self._actions.only_copies
-        )
+        self._interpreter: Interpreter = self._machine.interpreter(self._program, self._actions)
         self._cursor = Cursor(self._program, self._interpreter, self._memory.expect)
         self._rounds.open(self._cursor)
 
@@ -167,7 +165,7 @@ class Engine:
         try:
             return self._step(batches, seeds, self._values(learning_rate, groups), model_kwargs)
         except RuntimeError as error:
-            if is_out_of_memory(error):  # whoever handles it may want the memory, for an engine that needs less
+            if is_out_of_memory(error):  # so that its handler can make an engine that needs less
                 forget_frames(error)
             raise
 
@@ -202,7 +200,9 @@ class Engine:
                     self._gradients.begin_round(list(rows.values()))
                     losses += self._rounds.run(staged[part], seeds[part], given)
                 self._cursor.end()
-        except BaseException:
+        except BaseException as error:
+            if is_out_of_memory(error):  # before what it is in the way of comes back
+                forget_frames(error)
             self._take_back()
             raise
         finally:

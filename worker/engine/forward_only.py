@@ -224,7 +224,7 @@ class Forward:
         themselves are wanted."""
         self._speaking = speaking
         leaving = sorted(set(self._plan.resident) - set(program.resident))
-        interpreter = self._machine.interpreter(program, self._actions.perform, self._actions.only_copies)
+        interpreter = self._machine.interpreter(program, self._actions)
         cursor = Cursor(program, interpreter)
         self._lockstep = lockstep = Lockstep(program.slices, cursor, self._machine)
 

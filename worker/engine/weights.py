@@ -127,9 +127,8 @@ class Weights:
         assert self.device.items.keys() == self._resident, self.device.items.keys() ^ self._resident
 
     def drop_transient(self) -> None:
-        """After an error: keep on the device only what is there between steps."""
-        for item in self.device.items.keys() - self._resident:
-            del self.device.items[item]
+        """After an error: keep on the device only what is there between steps, and has its content."""
+        self.device.free(*(self.device.items.keys() - self._resident | self.device.empty))
 
     @torch.no_grad()
     def leave(self, items: Iterable[str]) -> None:

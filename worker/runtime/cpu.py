@@ -18,7 +18,7 @@ from planner.graph import keep_device_guard
 from planner.schedule.chain import Chain
 from planner.schedule.compile import Op, Program, Queue
 from worker.runtime.arena import Memory, NoPlaces
-from worker.runtime.interpreter import OnlyCopies, Perform, Together
+from worker.runtime.interpreter import Perform, Performer, Together
 from worker.runtime.machine import Batch, RandomState
 from worker.runtime.queues import QueueInterpreter
 from worker.runtime.recording import now
@@ -35,9 +35,9 @@ class CpuMachine:
         cpu_kernel()  # chosen now: in a step, its trial would count as device memory
         keep_device_guard()  # now: slices trace in threads of their own
 
-    def interpreter(self, program: Program, perform: Perform, only_copies: OnlyCopies) -> CpuInterpreter:
+    def interpreter(self, program: Program, performer: Performer) -> CpuInterpreter:
         """Queues for `program`."""
-        return CpuInterpreter(program, perform)
+        return CpuInterpreter(program, performer.perform)
 
     def memory(self, program: Program, chain: Chain, offsets: Sequence[int]) -> Memory:
         """The host's memory has room everywhere."""

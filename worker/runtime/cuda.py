@@ -30,7 +30,7 @@ from planner.schedule.compile import Op, OpKind, Program, Queue
 from planner.schedule.places import Spans
 from worker.runtime.arena import Memory, NoPlaces, PlannedMemory, arena
 from worker.runtime.host_values import HostValues
-from worker.runtime.interpreter import OnlyCopies, Perform, Together
+from worker.runtime.interpreter import Performer, Together
 from worker.runtime.machine import Batch, RandomState
 from worker.runtime.queues import QueueInterpreter
 from worker.runtime.recording import Recording, now
@@ -60,9 +60,9 @@ class CudaMachine:
         self._arena, self._placed, self._cold = arena(), False, True
         self._outside_bytes = self._bytes_outside()
 
-    def interpreter(self, program: Program, perform: Perform, only_copies: OnlyCopies) -> CudaInterpreter:
+    def interpreter(self, program: Program, performer: Performer) -> CudaInterpreter:
         """Queues for `program` on this device."""
-        return CudaInterpreter(program, perform, only_copies, self)
+        return CudaInterpreter(program, performer, self)
 
     @contextlib.contextmanager
     def computing(self) -> Iterator[None]:
@@ -235,9 +235,8 @@ def tensor_bytes(allocator_bytes: int) -> int:
 class CudaInterpreter(QueueInterpreter):
     """Issues operations to streams."""
 
-    def __init__(self, program: Program, perform: Perform, only_copies: OnlyCopies, machine: CudaMachine) -> None:
-        self._perform, self._machine, self._threads = perform, machine, torch.get_num_threads()
-        self._only_copies = only_copies
+    def __init__(self, program: Program, performer: Performer, machine: CudaMachine) -> None:
+        self._performer, self._machine, self._threads = performer, machine, torch.get_num_threads()
         self._streams = {
             Queue.COMPUTE: machine.stream,
             Queue.H2D: torch.cuda.Stream(machine.device),  # type: ignore[no-untyped-call]
@@ -273,7 +272,7 @@ class CudaInterpreter(QueueInterpreter):
 
     def never_waits(self, op: Op) -> bool:
         """Copies that go to a stream."""
-        return op.queue in self._streams and self._only_copies(op)
+        return op.queue in self._streams and self._performer.only_copies(op)
 
     def run_here(self, ops: Together, values: StepValues | None) -> None:
         """`run`, in the thread that computes, which goes back to the computing stream."""
@@ -286,12 +285,12 @@ class CudaInterpreter(QueueInterpreter):
     def _do(self, ops: Together, values: StepValues, stream: torch.cuda.Stream | None) -> None:
         """`ops` themselves: on their stream, which is the thread's current one, or on the host."""
         if (recording := self.recording) is None:
-            self._perform(ops, values)
+            self._performer.perform(ops, values)
             return
         mark: Callable[[], Any] = now if stream is None else functools.partial(_mark, stream)
         for op in ops:
             begin = mark()
-            self._perform((op,), values)
+            self._performer.perform((op,), values)
             recording.add(op, values.number, begin, mark())
 
     def wait(self, op: Op) -> None:

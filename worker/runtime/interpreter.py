@@ -20,8 +20,15 @@ Together = tuple[Op, ...]
 Perform = Callable[[Together, StepValues], None]
 """Does operations that go together, or on a stream issues them. The caller has switched autograd off."""
 
-OnlyCopies = Callable[[Op], bool]
-"""Whether an operation is a copy between the device and memory of the host that the device reaches by itself."""
+
+class Performer(Protocol):
+    """Does the operations of a program."""
+
+    def perform(self, ops: Together, values: StepValues) -> None:
+        """See `Perform`."""
+
+    def only_copies(self, op: Op) -> bool:
+        """Whether `op` is a copy between the device and memory of the host that the device reaches by itself."""
 
 
 class Interpreter(Protocol):

@@ -14,7 +14,7 @@ from planner.schedule.compile import Program
 from worker.runtime.arena import Memory
 
 if TYPE_CHECKING:  # what is made of a machine is not needed to make one
-    from worker.runtime.interpreter import Interpreter, OnlyCopies, Perform
+    from worker.runtime.interpreter import Interpreter, Performer
 
 RandomState = tuple[Tensor, ...]
 Batch = Mapping[Any, Tensor]
@@ -26,8 +26,8 @@ class Machine(Protocol):
 
     device: torch.device
 
-    def interpreter(self, program: Program, perform: Perform, only_copies: OnlyCopies) -> Interpreter:
-        """Queues for `program`, each of whose operations but RUN is done by `perform`."""
+    def interpreter(self, program: Program, performer: Performer) -> Interpreter:
+        """Queues for `program`, each of whose operations but RUN is done by `performer`."""
 
     def memory(self, program: Program, chain: Chain, offsets: Sequence[int]) -> Memory:
         """Take the device's memory for a program whose tensors lie at `offsets`, if they lie anywhere. Before anything

@@ -28,7 +28,7 @@ from tests.support.random_plans import random_chain, random_plan
 from tests.support.tiny_models import batch_of, make_model
 from worker.engine.engine import Engine
 from worker.runtime.cpu import CpuMachine
-from worker.runtime.interpreter import Perform
+from worker.runtime.interpreter import Performer
 
 torch.set_num_threads(1)
 CPU = torch.device("cpu")
@@ -229,8 +229,8 @@ def trained(
     """What the engine's training gives, and the operations in the order in which they ran."""
     made: list[ChaosInterpreter] = []
 
-    def chaotic(machine: CpuMachine, program: Program, perform: Perform) -> ChaosInterpreter:
-        made.append(ChaosInterpreter(program, perform.__self__, mood))
+    def chaotic(machine: CpuMachine, program: Program, performer: Performer) -> ChaosInterpreter:
+        made.append(ChaosInterpreter(program, performer, mood))
         return made[0]
 
     monkeypatch.setattr(CpuMachine, "interpreter", chaotic)
@@ -280,8 +280,8 @@ def test_the_engine_computes_something_else_without_a_wait(case: Case, monkeypat
 
 @pytest.mark.parametrize("seed", range(6))
 def test_an_evaluation_gives_the_plain_models_losses_in_any_order(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    def chaotic(machine: CpuMachine, program: Program, perform: Perform) -> ChaosInterpreter:
-        return ChaosInterpreter(program, perform.__self__, Mood.drawn(seed))
+    def chaotic(machine: CpuMachine, program: Program, performer: Performer) -> ChaosInterpreter:
+        return ChaosInterpreter(program, performer, Mood.drawn(seed))
 
     monkeypatch.setattr(CpuMachine, "interpreter", chaotic)
     case, model = CASES[0], make_model("llama")

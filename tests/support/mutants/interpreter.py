@@ -12,7 +12,7 @@ from tests.support.cuda.device import Device
 from tests.support.cuda.streams import Mood
 from tests.support.mutants.changes import Change, Mutant
 from worker.runtime.cuda import CudaInterpreter, CudaMachine
-from worker.runtime.interpreter import OnlyCopies, Perform, Together
+from worker.runtime.interpreter import Performer, Together
 from worker.runtime.queues import Tickets
 from worker.runtime.step_values import StepValues
 
@@ -70,8 +70,8 @@ class WatchedInterpreter(CudaInterpreter):
 
     watch: Watch
 
-    def __init__(self, program: Program, perform: Perform, only_copies: OnlyCopies, machine: CudaMachine) -> None:
-        super().__init__(program, perform, only_copies, machine)
+    def __init__(self, program: Program, performer: Performer, machine: CudaMachine) -> None:
+        super().__init__(program, performer, machine)
         assert isinstance(self._tickets, WatchedTickets)
         self._known = self._tickets
         self.watch.device.queues.patience = self._be_patient

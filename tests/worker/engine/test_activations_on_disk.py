@@ -120,8 +120,8 @@ def test_the_host_has_the_ring_and_nothing_else_of_them_and_the_device_what_is_p
 def test_any_order_that_queues_and_waits_allow_computes_the_same(seed, make, monkeypatch):
     form = "mixed, 2 rounds of 2, clipped"
     monkeypatch.setattr(
-        CpuMachine, "interpreter", lambda self, program, perform: ChaosInterpreter(
-            program, perform.__self__, Mood.drawn(seed)
+        CpuMachine, "interpreter", lambda self, program, performer: ChaosInterpreter(
+            program, performer, Mood.drawn(seed)
         )
     )
     assert_same(run(make(form), range(3), 4), run(plain(form), range(3), 4))

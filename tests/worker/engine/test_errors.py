@@ -10,7 +10,7 @@ import torch
 
 from planner.errors import UserError
 from tests.support.engine_plans import adamw, chain_of, make_plan, resident_plan
-from tests.support.engines import CPU, assert_same, assert_same_state, data, own_threads, run
+from tests.support.engines import CPU, assert_same, assert_same_state, build, data, own_threads, run
 from tests.support.tiny_models import batch_of, make_model
 from worker.engine import adamw as adamw_module
 from worker.engine import forward_only
@@ -334,3 +334,35 @@ def test_an_evaluation_without_room_for_several_batches_goes_on_with_fewer(make,
     for _ in range(2):
         assert [float(loss) for loss in engine.evaluate(batches).losses] == wanted
     assert tried == [5, 2, *[1] * 10]
+
+
+def leaving_plan(chain, *, slices, clip):
+    """All is updated on the device and there between steps, but the first layer's weights leave it in between."""
+    w = [f"w:{t.name}" for t in chain.blocks[1].tensors]
+    trained = [t.name for t in chain.tensors()]
+    lines = {"F1": {"evict": w}, "B2": {"prefetch": w}, "B0": {"gpu_update": trained, "offload": w}}
+    lines["B0"]["evict"] = [f"g:{name}" for name in trained]
+    kept = [f"{c}:{name}" for name in trained for c in "ws"]
+    return make_plan(chain, lines, options=("keep",) * 5, resident=kept, slices=slices, rounds=1, clip=clip)
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_what_there_was_room_for_but_no_content_yet_comes_from_the_host_again(monkeypatch, number):
+    """A step fails at the second or the fourth of the weights that it brings back: those before it are there, empty."""
+    engine, plain = build("llama", leaving_plan, slices=2, clip=0.05)
+    try:
+        name = [t.name for t in engine.chain.blocks[1].tensors][number]
+        run(engine, range(2), 2)
+        with monkeypatch.context() as patch:
+            left = [f"w:{name}"]  # to come back for the next step there is room
+            fail_at_item(
+                patch, "allocate", lambda item: item in left and bool(left.pop()), error=torch.OutOfMemoryError
+            )
+            with pytest.raises(torch.OutOfMemoryError):
+                run(engine, range(2, 3), 2)
+        assert not engine.torn
+        run(plain, range(2), 2)
+        assert_same(run(engine, range(2, 4), 2), run(plain, range(2, 4), 2))
+        assert_same_state(engine, plain)
+    finally:
+        engine.close()

@@ -141,7 +141,7 @@ MOODS = [
 @pytest.mark.parametrize("number", range(len(MOODS)))
 def test_in_any_order_steps_are_plain_pytorchs(number, make, monkeypatch):
     monkeypatch.setattr(
-        CpuMachine, "interpreter", lambda _, program, act: ChaosInterpreter(program, act.__self__, MOODS[number])
+        CpuMachine, "interpreter", lambda _, program, performer: ChaosInterpreter(program, performer, MOODS[number])
     )
     shape = list(SHAPES)[number % 2]
     engine, same = make(0.5, shape=shape), plain(0.5)
@@ -169,7 +169,7 @@ def test_without_the_wait_of_the_next_gradient_for_the_states_a_late_queue_makes
 
     mood = Mood(seed=0, eager={queue: float(queue is not late) for queue in Queue})
     monkeypatch.setattr(
-        CpuMachine, "interpreter", lambda _, program, act: ChaosInterpreter(program, act.__self__, mood)
+        CpuMachine, "interpreter", lambda _, program, performer: ChaosInterpreter(program, performer, mood)
     )
     monkeypatch.setattr("worker.engine.engine.compile_program", damaged)
     engine, same = make(0.5), plain(0.5)

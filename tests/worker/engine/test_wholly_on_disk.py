@@ -175,8 +175,8 @@ def test_the_host_has_their_rings_and_nothing_else_of_them(make):
 def test_any_order_that_queues_and_waits_allow_computes_the_same(seed, make, monkeypatch):
     shape = ("slices, clipped", "rounds")[seed % 2]
     monkeypatch.setattr(
-        CpuMachine, "interpreter", lambda self, program, perform: ChaosInterpreter(
-            program, perform.__self__, Mood.drawn(seed)
+        CpuMachine, "interpreter", lambda self, program, performer: ChaosInterpreter(
+            program, performer, Mood.drawn(seed)
         )
     )
     assert_same(run(make(shape), range(3), COUNT), run(plain(shape), range(3), COUNT))
