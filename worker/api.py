@@ -261,13 +261,20 @@ class LoopEngine:
                 "restore: an error ended step %d in the middle of its updates: some weights are those before it, "
                 "some those after", self.steps_done + 1,
             )  # fmt: skip
+        self._keep_norm()
         model = self._engine.restore()
         self._undo.close()
         return model
 
     def close(self) -> None:
         """End the engine without giving the model back."""
+        self._keep_norm()
         self._engine.close()
+
+    def _keep_norm(self) -> None:
+        """On the host: a tensor on the device would keep all of the engine's memory there."""
+        if self.grad_norm is not None:
+            self.grad_norm = self.grad_norm.cpu()
 
 
 def _listed(batch: Batch | Sequence[Batch]) -> list[Batch]:

@@ -28,15 +28,11 @@ def adds_in_place(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | No
     first, second = args
     return (
         isinstance(first, Tensor) and isinstance(second, Tensor)
+        and first.layout is second.layout is torch.strided
         and (first.dtype, first.shape) == (second.dtype, second.shape)
-        and _has_no_gaps(first)
+        and torch.ops.aten.is_non_overlapping_and_dense.default(first)
         and _holders(first) == _of_a_sum()
     )  # fmt: skip
-
-
-def _has_no_gaps(tensor: Tensor) -> bool:
-    steps = zip(tensor.shape, tensor.stride(), strict=True)
-    return 1 + sum((size - 1) * stride for size, stride in steps) == tensor.numel()
 
 
 def _holders(tensor: Any) -> tuple[int, int, int]:

@@ -42,9 +42,12 @@ class Actions:
             self._do(ops, values)
 
     def only_copies(self, op: Op) -> bool:
-        """Whether `op` is a copy between the device and memory of the host that the device reaches by itself."""
+        """Whether `op` is now a copy between the device and memory of the host that the device reaches by itself."""
         if op.kind not in (OpKind.FETCH, OpKind.SEND) or op.slot is not None:  # a slot is read or written beside
             return False
+        if op.subject[0] == "a":
+            its = self._device.items.get(op.subject)  # none is there where the operation is left out
+            return op.kind is OpKind.FETCH or its is None or self._host.is_parked(op.subject, its)
         return not (self._host.is_mapped(op.subject) or self._host.is_wholly_on_disk(op.subject[2:]))
 
     def _do(self, ops: Together, values: StepValues) -> None:

@@ -98,7 +98,7 @@ class Engine:
             machine=self._machine,
         )  # fmt: skip
         self._staged_bytes = staged_bytes(chain, plan.slices, plan.rounds)
-        self.torn = self._stepping = False
+        self.torn = self._stepping = self._gone = False
         self._open()
 
     def _open(self) -> None:
@@ -244,7 +244,8 @@ class Engine:
     def _take_back(self) -> None:
         """After an error in a step: be where the step began, if none of its updates has begun."""
         try:
-            whole = self._cursor.take_back()
+            with self._machine.computing():
+                whole = self._cursor.take_back()
         except BaseException:  # it was on a queue, or is there, too: the step's own error is the one to raise
             whole = False
         self._tear()
@@ -269,7 +270,8 @@ class Engine:
         """Finish every update. The next step begins from here. Raises what went wrong on a queue."""
         self._usable()
         try:
-            self._cursor.run_carried()
+            with self._machine.computing():
+                self._cursor.run_carried()
             self._interpreter.drain()
             self._machine.forget_batches()
             if self.recording is not None:
@@ -349,7 +351,7 @@ class Engine:
     def close(self) -> None:
         """End the threads and let all memory go, the model's weights with it. What is pending is left undone. Nothing
         to do after another `close`, or `restore`."""
-        if self._closed and not self.torn:
+        if self._gone:
             return
         self._end()
         self._weights.let_go()
@@ -368,6 +370,7 @@ class Engine:
         self._machine.forget_batches()
         self._machine.forget_threads()
         self._memory.close()
+        self._gone = True
 
     def _end(self) -> None:
         self._closed = True

@@ -170,6 +170,10 @@ class Host:
         finally:
             pack(master, work, low, exp_avg_sq)
 
+    def is_parked(self, item: str, tensors: Sequence[Tensor]) -> bool:
+        """Whether `park` has memory for them: making it takes time, and letting go of a smaller one waits."""
+        return self._layouts.get(item) == layouts_of(tensors)
+
     def park(self, item: str, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Host tensors with the layouts of `tensors`. They are kept: in the next step those of the same item mostly lie
         alike."""

@@ -1,4 +1,5 @@
-"""CUDA: a stream for what computes, one for each direction of copies, an issuing thread for each queue but the first.
+"""CUDA: a stream for what computes, and one for each direction of copies. Whoever computes issues copies, too, where
+they wait for nothing on the host; what else there is has a thread for each queue.
 
 An operation has a ticket on the host, which says that its stream has it, and an event, which says that it is done. A
 waiter takes the ticket first: a stream that waits for an event nobody has recorded waits for nothing. For CPU updates

@@ -156,10 +156,7 @@ class QueueInterpreter(ABC):
             queue: _QueueThread(queue, self._tickets, self.setup, self.run) for queue in others
         }
         # Looked up once for each operation that is issued.
-        self._ways = {
-            id(op): (op.queue, self._queues.get(op.queue), bool(self._hosts[id(op)]), self.never_waits(op))
-            for op in program.ops
-        }
+        self._ways = {id(op): (op.queue, self._queues.get(op.queue), bool(self._hosts[id(op)])) for op in program.ops}
 
     def record(self) -> None:
         """Note from now on when operations run."""
@@ -171,10 +168,10 @@ class QueueInterpreter(ABC):
 
     @abstractmethod
     def run(self, ops: Together, values: StepValues | None) -> None:
-        """Do `ops`, or keep their place, in their queue's thread; the tickets they wait for are there."""
+        """Do `ops`, or keep their place, in the thread that issues them; the tickets they wait for are there."""
 
     def never_waits(self, op: Op) -> bool:
-        """Whether `op` of another queue takes no time but what issuing it takes, once its tickets are there."""
+        """Whether `op` of another queue, whose tickets are there, now takes no time but what issuing it takes."""
         return False
 
     def run_here(self, ops: Together, values: StepValues | None) -> None:
@@ -189,7 +186,7 @@ class QueueInterpreter(ABC):
         turns with its thread in Python, costs more than issuing them.
         """
         first, tickets = ops[0], self._tickets
-        queue, thread, waits, _ = self._ways[id(first)]
+        queue, thread, waits = self._ways[id(first)]
         if thread is None:
             if waits:
                 self._wait(first)
@@ -201,7 +198,7 @@ class QueueInterpreter(ABC):
         before, done = tickets.issued[queue], tickets.done
         self._latest[id(ops[-1])] = tickets.issued[queue] = before + 1
         may_go = done[queue] == before and all(done[other] >= number for other, number in numbers)
-        if may_go and all(self._ways[id(op)][3] for op in ops):
+        if may_go and all(map(self.never_waits, ops)):
             thread.run(ops, values, self.run_here)
         else:
             thread.add((ops, values, numbers))
