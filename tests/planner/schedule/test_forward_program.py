@@ -162,7 +162,7 @@ def test_several_batches_share_one_journey_of_the_weights(make):
     engine, _ = make("llama")
     fetched = []
     fetch = engine._weights.device.fetch
-    engine._weights.device.fetch = lambda item: (fetched.append(item), fetch(item))
+    engine._weights.device.fetch = lambda *items: (fetched.extend(items), fetch(*items))
     engine.evaluate(batches(6))
     assert sorted(fetched) == sorted(set(fetched)) and len(fetched) > 10
 
@@ -228,7 +228,7 @@ def test_generation_gives_the_tokens_of_generate_and_weights_travel_once_for_eac
     step(engine, plain, 0)
     fetched = collections.Counter()
     fetch = engine._weights.device.fetch
-    engine._weights.device.fetch = lambda item: (fetched.update([item]), fetch(item))
+    engine._weights.device.fetch = lambda *items: (fetched.update(items), fetch(*items))
     answers = engine.generate(PROMPTS, new_tokens=12, pad=0)
     assert answers == plain.generate(PROMPTS, new_tokens=12, pad=0)
     tokens = len(answers[0])
