@@ -176,7 +176,7 @@ class QueueInterpreter(ABC):
 
     def run_here(self, ops: Together, values: StepValues | None) -> None:
         """`run`, in the thread that computes: of operations that never wait."""
-        raise NotImplementedError
+        self.run(ops, values)
 
     def issue(self, ops: Together, values: StepValues | None) -> None:
         """Do operations of the computing queue after what they wait for; hand others to their queue. Without values
