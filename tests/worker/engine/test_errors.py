@@ -200,8 +200,9 @@ def test_updates_of_the_step_before_are_done_though_a_queue_has_failed(make, mon
         patch.setattr(owner, method, lambda *rest: (failed.wait(10), original(*rest))[1])
 
     with monkeypatch.context() as patch:
-        is_first = lambda item: item.startswith("w:model.layers.0") and not failed.set()  # noqa: E731
-        fail_at_item(patch, "fetch", is_first)
+        fail_at_item(
+            patch, "fetch", lambda item: item.startswith("w:model.layers.0") and not failed.set()
+        )
         after_the_failure(adamw_module, "update")
         at_first = engine._interpreter.flush
         calls = iter(range(100))
