@@ -99,13 +99,15 @@ def pin(run: RunFolder) -> Job:
 
 def _check_room(job: Job, plan: Plan, chain: Chain, run: RunFolder) -> None:
     """Raise UserError where the disks have no room for what the job will write: hours before it does."""
+    from planner.measure.written import written_dtype
+
     tensors = (*chain.tensors(), *chain.frame_tensors)
-    trained = [tensor for tensor in tensors if tensor.trainable]
+    elements = sum(tensor.elements for tensor in tensors if tensor.trainable or job.method == "full")
     stored = chain.stored_bytes(plan.cpu_updated())
     check_room(
         run.path, Place(folder=Path(job.output_dir or run.output), token=run.token()),
         checkpoint_bytes=checkpoint_bytes(job, chain.saved_bytes, stored),
-        weight_bytes=sum(tensor.bytes for tensor in (trained if job.method == "lora" else tensors)),
+        weight_bytes=elements * written_dtype(job).itemsize,
     )  # fmt: skip
 
 

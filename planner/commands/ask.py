@@ -19,7 +19,8 @@ from planner.errors import UserError
 from planner.job.schema import Job
 from planner.machine.hardware import Hardware
 from planner.machine.presets import CARDS, needed_cpu_memory, usable_gpu_bytes
-from planner.measure.hf_model import beyond_positions, masked_of, working_dtype, written_otherwise
+from planner.measure.hf_model import beyond_positions, masked_of, working_dtype
+from planner.measure.written import said_of_dtype
 from planner.picture.files import NO_PICTURES, Pictures
 from planner.reports.make_receipt import LAUNCHING, no_fit, receipt
 from planner.reports.receipt import Asked, Receipt
@@ -72,7 +73,7 @@ def ask(
             found = replace(found, changes=changes, unplanned=unplanned, plan_key=key, complete=complete)
         else:
             found = _too_large(job, problem, least, others, clock)
-    notes = (beyond_positions(job), written_otherwise(job))
+    notes = (beyond_positions(job), said_of_dtype(job))
     found = replace(found, notes=tuple(note for note in notes if note is not None))
     now = time.monotonic()
     in_time = found.status == "infeasible" or now < clock.deadline

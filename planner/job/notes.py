@@ -52,6 +52,8 @@ def notes_of(values: Mapping[str, Any], given: Collection[str]) -> tuple[str, ..
         written = f"the adapter is written as LoRA of twice the rank, {rank}, for the model as published"
         slow = "; each decomposition takes seconds to minutes, pissa_niter_16 less" if begin == "pissa" else ""
         notes.append(f"init_lora_weights: {begin} takes a part of the model's own weights; {written}{slow}.")
+    if values["method"] == "lora" and values["save_dtype"] is not None:
+        notes.append("save_dtype is not used: adapters are written in float32.")
     if values["optim"] == ADAMW_8BIT:
         exact = "adamw_torch has them in fp32, 6 bytes more a parameter"
         notes.append(f"optim: adamw_8bit rounds AdamW's moments; {exact}.")

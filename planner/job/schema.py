@@ -136,6 +136,10 @@ class Job(AdapterKeys, LossKeys):
         Count | None, Field(description="a whole number from 1 to 10^9, or null to keep all")
     ] = 2
     output_dir: Annotated[Text | None, Field(description="a path, or null for the run folder")] = None
+    save_dtype: Annotated[
+        Literal["bfloat16", "float16", "float32"] | None,
+        Field(description="bfloat16, float16, float32, or null for the base's"),
+    ] = None
     seed: Annotated[int, Field(ge=0, lt=2**63, description="a whole number, 0 or more, below 2^63")] = 42
     bf16: Annotated[bool, Field(description="true, false or auto")] = False  # auto: settled where keys are read
     attn_implementation: Annotated[Literal["sdpa", "eager"], Field(description="sdpa or eager")] = "sdpa"

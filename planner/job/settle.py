@@ -10,6 +10,7 @@ from planner.job.dialects import AXOLOTL
 from planner.job.evaluation import EVALUATED
 from planner.job.fields import DEFAULT_EPOCHS
 from planner.job.lora import BEGIN, DEFAULTS, MODULES, PARAMETERS, PLUS, PLUS_EMBEDDING, WHERE
+from planner.job.precision import settle_written
 from planner.job.pretraining import TEXTS, entries_of
 from planner.job.reading import PER_EPOCH, Reading
 from planner.job.source import SWITCHED_OFF, Mistake, Source, shown, to_user_error
@@ -46,8 +47,9 @@ def canonical(source: Source, names: Mapping[str, str]) -> tuple[dict[str, Any],
         mistakes = [source.mistake(key, "missing-key", text) for key in dialect.missing(values)]
     if values.get("bf16") == "auto":
         values["bf16"] = computes_bf16() is not False
+    told = settle_written(values, source.values)
     left_out = (f"not used: {', '.join(keys)} ({why})" for why, keys in reading.unused.items())
-    return values, mistakes, (*_renamed(given), *defaults, *left_out)
+    return values, mistakes, (*_renamed(given), *defaults, *told, *left_out)
 
 
 def _settle(name: str, keys: list[str], reading: Reading, values: dict[str, Any], given: dict[str, str]) -> None:

@@ -138,8 +138,6 @@ def done_otherwise(key: str, name: str, value: object) -> str | None:
         return "AdamW's moments are in fp32 here, or with adamw_8bit in 8 bits"
     if key in _SPECIAL and isinstance(value, dict) and value.get("pad_token"):
         return "padding is never learned, and keeps its token"
-    if (key in ("dtype", "torch_dtype", "bfloat16", "pure_bf16") and value) or (key, value) == ("bf16", "full"):
-        return "masters and moments stay fp32, working weights are bf16"
     return None
 
 

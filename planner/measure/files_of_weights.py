@@ -54,13 +54,13 @@ def model_read_rate(job: Job) -> float:
     """Bytes a second at which the model's files are read, measured; 0.0 where they are not on this machine yet."""
     memory = torch.frombuffer(mmap.mmap(-1, room(_MEMORY_BYTES)), dtype=torch.uint8)
     try:
-        return read_rate(sorted(_folder(job).glob("*.safetensors")), memory)
+        return read_rate(sorted(model_folder(job).glob("*.safetensors")), memory)
     except OSError:
         return 0.0
 
 
-def _folder(job: Job) -> Path:
-    """Raises OSError where it is a name of the hub's that was not downloaded."""
+def model_folder(job: Job) -> Path:
+    """The folder of the model's files. Raises OSError where it is a name of the hub's that was not downloaded."""
     if (folder := Path(job.model)).is_dir():
         return folder
     from huggingface_hub import snapshot_download

@@ -96,15 +96,6 @@ def beyond_positions(job: Job) -> str | None:
     )
 
 
-def written_otherwise(job: Job) -> str | None:
-    """What to say of a model that is trained as a whole and written in another dtype than its base is published in."""
-    published, written = getattr(model_config(job), "dtype", None), working_dtype(job)
-    if job.method != "full" or published in (None, written):
-        return None
-    its, other = (str(dtype).removeprefix("torch.") for dtype in (published, written))
-    return f"The base is published in {its}; the trained model is written in {other}, in which it computes (bf16)."
-
-
 def working_dtype(job: Job) -> torch.dtype:
     """The dtype of the weights that compute and travel."""
     return torch.bfloat16 if job.bf16 else torch.float32

@@ -22,7 +22,7 @@ def write_model(
     """The model folder of `state`, by way of its trained weights."""
     origin = Origin(job={"exact": False}, data="", total_steps=1, plan="")
     trained = TrainedWeights(folder.parent / "trained", origin=origin)
-    found = trained.write(state, step=1, dtype=dtype)
+    found = trained.write(((name, {"weight": parts["master"].to(dtype)}) for name, parts in state), step=1)
     weights = {name: parts["weight"] for name, parts in found.tensors()}
     try:
         place = Place(folder=folder, token=new_token())

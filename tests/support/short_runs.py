@@ -78,7 +78,8 @@ class Run:
         )  # fmt: skip
 
     def _write(self, where: TrainedWeights) -> Checkpoint:
-        return where.write(self.engine.state(), step=self.engine.steps_done, dtype=torch.float32)
+        weights = ((name, {"weight": parts["master"]}) for name, parts in self.engine.state())
+        return where.write(weights, step=self.engine.steps_done)
 
     def before_each_step(self, act: Callable[[int], None]) -> None:
         step = self.engine.step

@@ -335,6 +335,13 @@ class Engine:
         self._usable()
         yield from self._weights.frozen()
 
+    def written(self, dtypes: Mapping[str, torch.dtype]) -> Iterator[tuple[str, Any]]:
+        """(name, {"weight"}) of each tensor in `dtypes` (name -> dtype), trained or not, one at a time: its value in
+        fp32 rounded once. Where this is on disk, what the store of optimizer states gives, to be read piece by
+        piece."""
+        self.drain()
+        yield from self._weights.written(dtypes)
+
     def load_state(self, tensors: Iterable[tuple[str, Mapping[str, Tensor]]], *, step: int) -> None:
         """Go on from what `state` gave after `step` steps. Raises ValueError when it is of another model."""
         if not self.torn:

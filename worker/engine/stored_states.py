@@ -28,6 +28,7 @@ class Store(Protocol):
     def write(self, name: str, piece: int, memory: Tensor) -> None: ...
     def parts(self, name: str, piece: int, memory: Tensor) -> list[Tensor]: ...
     def streamed(self, name: str, memory: Tensor, rest: Mapping[str, Tensor]) -> Any: ...
+    def written(self, name: str, memory: Tensor, dtype: torch.dtype) -> Any: ...
     def check(self, memory: Tensor) -> Iterator[tuple[Piece, list[Tensor]]]: ...
 
 
@@ -97,6 +98,14 @@ class StoredStates:
         """What the store gives for a checkpoint that is a copy: the states, and the `rest` with them."""
         return self.store.streamed(name, self._slots[0], rest)
 
+    def has_masters(self, name: str) -> bool:
+        """Whether the states have the tensor's master; else its working copy is."""
+        return len(self._pieces[name][0].widths) > 2
+
+    def written(self, name: str, dtype: torch.dtype) -> Any:
+        """What the store gives for a model folder: the master, rounded to `dtype`."""
+        return self.store.written(name, self._slots[0], dtype)
+
     def whole(self, name: str, like: Tensor) -> list[Tensor]:
         """The states in memory of their own, of the shape of `like`. Raises UserError."""
         first = self._pieces[name][0]
@@ -108,7 +117,7 @@ class StoredStates:
 
     def make_anew(self, name: str, work: Tensor) -> None:
         """Make the working copy anew from the masters, where there are any. Raises UserError."""
-        if len(self._pieces[name][0].widths) > 2:
+        if self.has_masters(name):
             for piece, parts in self._read_all(name):
                 work.view(-1)[piece.first : piece.first + piece.elements] = parts[2]
 

@@ -39,10 +39,10 @@ log = logging.getLogger(__name__)
 
 _NAMED = "states.json"
 _FREE_KEYS = frozenset(
-    {"run_name", "report_to", "output_dir", "save_steps", "save_minutes", "save_total_limit", "gpu_budget",
-     "cpu_budget", "disk_paths", "disk_budget", "disk_rated_writes", "gradient_checkpointing", "eval_dataset",
-     "val_size", "eval_strategy", "eval_steps", "eval_on_start", "per_device_eval_batch_size", "sample_prompts",
-     "sample_tokens", "schedule", "load_best_model_at_end", "early_stopping_patience",
+    {"run_name", "report_to", "output_dir", "save_dtype", "save_steps", "save_minutes", "save_total_limit",
+     "gpu_budget", "cpu_budget", "disk_paths", "disk_budget", "disk_rated_writes", "gradient_checkpointing",
+     "eval_dataset", "val_size", "eval_strategy", "eval_steps", "eval_on_start", "per_device_eval_batch_size",
+     "sample_prompts", "sample_tokens", "schedule", "load_best_model_at_end", "early_stopping_patience",
      "early_stopping_threshold"}.union(*SETTINGS.values())
 )  # fmt: skip
 """Keys of a job that do not change what is learned (`val_size` does, and is seen in the data's fingerprint)."""

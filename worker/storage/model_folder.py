@@ -1,4 +1,4 @@
-"""The folder a job ends with: weights in the working dtype, configs, tokenizer; loadable by `from_pretrained`.
+"""The folder a job ends with: weights, configs, tokenizer; loadable by `from_pretrained`.
 
 That of LoRA has adapters instead of weights, in peft's form, loadable by `PeftModel.from_pretrained`.
 
@@ -10,10 +10,12 @@ gets there is for `planner.job.output_dir` to say.
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
@@ -28,21 +30,24 @@ Converted = Callable[[nn.Module, Mapping[str, Tensor]], contextlib.AbstractConte
 class Output:
     """What a model folder needs to know of the model before an engine takes its weights away."""
 
-    def __init__(self, model: nn.Module, *, converted: Converted | None = None, stops: bool = False) -> None:
-        """`converted`: for adapters that are written in another form, of twice the rank. `stops`: the model stops at
-        other tokens than its base, whose generation config is written beside adapters, too."""
+    def __init__(
+        self, model: nn.Module, dtype: torch.dtype, *, converted: Converted | None = None, stops: bool = False
+    ) -> None:  # fmt: skip
+        """`dtype`: what weights are written in, but for those that the model keeps in fp32 beside narrower ones, as
+        some routers. `converted`: for adapters that are written in another form, of twice the rank. `stops`: the model
+        stops at other tokens than its base, whose generation config is written beside adapters, too."""
         self._first: dict[str, str] = {}  # every name of a parameter -> its first
         seen: dict[int, str] = {}
         for name, parameter in model.named_parameters(remove_duplicate=False):
             self._first[name] = seen.setdefault(id(parameter), name)
         self._adapters = hasattr(model, "peft_config")
         self._converted, self._stops = converted, stops
-        # adapters, and what is trained as a whole beside them, are written as fp32
-        self.weight_bytes = (
-            (4 if converted is None else 8) * sum(p.numel() for p in model.parameters() if p.requires_grad)
-            if self._adapters
-            else sum(p.nbytes for p in model.parameters())
-        )  # fmt: skip
+        written = {n: p for n, p in model.named_parameters() if p.requires_grad or not self._adapters}
+        narrowest = min((p.dtype.itemsize for p in written.values()), default=0)
+        self.dtypes = {n: p.dtype if p.dtype.itemsize > narrowest else dtype for n, p in written.items()}
+        """Name of each tensor that is written, the frozen ones of a model too -> its dtype."""
+        weight_bytes = sum(self.dtypes[name].itemsize * p.numel() for name, p in written.items())
+        self.weight_bytes = weight_bytes if converted is None else 2 * weight_bytes
 
     def write(
         self, place: Place, model: nn.Module, tokenizer: PreTrainedTokenizerBase, weights: Mapping[str, Tensor], *,
@@ -64,6 +69,8 @@ class Output:
             else:
                 state_dict = self._state_dict(model, weights)
                 cast(Any, model).save_pretrained(made, state_dict=state_dict, max_shard_size="5GB")
+                name_dtype(cast(Any, model).config, weights)
+                cast(Any, model).config.save_pretrained(made)  # before, it named the dtype that computes
             tokenizer.save_pretrained(made)
             if card is not None:
                 (made / "README.md").write_text(card, "utf-8")
@@ -98,6 +105,16 @@ class Output:
         taken = [name for name in self._first if name in found and _is_hollow(found[name])]
         assert not taken, f"nobody gave the weights of {taken[0]}"
         return found
+
+
+def name_dtype(config: Any, weights: Mapping[str, Tensor]) -> None:
+    """Have the `config` name the dtype that most of the weights are written in, in which they are loaded then."""
+    elements: Counter[torch.dtype] = Counter()
+    for tensor in weights.values():
+        elements[tensor.dtype] += tensor.numel()
+    for its in (config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", ()))):
+        if its is not None:
+            its.dtype = elements.most_common(1)[0][0]
 
 
 def _is_hollow(tensor: Tensor) -> bool:

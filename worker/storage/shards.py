@@ -19,18 +19,20 @@ from planner.disk import sync
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Streamed:
-    """fp32 tensors of one shape that are nowhere whole: `pieces` gives from which element on, and some of each of
-    `parts`, flat, until the next ones come. `rest` are tensors beside them."""
+    """Tensors of one shape and `dtype` that are nowhere whole: `pieces` gives from which element on, and some of each
+    of `parts`, flat, until the next ones come. `rest` are tensors beside them."""
 
     shape: tuple[int, ...]
     parts: tuple[str, ...]
     pieces: Callable[[], Iterator[tuple[int, Sequence[Tensor]]]]
     rest: Mapping[str, Tensor]
+    dtype: torch.dtype = torch.float32
 
     @property
     def bytes(self) -> int:
         """Of all of them."""
-        return 4 * math.prod(self.shape) * len(self.parts) + sum(tensor.nbytes for tensor in self.rest.values())
+        streamed = self.dtype.itemsize * math.prod(self.shape) * len(self.parts)
+        return streamed + sum(tensor.nbytes for tensor in self.rest.values())
 
 
 Item = tuple[str, Mapping[str, Tensor]]
@@ -86,10 +88,10 @@ class _Shard:
 
     def write_pieces(self, name: str, item: Streamed) -> None:
         """Append tensors piece by piece, beside each other."""
-        starts = [self._add(f"{name}/{part}", torch.float32, item.shape) for part in item.parts]
+        starts = [self._add(f"{name}/{part}", item.dtype, item.shape) for part in item.parts]
         for first, pieces in item.pieces():
             for start, piece in zip(starts, pieces, strict=True):
-                self._file.seek(_HEADER_BYTES + start + 4 * first)
+                self._file.seek(_HEADER_BYTES + start + item.dtype.itemsize * first)
                 self._file.write(_bytes_of(piece))
         self._file.seek(_HEADER_BYTES + self.bytes)
 

@@ -165,6 +165,18 @@ class StatesOnDisk:
 
         return Streamed(tensor.shape, tensor.parts, pieces, rest)
 
+    def written(self, name: str, memory: Tensor, dtype: torch.dtype) -> Streamed:
+        """A tensor's master as a "weight" of a model folder, rounded to `dtype`, read piece by piece through
+        `memory`."""
+        states = self.streamed(name, memory, {})
+        master = states.parts.index("master")
+
+        def pieces() -> Iterator[tuple[int, list[Tensor]]]:
+            for first, parts in states.pieces():
+                yield first, [parts[master].to(dtype)]
+
+        return Streamed(states.shape, ("weight",), pieces, {}, dtype)
+
     def not_finite(self) -> str | None:
         """A tensor of whose states some number is not finite, as they were written last."""
         return self.pieces[min(self._not_finite)].name if self._not_finite else None

@@ -12,16 +12,14 @@ import errno
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-
-import torch
-from torch import Tensor
 
 from planner.disk import sync
 from planner.errors import disk_full
 from worker.storage.checkpoint import Checkpoint, Origin, TornCheckpoint, read_checkpoint, write_checkpoint
+from worker.storage.shards import Written
 
 
 class TrainedWeights:
@@ -43,13 +41,10 @@ class TrainedWeights:
                 return found
         return None
 
-    def write(
-        self, state: Iterable[tuple[str, Mapping[str, Tensor]]], *, step: int, dtype: torch.dtype
-    ) -> Checkpoint:  # fmt: skip
-        """Write the masters in `state` as they are after `step`, the last one, rounded to `dtype`. Raises OSError."""
+    def write(self, weights: Iterable[Written], *, step: int) -> Checkpoint:
+        """Write the `weights`, a "weight" of each tensor, as they are after `step`, the last one. Raises OSError."""
         self._folder.mkdir(exist_ok=True)
-        rounded = ((name, {"weight": parts["master"].to(dtype)}) for name, parts in state)
-        path = write_checkpoint(self._folder, step, self._origin, "weights", rounded)
+        path = write_checkpoint(self._folder, step, self._origin, "weights", weights)
         for other in self._folder.iterdir():
             if other != path:
                 shutil.rmtree(other)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from planner.errors import Room, UserError, first_line, is_disk_full
@@ -18,6 +19,22 @@ from worker.storage.model_folder import Output
 from worker.storage.trained import TrainedWeights
 
 log = logging.getLogger(__name__)
+
+
+def wide_enough(
+    dtypes: Mapping[str, torch.dtype], masters: Callable[[], Iterable[tuple[str, Mapping[str, Tensor]]]],
+    computes: torch.dtype,
+) -> Mapping[str, torch.dtype]:  # fmt: skip
+    """The dtypes that tensors are to be written in; where that is fp16, and a trained number is beyond it, the dtype
+    that `computes` instead, and it is said."""
+    if torch.float16 not in dtypes.values():
+        return dtypes
+    most = torch.finfo(torch.float16).max
+    beyond = next((name for name, parts in masters() if parts["master"].abs().max() > most), None)
+    if beyond is None:
+        return dtypes
+    log.warning("the model is written in %s: %s has numbers above %g, too large for float16", computes, beyond, most)
+    return {name: computes if dtype == torch.float16 else dtype for name, dtype in dtypes.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -7,6 +7,7 @@ as a child process, says on stderr what it does, and reads weights one at a time
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import subprocess
@@ -77,7 +78,8 @@ def write_gguf(job: Job, output: Path, target: Path, kind: str) -> None:
             write_merged(job, output, model, beside=larger)
         else:
             weights = sum(file.stat().st_size for file in output.glob("*.safetensors"))
-            check_space(draft, larger * weights + FILES_BYTES, "the GGUF file")
+            wide = json.loads((output / "config.json").read_text("utf-8")).get("dtype") == "float32"
+            check_space(draft, larger * weights // (2 if wide else 1) + FILES_BYTES, "the GGUF file")
         model = _ending_as_taught(job, model, draft / "ends")
         made = draft / "made.gguf"
         name = job.run_name or target.stem

@@ -26,7 +26,6 @@ from planner.measure.hf_model import (
     model_config,
     without_weights,
     working_dtype,
-    written_otherwise,
 )
 from planner.measure.hf_names import own_code
 from planner.measure.packed_experts import experts_packed_as_read
@@ -36,6 +35,7 @@ from planner.measure.quantized import as_unpacked, loading_options, parameters_o
 from planner.measure.tokenizer import with_rows_for_tokens
 from planner.measure.trainable import freeze_others
 from planner.measure.trainer_options import set_trainer_options
+from planner.measure.written import said_of_dtype
 
 log = logging.getLogger(__name__)
 
@@ -112,7 +112,7 @@ def load_model(
             log.info("model: its adapter starts as that in %s", job.adapter_name_or_path)
     freeze_others(model, job, layers=every)
     set_trainer_options(model, job)
-    if (note := written_otherwise(job)) is not None:
+    if (note := said_of_dtype(job)) is not None:
         log.info("model: %s", note)
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     log.info("model: %s, %d parameters, %s; %d are trained", name, parameters, dtype, trained)

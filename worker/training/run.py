@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import json
 import logging
 from collections.abc import Callable
@@ -28,6 +27,7 @@ from planner.measure.peft_parts import as_published
 from planner.measure.quantized import other_on_cuda
 from planner.measure.rope import rope_border
 from planner.measure.tokenizer import load_tokenizer
+from planner.measure.written import written_dtype
 from planner.out_of_memory import told_to_people
 from planner.run.folder import RunFolder
 from planner.run.step_times import step_times
@@ -47,7 +47,7 @@ from worker.storage.states import StatesOnDisk
 from worker.storage.trained import TrainedWeights, room_kept, weights_room
 from worker.training.best import Best, losses_of
 from worker.training.card import model_card
-from worker.training.delivery import Delivery
+from worker.training.delivery import Delivery, wide_enough
 from worker.training.ends import tell_ends
 from worker.training.evaluation import Evaluations
 from worker.training.forecast import Forecast
@@ -114,7 +114,7 @@ class _Run:
         ends = tell_ends(job, self.model, self.tokenizer, self.batches)
         self.samples = Samples.of(job, self.tokenizer, self.model)
         converted = functools.partial(as_published, begun) if begun is not None else None
-        output = Output(self.model, converted=converted, stops=bool(ends.new))
+        output = Output(self.model, written_dtype(job), converted=converted, stops=bool(ends.new))
         self.parameters = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
         stored = self.chain.stored_bytes(self.plan.cpu_updated())
         self.state_bytes = checkpoint_bytes(job, self.chain.saved_bytes, stored)
@@ -248,12 +248,9 @@ class _Run:
 
     def _write(self, where: TrainedWeights, engine: Engine) -> Checkpoint:
         """Write the weights of now. Raises UserError on a full disk."""
-        lora = self.job.method == "lora"  # then only adapters are written, and they are fp32
+        dtypes = wide_enough(self.delivery.output.dtypes, engine.masters, working_dtype(self.job))
         try:
-            return where.write(
-                itertools.chain(engine.masters(), () if lora else engine.frozen()), step=engine.steps_done,
-                dtype=torch.float32 if lora else working_dtype(self.job),
-            )  # fmt: skip
+            return where.write(engine.written(dtypes), step=engine.steps_done)
         except OSError as error:
             if not is_disk_full(error):
                 raise

@@ -23,7 +23,8 @@ from planner.errors import UserError
 from planner.job.lora import DEFAULTS
 from planner.job.schema import Job
 from planner.machine.presets import preset, with_drives
-from planner.measure.hf_model import beyond_positions, written_otherwise
+from planner.measure.hf_model import beyond_positions
+from planner.measure.written import said_of_dtype
 from planner.reports.make_receipt import LAUNCHING
 from planner.reports.receipt import Prospect, Receipt
 from planner.search.make_plan import GAP
@@ -280,15 +281,13 @@ def test_what_would_fit_is_looked_for_when_the_answer_is_late_and_nothing_untrie
     assert dict(_too_large(replace(found, fits_with=(), untried=())))["fits with"] == "nothing that was tried"
 
 
-def test_a_model_that_is_written_in_another_dtype_than_its_base_is_published_in_gets_a_word(small: Path) -> None:
+def test_a_model_that_is_written_in_another_dtype_than_it_computes_in_gets_a_word(small: Path) -> None:
     config = json.loads((small / "config.json").read_text())
     (small / "config.json").write_text(json.dumps({**config, "dtype": "float32"}))
     job = job_of(small, length=64, bf16=True)
-    note = written_otherwise(job)
-    assert note is not None and "published in float32; the trained model is written in bfloat16" in note
+    note = said_of_dtype(job)
+    assert note is not None and "and written in float32 (as the base; save_dtype asks for another)" in note
     assert note in ask(job, preset("rtx3060", bf16=True), started_s=time.monotonic()).notes
-    assert written_otherwise(job.model_copy(update={"bf16": False})) is None
-    assert written_otherwise(job.model_copy(update={"method": "lora"})) is None  # adapters are fp32
 
 
 def test_rows_longer_than_the_models_positions_get_a_word(small: Path) -> None:

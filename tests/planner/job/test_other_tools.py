@@ -26,7 +26,7 @@ OPTIMIZER = (
     'optimizer: it is "{}"; it must be adamw_torch_fused, adamw_torch, adamw_8bit or muon; their states need no GPU '
     "memory"
 )
-BF16 = "masters and moments stay fp32, working weights are bf16"
+BF16 = "masters and moments stay fp32; save_dtype is bfloat16."
 
 
 @pytest.fixture
@@ -157,9 +157,10 @@ def test_what_is_asked_for_is_what_the_job_has(tool: str, lines: str, means: dic
 @pytest.mark.parametrize(
     ("tool", "lines", "note"),
     [
-        ("LLaMA-Factory", "pure_bf16: true", f"not used: pure_bf16: True ({BF16})"),
-        ("axolotl", "bf16: full", f"not used: bf16: full ({BF16})"),
-        ("axolotl", "bfloat16: true", f"not used: bfloat16: True ({BF16})"),
+        ("LLaMA-Factory", "finetuning_type: full\npure_bf16: true", f"pure_bf16: {BF16}"),
+        ("LLaMA-Factory", "pure_bf16: true", "pure_bf16: adapters, and masters and moments, stay fp32."),
+        ("axolotl", "bf16: full", f"bf16: full: {BF16}"),
+        ("axolotl", "bfloat16: true", f"bfloat16: {BF16}"),
         (
             "LLaMA-Factory", "packing: true",
             "in this file of LLaMA-Factory's: packed documents do not see one another, as with neat_packing, and there"

@@ -231,7 +231,7 @@ def test_the_output_is_an_adapter_that_peft_loads(tmp_path: Path) -> None:
     job = lora_job(tmp_path, bf16=True)
     model = load_model(job)
     base = {n.removeprefix("base_model.model."): p.clone() for n, p in model.named_parameters() if not p.requires_grad}
-    output = Output(model)
+    output = Output(model, torch.float32)
     trained = {n: torch.randn_like(p) for n, p in model.named_parameters() if p.requires_grad}
     assert {p.dtype for p in trained.values()} == {torch.float32}
     for parameter in model.parameters():  # an engine leaves only shapes behind
@@ -313,7 +313,7 @@ def test_adapters_of_experts_and_of_some_layers_are_written_as_peft_does_and_gon
     model = load_model(job)
     trained = {n: torch.randn_like(p) for n, p in model.named_parameters() if p.requires_grad}
     state = ((name, {"master": tensor}) for name, tensor in trained.items())
-    write_model(tmp_path / "first", Output(model), model, byte_tokenizer(), state, dtype=torch.float32)
+    write_model(tmp_path / "first", Output(model, torch.float32), model, byte_tokenizer(), state, dtype=torch.float32)
     base = AutoModelForCausalLM.from_pretrained(job.model, dtype=torch.float32)
     plain = dict(PeftModel.from_pretrained(base, tmp_path / "first").named_parameters())
     job = lora_job(tmp_path, name, adapter_name_or_path=str(tmp_path / "first"), lora_r=4, lora_dropout=None)

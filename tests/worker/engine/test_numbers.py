@@ -130,7 +130,7 @@ def test_frozen_weights_stay_as_they_are(which):
 def test_the_model_folder_has_the_frozen_weights(tmp_path):
     model = freeze(make_model("llama"), "mlp")
     chain = chain_of(model)
-    output = Output(model)
+    output = Output(model, torch.float32)
     settings = {"optimizer": adamw(model), "max_grad_norm": None}
     engine = Engine(model, plan=resident_plan(chain), chain=chain, device=CPU, **settings)
     run(engine, range(1), 1)

@@ -31,7 +31,7 @@ def test_the_model_folder_loads_with_the_trained_weights(tmp_path: Path, name: s
         config_of("gpt2", vocabulary=260).save_pretrained(folder)
     job = make_job(folder, write_jsonl(tmp_path / "d.jsonl", sentences(4)), max_length=32, bf16=bf16, max_steps=2)
     model = load_model(job)
-    output = Output(model)
+    output = Output(model, torch.bfloat16 if bf16 else torch.float32)
     trained = {n: torch.randn_like(p, dtype=torch.float32) for n, p in model.named_parameters()}
     for parameter in model.parameters():  # an engine leaves only shapes behind
         parameter.data = torch.zeros((), dtype=parameter.dtype).expand(parameter.shape)

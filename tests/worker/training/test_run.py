@@ -57,6 +57,12 @@ def test_whoever_lacks_the_devices_memory_the_run_ends_with_out_of_memory(
 
 def plain_run(job: Job, run: RunFolder) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Losses and final weights of plain PyTorch on the same data."""
+    losses, plain = plainly_trained(job, run)
+    return losses, {name: p.detach() for name, p in plain.model.named_parameters()}
+
+
+def plainly_trained(job: Job, run: RunFolder) -> tuple[list[float], PlainEngine]:
+    """Plain PyTorch after all steps of the job, and the losses."""
     model = load_model(job)
     batches = Batches(job, load_tokenizer(job), run.path / "data")
     optimizer = AdamW(
@@ -72,7 +78,7 @@ def plain_run(job: Job, run: RunFolder) -> tuple[list[float], dict[str, torch.Te
             learning_rate=learning_rate(job, step, STEPS), num_items_in_batch=torch.tensor(batches.num_items(data)),
         )  # fmt: skip
         losses.append(float(torch.stack(result.losses).sum()))
-    return losses, {name: p.detach() for name, p in model.named_parameters()}
+    return losses, plain
 
 
 @pytest.mark.parametrize(

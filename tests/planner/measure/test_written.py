@@ -1,0 +1,88 @@
+"""The dtype that a model is written in: what its base says, what a job asks for, and what is told of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from planner.job.schema import Job
+from planner.measure.written import said_of_dtype, written_dtype
+from tests.support.texts import make_job, sentences, tiny_llama_folder, write_jsonl
+
+FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
+
+
+def job_of(tmp_path: Path, named: str | None, **keys: object) -> Job:
+    folder = tiny_llama_folder(tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "dtype": named}))
+    return make_job(folder, write_jsonl(tmp_path / "d.jsonl", sentences(2)), **keys)
+
+
+@pytest.mark.parametrize(
+    ("named", "keys", "written", "said"),
+    [
+        ("float32", {"bf16": False}, FP32, None),
+        ("bfloat16", {"bf16": True}, BF16, None),
+        ("float32", {"bf16": True}, FP32,
+         "The base is published in float32; the model is trained in bfloat16, to which its weights are rounded first, "
+         "and written in float32 (as the base; save_dtype asks for another)."),
+        ("float16", {"bf16": True}, FP16,
+         "The base is published in float16; the model is trained in bfloat16, to which its weights are rounded first, "
+         "and written in float16 (as the base; save_dtype asks for another)."),
+        ("bfloat16", {"bf16": False}, BF16,
+         "The base is published in bfloat16; the model is trained in float32, and written in bfloat16 (as the base; "
+         "save_dtype asks for another)."),
+        ("float32", {"bf16": True, "save_dtype": "bfloat16"}, BF16,
+         "The base is published in float32; the model is trained in bfloat16, to which its weights are rounded first, "
+         "and written in bfloat16 (save_dtype)."),
+        ("float32", {"save_dtype": "float16"}, FP16,
+         "The base is published in float32; the model is trained in float32, and written in float16 (save_dtype)."),
+        (None, {"bf16": True}, BF16, None),  # no weights either: there is no base
+        (None, {"save_dtype": "bfloat16"}, BF16,
+         "The model is trained in float32, and written in bfloat16 (save_dtype)."),
+    ],
+)  # fmt: skip
+def test_a_model_is_written_as_its_base_unless_asked(
+    tmp_path: Path, named: str | None, keys: dict[str, object], written: torch.dtype, said: str | None
+) -> None:
+    job = job_of(tmp_path, named, **keys)
+    assert (written_dtype(job), said_of_dtype(job)) == (written, said)
+
+
+@pytest.mark.parametrize("dtype", [FP32, BF16, FP16])
+def test_a_config_that_names_no_dtype_leaves_it_to_the_files(tmp_path: Path, dtype: torch.dtype) -> None:
+    job = job_of(tmp_path, None, bf16=True)
+    tensors = {"a.numbers": torch.zeros(2, dtype=torch.int64), "b.weight": torch.zeros(2, dtype=dtype)}
+    save_file(tensors, Path(job.model) / "model.safetensors")
+    assert written_dtype(job) == dtype
+
+
+def test_adapters_are_written_in_fp32_whatever_is_asked_for_which_is_said(tmp_path: Path) -> None:
+    job = job_of(tmp_path, "bfloat16")
+    save_file({"a": torch.zeros(2)}, Path(job.model) / "model.safetensors")
+    lora = make_job(Path(job.model), tmp_path / "d.jsonl", method="lora", bf16=True, save_dtype="bfloat16")
+    assert (written_dtype(lora), said_of_dtype(lora)) == (FP32, None)
+    assert "save_dtype is not used: adapters are written in float32." in lora.notes
+
+
+@pytest.mark.parametrize(
+    ("keys", "asked"),
+    [
+        ("torch_dtype: bfloat16", "bfloat16"), ("dtype: float32", "float32"), ("dtype: auto", None),
+        ("pure_bf16: true", "bfloat16"), ("bf16: true\npure_bf16: false", None), ("bf16: true", None),
+        ("dtype: bfloat16\nsave_dtype: float32", "float32"), ("dtype: bfloat16\nsave_dtype: null", None),
+    ],
+)  # fmt: skip
+def test_other_tools_keys_of_what_dtype_the_weights_have_ask_for_it(
+    tmp_path: Path, keys: str, asked: str | None
+) -> None:
+    job = job_of(tmp_path, "bfloat16")
+    text = f"model: {job.model}\ndataset: {tmp_path / 'd.jsonl'}\n{keys}\n"
+    found = Job.parse(text, tmp_path)
+    assert found.save_dtype == asked
+    assert Job.parse(found.resolved_yaml(), tmp_path).save_dtype == asked
