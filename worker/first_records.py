@@ -59,6 +59,7 @@ def _look(folder: RunFolder) -> Exit:
     with lasting_imports():
         from planner.measure.hf_model import pairs_of
         from planner.measure.tokenizer import load_tokenizer
+        from planner.measure.written import said_of_dtype
         from worker.data.ends import taught_ends
         from worker.training.ends import Ends, ends_of_files
 
@@ -69,9 +70,8 @@ def _look(folder: RunFolder) -> Exit:
         look(job, job.eval_data, tokenizer, pairs=pairs)
     known = () if pairs or seen is None else taught_ends(job, tokenizer, seen)
     ends = Ends(taught=known, before=ends_of_files(job), is_known=seen is not None and not pairs)
-    if (note := ends.note(job, tokenizer)) is not None:
-        notes[note] = None
-    folder.write_first_notes([*notes])
+    told = (ends.note(job, tokenizer), said_of_dtype(job))
+    folder.write_first_notes([*notes, *filter(None, told)])
     return Exit.DONE
 
 

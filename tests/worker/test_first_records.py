@@ -223,3 +223,18 @@ def test_a_revision_of_a_model_and_its_tokenizer_is_the_one_that_is_used(
         its = job.model_copy(update={"model": "owner/tiny", "tokenizer": "owner/tiny", "model_revision": revision})
         assert model_config(its).hidden_size == width
         assert load_tokenizer(its).chat_template == f"{{{{ '{name}' }}}}"
+
+
+def test_the_dtype_that_a_model_is_written_in_is_told_where_it_computes_in_another(
+    model: Path, tmp_path: Path
+) -> None:
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "dtype": "float32"}))
+    data = write_jsonl(tmp_path / "d.jsonl", [{"messages": TALK}])
+    for bf16, told in ((True, 1), (False, 0)):
+        run = tmp_path / f"run-{bf16}"
+        run.mkdir()
+        RunFolder(run).write_resolved(make_job(model, data, bf16=bf16).resolved_yaml())
+        assert main([str(run)]) == 0
+        notes = RunFolder(run).read_first_notes() or ()
+        assert sum("and written in float32 (as the base;" in note for note in notes) == told

@@ -340,6 +340,7 @@ class Engine:
         fp32 rounded once. Where this is on disk, what the store of optimizer states gives, to be read piece by
         piece."""
         self.drain()
+        self._weights.begin()
         yield from self._weights.written(dtypes)
 
     def load_state(self, tensors: Iterable[tuple[str, Mapping[str, Tensor]]], *, step: int) -> None:
