@@ -2,7 +2,7 @@
 
 `llama_factory_v1.json` has what that code (of August 2026) made of each record under each template, with the tokenizer
 of these tests: of each row what stands before the answer, the answer, and how many tokens these are; the name of its
-error where it fails. `draws`: which records it takes by `size` and `weight`.
+error where it fails. `draws`: which records it takes by `size` and `weight`. `training`: the losses of its trainer.
 """
 
 from __future__ import annotations
@@ -13,18 +13,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from planner.errors import UserError
 from planner.job.data_check import check_data
 from planner.job.schema import Job
 from planner.job.templates import named_template
 from planner.measure.tokenizer import load_tokenizer
+from tests.support.plain_engine import PlainEngine
 from tests.worker.data.test_llama_factory import model
 from worker.data.batches import Batches
 from worker.data.corpus import encode
 from worker.data.documents import documents_of
+from worker.data.seeds import micro_batch_seed
 from worker.first_records import look
+from worker.training.learning_rate import learning_rates, optimizer_of
+from worker.training.model import load_model
 
 FACTS: dict[str, Any] = json.loads(Path(__file__).with_name("llama_factory_v1.json").read_text("utf-8"))
 Rows = list[list[Any] | str]
@@ -150,3 +156,54 @@ def test_the_first_records_are_looked_at_before_a_draw(tmp_path: Path) -> None:
     check_data(job)
     seen = look(job, job.data, load_tokenizer(job))
     assert seen is not None and len(seen.ends) == 5
+
+
+TALKS = [
+    {"conversations": [{"from": "human", "value": "a" * size}, {"from": "gpt", "value": "b" * (3 * size)},
+                       {"from": "human", "value": "c"}, {"from": "gpt", "value": "dd" * size}]}
+    for size in (1, 5)
+]  # fmt: skip
+KEYS = {"micro_batch_size": 2, "global_batch_size": 4, "max_steps": 4, "learning_rate": 1e-2, "max_grad_norm": 0.3}
+OPTIMIZERS: dict[str, dict[str, Any]] = {"adamw": {}, "muon": {"optim_config": {"name": "muon", "wd": 0.5}}}
+"""What of each file was trained by v1's own trainer: on a CPU, in fp32, as `TALKS` are four rows, which are a step."""
+
+
+def weights_of(model: torch.nn.Module) -> None:
+    """Weights that no generator draws."""
+    with torch.no_grad():
+        for number, (name, weight) in enumerate(model.named_parameters()):
+            wave = torch.sin(torch.arange(weight.numel(), dtype=torch.float64) * (1.7 + number)).reshape(weight.shape)
+            weight.copy_(1 + 0.1 * wave if "norm" in name else 0.2 * wave)
+
+
+def model_with_weights(folder: Path) -> None:
+    model(folder, chat_template=named_template("qwen3"))
+    config = LlamaConfig(
+        vocab_size=LlamaConfig.from_pretrained(folder).vocab_size, hidden_size=32, intermediate_size=64,
+        num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, attention_bias=True,
+    )  # fmt: skip
+    whole = LlamaForCausalLM(config)
+    weights_of(whole)
+    (folder / "model.safetensors").unlink()
+    whole.save_pretrained(folder)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_file_trains_what_its_own_trainer_trains(optimizer: str, tmp_path: Path) -> None:
+    model_with_weights(tmp_path / "model")
+    lines = yaml.safe_dump({**KEYS, **OPTIMIZERS[optimizer]})
+    job = of_records(tmp_path, "sharegpt", TALKS, lines)
+    batches, losses, trained = Batches(job, load_tokenizer(job)), [], load_model(job)
+    plain = PlainEngine(trained, optimizer=optimizer_of(job, trained), max_grad_norm=job.max_grad_norm)
+    for number in range(batches.total_steps):
+        step = batches.step(number)
+        result = plain.step(
+            step, seeds=[micro_batch_seed(job.seed, number, k) for k in range(len(step))],
+            learning_rate=learning_rates(job, number, batches.total_steps),
+            num_items_in_batch=torch.tensor(batches.num_items(step)),
+        )  # fmt: skip
+        losses.append(float(torch.stack(list(result.losses)).sum()))
+    expected, rel = FACTS["training"][optimizer], {"adamw": 1e-5, "muon": 1e-4}[optimizer]  # Muon's products are bf16
+    assert losses == pytest.approx(expected["losses"], rel=rel), "positions from 1 round otherwise"
+    sums = {name: float(weight.detach().sum()) for name, weight in trained.named_parameters() if "norm" in name}
+    assert sums == pytest.approx(expected["sums"], rel=rel), "norms decay, too"
