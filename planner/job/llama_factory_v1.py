@@ -16,9 +16,10 @@ from typing import Any
 from planner.errors import UserError
 from planner.job.aliases import ALIASES
 from planner.job.lora import ALL_LINEAR
-from planner.job.paths import NOTHING, data_finder, looks_local, resolve
+from planner.job.paths import NOTHING, resolve
 from planner.job.source import SWITCHED_OFF, Mistake, Source, read_text, read_yaml, shown, to_user_error
 from planner.job.trainable import of_llama_factory
+from planner.job.v1_datasets import entries_of
 from planner.job.values import MUON
 from planner.keys import V1
 from planner.keys.llama_factory_v1 import LLAMA_FACTORY_V1
@@ -53,7 +54,6 @@ _MUON: dict[str, Any] = {
     "lr": None,
 }  # fmt: skip
 _DISTRIBUTED = ("fsdp2", "fsdpturbo", "deepspeed")
-_INFO = ("path", "source", "split", "converter", "size", "weight", "streaming")
 _COUNTED = ("gpt2", "gpt_neo", "gpt_bigcode", "opt", "xglm", "biogpt", "openai-gpt", "ctrl", "bart", "mbart")
 """Types of models that learn a vector for each position."""
 _CANONICAL = {name: ours for ours, names in ALIASES.items() for name in names}
@@ -88,6 +88,7 @@ class _File:
     apart: list[str] = field(default_factory=list)
     unused: dict[str, list[str]] = field(default_factory=dict)
     filled: dict[str, Any] = field(default_factory=dict)
+    configs: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def read(self, *, only_planned: bool) -> None:
         """All keys, one by one and then what they say together."""
@@ -97,8 +98,9 @@ class _File:
             if self._given(key) is not None:
                 self.put(key, {name: self._given(key)})
         self._model()
+        self.configs = {key: self._config(key) for key in _CONFIGS}
         for key, settle in _CONFIGS.items():
-            settle(self, self._config(key))
+            settle(self, self.configs[key])
         self._steps()
         self._precision()
         self._template()
@@ -204,8 +206,12 @@ class _File:
         adapter = config.get("adapter_name_or_path")
         if isinstance(adapter, list) and len(adapter) == 1:
             (adapter,) = adapter
-        if adapter:  # which says all else itself
+        if adapter and not isinstance(adapter, str):
+            text = f"adapter_name_or_path is {shown(adapter)}; one path goes on from one adapter"
+            self.refuse(key, text, "bad-value")
+        elif adapter:  # which says all else itself
             self.put(key, {"method": "lora", "adapter_name_or_path": self._found(adapter)})
+        if adapter:
             return
         defaults = {"r": 8, "lora_alpha": 16, "lora_dropout": 0.05}
         said = {**defaults, **{name: value for name, value in config.items() if value is not None}}
@@ -293,7 +299,7 @@ class _File:
         if clip in SWITCHED_OFF or (isinstance(clip, (int, float)) and clip < 0):
             self.refuse("max_grad_norm", f"it is {shown(clip)}, by which v1 learns nothing; give a number above 0")
         self.put("max_grad_norm", {"max_grad_norm": clip})
-        config = self._config("dist_config")
+        config = self.configs["dist_config"]
         if config.get("name") == "deepspeed" and total > micro * cards:
             text = "under deepspeed v1 divides the loss by the micro-batches of a step once more; leave this key out"
             self.refuse("global_batch_size", text)
@@ -317,7 +323,8 @@ class _File:
         clip = 1.0 if clip == "auto" else clip
         self.put("dist_config", {"max_grad_norm": clip})
         if clip != (asked := self._given("max_grad_norm") or 1.0):
-            self.apart.append(f"max_grad_norm is {clip:g}, as DeepSpeed's own file has it, and not {asked:g}")
+            said_of_it = f"max_grad_norm is {shown(clip)}, as DeepSpeed's own file has it, and not {shown(asked)}"
+            self.apart.append(said_of_it)
         bf16, fp16 = (_enabled(said, name) for name in ("bf16", "fp16"))
         if fp16 is True:
             self.refuse("dist_config", f"{path.name} has fp16, which v1 refuses, too")
@@ -326,7 +333,7 @@ class _File:
     def _precision(self) -> None:
         """v1 computes in bf16 by FSDP2 or DeepSpeed; without them in the model's dtype, which full training makes
         fp32."""
-        config, asked = self._config("dist_config"), self._given("bf16")
+        config, asked = self.configs["dist_config"], self._given("bf16")
         asked = "auto" if asked is None else asked
         if config.get("name") == "deepspeed":
             self.own.setdefault("bf16", "auto")
@@ -379,51 +386,11 @@ class _File:
 
     def _entries(self, infos: Mapping[str, Any], place: Path) -> None:
         """The datasets, whose paths start at `place`, where v1 is run."""
-        found, drawn = [], 0
-        for name, info in infos.items():
-            try:
-                entry, drawn = self._entry(info, place, drawn)
-                found.append(entry)
-            except (OSError, TypeError, ValueError) as error:
-                self.refuse("train_dataset", f"{name}: {error}" if name else str(error),
-                            "missing-file" if isinstance(error, OSError) else "bad-value")  # fmt: skip
+        found, wrong = entries_of(infos, place, seed=self._given("seed"))
+        for name, error in wrong:
+            code = "missing-file" if isinstance(error, OSError) else "bad-value"
+            self.refuse("train_dataset", f"{name}: {error}" if name else str(error), code)
         self.put("train_dataset", {"dataset": found})
-
-    def _entry(self, info: object, place: Path, drawn: int) -> tuple[dict[str, Any], int]:
-        """A dataset as an entry; `drawn`: numbers that v1's generator gave before it, -1 where nobody knows how many.
-        Returns also how many it has given then. Raises OSError, TypeError and ValueError."""
-        if not isinstance(info, dict) or not isinstance(info.get("path"), str):
-            raise ValueError(f"a dataset has a path, this is {shown(info)}")
-        if strange := next((key for key in info if key not in _INFO), None):
-            raise ValueError(f"{strange} is no key of a dataset; known are {', '.join(_INFO)}")
-        if info.get("streaming"):
-            raise ValueError("streaming is true, which v1 does not train on; leave it out")
-        if (kind := info.get("source", "hf_hub")) not in ("hf_hub", "local"):
-            raise ValueError(f"source is {shown(kind)}; local files and hf_hub are read")
-        converter = info.get("converter") or "v1"
-        if converter not in ("v1", "alpaca", "sharegpt"):
-            other = "preferences; offmate trains on texts and conversations" if converter == "pair" else "nothing known"
-            raise ValueError(f"converter is {shown(converter)}, which is for {other}")
-        path = info["path"]
-        if kind == "local" or looks_local(path, place):
-            path = data_finder(place)(path if path.startswith(("/", "~")) else str(place / path))
-        entry: dict[str, Any] = {"path": path, "converter": converter}
-        entry |= {"split": info["split"]} if info.get("split") else {}
-        entry |= {"type": "instructions" if converter == "alpaca" else "messages"}
-        entry |= {"columns": {"messages": "conversations"}} if converter == "sharegpt" else {}
-        size, weight = info.get("size"), info.get("weight")
-        for key, value in (("size", size), ("weight", weight)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0):
-                raise ValueError(f"{key} is {shown(value)}; it must be a number above 0")
-        if size is None and weight is None:
-            return entry, drawn
-        if drawn < 0:
-            raise ValueError("it is drawn behind a dataset with weight and without size; give that one last")
-        seed = self._given("seed")
-        entry["draw"] = {"seed": 42 if seed is None else seed, "size": size, "weight": weight, "skip": drawn}
-        if size is None:
-            return entry, -1
-        return entry, drawn + int(size) + (int(size * weight) if weight is not None else 0)
 
 
 def _plain(value: object) -> object:

@@ -222,7 +222,7 @@ def test_clipping_under_deepspeed_is_what_its_own_file_says(place: Path) -> None
     text = changed(dist_config="{name: deepspeed, config_file: zero.json}", max_grad_norm="2.0")
     job, notes = Job.parse_with_notes(text, place)
     assert (job.max_grad_norm, job.bf16) == (0.5, False)
-    assert any("max_grad_norm is 0.5, as DeepSpeed's own file has it, and not 2" in note for note in notes)
+    assert any("max_grad_norm is 0.5, as DeepSpeed's own file has it, and not 2.0" in note for note in notes)
 
 
 def test_what_the_command_line_says_comes_above(place: Path) -> None:
