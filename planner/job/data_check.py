@@ -23,6 +23,7 @@ from planner.job.records import Kind, check_answers, check_record, is_chat, kind
 from planner.job.schema import Job
 from planner.job.slot_rows import check as check_of_llama_factory
 from planner.job.templates import GIVE_TEMPLATE
+from planner.job.v1_records import check as check_of_v1
 
 MOST_BYTES = 32 * 2**20
 """Read of each entry of `dataset`: about a second."""
@@ -61,7 +62,8 @@ def _check_entry(entry: DataEntry, job: Job) -> tuple[str, ...] | None:
         hint = "files have a split train only, of which train[:10%] is a part; give other files as entries of their own"
         raise _unreadable(path, f"split is {entry.split}", hint)
     data = _local(path)
-    reader, kind, has_template = Reader(data, MOST_BYTES), _kind(entry, data), _has_template(job)
+    reader, kind = Reader(data, MOST_BYTES), _kind(entry, data)
+    has_template = entry.converter is not None or _has_template(job)  # v1 has one of its own for a tokenizer without
     if kind is None:  # no record is at the beginning, or none with a column
         for row in _rows(reader, path):
             if row.record is not None:
@@ -104,6 +106,8 @@ def learns(entry: DataEntry, kind: Kind, row: Row, broken: BrokenRows) -> bool:
         return False
     try:
         record = entry.mapped(row.record)
+        if entry.converter is not None:
+            return check_of_v1(entry.converter, record)
         if entry.formatting is not None:
             return check_of_llama_factory(kind, record, entry.formatting)
         return check_record(kind, record)
@@ -120,9 +124,9 @@ def is_rendered(job: Job) -> bool:
 
 
 def count_of_few(entry: DataEntry, most: int, most_bytes: int) -> int | None:
-    """How many records an entry has; None where they are more than `most`, more than so many bytes, of the hub, or a
-    part of a split. Raises UserError."""
-    if not is_local(entry.path) or not entry.whole:
+    """How many records an entry has; None where they are more than `most`, more than so many bytes, of the hub, a part
+    of a split, or no rows one by one (`converter`). Raises UserError."""
+    if not is_local(entry.path) or not entry.whole or entry.converter is not None:
         return None
     path, count = Path(entry.path), 0
     reader = Reader(_local(path), most_bytes)

@@ -13,6 +13,7 @@ from planner.job.fields import Count, Text, Values
 from planner.job.records import VALUES, Kind, Record, role_of
 from planner.job.slot_rows import Formatting
 from planner.job.thinking import with_thinking
+from planner.job.v1_records import Converter, Draw
 
 _VALUE = ConfigDict(extra="forbid", frozen=True)
 _PLACES = re.compile(r"\{(system|input|instruction)\}")
@@ -30,7 +31,7 @@ COLUMNS: dict[Type, tuple[str, ...]] = {
 
 _LATER = (
     "data_dir", "max_samples", "roles_to_train", "train_on_eos", "train_on_eot", "eot_tokens", "chat_template_kwargs",
-    "split_thinking", "formatting",
+    "split_thinking", "formatting", "converter", "draw",
 )  # fmt: skip
 """Fields that entries had not from the start, left out of what is written where they say nothing."""
 
@@ -80,7 +81,8 @@ class DataEntry(BaseModel):
     `train_on_eot`, `eot_tokens`: see `learned`; all None where the chat template says what is learned.
     `chat_template_kwargs`: beside the job's, and before these. `split_thinking`: the key of a message that gets what an
     answer thinks (`planner.job.thinking`). `formatting`: records are read as LLaMA-Factory reads data of this
-    formatting, and roles that are not among `roles` are none.
+    formatting, and roles that are not among `roles` are none. `converter`: records are read, and rows written, as by
+    LLaMA-Factory's v1 (`planner.job.v1_records`); `draw`: those of these rows that it takes.
     """
 
     model_config = _VALUE
@@ -105,6 +107,8 @@ class DataEntry(BaseModel):
     chat_template_kwargs: Values = None
     split_thinking: Text | None = None
     formatting: Formatting | None = None
+    converter: Converter | None = None
+    draw: Draw | None = None
 
     @model_serializer(mode="wrap")
     def _as_before(self, others: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -99,7 +99,7 @@ def _fields(entry: Mapping[str, Any]) -> dict[str, Any]:
             continue
         if key == "type":
             _say_type(found, value)
-        elif key in ("split", "name", "revision", "max_samples", "formatting", VALUES):
+        elif key in ("split", "name", "revision", "max_samples", "formatting", "converter", "draw", VALUES):
             found[key] = value
         elif key == "data_files":
             found[key] = [value] if isinstance(value, str) else list(value)

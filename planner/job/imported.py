@@ -9,14 +9,18 @@ from typing import Any
 import yaml
 
 from planner.job.dialects import Dialect
+from planner.job.llama_factory_v1 import is_v1
 from planner.job.schema import CANONICAL, Job
 from planner.job.source import SWITCHED_OFF, read_yaml
 from planner.job.templates import named_template
-from planner.keys import TABLES
+from planner.keys import ALL_TABLES, V1
 
 _RENAMED = "in offmate's names: "
 _READ_FROM = {
-    "trainable": ("freeze_trainable_modules", "freeze_extra_modules"), "trainable_layers": ("freeze_trainable_layers",),
+    "trainable": ("freeze_trainable_modules", "freeze_extra_modules", "peft_config"),
+    "trainable_layers": ("freeze_trainable_layers", "peft_config"),
+    **dict.fromkeys(("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "use_dora"), ("peft_config",)),
+    **dict.fromkeys(("weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon"), ("optim_config",)),
     "packing": ("stage",), "add_tokens": ("special_tokens",), "lr_scheduler_type": ("cosine_min_lr_ratio",),
     "special_tokens": ("template", "tokens"),
     "load_best_model_at_end": ("saves_per_epoch", "save_steps", "evals_per_epoch", "eval_steps"),
@@ -29,14 +33,15 @@ def imported(text: str, folder: Path, name: str) -> str:
     leaves unsaid. Raises UserError for what cannot be run as it is written."""
     job, notes = Job.parse_with_notes(text, folder, name=name)
     source = read_yaml(text, name)
-    tool = Dialect.of(source.values).tool
+    tool = V1 if is_v1(source.values) else Dialect.of(source.values).tool
     given = {CANONICAL.get(key, key): key for key in source.values if key in CANONICAL}
     for key in source.values:  # a tool's own meaning of a name comes before all others
-        meaning = TABLES.get(tool or "", {}).get(key)
+        meaning = ALL_TABLES.get(tool or "", {}).get(key)
         if meaning is not None and meaning.kind == "honoured" and meaning.text in Job.model_fields:
             given.setdefault(meaning.text, key)
     values = job.model_dump(mode="json", exclude_defaults=False)
-    lines = [f"# {name}, a file of {tool}'s, in offmate's words." if tool else f"# {name}, in offmate's words."]
+    whose = tool if tool == V1 else f"{tool}'s"
+    lines = [f"# {name}, a file of {whose}, in offmate's words." if tool else f"# {name}, in offmate's words."]
     for key in Job.model_fields:
         if key not in job.model_fields_set or (key == "tokenizer" and job.tokenizer == job.model):
             continue

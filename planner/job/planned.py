@@ -14,6 +14,6 @@ NOT_PLANNED = frozenset({
     "broken_rows", "group_by_length", "min_sample_len", "dataset_exact_deduplication",
     "load_best_model_at_end", "early_stopping_patience", "early_stopping_threshold",
     "special_tokens", "add_tokens", "tokenizer_revision", "muon_adjust_lr_fn", "init_lora_weights",
-    "loraplus_lr_ratio", "loraplus_lr_embedding", "embedding_lr", "embedding_lr_scale",
+    "decay_all", "loraplus_lr_ratio", "loraplus_lr_embedding", "embedding_lr", "embedding_lr_scale",
 })  # fmt: skip
 """Keys that no estimate of a plan depends on, but for a few rows of an embedding (`add_tokens`)."""

@@ -54,6 +54,7 @@ from planner.job.fields import (
     Written,
 )
 from planner.job.foreign_data import settle_data
+from planner.job.llama_factory_v1 import in_own_keys, is_v1
 from planner.job.lora import check_lora, check_weights, of_the_adapter
 from planner.job.loss_keys import LossKeys, check_loss
 from planner.job.mixture import check_mixture
@@ -121,6 +122,7 @@ class Job(AdapterKeys, LossKeys):
     )
     max_steps: StepLimit = None
     weight_decay: NotNegative = 0.0
+    decay_all: Switch = False
     adam_beta1: Beta = 0.9
     adam_beta2: Beta = 0.999
     adam_epsilon: Positive = 1e-8
@@ -227,7 +229,11 @@ class Job(AdapterKeys, LossKeys):
     ) -> tuple[Job, tuple[str, ...]]:  # fmt: skip
         """The job of a file's values, and notes on its keys; `folder` is that of relative paths, None where there are
         none."""
+        told: tuple[str, ...] = ()
+        if folder is not None and is_v1(source.values):
+            source, told = in_own_keys(source, folder, only_planned=only_planned)
         values, mistakes, notes = canonical(source, CANONICAL)
+        notes = (*told, *notes)
         values = {key: value for key, value in values.items() if value is not None or key in _NULLABLE}
         if folder is not None and values.get("disk_paths") and "save_total_limit" not in values:
             values["save_total_limit"] = 1

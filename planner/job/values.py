@@ -180,6 +180,9 @@ def merged(said: Mapping[str, object]) -> dict[str, object]:
 def check_optimizer(values: Mapping[str, object], names: Mapping[str, str], source: Source) -> list[Mistake]:
     """The mistakes of states on a disk that are in 8 bits, or Muon's, and of rates that exclude one another."""
     apart = [key for key in RATES if values.get(key) not in SWITCHED_OFF]
+    if apart and values.get("decay_all") is True:
+        text = f"{names[apart[0]]} says which weights decay; leave one of the two out"
+        return [source.mistake(names["decay_all"], "bad-value", text)]
     if apart and values.get("optim") == MUON:
         text = f"optim is {MUON}, under which all weights have learning_rate; leave one of the two out"
         return [source.mistake(names[apart[0]], "not-there", text)]

@@ -7,11 +7,15 @@ from collections.abc import Mapping
 
 from planner.keys.axolotl import AXOLOTL
 from planner.keys.llama_factory import LLAMA_FACTORY
+from planner.keys.llama_factory_v1 import LLAMA_FACTORY_V1
 from planner.keys.meaning import Table
 from planner.keys.trl import PREFERENCES, TRL
 
 TABLES: Mapping[str, Table] = {"axolotl": AXOLOTL, "LLaMA-Factory": LLAMA_FACTORY, "TRL": TRL}
 """Tool -> its keys."""
+V1 = "LLaMA-Factory's v1"
+ALL_TABLES: Mapping[str, Table] = {**TABLES, V1: LLAMA_FACTORY_V1}
+"""That of v1, too, whose files are in offmate's own keys before these are read (`planner.job.llama_factory_v1`)."""
 
 _TELLING = "beta num_generations reward_funcs reward_model_path max_prompt_length max_completion_length"
 _OF_TRL_ALONE = PREFERENCES.keys() - {*_TELLING.split()}

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from planner.keys import TABLES
+from planner.keys import ALL_TABLES
 from planner.keys.meaning import Meaning
 
 _HEAD = """\
 # Keys of other tools
 
-Every key that axolotl, LLaMA-Factory and TRL document, and what becomes of it in a job file. It is written from the
-tables that the reader itself goes by (`planner/keys/`; `python -m planner.keys > docs/keys.md`).
+Every key that axolotl, LLaMA-Factory (v1, too) and TRL document, and what becomes of it in a job file. It is written
+from the tables that the reader itself goes by (`planner/keys/`; `python -m planner.keys > docs/keys.md`).
 
 - *is* a key of offmate: it means that key, which [jobs.md](jobs.md) describes;
 - *no effect*: it changes nothing of what is learned; why is said at submission, unless it is switched off;
@@ -23,7 +23,7 @@ tables that the reader itself goes by (`planner/keys/`; `python -m planner.keys 
 def page() -> str:
     """The page's text."""
     parts = [_HEAD]
-    for tool, table in TABLES.items():
+    for tool, table in ALL_TABLES.items():
         parts.append(f"\n## {tool}\n\n| key | what becomes of it |\n|---|---|\n")
         parts += [f"| `{key}` | {_words(key, meaning)} |\n" for key, meaning in sorted(table.items())]
     return "".join(parts)

@@ -60,8 +60,8 @@ DISTILLED = "distillation"
 DIFFUSION = "training a diffusion model"
 ELSEWHERE = "training on another service"
 OTHER_FORM = (
-    "the form of LLaMA-Factory's v1; write it as its other files are, with model_name_or_path, stage: sft, dataset and "
-    "template"
+    "the form of LLaMA-Factory's v1; call the model `model`, as v1 does, or write all as its other files are, with "
+    "stage: sft, dataset and template"
 )
 
 

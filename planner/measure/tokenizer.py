@@ -16,6 +16,7 @@ from planner.job.local_data import is_local
 from planner.job.pins import tokenizer_revision
 from planner.job.schema import Job
 from planner.job.slot_templates import PARSED, slot_template
+from planner.job.templates import named_template
 from planner.measure.hf_names import own_code, own_code_refused
 
 
@@ -43,6 +44,8 @@ def load_tokenizer(job: Job) -> PreTrainedTokenizerBase:
     slots = slot_template(job.chat_template)
     if job.chat_template is not None and slots is None:
         tokenizer.chat_template = job.chat_template
+    elif tokenizer.chat_template is None and any(entry.converter is not None for entry in job.data):
+        tokenizer.chat_template = named_template("chatml")  # that of LLaMA-Factory's v1 for such a tokenizer
     tokenizer.add_tokens([_added(token) for token in job.add_tokens or ()])
     _set_special_tokens(tokenizer, job)
     named = slots is not None and job.chat_template != PARSED  # which is what the tool makes of the tokenizer's own

@@ -150,6 +150,18 @@ class ChatTemplate:
             start = self._conversation(text, messages, tools).going_on(len(prompt))
         return text, ((start, len(text)),)
 
+    def asked(
+        self, prompt: Sequence[Message], answer: Message, tools: list[Any] | None = None
+    ) -> tuple[str, str]:  # fmt: skip
+        """What the template asks for the answer with, and the text of both. What earlier answers thought may be left
+        out of it: it is not learned here. Raises UserError as `render`."""
+        bare = [{key: said for key, said in message.items() if key not in THOUGHTS} for message in prompt]
+        with _refusals_told([*prompt, answer]):
+            whole, without = (self._render([*messages, answer], tools)[0] for messages in (prompt, bare))
+            before = self._render(prompt, tools, add_generation_prompt=True)[0]
+        text, _ = self.pair(bare if whole == without else prompt, [answer], tools)
+        return before, text
+
     def prompt(self, messages: Sequence[Message]) -> str:
         """The conversation's text up to where the assistant is to go on. Raises UserError when the template refuses."""
         with _refusals_told(messages):

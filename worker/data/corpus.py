@@ -174,7 +174,7 @@ def _save(path: Path, values: NDArray[Any]) -> None:
 
 def batched(documents: Iterator[Document]) -> Iterator[list[Document]]:
     """Runs of documents that the tokenizer treats alike, `_BATCH` at most."""
-    for _, alike in groupby(documents, key=lambda document: (document.special, bool(document.pieces))):
+    for _, alike in groupby(documents, key=lambda document: (document.special, bool(document.pieces or document.rows))):
         while batch := list(islice(alike, _BATCH)):
             yield batch
 
@@ -182,11 +182,12 @@ def batched(documents: Iterator[Document]) -> Iterator[list[Document]]:
 def encode(
     documents: list[Document], tokenizer: PreTrainedTokenizerBase, *, pairs: bool = False
 ) -> Iterator[tuple[NDArray[np.int32], NDArray[np.bool_]]]:
-    """Tokens of each document, and which of them are learned: those that share a character with a trained span."""
+    """Tokens of each document, or of each row of it, and which of them are learned: those that share a character with a
+    trained span."""
     if pairs:
         yield from encode_pairs(documents, tokenizer)
         return
-    if documents[0].pieces:
+    if documents[0].pieces or documents[0].rows:
         yield from _encode_pieces(documents, tokenizer)
         return
     encoded = tokenizer(
@@ -214,12 +215,11 @@ def encode(
 def _encode_pieces(
     documents: list[Document], tokenizer: PreTrainedTokenizerBase
 ) -> Iterator[tuple[NDArray[np.int32], NDArray[np.bool_]]]:
-    texts = [piece for document in documents for piece, _ in document.pieces if isinstance(piece, str)]
+    rows = [(document, pieces) for document in documents for pieces in document.rows or (document.pieces,)]
+    texts = [piece for _, pieces in rows for piece, _ in pieces if isinstance(piece, str)]
     encoded = iter(tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"] if texts else ())
-    for document in documents:
-        found = [
-            (next(encoded) if isinstance(piece, str) else [piece], learned) for piece, learned in document.pieces
-        ]
+    for document, pieces in rows:
+        found = [(next(encoded) if isinstance(piece, str) else [piece], learned) for piece, learned in pieces]
         learned = np.repeat([learned for _, learned in found], [len(tokens) for tokens, _ in found])
         ids = np.array([token for tokens, _ in found for token in tokens], np.int32)
         yield ids, learned.astype(np.bool_) | document.everything

@@ -17,6 +17,7 @@ from planner.job.data_entry import DataEntry
 from planner.job.reader import Row
 from planner.job.records import Kind
 from planner.job.schema import Job
+from worker.data import v1_rows
 from worker.data.first_token import first_token_of
 from worker.data.formats import Document, Format, detect
 from worker.data.pairs import entry_of_pairs
@@ -70,7 +71,7 @@ def documents_of(job: Job, tokenizer: PreTrainedTokenizerBase, pairs: bool) -> I
 
 def _form(job: Job, source: Source, tokenizer: PreTrainedTokenizerBase, pairs: bool) -> Format:
     entry, kind = source.entry, kind_in(source.entry, source.columns, source.name)
-    return form_of(job, entry, kind, entry.names(source.columns), tokenizer, pairs=pairs)
+    return form_of(job, entry, kind, entry.names(source.columns), tokenizer, pairs=pairs, source=source)
 
 
 def _tell(source: Source, form: Format, records: int) -> None:
@@ -162,10 +163,15 @@ def mixture(job: Job, counts: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 def form_of(
     job: Job, entry: DataEntry, kind: Kind, columns: tuple[str, ...], tokenizer: PreTrainedTokenizerBase, *,
-    pairs: bool = False,
+    pairs: bool = False, source: Source | None = None,
 ) -> Format:  # fmt: skip
-    """How an entry's records of this kind, with these columns by offmate's names, become documents. Raises
-    UserError."""
+    """How an entry's records of this kind, with these columns by offmate's names, become documents; `source`: of all of
+    them, None where not all are seen. Raises UserError."""
+    if entry.converter is not None:
+        if pairs:
+            raise v1_rows.refuse_pairs(entry)
+        values = {**(job.chat_template_kwargs or {}), **(entry.chat_template_kwargs or {})}
+        return v1_rows.format_of(entry, columns, tokenizer, values, source)
     entry = entry_of_pairs(entry, kind) if pairs else entry
     return detect(
         kind, columns, tokenizer, train_on=job.train_on, prompt=entry.prompt_format,

@@ -62,4 +62,5 @@ def _possible_ends(job: Job, tokenizer: PreTrainedTokenizerBase) -> tuple[int, .
 def _template_of(job: Job, entry: DataEntry) -> tuple[bool, str]:
     """Whether the template is the tokenizer's own one for an entry, and not TRL's form of it, and what it is told."""
     values = {**(job.chat_template_kwargs or {}), **(entry.chat_template_kwargs or {})}
-    return job.train_on != "completions" or entry.learned is not None, json.dumps(values, sort_keys=True)
+    own = job.train_on != "completions" or entry.learned is not None or entry.converter is not None
+    return own, json.dumps(values, sort_keys=True)

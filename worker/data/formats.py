@@ -45,7 +45,8 @@ class Document:
 
     `special` adds the tokenizer's own special tokens; `ended` adds the end-of-text token, learned if the text's end is.
     `everything`: all tokens are learned, those that the tokenizer adds among them. `pieces` in place of the text: texts
-    that are tokenized one by one, and tokens, each learned or not.
+    that are tokenized one by one, and tokens, each learned or not. `rows` in place of both: of a record that is several
+    rows, the pieces of each.
     """
 
     text: str
@@ -54,6 +55,7 @@ class Document:
     ended: bool = True
     everything: bool = False
     pieces: tuple[Piece, ...] = ()
+    rows: tuple[tuple[Piece, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

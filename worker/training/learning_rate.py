@@ -86,12 +86,16 @@ def decay_names(model: nn.Module) -> frozenset[str]:
     )
 
 
+def _trained(model: nn.Module) -> frozenset[str]:
+    return frozenset(name for name, parameter in model.named_parameters() if parameter.requires_grad)
+
+
 def optimizer_of(job: Job, model: nn.Module) -> tuple[Group, ...]:
     """The job's optimizer for the parameters of `model`, in one group, with Muon for matrices in two, or one for each
     of the job's rates."""
     adamw = AdamW(
         betas=(job.adam_beta1, job.adam_beta2), eps=job.adam_epsilon, weight_decay=job.weight_decay,
-        decay_names=decay_names(model),
+        decay_names=_trained(model) if job.decay_all else decay_names(model),
     )  # fmt: skip
     if job.loraplus_lr_ratio is not None:
         return _loraplus(adamw, model)

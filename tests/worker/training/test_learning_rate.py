@@ -60,6 +60,13 @@ def test_the_parameters_that_decay_are_those_of_transformers(name: str) -> None:
     assert not any("bias" in name or "norm" in name for name in decay_names(model))
 
 
+@pytest.mark.parametrize("optim", ["adamw_torch", "muon"])
+def test_with_decay_all_biases_and_norms_decay_too(tmp_path: Path, optim: str) -> None:
+    model = make_model("qwen2")
+    for group in optimizer_of(job(tmp_path, weight_decay=0.01, decay_all=True, optim=optim), model):
+        assert group.decay_names == {name for name, _ in model.named_parameters()}, "as torch.optim.AdamW itself"
+
+
 @pytest.mark.parametrize("keys", [{"embedding_lr": 1e-3}, {"embedding_lr_scale": 0.1}], ids=["rate", "scale"])
 def test_embedding_and_head_have_the_rate_of_axolotls_group_and_do_not_decay(
     tmp_path: Path, keys: dict[str, float]
