@@ -244,6 +244,18 @@ def test_a_table_with_two_columns_of_one_name_is_refused(model: Path, tmp_path: 
         check_data(make_job(model, tmp_path / "a.arrow"))
 
 
+@pytest.mark.parametrize("listed", [pa.list_, pa.large_list, pa.list_view, pa.large_list_view])
+def test_null_keys_are_absent_in_every_kind_of_list_of_a_table(listed: Any, tmp_path: Path) -> None:
+    kind = pa.struct([("role", pa.dictionary(pa.int8(), pa.string())), ("content", pa.string()), ("name", pa.string())])
+    talk = [{"role": "user", "content": "hi", "name": None}, {"role": "user", "content": None, "name": "x"}]
+    few = pa.DictionaryArray.from_arrays(pa.array([0]), pa.array([talk[0]], kind))
+    table = pa.table({"messages": pa.array([talk], listed(kind)), "one": few})
+    with pa.OSFile(str(tmp_path / "a.arrow"), "wb") as file, pa.ipc.new_stream(file, table.schema) as out:
+        out.write_table(table)
+    first, second = {"role": "user", "content": "hi"}, {"role": "user", "name": "x"}
+    assert records_of(tmp_path / "a.arrow") == [{"messages": [first, second], "one": first}]
+
+
 def test_calls_and_functions_as_openai_had_them_are_learned(model: Path, tmp_path: Path) -> None:
     called = {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": '{"a": 1}'}}
     talk = [{"role": "user", "content": "go"}, called, {"role": "function", "name": "f", "content": "1"}]
@@ -293,6 +305,11 @@ def test_a_part_of_an_answer_that_a_template_leaves_out_is_told(
     load_corpus(job, byte_tokenizer(chat_template=template), tmp_path / "run")
     told = "data: the chat template leaves out a part of what answers say, which is not learned: of "
     assert [line for line in caplog.messages if "leaves out" in line] == [f"{told}'<think>a</think>yes'"]
+    caplog.clear()
+    job = make_job(model, lines, chat_template="{{ messages | tojson }}")
+    lines.write_text(json.dumps({"messages": [talk[0], talk[1] | {"content": 'say "yes"\nnow'}]}))
+    load_corpus(job, byte_tokenizer(chat_template=job.chat_template), tmp_path / "another")
+    assert [line for line in caplog.messages if "leaves out" in line] == [], "it is there as JSON"
 
 
 def test_files_of_a_folder_that_would_be_left_out_or_are_of_other_splits_are_refused(
