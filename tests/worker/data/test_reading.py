@@ -256,6 +256,19 @@ def test_null_keys_are_absent_in_every_kind_of_list_of_a_table(listed: Any, tmp_
     assert records_of(tmp_path / "a.arrow") == [{"messages": [first, second], "one": first}]
 
 
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
+def test_a_first_record_of_more_than_what_is_looked_at_is_read(
+    name: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("planner.job.data_check.MOST_BYTES", 1000)
+    line = json.dumps({"prompt": "a" * 2000, "completion": "b"})
+    (tmp_path / name).write_text(line if name == "a.jsonl" else f"[{line}]")
+    assert found_in(model, tmp_path / name) == [("a" * 2000 + "b", ["b"])]
+    (tmp_path / name).write_text(json.dumps({"other": "a" * 2000}))
+    with pytest.raises(UserError, match="found: other"):
+        check_data(make_job(model, tmp_path / name))
+
+
 def test_calls_and_functions_as_openai_had_them_are_learned(model: Path, tmp_path: Path) -> None:
     called = {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": '{"a": 1}'}}
     talk = [{"role": "user", "content": "go"}, called, {"role": "function", "name": "f", "content": "1"}]
