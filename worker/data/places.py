@@ -18,7 +18,7 @@ from jinja2 import TemplateError
 
 from planner.errors import Exit, UserError
 from planner.job.records import Message
-from worker.data.shapes import Filled, Render, Shape, Shapes, fill, private_character
+from worker.data.shapes import THOUGHTS, Filled, Render, Shape, Shapes, fill, private_character
 from worker.data.turns import Spans, common
 
 REFUSALS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
@@ -185,13 +185,22 @@ class Conversation:
         bare = {"role": message["role"], "content": self._other}
         for other in ([bare] if message["role"] == "assistant" else []) + [message | {"content": self._other}]:
             with contextlib.suppress(*REFUSALS):
-                shown = self._with(index, other)
-                start, end = _changing(self._text, shown)
-                instead = shown[start : len(shown) + end - len(self._text)]
-                if message.keys() <= {"role", "content"} and instead != self._other:
-                    self._more_changes.add(index)
+                start, end = self._changing(index, other)
+                self._more_changes |= {index} if self._changes_more(index) else set()
                 return ((start, end),) if end > start else ()
         return ((0, len(self._text)),)
+
+    def _changes_more(self, index: int) -> bool:
+        """Whether more of the text changes with a message's words than these, each of them shown once."""
+        message = self._messages[index]
+        words = [key for key in ("content", *THOUGHTS) if isinstance(said := message.get(key), str) and said.strip()]
+        with contextlib.suppress(*REFUSALS):
+            shown = self._with(index, message | dict.fromkeys(words, self._other))
+            start, end = _changing(self._text, shown)
+            instead = shown[start : len(shown) + end - len(self._text)]
+            ends = instead.startswith(self._other) and instead.endswith(self._other)
+            return not message.get("tool_calls") and not (ends and instead.count(self._other) <= len(words))
+        return False
 
     def _own(self, index: int) -> tuple[int, int] | None:
         """Where a message's words are, those of the template between them included; None where it has none. Raises

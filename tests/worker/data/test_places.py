@@ -148,6 +148,9 @@ def test_words_of_a_template_that_change_with_an_answer_are_not_learned_as_the_a
     with pytest.raises(UserError) as refused:
         chat.render([HELLO])
     assert refused.value.code == "turns-not-apart"
+    thinking = "{{ messages[-1].content|length }}\n" + CHATML.replace("{{ m['c", "{{ m.reasoning_content }}{{ m['c")
+    with pytest.raises(UserError, match="apart from what others say"):
+        chat_of(thinking).render([HELLO | {"reasoning_content": "Hm."}])
     assert learned(*chat.render([ASKED, HELLO])) == ["Hello.<|im_end|>"], "here it is the user's that are counted"
 
 
