@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -17,11 +18,13 @@ from pyarrow import parquet
 from planner.errors import UserError
 from planner.job.data_check import check_data
 from planner.job.data_entry import DataEntry
+from planner.job.frozen import freeze
 from planner.job.local_data import local_data
 from planner.job.reader import Reader
 from tests.support.random_records import TEMPLATE, differs, found_in
 from tests.support.texts import byte_tokenizer, make_job, tiny_llama_folder, write_jsonl
 from worker.data.corpus import load_corpus
+from worker.data.documents import documents_of
 from worker.data.sources import open_source
 
 SEEDS = 100
@@ -150,6 +153,22 @@ def test_a_file_that_is_written_anew_is_read_anew_whatever_its_time_of_change(
     assert "Rome" in learned(["Rome"])
     said = learned(["Oslo", "Rome"])
     assert "Oslo" in said and said.index("Oslo") < said.index("Rome")
+
+
+def test_a_file_that_changes_while_it_is_read_is_refused(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = write_jsonl(tmp_path / "a.jsonl", [{"text": "a"}, {"text": "b"}])
+    job = make_job(model, lines)
+
+    def meanwhile(*given: Any) -> Iterator[Any]:
+        lines.write_text('{"text": "c"}\n{"text": "b"}\n')
+        yield from documents_of(*given)
+
+    monkeypatch.setattr("worker.data.corpus.documents_of", meanwhile)
+    with pytest.raises(UserError, match="other content") as refused:
+        load_corpus(job, byte_tokenizer(), tmp_path / "run", freeze(job))
+    assert refused.value.code == "data-changed" and not (tmp_path / "run").exists()
 
 
 def test_a_byte_order_mark_is_no_text_and_line_ends_are_as_they_are(tmp_path: Path) -> None:
