@@ -78,7 +78,7 @@ def _files_in(folder: Path) -> list[Path]:
         if file.suffix.lower() in _PACKED and Path(file.stem).suffix.lower() in KINDS:
             raise ValueError(f"{folder} has {file.relative_to(folder)}, and packed files are not read; unpack it")
         if file.suffix.lower() in _NOT_READ:
-            raise ValueError(f"{folder} has {file.relative_to(folder)}, and tables of this kind are not read; take it out")
+            raise ValueError(f"{folder} has {file.relative_to(folder)}, and such tables are not read; take it out")
         if file.suffix.lower() in KINDS:
             found.append(file)
     names = [file.relative_to(folder).as_posix() for file in found]

@@ -358,7 +358,7 @@ def test_files_of_a_folder_that_would_be_left_out_or_are_of_other_splits_are_ref
     with pytest.raises(UserError, match=r"b\.jsonl\.gz, and packed files are not read"):
         check_data(make_job(model, folder))
     (folder / "b.jsonl.gz").rename(folder / "b.tsv")
-    with pytest.raises(UserError, match=r"b\.tsv, and tables of this kind are not read"):
+    with pytest.raises(UserError, match=r"b\.tsv, and such tables are not read"):
         check_data(make_job(model, folder))
     (folder / "b.tsv").unlink()
     (folder / "test-00.jsonl").write_text('{"text": "held out"}\n')
