@@ -204,7 +204,7 @@ class Conversation:
 
     def _own(self, index: int) -> tuple[int, int] | None:
         """Where a message's words are, those of the template between them included; None where it has none. Raises
-        UserError where they are shown twice, or others' between them, or more than they changes with them."""
+        UserError where they are shown twice, or others' between them, or more of the text changes with them."""
         if not (found := self._places[index]):
             return None
         own = (found[0][0], found[-1][1])
