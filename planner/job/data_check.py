@@ -150,11 +150,14 @@ def first_rows(entry: DataEntry, most: int) -> FirstRows | None:
 
 
 def columns_of(data: LocalData) -> tuple[str, ...]:
-    """The columns of the first `MOST_BYTES` of data, by which its records are known. Raises OSError, ValueError."""
+    """The columns of the first `MOST_BYTES` of data, by which its records are known; where no record with a column ends
+    in them, those of the first that has any. Raises OSError, ValueError."""
     reader = Reader(data, MOST_BYTES)
     for _ in reader:
         pass
-    return tuple(reader.columns)
+    if reader.columns or reader.whole:
+        return tuple(reader.columns)
+    return next((tuple(row.record) for row in Reader(data) if row.record), ())
 
 
 def kind_in(entry: DataEntry, columns: tuple[str, ...], name: str) -> Kind:

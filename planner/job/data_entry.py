@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
+from planner.job.axolotl_rows import as_axolotl, with_arguments
 from planner.job.fields import Count, Text, Values
 from planner.job.records import VALUES, Kind, Record, role_of
 from planner.job.slot_rows import Formatting
@@ -156,14 +157,18 @@ class DataEntry(BaseModel):
 
     def mapped(self, record: Record) -> Record:
         """The record under offmate's names. Raises ValueError for messages that are none."""
-        if not (self.columns or self.message_keys or self.roles or self.drop_system or self.split_thinking):
+        of_axolotl = self.learned is not None
+        renamed = self.columns or self.message_keys or self.roles or self.drop_system or self.split_thinking
+        if not (renamed or of_axolotl):
             return record
         taken = set(self.columns.values())
         found = {key: value for key, value in record.items() if key not in taken and key not in self.columns}
         found |= {ours: record[theirs] for ours, theirs in self.columns.items() if theirs in record}
+        found = as_axolotl(found) if of_axolotl else found
         for column in ("messages", "conversations", "prompt", "completion"):
             if isinstance(given := found.get(column), list):
                 messages = [self._message(message) for message in given]
+                messages = [*map(with_arguments, messages)] if of_axolotl else messages
                 found[column] = messages[self.drop_system and messages != [] and _is_system(messages[0]) :]
         return found
 

@@ -20,6 +20,7 @@ KINDS: dict[str, Kind] = {
 
 _SUFFIXES = ", ".join(KINDS)
 _PACKED = (".gz", ".zst", ".xz", ".bz2", ".zip")
+_NOT_READ = (".tsv", ".feather", ".orc", ".xlsx")
 _NO_DATA = ("dataset_infos.json", "dataset_info.json", "state.json")
 """What `datasets` notes beside data."""
 _SPLIT = r"(^|[/._ -])(%s)([/._ -]|$)"
@@ -76,6 +77,8 @@ def _files_in(folder: Path) -> list[Path]:
             continue
         if file.suffix.lower() in _PACKED and Path(file.stem).suffix.lower() in KINDS:
             raise ValueError(f"{folder} has {file.relative_to(folder)}, and packed files are not read; unpack it")
+        if file.suffix.lower() in _NOT_READ:
+            raise ValueError(f"{folder} has {file.relative_to(folder)}, and such tables are not read; take it out")
         if file.suffix.lower() in KINDS:
             found.append(file)
     names = [file.relative_to(folder).as_posix() for file in found]

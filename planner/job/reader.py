@@ -274,7 +274,10 @@ def _reader_of(kind: Any) -> _Convert:
         return _read_json
     if pa.types.is_struct(kind):
         return _struct_reader(kind)
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+    if isinstance(kind, (pa.DictionaryType, pa.RunEndEncodedType)):
+        return _reader_of(kind.value_type)
+    lists = (pa.ListType, pa.LargeListType, pa.FixedSizeListType, pa.ListViewType, pa.LargeListViewType)
+    if isinstance(kind, lists):
         inner = _reader_of(kind.value_type)
         return _same if inner is _same else lambda value: None if value is None else [inner(one) for one in value]
     if pa.types.is_map(kind):

@@ -7,7 +7,8 @@ import copy
 import json
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import date
 from typing import Any
 
 from jinja2 import TemplateError
@@ -21,7 +22,7 @@ from planner.job.records import Message
 from planner.job.templates import GIVE_TEMPLATE
 from worker.data.bounds import bounded, check_length
 from worker.data.places import REFUSALS, Conversation
-from worker.data.shapes import THOUGHTS, Shapes
+from worker.data.shapes import THOUGHTS, Shapes, written
 from worker.data.turns import Spans, Turns, ends_of, split_end, stops_of, unasked, unlearned_end
 
 log = logging.getLogger(__name__)
@@ -119,6 +120,9 @@ class ChatTemplate:
         Raises UserError when the template refuses the conversation, leaves out something that a message says, or shows
         a turn in a form whose place cannot be told.
         """
+        return _in_one_day(lambda: self._rendered(messages, tools))
+
+    def _rendered(self, messages: Sequence[Message], tools: list[Any] | None) -> tuple[str, Spans]:
         with _refusals_told(messages):
             plain, text, spans = self._shown(_plain(messages), tools)
             found = self._conversation(text, plain, tools)
@@ -143,11 +147,13 @@ class ChatTemplate:
     ) -> tuple[str, Spans]:
         """The text of both together, of which all is learned that the prompt, asked to be gone on from, does not have:
         TRL's `completion_only_loss`. Raises UserError as `render`."""
-        messages = _plain([*prompt, *completion])
+        return _in_one_day(lambda: self._pair(_plain([*prompt, *completion]), len(prompt), tools))
+
+    def _pair(self, messages: list[Message], asked: int, tools: list[Any] | None) -> tuple[str, Spans]:
         with _refusals_told(messages):
             messages, text, _ = self._shown(messages, tools)
             self._tell_left_out(text, messages)
-            start = self._conversation(text, messages, tools).going_on(len(prompt))
+            start = self._conversation(text, messages, tools).going_on(asked)
         return text, ((start, len(text)),)
 
     def asked(
@@ -266,7 +272,7 @@ class ChatTemplate:
         """Say once where the template leaves out a part of what an answer says or thinks."""
         for index in _answers(messages):
             for said in (messages[index].get(key) for key in ("content", *THOUGHTS)):
-                if isinstance(said, str) and said.strip() not in text and not self._left_out:
+                if isinstance(said, str) and not self._left_out and not any(as_is in text for as_is in written(said)):
                     self._left_out.append(said)
                     log.warning(
                         "data: the chat template leaves out a part of what answers say, which is not learned: of %r",
@@ -288,6 +294,17 @@ class ChatTemplate:
                 hint="give a chat_template with {% generation %} around each of the assistant's turns",
             )  # fmt: skip
         return tuple(span for span, learned in zip(spans, wanted, strict=True) if learned)
+
+
+def _in_one_day(render: Callable[[], tuple[str, Spans]]) -> tuple[str, Spans]:
+    """What `render` gives, once more where midnight passes meanwhile: templates show dates, and texts are compared."""
+    day = date.today()
+    try:
+        return render()
+    except UserError:
+        if date.today() == day:
+            raise
+        return render()
 
 
 @contextlib.contextmanager

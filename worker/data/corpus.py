@@ -72,12 +72,14 @@ def load_corpus(
     if (corpus := _open(folder, keys)) is not None:
         log.info("data: %d tokens as tokenized at the first start (%s)", len(corpus.tokens), folder)
         return corpus
-    check_frozen(job.model_copy(update={"eval_dataset": None}), frozen)
+    trained_on = job.model_copy(update={"eval_dataset": None})
+    check_frozen(trained_on, frozen)
     temporary = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     try:
         _write(job, tokenizer, temporary, pairs)
+        check_frozen(trained_on, frozen)  # nor others since: reading may take hours
         found = {"format": 1, "keys": keys, "fingerprint": _fingerprint(temporary)}
         (temporary / "corpus.json").write_text(json.dumps(found, indent=1), "utf-8")
     except BaseException:

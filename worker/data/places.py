@@ -18,7 +18,7 @@ from jinja2 import TemplateError
 
 from planner.errors import Exit, UserError
 from planner.job.records import Message
-from worker.data.shapes import Filled, Render, Shape, Shapes, fill, private_character
+from worker.data.shapes import THOUGHTS, Filled, Render, Shape, Shapes, fill, private_character
 from worker.data.turns import Spans, common
 
 REFUSALS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
@@ -38,6 +38,7 @@ class Conversation:
         self._messages, self._tools, self._text = messages, tools, text
         self._marks, self._ends = marks, tuple(ends)
         self._marked, self._said = shapes.marked(messages)
+        self._more_changes: set[int] = set()  # messages with whose words the template changes more, such as a count
         self._shape = self._shape_of(len(messages))
 
     @property
@@ -90,7 +91,8 @@ class Conversation:
             start = self._whole(index, pieces)[0]
         if end < last or not self._is_apart(index, last, end):
             end = self._whole(index, pieces)[1]
-        end = self._trimmed(start, self._past_mark(index, end))
+        said = max((to for _, to in self._places[index]), default=start)  # an answer may say an end mark itself
+        end = self._trimmed(said, self._past_mark(index, said, end))
         if len(pieces) == 1:
             if end <= start and not self._messages[index]["content"].strip():  # nothing, and no end mark behind it
                 return ()
@@ -184,17 +186,32 @@ class Conversation:
         for other in ([bare] if message["role"] == "assistant" else []) + [message | {"content": self._other}]:
             with contextlib.suppress(*REFUSALS):
                 start, end = self._changing(index, other)
+                self._more_changes |= {index} if self._changes_more(index) else set()
                 return ((start, end),) if end > start else ()
         return ((0, len(self._text)),)
 
+    def _changes_more(self, index: int) -> bool:
+        """Whether more of the text changes with a message's words than these, each of them shown once."""
+        message = self._messages[index]
+        words = [key for key in ("content", *THOUGHTS) if isinstance(said := message.get(key), str) and said.strip()]
+        with contextlib.suppress(*REFUSALS):
+            shown = self._with(index, message | dict.fromkeys(words, self._other))
+            start, end = _changing(self._text, shown)
+            instead = shown[start : len(shown) + end - len(self._text)]
+            ends = instead.startswith(self._other) and instead.endswith(self._other)
+            return not message.get("tool_calls") and not (ends and instead.count(self._other) <= len(words))
+        return False
+
     def _own(self, index: int) -> tuple[int, int] | None:
         """Where a message's words are, those of the template between them included; None where it has none. Raises
-        UserError where they are shown twice, or others' between them."""
+        UserError where they are shown twice, or others' between them, or more of the text changes with them."""
         if not (found := self._places[index]):
             return None
         own = (found[0][0], found[-1][1])
         many = sum(said.message == index for mark, said in self._said.items() if mark in self._shown)
-        if (self._filled is not None and len(found) > many) or not self._is_apart(index, *own):
+        if self._filled is not None and len(found) > many:
+            raise self._not_apart(index)
+        if index in self._more_changes or not self._is_apart(index, *own):
             raise self._not_apart(index)
         return own
 
@@ -304,9 +321,9 @@ class Conversation:
     def _other(self) -> str:
         return private_character(self._text)
 
-    def _past_mark(self, index: int, end: int) -> int:
-        """`end`, or the end of the end mark that stands there."""
-        if self._ends and not self._text[:end].rstrip().endswith(self._ends):
+    def _past_mark(self, index: int, said: int, end: int) -> int:
+        """`end`, or the end of the end mark that stands there, where there is none behind what is `said` yet."""
+        if self._ends and not self._text[said:end].rstrip().endswith(self._ends):
             mark = re.compile(rf"\s*(?:{'|'.join(map(re.escape, self._ends))})").match(self._text, end)
             if mark is not None and self._is_apart(index, end, mark.end()):
                 return mark.end()

@@ -153,7 +153,7 @@ def fill(shape: Shape, said: dict[str, Said], text: str) -> Filled | None:
     at, starts, places = len(shape.gaps[0]), [0], []
     for number, (mark, gap) in enumerate(zip(shape.marks, shape.gaps[1:], strict=True), start=1):
         last = number == len(shape.marks)
-        for words in _written(said[mark].text) if mark in said else ():
+        for words in written(said[mark].text) if mark in said else ():
             end = at + len(words)
             if text.startswith(words, at) and text.startswith(gap, end) and (not last or end + len(gap) == len(text)):
                 break
@@ -165,7 +165,7 @@ def fill(shape: Shape, said: dict[str, Said], text: str) -> Filled | None:
     return Filled(text, shape, tuple(starts), tuple(places)) if at == len(text) else None
 
 
-def _written(words: str) -> Iterator[str]:
+def written(words: str) -> Iterator[str]:
     """How templates write what is said: as it is, stripped, or as JSON."""
     yield words
     yield from {words.rstrip(): 0, words.lstrip(): 0, words.strip(): 0}

@@ -69,6 +69,40 @@ def test_an_answer_of_axolotls_is_learned_without_what_its_template_writes_befor
     )
 
 
+def test_nulls_and_texts_of_json_are_read_as_axolotl_reads_them(tmp_path: Path) -> None:
+    asking = (
+        "{{ tools | tojson }}{% for m in messages %}<|im_start|>{{ m.content }}{% for call in m.tool_calls or [] %}"
+        "{% set said = call.function.arguments %}{{ said if said is string else said | tojson }}{% endfor %}<|im_end|>"
+        "{% endfor %}"
+    )
+    job = f"chat_template: {json.dumps(asking)}\n"
+    entry = "type: chat_template, message_property_mappings: {tool_calls: calls}, roles_to_train: [assistant]"
+    calls = [
+        {"function": {"name": "f", "arguments": said}} for said in ({"a": None, "b": [None]}, '{"a":null,"b":1.10}')
+    ]
+    tools = [{"name": "f", "function": {"enum": None, "parameters": '{"x":null}'}}]
+    talk = [{"role": "user", "content": "go"}, {"role": "assistant", "content": None, "calls": calls}]
+    without = "<|im_start|>go<|im_end|>"
+    go = f"{without}<|im_start|>"
+    assert learn(tmp_path, [{"messages": talk, "tools": tools}], entry, job).sample() == (
+        f'[{{"name": "f", "function": {{"parameters": {{"x": null}}}}}}]{go}'
+        '⟦{"b": [null]}{"a": null, "b": 1.1}<|im_end|>⟧'
+    )
+    texts = {"messages": json.dumps(talk), "tools": json.dumps(tools)}
+    assert learn(tmp_path, [texts], entry, job).sample() == (
+        f'[{{"name": "f", "function": {{"enum": null, "parameters": {{"x": null}}}}}}]{go}'
+        '⟦{"a": null, "b": [null]}{"a": null, "b": 1.1}<|im_end|>⟧'
+    ), "nulls of a text are no nulls of the record"
+    ours = [{"messages": [talk[0], {"role": "assistant", "tool_calls": calls}], "tools": tools}]
+    assert learn(tmp_path, ours, "type: messages", job).sample() == (
+        f'[{{"name": "f", "function": {{"enum": null, "parameters": "{{\\"x\\":null}}"}}}}]{without}'
+        '⟦<|im_start|>{"a": null, "b": [null]}{"a":null,"b":1.10}<|im_end|>⟧'
+    ), "an entry of ours is as it is written"
+    wrong = [talk[0], {**talk[1], "calls": [{"function": {"name": "f", "arguments": "{"}}]}]
+    with pytest.raises(UserError, match=r"axolotl reads arguments of a call as JSON, and '{' is no JSON: Expecting"):
+        learn(tmp_path, [{"messages": wrong}], entry, job)
+
+
 def test_a_chat_template_is_told_values_of_the_job_the_entry_and_the_conversation(tmp_path: Path) -> None:
     asking = "{% for m in messages %}<|im_start|>{{ m.content }} {{ mood | default('-') }}{{ think | default('-') }}"
     asking += "<|im_end|>{% endfor %}"

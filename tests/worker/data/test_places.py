@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import random
 import re
+from datetime import date, datetime
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from transformers.utils import chat_template_utils
 
 from planner.errors import UserError
 from planner.job.data_entry import LearnedTurns
 from planner.job.templates import NAMES, named_template
 from tests.support.texts import CHATML, byte_tokenizer
 from tests.worker.data.test_chat import CALL, FOLDER, TOOLS, learned
+from worker.data import chat as chat_module
+from worker.data import shapes
 from worker.data.chat import ChatTemplate
 from worker.data.documents import _OF_RECORDS
 
@@ -136,6 +141,35 @@ def test_an_answer_that_is_shown_twice_is_refused(template: str) -> None:
     with pytest.raises(UserError) as refused:
         chat_of(template).render(TALK)
     assert refused.value.code == "turns-not-apart" and refused.value.numbers[0].startswith("roles: user, assistant")
+
+
+def test_words_of_a_template_that_change_with_an_answer_are_not_learned_as_the_answer() -> None:
+    chat = chat_of("{{ messages[0].content|length }} characters\n" + CHATML)
+    with pytest.raises(UserError) as refused:
+        chat.render([HELLO])
+    assert refused.value.code == "turns-not-apart"
+    thinking = "{{ messages[-1].content|length }}\n" + CHATML.replace("{{ m['c", "{{ m.reasoning_content }}{{ m['c")
+    with pytest.raises(UserError, match="apart from what others say"):
+        chat_of(thinking).render([HELLO | {"reasoning_content": "Hm."}])
+    assert learned(*chat.render([ASKED, HELLO])) == ["Hello.<|im_end|>"], "here it is the user's that are counted"
+
+
+@pytest.mark.parametrize("template", [CHATML, UPSIDE_DOWN, NO_PROMPT])
+def test_of_an_answer_that_ends_with_an_end_mark_the_templates_own_is_learned_too(template: str) -> None:
+    (found,) = learned(*chat_of(template).render([ASKED, HELLO | {"content": "Hello.<|im_end|>"}]))
+    assert found.endswith("Hello.<|im_end|><|im_end|>")
+
+
+def test_a_conversation_that_is_rendered_at_midnight_is_rendered_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([datetime(2026, 1, 1, 23, 59), *[datetime(2026, 1, 2)] * 1000])
+    days = iter([date(2026, 1, 1), *[date(2026, 1, 2)] * 1000])
+    template = chat_of("{{ strftime_now('%d') }}\n" + CHATML)
+    monkeypatch.setattr(chat_template_utils, "datetime", SimpleNamespace(now=lambda: next(clock)))
+    for module in (chat_module, shapes):
+        monkeypatch.setattr(module, "date", SimpleNamespace(today=lambda: next(days)))
+    text, spans = template.render([ASKED, HELLO])
+    assert text.startswith("02\n")
+    assert [text[start:end] for start, end in spans] == ["Hello.<|im_end|>"]
 
 
 @pytest.mark.parametrize("learned_by", [None, LearnedTurns(roles=frozenset({"assistant"}))])

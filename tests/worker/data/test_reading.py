@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -17,11 +18,13 @@ from pyarrow import parquet
 from planner.errors import UserError
 from planner.job.data_check import check_data
 from planner.job.data_entry import DataEntry
+from planner.job.frozen import freeze
 from planner.job.local_data import local_data
 from planner.job.reader import Reader
 from tests.support.random_records import TEMPLATE, differs, found_in
 from tests.support.texts import byte_tokenizer, make_job, tiny_llama_folder, write_jsonl
 from worker.data.corpus import load_corpus
+from worker.data.documents import documents_of
 from worker.data.sources import open_source
 
 SEEDS = 100
@@ -152,6 +155,22 @@ def test_a_file_that_is_written_anew_is_read_anew_whatever_its_time_of_change(
     assert "Oslo" in said and said.index("Oslo") < said.index("Rome")
 
 
+def test_a_file_that_changes_while_it_is_read_is_refused(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = write_jsonl(tmp_path / "a.jsonl", [{"text": "a"}, {"text": "b"}])
+    job = make_job(model, lines)
+
+    def meanwhile(*given: Any) -> Iterator[Any]:
+        lines.write_text('{"text": "c"}\n{"text": "b"}\n')
+        yield from documents_of(*given)
+
+    monkeypatch.setattr("worker.data.corpus.documents_of", meanwhile)
+    with pytest.raises(UserError, match="other content") as refused:
+        load_corpus(job, byte_tokenizer(), tmp_path / "run", freeze(job))
+    assert refused.value.code == "data-changed" and not (tmp_path / "run").exists()
+
+
 def test_a_byte_order_mark_is_no_text_and_line_ends_are_as_they_are(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone\r\ntwo\n")
     assert records_of(tmp_path / "a.txt") == [{"text": "one\r\ntwo\n"}]
@@ -244,6 +263,31 @@ def test_a_table_with_two_columns_of_one_name_is_refused(model: Path, tmp_path: 
         check_data(make_job(model, tmp_path / "a.arrow"))
 
 
+@pytest.mark.parametrize("listed", [pa.list_, pa.large_list, pa.list_view, pa.large_list_view])
+def test_null_keys_are_absent_in_every_kind_of_list_of_a_table(listed: Any, tmp_path: Path) -> None:
+    kind = pa.struct([("role", pa.dictionary(pa.int8(), pa.string())), ("content", pa.string()), ("name", pa.string())])
+    talk = [{"role": "user", "content": "hi", "name": None}, {"role": "user", "content": None, "name": "x"}]
+    few = pa.DictionaryArray.from_arrays(pa.array([0]), pa.array([talk[0]], kind))
+    table = pa.table({"messages": pa.array([talk], listed(kind)), "one": few})
+    with pa.OSFile(str(tmp_path / "a.arrow"), "wb") as file, pa.ipc.new_stream(file, table.schema) as out:
+        out.write_table(table)
+    first, second = {"role": "user", "content": "hi"}, {"role": "user", "name": "x"}
+    assert records_of(tmp_path / "a.arrow") == [{"messages": [first, second], "one": first}]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
+def test_a_first_record_of_more_than_what_is_looked_at_is_read(
+    name: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("planner.job.data_check.MOST_BYTES", 1000)
+    line = json.dumps({"prompt": "a" * 2000, "completion": "b"})
+    (tmp_path / name).write_text(line if name == "a.jsonl" else f"[{line}]")
+    assert found_in(model, tmp_path / name) == [("a" * 2000 + "b", ["b"])]
+    (tmp_path / name).write_text(json.dumps({"other": "a" * 2000}))
+    with pytest.raises(UserError, match="found: other"):
+        check_data(make_job(model, tmp_path / name))
+
+
 def test_calls_and_functions_as_openai_had_them_are_learned(model: Path, tmp_path: Path) -> None:
     called = {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": '{"a": 1}'}}
     talk = [{"role": "user", "content": "go"}, called, {"role": "function", "name": "f", "content": "1"}]
@@ -293,6 +337,11 @@ def test_a_part_of_an_answer_that_a_template_leaves_out_is_told(
     load_corpus(job, byte_tokenizer(chat_template=template), tmp_path / "run")
     told = "data: the chat template leaves out a part of what answers say, which is not learned: of "
     assert [line for line in caplog.messages if "leaves out" in line] == [f"{told}'<think>a</think>yes'"]
+    caplog.clear()
+    job = make_job(model, lines, chat_template="{{ messages | tojson }}")
+    lines.write_text(json.dumps({"messages": [talk[0], talk[1] | {"content": 'say "yes"\nnow'}]}))
+    load_corpus(job, byte_tokenizer(chat_template=job.chat_template), tmp_path / "another")
+    assert [line for line in caplog.messages if "leaves out" in line] == [], "it is there as JSON"
 
 
 def test_files_of_a_folder_that_would_be_left_out_or_are_of_other_splits_are_refused(
@@ -308,7 +357,10 @@ def test_files_of_a_folder_that_would_be_left_out_or_are_of_other_splits_are_ref
     (folder / "b.jsonl.gz").write_bytes(b"")
     with pytest.raises(UserError, match=r"b\.jsonl\.gz, and packed files are not read"):
         check_data(make_job(model, folder))
-    (folder / "b.jsonl.gz").unlink()
+    (folder / "b.jsonl.gz").rename(folder / "b.tsv")
+    with pytest.raises(UserError, match=r"b\.tsv, and such tables are not read"):
+        check_data(make_job(model, folder))
+    (folder / "b.tsv").unlink()
     (folder / "test-00.jsonl").write_text('{"text": "held out"}\n')
     assert len(records_of(folder)) == 2, "nothing says that the others are to train on"
     (folder / "train-00.jsonl").write_text('{"text": "b"}\n')
