@@ -8,7 +8,7 @@ NOT_PLANNED = frozenset({
     "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "num_train_epochs", "max_steps", "seed",
     "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "gradient_checkpointing", "run_name", "report_to",
     "eval_dataset", "val_size", "eval_strategy", "eval_steps", "eval_on_start", "sample_prompts", "sample_tokens",
-    "per_device_eval_batch_size", "save_steps", "save_minutes", "output_dir", "save_dtype", "schedule",
+    "per_device_eval_batch_size", "save_steps", "save_minutes", "output_dir", "schedule",
     "wandb_project", "wandb_entity", "wandb_mode", "trackio_project_name", "trackio_space_id",
     "mlflow_experiment_name", "mlflow_tracking_uri",
     "broken_rows", "group_by_length", "min_sample_len", "dataset_exact_deduplication",

@@ -24,7 +24,10 @@ def settle_written(values: dict[str, Any], file: Mapping[str, object]) -> tuple[
     key, dtype = asked[0]
     if values.get("method") == "lora":
         return (f"{key}: adapters, and masters and moments, stay fp32.",)
-    return (f"{key}: masters and moments stay fp32; save_dtype is {values.setdefault('save_dtype', dtype)}.",)
+    if "save_dtype" in values:
+        return (f"{key}: masters and moments stay fp32.",)
+    values["save_dtype"] = dtype
+    return (f"{key}: masters and moments stay fp32; save_dtype is {dtype}.",)
 
 
 def settle_precision(values: dict[str, Any], source: Source, *, named_machine: bool) -> tuple[str, ...]:

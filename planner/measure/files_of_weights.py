@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import mmap
 from pathlib import Path
 from typing import Any, cast
@@ -66,3 +67,12 @@ def model_folder(job: Job) -> Path:
     from huggingface_hub import snapshot_download
 
     return Path(snapshot_download(job.model, revision=revision_of(job), local_files_only=True))
+
+
+def entries_of(file: Path) -> tuple[dict[str, Any], int]:
+    """What the header of a file says of each weight, and where the first one begins."""
+    with file.open("rb") as content:
+        length = int.from_bytes(content.read(8), "little")
+        entries = json.loads(content.read(length))
+    entries.pop("__metadata__", None)
+    return entries, 8 + length

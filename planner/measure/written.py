@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import torch
-from safetensors import SafetensorError, safe_open
-from transformers import PreTrainedConfig
+import json
 
+import torch
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
+
+from planner.job.lora import has_no_weights
 from planner.job.schema import Job
-from planner.measure.files_of_weights import model_folder
+from planner.measure.files_of_weights import entries_of, model_folder
 from planner.measure.hf_model import model_config, working_dtype
 
 _WRITTEN = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
@@ -15,48 +17,54 @@ _WRITTEN = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 def written_dtype(job: Job) -> torch.dtype:
     """What the weights are written in: adapters in fp32; a model that is trained as a whole in `save_dtype`, or else in
-    the dtype that its base is published in, which transformers loads it in. Raises UserError."""
+    the dtype that its base is published in. Raises UserError."""
     if job.method == "lora":
         return torch.float32
     if job.save_dtype is not None:
         found: torch.dtype = getattr(torch, job.save_dtype)
         return found
-    return _published(job) or working_dtype(job)
+    if (published := published_dtype(job)) is not None:
+        return published
+    return working_dtype(job) if has_no_weights(job.model) else torch.float32
 
 
 def said_of_dtype(job: Job) -> str | None:
-    """What to say of a model trained as a whole that is written in another dtype than it computes in, or than its base
-    is published in; None of others. Raises UserError."""
-    if job.method == "lora":
-        return None
-    published, computes, written = _published(job), working_dtype(job), written_dtype(job)
-    if {published or written, computes} == {written}:
-        return None
-    base = "" if published is None else f"the base is published in {_name(published)}; "
-    rounds = published not in (None, computes) and computes.itemsize <= (published or computes).itemsize
-    rounded = ", to which its weights are rounded first" if rounds else ""
-    asked = "save_dtype" if job.save_dtype is not None else "as the base; save_dtype asks for another"
-    text = f"{base}the model is trained in {_name(computes)}{rounded}, and written in {_name(written)} ({asked})."
-    return text[0].upper() + text[1:]
+    """What to say where the job computes in another dtype than its base is published in, or a model trained as a whole
+    is written in another; None where all are one. Raises UserError."""
+    published, computes, written = published_dtype(job), working_dtype(job), written_dtype(job)
+    told = []
+    if published not in (None, computes):
+        told.append(f"The base is published in {_name(published)}.")
+        if published != torch.bfloat16:  # which fp32 has room for
+            told.append(f"Its weights are rounded to {_name(computes)}, in which the model computes.")
+    if job.method == "full" and {published or written, computes} != {written}:
+        like = " (save_dtype)" if job.save_dtype else ", like its base (save_dtype asks for another)"
+        told.append(f"The model computes in {_name(computes)}, and is written in {_name(written)}{like}.")
+    return " ".join(told) or None
 
 
-def _published(job: Job) -> torch.dtype | None:
-    """What transformers loads the base in: the dtype that its config names, or else that of the first weight in its
-    files; None where neither says."""
-    config: PreTrainedConfig = model_config(job)
-    named = getattr(config, "dtype", None) or getattr(config.get_text_config(), "dtype", None)
-    if named is not None:
-        return named if named in _WRITTEN.values() else None
+def published_dtype(job: Job) -> torch.dtype | None:
+    """The dtype of most bytes of the base's weights, packed ones not counted; where its files are not here, or are not
+    safetensors, what its config names, or None. Raises UserError."""
+    counts = dict.fromkeys(_WRITTEN, 0)
     try:
-        for file in sorted(model_folder(job).glob("*.safetensors")):
-            with safe_open(file, "pt") as weights:
-                for name in weights.keys():  # noqa: SIM118, it is no mapping
-                    if (dtype := weights.get_slice(name).get_dtype()) in _WRITTEN:
-                        return _WRITTEN[dtype]
-    except (OSError, SafetensorError):  # not downloaded yet, or damaged, which loading tells
+        folder = model_folder(job)
+        names = {SAFE_WEIGHTS_NAME}
+        if not (folder / SAFE_WEIGHTS_NAME).is_file():
+            names = set(json.loads((folder / SAFE_WEIGHTS_INDEX_NAME).read_text("utf-8"))["weight_map"].values())
+        for name in names:
+            for entry in entries_of(folder / name)[0].values():
+                if entry["dtype"] in counts:
+                    start, end = entry["data_offsets"]
+                    counts[entry["dtype"]] += end - start
+    except (OSError, ValueError, KeyError, TypeError):  # not downloaded yet, or damaged, which loading tells
         pass
-    return None
+    if any(counts.values()):
+        return _WRITTEN[max(counts, key=counts.__getitem__)]
+    config = model_config(job)
+    named = getattr(config, "dtype", None) or getattr(config.get_text_config(), "dtype", None)
+    return named if named in _WRITTEN.values() else None
 
 
-def _name(dtype: torch.dtype) -> str:
+def _name(dtype: torch.dtype | None) -> str:
     return str(dtype).removeprefix("torch.")

@@ -98,10 +98,6 @@ class StoredStates:
         """What the store gives for a checkpoint that is a copy: the states, and the `rest` with them."""
         return self.store.streamed(name, self._slots[0], rest)
 
-    def has_masters(self, name: str) -> bool:
-        """Whether the states have the tensor's master; else its working copy is."""
-        return len(self._pieces[name][0].widths) > 2
-
     def written(self, name: str, dtype: torch.dtype) -> Any:
         """What the store gives for a model folder: the master, rounded to `dtype`."""
         return self.store.written(name, self._slots[0], dtype)
@@ -117,7 +113,7 @@ class StoredStates:
 
     def make_anew(self, name: str, work: Tensor) -> None:
         """Make the working copy anew from the masters, where there are any. Raises UserError."""
-        if self.has_masters(name):
+        if len(self._pieces[name][0].widths) > 2:
             for piece, parts in self._read_all(name):
                 work.view(-1)[piece.first : piece.first + piece.elements] = parts[2]
 

@@ -197,16 +197,16 @@ class Weights:
                 yield from ((name, {"master": parts["master"]}) for _, parts in self._state_of(name))
 
     def written(self, dtypes: Mapping[str, torch.dtype]) -> Iterator[tuple[str, Any]]:
-        """(name, {"weight"}) of each tensor in `dtypes`, rounded to its dtype once: trained ones from their masters. Of
-        those whose masters are on disk what the store gives, where the working copy is another rounding."""
+        """(name, {"weight"}) of each tensor in `dtypes`, rounded to its dtype once: trained ones from their masters, of
+        which working copies are roundings. Of masters on disk what the store gives."""
         for name, dtype in dtypes.items():
-            stored = self.stored if self.stored is not None and name in self.stored else None
-            if stored is not None and stored.has_masters(name) and dtype != self._parameters[name].dtype:
-                yield name, stored.written(name, dtype)
-            elif name in self.trained and stored is None:
-                yield from ((name, {"weight": parts["master"].to(dtype)}) for _, parts in self._state_of(name))
-            else:
+            work = self._parameters[name].dtype
+            if name not in self.trained or dtype == work or work == torch.float32:
                 yield name, {"weight": self._current(f"w:{name}")[0].detach().cpu().to(dtype)}
+            elif self.stored is not None and name in self.stored:
+                yield name, self.stored.written(name, dtype)
+            else:
+                yield from ((name, {"weight": parts["master"].to(dtype)}) for _, parts in self._state_of(name))
 
     def _beside_disk(self, name: str) -> dict[str, Tensor]:
         """Of a tensor whose states are on disk, what is not there."""

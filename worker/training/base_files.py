@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
-import torch
 from huggingface_hub import snapshot_download
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
@@ -14,7 +12,6 @@ from planner.errors import Exit, UserError
 from planner.hub import not_given
 from planner.job.pins import revision_of
 from planner.job.schema import Job
-from planner.measure.hf_model import model_config
 
 BESIDE = (".json", ".jinja", ".txt", ".model")
 """How files beside those of weights end."""
@@ -25,7 +22,6 @@ TOKENIZER = (
 )  # fmt: skip
 # Mistral's own form beside that of transformers, the base once more: a server that finds it would take that.
 ANOTHER_FORM = ("consolidated*", "params.json")
-_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
 def base_folder(job: Job) -> Path:
@@ -70,26 +66,3 @@ def not_mergeable(number: str) -> UserError:
         code="not-mergeable", exit_code=Exit.USAGE, numbers=(number,),
         hint="peft merges in memory: PeftModel.from_pretrained(model, adapters).merge_and_unload()",
     )  # fmt: skip
-
-
-def dtype_of_base(job: Job) -> torch.dtype:
-    """What the base is published in: what most of its files' bytes are, as configs name none or another. Of files that
-    are not safetensors it is what its config says."""
-    base, counts = base_folder(job), dict.fromkeys(_DTYPES, 0)
-    if not is_sharded(base) and not (base / SAFE_WEIGHTS_NAME).is_file():
-        return getattr(model_config(job), "dtype", None) or torch.float32
-    for file in weight_files(base):
-        for entry in entries_of(file)[0].values():
-            if entry["dtype"] in counts:  # others are packed weights
-                start, end = entry["data_offsets"]
-                counts[entry["dtype"]] += end - start
-    return _DTYPES[max(counts, key=counts.__getitem__)]
-
-
-def entries_of(file: Path) -> tuple[dict[str, Any], int]:
-    """What the header of a file says of each weight, and where the first one begins."""
-    with file.open("rb") as content:
-        length = int.from_bytes(content.read(8), "little")
-        entries = json.loads(content.read(length))
-    entries.pop("__metadata__", None)
-    return entries, 8 + length

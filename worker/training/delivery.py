@@ -21,20 +21,20 @@ from worker.storage.trained import TrainedWeights
 log = logging.getLogger(__name__)
 
 
-def wide_enough(
-    dtypes: Mapping[str, torch.dtype], masters: Callable[[], Iterable[tuple[str, Mapping[str, Tensor]]]],
-    computes: torch.dtype,
-) -> Mapping[str, torch.dtype]:  # fmt: skip
-    """The dtypes that tensors are to be written in; where that is fp16, and a trained number is beyond it, the dtype
-    that `computes` instead, and it is said."""
+def without_overflow(
+    dtypes: Mapping[str, torch.dtype], weights: Callable[[], Iterable[tuple[str, Mapping[str, Tensor]]]]
+) -> Mapping[str, torch.dtype]:
+    """The dtypes that tensors are to be written in; where that is fp16, and a number of the `weights` (name ->
+    "master") is beyond it, bf16 instead, and it is said."""
     if torch.float16 not in dtypes.values():
         return dtypes
     most = torch.finfo(torch.float16).max
-    beyond = next((name for name, parts in masters() if parts["master"].abs().max() > most), None)
-    if beyond is None:
-        return dtypes
-    log.warning("the model is written in %s: %s has numbers above %g, too large for float16", computes, beyond, most)
-    return {name: computes if dtype == torch.float16 else dtype for name, dtype in dtypes.items()}
+    for name, parts in weights():
+        low, high = torch.aminmax(parts["master"])
+        if max(-low, high) > most:
+            log.warning("the model is written in bfloat16: %s has numbers above %g, too large for float16", name, most)
+            return {name: torch.bfloat16 if dtype == torch.float16 else dtype for name, dtype in dtypes.items()}
+    return dtypes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -29,17 +29,17 @@ from planner.job.adapter import adapter_keys, takes_from_base
 from planner.job.room import FILES_BYTES
 from planner.job.schema import Job
 from planner.machine.memory import free_ram_bytes
+from planner.measure.files_of_weights import entries_of
 from planner.measure.hf_model import model_config, skeleton_model
 from planner.measure.peft_lora import load_adapter, plain_name
 from planner.measure.quantized import unpacks
+from planner.measure.written import published_dtype
 from planner.units import format_bytes
 from worker.training.base_files import (
     ANOTHER_FORM,
     BESIDE,
     TOKENIZER,
     base_folder,
-    dtype_of_base,
-    entries_of,
     is_sharded,
     not_mergeable,
     weight_files,
@@ -116,7 +116,8 @@ def _copy_beside(source: Path, draft: Path, form: str = "*", *, but: tuple[str, 
 
 def _merge_in_memory(job: Job, adapted: nn.Module, adapters: Path, draft: Path, beside: int) -> None:
     """As transformers and peft do it: the model as it is read, with adapters, is merged and saved."""
-    dtype, untied = dtype_of_base(job), _has_two_ends_of_one(adapted)
+    base = base_folder(job)  # before anything asks what is in it
+    dtype, untied = published_dtype(job) or torch.float32, _has_two_ends_of_one(adapted)
     if untied:
         _untie(adapted)
     size_bytes, most_bytes = _sizes(adapted, dtype)
@@ -138,7 +139,7 @@ def _merge_in_memory(job: Job, adapted: nn.Module, adapters: Path, draft: Path, 
     merged.config.use_cache = True  # off for training only
     merged.save_pretrained(draft, max_shard_size="5GB")
     # Not what else there is: its configs may say that weights are packed, its tokenizer's files have no added tokens.
-    _copy_beside(base_folder(job), draft, "*processor_config.json")
+    _copy_beside(base, draft, "*processor_config.json")
     _copy_beside(adapters, draft)
 
 

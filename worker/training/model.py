@@ -58,7 +58,6 @@ def load_model(
     every = None if layers is None else int(config.get_text_config().num_hidden_layers)
     if layers is not None and not is_encoder_decoder(config):  # which has two chains of them
         _keep_layers(config, layers)
-    published = getattr(config, "dtype", None)
     torch.manual_seed(job.seed)  # also for weights that a folder lacks
     if has_no_weights(job.model):
         log.info("model: %s has no weights; starting from random ones under seed %d", job.model, job.seed)
@@ -92,8 +91,6 @@ def load_model(
             log.warning(
                 "model: %d weights are not in %s and start random: %s", len(missing), job.model, ", ".join(missing[:5])
             )
-        if dtype == torch.bfloat16 and published == torch.float32:
-            log.info("model: the published fp32 weights were rounded to bf16; the fp32 masters start from these")
     if code := own_code(getattr(config, "auto_map", None)):
         files = sorted({place.partition(".")[0] for place in code.values()})
         log.warning("model: its own code (%s) is not run; %s is transformers'", ", ".join(files), type(model).__name__)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import logging
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from planner.job.room import check_room, checkpoint_bytes
 from planner.job.schema import Job
 from planner.machine.hardware import Hardware
 from planner.measure.encoder_decoder import has_pairs
-from planner.measure.hf_model import masked_of, pairs_of, working_dtype
+from planner.measure.hf_model import masked_of, pairs_of
 from planner.measure.peft_parts import as_published
 from planner.measure.quantized import other_on_cuda
 from planner.measure.rope import rope_border
@@ -47,7 +48,7 @@ from worker.storage.states import StatesOnDisk
 from worker.storage.trained import TrainedWeights, room_kept, weights_room
 from worker.training.best import Best, losses_of
 from worker.training.card import model_card
-from worker.training.delivery import Delivery, wide_enough
+from worker.training.delivery import Delivery, without_overflow
 from worker.training.ends import tell_ends
 from worker.training.evaluation import Evaluations
 from worker.training.forecast import Forecast
@@ -248,7 +249,9 @@ class _Run:
 
     def _write(self, where: TrainedWeights, engine: Engine) -> Checkpoint:
         """Write the weights of now. Raises UserError on a full disk."""
-        dtypes = wide_enough(self.delivery.output.dtypes, engine.masters, working_dtype(self.job))
+        dtypes = without_overflow(
+            self.delivery.output.dtypes, lambda: itertools.chain(engine.masters(), engine.frozen())
+        )
         try:
             return where.write(engine.written(dtypes), step=engine.steps_done)
         except OSError as error:

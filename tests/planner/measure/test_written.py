@@ -14,6 +14,8 @@ from planner.measure.written import said_of_dtype, written_dtype
 from tests.support.texts import make_job, sentences, tiny_llama_folder, write_jsonl
 
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
+ROUNDED = "The base is published in {}. Its weights are rounded to bfloat16, in which the model computes."
+WRITTEN = "The model computes in {}, and is written in {}, like its base (save_dtype asks for another)."
 
 
 def job_of(tmp_path: Path, named: str | None, **keys: object) -> Job:
@@ -28,23 +30,17 @@ def job_of(tmp_path: Path, named: str | None, **keys: object) -> Job:
     [
         ("float32", {"bf16": False}, FP32, None),
         ("bfloat16", {"bf16": True}, BF16, None),
-        ("float32", {"bf16": True}, FP32,
-         "The base is published in float32; the model is trained in bfloat16, to which its weights are rounded first, "
-         "and written in float32 (as the base; save_dtype asks for another)."),
-        ("float16", {"bf16": True}, FP16,
-         "The base is published in float16; the model is trained in bfloat16, to which its weights are rounded first, "
-         "and written in float16 (as the base; save_dtype asks for another)."),
+        ("float32", {"bf16": True}, FP32, f"{ROUNDED.format('float32')} {WRITTEN.format('bfloat16', 'float32')}"),
+        ("float16", {"bf16": True}, FP16, f"{ROUNDED.format('float16')} {WRITTEN.format('bfloat16', 'float16')}"),
         ("bfloat16", {"bf16": False}, BF16,
-         "The base is published in bfloat16; the model is trained in float32, and written in bfloat16 (as the base; "
-         "save_dtype asks for another)."),
+         f"The base is published in bfloat16. {WRITTEN.format('float32', 'bfloat16')}"),
         ("float32", {"bf16": True, "save_dtype": "bfloat16"}, BF16,
-         "The base is published in float32; the model is trained in bfloat16, to which its weights are rounded first, "
-         "and written in bfloat16 (save_dtype)."),
+         f"{ROUNDED.format('float32')} The model computes in bfloat16, and is written in bfloat16 (save_dtype)."),
         ("float32", {"save_dtype": "float16"}, FP16,
-         "The base is published in float32; the model is trained in float32, and written in float16 (save_dtype)."),
+         "The model computes in float32, and is written in float16 (save_dtype)."),
         (None, {"bf16": True}, BF16, None),  # no weights either: there is no base
         (None, {"save_dtype": "bfloat16"}, BF16,
-         "The model is trained in float32, and written in bfloat16 (save_dtype)."),
+         "The model computes in float32, and is written in bfloat16 (save_dtype)."),
     ],
 )  # fmt: skip
 def test_a_model_is_written_as_its_base_unless_asked(
@@ -54,19 +50,31 @@ def test_a_model_is_written_as_its_base_unless_asked(
     assert (written_dtype(job), said_of_dtype(job)) == (written, said)
 
 
+@pytest.mark.parametrize("named", [None, "float32"])
 @pytest.mark.parametrize("dtype", [FP32, BF16, FP16])
-def test_a_config_that_names_no_dtype_leaves_it_to_the_files(tmp_path: Path, dtype: torch.dtype) -> None:
-    job = job_of(tmp_path, None, bf16=True)
-    tensors = {"a.numbers": torch.zeros(2, dtype=torch.int64), "b.weight": torch.zeros(2, dtype=dtype)}
+def test_what_a_base_is_published_in_is_the_dtype_of_most_of_its_bytes(
+    tmp_path: Path, dtype: torch.dtype, named: str | None
+) -> None:
+    job = job_of(tmp_path, named, bf16=True)
+    tensors = {
+        "a.packed": torch.zeros(2000, dtype=torch.int64), "b.norm": torch.zeros(2), "c": torch.zeros(90, dtype=dtype)
+    }  # fmt: skip
     save_file(tensors, Path(job.model) / "model.safetensors")
     assert written_dtype(job) == dtype
+
+
+def test_weights_in_an_older_form_without_a_named_dtype_are_taken_for_fp32(tmp_path: Path) -> None:
+    job = job_of(tmp_path, None, bf16=True)
+    torch.save({}, Path(job.model) / "pytorch_model.bin")
+    assert written_dtype(job) == FP32
+    assert said_of_dtype(job) == WRITTEN.format("bfloat16", "float32")
 
 
 def test_adapters_are_written_in_fp32_whatever_is_asked_for_which_is_said(tmp_path: Path) -> None:
     job = job_of(tmp_path, "bfloat16")
     save_file({"a": torch.zeros(2)}, Path(job.model) / "model.safetensors")
     lora = make_job(Path(job.model), tmp_path / "d.jsonl", method="lora", bf16=True, save_dtype="bfloat16")
-    assert (written_dtype(lora), said_of_dtype(lora)) == (FP32, None)
+    assert (written_dtype(lora), said_of_dtype(lora)) == (FP32, ROUNDED.format("float32"))
     assert "save_dtype is not used: adapters are written in float32." in lora.notes
 
 

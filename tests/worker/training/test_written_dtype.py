@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from tests.support.texts import tiny_llama_folder
 from tests.worker.training.test_planned_on_disk import planned
 from tests.worker.training.test_run import plainly_trained
 from worker.storage.model_folder import Output
-from worker.training.delivery import wide_enough
 from worker.training.model import load_model
 from worker.training.run import run_job
 from worker.training.stop import StopRequest
@@ -35,6 +33,15 @@ def published(tmp_path: Path, dtype: torch.dtype) -> None:
     torch.manual_seed(1)
     model: Any = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=dtype)
     model.save_pretrained(folder)
+
+
+def partly_trained(tmp_path: Path, **keys: object) -> tuple[Job, RunFolder]:
+    """A run that trains one layer and the head."""
+    whole, run = make_run(tmp_path, "llama", bf16=True, **keys)
+    job = whole.model_copy(update={"trainable": ("model.layers.1.", "lm_head")})
+    run.write_resolved(job.resolved_yaml())
+    run.plan.write_text(json.dumps(plan_job(job, torch.device("cpu"), cache=None, measure=False).to_json()))
+    return job, run
 
 
 def assert_is_masters(job: Job, run: RunFolder, dtype: torch.dtype) -> None:
@@ -75,10 +82,7 @@ def test_a_model_is_written_in_its_bases_dtype_from_its_masters(
 
 def test_weights_that_are_not_trained_are_written_as_they_computed(tmp_path: Path) -> None:
     published(tmp_path, FP32)
-    whole, run = make_run(tmp_path, "llama", bf16=True)
-    job = whole.model_copy(update={"trainable": ("model.layers.1.", "lm_head")})
-    run.write_resolved(job.resolved_yaml())
-    run.plan.write_text(json.dumps(plan_job(job, torch.device("cpu"), cache=None, measure=False).to_json()))
+    job, run = partly_trained(tmp_path)
     assert run_job(run, StopRequest())
     assert_is_masters(job, run, FP32)
 
@@ -115,17 +119,19 @@ def test_what_a_model_keeps_in_fp32_stays_in_fp32(tmp_path: Path) -> None:
     assert output.weight_bytes == sum(p.nbytes for p in model.parameters())
 
 
-def test_numbers_beyond_fp16_are_written_in_the_dtype_that_computes_and_it_is_said(
-    caplog: pytest.LogCaptureFixture,
+@pytest.mark.parametrize("frozen", [False, True])
+def test_numbers_beyond_fp16_are_written_in_bf16_and_it_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, frozen: bool
 ) -> None:
-    masters = {"a": torch.tensor([1.0]), "b": torch.tensor([-70000.0])}
-    dtypes = {"a": FP16, "b": FP16, "c": FP32}
-
-    def state() -> Any:
-        return ((name, {"master": tensor}) for name, tensor in masters.items())
-
-    assert wide_enough(dtypes, state, BF16) == {"a": BF16, "b": BF16, "c": FP32}
-    assert "b has numbers above 65504, too large for float16" in caplog.text
-    masters["b"] /= 2
-    caplog.set_level(logging.INFO)
-    assert wide_enough(dtypes, state, BF16) == dtypes
+    published(tmp_path, BF16)
+    base: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    layer = base.model.layers[0 if frozen else 1]
+    with torch.no_grad():
+        layer.self_attn.q_proj.weight[0, 0] = -70000.0
+    base.save_pretrained(tmp_path / "model")
+    _, run = partly_trained(tmp_path, save_dtype="float16")
+    assert run_job(run, StopRequest())
+    trained: Any = AutoModelForCausalLM.from_pretrained(run.output)
+    assert trained.dtype == BF16
+    assert trained.model.layers[0 if frozen else 1].self_attn.q_proj.weight[0, 0] < -60000
+    assert "q_proj.weight has numbers above 65504, too large for float16" in caplog.text
