@@ -60,6 +60,7 @@ def _preview(options: argparse.Namespace) -> Exit:
 
         from planner.measure.hf_model import pairs_of
         from planner.measure.tokenizer import load_tokenizer
+        from planner.measure.written import said_of_dtype
         from worker.data.batches import Batches
         from worker.training.ends import Ends, ends_of_files
 
@@ -71,7 +72,7 @@ def _preview(options: argparse.Namespace) -> Exit:
     for line in said(batches, job, rows=options.rows, color=options.color):
         print(line)
     ends = Ends(taught=() if pairs else batches.ends, before=ends_of_files(job), is_known=not pairs)
-    if (note := ends.note(job, tokenizer)) is not None:
+    for note in filter(None, (ends.note(job, tokenizer), said_of_dtype(job))):
         print(f"note: {note}")
     print(time_of(given, batches.total_steps, options.asks, options.database))
     return Exit.DONE

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -65,10 +65,13 @@ def is_v1(keys: Mapping[str, object]) -> bool:
     return any(key in keys for key in _TELLING) and not any(key in keys for key in _OTHERS)
 
 
-def in_own_keys(source: Source, folder: Path, *, only_planned: bool) -> tuple[Source, tuple[str, ...]]:
+def in_own_keys(
+    source: Source, folder: Path, keys: Collection[str], *, only_planned: bool
+) -> tuple[Source, tuple[str, ...]]:  # fmt: skip
     """The file in offmate's own keys, with everything that v1 does where it says nothing, and what to tell of it.
-    Raises UserError for a file that asks for something else. `only_planned`: the data need not be there."""
-    file = _File(source, folder)
+    `keys`: offmate's, which may stand beside v1's. Raises UserError for a file that asks for something else.
+    `only_planned`: the data need not be there."""
+    file = _File(source, folder, keys)
     file.read(only_planned=only_planned)
     if mistakes := file.alone[:1] or file.mistakes:
         raise to_user_error(mistakes, source.name)
@@ -81,6 +84,7 @@ class _File:
 
     source: Source
     folder: Path
+    keys: Collection[str]
     own: dict[str, Any] = field(default_factory=dict)
     lines: dict[str, int] = field(default_factory=dict)
     mistakes: list[Mistake] = field(default_factory=list)
@@ -139,7 +143,7 @@ class _File:
         return (*told, *(f"not used: {', '.join(keys)} ({why})" for why, keys in self.unused.items()))
 
     def _is_told(self, key: str) -> bool:
-        return key in self.source.told and key not in LLAMA_FACTORY_V1
+        return key not in LLAMA_FACTORY_V1 and (key in self.source.told or key in self.keys)
 
     def _given(self, key: str) -> Any:
         return self.source.values.get(key)
@@ -254,8 +258,8 @@ class _File:
             self.refuse(key, f"it is for {shown(name)}; muon is there, or without this key AdamW")
             return
         said = {**_MUON, **config}
-        if strange := next((one for one in config if one not in ("name", *_MUON)), None):
-            self.unused.setdefault("nobody knows it", []).append(f"{key}: {strange}")
+        if not self._only(key, config, (*_MUON,)):
+            return
         for one in ("momentum", "nesterov", "ns_steps"):
             if said[one] != _MUON[one]:
                 self.refuse(key, f"{one} is {shown(said[one])}; here it is {shown(_MUON[one])}, and no other yet")
@@ -268,7 +272,7 @@ class _File:
         own = {"adam_beta1": betas[0], "adam_beta2": betas[1], "adam_epsilon": said["adamw_eps"]}
         self.put(key, {"optim": MUON, "weight_decay": said["wd"], **own})
         self.apart.append(
-            "its Muon is torch.optim.Muon, and its AdamW beside adds adamw_eps after the bias correction, there before"
+            "Muon is torch.optim.Muon, as there; in AdamW adamw_eps is added after the bias correction, there before it"
         )
 
     def _distributed(self, config: dict[str, Any]) -> None:
@@ -376,7 +380,7 @@ class _File:
             return
         place = next((place for place in self._places() if (place / value).is_file()), None)
         if place is None:
-            self.refuse(key, f"there is no file {value} here or in a folder above; one on the hub is not read",
+            self.refuse(key, f"there is no file {value} in the job file's folder or one above; the hub is not asked",
                         "missing-file")  # fmt: skip
             return
         try:

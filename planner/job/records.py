@@ -16,7 +16,7 @@ TrainOn = Literal["completions", "pairs", "answers", "all_answers", "all"]
 Kind = Literal["tokens", "messages", "conversations", "prompt", "alpaca", "text", "segments"]
 
 ALPACA = ("system", "instruction", "input", "output")
-_COLUMNS = {"prompt": ("prompt", "completion"), "alpaca": ALPACA, "text": ("text",)}
+_COLUMNS = {"alpaca": ALPACA, "text": ("text",)}
 
 _ROLES = {
     "system": "system", "developer": "system", "user": "user", "human": "user", "assistant": "assistant",
@@ -96,6 +96,15 @@ def text_of(record: Record, column: str) -> str:
     if not isinstance(value, str):
         raise ValueError(f"column {column} is text, this is {str(value)[:80]!r}")
     return value
+
+
+def pair_of(record: Record) -> tuple[str, str]:
+    """The texts of a prompt and its completion. Raises ValueError, also where a completion has no prompt: it would be
+    learned as what the model says unasked."""
+    prompt, completion = text_of(record, "prompt"), text_of(record, "completion")
+    if record.get("prompt") is None and completion:
+        raise ValueError("column prompt is null or missing, and there is a completion; write \"\" for an empty prompt")
+    return prompt, completion
 
 
 def role_of(name: str) -> str | None:
@@ -315,7 +324,7 @@ def check_record(kind: Kind, record: Record) -> bool:
         return any(learned for _, learned in segments_of(record))
     if kind == "alpaca":
         history_of(record)
-    texts = [text_of(record, column) for column in _COLUMNS[kind]]
+    texts = pair_of(record) if kind == "prompt" else [text_of(record, column) for column in _COLUMNS[kind]]
     return bool(texts[-1])
 
 

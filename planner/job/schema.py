@@ -231,7 +231,7 @@ class Job(AdapterKeys, LossKeys):
         none."""
         told: tuple[str, ...] = ()
         if folder is not None and is_v1(source.values):
-            source, told = in_own_keys(source, folder, only_planned=only_planned)
+            source, told = in_own_keys(source, folder, cls.model_fields, only_planned=only_planned)
         values, mistakes, notes = canonical(source, CANONICAL)
         notes = (*told, *notes)
         values = {key: value for key, value in values.items() if value is not None or key in _NULLABLE}

@@ -42,8 +42,8 @@ def _entry(info: object, place: Path, drawn: int, seed: object) -> tuple[dict[st
         raise ValueError(f"source is {shown(kind)}; local files and hf_hub are read")
     converter = info.get("converter") or "v1"
     if converter not in ("v1", "alpaca", "sharegpt"):
-        other = "preferences; offmate trains on texts and conversations" if converter == "pair" else "nothing known"
-        raise ValueError(f"converter is {shown(converter)}, which is for {other}")
+        pair = ", which is for preferences" if converter == "pair" else ""
+        raise ValueError(f"converter is {shown(converter)}{pair}; known are alpaca and sharegpt, or none for v1's form")
     path = info["path"]
     if kind == "local" or looks_local(path, place):
         path = data_finder(place)(path if path.startswith(("/", "~")) else str(place / path))

@@ -42,7 +42,7 @@ LLAMA_FACTORY_V1 = table(
     },
     planner="enable_activation_checkpointing dist_config init_config",
     not_there={
-        "steps of as many rows as fill some tokens; give batching_strategy: normal, of micro_batch_size rows":
+        "batching otherwise than normal and padding_free, which have micro_batch_size rows; give one of these":
             "batching_strategy",
         SHAPE: "lr_scheduler_config",
         "a model with another head": "model_class",

@@ -60,8 +60,8 @@ DISTILLED = "distillation"
 DIFFUSION = "training a diffusion model"
 ELSEWHERE = "training on another service"
 OTHER_FORM = (
-    "the form of LLaMA-Factory's v1; call the model `model`, as v1 does, or write all as its other files are, with "
-    "stage: sft, dataset and template"
+    "a key of LLaMA-Factory's v1 beside model_name_or_path, base_model or dataset; give model and train_dataset in "
+    "their place, as v1 does, or write all as its other files are"
 )
 
 

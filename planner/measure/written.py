@@ -32,15 +32,17 @@ def said_of_dtype(job: Job) -> str | None:
     """What to say where the job computes in another dtype than its base is published in, or a model trained as a whole
     is written in another; None where all are one. Raises UserError."""
     published, computes, written = published_dtype(job), working_dtype(job), written_dtype(job)
-    told = []
-    if published not in (None, computes):
-        told.append(f"The base is published in {_name(published)}.")
-        if published != torch.bfloat16:  # which fp32 has room for
-            told.append(f"Its weights are rounded to {_name(computes)}, in which the model computes.")
-    if job.method == "full" and {published or written, computes} != {written}:
+    if published in (None, computes) and (job.method == "lora" or written == computes):
+        return None
+    told = [] if published in (None, computes) else [f"The base is published in {_name(published)}."]
+    if published in (torch.float32, torch.float16) and computes == torch.bfloat16:
+        told.append(f"Its weights are rounded to {_name(computes)}, in which the model computes.")
+    else:
+        told.append(f"The model computes in {_name(computes)}.")
+    if job.method == "full":
         like = " (save_dtype)" if job.save_dtype else ", like its base (save_dtype asks for another)"
-        told.append(f"The model computes in {_name(computes)}, and is written in {_name(written)}{like}.")
-    return " ".join(told) or None
+        told.append(f"The trained model is written in {_name(written)}{like}.")
+    return " ".join(told)
 
 
 def published_dtype(job: Job) -> torch.dtype | None:

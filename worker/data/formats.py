@@ -23,6 +23,7 @@ from planner.job.records import (
     check_kind,
     conversation,
     history_of,
+    pair_of,
     segments_of,
     text_of,
     tokens_of,
@@ -169,7 +170,7 @@ def _slot_chat(
 
     def document(record: Record) -> Document | None:
         if kind == "prompt" and not isinstance(record.get("prompt"), list):
-            pair = _completion(text_of(record, "prompt"), text_of(record, "completion"))
+            pair = _completion(*pair_of(record))
             return pair and replace(pair, everything=everything)
         found = read(kind, record, formatting)
         if isinstance(found, LeftOut):
@@ -221,7 +222,7 @@ def _prompt_completion(template: Callable[[], ChatTemplate], more: tuple[str, ..
 
     def document(record: Record) -> Document | None:
         if not isinstance(record.get("prompt"), list):
-            return _completion(text_of(record, "prompt"), text_of(record, "completion"))
+            return _completion(*pair_of(record))
         chat, tools = template().told(values_of(record)), tools_of(record)
         prompt, completion = conversation(record["prompt"]), conversation(record.get("completion"))
         if train_on == "pairs":

@@ -93,6 +93,7 @@ class Conversation:
             end = self._whole(index, pieces)[1]
         said = max((to for _, to in self._places[index]), default=start)  # an answer may say an end mark itself
         end = self._trimmed(said, self._past_mark(index, said, end))
+        end = end if calls else self._up_to_mark(said, end)
         if len(pieces) == 1:
             if end <= start and not self._messages[index]["content"].strip():  # nothing, and no end mark behind it
                 return ()
@@ -327,6 +328,16 @@ class Conversation:
             mark = re.compile(rf"\s*(?:{'|'.join(map(re.escape, self._ends))})").match(self._text, end)
             if mark is not None and self._is_apart(index, end, mark.end()):
                 return mark.end()
+        return end
+
+    def _up_to_mark(self, said: int, end: int) -> int:
+        """`end`, or that of the first end mark behind what is `said`, where the template's own words stand behind it:
+        tools, or a closing line behind the last turn."""
+        for mark in re.finditer("|".join(map(re.escape, self._ends)), self._text[said:end]) if self._ends else ():
+            rest = self._text[said + mark.end() : end]
+            for special in (*self._marks, *self._ends):
+                rest = rest.replace(special, "")
+            return said + mark.end() if rest.strip() else end
         return end
 
     def _before_mark(self, end: int) -> int:

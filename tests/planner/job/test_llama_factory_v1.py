@@ -145,8 +145,9 @@ def test_a_key_is_what_it_is_there(keys: dict[str, str | None], wanted: dict[str
 @pytest.mark.parametrize(
     ("keys", "told"),
     [
-        ({"batching_strategy": "dynamic_batching"}, "batching_strategy: steps of as many rows as fill some tokens"),
-        ({"batching_strategy": "dynamic_padding_free"}, "give batching_strategy: normal, of micro_batch_size rows"),
+        ({"batching_strategy": "dynamic_batching"}, "batching_strategy: batching otherwise than normal and"),
+        ({"batching_strategy": "nromal"}, "which have micro_batch_size rows is not there yet; give one of these"),
+        ({"optim_config": "{name: muon, ns_stepz: 4}"}, "optim_config: it has ns_stepz, which is no key of it"),
         ({"lr_scheduler_config": "{name: cosine}"}, "lr_scheduler_config: another shape of the learning rate"),
         ({"model_class": "cls"}, "model_class: a model with another head"),
         ({"pref_loss": "simpo"}, "pref_loss: training by preferences or rewards"),
@@ -183,7 +184,8 @@ def test_what_asks_for_something_else_is_refused_in_one_line_of_its_key(
 @pytest.mark.parametrize(
     ("more", "told"),
     [
-        ("converter: pair", "it is for preferences"),
+        ("converter: pair", "it is for preferences; known are alpaca and sharegpt"),
+        ("converter: alpacca", 'converter is "alpacca"; known are alpaca and sharegpt'),
         ("streaming: true", "streaming is true, which v1 does not train on"),
         ("source: ms_hub", "local files and hf_hub are read"),
         ("subset: en", "subset is no key of a dataset"),
@@ -232,7 +234,12 @@ def test_what_the_command_line_says_comes_above(place: Path) -> None:
 
 def test_keys_of_v1_beside_those_of_other_files_are_refused_as_before(place: Path) -> None:
     text = "model_name_or_path: model\ntrain_dataset: data/demo.yaml\ncutoff_len: 3\n"
-    assert "the form of LLaMA-Factory's v1" in refused(text, place)[0]
+    assert "a key of LLaMA-Factory's v1 beside model_name_or_path" in refused(text, place)[0]
+
+
+def test_offmates_own_keys_may_stand_beside_those_of_v1(place: Path) -> None:
+    job = Job.parse(f"{HEAD}gpu_budget: 6 GiB\nsave_dtype: float32\nlearning_rate: 3.0e-5\n", place)
+    assert (job.gpu_budget, job.save_dtype, job.learning_rate) == (6 * 2**30, "float32", 3e-5)
 
 
 def test_no_honoured_key_is_forgotten() -> None:

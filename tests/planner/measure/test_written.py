@@ -15,7 +15,9 @@ from tests.support.texts import make_job, sentences, tiny_llama_folder, write_js
 
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
 ROUNDED = "The base is published in {}. Its weights are rounded to bfloat16, in which the model computes."
-WRITTEN = "The model computes in {}, and is written in {}, like its base (save_dtype asks for another)."
+COMPUTES = "The model computes in {}."
+WRITTEN = "The trained model is written in {}, like its base (save_dtype asks for another)."
+ASKED = "The trained model is written in {} (save_dtype)."
 
 
 def job_of(tmp_path: Path, named: str | None, **keys: object) -> Job:
@@ -30,17 +32,17 @@ def job_of(tmp_path: Path, named: str | None, **keys: object) -> Job:
     [
         ("float32", {"bf16": False}, FP32, None),
         ("bfloat16", {"bf16": True}, BF16, None),
-        ("float32", {"bf16": True}, FP32, f"{ROUNDED.format('float32')} {WRITTEN.format('bfloat16', 'float32')}"),
-        ("float16", {"bf16": True}, FP16, f"{ROUNDED.format('float16')} {WRITTEN.format('bfloat16', 'float16')}"),
+        ("float32", {"bf16": True}, FP32, f"{ROUNDED.format('float32')} {WRITTEN.format('float32')}"),
+        ("float16", {"bf16": True}, FP16, f"{ROUNDED.format('float16')} {WRITTEN.format('float16')}"),
         ("bfloat16", {"bf16": False}, BF16,
-         f"The base is published in bfloat16. {WRITTEN.format('float32', 'bfloat16')}"),
+         f"The base is published in bfloat16. {COMPUTES.format('float32')} {WRITTEN.format('bfloat16')}"),
         ("float32", {"bf16": True, "save_dtype": "bfloat16"}, BF16,
-         f"{ROUNDED.format('float32')} The model computes in bfloat16, and is written in bfloat16 (save_dtype)."),
+         f"{ROUNDED.format('float32')} {ASKED.format('bfloat16')}"),
         ("float32", {"save_dtype": "float16"}, FP16,
-         "The model computes in float32, and is written in float16 (save_dtype)."),
+         f"{COMPUTES.format('float32')} {ASKED.format('float16')}"),
         (None, {"bf16": True}, BF16, None),  # no weights either: there is no base
         (None, {"save_dtype": "bfloat16"}, BF16,
-         "The model computes in float32, and is written in bfloat16 (save_dtype)."),
+         f"{COMPUTES.format('float32')} {ASKED.format('bfloat16')}"),
     ],
 )  # fmt: skip
 def test_a_model_is_written_as_its_base_unless_asked(
@@ -67,7 +69,7 @@ def test_weights_in_an_older_form_without_a_named_dtype_are_taken_for_fp32(tmp_p
     job = job_of(tmp_path, None, bf16=True)
     torch.save({}, Path(job.model) / "pytorch_model.bin")
     assert written_dtype(job) == FP32
-    assert said_of_dtype(job) == WRITTEN.format("bfloat16", "float32")
+    assert said_of_dtype(job) == f"{COMPUTES.format('bfloat16')} {WRITTEN.format('float32')}"
 
 
 def test_adapters_are_written_in_fp32_whatever_is_asked_for_which_is_said(tmp_path: Path) -> None:

@@ -80,6 +80,16 @@ def test_what_is_wrong_is_told_together_whatever_finds_it(tmp_path: Path) -> Non
     assert told.code == "dataset-unreadable" and told.numbers == ("2 of the first 3 records", *lines)
 
 
+def test_a_completion_whose_prompt_is_null_or_missing_is_broken_unlike_an_empty_prompt(tmp_path: Path) -> None:
+    pair = {"prompt": "a", "completion": "b"}
+    its = job(tmp_path, [pair, pair | {"prompt": None}, {"completion": "b"}, pair | {"prompt": ""}])
+    reason = 'column prompt is null or missing, and there is a completion; write "" for an empty prompt'
+    lines = tuple(f"line {number} of data.jsonl: {reason}" for number in (2, 3))
+    for what in (lambda: check_data(its), lambda: made(its)):
+        assert refused(what).numbers[1:] == lines
+    assert made(job(tmp_path, [pair, pair | {"prompt": ""}])).rows == 2
+
+
 def test_what_is_wrong_far_behind_is_told_with_what_the_template_refuses_at_the_beginning(tmp_path: Path) -> None:
     its = job(tmp_path, [BAD, *[{"messages": TALK}] * 500, STRANGE])
     told = refused(lambda: look(its, its.data, byte_tokenizer(chat_template=REFUSES)))

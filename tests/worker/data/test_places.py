@@ -44,6 +44,8 @@ REMINDING = CHATML.replace(
     "{% if add", "{% if messages[0].role == 'system' %}!{{ messages[0].content }}\n{% endif %}{% if add"
 )
 """The system message is shown once more at the end."""
+CLOSING = CHATML.replace("{% if add", "{% if not add_generation_prompt %}That was all.{% endif %}{% if add")
+TWO_MARKS = CHATML.replace("<|im_end|>", "<|im_end|><eos>")
 SHOUTED = CHATML.replace("{{ m['content'] }}", "{{ m.content | upper if m.role == 'user' else m.content }}")
 LAST_OPEN = CHATML.replace("<|im_end|>\n{% endfor", "{% if not loop.last %}<|im_end|>\n{% endif %}{% endfor")
 TOOLS_LAST = (
@@ -99,6 +101,9 @@ def chat_of(template: str, **more: Any) -> ChatTemplate:
         (QUESTIONS_COUNTED, TALK, ["Hello.<|im_end|>", "Bye now.<|im_end|>"]),
         (UPSIDE_DOWN, TALK, ["Hello.<|im_end|>", "Bye now.<|im_end|>"]),
         (REMINDING, [SYSTEM, *TALK], ["Hello.<|im_end|>", "Bye now.<|im_end|>"]),
+        (CLOSING, TALK, ["Hello.<|im_end|>", "Bye now.<|im_end|>"]),
+        (CLOSING, [ASKED, HELLO | {"content": "a<|im_end|> b"}], ["a<|im_end|> b<|im_end|>"]),
+        (TWO_MARKS, TALK, ["Hello.<|im_end|><eos>", "Bye now.<|im_end|><eos>"]),
         (SHOUTED, TALK, ["Hello.<|im_end|>", "Bye now.<|im_end|>"]),
         (LAST_OPEN, TALK, ["Hello.<|im_end|>", "Bye now."]),
         (COUNTED, [ASKED, {"role": "assistant", "content": ""}, BYE, FAREWELL], ["<|im_end|>", "Bye now.<|im_end|>"]),
@@ -134,6 +139,11 @@ def test_calls_are_learned_where_the_tools_are_shown_in_another_turn() -> None:
     chat = chat_of(TOOLS_LAST)
     assert learned(*chat.render(talk, TOOLS)) == ["Hello.<eos>", called, "Bye now.<eos>"]
     assert learned(*chat.pair(talk[:3], talk[3:4], TOOLS)) == [called]
+
+
+def test_tools_that_are_shown_behind_the_last_turn_are_not_learned() -> None:
+    chat = chat_of(CHATML.replace("{% if add", "{% if tools %}{{ tools | tojson }}{% endif %}{% if add"))
+    assert learned(*chat.render(TALK, TOOLS)) == ["Hello.<|im_end|>", "Bye now.<|im_end|>"]
 
 
 @pytest.mark.parametrize("template", ["{{ messages[-1].content }}\n" + CHATML, CHATML + "{{ messages[1].content }}"])
