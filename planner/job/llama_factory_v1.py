@@ -360,7 +360,7 @@ class _File:
         self.put("custom_chat_template", {"chat_template": template})
 
     def _places(self) -> Iterator[Path]:
-        """Where relative paths start: the folder that v1 is run in, which is that of the file or one above."""
+        """Where relative paths start: the folder that v1 is run in, which is that of the file or any above it."""
         yield from (self.folder, *self.folder.parents)
 
     def _found(self, path: object) -> str:
@@ -380,7 +380,7 @@ class _File:
             return
         place = next((place for place in self._places() if (place / value).is_file()), None)
         if place is None:
-            self.refuse(key, f"there is no file {value} in the job file's folder or one above; the hub is not asked",
+            self.refuse(key, f"there is no file {value} in the job file's folder or any above; the hub is not asked",
                         "missing-file")  # fmt: skip
             return
         try:

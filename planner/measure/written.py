@@ -40,8 +40,9 @@ def said_of_dtype(job: Job) -> str | None:
     else:
         told.append(f"The model computes in {_name(computes)}.")
     if job.method == "full":
-        like = " (save_dtype)" if job.save_dtype else ", like its base (save_dtype asks for another)"
-        told.append(f"The trained model is written in {_name(written)}{like}.")
+        because = "like its base" if published is not None else "as the base names no dtype"
+        because = "save_dtype" if job.save_dtype else f"{because}; save_dtype asks for another"
+        told.append(f"The trained model is written in {_name(written)} ({because}).")
     return " ".join(told)
 
 

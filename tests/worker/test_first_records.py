@@ -237,4 +237,4 @@ def test_the_dtype_that_a_model_is_written_in_is_told_where_it_computes_in_anoth
         RunFolder(run).write_resolved(make_job(model, data, bf16=bf16).resolved_yaml())
         assert main([str(run)]) == 0
         notes = RunFolder(run).read_first_notes() or ()
-        assert sum("The trained model is written in float32, like its base" in note for note in notes) == told
+        assert sum("The trained model is written in float32 (like its base" in note for note in notes) == told

@@ -69,7 +69,7 @@ class Output:
             else:
                 state_dict = self._state_dict(model, weights)
                 cast(Any, model).save_pretrained(made, state_dict=state_dict, max_shard_size="5GB")
-                name_dtype(cast(Any, model).config, weights)
+                _name_dtype(cast(Any, model).config, weights)
                 cast(Any, model).config.save_pretrained(made)  # before, it named the dtype that computes
             tokenizer.save_pretrained(made)
             if card is not None:
@@ -107,14 +107,15 @@ class Output:
         return found
 
 
-def name_dtype(config: Any, weights: Mapping[str, Tensor]) -> None:
+def _name_dtype(config: Any, weights: Mapping[str, Tensor]) -> None:
     """Have the `config` name the dtype that most of the weights are written in, in which they are loaded then."""
     elements: Counter[torch.dtype] = Counter()
     for tensor in weights.values():
         elements[tensor.dtype] += tensor.numel()
+    ((dtype, _),) = elements.most_common(1)
     for its in (config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", ()))):
         if its is not None:
-            its.dtype = elements.most_common(1)[0][0]
+            its.dtype = dtype
 
 
 def _is_hollow(tensor: Tensor) -> bool:

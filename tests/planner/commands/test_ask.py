@@ -286,7 +286,7 @@ def test_a_model_that_is_written_in_another_dtype_than_it_computes_in_gets_a_wor
     (small / "config.json").write_text(json.dumps({**config, "dtype": "float32"}))
     job = job_of(small, length=64, bf16=True)
     note = said_of_dtype(job)
-    assert note is not None and "The trained model is written in float32, like its base" in note
+    assert note is not None and "The trained model is written in float32 (like its base" in note
     assert note in ask(job, preset("rtx3060", bf16=True), started_s=time.monotonic()).notes
 
 
