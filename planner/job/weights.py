@@ -1,12 +1,18 @@
 """The files of a model's weights, looked at before a job is taken in: are all of them there, and whole? No torch.
 
 Of each file its header is read, and its size compared with it: what a download left out is told now, and not when the
-job has its turn. That the numbers are right only who reads all of them can tell.
+job has its turn. That the numbers are right only who reads all of them can tell. Of a pickle, as `.bin` files are, the
+opcodes are looked at, and none is carried out: PyTorch's safe loading takes those that make tensors alone.
 """
 
 from __future__ import annotations
 
+import io
+import pickletools
+import re
+import shlex
 import zipfile
+import zlib
 from pathlib import Path
 
 from planner.codec import json_object
@@ -19,6 +25,23 @@ _INDEX = ".index.json"
 _POINTER = b"version https://git-lfs"
 _LONGEST_HEADER = 100_000_000  # bytes, of safetensors' own reader
 _MOST_NAMED = 5
+_MOST_PICKLED = 64 * 2**20  # bytes of a pickle that are looked at; that of a large model has less than one MiB
+_PICKLES = 4  # in a file of PyTorch before 1.6: two numbers and a description, then the tensors
+_TENSORS = re.compile(
+    r"collections\.(OrderedDict|Counter)|_codecs\.encode|builtins\.(bytearray|set|complex)"
+    r"|torch\.(Size|device|bool|[a-z]+\d\w*|per_(tensor|channel)_\w+)|torch\.(cuda\.)?(sparse\.)?\w*(Tensor|Storage)"
+    r"|torch\.nn\.parameter\.Parameter|torch\.storage\.\w+Storage|torch\._utils\._rebuild_\w+"
+    r"|torch\._tensor\._rebuild_from_type_v2|torch\.serialization\._get_layout"
+)
+"""Names that PyTorch's safe loading knows."""
+_MAKES = ("STACK_GLOBAL", "INST", "OBJ", "NEWOBJ_EX", "EXT1", "EXT2", "EXT4")
+"""Opcodes that it does not know, which make or call what has a name."""
+_CONVERT = (
+    "import glob, torch, safetensors.torch as s; w = {}; [w.update(getattr(x, 'state_dict', lambda: x)()) for x in "
+    "(torch.load(f, 'cpu', weights_only=False) for f in glob.glob('pytorch_model*.bin'))]; s.save_file({k: "
+    "t.detach().clone().contiguous() for k, t in w.items() if torch.is_tensor(t)}, 'model.safetensors', "
+    "{'format': 'pt'})"
+)
 
 
 def check_weights(job: Job) -> None:
@@ -29,7 +52,7 @@ def check_weights(job: Job) -> None:
     if not folder.is_absolute() or not folder.is_dir():
         return
     try:
-        _check(folder, _files(folder))
+        _check(folder, weight_files(folder))
     except OSError as error:
         raise _not_usable(folder, [first_line(error)], "let the daemon's user read the folder") from error
 
@@ -46,10 +69,18 @@ def _check(folder: Path, files: list[Path]) -> None:
         raise _not_usable(folder, [number], _again(folder))
     if broken := [f"{file.name}: {wrong}" for file in files if (wrong := _wrong(file))]:
         raise _not_usable(folder, broken[:_MOST_NAMED], _again(folder))
+    pickles = [file for file in files if file.suffix != ".safetensors"]
+    if refused := [f"{file.name}: {why}" for file in pickles if (why := _beyond_tensors(file))]:
+        command = f"cd {shlex.quote(str(folder))} && python -c {shlex.quote(_CONVERT)}"
+        raise _not_usable(
+            folder, refused[:_MOST_NAMED],
+            f"take the model's safetensors; or, if you trust who made the file, let it run and convert it: {command}",
+        )  # fmt: skip
 
 
-def _files(folder: Path) -> list[Path]:
-    """The files that transformers reads the weights from, there or not. Raises UserError."""
+def weight_files(folder: Path) -> list[Path]:
+    """The files that transformers reads the weights of a model's folder from, there or not; none where they have names
+    that only transformers knows. Raises UserError `weights-not-usable` for an index that is none, OSError."""
     for name in _NAMES:
         if (folder / name).is_file():
             return [folder / name]
@@ -92,6 +123,36 @@ def _wrong(file: Path) -> str | None:
         return f"it is no safetensors file, or was cut short; it has {size:,} bytes"
     whole = 8 + length + max(ends, default=0)
     return f"it has {size:,} bytes, and by its header {whole:,}" if size != whole else None
+
+
+def _beyond_tensors(file: Path) -> str | None:
+    """Why PyTorch's safe loading refuses a pickle; None where nothing shows that it does."""
+    pickles = b""
+    try:
+        pickles, number = _pickles(file)
+        content = io.BytesIO(pickles)
+        for _ in range(number):
+            for opcode, argument, _ in pickletools.genops(content):
+                asked = str(argument).replace(" ", ".") if opcode.name == "GLOBAL" else opcode.name
+                if (opcode.name == "GLOBAL" and not _TENSORS.fullmatch(asked)) or opcode.name in _MAKES:
+                    return f"it is a pickle of more than tensors ({asked}), and reading it may run code"
+    except (ValueError, LookupError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+        if len(pickles) < _MOST_PICKLED:  # else it ends where looking ended
+            return f"it is no file of PyTorch's: {first_line(error)}"
+    return None
+
+
+def _pickles(file: Path) -> tuple[bytes, int]:
+    """The pickles that a file of PyTorch's begins with, no more of them than is looked at, and their number. Raises
+    LookupError, RuntimeError and what zipfile does for one that is none."""
+    with file.open("rb") as content:
+        if content.read(2) != b"PK":
+            content.seek(0)
+            return content.read(_MOST_PICKLED), _PICKLES
+    with zipfile.ZipFile(file) as archive:
+        name = next((name for name in archive.namelist() if name.endswith("/data.pkl")), "data.pkl")
+        with archive.open(name) as entry:
+            return entry.read(_MOST_PICKLED), 1
 
 
 def _named(names: list[str]) -> str:

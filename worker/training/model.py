@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import pickle
 from pathlib import Path
 from typing import Any, cast
 
@@ -39,6 +40,11 @@ from planner.measure.written import said_of_dtype
 
 log = logging.getLogger(__name__)
 
+_UNREADABLE = (
+    OSError, ValueError, KeyError, RuntimeError, ImportError, EOFError, SafetensorError, pickle.UnpicklingError,
+)  # fmt: skip
+"""What reading weights raises that are not what they seem."""
+
 
 def load_model(
     job: Job, *, layers: int | None = None, begun: Path | None = None, begins: bool = False,
@@ -73,7 +79,7 @@ def load_model(
                     job.model, config=config, dtype=dtype, attn_implementation=attention,
                     output_loading_info=True, trust_remote_code=False, revision=revision_of(job), **options,
                 )  # fmt: skip
-        except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
+        except _UNREADABLE as error:
             if is_disk_full(error):
                 raise disk_full(error, f"the weights of {job.model}") from error
             if (refused := not_given(f"the weights of {job.model}", error)) is not None:

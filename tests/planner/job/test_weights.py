@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
+import subprocess
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import save_file
+from safetensors.torch import load_file
 
 from planner.errors import Exit, UserError
 from planner.job.lora import has_no_weights
-from planner.job.weights import check_weights
+from planner.job.weights import _TENSORS, check_weights
 from tests.planner.job.conftest import parse
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 988097824\n"
@@ -45,6 +52,27 @@ def torn_archive(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:500])
 
 
+WEIGHTS = {
+    "a": torch.ones(2, 2, dtype=torch.bfloat16), "b": torch.nn.Parameter(torch.ones(3)), "c": torch.tensor([1, 2])[1:]
+}  # fmt: skip
+
+
+class Runs:
+    """Whose pickle runs a command where it is read without care."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.system, ("false",)
+
+
+def pickled(model: Path, content: object, **options: Any) -> None:
+    torch.save(content, model / "pytorch_model.bin", **options)
+
+
+def archive(file: Path) -> None:
+    with zipfile.ZipFile(file, "w") as made:
+        made.writestr("notes.txt", "no weights")
+
+
 def gone(file: Path) -> None:
     file.symlink_to("../../blobs/4d7a")
 
@@ -56,7 +84,8 @@ def gone(file: Path) -> None:
         lambda model: whole(model / "model.safetensors"),
         sharded,
         lambda model: (whole(model / "model.safetensors"), index(model)),  # the one file goes before
-        lambda model: (model / "pytorch_model.bin").write_bytes(b"\x80\x02an old pickle"),
+        lambda model: pickled(model, WEIGHTS),
+        lambda model: pickled(model, WEIGHTS, _use_new_zipfile_serialization=False),
         lambda model: whole(model / "of_another_name.safetensors"),
         lambda model: save_file({}, model / "model.safetensors"),
     ],
@@ -89,6 +118,14 @@ def test_weights_that_are_whole_and_folders_without_any_are_fine(
         (lambda m: (m / "model.safetensors").write_bytes(b"\xff" * 40), "no safetensors file", "hf download"),
         (lambda m: torn_archive(m / "pytorch_model.bin"), "pytorch_model.bin: it was cut short", "hf download"),
         (lambda m: (m / "pytorch_model.bin").touch(), "pytorch_model.bin: it is empty", "hf download"),
+        (lambda m: pickled(m, Runs()), "it is a pickle of more than tensors (posix.system), and reading", "cd "),
+        (lambda m: pickled(m, Runs(), pickle_protocol=4), "more than tensors (STACK_GLOBAL), and reading", "cd "),
+        (lambda m: pickled(m, Runs(), _use_new_zipfile_serialization=False), "(posix.system), and reading", "cd "),
+        (lambda m: pickled(m, torch.nn.Linear(2, 2)), "more than tensors (torch.nn.modules.linear.Linear)", "cd "),
+        (lambda m: (m / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'false'\ntR."), "(os.system)", "cd "),
+        (lambda m: (m / "pytorch_model.bin").write_bytes(b"(S'false'\nios\nsystem\n."), "(INST)", "cd "),
+        (lambda m: (m / "pytorch_model.bin").write_bytes(b"no pickle"), "it is no file of PyTorch's: at", "cd "),
+        (lambda m: archive(m / "pytorch_model.bin"), "it is no file of PyTorch's: ", "cd "),
     ],
 )  # fmt: skip
 def test_weights_that_are_not_whole_are_refused_by_the_names_of_their_files(
@@ -102,3 +139,27 @@ def test_weights_that_are_not_whole_are_refused_by_the_names_of_their_files(
     assert (refused.value.code, refused.value.exit_code) == ("weights-not-usable", Exit.USAGE)
     (line,) = refused.value.numbers
     assert number in line and hint in refused.value.hint and str(folder / "tiny") in refused.value.hint
+
+
+def test_what_safe_loading_knows_is_taken_and_nothing_else() -> None:
+    from torch._weights_only_unpickler import _get_allowed_globals
+
+    assert not [name for name in _get_allowed_globals() if not _TENSORS.fullmatch(name)]
+    others = ("torch.load", "torch.hub.load", "torch.nn.Linear", "builtins.eval", "os.system", "numpy.dtype",
+              "torch._utils._import_dotted_name", "torch.storage._load_from_bytes", "collections.deque")  # fmt: skip
+    assert not [name for name in others if _TENSORS.fullmatch(name)]
+
+
+def test_the_command_that_is_named_makes_weights_that_are_taken(folder: Path) -> None:
+    model = folder / "tiny"
+    layer = torch.nn.Linear(2, 3)
+    layer.bias = torch.nn.Parameter(layer.weight[0].detach())  # which shares its memory
+    pickled(model, layer)
+    with pytest.raises(UserError) as refused:
+        check_weights(parse("", folder))
+    command = refused.value.hint.partition("convert it: ")[2]
+    python = f"{shlex.quote(sys.executable)} -c"
+    subprocess.run(command.replace("python -c", python), shell=True, check=True)
+    check_weights(parse("", folder))
+    made = load_file(model / "model.safetensors")
+    assert made.keys() == {"weight", "bias"} and all(made[name].equal(t) for name, t in layer.state_dict().items())

@@ -50,6 +50,18 @@ def test_the_model_folder_loads_with_the_trained_weights(tmp_path: Path, name: s
     assert sorted(p.name for p in tmp_path.iterdir() if p.name.startswith(".")) == []
 
 
+def test_pickled_weights_of_tensors_are_loaded_and_others_refused_in_words(tmp_path: Path) -> None:
+    job = tiny_job(tmp_path)
+    weights = {name: torch.full_like(tensor, 0.5) for name, tensor in load_model(job).state_dict().items()}
+    file = Path(job.model) / "pytorch_model.bin"
+    torch.save(weights, file)
+    assert all(tensor.eq(0.5).all() for tensor in load_model(job).parameters())
+    file.write_bytes(b"ctorch._utils\n_rebuild_nothing\n.")  # a name that only PyTorch knows to be none
+    with pytest.raises(UserError, match=r"The weights of .* cannot be loaded") as refused:
+        load_model(job)
+    assert refused.value.code == "weights-not-usable"
+
+
 def test_a_folder_without_weights_starts_as_plain_pytorch_would(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
