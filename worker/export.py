@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from planner.errors import Exit, UserError
+from planner.job.base import check_base
 from planner.job.schema import Job
 from planner.run.ending import exit_code_of
 from planner.run.folder import RunFolder
@@ -40,6 +41,8 @@ def _export(run: RunFolder, target: Path, kind: str | None) -> Exit:
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    if adapters:
+        check_base(job, run.read_base(), run.path.parent, hint=f"merge the adapters in {output} by peft")
     if kind is not None:
         from worker.training.gguf import write_gguf
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from planner.errors import Exit
 from planner.fast_imports import lasting_imports
 from planner.hub import speak_for_a_job
+from planner.job.base import check_base
 from planner.job.schema import Job
 from planner.measure.rope import rope_border
 from planner.run.ending import exit_code_of
@@ -37,6 +38,7 @@ def _prepare(folder: RunFolder) -> Exit:
         from worker.data.batches import Batches
 
     job = Job.from_resolved(folder.resolved)
+    folder.write_base(check_base(job, folder.read_base(), folder.path.parent))
     if not job.is_split and job.train_batch_size is not None:
         job = job.with_slices(job.train_batch_size)  # tokens of the whole step are enough for any split
     batches = Batches(

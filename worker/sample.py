@@ -16,6 +16,7 @@ from planner.environment import before_torch
 from planner.errors import Exit, UserError
 from planner.fast_imports import lasting_imports
 from planner.job.adapter import takes_from_base
+from planner.job.base import check_base
 from planner.job.schema import Job
 from planner.out_of_memory import told_to_people
 from planner.run.ending import exit_code_of
@@ -99,6 +100,9 @@ def answers(
     chat = tokenizer.chat_template is not None and not as_text
     asked = tuple(({"role": "user", "content": prompt},) if chat else prompt for prompt in prompts)
     job = job.model_copy(update={"sample_prompts": asked})
+    if lora:
+        hint = f"load the adapters in {output} by peft"
+        check_base(job, run.read_base(), run.path.parent, parts=("config", "weights"), hint=hint)
     model = load_model(job, begun=run.begun)
     if lora:
         load_adapter(model, str(output), as_ordinary=takes_from_base(job.init_lora_weights))

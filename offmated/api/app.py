@@ -184,7 +184,7 @@ def retry_job(job_id: JobId, use: Use, changes: Again | None = None) -> Json:
     asked = changes or Again()
     retry(
         use.store, job_id, gpu_budget=asked.gpu_budget, cpu_budget=asked.cpu_budget,
-        allow_changed_data=asked.allow_changed_data,
+        allow_changed_data=asked.allow_changed_data, allow_changed_model=asked.allow_changed_model,
     )  # fmt: skip
     use.wake()
     return show_job(job_id, use)

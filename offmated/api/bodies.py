@@ -83,12 +83,13 @@ class Move(Body):
 
 
 class Again(Body):
-    """What changes when a job is tried again: bytes it may use from now on (null: as it was), and whether its data may
-    be others than it was submitted with."""
+    """What changes when a job is tried again: bytes it may use from now on (null: as it was), and whether its data or
+    its base may be others than it was submitted with."""
 
     gpu_budget: Annotated[int, Field(ge=1, lt=2**63)] | None = None
     cpu_budget: Annotated[int, Field(ge=1, lt=2**63)] | None = None
     allow_changed_data: bool = False
+    allow_changed_model: bool = False
 
 
 class Cleaning(Body):

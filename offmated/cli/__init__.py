@@ -203,15 +203,19 @@ def cancel(job_ids: tuple[int, ...], as_json: bool) -> None:
 @IDS
 @budget_options
 @click.option("--allow-changed-data", is_flag=True, help="Train on the data files as they are now.")
+@click.option("--allow-changed-model", is_flag=True, help="Take the model and tokenizer as they are now.")
 @json_option
 def retry(
-    job_ids: tuple[int, ...], gpu_budget: str | None, cpu_budget: str | None, allow_changed_data: bool, as_json: bool
+    job_ids: tuple[int, ...], gpu_budget: str | None, cpu_budget: str | None, allow_changed_data: bool,
+    allow_changed_model: bool, as_json: bool,
 ) -> None:
     """Try failed or cancelled jobs again, each from its last checkpoint if it has one."""
     budgets = {"gpu_budget": gpu_budget, "cpu_budget": cpu_budget}
     client = Client(Paths.from_environment())
     sizes = {name: parse_bytes(size) for name, size in budgets.items() if size is not None}
-    again = partial(client.retry, allow_changed_data=allow_changed_data, **sizes)
+    again = partial(
+        client.retry, allow_changed_data=allow_changed_data, allow_changed_model=allow_changed_model, **sizes
+    )
     queue.each(job_ids, again, job_view.retried, as_json)
 
 

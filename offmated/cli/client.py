@@ -141,11 +141,14 @@ class Client:
         """Cancel a job; a running one ends soon, waiting for no checkpoint. UserError `job-ended` when it is over."""
         return self._object("POST", f"/jobs/{job_id}/cancel")
 
-    def retry(self, job_id: int, *, allow_changed_data: bool = False, **budgets: int) -> Json:
+    def retry(
+        self, job_id: int, *, allow_changed_data: bool = False, allow_changed_model: bool = False, **budgets: int
+    ) -> Json:  # fmt: skip
         """Have a failed or cancelled job tried again, from its last checkpoint if it has one. `budgets`: `gpu_budget`
         and `cpu_budget` in bytes, for another plan; `allow_changed_data`: on the data that are
-        there now. UserError `not-to-retry` when it is neither."""
-        changes: Json = {**budgets, "allow_changed_data": True} if allow_changed_data else {**budgets}
+        there now; `allow_changed_model`: on the base that is. UserError `not-to-retry` when it is neither."""
+        allowed = {"allow_changed_data": allow_changed_data, "allow_changed_model": allow_changed_model}
+        changes: Json = {**budgets, **{name: True for name, given in allowed.items() if given}}
         return self._object("POST", f"/jobs/{job_id}/retry", changes)
 
     def change(self, job_id: int, change: str) -> Json:

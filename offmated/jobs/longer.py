@@ -10,6 +10,7 @@ from pathlib import Path
 from offmated.jobs.states import JobState
 from offmated.jobs.table import JobRow
 from planner.errors import Exit, UserError
+from planner.job.base import check_base
 from planner.job.frozen import check_frozen
 from planner.job.schema import Job
 from planner.run.folder import RunFolder
@@ -58,6 +59,8 @@ def longer(row: JobRow, length: Length) -> Longer:
             f"offmate rerun {row.id} begins from the start; a smaller save_steps leaves a checkpoint near the end",
         )  # fmt: skip
     check_frozen(job, run.read_frozen())
+    hint = f"offmate rerun {row.id} trains from the start on what is there now"
+    check_base(job, run.read_base(), run.path.parent, hint=hint)
     checkpoint = max(found, key=lambda folder: int(folder.name[5:]))
     notes = [_note(row, new, length, int(checkpoint.name[5:]))]
     if job.eval_steps is not None and job.eval_steps < 1:

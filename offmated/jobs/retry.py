@@ -9,6 +9,7 @@ from offmated.jobs.states import AGAIN, JobState
 from offmated.jobs.store import Store
 from offmated.jobs.submission import as_asked, check_output
 from offmated.jobs.table import JobRow
+from planner.job.base import AT_ONCE_BYTES, BESIDE_WEIGHTS, PARTS, check_base, freeze_base
 from planner.job.data_check import check_data
 from planner.job.frozen import check_frozen, freeze
 from planner.job.schema import Job
@@ -21,11 +22,12 @@ ONE_AT_A_TIME = threading.Lock()  # retries come from the API's threads, and eac
 
 def retry(
     store: Store, job_id: int, *, gpu_budget: int | None = None, cpu_budget: int | None = None,
-    allow_changed_data: bool = False,
+    allow_changed_data: bool = False, allow_changed_model: bool = False,
 ) -> JobRow:  # fmt: skip
     """Have a failed or cancelled job tried again, from its last checkpoint if it has one; budgets in bytes, None for
     those it has. With a checkpoint it goes on under the plan it was made under, else the job is planned anew.
-    `allow_changed_data`: data that were not read yet are those that are there now.
+    `allow_changed_data`: data that were not read yet are those that are there now;
+    `allow_changed_model`: so are the model's files and the tokenizer's.
 
     Raises UserError when the job is neither, or cannot be run any more as it was written.
     """
@@ -34,18 +36,24 @@ def retry(
         row = store.job(job_id)
         again = row.state in AGAIN
         run = RunFolder(Path(row.run_dir))
-        return store.retry(job_id, _make_ready(store, run, budgets, allow_changed_data) if again else row.state)
+        allowed = (allow_changed_data, allow_changed_model)
+        return store.retry(job_id, _make_ready(store, run, budgets, *allowed) if again else row.state)
 
 
-def _make_ready(store: Store, run: RunFolder, budgets: dict[str, int], allow_changed_data: bool) -> JobState:
+def _make_ready(store: Store, run: RunFolder, budgets: dict[str, int], other_data: bool, other_model: bool) -> JobState:
     """Check the job of a run folder once more, and write what another try changes; returns what it is due for."""
     before = job = Job.from_resolved(run.resolved)
     check_output(job, store, run)
     goes_on = run.last_checkpoint_step() is not None
-    if allow_changed_data:
+    reads_again = other_model and not goes_on  # tokens that a checkpoint rests on stay, also under another tokenizer
+    if other_data:
         run.write_frozen(freeze(job))
-    if not run.is_tokenized:
+    if not run.is_tokenized or reads_again:
         check_frozen(job, run.read_frozen())
+    base = freeze_base(job, run.path.parent) if other_model else check_base(
+        job, run.read_base(), run.path.parent, parts=BESIDE_WEIGHTS if run.has_trained() else PARTS,
+        most_bytes=AT_ONCE_BYTES,
+    )  # fmt: skip
     if not goes_on:
         check_weights(job)
         check_data(job)
@@ -53,6 +61,9 @@ def _make_ready(store: Store, run: RunFolder, budgets: dict[str, int], allow_cha
     if budgets:
         check_budgets_here(budgets.get("gpu_budget"), budgets.get("cpu_budget"))
         job = job.model_copy(update=budgets)
+    if reads_again:
+        run.forget_tokens()
+    run.write_base(base)
     run.forget_notches()  # whoever has it tried again may have made room: it is helped as often as before
     if job != before:
         run.plan.unlink(missing_ok=True)  # or a later retry, without budgets, would find it and go on under it

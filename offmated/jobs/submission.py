@@ -24,6 +24,7 @@ from offmated.jobs.turns import AT_ONCE, Turn
 from offmated.paths import Paths
 from planner.errors import Exit, UserError
 from planner.hub import NOT_REACHED
+from planner.job.base import content_of, freeze_base, left_for_later
 from planner.job.broken_rows import BrokenRecordsError
 from planner.job.data_check import check_data, is_rendered
 from planner.job.frozen import fingerprint, freeze, package_versions
@@ -173,8 +174,10 @@ def _take_in(
             told.extend(look_at_first_records(run))
         if broken is not None:
             raise broken
-        frozen = freeze(job)
+        frozen, base = freeze(job), freeze_base(job, paths.runs)
+        told.extend(left_for_later(base))
         _write(run.frozen, json.dumps(frozen))
+        _write(run.base, json.dumps(base))
         _write(run.packages, json.dumps(package_versions()))
         if checkpoint is not None:
             _write(run.goes_on, f"{checkpoint}\n")
@@ -182,7 +185,7 @@ def _take_in(
         turn = _in_window(turn, job.schedule or window)
         row = store.add(
             name, make_folder, turn, key=key, notes=told, output_dir=output_dir,
-            fingerprint=fingerprint(job, frozen, checkpoint), again=again,
+            fingerprint=fingerprint(job, {**frozen, **content_of(base)}, checkpoint), again=again,
         )  # fmt: skip
         made.clear()
         for entry in unseen:
@@ -296,7 +299,7 @@ def _is_draft(folder: Path) -> bool:
     """Whether a run folder holds no more than a submission writes."""
     run = RunFolder(folder)
     return {path.name for path in folder.iterdir()} <= {
-        run.submitted.name, run.resolved.name, run.frozen.name, run.packages.name, run.error.name,
+        run.submitted.name, run.resolved.name, run.frozen.name, run.base.name, run.packages.name, run.error.name,
         run.first_notes.name, run.goes_on.name,
     }  # fmt: skip
 

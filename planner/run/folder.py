@@ -6,8 +6,9 @@ import json
 import mmap
 import os
 import secrets
+import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +54,11 @@ class RunFolder:
     def frozen(self) -> Path:
         """What the job's data were when it was handed in."""
         return self.path / "frozen.json"
+
+    @property
+    def base(self) -> Path:
+        """What the files of the job's model and tokenizer were when it was handed in."""
+        return self.path / "base.json"
 
     @property
     def begun(self) -> Path:
@@ -164,6 +170,25 @@ class RunFolder:
     def read_frozen(self) -> dict[str, Any] | None:
         """frozen.json; None for a job of before there was one."""
         return _read_object(self.frozen)
+
+    def read_base(self) -> dict[str, Any] | None:
+        """base.json; None for a job of before there was one."""
+        return _read_object(self.base)
+
+    def write_base(self, base: Mapping[str, Mapping[str, Any]] | None) -> None:
+        """base.json, where that is not what it says; None: nothing is known. A reader finds the old one or the new one,
+        whole."""
+        if base is not None and base != self.read_base():
+            _write_object(self.base, base)
+
+    def forget_tokens(self) -> None:
+        """Have the data read anew at the next start."""
+        shutil.rmtree(self.path / "data", ignore_errors=True)
+        self.tokens.unlink(missing_ok=True)
+
+    def has_trained(self) -> bool:
+        """Whether there are weights of after the last step."""
+        return any(self.trained.glob("step-*"))
 
     def read_packages(self) -> dict[str, Any] | None:
         """packages.json; None for a job of before there was one."""
@@ -313,7 +338,7 @@ def _last_line(file: BinaryIO, beginning: bytes, *, end: int) -> bytes:
         return content.readline() if at >= 0 else b""
 
 
-def _write_object(path: Path, value: dict[str, Any]) -> None:
+def _write_object(path: Path, value: Mapping[str, Any]) -> None:
     _write_text(path, json.dumps(value) + "\n")
 
 

@@ -15,11 +15,6 @@ from planner.job.schema import Job
 
 BESIDE = (".json", ".jinja", ".txt", ".model")
 """How files beside those of weights end."""
-# In older forms, too: transformers lets these say what special tokens are, and llama.cpp takes a `.model` first.
-TOKENIZER = (
-    "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt", "*.model", "tekken.json",
-    "chat_template*",
-)  # fmt: skip
 # Mistral's own form beside that of transformers, the base once more: a server that finds it would take that.
 ANOTHER_FORM = ("consolidated*", "params.json")
 

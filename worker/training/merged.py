@@ -26,6 +26,7 @@ from transformers.utils import GENERATION_CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME
 from planner.disk import check_space, sync_tree
 from planner.errors import Exit, UserError
 from planner.job.adapter import adapter_keys, takes_from_base
+from planner.job.base import TOKENIZER
 from planner.job.room import FILES_BYTES
 from planner.job.schema import Job
 from planner.machine.memory import free_ram_bytes
@@ -35,15 +36,7 @@ from planner.measure.peft_lora import load_adapter, plain_name
 from planner.measure.quantized import unpacks
 from planner.measure.written import published_dtype
 from planner.units import format_bytes
-from worker.training.base_files import (
-    ANOTHER_FORM,
-    BESIDE,
-    TOKENIZER,
-    base_folder,
-    is_sharded,
-    not_mergeable,
-    weight_files,
-)
+from worker.training.base_files import ANOTHER_FORM, BESIDE, base_folder, is_sharded, not_mergeable, weight_files
 from worker.training.ends import align_config
 from worker.training.model import load_model, tell_special_tokens
 

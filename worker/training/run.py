@@ -17,6 +17,7 @@ from planner.codec import from_json
 from planner.errors import UserError, disk_full, first_line, is_disk_full
 from planner.graph import EAGER
 from planner.job.adapter import takes_from_base
+from planner.job.base import BESIDE_WEIGHTS, PARTS, check_base
 from planner.job.frozen import check_frozen
 from planner.job.output_dir import Place
 from planner.job.room import check_room, checkpoint_bytes
@@ -90,6 +91,7 @@ class _Run:
         place = Place(folder=Path(job.output_dir) if job.output_dir else folder.output, token=folder.token())
         if place.published() is None:
             place.try_out()
+        self._check_base(only_written=place.published() is not None or folder.has_trained())
         self.plan, self.chain, hardware = read_plan(folder)
         if eager := self.plan.options.count(EAGER.name):
             log.info("plan: %d of %d blocks run by their own code, recomputed", eager, len(self.chain.blocks))
@@ -135,6 +137,13 @@ class _Run:
             ),
         )  # fmt: skip
 
+    def _check_base(self, *, only_written: bool = False) -> None:
+        """Raise UserError where the base is another; `only_written`: where that would show in the model folder, as all
+        is trained."""
+        parts = BESIDE_WEIGHTS if only_written else PARTS
+        folder = self.folder
+        folder.write_base(check_base(self.job, folder.read_base(), folder.path.parent, parts=parts))
+
     def _begins(self, place: Place) -> bool:
         """Whether no step was done yet. Raises UserError."""
         return place.published() is None and self.trained.find() is None and self.checkpoints.latest() is None
@@ -162,6 +171,7 @@ class _Run:
                 self._write_start(metrics, step, step, device)
                 stop.begin()
                 return self._until_end(metrics, lambda: step, lambda: self._deliver_only(weights))
+        self._check_base()  # nor another since, while data and model were read
         last = self.checkpoints.latest()
         if last is None and self.folder.goes_on.exists():
             raise UserError(

@@ -324,6 +324,52 @@ def test_data_that_were_read_need_not_be_there_as_they_were(store: Store, paths:
     assert retry(store, number).state is JobState.WAITING
 
 
+def test_a_base_that_changed_is_trained_only_where_that_is_said(store: Store, paths: Paths) -> None:
+    number, run = a_cancelled_job(store, paths)
+    tokenizer = paths.state.parent / "model" / "tokenizer.json"
+    tokenizer.write_text("[]")
+    with pytest.raises(UserError, match="of the model are not those that the job was submitted with") as refused:
+        retry(store, number)
+    assert (refused.value.code, refused.value.numbers) == ("base-changed", (f"{tokenizer}: other content",))
+    assert store.job(number).state is JobState.CANCELLED
+    with pytest.raises(UserError, match="of the model are not those"):
+        retry(store, number, allow_changed_data=True)
+    (run.path / "data").mkdir()
+    (run.path / "data" / "corpus.json").touch()
+    run.write_distinct_tokens([3])
+    assert retry(store, number, allow_changed_model=True).state is JobState.SUBMITTED
+    assert not run.is_tokenized and not run.read_distinct_tokens(), "they were the other tokenizer's"
+    store.stop(number, StopReason.CANCEL)
+    retry(store, number)  # it is the job's now
+
+
+def test_what_a_checkpoint_rests_on_stays_where_the_base_may_be_another(store: Store, paths: Paths) -> None:
+    number, run = a_cancelled_job(store, paths, checkpoint=True)
+    (run.path / "data").mkdir()
+    (run.path / "data" / "corpus.json").touch()
+    (paths.state.parent / "model" / "tokenizer.json").write_text("[]")
+    assert retry(store, number, allow_changed_model=True).state is JobState.WAITING
+    assert run.is_tokenized and run.last_checkpoint_step() == 3
+
+
+def test_a_job_of_before_bases_were_noted_goes_on(store: Store, paths: Paths) -> None:
+    number, run = a_cancelled_job(store, paths)
+    run.base.unlink()
+    (paths.state.parent / "model" / "tokenizer.json").write_text("[]")
+    assert retry(store, number).state is JobState.SUBMITTED and run.read_base() is None
+
+
+def test_a_job_on_another_base_is_not_called_the_same(store: Store, paths: Paths) -> None:
+    home = paths.state.parent
+    submit(store, paths, JOB, home)
+    (home / "model" / "tokenizer.json").write_text("{}")
+    _, notes = submit(store, paths, JOB, home)
+    assert any("is the same on the same data" in note for note in notes), "it was only written anew"
+    (home / "model" / "tokenizer.json").write_text("[]")
+    _, notes = submit(store, paths, JOB, home)
+    assert not any("is the same on" in note for note in notes)
+
+
 def test_a_download_that_is_not_complete_is_refused_and_nothing_is_left(store: Store, paths: Paths) -> None:
     """It was taken in as a model without weights, and trained from random ones."""
     index = paths.state.parent / "model" / "model.safetensors.index.json"
@@ -331,6 +377,15 @@ def test_a_download_that_is_not_complete_is_refused_and_nothing_is_left(store: S
     with pytest.raises(UserError, match="missing: model-00001-of-00001") as refused:
         submit(store, paths, JOB, paths.state.parent)
     assert refused.value.code == "weights-not-usable" and store.jobs() == [] and not list(paths.runs.iterdir())
+
+
+def test_weights_whose_reading_may_run_code_are_refused_and_not_read(store: Store, paths: Paths) -> None:
+    weights = paths.state.parent / "model" / "pytorch_model.bin"
+    weights.write_bytes(f"cos\nsystem\n(S'touch {paths.state.parent}/ran'\ntR.".encode())
+    with pytest.raises(UserError, match=r"a pickle of more than tensors \(os.system\)") as refused:
+        submit(store, paths, JOB, paths.state.parent)
+    assert refused.value.code == "weights-not-usable" and "safetensors" in refused.value.hint
+    assert store.jobs() == [] and not list(paths.runs.iterdir()) and not (paths.state.parent / "ran").exists()
 
 
 def test_what_the_command_line_sets_stands_above_the_file_and_is_kept_with_the_job(store: Store, paths: Paths) -> None:

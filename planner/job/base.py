@@ -1,0 +1,196 @@
+"""The base of a job, which are the files that loading its model and tokenizer reads: they are those that it was handed
+in with, or it is refused. No torch.
+
+A file whose size, times, inode and device are those noted was not written to, and is not read again. Where these differ
+its content decides, so that one that was copied, restored or touched is the same. What models of the hub have is known
+by their commit. Code of a model's own is never run, and not looked at.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import time
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal
+
+from planner.codec import json_object
+from planner.errors import Exit, UserError
+from planner.job.local_data import is_local
+from planner.job.schema import Job
+from planner.job.weights import weight_files
+from planner.units import format_bytes
+
+log = logging.getLogger(__name__)
+
+Part = Literal["config", "tokenizer", "weights"]
+PARTS: tuple[Part, ...] = ("config", "tokenizer", "weights")
+BESIDE_WEIGHTS: tuple[Part, ...] = ("config", "tokenizer")
+"""What the model folder of a job that is trained takes from its base."""
+TOKENIZER = (
+    "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt", "*.model", "tekken.json",
+    "chat_template*",
+)  # fmt: skip
+"""Files of tokenizers, in older forms, too: transformers lets these say what special tokens are."""
+_CONFIG = ("config*.json", "generation_config.json", "adapter_config.json")
+_WEIGHTS = ("model.safetensors.index.json", "pytorch_model.bin.index.json", "adapter_model.*")
+"""Beside the files of the weights themselves. An adapter that lies in a model's folder is loaded with it."""
+
+Base = Mapping[str, Mapping[str, Any]]
+"""Path of a file -> its `part`, its size in `bytes`, the `hash` of its content, None until it is read, and the `status`
+under which it has that: mtime and ctime in ns, inode, device; None where these could not tell of another change. Large
+weights have a `glance`, too: the hash of some pieces of their content."""
+
+AT_ONCE_BYTES = 2 * 2**30
+"""So much is read while somebody waits for the answer; what is more is left to the planner's process."""
+_SETTLED_NS = 2 * 10**9  # file systems note times in steps of 2 s at most: a second change within one is not seen
+_THREADS = 4
+_RUNS_ASKED = 100
+_PIECES, _PIECE_BYTES = 16, 64 * 2**10
+_SHOWN = 5
+
+
+def base_files(job: Job, parts: Iterable[Part] = PARTS) -> dict[Path, Part]:
+    """The local files that loading the job's model and tokenizer reads now. Raises UserError `weights-not-usable`,
+    OSError."""
+    model, tokenizer = Path(job.model), Path(job.tokenizer)
+    found: dict[Path, Part] = {}
+    if is_local(job.tokenizer):
+        patterns = (*TOKENIZER, "additional_chat_templates/*", "config.json")
+        found |= dict.fromkeys(_matching(tokenizer, patterns), "tokenizer")
+    if is_local(job.model):
+        found |= dict.fromkeys(_matching(model, _CONFIG), "config")
+        if "weights" in parts and model.is_dir():
+            files = weight_files(model) or sorted(model.glob("*.safetensors"))
+            found |= dict.fromkeys((*filter(Path.is_file, files), *_matching(model, _WEIGHTS)), "weights")
+    return {file: part for file, part in found.items() if part in parts}
+
+
+def freeze_base(job: Job, runs: Path) -> dict[str, dict[str, Any]]:
+    """What tells the job's base from others. `runs`: the folder of all runs, whose own notes say what is in files that
+    were read before. More than `AT_ONCE_BYTES` of weights are left unread. Raises UserError, OSError."""
+    base = {str(file): _told(file, part) for file, part in base_files(job).items()}
+    weights = {path: told for path, told in base.items() if told["part"] == "weights"}
+    if sum(told["bytes"] for told in weights.values()) > AT_ONCE_BYTES:
+        for path, told in weights.items():
+            told["glance"] = _glance(Path(path), told["bytes"])
+    _fill_in(base, _known(runs))
+    much = sum(told["bytes"] for told in weights.values() if told["hash"] is None) > AT_ONCE_BYTES
+    _read({path: told for path, told in base.items() if not (much and told["part"] == "weights")})
+    return base
+
+
+def left_for_later(base: Base) -> tuple[str, ...]:
+    """A note on files that are not read yet, where there are some."""
+    left = [told["bytes"] for told in base.values() if told["hash"] is None]
+    if not left:
+        return ()
+    size = format_bytes(sum(left))
+    return (f"the weights of the base, {size}, are read when the job is planned, to notice when they change",)
+
+
+def content_of(base: Base) -> dict[str, Any]:
+    """What is the same for files of the same content, whether all of it was read or not, and when they were written."""
+    return {path: [told["bytes"], told.get("glance") or told["hash"]] for path, told in base.items()}
+
+
+def check_base(
+    job: Job, base: Base | None, runs: Path, *, parts: Iterable[Part] = PARTS, most_bytes: int | None = None,
+    hint: str = "go on with what is there now: offmate retry ID --allow-changed-model",
+) -> Base | None:  # fmt: skip
+    """Raise UserError `base-changed` where these `parts` of the job's base are not those that were handed in. Returns
+    what is to be noted of it from now on. `base` None: nobody knows what there was. `runs` as for `freeze_base`.
+    `most_bytes`: where more than that would have to be read, what is known without is all that is said. `hint`: what
+    there is to do beside putting the files back. Raises OSError."""
+    if base is None:
+        return None
+    wanted = set(parts)
+    now = {str(file): _told(file, part) for file, part in base_files(job, wanted).items()}
+    before = {path: noted for path, noted in base.items() if noted["part"] in wanted}
+    changes = [f"{path}: there was no such file" for path in sorted(now.keys() - before.keys())]
+    changes += [f"{path}: it is gone" for path in sorted(before.keys() - now.keys()) if not Path(path).exists()]
+    unread: dict[str, dict[str, Any]] = {}
+    for path in sorted(now.keys() & before.keys()):
+        told, noted = now[path], before[path]
+        if told["bytes"] != noted["bytes"]:
+            changes.append(f"{path}: {noted['bytes']} bytes, now {told['bytes']}")
+        elif noted["hash"] is None and told["status"][:2] != noted["status"][:2]:
+            changes.append(f"{path}: it was written to before the job was planned")
+        elif noted["hash"] is None or told["status"] != noted["status"]:
+            unread[path] = told
+    if not changes:
+        _fill_in(unread, _known(runs) if unread else {})
+        if most_bytes is not None and sum(told["bytes"] for told in unread.values() if not told["hash"]) > most_bytes:
+            return base
+        _read(unread)
+        for path, told in unread.items():
+            if before[path]["hash"] not in (None, told["hash"]):
+                changes.append(f"{path}: other content")
+    if changes:
+        more = [f"and {len(changes) - _SHOWN} more"] if len(changes) > _SHOWN else []
+        raise UserError(
+            "The files of the model are not those that the job was submitted with.", code="base-changed",
+            exit_code=Exit.USAGE, numbers=(*changes[:_SHOWN], *more), hint=f"put them back, or {hint}",
+        )  # fmt: skip
+    return {**base, **{path: {**before[path], **told} for path, told in unread.items()}}
+
+
+def _matching(folder: Path, patterns: Iterable[str]) -> list[Path]:
+    return sorted(file for pattern in patterns for file in folder.glob(pattern) if file.is_file())
+
+
+def _told(file: Path, part: Part) -> dict[str, Any]:
+    of = file.stat()
+    return {"part": part, "bytes": of.st_size, "hash": None, "status": _status(of)}
+
+
+def _status(of: os.stat_result) -> list[int]:
+    return [of.st_mtime_ns, of.st_ctime_ns, of.st_ino, of.st_dev]
+
+
+def _fill_in(files: Mapping[str, dict[str, Any]], known: Mapping[tuple[int, ...], str]) -> None:
+    for told in files.values():
+        told["hash"] = known.get((told["bytes"], *told["status"]))
+
+
+def _known(runs: Path) -> dict[tuple[int, ...], str]:
+    """Size and status of files that the newest runs have read -> hash."""
+    found: dict[tuple[int, ...], str] = {}
+    numbers = sorted((int(run.name) for run in runs.iterdir() if run.name.isdigit()), reverse=True)
+    for number in numbers[:_RUNS_ASKED]:
+        with suppress(OSError, LookupError, TypeError, AttributeError):  # gone, or not as we write them
+            for told in (json_object((runs / str(number) / "base.json").read_bytes()) or {}).values():
+                if told["hash"] is not None and told["status"] is not None:
+                    found[(told["bytes"], *told["status"])] = told["hash"]
+    return found
+
+
+def _read(files: Mapping[str, dict[str, Any]]) -> None:
+    """Note the hash of each file that has none, and leave out the status of those that it says nothing of."""
+    unread = [path for path, told in files.items() if told["hash"] is None]
+    if (size := sum(files[path]["bytes"] for path in unread)) > AT_ONCE_BYTES:
+        log.info("base: %s are read to know their content", format_bytes(size))
+    began_ns = time.time_ns()
+    with ThreadPoolExecutor(_THREADS) as threads:
+        for path, digest in zip(unread, threads.map(_hash, unread), strict=True):
+            told = files[path]
+            settled = max(told["status"][:2]) < began_ns - _SETTLED_NS and _status(Path(path).stat()) == told["status"]
+            told |= {"hash": digest, "status": told["status"] if settled else None}
+
+
+def _hash(path: str) -> str:
+    with Path(path).open("rb") as content:
+        return hashlib.file_digest(content, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+
+
+def _glance(file: Path, size: int) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    with file.open("rb") as content:
+        for piece in range(_PIECES):
+            content.seek(size * piece // _PIECES)
+            digest.update(content.read(_PIECE_BYTES))
+    return digest.hexdigest()

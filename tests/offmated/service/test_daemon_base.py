@@ -1,0 +1,93 @@
+"""A base that changes while a job waits under the daemon, with the real planner and trainer."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from safetensors.torch import load_file, save_file
+
+from offmated.cli import main
+from planner.run.folder import RunFolder
+from tests.offmated.service.test_daemon_resume import JOB, halted_at, undisturbed
+from tests.support.daemons import House, house, until
+from tests.support.lora_jobs import model_folder
+from tests.support.texts import sentences, write_jsonl
+
+LORA = f"{JOB}method: lora\nlora_r: 4\n"
+
+
+def paused_at(built: House, step: int) -> tuple[int, RunFolder]:
+    """A LoRA job that was paused behind a step, and its run folder."""
+    model_folder(built.home / "model", "llama")
+    write_jsonl(built.home / "text.jsonl", sentences(40))
+    number = int(built.client.submit(LORA, str(built.home))["id"])
+    run = RunFolder(built.paths.run_folder(number))
+    trainer = halted_at(run, step, starts=1)
+    built.client.change(number, "pause")
+    trainer.send(signal.SIGCONT)
+    until(lambda: (job := built.job(number))["state"] == "waiting" and job["hold"] == "paused", "it is paused")
+    return number, run
+
+
+def ended(built: House, number: int) -> str:
+    until(lambda: built.job(number)["state"] in ("done", "failed"), f"the end; {built.log()}", 240)
+    return str(built.job(number)["state"])
+
+
+def test_a_job_does_not_go_on_with_another_base_unless_that_is_said(capfd: pytest.CaptureFixture[str]) -> None:
+    with house(real=True) as built:
+        number, run = paused_at(built, 15)
+        weights = built.home / "model" / "model.safetensors"
+        before = weights.stat()
+        save_file({name: -tensor for name, tensor in load_file(weights).items()}, weights, {"format": "pt"})
+        assert weights.stat().st_size == before.st_size
+        os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
+        built.client.change(number, "resume")
+        assert ended(built, number) == "failed"
+        error = run.read_error()
+        assert error is not None and error["code"] == "base-changed"
+        assert error["numbers"] == [f"{weights}: other content"]
+        runner, env = CliRunner(), {**os.environ, **built.paths.environment()}
+        refused = runner.invoke(main, ["retry", str(number)], env=env)
+        assert refused.exit_code == 2 and "[base-changed]" in refused.output, refused.output
+        taken = runner.invoke(main, ["retry", str(number), "--allow-changed-model"], env=env)
+        assert taken.exit_code == 0, taken.output
+        assert ended(built, number) == "done", "".join(built.client.logs(number))
+        resumed = built.resumed_from(number)
+        assert len(resumed) == 2 and (resumed[1] or 0) >= 15, "the checkpoint was not thrown away"
+        model_folder(built.home / "model", "llama")  # as it was first: by now the job is of the other
+        merged = runner.invoke(main, ["export", str(number), str(built.home / "merged")], env=env)
+        assert merged.exit_code == 2 and "[base-changed]" in capfd.readouterr().err
+
+
+def test_a_copy_of_the_base_in_its_place_is_the_base() -> None:
+    with house(real=True) as built:
+        number, run = paused_at(built, 15)
+        model, copy = built.home / "model", built.home / "copy"
+        shutil.copytree(model, copy, copy_function=shutil.copyfile)
+        shutil.rmtree(model)
+        copy.rename(model)
+        built.client.change(number, "resume")
+        assert ended(built, number) == "done", "".join(built.client.logs(number))
+        outputs = (Path(built.job(number)["output"]), undisturbed(built, run))
+        ours, theirs = (load_file(output / "adapter_model.safetensors") for output in outputs)
+        assert ours.keys() == theirs.keys() and all(ours[name].equal(theirs[name]) for name in ours)
+
+
+def test_a_base_that_changed_while_a_job_waited_to_be_planned_is_refused() -> None:
+    with house(real=True) as built:
+        model_folder(built.home / "model", "llama")
+        write_jsonl(built.home / "text.jsonl", sentences(40))
+        built.client.change_machine("pause")
+        number = int(built.client.submit(LORA, str(built.home))["id"])
+        (built.home / "model" / "generation_config.json").write_text('{"eos_token_id": 3}')
+        built.client.change_machine("resume")
+        assert ended(built, number) == "failed"
+        error = RunFolder(built.paths.run_folder(number)).read_error()
+        assert error is not None and error["code"] == "base-changed"
+        assert not RunFolder(built.paths.run_folder(number)).metrics.exists(), "no step was done"
