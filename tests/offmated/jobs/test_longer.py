@@ -124,3 +124,14 @@ def test_other_data_and_jobs_that_are_not_done_are_refused(store: Store, paths: 
     with pytest.raises(UserError) as changed:
         rerun(store, paths, first.id, length=Length(epochs=5))
     assert changed.value.code == "data-changed"
+
+
+def test_no_job_goes_on_for_longer_on_another_base(store: Store, paths: Paths) -> None:
+    first = done(store, paths, LEVEL)
+    tokenizer = paths.state.parent / "model" / "tokenizer.json"
+    tokenizer.write_text("[]")
+    with pytest.raises(UserError) as changed:
+        rerun(store, paths, first.id, length=Length(epochs=5))
+    assert (changed.value.code, changed.value.numbers) == ("base-changed", (f"{tokenizer}: other content",))
+    assert changed.value.hint.endswith(f"offmate rerun {first.id} trains from the start on what is there now")
+    rerun(store, paths, first.id)

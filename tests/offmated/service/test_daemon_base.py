@@ -79,10 +79,20 @@ def test_a_copy_of_the_base_in_its_place_is_the_base() -> None:
         assert ours.keys() == theirs.keys() and all(ours[name].equal(theirs[name]) for name in ours)
 
 
-def test_a_base_that_changed_while_a_job_waited_to_be_planned_is_refused() -> None:
+def test_what_is_left_for_the_planner_to_read_is_read_and_a_change_before_that_is_refused() -> None:
     with house(real=True) as built:
         model_folder(built.home / "model", "llama")
         write_jsonl(built.home / "text.jsonl", sentences(40))
+        built.client.change_machine("pause")
+        number = int(built.client.submit(LORA, str(built.home))["id"])
+        run, weights = RunFolder(built.paths.run_folder(number)), built.home / "model" / "model.safetensors"
+        noted = run.read_base() or {}
+        of, unread = weights.stat(), noted[str(weights)]
+        status = [of.st_mtime_ns, of.st_ctime_ns, of.st_ino, of.st_dev]
+        run.write_base({**noted, str(weights): {**unread, "hash": None, "status": status}})  # as of large ones
+        built.client.change_machine("resume")
+        assert ended(built, number) == "done", "".join(built.client.logs(number))
+        assert (run.read_base() or {})[str(weights)]["hash"] == unread["hash"]
         built.client.change_machine("pause")
         number = int(built.client.submit(LORA, str(built.home))["id"])
         (built.home / "model" / "generation_config.json").write_text('{"eos_token_id": 3}')

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import shutil
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from planner.errors import UserError
+from planner.job.base import freeze_base
 from planner.job.output_dir import MARK
 from planner.run.folder import RunFolder
 from tests.support.disks import no_room_beyond
 from tests.support.runs import STEPS, make_run
 from worker.storage.checkpoint import Checkpoints, read_checkpoint
+from worker.training import run as loading
 from worker.training.loop import Training
 from worker.training.metrics import read_metrics
 from worker.training.run import run_job
@@ -125,6 +129,45 @@ def test_a_model_folder_that_gets_no_room_is_written_by_the_next_start(
     assert same(run.output, whole)
     assert steps(run) == list(range(1, STEPS + 1))
     assert not run.trained.exists()
+
+
+def test_a_job_that_is_trained_needs_its_bases_weights_no_more_and_all_that_goes_into_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Path
+) -> None:
+    job, run = make_run(tmp_path, "llama")
+    run.write_base(freeze_base(job, tmp_path))
+    with monkeypatch.context() as patch, pytest.raises(UserError, match="could not go to"):
+        patch.setattr("worker.storage.model_folder.Output._state_dict", lambda *_: (_ for _ in ()).throw(FULL))
+        run_job(run, StopRequest())
+    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(job.model)).save_pretrained(tmp_path / "other")
+    shutil.copy(tmp_path / "other" / "model.safetensors", job.model)
+    words = Path(job.model) / "tokenizer.json"
+    before = words.read_text()
+    words.write_text(before.replace("<pad>", "<bad>"))
+    with pytest.raises(UserError) as caught:
+        run_job(run, StopRequest())
+    assert (caught.value.code, caught.value.numbers) == ("base-changed", (f"{words}: other content",))
+    words.write_text(before)
+    assert run_job(run, StopRequest())
+    assert same(run.output, whole)
+
+
+def test_a_base_that_changes_while_it_is_loaded_is_not_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job, run = make_run(tmp_path, "llama")
+    run.write_base(freeze_base(job, tmp_path))
+    config = Path(job.model) / "config.json"
+    load = loading.load_model
+
+    def then_change(*given: Any, **more: Any) -> Any:
+        model = load(*given, **more)
+        config.write_text(config.read_text().replace('"attention_dropout": 0.1', '"attention_dropout": 0.2'))
+        return model
+
+    monkeypatch.setattr(loading, "load_model", then_change)
+    with pytest.raises(UserError) as caught:
+        run_job(run, StopRequest())
+    assert (caught.value.code, caught.value.numbers) == ("base-changed", (f"{config}: other content",))
+    assert steps(run) == []
 
 
 FULL = OSError(28, "No space left on device", "model.safetensors")
