@@ -14,7 +14,7 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 from planner.codec import from_json
-from planner.errors import UserError, disk_full, first_line, is_disk_full
+from planner.errors import Exit, UserError, disk_full, first_line, is_disk_full
 from planner.graph import EAGER
 from planner.job.adapter import takes_from_base
 from planner.job.base import BESIDE_WEIGHTS, PARTS, check_base
@@ -321,10 +321,17 @@ def read_plan(folder: RunFolder) -> tuple[Plan, Chain, Hardware]:
 
 
 def resume(engine: Trains, last: Checkpoint | None, origin: Origin, *, taken_over: bool = False) -> None:
-    """Bring the engine to where the checkpoint `last` was taken. `taken_over`: it has the states that this names."""
+    """Bring the engine to where the checkpoint `last` was taken. `taken_over`: it has the states that this names.
+    Raises UserError where that is of a model of other shapes, as the base may be another by the user's leave."""
     if last is None:
         return
-    engine.load_state(last.tensors(taken_over=taken_over), step=last.step)
+    try:
+        engine.load_state(last.tensors(taken_over=taken_over), step=last.step)
+    except ValueError as error:
+        raise UserError(
+            "The checkpoint is not of the model that is there now.", code="cannot-go-on", exit_code=Exit.USAGE,
+            numbers=(first_line(error),), hint="offmate rerun ID trains that from the start",
+        ) from error  # fmt: skip
     log.info("checkpoint: going on from step %d (%s)", last.step, last.path)
     if last.origin.plan != origin.plan:
         log.warning("the plan is not that of the checkpoint: from here on results need not be equal to the last bit")

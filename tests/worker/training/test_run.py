@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -147,6 +148,20 @@ def test_a_finished_run_that_is_run_again_trains_nothing_and_has_its_model(tmp_p
     assert [event["resumed_from"] for event in events if event["event"] == "start"] == [None, STEPS]
     assert [event["step"] for event in events if event["event"] == "step"] == list(range(1, STEPS + 1))
     assert (events[-1]["status"], events[-1]["output"]) == ("done", str(run.output))
+
+
+def test_a_checkpoint_of_a_model_of_other_shapes_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job, run = make_run(tmp_path, "llama")
+    full = OSError(28, "No space left on device", "model.safetensors")
+    with monkeypatch.context() as patch, pytest.raises(UserError):
+        patch.setattr("worker.storage.model_folder.Output._state_dict", lambda *_: (_ for _ in ()).throw(full))
+        run_job(run, StopRequest())
+    shutil.rmtree(run.trained)
+    config = Path(job.model) / "config.json"
+    config.write_text(config.read_text().replace('"intermediate_size": 64', '"intermediate_size": 96'))
+    with pytest.raises(UserError, match="not of the model that is there now") as refused:
+        run_job(run, StopRequest())
+    assert refused.value.code == "cannot-go-on" and "(32, 96), given was (32, 64)" in refused.value.numbers[0]
 
 
 def test_a_full_output_folder_is_told_before_the_first_step(tmp_path: Path) -> None:
