@@ -61,8 +61,9 @@ def test_a_job_does_not_go_on_with_another_base_unless_that_is_said(capfd: pytes
         resumed = built.resumed_from(number)
         assert len(resumed) == 2 and (resumed[1] or 0) >= 15, "the checkpoint was not thrown away"
         model_folder(built.home / "model", "llama")  # as it was first: by now the job is of the other
-        merged = runner.invoke(main, ["export", str(number), str(built.home / "merged")], env=env)
-        assert merged.exit_code == 2 and "[base-changed]" in capfd.readouterr().err
+        for words in (["export", str(number), str(built.home / "merged")], ["sample", str(number), "the quick"]):
+            assert runner.invoke(main, words, env=env).exit_code == 2
+            assert "[base-changed]" in capfd.readouterr().err
 
 
 def test_a_copy_of_the_base_in_its_place_is_the_base() -> None:
