@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import errno
 import re
+import resource
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
-from planner.units import printable
+from planner.units import format_bytes, printable
 
 _UNSEEN = (errno.EDQUOT, errno.EFBIG)
 """Quotas and the largest size of a file: the disk has room, and does not say how much of it is for this user."""
@@ -54,6 +55,23 @@ def _links(error: BaseException) -> Iterator[BaseException]:
         yield link
         known.add(id(link))
         link = link.__cause__ or link.__context__
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether the system gave this process no memory, or no thread, which needs some."""
+    no_thread = isinstance(error, RuntimeError) and "can't start new thread" in str(error)
+    return isinstance(error, MemoryError) or no_thread or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
+
+
+def out_of_memory(what: str) -> UserError:
+    """The error for people when `is_out_of_memory(error)`: `what` the process could not do."""
+    allowed, _ = resource.getrlimit(resource.RLIMIT_AS)
+    limited = allowed != resource.RLIM_INFINITY
+    return UserError(
+        f"The system has no memory for {what}.", code="no-memory",
+        numbers=(f"ulimit -v allows a process {format_bytes(allowed)}",) if limited else (),
+        hint="ulimit -v unlimited, then offmate down and offmate up" if limited else "end other programs; try again",
+    )  # fmt: skip
 
 
 def disk_full(error: BaseException, what: str = "what the job writes") -> UserError:

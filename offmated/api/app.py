@@ -55,7 +55,7 @@ class Services:
     window: str | None = None
 
 
-def _services(request: Request) -> Services:
+async def _services(request: Request) -> Services:  # else each request, `health` too, would wait for a thread
     services: Services = request.app.state.services
     return services
 
