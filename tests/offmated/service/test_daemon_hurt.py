@@ -216,3 +216,16 @@ def test_a_daemon_without_memory_says_so_in_a_line(mebibytes: int) -> None:
     assert done.returncode == 1
     assert f"The system has no memory for the daemon.\n    ulimit -v allows a process {mebibytes}.0 MiB" in done.stderr
     assert "Traceback" not in done.stderr + log
+
+
+def test_a_start_removes_of_the_brokers_folder_only_what_the_broker_wrote(own: House) -> None:
+    model = own.paths.broker / "model"
+    model.mkdir()
+    (model / "weights").write_text("of a job of before these were refused")
+    written = own.paths.broker / "appendonlydir" / "of-before"
+    written.touch()
+    own.down()
+    own.up()
+    assert (model / "weights").exists() and written.parent.is_dir() and not written.exists()
+    done = offmate(own, "export", "1", str(model / "merged"))
+    assert (done.returncode, "[in-state-folder]" in done.stderr) == (2, True), done.stderr
