@@ -7,9 +7,8 @@ import os
 import sys
 
 from offmated.paths import Paths
-from offmated.service.daemon import run
 from planner.environment import number_cards_by_slot
-from planner.errors import Exit, UserError
+from planner.errors import Exit, UserError, is_out_of_memory, out_of_memory
 
 
 def main() -> int:
@@ -22,11 +21,16 @@ def main() -> int:
         logging.getLogger(talkative).setLevel(logging.WARNING)
     number_cards_by_slot()  # for the jobs; systemd starts the daemon without the command line
     try:
+        from offmated.service.daemon import run  # here: where memory is limited, this may be too much already
+
         return run(Paths.from_environment())
     except UserError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code
-    except Exception:
+    except Exception as error:
+        if is_out_of_memory(error):
+            sys.stderr.write(f"{out_of_memory('the daemon')}\n")
+            return Exit.FAILED
         logging.exception("the daemon ends for a reason nobody thought of")
         return Exit.FAILED
 

@@ -116,6 +116,20 @@ class Paths:
         """Everything about one job but its row."""
         return self.runs / str(job_id)
 
+    def check_outside(self, what: str, place: Path, *, may_hold: bool = False) -> None:
+        """Raise UserError where `place`, of which `what` is the key or the command, is in offmate's own folders,
+        wherever links lead: what is there is offmate's to remove. And where these are in it, unless it `may_hold` them.
+        """
+        real = Path(os.path.realpath(place))
+        for folder in (Path(os.path.realpath(own)) for own in (self.state, self.runtime)):
+            holds = real in folder.parents
+            if (holds and not may_hold) or folder in (real, *real.parents):
+                raise UserError(
+                    f"{what} {place} {'holds' if holds else 'is in'} offmate's own state folder.",
+                    numbers=(f"state folder {folder}", *((f"{place} is {real}",) if real != place else ())),
+                    hint="give a folder of its own", code="in-state-folder", exit_code=Exit.USAGE,
+                )  # fmt: skip
+
     def create(self) -> None:
         """Make the folders, closed to other users whatever the umask, and close what is offmate's own already.
 

@@ -6,6 +6,8 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from planner.errors import is_out_of_memory
+
 log = logging.getLogger(__name__)
 
 
@@ -24,7 +26,10 @@ class RepeatedErrors:
             text = f"{type(error).__name__}: {error}"
             if self._known.get(what) != text:
                 self._known[what] = text
-                log.exception("%s did not work, and is tried again", what)
+                if is_out_of_memory(error):  # where in the program it came to be says nothing more
+                    log.error("%s did not work, and is tried again: no memory (%s)", what, text)
+                else:
+                    log.exception("%s did not work, and is tried again", what)
         else:
             if self._known.pop(what, None) is not None:
                 log.info("%s works again", what)

@@ -18,7 +18,7 @@ def json_object(text: str | bytes) -> dict[str, Any] | None:
     """The object that JSON `text` is; None for anything else."""
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
 

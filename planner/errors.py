@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import errno
 import re
+import resource
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
+from pathlib import Path
 from typing import Any
 
-from planner.units import printable
+from planner.units import format_bytes, printable
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_UNSEEN = (errno.EDQUOT, errno.EFBIG)
+"""Quotas and the largest size of a file: the disk has room, and does not say how much of it is for this user."""
+_FULL = (errno.ENOSPC, *_UNSEEN)
 _FULL_TEXT = re.compile(rf"\(os error ({'|'.join(map(str, _FULL))})\)|database or disk is full")
 
 
@@ -37,36 +42,73 @@ def first_line(error: BaseException) -> str:
 def is_disk_full(error: BaseException) -> bool:
     """Whether the error, or one that led to it, says that a disk, a quota or the largest size of a file is used up:
     one of the system, or in the words of SQLite and of libraries in Rust."""
+    return any(
+        (isinstance(link, OSError) and link.errno in _FULL) or _FULL_TEXT.search(str(link)) for link in _links(error)
+    )
+
+
+def _links(error: BaseException) -> Iterator[BaseException]:
+    """The error, and those that led to it."""
     known: set[int] = set()
     link: BaseException | None = error
     while link is not None and id(link) not in known:
-        if (isinstance(link, OSError) and link.errno in _FULL) or _FULL_TEXT.search(str(link)):
-            return True
+        yield link
         known.add(id(link))
         link = link.__cause__ or link.__context__
-    return False
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether the system gave this process no memory, or no thread, which needs some."""
+    no_thread = isinstance(error, RuntimeError) and "can't start new thread" in str(error)
+    return isinstance(error, MemoryError) or no_thread or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
+
+
+def out_of_memory(what: str) -> UserError:
+    """The error for people when `is_out_of_memory(error)`: `what` the process could not do."""
+    allowed, _ = resource.getrlimit(resource.RLIMIT_AS)
+    limited = allowed != resource.RLIM_INFINITY
+    return UserError(
+        f"The system has no memory for {what}.", code="no-memory",
+        numbers=(f"ulimit -v allows a process {format_bytes(allowed)}",) if limited else (),
+        hint="ulimit -v unlimited, then offmate down and offmate up" if limited else "end other programs; try again",
+    )  # fmt: skip
 
 
 def disk_full(error: BaseException, what: str = "what the job writes") -> UserError:
     """The error for people when `is_disk_full(error)`: there was no room for `what`."""
+    of_user = next((link for link in _links(error) if isinstance(link, OSError) and link.errno in _UNSEEN), None)
     return UserError(
         f"The disk has no room for {what}.", code="disk-full", numbers=(first_line(error),),
         hint="free some space; a job then goes on by itself, from what it saved last",
+        needs=Room(str(Path(of_user.filename or ".").parent), 0) if of_user is not None else None,
     )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """So many free bytes on the disk of `folder`."""
+    """So many free bytes, and so many more files, on the disk of `folder`. Neither: some, and nobody knows how much, as
+    where a quota ran out."""
 
     folder: str
     bytes: int
+    files: int = 0
+
+    @property
+    def is_unseen(self) -> bool:
+        """Whether the disk does not show when it is there."""
+        return self.bytes == self.files == 0
+
+    def to_json(self) -> dict[str, Any]:
+        """What `of` reads."""
+        return {"folder": self.folder, "bytes": self.bytes, **({"files": self.files} if self.files else {})}
 
     @classmethod
     def of(cls, fields: object) -> Room | None:
-        """What `UserError.to_json` wrote; None for anything else."""
-        if isinstance(fields, dict) and isinstance(fields.get("folder"), str) and isinstance(fields.get("bytes"), int):
-            return cls(fields["folder"], fields["bytes"])
+        """What `to_json` wrote; None for anything else."""
+        found = fields if isinstance(fields, dict) else {}
+        folder, size, files = found.get("folder"), found.get("bytes"), found.get("files", 0)
+        if isinstance(folder, str) and isinstance(size, int) and isinstance(files, int):
+            return cls(folder, size, files)
         return None
 
 
@@ -101,7 +143,7 @@ class UserError(Exception):
             "hint": self.hint,
             "code": self.code,
             "exit_code": int(self.exit_code),
-            **({"needs": {"folder": self.needs.folder, "bytes": self.needs.bytes}} if self.needs is not None else {}),
+            **({"needs": self.needs.to_json()} if self.needs is not None else {}),
             **({"had_bytes": self.had_bytes} if self.had_bytes is not None else {}),
         }
 

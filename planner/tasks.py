@@ -14,6 +14,9 @@ from planner.run.folder import RunFolder
 from planner.run.processes import Process
 from planner.run.watch import Watch
 
+PLAN_LIMIT_S = 2 * 3600.0
+"""Of a planner that hangs. The largest models take minutes to plan, and as long again to be measured."""
+
 
 def plan_job(job_id: int) -> None:
     """Plan a submitted job. Does nothing when it is not due: messages may come twice, or late."""
@@ -51,4 +54,4 @@ def run_planner(run: RunFolder, database_url: str, watch: Watch, *, measure: boo
     plan.json too; what it says to people, on stderr, goes to the job's log."""
     options = ["--measure"] if measure else []
     command = [sys.executable, "-P", "-m", "planner", "plan", str(run.path), "--database", database_url, *options]
-    return watch.run(command, run, keep_output=False)
+    return watch.run(command, run, keep_output=False, limit_s=PLAN_LIMIT_S)

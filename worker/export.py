@@ -8,6 +8,7 @@ from pathlib import Path
 
 from planner.errors import Exit, UserError
 from planner.job.base import check_base
+from planner.job.output_dir import delivered
 from planner.job.schema import Job
 from planner.run.ending import exit_code_of
 from planner.run.folder import RunFolder
@@ -27,7 +28,8 @@ def main(arguments: list[str]) -> int:
 def _export(run: RunFolder, target: Path, kind: str | None) -> Exit:
     job = Job.from_resolved(run.resolved)
     end = run.last_event("end", 0) or {}
-    output = Path(end.get("output") or job.output_dir or run.output)
+    there = end.get("output") or delivered(job.output_dir, run.output, run.token())  # its line may be damaged
+    output = Path(there or job.output_dir or run.output)
     adapters = job.method == "lora" and (output / "adapter_config.json").is_file()
     model = (output / "config.json").is_file()
     if not (adapters or (model and kind)):

@@ -17,6 +17,7 @@ from planner.errors import Exit, UserError
 from planner.fast_imports import lasting_imports
 from planner.job.adapter import takes_from_base
 from planner.job.base import check_base
+from planner.job.output_dir import delivered
 from planner.job.schema import Job
 from planner.out_of_memory import told_to_people
 from planner.run.ending import exit_code_of
@@ -61,9 +62,10 @@ def answers(
     where the tokenizer has a chat template, unless `as_text`; `raw`: with special tokens. Raises UserError."""
     job = Job.from_resolved(run.resolved)
     end = run.last_event("end", 0) or {}
-    output = Path(end.get("output") or job.output_dir or run.output)
+    there = end.get("output") or delivered(job.output_dir, run.output, run.token())  # its line may be damaged
+    output = Path(there or job.output_dir or run.output)
     lora = job.method == "lora"
-    if end.get("status") != "done":
+    if end.get("status") != "done" and there is None:
         raise UserError(
             "The job has no model yet.", code="no-model", exit_code=Exit.USAGE,
             hint="a job has one when it is done; sample_prompts in its file has texts written on the way",

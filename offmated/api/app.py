@@ -14,13 +14,14 @@ from fastapi.responses import HTMLResponse, PlainTextResponse, StreamingResponse
 from sqlalchemy.exc import SQLAlchemyError
 
 from offmated.api import monitoring, plan_page
-from offmated.api.bodies import Again, AskedLonger, AskedTurn, Cleaning, Move, Submission
+from offmated.api.bodies import Adoption, Again, AskedLonger, AskedTurn, Cleaning, Move, Submission
 from offmated.api.limits import Limits
 from offmated.api.page import add_page
 from offmated.api.refusals import add_handlers
 from offmated.api.report import report
 from offmated.api.views import job_view
 from offmated.jobs import listing, queue
+from offmated.jobs.adopt import adopt, unknown
 from offmated.jobs.clean import clean
 from offmated.jobs.listing import Page, newest, one
 from offmated.jobs.retry import retry
@@ -55,7 +56,7 @@ class Services:
     window: str | None = None
 
 
-def _services(request: Request) -> Services:
+async def _services(request: Request) -> Services:  # else each request, `health` too, would wait for a thread
     services: Services = request.app.state.services
     return services
 
@@ -95,6 +96,8 @@ def make_app(services: Services) -> FastAPI:
     app.post("/machine/{change}")(change_machine)
     app.get("/report")(show_report)
     app.post("/clean")(clean_up)
+    app.get("/adopt")(show_unknown)
+    app.post("/adopt", status_code=201)(adopt_runs)
     app.post("/page")(open_page)
     app.post("/shutdown", status_code=202)(shut_down)
     add_page(app)
@@ -293,6 +296,16 @@ def clean_up(body: Cleaning, use: Use) -> Json:
         use.store, body.jobs, unfinished=body.unfinished, older_s=body.older_s, remove=body.remove
     )
     return {"jobs": [asdict(job) for job in found], "bytes": sum(job.bytes for job in found)}
+
+
+def show_unknown(use: Use) -> Json:
+    """{"folders"}: run folders that no job has, as where the database was lost."""
+    return {"folders": [str(folder) for folder in unknown(use.store, use.paths)]}
+
+
+def adopt_runs(body: Adoption, use: Use) -> Json:
+    """Make jobs of run folders, of all that no job has where none is named: {"jobs"}."""
+    return {"jobs": [show_job(row.id, use) for row in adopt(use.store, use.paths, body.folders)]}
 
 
 def open_page(use: Use) -> Json:

@@ -99,3 +99,9 @@ class Cleaning(Body):
     unfinished: bool = False
     older_s: Annotated[float, Field(ge=0, le=2**40)] = 0.0
     remove: bool = False
+
+
+class Adoption(Body):
+    """Names of run folders that are to be jobs again; see `offmated.jobs.adopt`."""
+
+    folders: Annotated[list[Annotated[str, Field(min_length=1, max_length=4096)]], Field(max_length=MOST_JOBS)] = []

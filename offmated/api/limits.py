@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import resource
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -21,7 +22,7 @@ MOST_BODY_BYTES = 2**21
 REQUEST_S = 20.0
 """To send a request in; answers may take longer."""
 MOST_CONNECTIONS = 256
-"""Connections are file descriptors, of which a process often has 1,024, and jobs need them, too."""
+"""Connections are file descriptors, of which a process often has 1,024, and jobs need some. Of fewer, a quarter."""
 MOST_STRANGERS = 32
 """Of these over TCP that have not shown the token. The oldest gives its place up to who comes after: whoever has the
 token shows it at once, and nobody can keep them out by sitting there."""
@@ -31,6 +32,26 @@ for those who only look."""
 ADMIT = "admit"
 TURN_S = 5.0
 """So long they wait, and then are asked to come again: with what the database waits it is less than a client waits."""
+
+
+def most_connections() -> int:
+    """How many this process takes."""
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MOST_CONNECTIONS if descriptors == resource.RLIM_INFINITY else min(MOST_CONNECTIONS, descriptors // 4)
+
+
+class Framed:
+    """The application behind it gets requests of which it is beyond doubt where they end (RFC 9112, 6.1 and 6.3):
+    whoever stands between the client and us may else take a part of one for the next one."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        headers = Headers(scope=scope) if scope["type"] == "http" else {}
+        doubt = "transfer-encoding" in headers and ("content-length" in headers or scope["http_version"] == "1.0")
+        await (_unframed() if doubt else self._app)(scope, receive, send)
 
 
 class Limits:
@@ -107,6 +128,14 @@ def _too_large(size: int | None) -> ASGIApp:
     return refused(413, error, headers={"connection": "close"})  # or the server would read the rest
 
 
+def _unframed() -> ASGIApp:
+    error = UserError(
+        "Where the request ends is said twice.", code="request-unframed", exit_code=Exit.USAGE,
+        numbers=("it has Transfer-Encoding beside Content-Length, or in HTTP/1.0",), hint="leave Transfer-Encoding out",
+    )  # fmt: skip
+    return refused(400, error, headers={"connection": "close"})
+
+
 def _too_slow() -> ASGIApp:
     error = UserError(
         "The request did not come to its end.", code="request-too-slow", hint="send it again",
@@ -123,7 +152,7 @@ class Connection(H11Protocol):
     def connection_made(self, transport: Any) -> None:
         """Take it, or refuse it."""
         super().connection_made(transport)
-        if len(self.connections) > MOST_CONNECTIONS:
+        if len(self.connections) > most_connections():
             transport.write(_TOO_MANY)
             transport.close()
         else:

@@ -13,12 +13,12 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as NoConnection
 from starlette.exceptions import HTTPException
 
-from planner.errors import Exit, UserError, first_line, is_disk_full
+from planner.errors import Exit, UserError, first_line, is_disk_full, is_out_of_memory, out_of_memory
 
 log = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 1
-_SHORT_FOR_NOW = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR}
+SHORT_FOR_NOW = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR}
 _BUSY = ("locked", "busy", "timeout", "could not serialize", "deadlock", "too many")
 
 
@@ -36,7 +36,8 @@ def add_handlers(app: FastAPI) -> None:
     """Have every error answered by its fields."""
     for kind, handler in (
         (UserError, _user_error), (RequestValidationError, _invalid), (HTTPException, _http),
-        (DBAPIError, _database), (NoConnection, _database), (OSError, _system), (Exception, _own_mistake),
+        (DBAPIError, _database), (NoConnection, _database), (OSError, _system), (MemoryError, _runtime),
+        (RuntimeError, _runtime), (Exception, _own_mistake),
     ):  # fmt: skip
         app.add_exception_handler(kind, handler)
 
@@ -97,7 +98,7 @@ def _system(_request: Request, error: Exception) -> JSONResponse:
         "The system refused what the daemon wanted to do.", numbers=(first_line(error),),
         code="system-error", hint="daemon.log has the whole story",
     )  # fmt: skip
-    if error.errno in _SHORT_FOR_NOW:
+    if error.errno in SHORT_FOR_NOW:
         log.warning("the system is short of something: %s", error)
         return later(told)
     log.exception("a request ended in an error of the system", exc_info=error)
@@ -109,6 +110,15 @@ def _disk_full(error: Exception) -> JSONResponse:
         "The disk has no room for what the daemon writes.", numbers=(first_line(error),), code="disk-full",
         hint="free some space and try again; nothing was kept",
     ))  # fmt: skip
+
+
+def _runtime(request: Request, error: Exception) -> JSONResponse:
+    """No memory, or no thread; else a fault of ours."""
+    if is_out_of_memory(error):
+        log.warning("there is no memory for an answer: %s", first_line(error))
+        return later(out_of_memory("what the daemon was asked for"))
+    log.exception("a request ended in an error", exc_info=error)
+    return _own_mistake(request, error)
 
 
 def _own_mistake(request: Request, error: Exception) -> JSONResponse:

@@ -2,30 +2,71 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import socket
 import threading
 import time
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from offmated.api.addresses import Address
-from offmated.api.limits import Connection
+from offmated.api.limits import Connection, Framed
+from offmated.api.refusals import SHORT_FOR_NOW
+from offmated.repeated_errors import RepeatedErrors
+from planner.errors import first_line, is_out_of_memory
 
 log = logging.getLogger(__name__)
 
 PATIENCE_S = 5.0
+QUIET_S = 5.0  # asyncio tries again after one
 BACKLOG = 128  # connections that the system holds, and that are taken at once, beyond those there may be
+
+
+class _Listening(uvicorn.Server):
+    """Says once that the system gives no more connections, or no memory for them, and how often that was when it does
+    again: asyncio says it with each try, some hundred times a second."""
+
+    def __init__(self, settings: uvicorn.Config, address: str) -> None:
+        super().__init__(settings)
+        self._address = address
+        self._refused = 0
+        self._quiet: asyncio.TimerHandle | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to listen."""
+        asyncio.get_running_loop().set_exception_handler(self._told)
+        await super().startup(sockets)
+
+    def _told(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        short = isinstance(error, OSError) and error.errno in SHORT_FOR_NOW and "socket" in context
+        if error is None or not (short or is_out_of_memory(error)):
+            loop.default_exception_handler(context)
+            return
+        if self._quiet is None:
+            log.warning("%s takes no more connections for now: %s", self._address, first_line(error))
+        else:
+            self._quiet.cancel()
+        self._refused += 1
+        self._quiet = loop.call_later(QUIET_S, self._again)
+
+    def _again(self) -> None:
+        log.info("%s takes connections again; %d tries were in vain", self._address, self._refused)
+        self._refused, self._quiet = 0, None
 
 
 class Server:
     """Has `app` answer at `address`."""
 
     def __init__(self, app: ASGIApp, address: Address, connection: type[Connection] = Connection) -> None:
-        self._app = app
+        self._app = Framed(app)
         self._connection = connection
         self._address = address
         self._lock = threading.Lock()  # the daemon keeps it, and who asks for the page starts it
+        self._errors = RepeatedErrors()
         self._running: list[tuple[uvicorn.Server, threading.Thread]] = []
 
     def keep(self) -> None:
@@ -44,12 +85,20 @@ class Server:
                 lifespan="off", timeout_graceful_shutdown=int(PATIENCE_S), proxy_headers=False,
                 workers=1,  # or uvicorn reads the number from a variable that is other servers', and may be none
             )  # fmt: skip
-            server = uvicorn.Server(settings)  # which closes its listener
-            thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="api")
-            thread.start()
+            server = _Listening(settings, f"{self._address}")  # which closes its listener
+            thread = threading.Thread(target=self._serve, args=(server, listener), name="api")
+            try:
+                thread.start()
+            except RuntimeError:
+                listener.close()
+                raise
             if self._running:
                 log.warning("%s was deleted: listens anew", self._address)
             self._running.append((server, thread))
+
+    def _serve(self, server: uvicorn.Server, listener: socket.socket) -> None:
+        with self._errors.of(f"answering at {self._address}", Exception):
+            server.run(sockets=[listener])
 
     def close(self) -> None:
         """Answer what was asked, and end, within some seconds: an answer that takes longer is not waited for."""

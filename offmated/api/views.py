@@ -8,18 +8,19 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from offmated.jobs.again import tried_at
 from offmated.jobs.figures import NO_STEPS, Steps, plan_of, steps_of
-from offmated.jobs.hub import asked_at, waits_for_hub
+from offmated.jobs.hub import waits_for_hub
 from offmated.jobs.listing import Listed
 from offmated.jobs.queue import too_short
-from offmated.jobs.room import missing_bytes
+from offmated.jobs.room import waiting_words
 from offmated.jobs.states import FINAL, TAKEN_FROM, Hold, JobState, StopReason
 from offmated.jobs.table import JobRow
 from offmated.repeated_errors import RepeatedErrors
 from planner.run.folder import RunFolder
 from planner.run.processes import Process
 from planner.run.step_times import StepTimes
-from planner.units import format_bytes, format_seconds
+from planner.units import format_seconds
 
 Json = dict[str, Any]
 
@@ -136,7 +137,7 @@ def _kept(job: Listed) -> str:
     if row.hold is Hold.NO_ROOM:
         return _room(row)
     if row.hold is Hold.NO_HUB:
-        return f"waits for the hub; tried again at {asked_at(row.error)}"
+        return f"waits for the hub; tried again at {tried_at(row.error)}"
     if row.hold is not None:
         return f"paused: offmate resume {row.id}" if row.hold is Hold.PAUSED else f"held: offmate release {row.id}"
     if row.state is JobState.WAITING and job.yields:
@@ -168,14 +169,10 @@ def _too_short(row: JobRow) -> str:
 
 def _room(row: JobRow) -> str:
     """What is missing on a job's disk."""
-    error = row.error or {}
     try:
-        missing = missing_bytes(error)
+        return waiting_words(row.error)
     except OSError as broken:
         return f"no room: {broken}"
-    if not missing:
-        return "there is room again: it goes on"
-    return f"no room: {format_bytes(missing)} missing at {error['needs']['folder']}; goes on by itself"
 
 
 def _is_starting(row: JobRow) -> bool:

@@ -20,6 +20,7 @@ from typing import Any
 import click
 
 from offmated.cli import job_list, job_view, queue
+from offmated.cli.adopt import adopt, unknown_words
 from offmated.cli.certify import certify, verify_resume
 from offmated.cli.clean import clean
 from offmated.cli.client import Client, other_version
@@ -256,6 +257,9 @@ def up(foreground: bool, as_json: bool) -> None:
         print_json({"started": started, **Client(paths).health()})
     else:
         click.echo(f"The daemon {'runs' if started else 'ran already'}; its state is in {paths.state}")
+        with suppress(UserError, *NOT_UNDERSTOOD):  # it runs, whatever this says
+            if said := unknown_words(Client(paths)):
+                click.echo(said)
 
 
 @main.command()
@@ -305,6 +309,7 @@ def notify() -> None:
     sys.exit(done.returncode)
 
 
+main.add_command(adopt)
 main.add_command(clean)
 main.add_command(service)
 

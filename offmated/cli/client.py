@@ -170,6 +170,17 @@ class Client:
         answer: Json = self._send("POST", "/clean", asked, patience_s=CLEAN_PATIENCE_S).json()
         return answer
 
+    def unknown_runs(self) -> list[str]:
+        """The run folders that no job has."""
+        found: list[str] = self._object("GET", "/adopt")["folders"]
+        return found
+
+    def adopt(self, folders: Sequence[str]) -> list[Json]:
+        """The jobs that these run folders have become, or all that no job has."""
+        answer: Json = self._send("POST", "/adopt", {"folders": list(folders)}, patience_s=CLEAN_PATIENCE_S).json()
+        jobs: list[Json] = answer["jobs"]
+        return jobs
+
     def report(self, since: float) -> Json:
         """What has ended since then, what works and what comes next: {"since", "title", "lines"}."""
         return self._list("/report", {"since": since})

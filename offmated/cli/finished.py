@@ -29,7 +29,9 @@ def export(job_id: int, target: Path, gguf: str | None, merge: bool) -> None:
     """Write the model of job ID, its adapters merged into it, to TARGET, which is new: a folder, or a file where its
     name ends in .gguf."""
     only_here("export")
-    run = Client(Paths.from_environment()).job(job_id)["run_dir"]
+    paths = Paths.from_environment()
+    paths.check_outside("export to", target.absolute())
+    run = Client(paths).job(job_id)["run_dir"]
     kind = gguf or ("auto" if target.suffix == ".gguf" else None)
     words = [run, str(target.absolute()), *([f"--gguf={kind}"] if kind else [])]
     sys.exit(subprocess.call([sys.executable, "-P", "-m", "worker.export", *words], stdin=subprocess.DEVNULL))

@@ -220,7 +220,8 @@ class News:
             if event["event"] == "rehearsed":
                 self._screen.print(f"tried before the first step: {event['tried']}")
             if event["event"] == "eval":
-                self._screen.print(f"{where}, eval loss {event['eval_loss']:.3f}")
+                loss = event.get("eval_loss")
+                self._screen.print(f"{where}, eval loss {'not a number' if loss is None else f'{loss:.3f}'}")
             if event["event"] == "sample":
                 self._screen.print(f"{where}, sample: {printable(event['prompt'])} ⟦{printable(event['text'])}⟧")
 

@@ -150,12 +150,13 @@ def _progress(events: list[Json]) -> Json | None:
     total = start["total_steps"]
     steps = [event for event in events[started[-1] :] if event["event"] == "step"]  # those before may be repeated
     evaluations = [event for event in events if event["event"] == "eval"]
+    times = [event["step_s"] for event in steps if event.get("step_s") is not None]
     return {
         "step": steps[-1]["step"] if steps else start["step"],
         "total_steps": total,
-        "loss": steps[-1]["loss"] if steps else None,
-        "eval_loss": evaluations[-1]["eval_loss"] if evaluations else None,
-        "step_s": statistics.median(event["step_s"] for event in steps) if steps else None,
+        "loss": steps[-1].get("loss") if steps else None,
+        "eval_loss": evaluations[-1].get("eval_loss") if evaluations else None,
+        "step_s": statistics.median(times) if times else None,
     }
 
 

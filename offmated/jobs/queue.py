@@ -11,9 +11,9 @@ from typing import Any
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
+from offmated.jobs.again import is_time
 from offmated.jobs.figures import DAMAGED, stop_s
-from offmated.jobs.hub import asks_now
-from offmated.jobs.room import missing_bytes
+from offmated.jobs.room import goes_on
 from offmated.jobs.states import FINAL, PASSING, TAKEN_FROM, Hold, JobState
 from offmated.jobs.store import Store, no_such_job
 from offmated.jobs.table import JobRow, WishRow
@@ -72,14 +72,14 @@ def resume(store: Store, job_id: int) -> None:
 
 
 def go_on(store: Store) -> list[int]:
-    """Give jobs their turns back whose disks have the room they need, and those that are to ask the hub again; returns
-    their numbers."""
+    """Give jobs their turns back whose disks have the room they need, and those that are to be tried again by the
+    clock; returns their numbers."""
     with store.looking() as session:
         held = session.scalars(select(JobRow).where(JobRow.hold.in_(_PASSING), JobRow.state.in_(_IDLE))).all()
     found = []
     for row in held:
         with suppress(OSError):  # a disk that does not answer has no room
-            if missing_bytes(row.error) if row.hold is Hold.NO_ROOM else not asks_now(row.error):
+            if not (goes_on(row.error) if row.hold is Hold.NO_ROOM else is_time(row.error)):
                 continue
             with store.writing() as session:
                 mine = JobRow.id == row.id, JobRow.hold == row.hold

@@ -1,40 +1,75 @@
-"""Jobs whose disk is full: what they need, and whether it is there."""
+"""Jobs whose disk is full: what they need, whether it is there, and when they are tried again where that is not seen.
+
+A disk runs out of bytes, of files (inodes), or of what one user may have of it (a quota), which no question about the
+disk's free room shows.
+"""
 
 from __future__ import annotations
 
-import shutil
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from offmated.jobs.again import is_time, tried_at, trying_again
 from planner.errors import Room
 from planner.run.folder import RunFolder
+from planner.units import format_bytes
 
-_SPARE_BYTES = 64 * 2**20  # or a twentieth of a small disk
+_SPARE_BYTES, _SPARE_FILES = 64 * 2**20, 64  # or a twentieth of a small disk
 
 
-def needing(error: Mapping[str, Any], run: RunFolder) -> dict[str, Any]:
-    """The error of a full disk with what the job needs to go on. Where it does not say, it is what the newest
-    checkpoint takes, and more than there is: so each try that ends there again asks for more."""
-    if Room.of(error.get("needs")) is not None:
+def needing(error: Mapping[str, Any], run: RunFolder, before: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The error of a full disk with what the job needs to go on. Where the process knew that, and it is not there, the
+    job goes on once it is. Else it is as much as can be told from the run's disk, nothing where that has all that was
+    said, and the job is tried again by the clock as well, later and later as `before`, what it ended with before."""
+    needs = Room.of(error.get("needs"))
+    if needs is not None and _missing(needs) != (0, 0):
         return dict(error)
+    needs = _guessed(run) if needs is None else Room(needs.folder, 0)
+    return trying_again({**error, "needs": needs.to_json()}, before)
+
+
+def goes_on(error: Mapping[str, Any] | None) -> bool:
+    """Whether what `error` needs is there, or it is time to try. Raises OSError when the disk does not answer."""
+    found = error or {}
+    needs = Room.of(found.get("needs"))
+    if needs is not None and not needs.is_unseen and _missing(needs) == (0, 0):
+        return True
+    return is_time(found) if "again" in found or needs is None else False
+
+
+def waiting_words(error: Mapping[str, Any] | None) -> str:
+    """What a job waits for that ended with `error`. Raises OSError when the disk does not answer."""
+    needs = Room.of((error or {}).get("needs"))
+    if error is None or needs is None or goes_on(error):
+        return "there is room again: it goes on"
+    missing_bytes, missing_files = _missing(needs)
+    missing = [format_bytes(missing_bytes)] * bool(missing_bytes) + [f"{missing_files} files"] * bool(missing_files)
+    what = f"{' and '.join(missing)} missing at {needs.folder}" if missing else " ".join(error["numbers"][:1])
+    return f"no room: {what}; goes on by itself" + (f", tried again at {tried_at(error)}" if "again" in error else "")
+
+
+def _guessed(run: RunFolder) -> Room:
+    """What a job needs whose process could not say it: what its newest checkpoint takes, and some more. Where the disk
+    has that now, as when the process removed what it had begun, it is more than the disk has."""
     step = run.last_checkpoint_step()
     saved = [] if step is None else [*(run.checkpoints / f"step-{step}").glob("*")]
-    disk = shutil.disk_usage(run.path)
-    spare = min(_SPARE_BYTES, disk.total // 20)
-    bytes_needed = max(disk.free, sum(file.stat().st_size for file in saved)) + spare
-    return {**error, "needs": {"folder": str(run.path), "bytes": bytes_needed}}
+    disk = os.statvfs(run.path)
+    total, free = disk.f_blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize
+    spare_bytes, spare_files = min(_SPARE_BYTES, total // 20), min(_SPARE_FILES, disk.f_files // 20)
+    wanted_bytes, wanted_files = sum(file.stat().st_size for file in saved) + spare_bytes, len(saved) + spare_files
+    if disk.f_files and disk.f_favail < wanted_files:  # 0 where files are not counted
+        return Room(str(run.path), wanted_bytes if free < wanted_bytes else 0, wanted_files)
+    return Room(str(run.path), wanted_bytes if free < wanted_bytes else free + spare_bytes)
 
 
-def missing_bytes(error: Mapping[str, Any] | None) -> int:
-    """How much is missing of what `error` needs; 0 where it is there, or nothing is known to be needed."""
-    needs = Room.of((error or {}).get("needs"))
-    return max(0, needs.bytes - _free_bytes(needs.folder)) if needs is not None else 0
-
-
-def _free_bytes(folder: str) -> int:
-    """Of the disk that has this folder, or will have it. Raises OSError when the disk does not answer."""
-    path = Path(folder)
+def _missing(needs: Room) -> tuple[int, int]:
+    """The bytes, and the files, that the disk of a folder is short of that is there, or will be there. Raises OSError
+    when the disk does not answer."""
+    path = Path(needs.folder)
     while not path.exists() and path != path.parent:
         path = path.parent
-    return shutil.disk_usage(path).free
+    disk = os.statvfs(path)
+    files = needs.files - disk.f_favail if disk.f_files else 0
+    return max(0, needs.bytes - disk.f_bavail * disk.f_frsize), max(0, files)

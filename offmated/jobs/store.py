@@ -15,8 +15,8 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from offmated.config import Config
+from offmated.jobs.again import trying_again
 from offmated.jobs.database import PATIENCE_S, WORKERS_PATIENCE_S, open_engine, reading
-from offmated.jobs.hub import asking_again
 from offmated.jobs.room import needing
 from offmated.jobs.states import AGAIN, FINAL, NEXT, TAKEN_FROM, Ending, Hold, JobState, StopReason, account, judge
 from offmated.jobs.table import JobRow
@@ -172,7 +172,8 @@ class Store:
             if verdict.hold is not None:
                 assert verdict.error is not None
                 room = verdict.hold is Hold.NO_ROOM
-                error = needing(verdict.error, folder) if room else asking_again(verdict.error, now.error)
+                last = None if room and ending.progressed else now.error
+                error = needing(verdict.error, folder, last) if room else trying_again(verdict.error, last)
                 values |= {"hold": now.hold or verdict.hold, "error": error}
             ended_at, result = _now(now.created_at, now.started_at), None
             if now.state is JobState.RUNNING:

@@ -141,6 +141,10 @@ def _take_in(
     window: str | None, *, again: int | None = None, checkpoint: Path | None = None,
 ) -> tuple[JobRow, tuple[str, ...]]:  # fmt: skip
     """`again`: the job that this is to be once more; `checkpoint`: what it goes on from."""
+    if job.output_dir is not None:
+        paths.check_outside("output_dir:", Path(job.output_dir))
+    for disk in job.disk_paths or ():
+        paths.check_outside("disk_paths:", Path(disk), may_hold=True)
     output_dir = check_output(job, store)
     check_budgets_here(job.gpu_budget, job.cpu_budget)
     check_weights(job)

@@ -81,7 +81,7 @@ class JobRow(Base):
     it did, the newest checkpoint then, and the joules that the GPU took (null where there is none, or nobody knows).
     `crashes` counts deaths since the last new checkpoint.
     `error` has the fields of `UserError`: what its last process ended with, of a job that has failed or waits until
-    that has passed; of a hub that is not reached also `again` (offmated/jobs/hub.py). `result` is the trainer's last
+    that has passed, then also when it is tried again (`again`, offmated/jobs/again.py). `result` is the trainer's last
     "end" event.
     `submission_key` is what a client calls its submission, so that it can hand it in again when it got no answer;
     `notes` are what it was told. `output_dir` is the real path of the model's folder, where the job names one. A

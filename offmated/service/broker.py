@@ -6,6 +6,7 @@ import hashlib
 import shutil
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import redis
@@ -19,6 +20,7 @@ from offmated.jobs.states import JobState
 from offmated.paths import Paths
 from planner.errors import UserError
 
+_FILES = ("appendonlydir", "appendonly.aof*", "dump.rdb", "temp-*")  # what a server writes into its folder
 SERVERS = ("valkey-server", "redis-server")
 QUEUES = {"plan": JobState.PLANNING, "gpu": JobState.RUNNING}
 TASKS = {"plan": "planner.tasks.plan_job", "gpu": "worker.tasks.run_job"}
@@ -44,6 +46,13 @@ class Broker:
         if config.redis_url is not None:
             return cls(url=config.redis_url, command=None, prefix=prefix)
         return cls(url=f"unix://{paths.broker_socket}", command=_server_command(find_server(), paths), prefix=prefix)
+
+    @staticmethod
+    def forget(folder: Path) -> None:
+        """Remove what an earlier server left in its `folder`, and nothing else. Raises OSError."""
+        for form in _FILES:
+            for found in folder.glob(form):
+                shutil.rmtree(found) if found.is_dir() and not found.is_symlink() else found.unlink()
 
     def connect(self, patience_s: float | None = None) -> redis.Redis:
         """A client, which waits that long for an answer and does not ask again; without `patience_s` as RQ's workers

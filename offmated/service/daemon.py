@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import signal
 import sys
 import time
@@ -134,7 +133,7 @@ class Daemon:
             self._watcher = Watcher(yielding, lambda names: leave_gpu(self._store, bool(names)))
         # The broker's file is for its own deaths while this daemon lives. The database has all that matters, and a file
         # that a full disk or a power cut has damaged would keep the broker from starting.
-        shutil.rmtree(self._paths.broker)
+        self._broker.forget(self._paths.broker)
         self._keep(self._servers)
         self._broker.wait_until_ready()
         self._dispatcher.adopt(blameless=True)

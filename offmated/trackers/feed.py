@@ -46,11 +46,13 @@ class Told:
         """What was noted; None before the first time. Where the note is broken nobody knows how much has been told: all
         is told again, to a tracker that knows what it has."""
         try:
-            return cls(**(json_object(note_of(run, tracker).read_bytes()) or {}))
+            told = cls(**(json_object(note_of(run, tracker).read_bytes()) or {}))
         except FileNotFoundError:
             return None
         except (OSError, TypeError):
             return cls(0, 0)
+        places = (told.step, told.position, 0 if told.whole is None else told.whole)
+        return told if all(isinstance(place, int) and place >= 0 for place in places) else cls(0, 0)
 
     def write(self, run: RunFolder, tracker: str) -> None:
         """Note it; a reader finds the old note or the new one, whole."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from planner.job.adapter import CONFIG, adapter_keys, adapter_revision, takes_from_base
 from planner.job.adapter_keys import AdapterKeys
+from planner.job.patterns import SIMPLER, too_slow
 from planner.job.source import SWITCHED_OFF, Mistake, Source, shown
 
 ALL_LINEAR = "all-linear"
@@ -111,6 +112,11 @@ def _apart(values: Mapping[str, Any], names: Mapping[str, str], source: Source) 
     exclude = values.get("exclude_modules")
     if isinstance(exclude, str) and (wrong := _broken(exclude)):
         yield bad("exclude_modules", wrong)
+    for key in ("layers_pattern", MODULES):  # which peft takes for parts of patterns
+        listed = values.get(key)
+        parts = listed if isinstance(listed, (list, tuple)) else [listed]
+        if wrong := next(filter(None, (_broken(part) for part in parts if isinstance(part, str))), None):
+            yield bad(key, wrong)
     for key in WHERE[3:]:
         patterns = values.get(key)
         if isinstance(patterns, dict) and (wrong := next(filter(None, map(_broken, map(str, patterns))), None)):
@@ -202,6 +208,8 @@ def _broken(pattern: str) -> str | None:
         re.compile(pattern)
     except re.error as error:
         return f"it is {shown(pattern)}, and that is no pattern: {error}"
+    if too_slow([pattern]) is not None:
+        return f"it is {shown(pattern)}, which takes for ever to match: {SIMPLER}"
     return None
 
 

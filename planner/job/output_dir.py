@@ -173,6 +173,13 @@ class Place:
             raise _unwritable(self.folder, f"{error.filename or self.folder.parent}: {error.strerror}") from error
 
 
+def delivered(job_says: str | None, run_folders_own: Path, token: str) -> Path | None:
+    """Where the finished model of the run `token` is: in the folder that its job says, or in the run folder's own, if
+    that place would not have it. None where it is in neither."""
+    places = (Place(folder=Path(folder), token=token) for folder in (job_says, run_folders_own) if folder is not None)
+    return next((place.folder for place in places if place.published() is not None), None)
+
+
 def new_token() -> str:
     """A name that nobody else has and nobody guesses."""
     return secrets.token_hex(16)

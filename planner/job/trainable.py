@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from planner.job.patterns import SIMPLER, too_slow
 from planner.job.source import SWITCHED_OFF, Mistake, Source, shown
 
 TRAINABLE, LAYERS = "trainable", "trainable_layers"
@@ -42,6 +43,8 @@ def check_trainable(values: dict[str, Any], names: Mapping[str, str], source: So
             re.compile(pattern.replace(PLACE, "0"))
         except re.error as error:
             return bad(TRAINABLE, f"{shown(pattern)} is no pattern: {error}")
+        if too_slow([pattern.replace(PLACE, "0")]) is not None:
+            return bad(TRAINABLE, f"{shown(pattern)} takes for ever to match: {SIMPLER}")
     return []
 
 

@@ -24,7 +24,7 @@ from planner.measure.peft_parameters import keep_modules
 from planner.measure.peft_parts import check_parts, lay_out, take_parts, trained_halves
 from planner.measure.peft_targets import add_others, targets_of
 from planner.measure.quantized import compute_in, computes_in, is_quantized, pack
-from planner.measure.trainable import none_kept
+from planner.measure.trainable import check_patterns, none_kept
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +67,8 @@ def with_adapters(
                 code="base-quantized", exit_code=Exit.USAGE, hint="init_lora_weights: true",
             )  # fmt: skip
         compute_in(model, computes_in(job))
+    matched = _matched(job)
+    check_patterns(matched.values(), matched, [name for name, _ in model.named_modules()])
     torch.manual_seed(job.seed)
     try:
         with experts_shown(model, computes_in(job)), warnings.catch_warnings():
@@ -106,6 +108,18 @@ def with_adapters(
     if job.quantize_moe_experts and not unpack_where_read(adapted, job):
         log.info("model: quantize_moe_experts finds no experts that are weights of their own")
     return adapted
+
+
+def _matched(job: Job) -> dict[str, str]:
+    """The patterns that peft matches with the names of modules, as it writes them -> as the job does."""
+    whole = [text for text in (job.lora_target_modules, job.exclude_modules) if isinstance(text, str)]
+    layers = [job.layers_pattern] if isinstance(job.layers_pattern, str) else job.layers_pattern or ()
+    return {
+        **{text: text for text in whole},
+        **{rf"(?:^|.*?\.){text}\.(?P<idx>\d+)\.": text for text in layers},
+        **{rf"(.*\.)?({text})$": text for text in (*(job.rank_pattern or ()), *(job.alpha_pattern or ()))},
+        **{rf"(^|.*\.){text}($|\..*)": text for text in job.lora_modules_to_save or ()},
+    }
 
 
 def _listed(value: Any) -> Any:

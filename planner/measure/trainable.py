@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any, cast
 
 from torch import nn
 
 from planner.errors import Exit, UserError
+from planner.job.patterns import SIMPLER, too_slow
 from planner.job.schema import Job
 from planner.job.trainable import PLACE
 from planner.measure.tokenizer import load_tokenizer
@@ -30,6 +32,7 @@ def freeze_others(model: nn.Module, job: Job, *, layers: int | None = None) -> N
     first = {id(parameter): name for name, parameter in model.named_parameters()}
     tied = {name: first[id(p)] for name, p in model.named_parameters(remove_duplicate=False) if first[id(p)] != name}
     names = list(first.values())
+    check_patterns(job.trainable, (pattern.pattern for pattern in patterns.values()), (*names, *tied))
     for text, pattern in patterns.items():
         if layers is None and not any(map(pattern.match, names)):
             other = next((f"{name} is tied: give {tied[name]}" for name in filter(pattern.match, tied)), None)
@@ -57,6 +60,7 @@ def _check_adapters_alone(model: nn.Module, job: Job) -> None:
     those that the adapters train."""
     patterns = [re.compile(text) for text in job.trainable or ()]
     parameters = dict(model.named_parameters())
+    check_patterns(job.trainable or (), job.trainable or (), parameters)
     meant = {name for name in parameters if any(pattern.match(name) for pattern in patterns)}
     trained = {name for name, parameter in parameters.items() if parameter.requires_grad}
     if meant == trained:
@@ -75,6 +79,17 @@ def _check_adapters_alone(model: nn.Module, job: Job) -> None:
         ),
         hint="leave it out, or give ['.+lora_']: which layers get adapters lora_target_modules says",
     )  # fmt: skip
+
+
+def check_patterns(told: Iterable[str], patterns: Iterable[str], names: Iterable[str]) -> None:
+    """Raise UserError where one of the `patterns` takes for ever to match these names of a model; `told`: what each is
+    in the job."""
+    known = dict(zip(patterns, told, strict=True))
+    if (slow := too_slow(known, names)) is not None:
+        raise UserError(
+            "A pattern takes for ever to match the names of this model.", code="pattern-too-slow",
+            exit_code=Exit.USAGE, numbers=(known[slow],), hint=SIMPLER,
+        )  # fmt: skip
 
 
 def none_kept(model: nn.Module, layers: int) -> UserError:

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 
 from planner.codec import json_object
 from planner.errors import UserError, is_disk_full
+from planner.run.events import events_of
 from planner.units import printable
 
 _TAIL_BYTES = 16 * 1024
@@ -249,7 +250,7 @@ class RunFolder:
         """All events; a last line that is still being written is left out, as is a broken one."""
         if not self.metrics.exists():
             return []
-        return _events(self.metrics.read_bytes().split(b"\n")[:-1])
+        return events_of(self.metrics.read_bytes().split(b"\n")[:-1])
 
     def metrics_after(self, position: int) -> tuple[list[dict[str, Any]], int]:
         """The events whose lines begin at byte `position` or later, about a mebibyte of them, and the position to go on
@@ -262,7 +263,7 @@ class RunFolder:
             file.seek(position)
             piece = file.read(_PIECE_BYTES) + file.readline()  # to the end of the line that was begun
         whole, newline, _ = piece.rpartition(b"\n")
-        return _events(whole.split(b"\n")), position + len(whole) + len(newline)
+        return events_of(whole.split(b"\n")), position + len(whole) + len(newline)
 
     def recent_metrics(self) -> list[dict[str, Any]]:
         """The first event, the last evaluation, and the events near the end of metrics.jsonl: a bounded piece, so that
@@ -277,14 +278,14 @@ class RunFolder:
             if start > len(head):
                 lines = lines[1:]  # the piece began in the middle of one
                 lines.insert(0, _last_line(file, b'{"event": "eval"', end=start))
-        return _events([head, *lines] if head.endswith(b"\n") else [])
+        return events_of([head, *lines] if head.endswith(b"\n") else [])
 
     def first_metrics(self) -> list[dict[str, Any]]:
         """The events at the beginning of metrics.jsonl: a bounded piece."""
         if not self.metrics.exists():
             return []
         with self.metrics.open("rb") as file:
-            return _events(file.read(_TAIL_BYTES).split(b"\n")[:-1])
+            return events_of(file.read(_TAIL_BYTES).split(b"\n")[:-1])
 
     def metrics_end(self) -> int:
         """The byte where the next event will begin, once whoever wrote has ended: a torn last line gives way."""
@@ -302,7 +303,7 @@ class RunFolder:
         with self.metrics.open("rb") as file:
             start = file.seek(max(since, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
             lines = file.read().split(b"\n")[:-1]
-        events = _events(lines if start == since else lines[1:])
+        events = events_of(lines if start == since else lines[1:])
         return next((event for event in reversed(events) if event["event"] == kind), None)
 
     def say(self, text: str) -> None:
@@ -360,9 +361,3 @@ def _read_object(path: Path) -> dict[str, Any] | None:
         return json_object(path.read_bytes())
     except FileNotFoundError:
         return None
-
-
-def _events(lines: list[bytes]) -> list[dict[str, Any]]:
-    """Those that are whole: a power cut or a full disk may have cut others short."""
-    found = (json_object(line) for line in lines)
-    return [event for event in found if event is not None and "event" in event]

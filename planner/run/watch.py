@@ -12,9 +12,11 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+from planner.errors import Exit, UserError
 from planner.run.folder import RunFolder
 from planner.run.oom import be_first, killed_for_memory, kills
 from planner.run.processes import Process, spawn
+from planner.units import format_seconds
 
 _SIGNALS = (signal.SIGTERM, signal.SIGCHLD)
 _UNBUFFERED = {"PYTHONUNBUFFERED": "1"}  # a log is followed while it is written
@@ -39,8 +41,11 @@ class Watch:
     def __exit__(self, *error: object) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
 
-    def run(self, command: Sequence[str], run: RunFolder, *, keep_output: bool = True) -> int:
-        """Run `command` in the run folder, its output (unless not to be kept) and errors going to the job's log.
+    def run(
+        self, command: Sequence[str], run: RunFolder, *, keep_output: bool = True, limit_s: float = float("inf")
+    ) -> int:
+        """Run `command` in the run folder, its output (unless not to be kept) and errors going to the job's log. One
+        that hangs, and is there after `limit_s`, is killed; the job's error then says so.
 
         Returns its exit code; negative: the number of the signal that ended it, -15 also when a stop was asked for
         before it started.
@@ -57,7 +62,11 @@ class Watch:
                 run.process.write_text(str(process))
         be_first(child.pid)
         before = kills()
-        code = self._wait(child)
+        code = self._wait(child, time.monotonic() + limit_s)
+        if code is None:
+            with suppress(OSError):
+                run.write_error(_hung(_name(command), limit_s))
+            code = int(Exit.FAILED)
         if code == -signal.SIGKILL and kills() > before:
             with suppress(OSError):
                 run.write_error(killed_for_memory(_name(command), run.last_checkpoint_step()))
@@ -68,11 +77,16 @@ class Watch:
         self._asked = self._asked or signal.sigtimedwait([signal.SIGTERM], 0) is not None
         return self._asked
 
-    def _wait(self, child: subprocess.Popen[bytes]) -> int:
+    def _wait(self, child: subprocess.Popen[bytes], limit: float) -> int | None:
+        """The exit code of the child; None where it was killed as it was there at the time `limit`."""
         insist_at = deadline = float("inf")
         while (code := child.poll()) is None:
-            got = signal.sigtimedwait(_SIGNALS, min(max(0.0, insist_at - time.monotonic()), 3600.0))
+            got = signal.sigtimedwait(_SIGNALS, min(max(0.0, min(insist_at, limit) - time.monotonic()), 3600.0))
             now = time.monotonic()
+            if now > limit:
+                child.kill()
+                child.wait()
+                return None
             if got is not None and got.si_signo == signal.SIGTERM:
                 # One SIGTERM asks for a checkpoint, a second takes that back: pass on only the first, unless told to.
                 if not self._asked:
@@ -86,6 +100,14 @@ class Watch:
             if now > deadline:
                 child.kill()
         return code
+
+
+def _hung(name: str, limit_s: float) -> UserError:
+    return UserError(
+        f"The {name} did not come to its end, and kept others from their turns.", code="process-hangs",
+        numbers=(f"it was ended after {format_seconds(limit_s)}",),
+        hint="is a pattern or a template of the job without an end? the job's log says how far it got",
+    )  # fmt: skip
 
 
 def _name(command: Sequence[str]) -> str:

@@ -46,11 +46,12 @@ def small_disk(size_bytes: int, options: str = "rw") -> Iterator[Path]:
             keeper.stdin.close()
 
 
-def run_on_small_disk(size_bytes: int, command: list[str], log: Path) -> int:
+def run_on_small_disk(size_bytes: int, command: list[str], log: Path, options: str = "rw") -> int:
     """The exit code of a command that finds a disk of this size at /mnt. As `small_disk`, for programs that look for
     the true names of their files. What the command says goes to `log`."""
     with small_disk(4096):  # skips where there can be none
         pass
     with log.open("wb") as file:
-        mounted = [*_PRIVATE, 'mount -t tmpfs -o size="$0" tmpfs /mnt && exec "$@"', str(size_bytes), *command]
+        mount = f'mount -t tmpfs -o size="$0",{options} tmpfs /mnt && exec "$@"'
+        mounted = [*_PRIVATE, mount, str(size_bytes), *command]
         return subprocess.run(mounted, stdin=subprocess.DEVNULL, stdout=file, stderr=file).returncode

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from planner.job.schema import Job
+from planner.run.events import Event
 from worker.storage.checkpoint import Checkpoint
 from worker.storage.trained import TrainedWeights
-from worker.training.metrics import Event
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from planner.job.local_data import is_local
 from planner.job.schema import Job
 from planner.job.source import shown
 from planner.job.values import MUON
-from worker.training.metrics import Event
+from planner.run.events import Event
 
 _ALWAYS = frozenset({
     "method", "lora_r", "lora_alpha", "max_length", "optim", "learning_rate", "lr_scheduler_type", "max_grad_norm",

@@ -6,20 +6,25 @@ The file is only ever appended to, so a follower may keep its place in it. Two t
 - A run that resumes from step N repeats the steps after N. The repeated lines come after a `start` line with
   `resumed_from: N`, which takes back every `step`, `checkpoint` and `end` line before it with a step above N;
   `read_metrics` gives the series without them.
+
+Nothing that a run needs to go on is in this file alone: a line that is no event is passed over (planner/run/events.py).
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-Event = dict[str, str | int | float | None]
+from planner.run.events import Event, broken_lines, events_of
+
+log = logging.getLogger(__name__)
 
 
 class Metrics:
@@ -61,43 +66,34 @@ class Metrics:
 
 
 def read_metrics(path: Path) -> list[Event]:
-    """The events of a run as one consistent series: without a torn last line, without what a resume took back.
-
-    Raises ValueError naming the line when a complete line is not a JSON object.
-    """
+    """The events of a run as one consistent series: without a torn last line, without what a resume took back. Lines
+    that are no events are passed over; where one of them was the start of a resume, the steps it repeats show it."""
     events: list[Event] = []
-    for event in _lines(path):
+    last = 0
+    for event in events_of(path.read_bytes().split(b"\n")[:-1] if path.exists() else ()):
         if event["event"] == "start":
-            since = event.get("resumed_from")
-            last = since if isinstance(since, int) else 0
-            events = [e for e in events if e["event"] == "start" or _step(e) <= last]
+            last = event.get("resumed_from") or 0
+            events = [e for e in events if e["event"] == "start" or e["step"] <= last]
+        elif event["event"] == "step":
+            if event["step"] <= last:
+                events = [e for e in events if e["event"] == "start" or e["step"] < event["step"]]
+            last = event["step"]
         events.append(event)
     return events
 
 
-def _step(event: Event) -> int:
-    step = event["step"]
-    assert isinstance(step, int)
-    return step
-
-
-def _lines(path: Path) -> Iterator[Event]:
-    if not path.exists():
-        return
-    whole, _, _ = path.read_bytes().rpartition(b"\n")
-    for number, line in enumerate(whole.split(b"\n") if whole else (), start=1):
-        try:
-            event = json.loads(line)
-        except ValueError as error:
-            raise ValueError(f"{path} line {number} is not JSON: {error}") from None
-        if not isinstance(event, dict) or "event" not in event or not isinstance(event.get("step"), int):
-            raise ValueError(f"{path} line {number} has no event and step")
-        yield event
+def tell_broken_lines(path: Path) -> None:
+    """Say, for once at a start, which lines are passed over."""
+    if path.exists() and (broken := broken_lines(path.read_bytes())):
+        log.warning(
+            "%s: line %d is no event%s and passed over: figures, and the choice among evaluations, go by the others",
+            path.name, broken[0], f", nor are {len(broken) - 1} more," if len(broken) > 1 else ",",
+        )  # fmt: skip
 
 
 def steps_trained(events: Sequence[Event]) -> int:
     """The steps that a run has done, by what it has written down."""
-    return max((int(event["step"] or 0) for event in events if event["event"] == "step"), default=0)
+    return max((int(event["step"]) for event in events if event["event"] == "step"), default=0)
 
 
 def _cut_torn_line(path: Path) -> None:

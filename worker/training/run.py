@@ -55,7 +55,7 @@ from worker.training.evaluation import Evaluations
 from worker.training.forecast import Forecast
 from worker.training.learning_rate import optimizer_of
 from worker.training.loop import Training, Trains
-from worker.training.metrics import Metrics, read_metrics, steps_trained
+from worker.training.metrics import Metrics, read_metrics, steps_trained, tell_broken_lines
 from worker.training.model import check_reach, load_model
 from worker.training.rehearsal import Rehearsal
 from worker.training.samples import Samples
@@ -206,6 +206,7 @@ class _Run:
                 )  # fmt: skip
 
     def _write_start(self, metrics: Metrics, step: int, resumed_from: int | None, device: torch.device) -> None:
+        tell_broken_lines(self.folder.metrics)
         metrics.write(
             "start", step=step, total_steps=self.batches.total_steps, resumed_from=resumed_from,
             device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",

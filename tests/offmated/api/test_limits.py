@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import socket
 import time
 from collections.abc import Iterator
@@ -140,3 +141,29 @@ def test_more_connections_than_there_may_be_are_refused_and_later_taken(
         first.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         assert said(first).startswith(b"HTTP/1.1 200"), "who is connected is served"
     until(lambda: works(shared), "there is room again")
+
+
+@pytest.mark.parametrize(
+    ("version", "more"), [("1.1", "Content-Length: 4\r\n"), ("1.0", "")], ids=["both", "a version without it"]
+)
+@pytest.mark.parametrize("path", ["/jobs", "/nowhere"])
+def test_a_request_whose_end_is_in_doubt_is_refused_and_nothing_behind_it_is_heard(
+    shared: Served, path: str, version: str, more: str
+) -> None:
+    hidden = "POST /shutdown HTTP/1.1\r\nHost: x\r\n\r\n"
+    head = f"POST {path} HTTP/{version}\r\nHost: x\r\n{more}Transfer-Encoding: chunked\r\n\r\n"
+    with shared.connect() as client:
+        client.sendall(f"{head}0\r\n\r\n{hidden}".encode())
+        status, fields = status_and_fields(said(client))
+    assert (status, fields["code"]) == (400, "request-unframed")
+    assert "shut_down" not in shared.calls
+
+
+def test_a_process_of_few_descriptors_takes_a_quarter_of_them(shared: Served) -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert limits.most_connections() == min(256, before[0] // 4)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
+    try:
+        assert limits.most_connections() == 64
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)

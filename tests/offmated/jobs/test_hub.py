@@ -40,7 +40,7 @@ def in_vain(line: Line, number: int, phase: JobState = JobState.PLANNING) -> flo
 def ask_again(line: Line, number: int, monkeypatch: pytest.MonkeyPatch, later_s: float) -> None:
     now = time.time()
     with monkeypatch.context() as patch:
-        patch.setattr("offmated.jobs.hub.time.time", lambda: now + later_s)
+        patch.setattr("offmated.jobs.again.time.time", lambda: now + later_s)
         assert queue.go_on(line.store) == [number]
 
 
@@ -93,7 +93,7 @@ def test_a_person_keeps_a_job_that_waits_for_the_hub_and_may_have_it_asked_at_on
     change(line.store, number)
     assert line.store.job(number).hold is Hold.HELD
     with monkeypatch.context() as patch:
-        patch.setattr("offmated.jobs.hub.time.time", lambda: 1e10)
+        patch.setattr("offmated.jobs.again.time.time", lambda: 1e10)
         assert queue.go_on(line.store) == []
     queue.resume(line.store, number)
     in_vain(line, number)

@@ -33,6 +33,23 @@ def test_a_place_where_no_model_can_go_is_refused_before_anything_is_kept(store:
     submit(store, paths, f"{JOB}output_dir: empty\n", paths.state.parent)
 
 
+def test_a_place_in_offmates_own_folders_or_around_them_is_refused_wherever_links_lead(
+    store: Store, paths: Paths
+) -> None:
+    home = paths.state.parent
+    paths.broker.mkdir()
+    (home / "link").symlink_to(paths.broker)
+    for place in (paths.broker / "out", paths.runs / "7", paths.state, "link/out", f"{home}/state/../state/x"):
+        assert refusal(store, paths, str(place)).code == "in-state-folder"
+    error = refusal(store, paths, "link/out")
+    assert error.what == f"output_dir: {home}/link/out is in offmate's own state folder."
+    assert error.numbers[-1] == f"{home}/link/out is {paths.broker}/out"
+    assert refusal(store, paths, str(home)).what.endswith("holds offmate's own state folder.")
+    assert refusal(store, paths, f"out\ndisk_paths: [{paths.broker}]").code == "in-state-folder"
+    assert (list(store.jobs()), list(paths.runs.iterdir()), list(paths.broker.iterdir())) == ([], [], [])
+    submit(store, paths, f"{JOB}output_dir: out\ndisk_paths: [{home}]\n", home)
+
+
 def test_a_place_is_tried_and_stays_as_it_was(store: Store, paths: Paths) -> None:
     home = paths.state.parent
     (home / "empty").mkdir()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import re
 import shutil
 import time
 from collections.abc import Callable
@@ -14,10 +17,11 @@ from offmated.jobs import listing, queue
 from offmated.jobs.migrate import upgrade
 from offmated.jobs.states import FINAL, Hold, JobState, StopReason
 from offmated.jobs.store import Store
+from offmated.jobs.table import JobRow
 from offmated.jobs.turns import AT_ONCE, Turn
 from offmated.paths import Paths
 from planner.disk import check_space
-from planner.errors import Exit, UserError
+from planner.errors import Exit, Room, UserError, disk_full
 from planner.run.folder import RunFolder
 from planner.run.processes import Process
 from tests.support.disks import small_disk
@@ -28,9 +32,13 @@ ME = Process.current()
 class Line:
     """A store, and the names of jobs in the order in which they have their turns on the GPU."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, runs: Path | None = None) -> None:
+        """`runs`: another folder for the run folders."""
         self.paths = Paths(state=folder / "state", runtime=Path("/tmp/unused-by-these-tests"))
-        self.paths.runs.mkdir(parents=True)
+        self.paths.runs.parent.mkdir(parents=True)
+        if runs is not None:
+            self.paths.runs.symlink_to(runs)
+        (runs or self.paths.runs).mkdir()
         self.store = Store(f"sqlite:///{self.paths.database}")
         upgrade(self.store.engine, self.paths)
 
@@ -38,8 +46,11 @@ class Line:
         """A job that is due for the planner."""
 
         def folder(number: int) -> Path:
-            self.paths.run_folder(number).mkdir()
-            return self.paths.run_folder(number)
+            path = self.paths.runs.readlink() / str(number) if self.paths.runs.is_symlink() else (
+                self.paths.run_folder(number)
+            )  # fmt: skip
+            path.mkdir()
+            return path
 
         return self.store.add("job", folder, turn).id
 
@@ -50,6 +61,14 @@ class Line:
         assert row is not None
         self.store.end(row, 0)
         return number
+
+    def later(self, number: int, seconds: float) -> None:
+        """Let the time when a job is tried again be so much sooner."""
+        with self.store.writing() as session:
+            row = session.get_one(JobRow, number)
+            assert row.error is not None
+            again = row.error["again"]
+            row.error = {**row.error, "again": {**again, "at": again["at"] - seconds}}
 
     def run(self, number: int, exit_code: int | None = None) -> None:
         """Begin a job; with an exit code end it, too."""
@@ -285,18 +304,68 @@ def test_a_job_without_room_says_what_is_missing_and_goes_on_once_it_is_there(li
     assert (line.store.job(number).state, line.store.job(number).error) == (JobState.DONE, None)
 
 
-def test_a_full_disk_that_nobody_measured_asks_for_more_each_time(line: Line) -> None:
-    asked = []
+def test_a_full_disk_that_nobody_measured_asks_for_more_than_it_has_or_is_tried_by_the_clock(line: Line) -> None:
     number = line.planned()
-    for _ in range(2):
+    for pause_s in (60, 120, 240):
         line.run(number, Exit.NO_ROOM_TO_SAY)
         error = line.store.job(number).error
         assert error is not None
         assert error["needs"]["folder"] == str(line.paths.run_folder(number))
-        asked.append(error["needs"]["bytes"] - shutil.disk_usage(line.paths.runs).free)
+        assert error["needs"]["bytes"] > shutil.disk_usage(line.paths.runs).free
+        assert error["again"]["pause_s"] == pause_s
         assert queue.go_on(line.store) == []
-        queue.resume(line.store, number)
-    assert min(asked) > 0
+        assert re.search(r"missing at .*; goes on by itself, tried again at \d\d:\d\d", line.reason(number))
+        line.later(number, pause_s + 1)
+        assert queue.go_on(line.store) == [number]
+
+
+def test_files_that_a_disk_has_no_more_of_are_waited_for_and_no_bytes(tmp_path: Path) -> None:
+    with small_disk(2**24, "nr_inodes=200") as disk:
+        line = Line(tmp_path, runs=disk / "runs")
+        number = line.planned()
+        others = disk / "others"
+        others.mkdir()
+        with pytest.raises(OSError, match="No space left"):
+            for name in range(1000):
+                (others / str(name)).touch()
+        line.run(number)
+        assert shutil.disk_usage(disk).free > 2**23
+        assert line.store.end(line.store.job(number), Exit.NO_ROOM_TO_SAY) is JobState.WAITING
+        error = line.store.job(number).error
+        assert error is not None and error["needs"] == {"folder": f"{disk}/runs/{number}", "bytes": 0, "files": 10}
+        assert line.due() == queue.go_on(line.store) == []
+        assert line.reason(number).startswith(f"no room: 10 files missing at {disk}/runs/{number}; goes on by itself")
+        for name in range(12):
+            (others / str(name)).unlink()
+        assert line.reason(number).startswith("there is room again: it goes on")
+        assert queue.go_on(line.store) == [number]
+
+
+@pytest.mark.parametrize("number", [errno.EDQUOT, errno.EFBIG])
+def test_a_quota_which_no_disk_shows_is_tried_again_by_the_clock_alone(line: Line, number: int) -> None:
+    job = line.planned()
+    run = RunFolder(line.paths.run_folder(job))
+    refused = OSError(number, os.strerror(number), f"{run.path}/checkpoints/new")
+    for pause_s in (60, 120):
+        line.run(job)
+        run.write_error(disk_full(refused, "the checkpoint"))
+        assert line.store.end(line.store.job(job), 1) is JobState.WAITING
+        assert queue.go_on(line.store) == [] == line.due()
+        assert re.match(rf"no room: \[Errno {number}\] .*; goes on by itself, tried again at", line.reason(job))
+        line.later(job, pause_s + 1)
+        assert queue.go_on(line.store) == [job]
+
+
+def test_room_that_is_there_although_it_was_not_enough_is_not_tried_at_once(line: Line) -> None:
+    job = line.planned()
+    run = RunFolder(line.paths.run_folder(job))
+    line.run(job)
+    needs = Room(str(run.path), 1)
+    run.write_error(UserError("no room", code="disk-full", needs=needs))
+    line.store.end(line.store.job(job), 1)
+    assert queue.go_on(line.store) == [] == line.due()
+    line.later(job, 61)
+    assert queue.go_on(line.store) == [job]
 
 
 def test_a_job_that_is_being_planned_has_a_place_too_and_may_be_given_another(line: Line) -> None:

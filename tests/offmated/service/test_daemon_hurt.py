@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
+import resource
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import httpx
 import pytest
@@ -17,7 +21,8 @@ from offmated.cli.client import Client
 from offmated.jobs.store import Store
 from offmated.lock import lock_holder
 from planner.run.folder import RunFolder
-from tests.support.daemons import HELD_AT, PATIENCE_S, House, house, until
+from tests.support.daemons import HELD_AT, PATIENCE_S, ROOT, House, house, until
+from tests.support.desks import short_paths
 
 
 @pytest.fixture
@@ -176,3 +181,51 @@ def test_the_lock_stays_with_the_process_until_that_is_gone(own: House) -> None:
         leaving.communicate()
     own.up()
     assert Client(own.paths).running()
+
+
+def test_connections_that_the_system_does_not_give_are_said_once_and_counted(own: House) -> None:
+    assert own.daemon is not None
+    said = own.paths.log.stat().st_size
+    limit = resource.prlimit(own.daemon.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(own.daemon.pid, resource.RLIMIT_NOFILE, (64, limit[1]))
+    with ExitStack() as stack:
+        for _ in range(100):
+            client = stack.enter_context(socket.socket(socket.AF_UNIX))
+            client.connect(str(own.paths.api_socket))
+        until(lambda: "takes no more connections for now" in own.paths.log.read_text(), "it is said")
+    resource.prlimit(own.daemon.pid, resource.RLIMIT_NOFILE, limit)
+    until(lambda: "takes connections again" in own.paths.log.read_text(), "it is over")
+    log = own.paths.log.read_text()[said:]
+    assert log.count("takes no more connections for now: [Errno 24]") == 1, log[:5000]
+    assert re.search(r"takes connections again; \d+ tries were in vain", log)
+    assert "Traceback" not in log, log[:5000]
+    assert own.client.running()
+
+
+@pytest.mark.parametrize("mebibytes", [70, 105])
+def test_a_daemon_without_memory_says_so_in_a_line(mebibytes: int) -> None:
+    """Too little for its modules, and for its threads."""
+    with short_paths() as paths:
+        words = f"import resource; resource.setrlimit(resource.RLIMIT_AS, ({mebibytes << 20}, {mebibytes << 20}))"
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", f"{words}; from offmated.cli import main; main(prog_name='offmate')", "up"],
+            env={**os.environ, **paths.environment(), "PYTHONPATH": str(ROOT)}, cwd="/", capture_output=True, text=True,
+            timeout=PATIENCE_S,
+        )  # fmt: skip
+        log = paths.log.read_text()
+    assert done.returncode == 1
+    assert f"The system has no memory for the daemon.\n    ulimit -v allows a process {mebibytes}.0 MiB" in done.stderr
+    assert "Traceback" not in done.stderr + log
+
+
+def test_a_start_removes_of_the_brokers_folder_only_what_the_broker_wrote(own: House) -> None:
+    model = own.paths.broker / "model"
+    model.mkdir()
+    (model / "weights").write_text("of a job of before these were refused")
+    written = own.paths.broker / "appendonlydir" / "of-before"
+    written.touch()
+    own.down()
+    own.up()
+    assert (model / "weights").exists() and written.parent.is_dir() and not written.exists()
+    done = offmate(own, "export", "1", str(model / "merged"))
+    assert (done.returncode, "[in-state-folder]" in done.stderr) == (2, True), done.stderr

@@ -5,10 +5,15 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.disks import run_on_small_disk
 
 
-def test_a_full_disk_refuses_what_is_new_shows_no_dead_trainer_as_running_and_costs_no_job(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("of", "options"), [((), "rw"), (("files",), "nr_inodes=600")], ids=["bytes", "files"])
+def test_a_full_disk_refuses_what_is_new_shows_no_dead_trainer_as_running_and_costs_no_job(
+    tmp_path: Path, of: tuple[str, ...], options: str
+) -> None:
     log = tmp_path / "said"
-    command = [sys.executable, "-m", "tests.support.full_disk_house"]
-    assert run_on_small_disk(16 * 2**20, command, log) == 0, log.read_text("utf-8", errors="replace")
+    command = [sys.executable, "-m", "tests.support.full_disk_house", *of]
+    assert run_on_small_disk(16 * 2**20, command, log, options) == 0, log.read_text("utf-8", errors="replace")

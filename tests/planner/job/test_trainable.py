@@ -57,6 +57,7 @@ def test_freezing_of_llama_factory_is_read(lines: str, layers: int, patterns: tu
     [
         (OURS + "trainable: [3]", "it must be a list of patterns of parameters' names"),
         (OURS + "trainable: ['a(']", '"a(" is no pattern'),
+        (OURS + "trainable: ['(.*.*.*.*.*)*x']", '"(.*.*.*.*.*)*x" takes for ever to match: leave out repeats'),
         (OURS + "trainable: ['a.{layers}']", "{layers} in a pattern and trainable_layers belong together"),
         (OURS + "trainable: [a]\ntrainable_layers: 1", "{layers} in a pattern and trainable_layers belong together"),
         (OURS + "trainable_layers: 1.5", "it must be a whole number of layers"),

@@ -19,7 +19,7 @@ def test_events_come_in_pieces_each_once_and_the_half_written_one_later(
     run = RunFolder(tmp_path)
     written = [{"event": "step", "step": step} for step in range(1, 12)]
     lines = "".join(json.dumps(event) + "\n" for event in written)
-    run.metrics.write_text(lines + "broken\n" + '{"event": "half')
+    run.metrics.write_text(lines + "broken\n" + '{"event": "half written", "st')
     told, position = [], 0
     while (found := run.metrics_after(position))[1] != position:
         events, position = found
@@ -27,8 +27,8 @@ def test_events_come_in_pieces_each_once_and_the_half_written_one_later(
     assert told == written
     assert position == len(lines) + len("broken\n")
     with run.metrics.open("a") as file:
-        file.write(' written"}\n')
-    assert run.metrics_after(position) == ([{"event": "half written"}], run.metrics.stat().st_size)
+        file.write('ep": 12}\n')
+    assert run.metrics_after(position) == ([{"event": "half written", "step": 12}], run.metrics.stat().st_size)
 
 
 def test_nothing_comes_after_the_end_of_a_file(tmp_path: Path) -> None:

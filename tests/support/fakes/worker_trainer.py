@@ -25,6 +25,7 @@ import yaml
 
 from planner.disk import check_space
 from planner.errors import UserError
+from planner.run.ending import exit_code_of
 from planner.run.folder import RunFolder
 from worker.training.metrics import Metrics
 
@@ -127,6 +128,13 @@ for step in range(first + 1, total + 1):
 if job["run_name"] == "late":
     keep("trained", total)
     wait_for_go(heeding=True)
-(folder / "output").mkdir(exist_ok=True)
-(folder / "output" / "model.safetensors").write_text(state)
-end("done", total, str(folder / "output"))
+
+
+def deliver() -> int:
+    (folder / "output").mkdir(exist_ok=True)
+    (folder / "output" / "model.safetensors").write_text(state)
+    end("done", total, str(folder / "output"))
+    return 0
+
+
+sys.exit(exit_code_of(deliver, RunFolder(folder)))

@@ -34,6 +34,24 @@ def test_a_target_that_is_not_in_the_model_is_named(tmp_path: Path) -> None:
     assert (caught.value.code, caught.value.hint) == ("lora-targets", "lora_target_modules: all-linear")
 
 
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"lora_target_modules": r".*mlp\.(\w*\w*\w*\w*\w*)*x"},
+        {"rank_pattern": {r"(\w*\w*\w*\w*\w*)*x": 2}}, {"exclude_modules": r".*mlp\.(\w*\w*\w*\w*\w*)*x"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_pattern_that_only_the_names_of_the_model_make_slow_is_refused_before_peft_matches_it(
+    tmp_path: Path, keys: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("planner.job.lora.too_slow", lambda patterns: None)  # as where a name is none of the usual ones
+    with pytest.raises(UserError) as caught:
+        skeleton_model(lora_job(tmp_path, **keys))
+    assert (caught.value.code, caught.value.exit_code) == ("pattern-too-slow", 2)
+    assert r"(\w*\w*\w*\w*\w*)*x" in caught.value.numbers[0]
+
+
 def test_a_target_that_peft_leaves_out_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     load_model(lora_job(tmp_path, lora_target_modules=["q_proj", "proj"]))
     (said,) = [text for text in caplog.messages if "no layer of this model" in text]

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from planner.codec import to_json
 from planner.errors import Exit
+from planner.job.output_dir import delivered
 from planner.job.schema import Job
 from planner.measure.hf_model import sample_batch
 from planner.measure.machine_rates import estimate_hardware
@@ -25,11 +27,12 @@ from planner.run.folder import RunFolder
 from tests.support.engine_plans import chain_of, mixed_plan
 from tests.support.plain_engine import PlainEngine
 from tests.support.texts import make_job, sentences, tiny_llama_folder, write_jsonl
+from worker import sample
 from worker.data.batches import Batches
 from worker.data.seeds import micro_batch_seed
 from worker.runtime.step_values import AdamW
 from worker.training.learning_rate import decay_names, learning_rate
-from worker.training.metrics import Event, read_metrics
+from worker.training.metrics import read_metrics
 from worker.training.model import load_model
 from worker.training.run import run_job
 from worker.training.stop import StopRequest
@@ -92,7 +95,7 @@ def wait_for_step(run: Path, step: int, process: subprocess.Popen[str]) -> None:
         time.sleep(0.005)
 
 
-def steps(run: Path) -> list[Event]:
+def steps(run: Path) -> list[dict[str, Any]]:
     return [event for event in read_metrics(run / "metrics.jsonl") if event["event"] == "step"]
 
 
@@ -204,6 +207,26 @@ def test_sigterm_ends_the_step_and_writes_a_checkpoint_to_go_on_from(run: Path, 
     assert starts == [None, 3]
     assert losses(run) == losses(whole)
     assert differing(weights(run / "output"), weights(whole / "output")) == []
+
+
+def test_noise_in_what_is_only_told_keeps_no_run_from_going_on(run: Path, whole: Path) -> None:
+    process = start(run, held_at=6)
+    wait_for_step(run, 6, process)
+    process.kill()
+    process.wait(PATIENCE_S)
+    for name in ("timeline.json", "packages.json", "error.json", "first_notes.json", "notches.json"):
+        (run / name).write_bytes(bytes(512))
+    first, *rest = (run / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    noise = b"noise\n" + bytes(300) + b"\n" + b'{"event": "step", "step": NaN}\n' + "\u00fc\n".encode("latin-1")
+    (run / "metrics.jsonl").write_bytes(first + noise + b"".join(rest) + bytes(80))
+    assert finish(run) == Exit.DONE, said(run)
+    assert "going on from step 4" in said(run)
+    assert said(run).count("metrics.jsonl: line 2 is no event, nor are 3 more, and passed over") == 1
+    assert losses(run) == losses(whole)
+    assert differing(weights(run / "output"), weights(whole / "output")) == []
+    (run / "metrics.jsonl").write_bytes(bytes(512) + b"\n")  # what it said of its end, too
+    assert delivered(None, run / "output", RunFolder(run).token()) == run / "output"
+    assert sample.main([str(run), "the quick", "--tokens", "2"]) == Exit.DONE
 
 
 def test_after_a_kill_between_checkpoints_the_run_ends_as_if_nothing_had_happened(run: Path, whole: Path) -> None:

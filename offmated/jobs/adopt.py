@@ -1,0 +1,130 @@
+"""Run folders that the database does not know, as where it was lost: what they are, and how they become jobs again."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import func, select, text
+from sqlalchemy.orm import Session
+
+from offmated.jobs.states import JobState
+from offmated.jobs.store import Store
+from offmated.jobs.submission import NAME_LENGTH
+from offmated.jobs.table import JobRow
+from offmated.paths import Paths
+from planner.errors import Exit, UserError
+from planner.job.output_dir import delivered
+from planner.job.schema import Job
+from planner.run.folder import RunFolder
+from planner.run.processes import Process
+
+_SAVED = ("plan.json", "metrics.jsonl", "checkpoints", "trained", "output")
+"""What more than a submission has made."""
+
+
+def unknown(store: Store, paths: Paths) -> list[Path]:
+    """The folders among the run folders that a job has worked in and no row names, in the order of their names."""
+    with store.looking() as session:
+        known = set(session.scalars(select(JobRow.run_dir)))
+    found = [folder for folder in paths.runs.iterdir() if str(folder) not in known and _is_run(folder)]
+    return sorted(found, key=lambda folder: (not folder.name.isdecimal(), folder.name.zfill(12)))
+
+
+def adopt(store: Store, paths: Paths, names: Sequence[str] = ()) -> list[JobRow]:
+    """Make jobs of run folders of these names, or of all `unknown` ones: done where their model is there, else failed,
+    so that a retry goes on from their checkpoints. Folders stay where they are; the number is the folder's name where
+    no other job has it. Raises UserError `not-a-run`, `run-known`, `run-lives`; then none is made."""
+    folders = [_named(store, paths, name) for name in dict.fromkeys(names)] if names else unknown(store, paths)
+    for folder in folders:
+        _check_left(folder)
+    described = [(folder, _described(folder)) for folder in folders]
+    with store.writing() as session:
+        rows = []
+        for folder, values in described:
+            row = JobRow(id=_number(session, folder, paths), run_dir=str(folder), **_place(session), **values)
+            session.add(row)
+            session.flush()
+            rows.append(row)
+        if rows and session.get_bind().dialect.name == "postgresql":  # which gives numbers by a count of its own
+            session.execute(text("SELECT setval(pg_get_serial_sequence('jobs', 'id'), (SELECT max(id) FROM jobs))"))
+    return rows
+
+
+def _is_run(folder: Path) -> bool:
+    hidden = folder.name.startswith(".") or folder.is_symlink()
+    return (
+        not hidden and RunFolder(folder).resolved.is_file() and any((folder / name).exists() for name in _SAVED)
+    )
+
+
+def _named(store: Store, paths: Paths, name: str) -> Path:
+    folder = paths.runs / Path(os.path.normpath(name)).name
+    inside = Path(os.path.realpath(paths.runs / name)) == Path(os.path.realpath(folder))
+    if not inside or not folder.is_dir() or not _is_run(folder):
+        raise UserError(
+            f"{name} is no run folder of a job.", code="not-a-run", exit_code=Exit.USAGE,
+            numbers=(f"run folders are in {paths.runs}",), hint="offmate adopt takes all that no job has",
+        )  # fmt: skip
+    with store.looking() as session:
+        known = session.scalar(select(JobRow.id).where(JobRow.run_dir == str(folder)))
+    if known is not None:
+        raise UserError(
+            f"{folder} is the run folder of job {known}.", code="run-known", exit_code=Exit.USAGE,
+            hint=f"offmate show {known}",
+        )  # fmt: skip
+    return folder
+
+
+def _check_left(folder: Path) -> None:
+    """Raise UserError where a process still works in it, of a daemon that has the other database."""
+    with suppress(OSError, ValueError):
+        if (process := Process.parse(RunFolder(folder).process.read_text())).alive():
+            raise UserError(
+                f"A process still works in {folder}.", code="run-lives", exit_code=Exit.USAGE,
+                numbers=(f"process {process.pid}",), hint="end its daemon, or wait until it is done",
+            )  # fmt: skip
+
+
+def _described(folder: Path) -> dict[str, Any]:
+    """The columns of a job that its run folder tells. Raises UserError where its job cannot be read."""
+    run = RunFolder(folder)
+    job = Job.from_resolved(run.resolved)
+    end = run.last_event("end", 0)
+    ends_done = end is not None and end.get("status") == "done"
+    model = delivered(job.output_dir, run.output, run.token())
+    done, step = model is not None or ends_done, run.last_checkpoint_step()
+    created_at = run.resolved.stat().st_mtime
+    files = [path.stat().st_mtime for path in (run.log, run.metrics) if path.exists()]
+    starts = [event for event in run.read_metrics() if event["event"] == "start"]
+    lost = UserError(
+        "The job had not ended when the database was lost.", code="job-adopted",
+        numbers=(f"its last checkpoint is of step {step}" if step is not None else "it has no checkpoint",),
+        hint="offmate retry goes on with it",
+    )  # fmt: skip
+    return {
+        "name": (job.run_name or Path(job.model).name)[:NAME_LENGTH],
+        "state": JobState.DONE if done else JobState.FAILED, "created_at": created_at,
+        "started_at": starts[0].get("time") if starts else None, "ended_at": max([created_at, *files]),
+        "attempts": len(starts), "history": [], "crashes": 0, "last_checkpoint_step": step,
+        "error": None if done else lost.to_json(), "exit_code": 0 if done else int(Exit.FAILED),
+        "result": end if ends_done else ({"output": str(model)} if done else None), "priority": 0,
+        "notes": [f"taken back from {folder} on {time.strftime('%Y-%m-%d')}"],
+        "output_dir": os.path.realpath(job.output_dir) if job.output_dir is not None else None,
+    }  # fmt: skip
+
+
+def _number(session: Session, folder: Path, paths: Paths) -> int:
+    """The folder's name, or where another job has that, a number that neither a job nor a folder has."""
+    if folder.name.isdecimal() and session.get(JobRow, int(folder.name)) is None:
+        return int(folder.name)
+    names = [int(other.name) for other in paths.runs.iterdir() if other.name.isdecimal()]
+    return 1 + max([*names, session.scalar(select(func.max(JobRow.id))) or 0])
+
+
+def _place(session: Session) -> dict[str, int]:
+    return {"position": 1 + (session.scalar(select(func.max(JobRow.position))) or 0)}

@@ -1,0 +1,60 @@
+"""Patterns that a job file has us match, each with an end to the work it may cost.
+
+Python's `re` goes back over all ways to match, whose number may double with each letter, and nothing but the end of its
+process stops it. So what libraries are to match later is matched by a process of its own first. Only the standard
+library and nothing of this project, as this file is also run as that process.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable
+
+LIMIT_S, NAME_S = 1.0, 1e-4
+"""Of a processor, for one pattern, and for each name besides: a hundred times what the slowest of use take."""
+TYPICAL = (
+    "lm_head", "model.embed_tokens", "model.layers.31.self_attn.q_proj", "transformer.h.11.attn.c_attn.weight",
+    "base_model.model.model.layers.31.mlp.experts.127.down_proj.lora_A.default.weight",
+)  # fmt: skip
+"""Names of modules and parameters, for when the model is not there yet."""
+SIMPLER = "leave out repeats inside of repeats, as (.*)*, and of several .* all that one can do"
+_REPEATS = re.compile(r"[*+?{]")
+
+
+def too_slow(patterns: Iterable[str], names: Iterable[str] = TYPICAL) -> str | None:
+    """The first of `patterns`, regular expressions that are right, that takes longer than `LIMIT_S`, and
+    `NAME_S` a name, of a processor to be matched with all of `names`, from their beginning; None where none does."""
+    repeats = tuple(pattern for pattern in patterns if _REPEATS.search(pattern))
+    return _too_slow(repeats, tuple(names)) if repeats else None
+
+
+@functools.lru_cache(maxsize=64)
+def _too_slow(patterns: tuple[str, ...], names: tuple[str, ...]) -> str | None:
+    asked = json.dumps([patterns, names, LIMIT_S + NAME_S * len(names)])
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", __file__], input=asked.encode(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        check=False,
+    )  # fmt: skip
+    begun = done.stdout.count(b"\n")
+    return patterns[begun - 1] if done.returncode == -signal.SIGVTALRM and begun else None
+
+
+def _match() -> None:
+    signal.signal(signal.SIGVTALRM, signal.SIG_DFL)  # which ends the process also inside of `re`
+    patterns, names, limit_s = json.load(sys.stdin)
+    for pattern in patterns:
+        print(flush=True)
+        signal.setitimer(signal.ITIMER_VIRTUAL, limit_s)
+        compiled = re.compile(pattern)
+        for name in names:
+            compiled.match(name)
+            compiled.fullmatch(name)
+
+
+if __name__ == "__main__":
+    _match()

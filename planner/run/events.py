@@ -1,0 +1,60 @@
+"""Lines of metrics.jsonl as events. What is only told is never needed to go on: a line that is no event is passed over.
+
+A power cut leaves zeros in a file, a full disk half a line, an editor or another program anything at all.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from typing import Any
+
+Event = dict[str, Any]
+
+_NEEDED: dict[str, dict[str, type]] = {
+    "start": {"total_steps": int}, "sample": {"prompt": str, "text": str}, "rehearsed": {"tried": str},
+}  # fmt: skip
+"""What events of a kind have beside their step."""
+_NUMBERS = (
+    "time", "resumed_from", "total_steps", "loss", "learning_rate", "grad_norm", "step_s", "waited_s",
+    "predicted_step_s", "tokens", "gpu_peak_bytes", "predicted_gpu_peak_bytes", "measured_steps", "eval_loss", "eval_s",
+)  # fmt: skip
+"""What is a number wherever it is, or null."""
+
+
+def event_of(line: bytes) -> Event | None:
+    """The event that a line is; None for anything else. Each has "event", the name of its kind, and "step", from 0 on.
+    Numbers that are not finite are null, as they are written."""
+    try:
+        found = json.loads(line.decode("utf-8"), parse_constant=lambda _: None, parse_float=_finite)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(found, dict) or not isinstance(kind := found.get("event"), str):
+        return None
+    is_whole = (
+        _is(int, found.get("step")) and found["step"] >= 0
+        and all(_is(needed, found.get(name)) for name, needed in _NEEDED.get(kind, {}).items())
+        and all(_is((int, float), found[name]) for name in _NUMBERS if found.get(name) is not None)
+    )  # fmt: skip
+    return found if is_whole else None
+
+
+def events_of(lines: Iterable[bytes]) -> list[Event]:
+    """Those of the lines that are events."""
+    return [event for line in lines if (event := event_of(line)) is not None]
+
+
+def broken_lines(content: bytes) -> list[int]:
+    """The numbers, from 1 on, of the whole lines of metrics.jsonl that are no events."""
+    lines = content.split(b"\n")[:-1]
+    return [number for number, line in enumerate(lines, start=1) if event_of(line) is None]
+
+
+def _finite(text: str) -> float | None:
+    value = float(text)
+    return value if math.isfinite(value) else None
+
+
+def _is(kind: type | tuple[type, ...], value: object) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
