@@ -21,6 +21,12 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
+def counted(count: float, one: str, many: str | None = None) -> str:
+    """ "1 row", "12 rows", "1.5 epochs"; `many` where that is no `one` with an s: "2 entries"."""
+    shown = f"{count:g}" if isinstance(count, float) else str(count)
+    return f"{shown} {one if count == 1 else many or f'{one}s'}"
+
+
 def parse_bytes(text: str | int) -> int:
     """Bytes of "10GiB", "500 MB" or 1024, rounded down. Raises ValueError."""
     if isinstance(text, bool):

@@ -77,7 +77,7 @@ class Commands(click.Group):
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="offmate")
+@click.version_option(None, "-V", "--version", package_name="offmate")
 def main() -> None:
     """Fine-tune language models that are far too large for your GPU: hand in a job, get a model folder."""
 

@@ -15,7 +15,7 @@ from offmated.cli.plan_view import plan_rows
 from offmated.jobs.states import FINAL, Hold, JobState
 from planner.errors import Exit, UserError
 from planner.run.folder import RunFolder
-from planner.units import format_bytes, format_bytes_down, format_seconds
+from planner.units import counted, format_bytes, format_bytes_down, format_seconds
 
 Json = dict[str, Any]
 FIRST_STEPS = 10
@@ -61,7 +61,7 @@ def rehearsed(job: Json) -> RenderableType:
     each = f", {format_seconds(took)} each" if took else ""
     by = f" and is {' '.join(_when(job))}" if expected(job) else ""
     steps = job["progress"]["step"]
-    return Text(f"{name} has done its first {steps} steps{each}. It goes on{by}.  offmate logs -f {number}")
+    return Text(f"{name} has done its first {counted(steps, 'step')}{each}. It goes on{by}.  offmate logs -f {number}")
 
 
 def changed(job: Json) -> str:
@@ -148,7 +148,7 @@ def expected(job: Json) -> str:
     """ "06:40", "Tue 06:40, 3 nights", "many nights", "begins 23:00", or nothing where nobody can know."""
     found = job["expected"]
     if found["ends_at"] is not None:
-        return wall(found["ends_at"]) + (f", {found['nights']} nights" if found["nights"] > 1 else "")
+        return wall(found["ends_at"]) + (f", {counted(found['nights'], 'night')}" if found["nights"] > 1 else "")
     if found["nights"]:
         return "many nights"
     begun = job["state"] == JobState.RUNNING

@@ -18,6 +18,7 @@ from typing import Any
 from planner.errors import Exit, disk_full
 from planner.hub import NOT_REACHED
 from planner.run.oom import KILLED_FOR_MEMORY
+from planner.units import counted
 
 LARGEST_ID = 2**31 - 1  # what `jobs.id` holds in every database
 MOST_PRIORITY = 1000
@@ -203,7 +204,7 @@ def _crashed(ending: Ending, crashes: int) -> dict[str, Any]:
     if (ending.error or {}).get("code") == KILLED_FOR_MEMORY:
         return dict(ending.error or {})
     return {
-        "what": f"The {ending.process} died {crashes} times without a new checkpoint.",
+        "what": f"The {ending.process} died {counted(crashes, 'time')} without a new checkpoint.",
         "numbers": [f"the last time: {account(None, ending)}", *ending.log],
         "hint": "see the job's log",
         "code": "crashed",

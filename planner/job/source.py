@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from planner.errors import Exit, UserError
+from planner.units import counted
 
 _SET = "--set "
 SHOWN_LENGTH = 200  # characters of a wrong value in an error
@@ -280,7 +281,7 @@ def to_user_error(mistakes: list[Mistake], name: str) -> UserError:
     one only."""
     ordered = sorted(mistakes, key=lambda mistake: mistake.line or 0)
     more = len(ordered) - MOST_MISTAKES
-    count = "one mistake" if len(ordered) == 1 else f"{len(ordered)} mistakes"
+    count = "one mistake" if len(ordered) == 1 else counted(len(ordered), "mistake")
     told = sum(mistake.key.startswith(_SET) for mistake in mistakes)
     where = "--set" if told == len(mistakes) else f"{name} with --set" if told else name
     return UserError(

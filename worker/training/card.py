@@ -12,6 +12,7 @@ from planner.job.local_data import is_local
 from planner.job.schema import Job
 from planner.job.source import shown
 from planner.job.values import MUON
+from planner.units import counted
 from worker.training.metrics import Event
 
 _ALWAYS = frozenset({
@@ -61,7 +62,7 @@ def model_card(
         "---", yaml.safe_dump(head, sort_keys=False, allow_unicode=True).rstrip(), "---", "",
         f"# {job.run_name or f'{base}, fine-tuned'}", "",
         f"{'Adapters for' if job.method == 'lora' else 'Made from'} {base}, trained on {', '.join(data)} "
-        f"in {step} steps of {rows} rows by offmate{_version()}.", "",
+        f"in {counted(step, 'step')} of {counted(rows, 'row')} by offmate{_version()}.", "",
         *([stops, ""] if stops else []), *results, *([""] if results else []),
         "| key | value |", "|---|---|", *_lines(job), "",
     ])  # fmt: skip

@@ -181,7 +181,7 @@ def test_alpaca_has_its_own_prompt_otherwise(tmp_path: Path) -> None:
 def test_the_columns_read_and_not_read_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     learn(tmp_path, [{"text": "hello", "id": 7}])
-    assert "data.jsonl: 1 records read as text (columns text; not used: id)" in caplog.text
+    assert "data.jsonl: 1 record read as text (columns text; not used: id)" in caplog.text
 
 
 def test_a_chat_document_gets_no_second_end_token_when_packed(tmp_path: Path) -> None:
