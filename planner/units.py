@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import unicodedata
 from decimal import Decimal, InvalidOperation
 
 _FACTORS = {
@@ -15,10 +17,22 @@ _SIZE = re.compile(r"\s*([0-9.]+)\s*([a-zA-Z]*)\s*")
 
 
 def printable(text: str) -> str:
-    """`text` without what would steer a terminal: a model may say anything."""
+    """`text` without what would steer a terminal, and without what nobody sees: a model may say anything."""
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
+    return "".join(c if _is_shown(c) or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def escaped(text: str) -> str:
+    """The JSON `text` with what `printable` replaces as JSON writes it in ASCII: the same value."""
+    if text.isprintable():
+        return text
+    return "".join(c if _is_shown(c) or c == "\n" else json.dumps(c)[1:-1] for c in text)
+
+
+def _is_shown(character: str) -> bool:
+    """Python counts all spaces but one as not printable; texts of many languages have them."""
+    return character.isprintable() or unicodedata.category(character) == "Zs"
 
 
 def counted(count: float, one: str, many: str | None = None) -> str:

@@ -10,16 +10,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import click
 from rich.console import Console
 
 from offmated.cli import job_view
 from offmated.cli.client import Client
-from offmated.cli.output import console
+from offmated.cli.output import console, say
 from offmated.jobs.states import FINAL, JobState
 from planner.errors import Exit, UserError
 from planner.run.folder import RunFolder
-from planner.units import printable
 
 POLL_S = 0.5
 LINE_EVERY_S = 10.0
@@ -162,7 +160,7 @@ def _without_daemon(client: Client, job_id: int, error: UserError, following: bo
     if error.code not in ("daemon-not-running", "daemon-silent") or client.remote is not None or not run.path.is_dir():
         raise error
     if not following:
-        click.echo(f"{error.what} This is what {run.path} has.", err=True)
+        say(f"{error.what} This is what {run.path} has.", err=True)
     return run
 
 
@@ -222,7 +220,7 @@ class News:
             if event["event"] == "eval":
                 self._screen.print(f"{where}, eval loss {event['eval_loss']:.3f}")
             if event["event"] == "sample":
-                self._screen.print(f"{where}, sample: {printable(event['prompt'])} ⟦{printable(event['text'])}⟧")
+                self._screen.print(f"{where}, sample: {event['prompt']} ⟦{event['text']}⟧")
 
     def _new_events(self, job_id: int) -> Iterator[dict[str, Any]]:
         while True:

@@ -39,7 +39,7 @@ def submitted(job: Json) -> RenderableType:
     rows += [("note", note) for note in job["notes"]]
     commands = ("offmate status", f"offmate logs -f {number}", f"offmate show {number}", f"offmate cancel {number}")
     rows.append(("next", " · ".join(commands)))
-    return Group(Text(f"Job {number} ({job['name']}) is submitted, place {job['place']} in the queue."), pairs(rows))
+    return Group(f"Job {number} ({job['name']}) is submitted, place {job['place']} in the queue.", pairs(rows))
 
 
 def first_steps_done(job: Json) -> bool:
@@ -54,14 +54,14 @@ def rehearsed(job: Json) -> RenderableType:
     if job["state"] in FINAL:
         return ended(job)
     if job["hold"]:
-        return Text(f"{name} is queued and {job['reason']}")
+        return f"{name} is queued and {job['reason']}"
     if job["kept"]:
-        return Text(f"{name} is queued and starts by itself, not now: {job['reason']}.  offmate logs -f {number}")
+        return f"{name} is queued and starts by itself, not now: {job['reason']}.  offmate logs -f {number}"
     took = job["progress"]["step_s"]
     each = f", {format_seconds(took)} each" if took else ""
     by = f" and is {' '.join(_when(job))}" if expected(job) else ""
     steps = job["progress"]["step"]
-    return Text(f"{name} has done its first {counted(steps, 'step')}{each}. It goes on{by}.  offmate logs -f {number}")
+    return f"{name} has done its first {counted(steps, 'step')}{each}. It goes on{by}.  offmate logs -f {number}"
 
 
 def changed(job: Json) -> str:
@@ -92,10 +92,10 @@ def cancelled(job: Json) -> str:
 def ended(job: Json) -> RenderableType:
     """The last words of `run`."""
     if job["state"] == JobState.DONE:
-        return Text(f"Job {job['id']} is done; the model is in {job['output']}")
+        return f"Job {job['id']} is done; the model is in {job['output']}"
     error = f"\n{UserError.from_json(job['error'])}" if job["error"] else ""
     how = "has failed" if job["state"] == JobState.FAILED else "is cancelled"
-    return Text(f"Job {job['id']} {how}.{error}\n{_again(job)}")
+    return f"Job {job['id']} {how}.{error}\n{_again(job)}"
 
 
 def _again(job: Json) -> str:
@@ -109,7 +109,7 @@ def _again(job: Json) -> str:
 def jobs(rows: list[Json]) -> RenderableType:
     """Jobs in a table."""
     if not rows:
-        return Text("No jobs.  offmate submit job.yaml")
+        return "No jobs.  offmate submit job.yaml"
     lines = [
         (
             str(job["id"]), _named(job), coloured(job["state"]), progress(job), remaining(job), expected(job),
@@ -198,7 +198,7 @@ def job(found: Json, plan: Json | None) -> RenderableType:
     rows += [("step time", step_time(found)), ("GPU peak", gpu_peak(found))]
     lines: list[RenderableType] = [pairs([(name, value) for name, value in rows if value])]
     if found["error"]:
-        lines += [Text(), Text(str(UserError.from_json(found["error"])))]
+        lines += ["", str(UserError.from_json(found["error"]))]
     return Group(*lines)
 
 

@@ -8,7 +8,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Sequence
-from typing import ParamSpec, TextIO, cast
+from typing import Any, ParamSpec, TextIO, cast
 
 import click
 from rich.console import Console
@@ -17,7 +17,7 @@ from rich.text import Text
 
 from offmated.jobs.states import LARGEST_ID
 from planner.errors import Exit, UserError
-from planner.units import parse_bytes, printable
+from planner.units import escaped, parse_bytes, printable
 
 P = ParamSpec("P")
 
@@ -26,6 +26,14 @@ COLOURS = {
     "done": "green", "running": "cyan", "failed": "red", "cancelled": "yellow",
     "ok": "green", "warning": "yellow", "problem": "red",
 }  # fmt: skip
+
+
+class _Screen(Console):
+    """A console whose texts neither steer the terminal nor hide anything: names of jobs, files and data are in them."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Text as it may be shown."""
+        return super().render_str(printable(text), **options)
 
 
 class _Pipe(io.TextIOBase):
@@ -47,13 +55,18 @@ def console(*, stderr: bool = False) -> Console:
     """Where people's words go; plain and unwrapped when that is no terminal."""
     stream = sys.stderr if stderr else sys.stdout
     if stream.isatty():
-        return Console(file=stream, highlight=False, markup=False)
-    return Console(file=cast(TextIO, _Pipe(stream)), width=UNLIMITED, highlight=False, markup=False)
+        return _Screen(file=stream, highlight=False, markup=False)
+    return _Screen(file=cast(TextIO, _Pipe(stream)), width=UNLIMITED, highlight=False, markup=False)
 
 
-def print_json(value: object) -> None:
-    """One JSON document on stdout."""
-    click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+def say(text: str, *, err: bool = False) -> None:
+    """A line on stdout, as it may be shown."""
+    click.echo(printable(text), err=err)
+
+
+def print_json(value: object, *, indent: int | None = 2) -> None:
+    """One JSON document on stdout; in one line where `indent` is None."""
+    click.echo(escaped(json.dumps(value, indent=indent, ensure_ascii=False)))
 
 
 def coloured(state: str) -> Text:

@@ -30,9 +30,9 @@ def answer(found: dict[str, Any]) -> RenderableType | None:
 
 def receipt(found: Receipt) -> RenderableType:
     """All about one job on one machine."""
-    head = Text(_question(found))
     rows = list(_fitting(found) if found.status != "infeasible" else _too_large(found))
-    return Group(head, Text(_verdict(found), style="green" if found.status != "infeasible" else "red"), pairs(rows))
+    verdict = Text(_verdict(found), style="green" if found.status != "infeasible" else "red")
+    return Group(_question(found), verdict, pairs(rows))
 
 
 def _question(found: Receipt) -> str:

@@ -2,7 +2,7 @@
 
 import * as api from "./api.js";
 import { Chart, Curves } from "./charts.js";
-import { budget, bytes, duration, moment, number } from "./words.js";
+import { budget, bytes, duration, moment, number, printable } from "./words.js";
 
 const EVERY_MS = 2000, UNSEEN_MS = 30000;
 const find = (selector) => document.querySelector(selector);
@@ -19,7 +19,7 @@ let timer = 0;
 
 function element(name, text = "", kind = "") {
   const made = document.createElement(name);
-  made.textContent = text;
+  made.textContent = printable(text);
   if (kind) made.className = kind;
   return made;
 }
@@ -127,9 +127,9 @@ function cards(job, curves) {
 function showJob(job, curves) {
   shown = job.id;
   find("#job").hidden = false;
-  find("#title").textContent = title(job);
+  find("#title").textContent = printable(title(job));
   const chip = element("span", state(job), state(job));
-  find("#state").replaceChildren(chip, document.createTextNode(job.reason ? `: ${job.reason}` : ""));
+  find("#state").replaceChildren(chip, document.createTextNode(job.reason ? `: ${printable(job.reason)}` : ""));
   find("#progress").hidden = !job.progress;
   if (job.progress) {
     find("#progress i").style.width = `${share(job) * 100}%`;
@@ -165,14 +165,14 @@ async function readEvents(id) {
 async function showLog(id) {
   if (!find("#log").open) return;
   const place = find("#log pre"), end = place.scrollTop + place.clientHeight >= place.scrollHeight - 4;
-  place.textContent = await api.log(id);
+  place.textContent = printable(await api.log(id));
   if (end) place.scrollTop = place.scrollHeight;
 }
 
 async function look() {
   const [health, queue, finished] = await Promise.all([api.health(), api.queue(), api.finished()]);
   const doing = health.state === "running" ? "runs" : "ends: jobs save";
-  find("#health").textContent = `The daemon ${doing} (${health.version}); state in ${health.state_folder}`;
+  find("#health").textContent = printable(`The daemon ${doing} (${health.version}); state in ${health.state_folder}`);
   find("main").hidden = false;
   showQueue(queue);
   showFinished(finished);
@@ -191,7 +191,7 @@ async function again() {
     find("#trouble").hidden = true;
   } catch (error) {
     find("#trouble").hidden = false;
-    find("#trouble").textContent = error instanceof api.Refused ? error.message
+    find("#trouble").textContent = error instanceof api.Refused ? printable(error.message)
       : "The daemon does not answer; this page asks on. In a terminal: offmate up, then offmate page";
   }
   timer = setTimeout(again, document.hidden ? UNSEEN_MS : EVERY_MS);
@@ -206,7 +206,7 @@ function choose(id) {
 function ask(heading, text, word) {
   const dialog = find("#ask");
   dialog.querySelector("h2").textContent = heading;
-  dialog.querySelector("p").textContent = text;
+  dialog.querySelector("p").textContent = printable(text);
   dialog.querySelector(".yes").textContent = word;
   dialog.returnValue = "";
   dialog.showModal();

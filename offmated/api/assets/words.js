@@ -1,4 +1,7 @@
-// Numbers as people read them.
+// Numbers and foreign text as people read them.
+
+// As in terminals: what would steer the reading direction, and what nobody sees, is seen.
+export const printable = (text) => String(text).replace(/[^\P{C}\n\t]|[\u2028\u2029]/gu, "\ufffd");
 
 export function duration(seconds) {
   if (seconds < 60) return `${seconds < 9.95 ? seconds.toPrecision(2) : Math.round(seconds)} s`;
