@@ -59,7 +59,7 @@ def follow(
                     continue
                 if until(job):
                     return job
-                line.update(" ".join(filter(None, (job["state"], job_view.progress(job), job_view.remaining(job)))))
+                line.update(" ".join(filter(None, (job["standing"], job_view.progress(job), job_view.remaining(job)))))
                 time.sleep(POLL_S)
     except KeyboardInterrupt:
         screen.print(f"Job {job_id} goes on without you.  offmate logs -f {job_id} · offmate cancel {job_id}")
@@ -208,7 +208,7 @@ class News:
     def _tell_state(self, job: dict[str, Any]) -> None:
         if job["state"] != self._state:
             self._state = job["state"]
-            self._screen.print(f"{self._state}  {job['reason']}".rstrip())
+            self._screen.print(f"{job['standing']}  {job_view.reason(job)}".rstrip())
 
     def _tell_evaluations(self, job: dict[str, Any]) -> None:
         if job["progress"] is None:

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from offmated.cli.output import coloured, pairs, table
+from offmated.cli.output import coloured, pairs, shorten, table
 from offmated.cli.plan_view import plan_rows
 from offmated.jobs.states import FINAL, Hold, JobState
 from planner.errors import Exit, UserError
@@ -18,6 +18,7 @@ from planner.run.folder import RunFolder
 from planner.units import counted, format_bytes, format_bytes_down, format_seconds
 
 Json = dict[str, Any]
+SHOWN_SETTING = 40  # characters of each in a list
 FIRST_STEPS = 10
 """After so many a new job has shown that it runs."""
 
@@ -73,7 +74,7 @@ def changed(job: Json) -> str:
         return f"Job {number} is being planned{f', and then waits: offmate resume {number}' if job['hold'] else ''}."
     if state == JobState.RUNNING:  # the daemon stops it a moment after it was asked to
         return f"Job {number} {'saves a checkpoint and pauses' if job['hold'] else 'runs'}."
-    return f"Job {number} is {state}, place {job['place']}: {job['reason']}."
+    return f"Job {number} is {job['standing']}, place {job['place']}: {reason(job)}."
 
 
 def released(job: Json, window: str | None) -> str:
@@ -112,8 +113,8 @@ def jobs(rows: list[Json]) -> RenderableType:
         return "No jobs.  offmate submit job.yaml"
     lines = [
         (
-            str(job["id"]), _named(job), coloured(job["state"]), progress(job), remaining(job), expected(job),
-            job["reason"],
+            str(job["id"]), _named(job), coloured(job["standing"]), progress(job), remaining(job), expected(job),
+            reason(job),
         )
         for job in rows
     ]
@@ -121,7 +122,14 @@ def jobs(rows: list[Json]) -> RenderableType:
 
 
 def _named(job: Json) -> str:
-    return f"{job['name']} [{job['label']}]" if job["label"] else f"{job['name']}"
+    """ "notes [night] learning_rate=0.0001": its name, its label, and what --set gave."""
+    label = [f"[{job['label']}]"] if job["label"] else []
+    return " ".join((job["name"], *label, *(shorten(setting, SHOWN_SETTING) for setting in job["settings"])))
+
+
+def reason(job: Json) -> str:
+    """Why it stands as it does, without the word for that."""
+    return str(job["reason"]).removeprefix(f"{job['standing']}: ")
 
 
 def progress(job: Json) -> str:
@@ -163,9 +171,9 @@ def _when(job: Json) -> tuple[str, str]:
 
 
 def wall(unix: float) -> str:
-    """A time to come, to the minute that it is not after: "06:40" within a day, "Tue 06:40" within a week."""
+    """A time, to the minute that it is not after: "06:40" within a day, "Tue 06:40" within a week."""
     unix = -(-unix // 60) * 60
-    away = unix - time.time()
+    away = abs(unix - time.time())
     return time.strftime("%H:%M" if away < 86400 else "%a %H:%M" if away < 6 * 86400 else "%Y-%m-%d %H:%M",
                          time.localtime(unix))  # fmt: skip
 
@@ -179,9 +187,10 @@ def job(found: Json, plan: Json | None) -> RenderableType:
     """All about one job; `plan` is its plan.json, if it has one."""
     rows: list[tuple[str, str | Text]] = [
         ("job", f"{found['id']} ({found['name']})"),
-        ("state", coloured(found["state"])),
-        ("reason", found["reason"]),
+        ("state", coloured(found["standing"])),
+        ("reason", reason(found)),
         ("label", found["label"] or ""),
+        ("set", ", ".join(found["settings"])),
         ("priority", str(found["priority"] or "")),
         ("progress", progress(found)),
         ("left", remaining(found)),

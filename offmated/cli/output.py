@@ -23,7 +23,8 @@ P = ParamSpec("P")
 
 UNLIMITED = 100_000  # columns: what goes into a pipe is never wrapped or cut
 COLOURS = {
-    "done": "green", "running": "cyan", "failed": "red", "cancelled": "yellow",
+    "done": "green", "running": "cyan", "failed": "red", "cancelled": "yellow", "stopping": "yellow",
+    "paused": "yellow", "held": "yellow", "waiting for room": "yellow",
     "ok": "green", "warning": "yellow", "problem": "red",
 }  # fmt: skip
 
@@ -57,6 +58,11 @@ def console(*, stderr: bool = False) -> Console:
     if stream.isatty():
         return _Screen(file=stream, highlight=False, markup=False)
     return _Screen(file=cast(TextIO, _Pipe(stream)), width=UNLIMITED, highlight=False, markup=False)
+
+
+def shorten(text: str, most: int) -> str:
+    """`text` of at most so many characters."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def say(text: str, *, err: bool = False) -> None:

@@ -50,7 +50,7 @@ class StopReason(StrEnum):
 
 
 class Hold(StrEnum):
-    """Why a job that is not over has no turn. HELD, PAUSED: until a person says so; it waited, or had begun. NO_ROOM:
+    """Why a job that is not over has no turn. HELD, PAUSED: until a person says so, who held or paused it. NO_ROOM:
     until its disk has what it needs. NO_HUB: until it asks the hub again."""
 
     HELD = "held"

@@ -2,7 +2,7 @@
 
 import * as api from "./api.js";
 import { Chart, Curves } from "./charts.js";
-import { budget, bytes, duration, moment, number, printable } from "./words.js";
+import { budget, bytes, duration, moment, number, printable, until } from "./words.js";
 
 const EVERY_MS = 2000, UNSEEN_MS = 30000;
 const find = (selector) => document.querySelector(selector);
@@ -24,8 +24,9 @@ function element(name, text = "", kind = "") {
   return made;
 }
 
-const WORKED_ON = new Set(["planning", "running"]);
-const state = (job) => (job.stop_reason && WORKED_ON.has(job.state) ? "stopping" : job.state);
+// Where a job stands, and why: as `offmate status` says it.
+const reason = (job) => (job.reason.startsWith(`${job.standing}: `) ? job.reason.slice(job.standing.length + 2) : job.reason);
+const kind = (job) => job.standing.replaceAll(" ", "-");
 const title = (job) => `${job.id} · ${job.name}`;
 
 function share(job) {
@@ -34,12 +35,12 @@ function share(job) {
 }
 
 function howFar(job) {
-  const progress = job.progress, { ends_at: end, nights } = job.expected;
-  const when = end == null && nights ? "done after many nights" : end == null || job.state === "running" ? "" : `done by ${moment(end)}${nights > 1 ? `, ${nights} nights` : ""}`;
-  if (!progress) return [job.reason, when].filter(Boolean).join("; ");
-  const left = progress.eta_s == null ? "" : `, ${duration(progress.eta_s)} left`;
-  return [`step ${progress.step} of ${progress.total_steps}${job.state === "running" ? left : ""}`, job.reason, when]
-    .filter(Boolean).join("; ");
+  const progress = job.progress, words = [reason(job), until(job)];
+  if (progress) {
+    const left = progress.eta_s == null || job.state !== "running" ? "" : `, ${duration(progress.eta_s)} left`;
+    words.unshift(`step ${progress.step} of ${progress.total_steps}${left}`);
+  }
+  return words.filter(Boolean).join("; ");
 }
 
 function row(job, cells) {
@@ -54,17 +55,24 @@ function row(job, cells) {
 }
 
 function link(job) {
-  const made = element("button", title(job));
+  const made = element("button", title(job)), cell = document.createDocumentFragment();
   made.type = "button";
   made.onclick = () => { choose(job.id); };
-  return made;
+  cell.append(made, ...tags(job));
+  return cell;
+}
+
+// A job's label, and what --set gave above its file.
+function tags(job) {
+  return [...(job.label ? [[job.label, "tag label"]] : []), ...job.settings.map((setting) => [setting, "tag"])]
+    .map(([text, kind]) => element("span", text, kind));
 }
 
 function showQueue(page) {
   find("#idle").hidden = page.jobs.length > 0;
   find("#queue").hidden = page.jobs.length === 0;
   find("#queue tbody").replaceChildren(...page.jobs.map((job) => row(job, [
-    [String(job.place), "number"], [link(job), ""], [state(job), `word ${state(job)}`], [howFar(job), ""],
+    [String(job.place), "number"], [link(job), ""], [job.standing, `word ${kind(job)}`], [howFar(job), ""],
   ])));
   const more = page.total - page.jobs.length;
   find("#more").hidden = more <= 0;
@@ -128,15 +136,13 @@ function showJob(job, curves) {
   shown = job.id;
   find("#job").hidden = false;
   find("#title").textContent = printable(title(job));
-  const chip = element("span", state(job), state(job));
-  find("#state").replaceChildren(chip, document.createTextNode(job.reason ? `: ${printable(job.reason)}` : ""));
+  find("#tags").replaceChildren(...tags(job));
+  const why = reason(job), chip = element("span", job.standing, kind(job));
+  find("#state").replaceChildren(chip, document.createTextNode(why ? `: ${printable(why)}` : ""));
   find("#progress").hidden = !job.progress;
   if (job.progress) {
     find("#progress i").style.width = `${share(job) * 100}%`;
-    const { ends_at: over, nights } = job.expected;
-    const end = over == null || job.state !== "running" ? ""
-      : `; done by ${moment(over)}${nights > 1 ? `, over ${nights} nights` : ""}, as it looks now`;
-    find("#progress p").textContent = `${howFar({ ...job, reason: "" })}${end}`;
+    find("#progress p").textContent = howFar({ ...job, reason: "" });
   }
   find("#cards").replaceChildren(...cards(job, curves));
   charts.loss.show(curves.loss());

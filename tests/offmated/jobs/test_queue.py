@@ -213,10 +213,12 @@ def test_a_job_that_finishes_as_it_is_paused_is_done(line: Line) -> None:
     assert line.reason(number) == ""
 
 
-def test_a_job_that_waits_is_held_by_a_pause_and_a_retry_takes_every_hold_back(line: Line) -> None:
+def test_a_job_that_waits_is_paused_until_it_is_resumed_and_a_retry_takes_every_hold_back(line: Line) -> None:
     number = line.planned()
     queue.pause(line.store, number)
-    assert line.store.job(number).hold is Hold.HELD
+    assert line.store.job(number).hold is Hold.PAUSED
+    assert line.reason(number) == f"paused: offmate resume {number}"
+    assert line.due() == []
     line.store.stop(number, StopReason.CANCEL)
     line.store.retry(number, JobState.WAITING)
     assert line.due() == [number]
@@ -276,7 +278,7 @@ def test_a_job_without_room_says_what_is_missing_and_goes_on_once_it_is_there(li
         row = line.store.job(number)
         assert line.store.end(row, 1) is JobState.WAITING
         assert line.due() == queue.go_on(line.store) == []
-        assert line.reason(number).startswith(f"no room: 256.0 KiB missing at {disk}; goes on by itself")
+        assert line.reason(number).startswith(f"waiting for room: 256.0 KiB missing at {disk}; goes on by itself")
         ballast.unlink()
         assert line.reason(number).startswith("there is room again: it goes on")
         assert queue.go_on(line.store) == [number]

@@ -113,7 +113,10 @@ def test_a_job_without_room_waits_leaves_the_gpu_to_others_and_goes_on_by_itself
         (home.paths.run_folder(number) / "disk").write_text(str(disk))
         said(home, "release", str(number))
         until(lambda: home.job(number)["hold"] == "no-room", "it has no room")
-        assert "no room: 256.0 KiB missing" in said(home, "status")
+        told = r"waiting for room +256\.0 KiB missing at .*; goes on by itself$"
+        assert re.search(told, said(home, "status"), re.MULTILINE)
+        reason = home.job(number)["reason"]
+        assert reason.startswith("waiting for room: 256.0 KiB missing"), "for programs it is all in one"
         other = submitted(home, "other")
         assert home.wait_for(other, "done", "failed")["state"] == "done"
         ballast.unlink()
