@@ -44,18 +44,18 @@ def counted(count: float, one: str, many: str | None = None) -> str:
 def parse_bytes(text: str | int) -> int:
     """Bytes of "10GiB", "500 MB" or 1024, rounded down. Raises ValueError."""
     if isinstance(text, bool):
-        raise ValueError(f"not a size: {text!r}")
+        raise ValueError(f"not a size: {json.dumps(text)}")
     if isinstance(text, int):
         if text < 0:
             raise ValueError(f"a size is not negative: {text}")
         return text
     match = _SIZE.fullmatch(text)
     if match is None or match[2].lower() not in _FACTORS:
-        raise ValueError(f"not a size: {text!r} (write it like 10GiB or 500MB)")
+        raise ValueError(f"not a size: {json.dumps(text, ensure_ascii=False)} (write it like 10GiB or 500MB)")
     try:
         return int(Decimal(match[1]) * _FACTORS[match[2].lower()])
     except InvalidOperation:
-        raise ValueError(f"not a size: {text!r} (write it like 10GiB or 500MB)") from None
+        raise ValueError(f"not a size: {json.dumps(text, ensure_ascii=False)} (write it like 10GiB or 500MB)") from None
 
 
 def format_bytes(count: int) -> str:

@@ -55,7 +55,7 @@ def job_view(job: Listed) -> Json:
     if _is_left_alone(row):
         view["state"] = TAKEN_FROM[row.state]
     view |= {"reason": _reason(job), "place": job.place, "output": (row.result or {}).get("output")}
-    view |= {"standing": _standing(row, view["state"]), "settings": settings_in(row.notes)}
+    view |= {"standing": _standing(row, view["state"]), "settings": settings_in(row.notes or ())}
     view["expected"] = asdict(job.expected)
     view["kept"] = view["state"] in TAKEN_FROM.values() and bool(_kept(job))
     # Files that hold something else than they should blind nobody for the other jobs.

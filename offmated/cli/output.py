@@ -108,7 +108,7 @@ class Size(click.ParamType[str]):
         except ValueError as error:
             self.fail(str(error), param, ctx)
         if not 0 < count < 2**63:
-            self.fail(f"no size of a memory: {value!r}", param, ctx)
+            self.fail(f"no size of a memory: {value}", param, ctx)
         return value
 
 

@@ -39,7 +39,7 @@ JOB: dict[str, Any] = {
     "id": 3, "name": "pydoc", "state": "running", "reason": "", "run_dir": "/runs/3", "output": None, "error": None,
     "created_at": 0.0, "started_at": None, "ended_at": None, "notes": ["mind this"], "history": [],
     "last_checkpoint_step": None, "label": None, "window": None, "priority": 0, "attempts": 1, "hold": None,
-    "settings": [], "standing": "done",
+    "settings": [], "standing": "running",
     "expected": {"starts_at": None, "ends_at": None, "nights": 0},
     "progress": {"step": 120, "total_steps": 200, "loss": 2.3456, "eval_loss": 2.4567, "eta_s": 80.0},
     "plan": {"step_s": 0.5},
@@ -149,7 +149,9 @@ def test_a_beginning_is_not_called_an_end() -> None:
 
 
 def test_status_tells_progress_loss_time_left_and_reason() -> None:
-    waiting = JOB | {"id": 4, "state": "waiting", "progress": None, "reason": "waits for job 3"}
+    waiting = JOB | {
+        "id": 4, "state": "waiting", "standing": "waiting", "progress": None, "reason": "waits for job 3",
+    }  # fmt: skip
     assert [line.split() for line in printed(job_view.jobs([JOB, waiting]))] == [
         ["ID", "NAME", "STATE", "PROGRESS", "LEFT", "DONE", "BY", "REASON"],
         ["3", "pydoc", "running", "120/200", "60%", "loss", "2.346", "eval", "2.457", "80.0", "s"],

@@ -178,7 +178,8 @@ NOTES_WORDS = """
   window.words = [];
   const fill = CanvasRenderingContext2D.prototype.fillText;
   CanvasRenderingContext2D.prototype.fillText = function (text, x, y) {
-    const width = this.measureText(text).width, part = { left: 0, start: 0, right: 1, end: 1, center: 0.5 }[this.textAlign];
+    const part = { left: 0, start: 0, right: 1, end: 1, center: 0.5 }[this.textAlign];
+    const width = this.measureText(text).width;
     if (this.canvas.id === "base") window.words.push([text, x - part * width, y - 6, width, 12]);
     return fill.apply(this, arguments);
   };
