@@ -11,6 +11,7 @@ notify = "ntfy://my-topic mailto://me:secret@example.org"      # OFFMATE_NOTIFY
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import re
 import tomllib
@@ -79,9 +80,9 @@ def _read(paths: Paths) -> dict[str, str]:
         if key not in KEYS:
             near = difflib.get_close_matches(key, KEYS, n=1)
             hint = f"did you mean {near[0]}?" if near else f"the keys are {', '.join(KEYS)}"
-            raise _wrong(paths, f"unknown key {key!r}", hint)
+            raise _wrong(paths, f"unknown key {key}", hint)
         if not isinstance(value, str) or not value:
-            raise _wrong(paths, f"{key} is {value!r}, not a text in quotes")
+            raise _wrong(paths, f"{key} is {json.dumps(value, default=str)}, not a text in quotes")
     return values
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import unicodedata
 from decimal import Decimal, InvalidOperation
 
 _FACTORS = {
@@ -15,27 +17,45 @@ _SIZE = re.compile(r"\s*([0-9.]+)\s*([a-zA-Z]*)\s*")
 
 
 def printable(text: str) -> str:
-    """`text` without what would steer a terminal: a model may say anything."""
+    """`text` without what would steer a terminal, and without what nobody sees: a model may say anything."""
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
+    return "".join(c if _is_shown(c) or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def escaped(text: str) -> str:
+    """The JSON `text` with what `printable` replaces as JSON writes it in ASCII: the same value."""
+    if text.isprintable():
+        return text
+    return "".join(c if _is_shown(c) or c == "\n" else json.dumps(c)[1:-1] for c in text)
+
+
+def _is_shown(character: str) -> bool:
+    """Python counts all spaces but one as not printable; texts of many languages have them."""
+    return character.isprintable() or unicodedata.category(character) == "Zs"
+
+
+def counted(count: float, one: str, many: str | None = None) -> str:
+    """ "1 row", "12 rows", "1.5 epochs"; `many` where that is no `one` with an s: "2 entries"."""
+    shown = f"{count:g}" if isinstance(count, float) else str(count)
+    return f"{shown} {one if count == 1 else many or f'{one}s'}"
 
 
 def parse_bytes(text: str | int) -> int:
     """Bytes of "10GiB", "500 MB" or 1024, rounded down. Raises ValueError."""
     if isinstance(text, bool):
-        raise ValueError(f"not a size: {text!r}")
+        raise ValueError(f"not a size: {json.dumps(text)}")
     if isinstance(text, int):
         if text < 0:
             raise ValueError(f"a size is not negative: {text}")
         return text
     match = _SIZE.fullmatch(text)
     if match is None or match[2].lower() not in _FACTORS:
-        raise ValueError(f"not a size: {text!r} (write it like 10GiB or 500MB)")
+        raise ValueError(f"not a size: {json.dumps(text, ensure_ascii=False)} (write it like 10GiB or 500MB)")
     try:
         return int(Decimal(match[1]) * _FACTORS[match[2].lower()])
     except InvalidOperation:
-        raise ValueError(f"not a size: {text!r} (write it like 10GiB or 500MB)") from None
+        raise ValueError(f"not a size: {json.dumps(text, ensure_ascii=False)} (write it like 10GiB or 500MB)") from None
 
 
 def format_bytes(count: int) -> str:

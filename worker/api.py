@@ -33,7 +33,7 @@ from planner.measure.target import find_target
 from planner.schedule.chain import Chain, slice_size
 from planner.schedule.plan import Plan
 from planner.search.problem import Problem
-from planner.units import format_bytes, format_seconds, parse_bytes
+from planner.units import counted, format_bytes, format_seconds, parse_bytes
 from worker.data.padding import IGNORED, num_items
 from worker.data.seeds import micro_batch_seed
 from worker.engine.engine import Engine
@@ -217,8 +217,9 @@ class LoopEngine:
 
     def _check(self, batches: Sequence[Batch]) -> None:
         if len(batches) != self.plan.rounds * self.plan.slices:
+            given = counted(len(batches), "micro-batch", "micro-batches")
             raise _unfit(
-                f"{len(batches)} micro-batches, the plan is for {self.plan.rounds * self.plan.slices}",
+                f"{given}, the plan is for {self.plan.rounds * self.plan.slices}",
                 "give as many as prepare() was given",
             )
         for batch in batches:

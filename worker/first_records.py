@@ -145,8 +145,9 @@ def look(
     except UserError as error:
         if error.code != "nothing-to-train" or whole:
             raise
+        none = "record has" if len(encoded) == 1 else f"{len(encoded)} records have"
         raise UserError(
-            f"The first {len(encoded)} records have nothing to learn.", code=error.code, exit_code=Exit.USAGE,
+            f"The first {none} nothing to learn.", code=error.code, exit_code=Exit.USAGE,
             numbers=error.numbers, hint=f"offmate preview shows what is learned of which row; {error.hint}",
         ) from error  # fmt: skip
     return corpus

@@ -24,7 +24,7 @@ from planner.job.schema import Job
 from planner.measure.rope import rope_border
 from planner.run.ending import exit_code_of
 from planner.run.plain_streams import speak_plainly
-from planner.units import format_seconds, printable
+from planner.units import counted, format_seconds, printable
 
 if TYPE_CHECKING:
     from worker.data.batches import Batches
@@ -99,7 +99,8 @@ def time_of(job: Job, steps: int, asks: str, database: str | None) -> str:
     if found is None:
         return unknown
     step_s, told = found.plan.step_s, "measured" if found.measured else "an estimate"
-    return f"{format_seconds(steps * step_s)}: {steps} steps of {format_seconds(step_s)} with full rows ({told})"
+    each = f"{counted(steps, 'step')} of {format_seconds(step_s)} with full rows"
+    return f"{format_seconds(steps * step_s)}: {each} ({told})"
 
 
 def said(batches: Batches, job: Job, *, rows: int, color: bool) -> Iterator[str]:
@@ -107,22 +108,20 @@ def said(batches: Batches, job: Job, *, rows: int, color: bool) -> Iterator[str]
     begin, end = (_GREEN, _PLAIN) if color else ("⟦", "⟧")
     for place in range(min(rows, batches.rows)):
         row = batches.shown(place)
-        yield f"row {place + 1}: {row.tokens} tokens, {row.learned} of them learned"
+        yield f"row {place + 1}: {counted(row.tokens, 'token')}, {row.learned} of them learned"
         pieces = tuple((printable(piece), learned) for piece, learned in row.pieces)
         yield replace(row, pieces=pieces).marked(_SHOWN, begin, end)
         yield ""
     tokens, learned = batches.tokens, batches.learned
-    yield f"{_counted(batches.rows)}, {tokens} tokens an epoch, {learned} of them learned ({learned / tokens:.0%})"
-    step, total = _counted(batches.rows_per_step), batches.total_steps
+    an_epoch = f"{counted(batches.rows, 'row')}, {counted(tokens, 'token')} an epoch"
+    yield f"{an_epoch}, {learned} of them learned ({learned / tokens:.0%})"
+    step, total = counted(batches.rows_per_step, "row"), batches.total_steps
     yield f"{batches.steps_per_epoch:.1f} steps an epoch of {step}, {total} in all"
     if batches.rows < batches.rows_per_step:
-        few = f"a step has {batches.rows_per_step} rows, and there are {batches.rows}"
+        few = f"a step has {counted(batches.rows_per_step, 'row')}, and the data have {batches.rows}"
         yield f"note: {few}: each step sees some of them more than once; give more data, or a smaller batch"
-    yield f"{round(tokens * batches.total_steps / batches.steps_per_epoch)} tokens in all, max_length {job.max_length}"
-
-
-def _counted(rows: int) -> str:
-    return "1 row" if rows == 1 else f"{rows} rows"
+    in_all = round(tokens * batches.total_steps / batches.steps_per_epoch)
+    yield f"{counted(in_all, 'token')} in all, max_length {job.max_length}"
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from planner.out_of_memory import told_to_people
 from planner.run.ending import exit_code_of
 from planner.run.folder import RunFolder
 from planner.run.plain_streams import speak_plainly
-from planner.units import printable
+from planner.units import escaped, printable
 
 
 def main(arguments: list[str]) -> int:
@@ -46,7 +46,7 @@ def _say(run: RunFolder, prompts: tuple[str, ...], options: argparse.Namespace) 
     found = answers(run, prompts, options.tokens, as_text=options.text, raw=options.raw)
     if options.json:
         told = [{"prompt": prompt, "answer": answer} for prompt, answer in zip(prompts, found, strict=True)]
-        print(json.dumps(told, ensure_ascii=False))
+        print(escaped(json.dumps(told, ensure_ascii=False)))
         return Exit.DONE
     for prompt, answer in zip(prompts, found, strict=True):
         if len(prompts) > 1:

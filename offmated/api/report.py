@@ -10,7 +10,7 @@ from offmated.api.views import job_view
 from offmated.jobs import listing
 from offmated.jobs.states import TAKEN_FROM, JobState
 from offmated.jobs.store import Store
-from planner.units import format_seconds
+from planner.units import counted, format_seconds
 
 Json = dict[str, Any]
 
@@ -64,7 +64,7 @@ def _figures(job: Json) -> Iterator[str]:
                 yield f"{name} {value:.3f}"
     if measured_s is not None:
         planned = f", planned {format_seconds(planned_s)}" if planned_s is not None else ""
-        steps = f"{found['total_steps']} steps of" if found else "a step took"
+        steps = f"{counted(found['total_steps'], 'step')} of" if found else "a step took"
         yield f"{steps} {format_seconds(measured_s)}{planned}"
     if (energy := _energy(job["history"])) is not None:
         yield energy
@@ -96,5 +96,5 @@ def _until(job: Json) -> str:
     found = job["expected"]
     if found["ends_at"] is None:
         return ", done after many nights" if found["nights"] else ""
-    nights = f", {found['nights']} nights" if found["nights"] > 1 else ""
+    nights = f", {counted(found['nights'], 'night')}" if found["nights"] > 1 else ""
     return f", done by {time.strftime('%a %H:%M', time.localtime(found['ends_at'] + 59))}{nights}"

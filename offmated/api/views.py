@@ -11,6 +11,7 @@ from typing import Any
 from offmated.jobs.again import tried_at
 from offmated.jobs.figures import NO_STEPS, Steps, plan_of, steps_of
 from offmated.jobs.hub import waits_for_hub
+from offmated.jobs.job_text import settings_in
 from offmated.jobs.listing import Listed
 from offmated.jobs.queue import too_short
 from offmated.jobs.room import waiting_words
@@ -40,6 +41,9 @@ def job_view(job: Listed) -> Json:
     predicted, measured  {"step_s", "gpu_peak_bytes"}, each null when not known; `step_s` is the median of the same
                          steps, of which measured["steps"] says how many (see `planner.run.step_times`)
     progress             {"step", "total_steps", "loss", "eval_loss", "step_s", "eta_s"} or null
+    standing             where it stands, in a word or two for people: its state, or what keeps it in that, as "paused";
+                         where `reason` begins with that word, the rest says the rest
+    settings             what --set gave above its file, each "KEY=VALUE"
     kept                 whether a job that waits could not have its turn now, as `reason` says
     plan                 figures of plan.json, "options": {name: count of blocks}, "measured", "cached", "solve_s"
     output               the model folder, when there is one
@@ -52,6 +56,7 @@ def job_view(job: Listed) -> Json:
     if _is_left_alone(row):
         view["state"] = TAKEN_FROM[row.state]
     view |= {"reason": _reason(job), "place": job.place, "output": (row.result or {}).get("output")}
+    view |= {"standing": _standing(row, view["state"]), "settings": settings_in(row.notes or ())}
     view["expected"] = asdict(job.expected)
     view["kept"] = view["state"] in TAKEN_FROM.values() and bool(_kept(job))
     # Files that hold something else than they should blind nobody for the other jobs.
@@ -101,6 +106,15 @@ def _is_left_alone(row: JobRow) -> bool:
         return not Process.parse(row.owner).alive()
     except ValueError:  # a damaged row: no process has that name
         return True
+
+
+_HOLDS = {Hold.PAUSED: "paused", Hold.HELD: "held", Hold.NO_ROOM: "waiting for room"}
+
+
+def _standing(row: JobRow, state: JobState) -> str:
+    if state in TAKEN_FROM:
+        return "stopping" if row.stop_reason is not None else state
+    return _HOLDS.get(row.hold, state) if row.hold is not None and state not in FINAL else state
 
 
 def _reason(job: Listed) -> str:
@@ -172,7 +186,7 @@ def _room(row: JobRow) -> str:
     try:
         return waiting_words(row.error)
     except OSError as broken:
-        return f"no room: {broken}"
+        return f"waiting for room: {broken}"
 
 
 def _is_starting(row: JobRow) -> bool:

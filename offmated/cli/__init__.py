@@ -28,7 +28,7 @@ from offmated.cli.finished import export, sample
 from offmated.cli.follow import events, follow, hand_in, is_over, log, rehearse
 from offmated.cli.job_files import FILE, import_file, preview
 from offmated.cli.launcher import runs, start_in_background
-from offmated.cli.output import ID, IDS, budget_options, change_options, console, json_option, print_json
+from offmated.cli.output import ID, IDS, budget_options, change_options, console, json_option, print_json, say
 from offmated.cli.pictures import draw_plan, drawn, picture_options
 from offmated.cli.plan_command import plan, plans
 from offmated.cli.remote import only_here
@@ -78,7 +78,7 @@ class Commands(click.Group):
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="offmate")
+@click.version_option(None, "-V", "--version", package_name="offmate")
 def main() -> None:
     """Fine-tune language models that are far too large for your GPU: hand in a job, get a model folder."""
 
@@ -164,7 +164,7 @@ def show(job_id: int, trace: Path | None, html: Path | None, as_json: bool) -> N
     draw_plan(client, job, trace, html)
     print_json(job | {"plan_document": plan}) if as_json else console().print(job_view.job(job, plan))
     for line in () if as_json else drawn(trace, html):
-        click.echo(line)
+        say(line)
 
 
 @main.command()
@@ -176,7 +176,7 @@ def logs(job_id: int, following: bool, as_json: bool) -> None:
     client = Client(Paths.from_environment())
     if as_json:
         for event in events(client, job_id, following):
-            click.echo(json.dumps(event, ensure_ascii=False))
+            print_json(event, indent=None)
         return
     for piece in log(client, job_id, following):
         click.echo(printable(piece), nl=False)
@@ -256,10 +256,10 @@ def up(foreground: bool, as_json: bool) -> None:
     if as_json:
         print_json({"started": started, **Client(paths).health()})
     else:
-        click.echo(f"The daemon {'runs' if started else 'ran already'}; its state is in {paths.state}")
+        say(f"The daemon {'runs' if started else 'ran already'}; its state is in {paths.state}")
         with suppress(UserError, *NOT_UNDERSTOOD):  # it runs, whatever this says
             if said := unknown_words(Client(paths)):
-                click.echo(said)
+                say(said)
 
 
 @main.command()
@@ -295,7 +295,7 @@ def page(as_json: bool) -> None:
 def report(hours: float, as_json: bool) -> None:
     """Say what has ended of late, what works now and what comes next."""
     found = Client(Paths.from_environment()).report(max(0.0, time.time() - 3600 * hours))
-    print_json(found) if as_json else click.echo("\n".join((found["title"], *found["lines"])))
+    print_json(found) if as_json else say("\n".join((found["title"], *found["lines"])))
 
 
 @main.command()

@@ -27,7 +27,7 @@ from planner.errors import Exit, UserError
 from planner.reports.certificate import Certificate, Finding
 from planner.run.folder import RunFolder
 from planner.run.processes import Process
-from planner.units import format_bytes, format_bytes_down
+from planner.units import counted, format_bytes, format_bytes_down
 
 _NOT_FINITE = 1e300
 _FOLDER = ".certify-"
@@ -143,7 +143,7 @@ def _own_folder(state: Path | None) -> Iterator[str]:
 
 def _view(what: str, found: Certificate) -> RenderableType:
     name = f"job {what}" if what.isdigit() else Path(what).name
-    head = f"{name}: {_count(found.steps, 'step')} of {_count(found.slices, 'slice')}, {found.device}, "
+    head = f"{name}: {counted(found.steps, 'step')} of {counted(found.slices, 'slice')}, {found.device}, "
     rows = [
         [f.what, _number(f.greatest), _place(f), _number(f.size), f"{f.equal} of {f.count}"] for f in found.findings
     ]
@@ -154,8 +154,8 @@ def _view(what: str, found: Certificate) -> RenderableType:
 
 def _model(found: Certificate) -> str:
     if found.layers == found.all_layers:
-        return f"the whole model ({_count(found.layers, 'layer')})"
-    return f"the first {found.layers} of {found.all_layers} layers"
+        return f"the whole model ({counted(found.layers, 'layer')})"
+    return f"the first {found.layers} of {counted(found.all_layers, 'layer')}"
 
 
 def _plan(what: str, found: Certificate) -> Iterator[tuple[str, str | Text]]:
@@ -167,7 +167,7 @@ def _plan(what: str, found: Certificate) -> Iterator[tuple[str, str | Text]]:
     yield "made", _made(what, found)
     if found.refused or found.device != "cpu":
         yield "kernels", found.kernels + ("" if found.decided else "; the plan was measured in them")
-    yield "moved", f"{format_bytes(found.moved_bytes)} a step; the CPU updates {_count(found.cpu_updated, 'tensor')}"
+    yield "moved", f"{format_bytes(found.moved_bytes)} a step; the CPU updates {counted(found.cpu_updated, 'tensor')}"
 
 
 def _made(what: str, found: Certificate) -> str:
@@ -204,7 +204,3 @@ def _verdict(found: Certificate) -> str:
         )
     report = "" if found.holds else " Please report this."
     return f"offmate {does} what {plain} computes: {allowed}{report}"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" + ("" if number == 1 else "s")

@@ -188,8 +188,8 @@ def _clock(kept_right: bool | None) -> Check:
     found = time.strftime("%Y-%m-%d %H:%M %Z")
     if kept_right is not False:
         return Check(name="clock", verdict=OK, found=found)
-    advice = "windows and --begin go by it; timedatectl set-ntp true has it kept right"
-    return Check(name="clock", verdict=OK, found=f"{found}, which the kernel has from nobody", advice=advice)
+    advice = "windows and --begin go by it: timedatectl set-ntp true keeps it right"
+    return Check(name="clock", verdict=OK, found=f"{found}, and no time service sets it", advice=advice)
 
 
 def _settings(file: Path) -> Iterator[Check]:

@@ -10,16 +10,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import click
 from rich.console import Console
 
 from offmated.cli import job_view
 from offmated.cli.client import Client
-from offmated.cli.output import console
+from offmated.cli.output import console, say
 from offmated.jobs.states import FINAL, JobState
 from planner.errors import Exit, UserError
 from planner.run.folder import RunFolder
-from planner.units import printable
 
 POLL_S = 0.5
 LINE_EVERY_S = 10.0
@@ -61,7 +59,7 @@ def follow(
                     continue
                 if until(job):
                     return job
-                line.update(" ".join(filter(None, (job["state"], job_view.progress(job), job_view.remaining(job)))))
+                line.update(" ".join(filter(None, (job["standing"], job_view.progress(job), job_view.remaining(job)))))
                 time.sleep(POLL_S)
     except KeyboardInterrupt:
         screen.print(f"Job {job_id} goes on without you.  offmate logs -f {job_id} · offmate cancel {job_id}")
@@ -162,7 +160,7 @@ def _without_daemon(client: Client, job_id: int, error: UserError, following: bo
     if error.code not in ("daemon-not-running", "daemon-silent") or client.remote is not None or not run.path.is_dir():
         raise error
     if not following:
-        click.echo(f"{error.what} This is what {run.path} has.", err=True)
+        say(f"{error.what} This is what {run.path} has.", err=True)
     return run
 
 
@@ -210,7 +208,7 @@ class News:
     def _tell_state(self, job: dict[str, Any]) -> None:
         if job["state"] != self._state:
             self._state = job["state"]
-            self._screen.print(f"{self._state}  {job['reason']}".rstrip())
+            self._screen.print(f"{job['standing']}  {job_view.reason(job)}".rstrip())
 
     def _tell_evaluations(self, job: dict[str, Any]) -> None:
         if job["progress"] is None:
@@ -223,7 +221,7 @@ class News:
                 loss = event.get("eval_loss")
                 self._screen.print(f"{where}, eval loss {'not a number' if loss is None else f'{loss:.3f}'}")
             if event["event"] == "sample":
-                self._screen.print(f"{where}, sample: {printable(event['prompt'])} ⟦{printable(event['text'])}⟧")
+                self._screen.print(f"{where}, sample: {event['prompt']} ⟦{event['text']}⟧")
 
     def _new_events(self, job_id: int) -> Iterator[dict[str, Any]]:
         while True:

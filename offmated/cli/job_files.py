@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from offmated.cli.output import change_options
+from planner.units import printable
 
 FILE = click.argument("file", type=click.Path(path_type=Path))
 
@@ -23,7 +24,8 @@ def import_file(file: Path) -> None:
     from planner.job.imported import imported
     from planner.job.source import read_text
 
-    click.echo(imported(read_text(file), file.absolute().parent, file.name), nl=False)
+    text = imported(read_text(file), file.absolute().parent, file.name)
+    click.echo(printable(text) if sys.stdout.isatty() else text, nl=False)
 
 
 @click.command()

@@ -10,14 +10,15 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from offmated.cli.output import coloured, pairs, table
+from offmated.cli.output import coloured, pairs, shorten, table
 from offmated.cli.plan_view import plan_rows
 from offmated.jobs.states import FINAL, Hold, JobState
 from planner.errors import Exit, UserError
 from planner.run.folder import RunFolder
-from planner.units import format_bytes, format_bytes_down, format_seconds
+from planner.units import counted, format_bytes, format_bytes_down, format_seconds
 
 Json = dict[str, Any]
+SHOWN_SETTING = 40  # characters of each in a list
 FIRST_STEPS = 10
 """After so many a new job has shown that it runs."""
 
@@ -39,7 +40,7 @@ def submitted(job: Json) -> RenderableType:
     rows += [("note", note) for note in job["notes"]]
     commands = ("offmate status", f"offmate logs -f {number}", f"offmate show {number}", f"offmate cancel {number}")
     rows.append(("next", " · ".join(commands)))
-    return Group(Text(f"Job {number} ({job['name']}) is submitted, place {job['place']} in the queue."), pairs(rows))
+    return Group(f"Job {number} ({job['name']}) is submitted, place {job['place']} in the queue.", pairs(rows))
 
 
 def first_steps_done(job: Json) -> bool:
@@ -54,14 +55,14 @@ def rehearsed(job: Json) -> RenderableType:
     if job["state"] in FINAL:
         return ended(job)
     if job["hold"]:
-        return Text(f"{name} is queued and {job['reason']}")
+        return f"{name} is queued and {job['reason']}"
     if job["kept"]:
-        return Text(f"{name} is queued and starts by itself, not now: {job['reason']}.  offmate logs -f {number}")
+        return f"{name} is queued and starts by itself, not now: {job['reason']}.  offmate logs -f {number}"
     took = job["progress"]["step_s"]
     each = f", {format_seconds(took)} each" if took else ""
     by = f" and is {' '.join(_when(job))}" if expected(job) else ""
     steps = job["progress"]["step"]
-    return Text(f"{name} has done its first {steps} steps{each}. It goes on{by}.  offmate logs -f {number}")
+    return f"{name} has done its first {counted(steps, 'step')}{each}. It goes on{by}.  offmate logs -f {number}"
 
 
 def changed(job: Json) -> str:
@@ -73,7 +74,7 @@ def changed(job: Json) -> str:
         return f"Job {number} is being planned{f', and then waits: offmate resume {number}' if job['hold'] else ''}."
     if state == JobState.RUNNING:  # the daemon stops it a moment after it was asked to
         return f"Job {number} {'saves a checkpoint and pauses' if job['hold'] else 'runs'}."
-    return f"Job {number} is {state}, place {job['place']}: {job['reason']}."
+    return f"Job {number} is {job['standing']}, place {job['place']}: {reason(job)}."
 
 
 def released(job: Json, window: str | None) -> str:
@@ -92,10 +93,10 @@ def cancelled(job: Json) -> str:
 def ended(job: Json) -> RenderableType:
     """The last words of `run`."""
     if job["state"] == JobState.DONE:
-        return Text(f"Job {job['id']} is done; the model is in {job['output']}")
+        return f"Job {job['id']} is done; the model is in {job['output']}"
     error = f"\n{UserError.from_json(job['error'])}" if job["error"] else ""
     how = "has failed" if job["state"] == JobState.FAILED else "is cancelled"
-    return Text(f"Job {job['id']} {how}.{error}\n{_again(job)}")
+    return f"Job {job['id']} {how}.{error}\n{_again(job)}"
 
 
 def _again(job: Json) -> str:
@@ -109,11 +110,11 @@ def _again(job: Json) -> str:
 def jobs(rows: list[Json]) -> RenderableType:
     """Jobs in a table."""
     if not rows:
-        return Text("No jobs.  offmate submit job.yaml")
+        return "No jobs.  offmate submit job.yaml"
     lines = [
         (
-            str(job["id"]), _named(job), coloured(job["state"]), progress(job), remaining(job), expected(job),
-            job["reason"],
+            str(job["id"]), _named(job), coloured(job["standing"]), progress(job), remaining(job), expected(job),
+            reason(job),
         )
         for job in rows
     ]
@@ -121,7 +122,14 @@ def jobs(rows: list[Json]) -> RenderableType:
 
 
 def _named(job: Json) -> str:
-    return f"{job['name']} [{job['label']}]" if job["label"] else f"{job['name']}"
+    """ "notes [night] learning_rate=0.0001": its name, its label, and what --set gave."""
+    label = [f"[{job['label']}]"] if job["label"] else []
+    return " ".join((job["name"], *label, *(shorten(setting, SHOWN_SETTING) for setting in job["settings"])))
+
+
+def reason(job: Json) -> str:
+    """Why it stands as it does, without the word for that."""
+    return str(job["reason"]).removeprefix(f"{job['standing']}: ")
 
 
 def progress(job: Json) -> str:
@@ -148,7 +156,7 @@ def expected(job: Json) -> str:
     """ "06:40", "Tue 06:40, 3 nights", "many nights", "begins 23:00", or nothing where nobody can know."""
     found = job["expected"]
     if found["ends_at"] is not None:
-        return wall(found["ends_at"]) + (f", {found['nights']} nights" if found["nights"] > 1 else "")
+        return wall(found["ends_at"]) + (f", {counted(found['nights'], 'night')}" if found["nights"] > 1 else "")
     if found["nights"]:
         return "many nights"
     begun = job["state"] == JobState.RUNNING
@@ -163,9 +171,9 @@ def _when(job: Json) -> tuple[str, str]:
 
 
 def wall(unix: float) -> str:
-    """A time to come, to the minute that it is not after: "06:40" within a day, "Tue 06:40" within a week."""
+    """A time, to the minute that it is not after: "06:40" within a day, "Tue 06:40" within a week."""
     unix = -(-unix // 60) * 60
-    away = unix - time.time()
+    away = abs(unix - time.time())
     return time.strftime("%H:%M" if away < 86400 else "%a %H:%M" if away < 6 * 86400 else "%Y-%m-%d %H:%M",
                          time.localtime(unix))  # fmt: skip
 
@@ -179,9 +187,10 @@ def job(found: Json, plan: Json | None) -> RenderableType:
     """All about one job; `plan` is its plan.json, if it has one."""
     rows: list[tuple[str, str | Text]] = [
         ("job", f"{found['id']} ({found['name']})"),
-        ("state", coloured(found["state"])),
-        ("reason", found["reason"]),
+        ("state", coloured(found["standing"])),
+        ("reason", reason(found)),
         ("label", found["label"] or ""),
+        ("set", ", ".join(found["settings"])),
         ("priority", str(found["priority"] or "")),
         ("progress", progress(found)),
         ("left", remaining(found)),
@@ -198,7 +207,7 @@ def job(found: Json, plan: Json | None) -> RenderableType:
     rows += [("step time", step_time(found)), ("GPU peak", gpu_peak(found))]
     lines: list[RenderableType] = [pairs([(name, value) for name, value in rows if value])]
     if found["error"]:
-        lines += [Text(), Text(str(UserError.from_json(found["error"])))]
+        lines += ["", str(UserError.from_json(found["error"]))]
     return Group(*lines)
 
 

@@ -8,7 +8,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Sequence
-from typing import ParamSpec, TextIO, cast
+from typing import Any, ParamSpec, TextIO, cast
 
 import click
 from rich.console import Console
@@ -17,15 +17,24 @@ from rich.text import Text
 
 from offmated.jobs.states import LARGEST_ID
 from planner.errors import Exit, UserError
-from planner.units import parse_bytes, printable
+from planner.units import escaped, parse_bytes, printable
 
 P = ParamSpec("P")
 
 UNLIMITED = 100_000  # columns: what goes into a pipe is never wrapped or cut
 COLOURS = {
-    "done": "green", "running": "cyan", "failed": "red", "cancelled": "yellow",
+    "done": "green", "running": "cyan", "failed": "red", "cancelled": "yellow", "stopping": "yellow",
+    "paused": "yellow", "held": "yellow", "waiting for room": "yellow",
     "ok": "green", "warning": "yellow", "problem": "red",
 }  # fmt: skip
+
+
+class _Screen(Console):
+    """A console whose texts neither steer the terminal nor hide anything: names of jobs, files and data are in them."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Text as it may be shown."""
+        return super().render_str(printable(text), **options)
 
 
 class _Pipe(io.TextIOBase):
@@ -47,13 +56,23 @@ def console(*, stderr: bool = False) -> Console:
     """Where people's words go; plain and unwrapped when that is no terminal."""
     stream = sys.stderr if stderr else sys.stdout
     if stream.isatty():
-        return Console(file=stream, highlight=False, markup=False)
-    return Console(file=cast(TextIO, _Pipe(stream)), width=UNLIMITED, highlight=False, markup=False)
+        return _Screen(file=stream, highlight=False, markup=False)
+    return _Screen(file=cast(TextIO, _Pipe(stream)), width=UNLIMITED, highlight=False, markup=False)
 
 
-def print_json(value: object) -> None:
-    """One JSON document on stdout."""
-    click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+def shorten(text: str, most: int) -> str:
+    """`text` of at most so many characters."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def say(text: str, *, err: bool = False) -> None:
+    """A line on stdout, as it may be shown."""
+    click.echo(printable(text), err=err)
+
+
+def print_json(value: object, *, indent: int | None = 2) -> None:
+    """One JSON document on stdout; in one line where `indent` is None."""
+    click.echo(escaped(json.dumps(value, indent=indent, ensure_ascii=False)))
 
 
 def coloured(state: str) -> Text:
@@ -89,7 +108,7 @@ class Size(click.ParamType[str]):
         except ValueError as error:
             self.fail(str(error), param, ctx)
         if not 0 < count < 2**63:
-            self.fail(f"no size of a memory: {value!r}", param, ctx)
+            self.fail(f"no size of a memory: {value}", param, ctx)
         return value
 
 

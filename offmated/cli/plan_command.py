@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from offmated.cli import job_view
-from offmated.cli.output import Size, budget_options, console, json_option, print_json
+from offmated.cli.output import Size, budget_options, console, json_option, print_json, say
 from offmated.cli.pictures import drawn, picture_options
 from planner.errors import Exit
 
@@ -68,7 +68,7 @@ def plan(file: Path | None, as_json: bool, **options: object) -> None:
     elif shown is not None:
         console().print(shown)
     for line in drawn(options["trace"], options["html"]) if code == Exit.DONE and not as_json else ():
-        click.echo(line)
+        say(line)
     sys.exit(code)
 
 

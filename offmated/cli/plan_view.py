@@ -12,7 +12,7 @@ from rich.text import Text
 from planner.codec import from_json
 from planner.schedule.disk_use import DiskUse
 from planner.schedule.plan import Plan
-from planner.units import format_part, format_seconds
+from planner.units import counted, format_part, format_seconds
 
 
 def plan_rows(answer: dict[str, Any]) -> list[tuple[str, str | Text]]:
@@ -64,15 +64,14 @@ def _batch(plan: Plan, answer: dict[str, Any]) -> str:
     """What a step is of, and how it goes through the model. Kept plans do not say how large their slices are, nor do
     all of older versions."""
     count = plan.slices * plan.rounds
-    text = f"{count} micro-batch" + ("es" if count > 1 else "")
+    text = counted(count, "micro-batch", "micro-batches")
     rows, length = answer.get("rows"), answer.get("length")
     if rows is not None and length is not None:
-        text += (
-            f" × {rows} row{'s' if rows > 1 else ''} × {length} tokens = {count * rows * length} tokens a step at most"
-        )
+        all_tokens = counted(count * rows * length, "token")
+        text += f" × {counted(rows, 'row')} × {counted(length, 'token')} = {all_tokens} a step at most"
     if count > 1:
-        together = f"{plan.rounds} rounds of {plan.slices}" if plan.rounds > 1 else f"1 round of all {plan.slices}"
-        text += f"; through each block in {together} slices"
+        of = "of all" if plan.rounds == 1 else "of"
+        text += f"; through each block in {counted(plan.rounds, 'round')} {of} {counted(plan.slices, 'slice')}"
     return text
 
 
@@ -96,13 +95,13 @@ def _time(plan: Plan) -> str:
 def _updates(plan: Plan) -> str:
     on_cpu = sum(len(stage.cpu_update) for stage in plan.stages)
     on_gpu = sum(len(stage.gpu_update) for stage in plan.stages)
-    text = f"{on_cpu} tensor{'' if on_cpu == 1 else 's'} on the CPU, {on_gpu} on the GPU"
+    text = f"{counted(on_cpu, 'tensor')} on the CPU, {on_gpu} on the GPU"
     text += ", after the norm of all gradients is known" if plan.clip else ""
     trailing = len(plan.trailing())
     return text + (f"; the states of {trailing} on disk in the next step" if trailing else "")
 
 
-_SORTS = {"w": "weights", "g": "gradients", "s": "optimizer states"}
+_SORTS = {"w": "weight", "g": "gradient", "s": "optimizer state"}
 
 
 def _transfers(plan: Plan) -> str:
@@ -115,4 +114,4 @@ def _transfers(plan: Plan) -> str:
 def _sorts(items: Iterator[str]) -> str:
     counts = Counter(item.partition(":")[0] for item in items)
     found = [(counts[sort], name) for sort, name in _SORTS.items() if counts[sort]]
-    return ", ".join(f"{count} {name.removesuffix('s') if count == 1 else name}" for count, name in found)
+    return ", ".join(counted(count, name) for count, name in found)

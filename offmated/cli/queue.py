@@ -99,7 +99,7 @@ def turn(options: dict[str, Any]) -> Turn:
     return cast(Turn, {name: value for name, value in given.items() if value is not None})
 
 
-def each(job_ids: Sequence[int], change: Callable[[int], Json], say: Callable[[Json], str], as_json: bool) -> None:
+def each(job_ids: Sequence[int], change: Callable[[int], Json], told: Callable[[Json], str], as_json: bool) -> None:
     """Do `change` to each of the jobs and say what has become of it. One that cannot be changed is said, and keeps no
     other from it: then the exit code is that of the first. JSON is the job, or a list where several are named."""
     numbers, done, failed = tuple(dict.fromkeys(job_ids)), [], []
@@ -113,7 +113,7 @@ def each(job_ids: Sequence[int], change: Callable[[int], Json], say: Callable[[J
             click.echo(str(error), err=True)
         else:
             if not as_json:
-                click.echo(say(done[-1]))
+                click.echo(printable(told(done[-1])))
     if as_json:
         print_json(done if len(numbers) > 1 else done[0])
     if failed:

@@ -14,7 +14,7 @@ from offmated.cli.output import pairs, table
 from offmated.cli.plan_view import option_runs, plan_rows
 from planner.codec import from_json
 from planner.reports.receipt import Receipt, Share, Solved
-from planner.units import format_bytes, format_bytes_down, format_part, format_seconds
+from planner.units import counted, format_bytes, format_bytes_down, format_part, format_seconds
 
 Rows = list[tuple[str, str | Text]]
 
@@ -30,9 +30,9 @@ def answer(found: dict[str, Any]) -> RenderableType | None:
 
 def receipt(found: Receipt) -> RenderableType:
     """All about one job on one machine."""
-    head = Text(_question(found))
     rows = list(_fitting(found) if found.status != "infeasible" else _too_large(found))
-    return Group(head, Text(_verdict(found), style="green" if found.status != "infeasible" else "red"), pairs(rows))
+    verdict = Text(_verdict(found), style="green" if found.status != "infeasible" else "red")
+    return Group(_question(found), verdict, pairs(rows))
 
 
 def _question(found: Receipt) -> str:
@@ -41,7 +41,7 @@ def _question(found: Receipt) -> str:
     trained = "" if found.trained_parameters == found.parameters else f", {_billions(found.trained_parameters)} trained"
     return (
         f"{model} ({_billions(found.parameters)} parameters{trained}) in {asked.dtype} on {found.hardware.name}, "
-        f"{asked.slices} {'slices' if asked.slices > 1 else 'slice'} of {asked.rows} × {asked.length} tokens a step"
+        f"{counted(asked.slices, 'slice')} of {asked.rows} × {counted(asked.length, 'token')} a step"
     )
 
 
@@ -68,7 +68,7 @@ def _fitting(found: Receipt) -> Iterator[tuple[str, str | Text]]:
     yield "blocks", " · ".join(option_runs(found.options))
     if any("-" in option for option in found.options):
         yield "", "(numbered ways differ in which of a block's values stay, travel or are computed again)"
-    full_rows = f", with full rows of {found.asked.length} tokens"
+    full_rows = f", with full rows of {counted(found.asked.length, 'token')}"
     yield from _memory("GPU", format_part(found.gpu_peak_bytes, found.gpu_budget_bytes) + full_rows, found.gpu)
     yield from _memory("host", format_part(found.cpu_peak_bytes, found.cpu_budget_bytes), found.host)
     yield from _disk(found.disk)

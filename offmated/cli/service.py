@@ -12,6 +12,7 @@ from pathlib import Path
 
 import click
 
+from offmated.cli.output import say
 from offmated.cli.remote import only_here
 from offmated.config import KEYS
 from offmated.lock import lock_holder
@@ -92,7 +93,7 @@ def install() -> None:
         file.unlink() if before is None else file.write_bytes(before)
         _ask(systemctl, "daemon-reload")
         raise
-    click.echo(f"The daemon runs, and will after each login ({file}).")
+    say(f"The daemon runs, and will after each login ({file}).")
     if not (Path("/var/lib/systemd/linger") / getpass.getuser()).exists():
         click.echo("To have it run while you are not logged in: loginctl enable-linger")
 

@@ -45,6 +45,14 @@ def keys_of(settings: Iterable[str]) -> list[str]:
     return [setting.partition("=")[0].strip() for setting in settings]
 
 
+_SET, _INSTEAD = "--set ", ", in place of the file's "
+
+
+def settings_in(notes: Sequence[str]) -> list[str]:
+    """The settings, each "KEY=VALUE", that `notes_on_settings` told among the notes of a job."""
+    return [note.removeprefix(_SET).partition(_INSTEAD)[0] for note in notes if note.startswith(_SET)]
+
+
 def notes_on_settings(text: str, settings: Sequence[str]) -> tuple[str, ...]:
     """What `settings` say above the job `text`, and what that says itself. Raises UserError."""
     from planner.job.schema import CANONICAL
@@ -53,8 +61,8 @@ def notes_on_settings(text: str, settings: Sequence[str]) -> tuple[str, ...]:
     notes = []
     for key, found in map(_read_setting, settings):
         name = CANONICAL.get(key, key)
-        instead = f", in place of the file's {shown(values[name])}" if name in values else ""
-        notes.append(f"--set {key}={shown(found)}{instead}")
+        instead = f"{_INSTEAD}{shown(values[name])}" if name in values else ""
+        notes.append(f"{_SET}{key}={shown(found)}{instead}")
     return tuple(notes)
 
 

@@ -14,6 +14,7 @@ from planner.job.base import check_base
 from planner.job.frozen import check_frozen
 from planner.job.schema import Job
 from planner.run.folder import RunFolder
+from planner.units import counted
 
 _LEVEL = ("constant", "constant_with_warmup")
 
@@ -26,7 +27,7 @@ class Length:
     max_steps: int | None = None
 
     def __str__(self) -> str:
-        return f"{self.epochs:g} epochs" if self.epochs is not None else f"{self.max_steps} steps"
+        return counted(self.epochs, "epoch") if self.epochs is not None else counted(self.max_steps or 0, "step")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,15 +99,15 @@ def went_on_from(run: RunFolder) -> str | None:
 def _with_length(row: JobRow, job: Job, length: Length) -> Job:
     if length.max_steps is not None:
         if job.max_steps is not None and length.max_steps <= job.max_steps:
-            raise _no(row, f"it has had {job.max_steps} steps", "--max-steps is their number in all")
+            raise _no(row, f"it has had {counted(job.max_steps, 'step')}", "--max-steps is their number in all")
         if job.max_steps is None:
-            raise _no(row, f"its length is {job.num_train_epochs:g} epochs", "say --epochs")
+            raise _no(row, f"its length is {counted(job.num_train_epochs, 'epoch')}", "say --epochs")
         return job.model_copy(update={"max_steps": length.max_steps, "output_dir": None})
     assert length.epochs is not None
     if job.max_steps is not None:
         raise _no(row, f"its length is max_steps, {job.max_steps}", "say --max-steps")
     if length.epochs <= job.num_train_epochs:
-        raise _no(row, f"it has had {job.num_train_epochs:g} epochs", "--epochs is their number in all")
+        raise _no(row, f"it has had {counted(job.num_train_epochs, 'epoch')}", "--epochs is their number in all")
     return job.model_copy(update={"num_train_epochs": length.epochs, "output_dir": None})
 
 

@@ -52,12 +52,12 @@ def release(store: Store, job_id: int) -> None:
 
 
 def pause(store: Store, job_id: int) -> None:
-    """Have a job leave the GPU with a checkpoint and wait until it is resumed; one that waits is held. Raises UserError
-    `job-ended`."""
+    """Have a job leave the GPU with a checkpoint and wait until it is resumed; one that waits has no turn until then.
+    Raises UserError `job-ended`."""
     with store.writing() as session:
         row = _living(session, job_id)
         if row.hold in _BY_NOBODY:  # the dispatcher has its process end
-            _set(session, row, hold=Hold.PAUSED if row.attempts else Hold.HELD)
+            _set(session, row, hold=Hold.PAUSED)
 
 
 def resume(store: Store, job_id: int) -> None:

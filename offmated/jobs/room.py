@@ -14,7 +14,7 @@ from typing import Any
 from offmated.jobs.again import is_time, tried_at, trying_again
 from planner.errors import Room
 from planner.run.folder import RunFolder
-from planner.units import format_bytes
+from planner.units import counted, format_bytes
 
 _SPARE_BYTES, _SPARE_FILES = 64 * 2**20, 64  # or a twentieth of a small disk
 
@@ -45,9 +45,11 @@ def waiting_words(error: Mapping[str, Any] | None) -> str:
     if error is None or needs is None or goes_on(error):
         return "there is room again: it goes on"
     missing_bytes, missing_files = _missing(needs)
-    missing = [format_bytes(missing_bytes)] * bool(missing_bytes) + [f"{missing_files} files"] * bool(missing_files)
+    missing = [format_bytes(missing_bytes)] * bool(missing_bytes)
+    missing += [counted(missing_files, "file")] * bool(missing_files)
     what = f"{' and '.join(missing)} missing at {needs.folder}" if missing else " ".join(error["numbers"][:1])
-    return f"no room: {what}; goes on by itself" + (f", tried again at {tried_at(error)}" if "again" in error else "")
+    again = f", tried again at {tried_at(error)}" if "again" in error else ""
+    return f"waiting for room: {what}; goes on by itself{again}"
 
 
 def _guessed(run: RunFolder) -> Room:

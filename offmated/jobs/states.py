@@ -18,6 +18,7 @@ from typing import Any
 from planner.errors import Exit, disk_full
 from planner.hub import NOT_REACHED
 from planner.run.oom import KILLED_FOR_MEMORY
+from planner.units import counted
 
 LARGEST_ID = 2**31 - 1  # what `jobs.id` holds in every database
 MOST_PRIORITY = 1000
@@ -49,7 +50,7 @@ class StopReason(StrEnum):
 
 
 class Hold(StrEnum):
-    """Why a job that is not over has no turn. HELD, PAUSED: until a person says so; it waited, or had begun. NO_ROOM:
+    """Why a job that is not over has no turn. HELD, PAUSED: until a person says so, who held or paused it. NO_ROOM:
     until its disk has what it needs. NO_HUB: until it asks the hub again."""
 
     HELD = "held"
@@ -203,7 +204,7 @@ def _crashed(ending: Ending, crashes: int) -> dict[str, Any]:
     if (ending.error or {}).get("code") == KILLED_FOR_MEMORY:
         return dict(ending.error or {})
     return {
-        "what": f"The {ending.process} died {crashes} times without a new checkpoint.",
+        "what": f"The {ending.process} died {counted(crashes, 'time')} without a new checkpoint.",
         "numbers": [f"the last time: {account(None, ending)}", *ending.log],
         "hint": "see the job's log",
         "code": "crashed",

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from offmated.jobs.job_text import keys_of, notes_on_settings, with_settings
+from offmated.jobs.job_text import keys_of, notes_on_settings, settings_in, with_settings
 from offmated.jobs.longer import Length, link, longer, went_on_from
 from offmated.jobs.store import KeyTaken, Store
 from offmated.jobs.table import JobRow
@@ -37,8 +37,10 @@ from planner.job.weights import check_weights
 from planner.job.window import Window
 from planner.machine.memory import check_budgets_here
 from planner.run.folder import RunFolder
+from planner.units import printable
 
 NAME_LENGTH = 255
+_ANY_JOB = ("job", "config")
 _DRAFT = ".new-"
 TRY_S = 10.0  # a disk that hangs keeps nobody else from submitting
 LOOK_S = 60.0
@@ -61,9 +63,21 @@ def submit(
     def take_in() -> tuple[JobRow, tuple[str, ...]]:
         job, notes = Job.parse_with_notes(text, folder, name=file_name, told=keys_of(settings))
         notes = (*notes_on_settings(yaml_text, settings), *notes)
-        return _take_in(store, paths, job, notes, text, key, turn, window)
+        name = name_of(job, file_name, folder)
+        return _take_in(store, paths, job, notes, text, key, turn, window, name=name)
 
     return _once(store, key, text, take_in)
+
+
+def name_of(job: Job, file_name: str, folder: Path) -> str:
+    """What a job of this file is called in lists: its `run_name`; else its file, or where that has a name as any other
+    job's, the folder; in one that is no project's, the model."""
+    stem = Path(file_name).stem
+    name = "" if stem in _ANY_JOB else stem
+    if not name and folder != Path.home():
+        name = folder.name
+    name = job.run_name or name or Path(job.model).name
+    return printable(name).replace("\n", " ").replace("\t", " ")[:NAME_LENGTH]
 
 
 def rerun(
@@ -78,22 +92,24 @@ def rerun(
         more = longer(row, length)
         text = more.job.resolved_yaml()
         return _once(store, key, text, lambda: _take_in(
-            store, paths, more.job, more.notes, text, key, turn, window, again=job_id, checkpoint=more.checkpoint
+            store, paths, more.job, more.notes, text, key, turn, window, name=row.name, again=job_id,
+            checkpoint=more.checkpoint,
         ))  # fmt: skip
     run = RunFolder(Path(row.run_dir))
     before = as_asked(run, Job.from_resolved(run.resolved), budgets=True)
     job = before.model_copy(update={"output_dir": None})
     commits = any(entry.revision for entry in (*job.data, *job.eval_data))
     there = "that are there now" + (", those of the hub at the commits that it has" if commits else "")
-    notes = [f"the same as job {job_id}, on the data {there}"]
+    notes = [f"the same as job {job_id}, on the data {there}", *(note for note in row.notes if settings_in([note]))]
     if (origin := went_on_from(run)) is not None:
         notes.append(f"from the start; job {job_id} went on from job {origin}")
     if before.output_dir is not None:
         notes.append(f"output_dir is job {job_id}'s: the model goes to the run folder")
     text = job.resolved_yaml()
     return _once(
-        store, key, text, lambda: _take_in(store, paths, job, tuple(notes), text, key, turn, window, again=job_id)
-    )
+        store, key, text,
+        lambda: _take_in(store, paths, job, tuple(notes), text, key, turn, window, name=row.name, again=job_id),
+    )  # fmt: skip
 
 
 def as_asked(run: RunFolder, job: Job, *, budgets: bool = False) -> Job:
@@ -138,9 +154,10 @@ def _submitted(store: Store, key: str | None, yaml_text: str) -> JobRow | None:
 
 def _take_in(
     store: Store, paths: Paths, job: Job, notes: Sequence[str], yaml_text: str, key: str | None, turn: Turn,
-    window: str | None, *, again: int | None = None, checkpoint: Path | None = None,
+    window: str | None, *, name: str, again: int | None = None, checkpoint: Path | None = None,
 ) -> tuple[JobRow, tuple[str, ...]]:  # fmt: skip
-    """`again`: the job that this is to be once more; `checkpoint`: what it goes on from."""
+    """`name`: what it is called in lists; `again`: the job that this is to be once more; `checkpoint`: what it goes on
+    from."""
     if job.output_dir is not None:
         paths.check_outside("output_dir:", Path(job.output_dir))
     for disk in job.disk_paths or ():
@@ -149,7 +166,6 @@ def _take_in(
     check_budgets_here(job.gpu_budget, job.cpu_budget)
     check_weights(job)
     unseen, broken = _checked_data(job)
-    name = (job.run_name or Path(job.model).name)[:NAME_LENGTH]
     draft = paths.runs / f"{_DRAFT}{uuid.uuid4().hex}"
     made: list[Path] = []
     told = [*notes, *filter(None, map(missing_package, job.report_to)), *notes_on_length(job)]

@@ -124,7 +124,7 @@ def idle_seconds(minutes: str) -> float:
         found = -1.0
     if not 0 <= found <= 24 * 60:
         raise UserError(
-            f"yield_minutes is {minutes!r}; it must be a number of minutes from 0 to 1440.", code="bad-config",
+            f'yield_minutes is "{minutes}"; it must be a number of minutes from 0 to 1440.', code="bad-config",
             hint='yield_minutes = "10" in config.toml', exit_code=Exit.USAGE,
         )  # fmt: skip
     if importlib.util.find_spec("pynvml") is None:

@@ -25,6 +25,7 @@ from offmated.jobs.listing import Listed
 from offmated.jobs.states import FINAL, Hold, JobState, StopReason
 from offmated.jobs.store import Store
 from offmated.jobs.table import WishRow
+from planner.units import printable
 
 log = logging.getLogger(__name__)
 
@@ -129,7 +130,8 @@ class Notifier:
         return f"{mark}-{self._address}"
 
     def _send(self, message: Message) -> None:
-        said = {"title": f"offmate: {message.title}", "body": message.body[:_MOST_TEXT], "address": self._address}
+        title, body = printable(f"offmate: {message.title}"), printable(message.body[:_MOST_TEXT])
+        said = {"title": title, "body": body, "address": self._address}
         text = json.dumps(said).encode()
         child = subprocess.Popen(
             _SENDER, stdin=subprocess.PIPE, cwd=self._folder, env={**os.environ, **self._environment},

@@ -23,6 +23,7 @@ from planner.candidate.candidate import (
 from planner.candidate.setting import Setting
 from planner.schedule.chain import Block, Option, Tensor
 from planner.schedule.peak_moments import kept_bytes, moments
+from planner.units import counted
 
 PROFILES = ("fast", "recompute", "offload")
 
@@ -138,7 +139,8 @@ def _filled(
 
     def plan_of(count: int) -> Candidate:
         names = frozenset(t.name for block in tensors[len(tensors) - count :] for t in block)
-        return streamed(setting, options, ahead=True, at_home_names=names, source=f"{count} blocks at home, {name}")
+        source = f"{counted(count, 'block')} at home, {name}"
+        return streamed(setting, options, ahead=True, at_home_names=names, source=source)
 
     low, high = 0, len(tensors)  # low fits
     while high - low > 1:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from planner.job.json_values import json_in
+from planner.job.source import shown
 
 _COLUMNS = ("messages", "conversations", "tools")
 
@@ -47,4 +48,4 @@ def _read_in(place: Any, key: str, what: str) -> None:
         try:
             place[key] = json_in(said)
         except ValueError as error:
-            raise ValueError(f"axolotl reads {what} as JSON, and {said[:80]!r} {error}") from None
+            raise ValueError(f"axolotl reads {what} as JSON, and {shown(said, 80)} {error}") from None

@@ -7,6 +7,7 @@ import logging
 
 from planner.errors import Exit, UserError
 from planner.job.json_rows import Row
+from planner.units import counted
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +92,7 @@ class BrokenRows:
     def say(self, among: str = "") -> None:
         """Tell how many are left out, and the first of them; `among`: of which records, before all else."""
         if self._count and self.skip:
-            records = "1 record is" if len(self) == 1 else f"{len(self)} records are"
+            records = f"{counted(len(self), 'record')} {'is' if len(self) == 1 else 'are'}"
             log.warning("data: %s%s broken and left out (broken_rows: skip)", among, records)
             for line in self.lines:
                 log.warning("data: left out: %s", line)

@@ -24,6 +24,7 @@ from planner.job.schema import Job
 from planner.job.slot_rows import check as check_of_llama_factory
 from planner.job.templates import GIVE_TEMPLATE
 from planner.job.v1_records import check as check_of_v1
+from planner.units import counted
 
 MOST_BYTES = 32 * 2**20
 """Read of each entry of `dataset`: about a second."""
@@ -95,7 +96,7 @@ def _check_entry(entry: DataEntry, job: Job) -> tuple[str, ...] | None:
     if learned or not reader.whole:
         return None
     what = "broken or empty" if broken else "empty"
-    return (f"{path}: {records} records, all of them {what}", *broken.lines)
+    return (f"{path}: {counted(records, 'record')}, all of them {what}", *broken.lines)
 
 
 def learns(entry: DataEntry, kind: Kind, row: Row, broken: BrokenRows) -> bool:

@@ -7,6 +7,7 @@ import math
 from planner.job.data_check import count_of_few
 from planner.job.notes import all_warmup
 from planner.job.schema import Job
+from planner.units import counted
 
 _MOST_BYTES = 2**20  # read of each entry: data that are few are small
 _MOST = 1000
@@ -24,7 +25,7 @@ def notes_on_length(job: Job) -> tuple[str, ...]:
     step = job.train_batch_size or job.slice_rows * job.gradient_accumulation_steps
     notes: list[str | None] = []
     if records < step:
-        few = f"a step has {step} rows, and the data {records} record{'' if records == 1 else 's'}"
+        few = f"a step has {counted(step, 'row')}, and the data {counted(records, 'record')}"
         notes.append(f"{few}: each step sees some of them more than once; give more data, or a smaller batch.")
     if job.max_steps is None:
         most = max(1, math.ceil(round(job.num_train_epochs * records / step, 6)))

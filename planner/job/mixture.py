@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from planner.job.source import SWITCHED_OFF, Mistake, Source
+from planner.units import counted
 
 _STRATEGY, _SHARES, _ONCE = "mix_strategy", "interleave_probs", "dataset_exact_deduplication"
 _NOT_REPEATED = {
@@ -31,7 +32,7 @@ def check_mixture(values: dict[str, Any], names: dict[str, str], source: Source)
     if values.get(_STRATEGY, "concat") == "concat":
         text = f"it is for {_STRATEGY}: interleave_under, interleave_over or interleave_once; give that too"
     elif len(shares) != len(entries):
-        text = f"it has {len(shares)} shares, and dataset has {len(entries)} entries"
+        text = f"it has {counted(len(shares), 'share')}, and dataset has {counted(len(entries), 'entry', 'entries')}"
     elif values.get(_STRATEGY) != "interleave_under" and any(share == 0 for share in shares):
         text = f"one is 0: {values[_STRATEGY]} goes on until every entry has come to its end; leave that entry out"
     else:

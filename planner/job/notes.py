@@ -11,13 +11,14 @@ from planner.job.local_data import is_local
 from planner.job.lora import has_no_weights
 from planner.job.values import ADAMW_8BIT, MUON
 from planner.muon import MATCH_RMS
+from planner.units import counted
 
 
 def all_warmup(schedule: str, warmup_steps: float, steps: int) -> str | None:
     """What to say of a warm-up that a run of so many steps is no longer than; None for others."""
     if schedule == "constant" or warmup_steps < 1 or warmup_steps < steps:
         return None
-    run = f"the run has {steps} step{'' if steps == 1 else 's'}"
+    run = f"the run has {counted(steps, 'step')}"
     rises = "the rate only rises, and never gets to learning_rate"
     return f"warmup_steps is {warmup_steps:g}, and {run}: {rises}; below 1 it is a share of all steps, such as 0.1."
 

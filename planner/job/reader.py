@@ -18,6 +18,8 @@ from planner.job.json_rows import Row, json_rows
 from planner.job.json_values import json_in
 from planner.job.local_data import Kind, LocalData
 from planner.job.records import Record
+from planner.job.source import shown
+from planner.units import counted
 
 __all__ = ["Reader", "Row", "rows_of"]
 
@@ -151,8 +153,8 @@ def _csv_rows(
     for number, cells in rows:
         place = f"line {number} of {name}"
         if len(cells) > len(header):
-            wrong = f"has {len(cells)} fields for {len(header)} columns: texts with commas need quotes"
-            yield Row(place, wrong=wrong)
+            has = f"has {counted(len(cells), 'field')} for {counted(len(header), 'column')}"
+            yield Row(place, wrong=f"{has}: texts with commas need quotes")
         elif byte := next(filter(None, map(_undecoded, cells)), ""):
             yield Row(place, wrong=f"is not UTF-8: it has the byte {byte}; save it as UTF-8")
         else:
@@ -256,7 +258,7 @@ def _pylist(batch: Any) -> Iterator[Any]:
 
 def _not_utf8(error: UnicodeDecodeError) -> ValueError:
     text = error.object[max(0, error.start - 20) : error.start + 20].decode(errors="replace")
-    return ValueError(f"has a text that is not UTF-8: 0x{error.object[error.start]:02x} in {text!r}")
+    return ValueError(f"has a text that is not UTF-8: 0x{error.object[error.start]:02x} in {shown(text)}")
 
 
 _Convert = Callable[[Any], Any]

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from planner.errors import Exit, UserError
 from planner.job.json_values import json_in
+from planner.job.source import shown
 
 Record = Mapping[str, object]
 Message = dict[str, Any]
@@ -94,7 +95,7 @@ def text_of(record: Record, column: str) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise ValueError(f"column {column} is text, this is {str(value)[:80]!r}")
+        raise ValueError(f"column {column} is text, this is {shown(value, 80)}")
     return value
 
 
@@ -119,13 +120,13 @@ def conversation(value: object) -> list[Message]:
     Raises ValueError saying what is wrong.
     """
     if not isinstance(value, list) or not value:
-        raise ValueError(f"a conversation is a list of messages, this is {str(value)[:80]!r}")
+        raise ValueError(f"a conversation is a list of messages, this is {shown(value, 80)}")
     return [_message(entry) for entry in value]
 
 
 def _message(entry: object) -> Message:
     if not isinstance(entry, dict):
-        raise ValueError(f"a message is an object with role and content, this is {str(entry)[:80]!r}")
+        raise ValueError(f"a message is an object with role and content, this is {shown(entry, 80)}")
     more = {key: value for key, value in entry.items() if value is not None and key not in _OWN}
     for key, value in more.items():
         check_json(value, f"a message's {key}")
@@ -137,7 +138,7 @@ def _message(entry: object) -> Message:
         return {"role": "assistant", "content": "", "tool_calls": _calls(content), **more, **_trained(entry)}
     role = _ROLES.get(str(named))
     if role is None:
-        raise ValueError(f"unknown role {named!r}")
+        raise ValueError(f"unknown role {shown(named, 80)}")
     if content is None and not more.keys() & _INSTEAD:
         has = ", ".join(str(key) for key in entry if entry[key] is not None)
         raise ValueError(f"a message has no content; what it has is {has}")
@@ -150,7 +151,7 @@ def _trained(entry: Mapping[str, object]) -> dict[str, bool]:
     given = {key: entry[key] for key in ("train", "weight") if entry.get(key) is not None}
     for key, value in given.items():
         if value not in (0, 1):  # True and False are 1 and 0
-            raise ValueError(f"a message's {key} is 0 or 1 (false or true), this is {str(value)[:80]!r}")
+            raise ValueError(f"a message's {key} is 0 or 1 (false or true), this is {shown(value, 80)}")
     if not all(given.values()):
         return {"train": False}
     return {"train": True} if "train" in given else {}
@@ -161,11 +162,11 @@ def _calls(content: object) -> list[dict[str, Any]]:
     try:
         found = json_in(_content(content))
     except ValueError as error:
-        what = f"a function_call is JSON with name and arguments, this is {str(content)[:80]!r}"
+        what = f"a function_call is JSON with name and arguments, this is {shown(content, 80)}"
         raise ValueError(f"{what}, which {error}") from None
     calls = found if isinstance(found, list) else [found]
     if not all(isinstance(call, dict) and isinstance(call.get("name"), str) for call in calls):
-        raise ValueError(f"a function_call has a name and arguments, this is {str(content)[:80]!r}")
+        raise ValueError(f"a function_call has a name and arguments, this is {shown(content, 80)}")
     return [{"type": "function", "function": call} for call in calls]
 
 
@@ -190,11 +191,11 @@ def tools_of(record: Record) -> list[Any] | None:
         try:
             value = json_in(value)
         except ValueError as error:
-            raise ValueError(f"tools are a list, or JSON of one, this is {str(value)[:80]!r}, which {error}") from None
+            raise ValueError(f"tools are a list, or JSON of one, this is {shown(value, 80)}, which {error}") from None
     if not value:
         return None
     if not isinstance(value, list):
-        raise ValueError(f"tools are a list, or JSON of one, this is {str(value)[:80]!r}")
+        raise ValueError(f"tools are a list, or JSON of one, this is {shown(value, 80)}")
     check_json(value, "tools")
     return value
 
@@ -203,7 +204,7 @@ def template_values(value: object) -> dict[str, Any]:
     """What the chat template is told beside the messages, less what is null. Raises ValueError for what is no mapping,
     or tells it what is not its own to be told."""
     if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
-        raise ValueError(f"{VALUES} is a mapping, this is {str(value)[:80]!r}")
+        raise ValueError(f"{VALUES} is a mapping, this is {shown(value, 80)}")
     if taken := sorted(_NOT_VALUES & value.keys()):
         raise ValueError(f"{VALUES} has {taken[0]}, which is not the template's own")
     return {name: said for name, said in value.items() if said is not None}
@@ -217,7 +218,7 @@ def values_of(record: Record) -> dict[str, Any]:
         try:
             value = json_in(value)
         except ValueError as error:
-            what = f"{VALUES} is a mapping, or JSON of one, this is {str(value)[:80]!r}"
+            what = f"{VALUES} is a mapping, or JSON of one, this is {shown(value, 80)}"
             raise ValueError(f"{what}, which {error}") from None
     return template_values(value) if value else {}
 
@@ -230,7 +231,7 @@ def segments_of(record: Record) -> list[tuple[str, bool]]:
         isinstance(piece, dict) and isinstance(piece.get("text"), str) and isinstance(piece.get("label"), bool)
         for piece in value
     ):
-        raise ValueError(f"segments are a list of objects with text and label, this is {str(value)[:80]!r}")
+        raise ValueError(f"segments are a list of objects with text and label, this is {shown(value, 80)}")
     return [(piece["text"], piece["label"]) for piece in value]
 
 
@@ -267,7 +268,7 @@ def _numbers(record: Record, column: str, count: int | None) -> list[int]:
     if value is None:
         return []
     if not isinstance(value, list) or not all(type(number) in (int, bool) for number in value):
-        raise ValueError(f"column {column} is a list of whole numbers, this is {str(value)[:80]!r}")
+        raise ValueError(f"column {column} is a list of whole numbers, this is {shown(value, 80)}")
     if count is not None and len(value) != count:
         raise ValueError(f"column {column} has {len(value)} numbers for {count} of input_ids")
     return [*map(int, value)]
@@ -282,7 +283,7 @@ def history_of(record: Record) -> list[Message]:
     if not isinstance(value, list) or not all(
         isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair) for pair in value
     ):
-        raise ValueError(f"history is a list of [said, answered], this is {str(value)[:80]!r}")
+        raise ValueError(f"history is a list of [said, answered], this is {shown(value, 80)}")
     return [
         {"role": role, "content": text}
         for pair in value
@@ -339,4 +340,4 @@ def _content(content: object) -> str:
         if any(part.get(key) is not None for part in content for key in ("train", "weight")):
             raise ValueError("a part of a message's content has train or weight; a turn is learned whole or not")
         return "".join(part["text"] for part in content)
-    raise ValueError(f"a message's content is text, this is {str(content)[:80]!r}")
+    raise ValueError(f"a message's content is text, this is {shown(content, 80)}")

@@ -18,6 +18,7 @@ from planner.job.trackers import reports
 from planner.job.values import check_value, done_otherwise, merged, translated
 from planner.keys.meaning import REPORTS
 from planner.machine.memory import computes_bf16
+from planner.units import counted
 
 
 def canonical(source: Source, names: Mapping[str, str]) -> tuple[dict[str, Any], list[Mistake], tuple[str, ...]]:
@@ -38,8 +39,9 @@ def canonical(source: Source, names: Mapping[str, str]) -> tuple[dict[str, Any],
     _settle_adapters(reading, values, given)
     _settle_evaluations(reading, values, given)
     if not {"model", "dataset"} & reading.found.keys() and len(reading.unknown) > len(source.values) / 2:
-        text = f"it and {len(reading.unknown) - 1} more keys are unknown, and there is neither model nor dataset"
-        reading.alone = [source.mistake(reading.unknown[0], "unknown-key", f"{text}: this is no job")]
+        text = f"it and {counted(len(reading.unknown) - 1, 'more key')} are unknown"
+        text += ", and there is neither model nor dataset: this is no job"
+        reading.alone = [source.mistake(reading.unknown[0], "unknown-key", text)]
     if reading.alone:
         raise to_user_error(reading.alone[:1], source.name)
     if not mistakes:

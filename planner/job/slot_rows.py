@@ -12,6 +12,7 @@ from itertools import chain
 from typing import Any, Literal
 
 from planner.job.records import Kind, Record, conversation, role_of, text_of
+from planner.job.source import shown
 
 Formatting = Literal["alpaca", "sharegpt", "openai"]
 """How the tool reads a dataset, as its dataset_info.json says it."""
@@ -87,7 +88,7 @@ def _instruction(record: Record) -> Conversation | LeftOut:
     turns: list[Turn] = []
     for pair in history if isinstance(history, list) else ():
         if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(text, str) for text in pair):
-            raise ValueError(f"history is a list of [said, answered], this is {str(history)[:80]!r}")
+            raise ValueError(f"history is a list of [said, answered], this is {shown(history, 80)}")
         turns += [Turn(role="user", content=pair[0]), Turn(role="assistant", content=pair[1])]
     asked = "\n".join(filter(None, (text_of(record, "instruction"), text_of(record, "input"))))
     answer = record.get("output")
@@ -117,13 +118,13 @@ def _check_written(messages: object) -> None:
 
 def _list(value: object) -> Sequence[Any]:
     if not isinstance(value, list):
-        raise ValueError(f"a conversation is a list of messages, this is {str(value)[:80]!r}")
+        raise ValueError(f"a conversation is a list of messages, this is {shown(value, 80)}")
     return value
 
 
 def _message(message: Any) -> dict[str, Any]:
     if not isinstance(message, Mapping):
-        raise ValueError(f"a message is an object with role and content, this is {str(message)[:80]!r}")
+        raise ValueError(f"a message is an object with role and content, this is {shown(message, 80)}")
     named = message.get("role") if message.get("role") is not None else message.get("from")
     role = named if named == "function_call" else role_of(str(named))
     calls = message.get("tool_calls")

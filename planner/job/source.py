@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import re
 import reprlib
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from planner.errors import Exit, UserError
+from planner.units import counted
 
 _SET = "--set "
 SHOWN_LENGTH = 200  # characters of a wrong value in an error
@@ -50,12 +52,20 @@ class Mistake:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
     """A YAML mapping with the line of each of its keys, and of what is in their lists as "key[0]"; `name` is what
-    errors call the file. `told`: keys that are not the file's, but the command line's (--set)."""
+    errors call the file. `told`: keys that are not the file's, but the command line's (--set). `written`: of keys whose
+    value YAML has made of other characters what these are, as no of false and 1e3 of 1000.0."""
 
     name: str
     values: dict[str, Any]
     lines: dict[str, int]
     told: frozenset[str] = frozenset()
+    written: Mapping[str, str] = field(default_factory=dict)
+
+    def shown(self, key: str, value: object) -> str:
+        """The `value` of a key as the file has it, and where YAML reads that as something else, as what."""
+        if (written := self.written.get(key)) is None or shown(self.values[key]) != shown(value):
+            return shown(value)
+        return f"{_cut(written)}, which YAML reads as {shown(value)}"
 
     def mistake(self, key: str, code: str, text: str) -> Mistake:
         """A mistake at `key`, with its line."""
@@ -73,10 +83,19 @@ class _TooMuch(yaml.composer.ComposerError):
     """More than a job may say."""
 
 
+class _TwoReadings(yaml.constructor.ConstructorError):
+    """A number that YAML reads as another one than people do; `hint`: what says either."""
+
+    def __init__(self, node: yaml.ScalarNode, value: object, hint: str) -> None:
+        super().__init__(None, None, f"YAML reads {node.value} as {value}", node.start_mark)
+        self.hint = f'{hint}; "{node.value}" in quotes is a text'
+
+
 class _Loader(yaml.SafeLoader):
     """Safe YAML that refuses a key given twice and reads 5e-5 as a number, as YAML 1.2 does (1.1 wants 5.0e-5).
 
-    A date is text: no key means one, and a run may well be named after a day. A few bytes of aliases can stand for more
+    A date is text: no key means one, and a run may well be named after a day. 1:30 and 010, which YAML 1.1 reads as 90
+    and 8, are refused. A few bytes of aliases can stand for more
     than fits any memory, so what they stand for is counted as it is read, and refused before it is built.
 
     Not ruamel.yaml: with YAML 1.2 it reads `yes` and `off` as texts, which transformers' files mean as switches, and
@@ -124,6 +143,8 @@ class _Loader(yaml.SafeLoader):
         try:
             if node.tag in _NUMBERS and len(node.value) > _LONGEST_NUMBER:
                 raise ValueError("too long for a number")
+            if isinstance(node, yaml.ScalarNode) and node.tag in _NUMBERS:
+                _check_reading(node, super().construct_object(node, deep))
             return super().construct_object(node, deep)
         except (ArithmeticError, AttributeError, LookupError, ValueError) as error:  # of `!!int abc` and the like
             problem = f"{shown(node.value)} is no {node.tag.rpartition(':')[2]}"
@@ -142,6 +163,15 @@ class _Loader(yaml.SafeLoader):
 
 
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+
+
+def _check_reading(node: yaml.ScalarNode, value: Any) -> None:
+    """Raise `_TwoReadings` where YAML 1.1 counts in sixties or in eights."""
+    written = node.value.replace("_", "")
+    if ":" in written:
+        raise _TwoReadings(node, value, f"write {value}")
+    if re.fullmatch("[-+]?0[0-9]+", written) and node.tag == _NUMBERS[0] and int(written) != value:
+        raise _TwoReadings(node, value, f"write {int(written)} or {value}")
 
 
 def _joined(node: Any) -> str:
@@ -219,6 +249,8 @@ def read_yaml(text: str, name: str, *, longest: int | None = MOST_CHARACTERS) ->
         code, hint = "bad-yaml", "write one `key: value` per line"
         if isinstance(error, yaml.constructor.ConstructorError) and "given twice" in str(error.problem):
             code, hint = "duplicate-key", "keep one of the two lines"
+        elif isinstance(error, _TwoReadings):
+            code, hint = "unclear-number", error.hint
         elif isinstance(error, _TooMuch):
             code, hint = "file-too-long", "a job says less than that; a list of many files can be a folder"
         problem = f"{name}{_if_data(name)}: {_cut(error.problem or 'not YAML', 2 * SHOWN_LENGTH)}"
@@ -242,7 +274,12 @@ def read_yaml(text: str, name: str, *, longest: int | None = MOST_CHARACTERS) ->
     for key, value in node.value:
         if isinstance(value, yaml.SequenceNode):
             lines |= {f"{key.value}[{place}]": item.start_mark.line + 1 for place, item in enumerate(value.value)}
-    return Source(name=name, values=values, lines=lines)
+    scalars = [(key.value, value) for key, value in node.value if isinstance(value, yaml.ScalarNode)]
+    written = {
+        key: value.value for key, value in scalars
+        if not value.style and isinstance(values.get(key), (bool, int, float)) and value.value != shown(values[key])
+    }  # fmt: skip
+    return Source(name=name, values=values, lines=lines, written=written)
 
 
 def _line(error: yaml.MarkedYAMLError, text: str) -> int | None:
@@ -258,17 +295,20 @@ def _line(error: yaml.MarkedYAMLError, text: str) -> int | None:
     return mark.line + 1 if mark else None
 
 
-def shown(value: object) -> str:
-    """`value` as people write it in YAML: "text", true, null, 0.1. No more of it is written than is shown."""
+def shown(value: object, length: int = SHOWN_LENGTH) -> str:
+    """`value` as people write it in YAML: "text", true, null, 0.1. No more of it is written than is shown, `length`
+    characters."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return {math.inf: ".inf", -math.inf: "-.inf"}.get(value, ".nan")
     text = ""
     try:
         for piece in json.JSONEncoder(default=str, ensure_ascii=False).iterencode(value):
             text += piece
-            if len(text) > SHOWN_LENGTH:
+            if len(text) > length:
                 break
     except (TypeError, ValueError, RecursionError):  # keys that JSON has not; a list that holds itself
         text = reprlib.repr(value)
-    return _cut(text)
+    return _cut(text, length)
 
 
 def _cut(text: str, length: int = SHOWN_LENGTH) -> str:
@@ -280,7 +320,7 @@ def to_user_error(mistakes: list[Mistake], name: str) -> UserError:
     one only."""
     ordered = sorted(mistakes, key=lambda mistake: mistake.line or 0)
     more = len(ordered) - MOST_MISTAKES
-    count = "one mistake" if len(ordered) == 1 else f"{len(ordered)} mistakes"
+    count = "one mistake" if len(ordered) == 1 else counted(len(ordered), "mistake")
     told = sum(mistake.key.startswith(_SET) for mistake in mistakes)
     where = "--set" if told == len(mistakes) else f"{name} with --set" if told else name
     return UserError(

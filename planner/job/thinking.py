@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from planner.job.records import role_of
+from planner.job.source import shown
 
 _THOUGHTS = (
     ("<think>", "</think>"), ("<reasoning>", "</reasoning>"), ("<|begin_of_thought|>", "<|end_of_thought|>"),
@@ -32,7 +33,8 @@ def with_thinking(message: dict[str, Any], key: str) -> dict[str, Any]:
         answer, closed, behind = behind.partition(_SOLUTION[1])
         ended, lost, answer = ended and closed, [*lost, before, behind], answer.strip()
     if not ended:
-        raise ValueError(f"an answer has {end} before {begin}, or a solution that ends before it begins: {said[:80]!r}")
+        turned = f"an answer has {end} before {begin}, or a solution that ends before it begins"
+        raise ValueError(f"{turned}: {shown(said, 80)}")
     if words := next((words.strip() for words in lost if words.strip()), None):
-        raise ValueError(f"split_thinking leaves out {words[:80]!r}, which stands outside of thought and solution")
+        raise ValueError(f"split_thinking leaves out {shown(words, 80)}, which stands outside of thought and solution")
     return {**message, key: thought.strip(), name: answer}

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from planner.job.fields import Count
 from planner.job.records import Record, check_json
+from planner.job.source import shown
 
 Converter = Literal["v1", "alpaca", "sharegpt"]
 """How v1 reads the records of a dataset; `v1`: they have its own form."""
@@ -140,9 +141,9 @@ def _conversation(record: Record) -> Talk:
     for message in _messages(record.get("messages")):
         tag, value = message.get("from"), message.get("value")
         if not isinstance(tag, str) or tag not in _TAGS:
-            raise ValueError(f"a message is from {tag!r}, which is none of {', '.join(_TAGS)}")
+            raise ValueError(f"a message is from {shown(tag, 80)}, which is none of {', '.join(_TAGS)}")
         if not isinstance(value, str):
-            raise ValueError(f"a message's value is text, this is {str(value)[:80]!r}")
+            raise ValueError(f"a message's value is text, this is {shown(value, 80)}")
         if tag == "function_call":
             calls = _json(value, "a function_call")
             parts: list[Part] = [_call(call) for call in (calls if isinstance(calls, list) else [calls])]
@@ -157,12 +158,13 @@ def _own_form(record: Record) -> Talk:
     for message in _messages(record.get("messages")):
         role, content, weight = (message.get(key) for key in ("role", "content", "loss_weight"))
         if role not in ("system", "user", "assistant", "tool"):
-            raise ValueError(f"unknown role {role!r}")
+            raise ValueError(f"unknown role {shown(role, 80)}")
         if not isinstance(content, list) or not content:
-            raise ValueError(f"a message's content is a list of objects with type and value, this is {content!r:.80}")
+            what = "a message's content is a list of objects with type and value"
+            raise ValueError(f"{what}, this is {shown(content, 80)}")
         weight = 1.0 if weight is None else weight
         if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 <= weight < float("inf"):
-            raise ValueError(f"a message's loss_weight is a number, this is {weight!r:.80}")
+            raise ValueError(f"a message's loss_weight is a number, this is {shown(weight, 80)}")
         if role == "assistant" and weight > _LEAST and weight != 1:
             raise ValueError(f"an answer's loss_weight is {weight:g}; here answers are learned (1) or not (0)")
         parts = tuple(map(_part, content))
@@ -174,12 +176,12 @@ def _part(part: object) -> Part:
     kind = part.get("type") if isinstance(part, Mapping) else None
     value = part.get("value") if isinstance(part, Mapping) else None
     if not isinstance(value, str):
-        raise ValueError(f"a piece of a message has type and value, this is {part!r:.80}")
+        raise ValueError(f"a piece of a message has type and value, this is {shown(part, 80)}")
     if kind == "tool_call":
         return _call(_json(value, "a tool_call"), value)
     if kind == "text" or kind == "reasoning":
         return kind, value
-    raise ValueError(f"a piece of a message is of type {kind!r}, and no text")
+    raise ValueError(f"a piece of a message is of type {shown(kind, 80)}, and no text")
 
 
 def _text(value: str) -> Part:
@@ -192,7 +194,7 @@ def _call(call: object, written: str | None = None) -> Part:
     """A call, whose arguments are an object: v1 would write JSON that is text as text."""
     named = isinstance(call, dict) and isinstance(call.get("name"), str)
     if not isinstance(call, dict) or not named or not isinstance(call.get("arguments"), dict):
-        raise ValueError(f"a call has a name, and as arguments an object, this is {call!r:.80}")
+        raise ValueError(f"a call has a name, and as arguments an object, this is {shown(call, 80)}")
     return "tool_call", json.dumps(call) if written is None else written
 
 
@@ -202,7 +204,7 @@ def _tools(record: Record, *, again: bool) -> str:
     if not value:
         return ""
     if not isinstance(value, str):
-        raise ValueError(f"tools are JSON of a list, this is {value!r:.80}")
+        raise ValueError(f"tools are JSON of a list, this is {shown(value, 80)}")
     found = _json(value, "tools")
     check_json(found, "tools")
     return json.dumps(found) if again else value
@@ -212,17 +214,17 @@ def _json(value: str, what: str) -> Any:
     try:
         return json.loads(value)
     except ValueError as error:
-        raise ValueError(f"{what} is JSON, this is {value[:80]!r}: {error}") from None
+        raise ValueError(f"{what} is JSON, this is {shown(value, 80)}: {error}") from None
 
 
 def _messages(value: object) -> list[Mapping[str, Any]]:
     if not isinstance(value, list) or not all(isinstance(message, Mapping) for message in value):
-        raise ValueError(f"a conversation is a list of messages, this is {value!r:.80}")
+        raise ValueError(f"a conversation is a list of messages, this is {shown(value, 80)}")
     return value
 
 
 def _column(record: Record, column: str) -> str | None:
     value = record.get(column)
     if value is not None and not isinstance(value, str):
-        raise ValueError(f"column {column} is text, this is {value!r:.80}")
+        raise ValueError(f"column {column} is text, this is {shown(value, 80)}")
     return value

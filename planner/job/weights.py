@@ -18,6 +18,7 @@ from pathlib import Path
 from planner.codec import json_object
 from planner.errors import Exit, UserError, first_line
 from planner.job.schema import Job
+from planner.units import counted
 
 _NAMES = ("model.safetensors", "pytorch_model.bin")
 """In transformers' order; of each the file itself goes before its index."""
@@ -65,7 +66,8 @@ def _check(folder: Path, files: list[Path]) -> None:
             f"type: git -C {folder} lfs pull",
         )  # fmt: skip
     if missing := [file.name for file in files if not file.is_file()]:
-        number = f"{len(missing)} of {len(files)} files are missing: {_named(missing)}"
+        are = "is" if len(missing) == 1 else "are"
+        number = f"{len(missing)} of {counted(len(files), 'file')} {are} missing: {_named(missing)}"
         raise _not_usable(folder, [number], _again(folder))
     if broken := [f"{file.name}: {wrong}" for file in files if (wrong := _wrong(file))]:
         raise _not_usable(folder, broken[:_MOST_NAMED], _again(folder))

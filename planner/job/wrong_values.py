@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from planner.job.source import Mistake, Source, shown
+from planner.job.source import Mistake, Source
 
 
 def mistakes_of(
@@ -29,5 +29,8 @@ def mistakes_of(
             mistakes[field] = source.mistake(key, "missing-key", f"it is missing; it must be {phrase}")
         else:
             code = "wrong-type" if detail["type"].endswith(("_type", "_from_float")) else "bad-value"
-            mistakes[field] = source.mistake(key, code, f"it is {shown(values[field])}; it must be {phrase}")
+            text = f"it is {source.shown(key, values[field])}; it must be {phrase}"
+            if detail["type"] == "string_type" and isinstance(values[field], (bool, int, float)):
+                text += ": in quotes it is one"
+            mistakes[field] = source.mistake(key, code, text)
     return list(mistakes.values())

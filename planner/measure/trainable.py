@@ -13,6 +13,7 @@ from planner.job.patterns import SIMPLER, too_slow
 from planner.job.schema import Job
 from planner.job.trainable import PLACE
 from planner.measure.tokenizer import load_tokenizer
+from planner.units import counted
 
 
 def freeze_others(model: nn.Module, job: Job, *, layers: int | None = None) -> None:
@@ -97,7 +98,7 @@ def none_kept(model: nn.Module, layers: int) -> UserError:
     kept = _layers_of(model)
     return UserError(
         "None of the layers that this job trains is among the first ones, which are all that there is here.",
-        code="layers-left-out", exit_code=Exit.USAGE, numbers=(f"{kept} of {layers} layers are there",),
+        code="layers-left-out", exit_code=Exit.USAGE, numbers=(f"here {kept} of {counted(layers, 'layer')}",),
         hint=f"--layers {layers}, or at least as many as reach to one that is trained",
     )  # fmt: skip
 

@@ -12,6 +12,7 @@ from planner.picture.headline import figures, summary
 from planner.picture.trace import ns
 from planner.schedule.compile import OpKind, Queue
 from planner.schedule.memory import Parts
+from planner.units import printable
 
 FORMAT = 1
 
@@ -21,7 +22,7 @@ def document(drawing: Drawing) -> dict[str, Json]:
     plan = drawing.plan
     return {
         "format": FORMAT,
-        "title": drawing.title,
+        "title": printable(drawing.title),
         "summary": summary(drawing),
         "figures": to_json(figures(drawing)),
         "plan": {

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass
 
 from planner.picture.basis import Basis
 from planner.picture.drawing import Drawing
 from planner.schedule.compile import OpKind
-from planner.units import format_bytes, format_bytes_down, format_seconds
+from planner.units import counted, format_bytes, format_bytes_down, format_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +74,11 @@ def _words(option: str) -> str:
     return _PARTS[word] if number.isdigit() else _TREATMENTS.get(option, f"{option} their activations")
 
 
+def _of_one(words: str) -> str:
+    """What `_TREATMENTS` and `_PARTS` say of several blocks, said of one."""
+    return re.sub(r"\b(keep|recompute|offload)\b", r"\1s", words).replace("their", "its")
+
+
 def _treated(drawing: Drawing) -> str:
     """What becomes of the activations of those blocks that have a choice."""
     pairs = zip(drawing.chain.blocks, drawing.plan.options, strict=True)
@@ -81,9 +87,11 @@ def _treated(drawing: Drawing) -> str:
         return "No block has a choice of what to do with its activations."
     if len(counts) == 1:
         ((words, count),) = counts.items()
-        return f"All {count} blocks that have a choice {words}."
-    parts = [f"{count} {words}" for words, count in counts.most_common()]
-    return f"Of {counts.total()} blocks that have a choice {', '.join(parts[:-1])} and {parts[-1]}."
+        if count == 1:
+            return f"The one block that has a choice {_of_one(words)}."
+        return f"All {counted(count, 'block')} that have a choice {words}."
+    parts = [f"{count} {words if count > 1 else _of_one(words)}" for words, count in counts.most_common()]
+    return f"Of {counted(counts.total(), 'block')} that have a choice {', '.join(parts[:-1])} and {parts[-1]}."
 
 
 def _against_bound(drawing: Drawing) -> str:

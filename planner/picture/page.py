@@ -9,6 +9,7 @@ from pathlib import Path
 
 from planner.picture.document import document
 from planner.picture.drawing import Drawing
+from planner.units import printable
 
 _TEMPLATE = Path(__file__).parent / "template"
 _SCRIPTS = ("data", "words", "view", "chart", "hover", "figures", "table", "main")
@@ -18,7 +19,7 @@ _PLACE = re.compile(r"\{\{(\w+)\}\}")
 def page(drawing: Drawing) -> str:
     """The page's text."""
     parts = {
-        "title": html.escape(drawing.title or "A plan"),
+        "title": html.escape(printable(drawing.title or "A plan")),
         "style": _read("page.css"),
         "script": "\n".join(_read(f"{name}.js") for name in _SCRIPTS),
         # "</script>" in a name would end the element; in JSON "\u003c" is the same character.

@@ -11,6 +11,7 @@ from planner.machine.drives import RATED_SIZES, rated_bytes
 from planner.schedule.activation_turns import stored_activations
 from planner.schedule.chain import Chain
 from planner.schedule.plan import Plan
+from planner.units import counted
 
 ACCEPT = "accept"
 _UNITS = (("PB", 1e15), ("TB", 1e12), ("GB", 1e9), ("MB", 1e6))
@@ -74,10 +75,12 @@ class DiskUse:
         if self.share is not None and self.steps is not None:
             written = _decimal(self.steps * self.written_bytes)
             share = f"{self.share:.2%}" if self.share >= 1e-4 else "less than 0.01%"
-            yield f"the run's {self.steps} steps write {written}, {share} of the drive's rated life"
+            writes = f"{counted(self.steps, 'step')} {'writes' if self.steps == 1 else 'write'} {written}"
+            yield f"the run's {writes}, {share} of the drive's rated life"
         guessed = f"{RATED_SIZES} times its size; a data sheet's figure goes into disk_rated_writes"
         how = "as stated" if self.stated else guessed
-        yield f"the drive is worn after {self.steps_of_life} steps: {_decimal(self.rated_bytes)} rated, {how}"
+        worn = counted(self.steps_of_life, "step")
+        yield f"the drive is worn after {worn}: {_decimal(self.rated_bytes)} rated, {how}"
 
 
 def disk_use(

@@ -164,7 +164,7 @@ def test_a_relative_database_file_is_the_same_for_every_process(paths: Paths, wr
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('redis_ulr = "redis://a"', "unknown key 'redis_ulr'\n  hint: did you mean redis_url?"),
+        ('redis_ulr = "redis://a"', "unknown key redis_ulr\n  hint: did you mean redis_url?"),
         ("redis_url = 3", "redis_url is 3, not a text in quotes"),
         ("redis_url = 'caf\udce9'", "'utf-8' codec can't decode byte 0xe9"),
         ("redis_url = ,", "Invalid value (at line 1, column 13)"),

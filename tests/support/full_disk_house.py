@@ -57,7 +57,7 @@ def main() -> None:
         until(lambda: not house.living_trainers(number), "the trainer has died of it")
         until(lambda: house.job(number)["state"] == "waiting", "it is not shown as running")
         if FILES:  # the database has room to say it
-            assert re.match(r"no room: \d+ files missing", house.job(number)["reason"])
+            assert re.match(r"waiting for room: \d+ files missing", house.job(number)["reason"])
         else:
             assert house.job(number)["reason"].startswith("its process has ended")
         submission_is_refused(house)

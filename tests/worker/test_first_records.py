@@ -46,7 +46,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ([{"messages": [*TALK[:1], TALK[1] | {"reasoning_content": "so"}]}], CHATML, "template-drops", "line 1"),
         ([{"messages": [{"role": "system", "content": "so"}, *TALK]}], WITHOUT_SYSTEM, "template-drops", "turn: 'so'"),
         ([{"messages": UNLEARNED}] * 3, CHATML, "nothing-to-train", "3 documents"),
-        ([{"prompt": "p" * 90, "completion": "late"}], CHATML, "nothing-to-train", "1 documents"),
+        ([{"prompt": "p" * 90, "completion": "late"}], CHATML, "nothing-to-train", "1 document,"),
         ([{"text": "x" * 90}], CHATML, "rows-too-long", "1 of 1"),
     ],
 )  # fmt: skip

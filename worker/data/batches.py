@@ -33,6 +33,7 @@ from planner.job.notes import all_warmup
 from planner.job.rope_border import RopeBorder
 from planner.job.schema import Job
 from planner.job.slot_templates import slot_template
+from planner.units import counted
 from worker.data.corpus import Corpus, load_corpus
 from worker.data.ends import taught_ends
 from worker.data.padding import EvalBatches, Layout, Rows
@@ -91,8 +92,9 @@ class Batches:
             self.evaluation = EvalBatches(found, job.slice_rows)
         self._rows = rows
         log.info(
-            "data: %d rows, %d tokens; %d rows a step, %.1f steps an epoch, %d steps in all",
-            len(rows), int(rows.lengths.sum()), self.rows_per_step, self.steps_per_epoch, self.total_steps,
+            "data: %s, %s; %s a step, %.1f steps an epoch, %s in all",
+            counted(len(rows), "row"), counted(int(rows.lengths.sum()), "token"), counted(self.rows_per_step, "row"),
+            self.steps_per_epoch, counted(self.total_steps, "step"),
         )  # fmt: skip
         if (note := all_warmup(job.lr_scheduler_type, job.warmup_steps, self.total_steps)) is not None:
             log.warning("data: %s", note)
@@ -262,7 +264,10 @@ def rows_of(corpus: Corpus, job: Job) -> Layout:
     if job.packing == "wrapped":
         starts = np.arange(0, total, longest, dtype=np.int64)
         ends = np.minimum(starts + longest, total)
-        log.info("data: packed %d documents into %d rows of %d tokens", len(corpus.ends), len(starts), longest)
+        log.info(
+            "data: packed %s into %s of %s",
+            counted(len(corpus.ends), "document"), counted(len(starts), "row"), counted(longest, "token"),
+        )  # fmt: skip
     else:
         ends = corpus.ends
         starts = np.concatenate((np.zeros(1, np.int64), ends[:-1])) if len(ends) else ends
@@ -288,8 +293,10 @@ def rows_of(corpus: Corpus, job: Job) -> Layout:
         raise UserError(
             "The dataset has nothing to train on.", code="nothing-to-train", exit_code=Exit.USAGE,
             numbers=(
-                f"{len(corpus.ends)} documents, {total} tokens, {int(corpus.trained.sum())} of them to be learned",
-                f"{len(useful)} rows of at most {longest} tokens, none with a learned token after its first",
+                f"{counted(len(corpus.ends), 'document')}, {counted(total, 'token')}, "
+                f"{int(corpus.trained.sum())} of them to be learned",
+                f"{counted(len(useful), 'row')} of at most {counted(longest, 'token')}, none with a learned token "
+                "after its first",
             ),
             hint="use train_on: all, a larger max_length, or data with completions",
         )  # fmt: skip
@@ -318,7 +325,9 @@ def _long_rows(job: Job, count: int, documents: int, longest: int) -> None:
     if job.long_rows == "refuse":
         raise UserError(
             "Documents are longer than max_length.", code="rows-too-long", exit_code=Exit.USAGE,
-            numbers=(f"{count} of {documents}, the longest {longest} tokens; max_length is {job.max_length}",),
+            numbers=(
+                f"{count} of {documents}, the longest {counted(longest, 'token')}; max_length is {job.max_length}",
+            ),
             hint="use a larger max_length, or long_rows: cut or drop",
         )  # fmt: skip
     log.warning(
@@ -348,7 +357,10 @@ def _packed(pieces: NDArray[np.int64], longest: int) -> Layout:
             if left not in with_room:
                 insort(rooms, left)
             with_room.setdefault(left, []).append(row)
-    log.info("data: packed %d documents into %d rows of at most %d tokens", len(pieces), len(rows), longest)
+    log.info(
+        "data: packed %s into %s of at most %s",
+        counted(len(pieces), "document"), counted(len(rows), "row"), counted(longest, "token"),
+    )  # fmt: skip
     return Layout(
         pieces=pieces[[number for row in rows for number in row]],
         ends=np.cumsum([len(row) for row in rows], dtype=np.int64), isolated=True,

@@ -20,6 +20,7 @@ from planner.job.data_entry import LearnedTurns
 from planner.job.json_values import json_in
 from planner.job.records import Message
 from planner.job.templates import GIVE_TEMPLATE
+from planner.units import counted
 from worker.data.bounds import bounded, check_length
 from worker.data.places import REFUSALS, Conversation
 from worker.data.shapes import THOUGHTS, Shapes, written
@@ -290,7 +291,8 @@ class ChatTemplate:
         if len(spans) != len(wanted) or not all(map(found.is_within, answers, spans)):
             raise UserError(
                 "The chat template does not mark each of the assistant's turns, and some are not to be learned.",
-                code="turns-not-marked", exit_code=Exit.USAGE, numbers=(f"{len(wanted)} turns, {len(spans)} marks",),
+                code="turns-not-marked", exit_code=Exit.USAGE,
+                numbers=(f"{counted(len(wanted), 'turn')}, {counted(len(spans), 'mark')}",),
                 hint="give a chat_template with {% generation %} around each of the assistant's turns",
             )  # fmt: skip
         return tuple(span for span, learned in zip(spans, wanted, strict=True) if learned)

@@ -26,6 +26,7 @@ from transformers import PreTrainedTokenizerBase
 from planner.errors import Exit, UserError
 from planner.job.frozen import Frozen, check_frozen
 from planner.job.schema import Job
+from planner.units import counted
 from worker.data.documents import documents_of
 from worker.data.first_token import first_token_of
 from worker.data.formats import Document
@@ -70,7 +71,7 @@ def load_corpus(
             *(["broken_rows"] if job.broken_rows == "skip" else []))  # fmt: skip
     keys = {key: value for key, value in values.items() if key in (*_KEYS, *more)} | ({"pairs": True} if pairs else {})
     if (corpus := _open(folder, keys)) is not None:
-        log.info("data: %d tokens as tokenized at the first start (%s)", len(corpus.tokens), folder)
+        log.info("data: %s as tokenized at the first start (%s)", counted(len(corpus.tokens), "token"), folder)
         return corpus
     trained_on = job.model_copy(update={"eval_dataset": None})
     check_frozen(trained_on, frozen)
@@ -142,7 +143,7 @@ def _write(job: Job, tokenizer: PreTrainedTokenizerBase, folder: Path, pairs: bo
                 count += len(ids)
                 ends.append(count)
             if time.monotonic() - said_at >= _SAY_EVERY_S:
-                log.info("data: %d documents, %d tokens so far", len(ends), count)
+                log.info("data: %s, %s so far", counted(len(ends), "document"), counted(count, "token"))
                 said_at = time.monotonic()
     begin = first_token_of(tokenizer, job) if count and _begins_rows(job) else None
     if begin is not None:

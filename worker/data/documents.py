@@ -17,6 +17,7 @@ from planner.job.data_entry import DataEntry
 from planner.job.reader import Row
 from planner.job.records import Kind
 from planner.job.schema import Job
+from planner.units import counted
 from worker.data import v1_rows
 from worker.data.first_token import first_token_of
 from worker.data.formats import Document, Format, detect
@@ -80,7 +81,8 @@ def _tell(source: Source, form: Format, records: int) -> None:
     if "system" in unused and "messages" in form.uses and "system" not in source.entry.columns:
         log.warning("data: %s: the column system is not read; columns: {system: system} takes it", source.name)
     log.info(
-        "data: %s: %d records read as %s (columns %s%s)", source.name, records, form.name, ", ".join(form.uses),
+        "data: %s: %s read as %s (columns %s%s)",
+        source.name, counted(records, "record"), form.name, ", ".join(form.uses),
         f"; not used: {', '.join(unused)}" if unused else "",
     )  # fmt: skip
 

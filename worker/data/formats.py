@@ -32,6 +32,7 @@ from planner.job.records import (
 )
 from planner.job.slot_rows import Formatting, LeftOut, read
 from planner.job.slot_templates import PARSED, PREFIX, slot_template
+from planner.units import counted
 from worker.data.chat import ChatTemplate
 from worker.data.parsed_slots import parsed_slots
 from worker.data.slots import Piece, Slots, check_tokens
@@ -72,7 +73,7 @@ class Format:
     def say_left_out(self, data: str) -> None:
         """Tell how many records of these data were left out, and why."""
         for why, count in self.left_out.items():
-            log.warning("data: %s: %d conversations are left out, as LLaMA-Factory does: %s", data, count, why)
+            log.warning("data: %s: %s left out, as LLaMA-Factory does: %s", data, counted(count, "conversation"), why)
 
 
 def detect(

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from planner.errors import Exit, UserError
 from planner.job.schema import Job
+from planner.units import counted
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +48,7 @@ class LeftOut:
         if self._all and self._short == self._all:
             raise UserError(
                 "Every document has fewer tokens than min_sample_len.", code="nothing-to-train", exit_code=Exit.USAGE,
-                numbers=(f"{self._all} documents, the longest of {self._longest} tokens",),
+                numbers=(f"{counted(self._all, 'document')}, the longest of {counted(self._longest, 'token')}",),
                 hint=f"min_sample_len: {self._longest} or less takes some of them",
             )  # fmt: skip
 
@@ -55,8 +56,8 @@ class LeftOut:
         """Tell how many they were."""
         if self._least:
             log.info(
-                "data: %d of %d documents have fewer than %d tokens and are left out (min_sample_len)",
-                self._short, self._all, self._least,
+                "data: %d of %d documents have fewer than %s and are left out (min_sample_len)",
+                self._short, self._all, counted(self._least, "token"),
             )  # fmt: skip
         if self._once:
             log.info(

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from planner.units import counted
 from worker.data.corpus import Corpus
 
 log = logging.getLogger(__name__)
@@ -181,7 +182,7 @@ class EvalBatches:
         self._rows = rows
         order = rows.longest_first(np.arange(len(rows)))
         self._numbers = [order[start : start + size] for start in range(0, len(order), size)]
-        log.info("data: %d rows, %d tokens to evaluate on", len(rows), int(rows.lengths.sum()))
+        log.info("data: %s, %s to evaluate on", counted(len(rows), "row"), counted(int(rows.lengths.sum()), "token"))
 
     def __len__(self) -> int:
         return len(self._numbers)

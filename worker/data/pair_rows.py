@@ -11,6 +11,7 @@ from torch import Tensor
 
 from planner.errors import Exit, UserError
 from planner.job.schema import Job
+from planner.units import counted
 from worker.data.corpus import Corpus
 from worker.data.padding import IGNORED, Layout, Rows, buckets
 
@@ -28,7 +29,8 @@ def layout_of_pairs(corpus: Corpus, job: Job, closing: int) -> Layout:
     long = (sources > most_source) | (learned > most_target)
     keep = (learned > 0) & (sources > 0)
     if long.any():
-        numbers = f"{int(long.sum())} of {len(long)}, the longest {int(sources.max())} and {int(learned.max())} tokens"
+        longest = f"{int(sources.max())} and {counted(int(learned.max()), 'token')}"
+        numbers = f"{int(long.sum())} of {len(long)}, the longest {longest}"
         limits = f"max_length {most_source} and max_target_length {most_target}"
         if job.long_rows == "refuse":
             raise UserError(
@@ -42,7 +44,8 @@ def layout_of_pairs(corpus: Corpus, job: Job, closing: int) -> Layout:
     if not keep.any():
         raise UserError(
             "The dataset has nothing to train on.", code="nothing-to-train", exit_code=Exit.USAGE,
-            numbers=(f"{len(keep)} pairs, none with a prompt and a completion",), hint="give data with completions",
+            numbers=(f"{counted(len(keep), 'pair')}, none with a prompt and a completion",),
+            hint="give data with completions",
         )  # fmt: skip
     if not keep.all():
         log.warning("data: %d of %d pairs are left out", int((~keep).sum()), len(keep))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from planner.errors import Exit, UserError
 from planner.job.rope_border import RopeBorder
 from planner.job.schema import Job
+from planner.units import counted
 from worker.data.padding import Rows
 
 
@@ -27,6 +28,8 @@ def check_sides(job: Job, rows: Rows, border: RopeBorder | None) -> None:
     raise UserError(
         f"The model computes {what} by how long others in the micro-batch are.", code="rope-by-length",
         exit_code=Exit.USAGE,
-        numbers=(f"{int(beyond.sum())} of {len(beyond)} {what} are longer than {border.tokens} tokens; {then}",),
+        numbers=(
+            f"{int(beyond.sum())} of {len(beyond)} {what} are longer than {counted(border.tokens, 'token')}; {then}",
+        ),
         hint=f"use max_length: {border.tokens}{least}",
     )  # fmt: skip

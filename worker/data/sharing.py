@@ -52,7 +52,7 @@ class Sharing:
         if self._cut:
             log.warning(
                 "data: %d of %d documents are longer than max_length %d and cut, prompts and answers (long_rows: "
-                "share); %d tokens are not seen", self._cut, self._all, self._most, self._lost,
+                "share); of their tokens %d not seen", self._cut, self._all, self._most, self._lost,
             )  # fmt: skip
 
 

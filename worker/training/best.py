@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from planner.job.schema import Job
 from planner.run.events import Event
+from planner.units import counted
 from worker.storage.checkpoint import Checkpoint
 from worker.storage.trained import TrainedWeights
 
@@ -82,8 +83,8 @@ class Best:
         if patience is None or found.without < patience:
             return False
         log.info(
-            "step %d: %d evaluations without a better one (early_stopping_patience); the best was that after step %d, "
-            "loss %.4f: the training ends here", step, found.without, found.step, found.loss,
+            "step %d: %s without a better one (early_stopping_patience); the best was that after step %d, "
+            "loss %.4f: the training ends here", step, counted(found.without, "evaluation"), found.step, found.loss,
         )  # fmt: skip
         return True
 

@@ -13,6 +13,7 @@ from planner.job.schema import Job
 from planner.job.source import shown
 from planner.job.values import MUON
 from planner.run.events import Event
+from planner.units import counted
 
 _ALWAYS = frozenset({
     "method", "lora_r", "lora_alpha", "max_length", "optim", "learning_rate", "lr_scheduler_type", "max_grad_norm",
@@ -61,7 +62,7 @@ def model_card(
         "---", yaml.safe_dump(head, sort_keys=False, allow_unicode=True).rstrip(), "---", "",
         f"# {job.run_name or f'{base}, fine-tuned'}", "",
         f"{'Adapters for' if job.method == 'lora' else 'Made from'} {base}, trained on {', '.join(data)} "
-        f"in {step} steps of {rows} rows by offmate{_version()}.", "",
+        f"in {counted(step, 'step')} of {counted(rows, 'row')} by offmate{_version()}.", "",
         *([stops, ""] if stops else []), *results, *([""] if results else []),
         "| key | value |", "|---|---|", *_lines(job), "",
     ])  # fmt: skip

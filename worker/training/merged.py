@@ -35,7 +35,7 @@ from planner.measure.hf_model import model_config, skeleton_model
 from planner.measure.peft_lora import load_adapter, plain_name
 from planner.measure.quantized import unpacks
 from planner.measure.written import published_dtype
-from planner.units import format_bytes
+from planner.units import counted, format_bytes
 from worker.training.base_files import ANOTHER_FORM, BESIDE, base_folder, is_sharded, not_mergeable, weight_files
 from worker.training.ends import align_config
 from worker.training.model import load_model, tell_special_tokens
@@ -86,7 +86,7 @@ def _merge_files(job: Job, adapted: nn.Module, adapters: Path, draft: Path, besi
     for name, part in parts.items():
         found = _stored(name, part, model, keys)
         if not found:
-            raise not_mergeable(f"{base} has no {name} in its {len(files)} files of weights")
+            raise not_mergeable(f"{base} has no {name} in its {counted(len(files), 'file')} of weights")
         named |= found
     weights = sum(file.stat().st_size for file in files)
     check_space(draft, (1 + beside) * weights + FILES_BYTES, "the merged model")

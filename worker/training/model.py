@@ -37,6 +37,7 @@ from planner.measure.tokenizer import with_rows_for_tokens
 from planner.measure.trainable import freeze_others
 from planner.measure.trainer_options import set_trainer_options
 from planner.measure.written import said_of_dtype
+from planner.units import counted
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +96,8 @@ def load_model(
                 as_unpacked(model, build_model(job, config, dtype))
         if missing := sorted(info["missing_keys"]):
             log.warning(
-                "model: %d weights are not in %s and start random: %s", len(missing), job.model, ", ".join(missing[:5])
+                "model: %s not in %s, and started at random: %s", counted(len(missing), "weight"), job.model,
+                ", ".join(missing[:5]),
             )
     if code := own_code(getattr(config, "auto_map", None)):
         files = sorted({place.partition(".")[0] for place in code.values()})

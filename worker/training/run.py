@@ -38,7 +38,7 @@ from planner.schedule.compile import compile_program
 from planner.schedule.disk_use import disk_use
 from planner.schedule.plan import Plan
 from planner.schedule.verify import verify
-from planner.units import format_bytes, format_seconds
+from planner.units import counted, format_bytes, format_seconds
 from worker.data.batches import Batches
 from worker.engine.engine import Engine
 from worker.engine.stored_states import Scratch
@@ -340,10 +340,11 @@ def resume(engine: Trains, last: Checkpoint | None, origin: Origin, *, taken_ove
 
 def _tell_checkpoints(job: Job, state_bytes: int, free_bytes: int) -> None:
     """Say when checkpoints come, and what they take of the disk."""
-    times = f"every {job.save_steps} steps" + (f" or {job.save_minutes:g} minutes" if job.save_minutes else "")
-    kept = "all are kept" if job.save_total_limit is None else f"the last {job.save_total_limit} are kept"
-    log.info("checkpoints: %s, %s each; %s", times, format_bytes(state_bytes), kept)
     most = 1 + (job.save_total_limit or 0)  # the oldest goes when the newest is on disk
+    times = f"every {counted(job.save_steps, 'step')}"
+    times += f" or {counted(job.save_minutes, 'minute')}" if job.save_minutes else ""
+    kept = "all are kept" if most == 1 else f"the last {most - 1} are kept" if most > 2 else "the last one is kept"
+    log.info("checkpoints: %s, %s each; %s", times, format_bytes(state_bytes), kept)
     if most * state_bytes > free_bytes:
         log.warning(
             "checkpoints: the disk has room for %d beside the model, wanted are up to %d at a time; save_total_limit: 1"

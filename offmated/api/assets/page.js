@@ -2,7 +2,7 @@
 
 import * as api from "./api.js";
 import { Chart, Curves } from "./charts.js";
-import { budget, bytes, duration, moment, number } from "./words.js";
+import { budget, bytes, duration, moment, number, printable, until } from "./words.js";
 
 const EVERY_MS = 2000, UNSEEN_MS = 30000;
 const find = (selector) => document.querySelector(selector);
@@ -19,13 +19,14 @@ let timer = 0;
 
 function element(name, text = "", kind = "") {
   const made = document.createElement(name);
-  made.textContent = text;
+  made.textContent = printable(text);
   if (kind) made.className = kind;
   return made;
 }
 
-const WORKED_ON = new Set(["planning", "running"]);
-const state = (job) => (job.stop_reason && WORKED_ON.has(job.state) ? "stopping" : job.state);
+// Where a job stands, and why: as `offmate status` says it.
+const reason = (job) => (job.reason.startsWith(`${job.standing}: `) ? job.reason.slice(job.standing.length + 2) : job.reason);
+const kind = (job) => job.standing.replaceAll(" ", "-");
 const title = (job) => `${job.id} · ${job.name}`;
 
 function share(job) {
@@ -34,12 +35,12 @@ function share(job) {
 }
 
 function howFar(job) {
-  const progress = job.progress, { ends_at: end, nights } = job.expected;
-  const when = end == null && nights ? "done after many nights" : end == null || job.state === "running" ? "" : `done by ${moment(end)}${nights > 1 ? `, ${nights} nights` : ""}`;
-  if (!progress) return [job.reason, when].filter(Boolean).join("; ");
-  const left = progress.eta_s == null ? "" : `, ${duration(progress.eta_s)} left`;
-  return [`step ${progress.step} of ${progress.total_steps}${job.state === "running" ? left : ""}`, job.reason, when]
-    .filter(Boolean).join("; ");
+  const progress = job.progress, words = [reason(job), until(job)];
+  if (progress) {
+    const left = progress.eta_s == null || job.state !== "running" ? "" : `, ${duration(progress.eta_s)} left`;
+    words.unshift(`step ${progress.step} of ${progress.total_steps}${left}`);
+  }
+  return words.filter(Boolean).join("; ");
 }
 
 function row(job, cells) {
@@ -54,17 +55,24 @@ function row(job, cells) {
 }
 
 function link(job) {
-  const made = element("button", title(job));
+  const made = element("button", title(job)), cell = document.createDocumentFragment();
   made.type = "button";
   made.onclick = () => { choose(job.id); };
-  return made;
+  cell.append(made, ...tags(job));
+  return cell;
+}
+
+// A job's label, and what --set gave above its file.
+function tags(job) {
+  return [...(job.label ? [[job.label, "tag label"]] : []), ...job.settings.map((setting) => [setting, "tag"])]
+    .map(([text, kind]) => element("span", text, kind));
 }
 
 function showQueue(page) {
   find("#idle").hidden = page.jobs.length > 0;
   find("#queue").hidden = page.jobs.length === 0;
   find("#queue tbody").replaceChildren(...page.jobs.map((job) => row(job, [
-    [String(job.place), "number"], [link(job), ""], [state(job), `word ${state(job)}`], [howFar(job), ""],
+    [String(job.place), "number"], [link(job), ""], [job.standing, `word ${kind(job)}`], [howFar(job), ""],
   ])));
   const more = page.total - page.jobs.length;
   find("#more").hidden = more <= 0;
@@ -127,16 +135,14 @@ function cards(job, curves) {
 function showJob(job, curves) {
   shown = job.id;
   find("#job").hidden = false;
-  find("#title").textContent = title(job);
-  const chip = element("span", state(job), state(job));
-  find("#state").replaceChildren(chip, document.createTextNode(job.reason ? `: ${job.reason}` : ""));
+  find("#title").textContent = printable(title(job));
+  find("#tags").replaceChildren(...tags(job));
+  const why = reason(job), chip = element("span", job.standing, kind(job));
+  find("#state").replaceChildren(chip, document.createTextNode(why ? `: ${printable(why)}` : ""));
   find("#progress").hidden = !job.progress;
   if (job.progress) {
     find("#progress i").style.width = `${share(job) * 100}%`;
-    const { ends_at: over, nights } = job.expected;
-    const end = over == null || job.state !== "running" ? ""
-      : `; done by ${moment(over)}${nights > 1 ? `, over ${nights} nights` : ""}, as it looks now`;
-    find("#progress p").textContent = `${howFar({ ...job, reason: "" })}${end}`;
+    find("#progress p").textContent = howFar({ ...job, reason: "" });
   }
   find("#cards").replaceChildren(...cards(job, curves));
   charts.loss.show(curves.loss());
@@ -165,14 +171,14 @@ async function readEvents(id) {
 async function showLog(id) {
   if (!find("#log").open) return;
   const place = find("#log pre"), end = place.scrollTop + place.clientHeight >= place.scrollHeight - 4;
-  place.textContent = await api.log(id);
+  place.textContent = printable(await api.log(id));
   if (end) place.scrollTop = place.scrollHeight;
 }
 
 async function look() {
   const [health, queue, finished] = await Promise.all([api.health(), api.queue(), api.finished()]);
   const doing = health.state === "running" ? "runs" : "ends: jobs save";
-  find("#health").textContent = `The daemon ${doing} (${health.version}); state in ${health.state_folder}`;
+  find("#health").textContent = printable(`The daemon ${doing} (${health.version}); state in ${health.state_folder}`);
   find("main").hidden = false;
   showQueue(queue);
   showFinished(finished);
@@ -191,7 +197,7 @@ async function again() {
     find("#trouble").hidden = true;
   } catch (error) {
     find("#trouble").hidden = false;
-    find("#trouble").textContent = error instanceof api.Refused ? error.message
+    find("#trouble").textContent = error instanceof api.Refused ? printable(error.message)
       : "The daemon does not answer; this page asks on. In a terminal: offmate up, then offmate page";
   }
   timer = setTimeout(again, document.hidden ? UNSEEN_MS : EVERY_MS);
@@ -206,7 +212,7 @@ function choose(id) {
 function ask(heading, text, word) {
   const dialog = find("#ask");
   dialog.querySelector("h2").textContent = heading;
-  dialog.querySelector("p").textContent = text;
+  dialog.querySelector("p").textContent = printable(text);
   dialog.querySelector(".yes").textContent = word;
   dialog.returnValue = "";
   dialog.showModal();

@@ -1,14 +1,39 @@
-// Numbers as people read them.
+// Numbers and foreign text as people read them.
 
+// As in terminals: what would steer the reading direction, and what nobody sees, is seen.
+export const printable = (text) => String(text).replace(/[^\P{C}\n\t]|[\u2028\u2029]/gu, "\ufffd");
+
+const two = (count) => String(count).padStart(2, "0");
+
+// Durations, times and sizes as commands say them.
 export function duration(seconds) {
-  if (seconds < 60) return `${seconds < 9.95 ? seconds.toPrecision(2) : Math.round(seconds)} s`;
+  if (seconds < 1e-3) return `${Math.round(seconds * 1e6)} µs`;
+  if (seconds < 1) return `${(seconds * 1e3).toFixed(1)} ms`;
+  if (seconds < 120) return `${seconds.toFixed(1)} s`;
   const minutes = Math.round(seconds / 60);
-  if (minutes < 60) return `${minutes} min`;
-  const hours = Math.floor(minutes / 60);
-  return hours < 48 ? `${hours} h ${minutes % 60} min` : `${Math.round(hours / 24)} days`;
+  return minutes < 120 ? `${minutes} min` : `${Math.floor(minutes / 60)} h ${two(minutes % 60)} min`;
 }
 
-// As commands say them: one decimal; what is used is rounded up, what there is is rounded down.
+const DAYS = ["Sun", "Mon", "Tue", "Wed", "Thu", "Fri", "Sat"], DAY_S = 86400;
+
+// By the clock of whoever looks, to the minute that it is not after: "06:40" within a day, "Tue 06:40" within a week.
+export function moment(seconds) {
+  const minute = Math.ceil(seconds / 60) * 60, then = new Date(minute * 1000), away = Math.abs(minute - Date.now() / 1000);
+  const clock = `${two(then.getHours())}:${two(then.getMinutes())}`;
+  if (away < DAY_S) return clock;
+  if (away < 6 * DAY_S) return `${DAYS[then.getDay()]} ${clock}`;
+  return `${then.getFullYear()}-${two(then.getMonth() + 1)}-${two(then.getDate())} ${clock}`;
+}
+
+// When a job is done, or begins; "" where nobody can know.
+export function until(job) {
+  const { starts_at: start, ends_at: end, nights } = job.expected;
+  if (end != null) return `done by ${moment(end)}${nights > 1 ? `, ${nights} nights` : ""}`;
+  if (nights) return "done after many nights";
+  return start != null && job.state !== "running" ? `begins ${moment(start)}` : "";
+}
+
+// Sizes: one decimal; what is used is rounded up, what there is is rounded down.
 function sized(count, round) {
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
   let at = 0, factor = 1;
@@ -20,10 +45,3 @@ export const bytes = (count) => sized(count, Math.ceil);
 export const budget = (count) => sized(count, Math.floor);
 
 export const number = (value) => Number(value.toPrecision(4)).toString();
-
-export function moment(seconds) {
-  const then = new Date(seconds * 1000), today = new Date();
-  const clock = then.toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" });
-  if (then.toDateString() === today.toDateString()) return clock;
-  return `${then.toLocaleDateString([], { weekday: "short", day: "numeric", month: "short" })}, ${clock}`;
-}

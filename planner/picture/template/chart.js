@@ -8,7 +8,8 @@ const LANES = [["compute", 46], ["h2d", 34], ["d2h", 34], ["cpu", 34], ["disk_re
   .filter(([queue]) => !queue.startsWith("disk") || ops.queue.includes(ops.queues.indexOf(queue)));
 const GAP = 8;
 const RAN = 16; // a row of what was recorded, below what was planned
-const MEMORY = 230;
+const MEMORY = 218;
+const TITLE = 17; // a line of words above the memory: what it is, and below that a budget that is out of sight
 const FONT = "12px system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', sans-serif";
 const SMALL = FONT.replace("12px", "11px");
 
@@ -22,7 +23,7 @@ for (const [queue, height] of LANES) {
     heightOfAll += RAN + GAP + 4;
   } else heightOfAll += height + GAP;
 }
-heightOfAll += 22;
+heightOfAll += 2 * TITLE;
 rows.memory = { top: heightOfAll, height: MEMORY };
 heightOfAll += MEMORY + 6;
 
@@ -233,11 +234,13 @@ function paintSteps(c) {
       c.fillStyle = colours.text; // where the recorded one begins
       for (const [queue] of LANES) c.fillRect(xOf(step * doc.measured.step_ns) - 0.5, rows[queue].ran.top - 1, 1, RAN + 2);
     }
-    if (x < view.left + 84) continue; // another word is there
+    const words = "next step →";
+    c.font = SMALL;
+    const room = view.left + view.width - x - 6;
+    if (x < view.left + 84 || room < c.measureText(words).width) continue; // another word is there, or the end
     c.fillStyle = colours.quiet;
     c.textAlign = "left";
-    c.font = SMALL;
-    c.fillText("next step →", x + 6, rows.memory.top - 12);
+    c.fillText(words, x + 6, rows.memory.top - TITLE - 9);
   }
 }
 
@@ -257,7 +260,7 @@ function paintNames(c) {
     c.restore();
   }
   c.textAlign = "left";
-  c.fillText("GPU memory", view.left, rows.memory.top - 12);
+  c.fillText("GPU memory", view.left, rows.memory.top - TITLE - 9);
 }
 
 function paintLimits(c) {
@@ -284,6 +287,7 @@ function paintLimits(c) {
   const text = `budget ${bytes(budget)}${inside ? "" : ", far above"}`;
   c.fillStyle = colours.limit;
   c.font = FONT;
+  c.textAlign = "right";
   c.fillText(text, view.left + view.width, (inside ? y : top) - 10);
   for (let x = view.left; inside && x < view.left + view.width; x += 9) c.fillRect(x, y - 0.75, 6, 1.5);
 }

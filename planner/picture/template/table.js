@@ -91,6 +91,18 @@ document.getElementById("blocks").append(
   el("thead", {}, el("tr", {}, ...HEADINGS.map(([name, className]) => el("th", { className, scope: "col" }, name)))),
   el("tbody", {}, ...doc.blocks.map(blockRow)),
 );
+// Scroll bars of phones are not seen before one scrolls.
+{
+  const scrolled = document.querySelector(".scroll");
+  const look = () => {
+    const hidden = scrolled.scrollWidth - scrolled.clientWidth;
+    document.getElementById("sideways").hidden = hidden < 2;
+    scrolled.classList.toggle("more", scrolled.scrollLeft < hidden - 2);
+  };
+  new ResizeObserver(look).observe(scrolled);
+  new ResizeObserver(look).observe(document.getElementById("blocks"));
+  scrolled.addEventListener("scroll", look, { passive: true });
+}
 document.getElementById("bars").append(
   ...[["weights", "weights that stay"], ["once", "away between two passes"], ["twice", "fetched for each pass"],
     ["cpu", "updated by the CPU"], ["gpu", "by the GPU"]].map(([name, text]) => el("span", {}, swatch(name), text)),

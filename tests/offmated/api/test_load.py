@@ -119,7 +119,7 @@ def test_a_locked_database_is_waited_for_by_daemon_and_client(hasty: Served) -> 
             assert int(answer.headers["retry-after"]) > 0
         assert submitting.result()["name"] == "patient"
         assert looking.result()["state"] == "submitted"
-    assert [row.name for row in hasty.store.jobs()] == ["model", "patient"]
+    assert [row.name for row in hasty.store.jobs()] == [hasty.folder.name, "patient"]
 
 
 def test_what_stays_busy_is_told_as_such(hasty: Served, monkeypatch: pytest.MonkeyPatch) -> None:

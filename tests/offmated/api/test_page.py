@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
 
+from offmated.cli.job_view import wall
+from planner.units import format_seconds
 from tests.support.browser import Browser, browser, find_browser
 from tests.support.daemons import HELD_AT, House, house, until
 
 FOUND = find_browser()
 pytestmark = pytest.mark.skipif(FOUND is None, reason="no browser here")
 
-PHONE = {"width": 390, "height": 800}
+PHONE = {"width": 360, "height": 800}
+JOB = "model: ./model\ndataset: text.jsonl\n"
+STEERS = "\N{RIGHT-TO-LEFT OVERRIDE}\N{ZERO WIDTH SPACE}"
+SHOWN = "\N{REPLACEMENT CHARACTER}" * 2
 
 
 @pytest.fixture(scope="module")
@@ -23,6 +29,10 @@ def shared() -> Iterator[House]:
         built.wait_for(built.submit("wrong"), "failed")
         built.wait_until_held(built.submit("held", steps=60))
         built.submit("<b>bold</b> & last")
+        built.client.submit(
+            f"{JOB}max_steps: 30\n", str(built.home), f"steers{STEERS}.yaml", {"label": "night", "held": True},
+            settings=["learning_rate=1e-4", f"wandb_project=a{STEERS}b"],
+        )  # fmt: skip
         yield built
 
 
@@ -59,7 +69,7 @@ def test_the_job_that_runs_is_there_with_its_figures_and_curves(page: Browser) -
     cards = text(page, "#cards")
     assert "Loss\n0.25" in cards
     assert "800 B\nplanned 900 B, budget 1000 B" in cards
-    assert "Tokens a second" in cards and "predicted 0.10 s" in cards
+    assert "Tokens a second" in cards and "predicted 100.0 ms" in cards
     assert page.page.locator(".uplot canvas").count() == 2
     assert text(page, "#loss .u-legend").startswith("step")
     assert page.ask("document.title") == "33% · offmate"
@@ -71,6 +81,25 @@ def test_the_queue_and_what_has_ended_are_there(page: Browser) -> None:
     ended = [row.split(" | ")[1:4] for row in rows(page, "#done")]
     assert [row[:2] for row in ended] == [["2 · wrong", "failed"], ["1 · evaluated", "done"]]
     assert ended[1][2].endswith(" eval"), "whose loss it is"
+
+
+def test_label_and_settings_are_there_and_no_name_steers_the_text(page: Browser) -> None:
+    row = rows(page, "#queue")[2]
+    named = f"5 · steers{SHOWN}nightlearning_rate=0.0001wandb_project=\"a{SHOWN}b\""
+    assert row == f"3 | {named} | held | offmate release 5"
+    page.page.click("#queue button >> text=steers")
+    page.page.wait_for_selector("#title >> text=5 · ")
+    told = text(page, "#job h2")
+    assert told.startswith(f"5 · steers{SHOWN}") and "night" in told and "learning_rate=0.0001" in told
+    assert not any(steers in page.page.inner_text("body") for steers in STEERS)
+
+
+def test_times_and_durations_are_those_of_commands(page: Browser) -> None:
+    words = 'import("/page/words.js")'
+    for away_s in (-7 * 86400, 60, 20 * 3600, 3 * 86400, 5.9 * 86400, 40 * 86400):
+        assert page.ask(f"{words}.then(words => words.moment({time.time() + away_s}))") == wall(time.time() + away_s)
+    for seconds in (2e-5, 0.0123, 0.5, 3.44, 119.9, 120, 3599, 7199, 7260, 200_000):
+        assert page.ask(f"{words}.then(words => words.duration({seconds}))") == format_seconds(seconds)
 
 
 def test_another_job_is_shown_when_it_is_chosen_and_stays_with_the_address(page: Browser, shared: House) -> None:
@@ -113,7 +142,8 @@ def test_a_job_is_paused_and_resumed(page: Browser, shared: House) -> None:
     assert text(page, "#ask h2") == "Pause job 4?"
     page.page.click("#ask .yes")
     page.page.wait_for_selector("#resume:not([hidden])")
-    assert shared.job(4)["hold"] == "held"
+    page.page.wait_for_selector("#state >> text=paused: offmate resume 4")
+    assert rows(page, "#queue")[1] == "2 | 4 · <b>bold</b> & last | paused | offmate resume 4"
     page.page.click("#resume")
     page.page.click("#ask .yes")
     page.page.wait_for_selector("#pause:not([hidden])")

@@ -42,9 +42,9 @@ def test_what_a_job_is_shown_with_and_the_number_of_the_api_change_together() ->
     fields = (
         "after_id attempts begin_at crashes created_at ended_at error exit_code expected history hold id kept label"
         " last_checkpoint_step measured name notes output place plan predicted priority progress reason run_dir"
-        " started_at state stop_reason window"
+        " settings standing started_at state stop_reason window"
     )
-    assert (API, sorted(view(row(1, JobState.SUBMITTED)))) == (13, fields.split())
+    assert (API, sorted(view(row(1, JobState.SUBMITTED)))) == (14, fields.split())
 
 
 def test_a_job_that_is_being_stopped_says_why() -> None:

@@ -17,6 +17,7 @@ import yaml
 from click.testing import CliRunner
 
 from offmated.cli import main
+from offmated.version import release
 
 COMMAND = [sys.executable, "-P", "-c", "from offmated.cli import main; main(prog_name='offmate')"]
 
@@ -71,6 +72,12 @@ def running() -> Iterator[Shell]:
             yield built
         finally:
             built.run("down")
+
+
+@pytest.mark.parametrize("flag", ["-V", "--version"])
+def test_the_version_is_told(flag: str) -> None:
+    told = CliRunner().invoke(main, [flag], prog_name="offmate")
+    assert told.exit_code == 0 and told.output == f"offmate, version {release()}\n"
 
 
 def test_up_starts_one_daemon_and_down_ends_it(shell: Shell) -> None:

@@ -94,7 +94,7 @@ def test_settings_that_others_can_read_are_told_where_they_hold_addresses(tmp_pa
 def test_a_limit_of_locked_memory_and_a_clock_that_nobody_keeps_right_are_told() -> None:
     assert doctor._locked(8 * 2**20).found == "at most 8.0 MiB"
     assert doctor._locked(-1).found == "no limit"
-    assert doctor._clock(kept_right=False).found.endswith("which the kernel has from nobody")
+    assert doctor._clock(kept_right=False).found.endswith(", and no time service sets it")
     assert [doctor._clock(kept_right=known).advice for known in (True, None)] == ["", ""]
     assert doctor._is_kept_right() in (True, False, None)
 

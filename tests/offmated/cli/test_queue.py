@@ -85,7 +85,7 @@ def test_a_job_that_is_held_or_has_a_window_says_what_releases_it_and_what_that_
 
 def test_several_jobs_are_changed_at_once_and_one_that_cannot_be_keeps_no_other_from_it(home: Served) -> None:
     first, second = (str(home.client.submit(JOB, str(home.folder))["id"]) for _ in range(2))
-    for command, words in (("hold", "held"), ("release", "waits for"), ("pause", "held"), ("resume", "waits for")):
+    for command, words in (("hold", "held"), ("release", "waits for"), ("pause", "paused"), ("resume", "waits for")):
         done = offmate(home, command, first, "9999", second, first)
         lines = done.stdout.splitlines()
         assert [line.split()[1] for line in lines] == [first, second] and words in lines[0], done.output

@@ -39,6 +39,7 @@ JOB: dict[str, Any] = {
     "id": 3, "name": "pydoc", "state": "running", "reason": "", "run_dir": "/runs/3", "output": None, "error": None,
     "created_at": 0.0, "started_at": None, "ended_at": None, "notes": ["mind this"], "history": [],
     "last_checkpoint_step": None, "label": None, "window": None, "priority": 0, "attempts": 1, "hold": None,
+    "settings": [], "standing": "running",
     "expected": {"starts_at": None, "ends_at": None, "nights": 0},
     "progress": {"step": 120, "total_steps": 200, "loss": 2.3456, "eval_loss": 2.4567, "eta_s": 80.0},
     "plan": {"step_s": 0.5},
@@ -122,6 +123,7 @@ def test_the_last_words_of_a_submission_say_whether_the_job_has_shown_that_it_ru
 def test_a_change_of_a_job_that_is_worked_on_tells_what_becomes_of_it() -> None:
     def told(state: str, hold: str | None, stop_reason: str | None = None, reason: str = "") -> str:
         job = JOB | {"state": state, "hold": hold, "stop_reason": stop_reason, "reason": reason, "place": 1}
+        job["standing"] = hold if state == "waiting" else state
         return job_view.changed(job)
 
     assert told("running", "paused") == "Job 3 saves a checkpoint and pauses."
@@ -130,7 +132,7 @@ def test_a_change_of_a_job_that_is_worked_on_tells_what_becomes_of_it() -> None:
     assert told("planning", "held") == "Job 3 is being planned, and then waits: offmate resume 3."
     assert told("planning", None) == "Job 3 is being planned."
     held = told("waiting", "held", reason="held: offmate release 3")
-    assert held == "Job 3 is waiting, place 1: held: offmate release 3."
+    assert held == "Job 3 is held, place 1: offmate release 3."
 
 
 def test_a_beginning_is_not_called_an_end() -> None:
@@ -147,7 +149,9 @@ def test_a_beginning_is_not_called_an_end() -> None:
 
 
 def test_status_tells_progress_loss_time_left_and_reason() -> None:
-    waiting = JOB | {"id": 4, "state": "waiting", "progress": None, "reason": "waits for job 3"}
+    waiting = JOB | {
+        "id": 4, "state": "waiting", "standing": "waiting", "progress": None, "reason": "waits for job 3",
+    }  # fmt: skip
     assert [line.split() for line in printed(job_view.jobs([JOB, waiting]))] == [
         ["ID", "NAME", "STATE", "PROGRESS", "LEFT", "DONE", "BY", "REASON"],
         ["3", "pydoc", "running", "120/200", "60%", "loss", "2.346", "eval", "2.457", "80.0", "s"],

@@ -232,10 +232,12 @@ def test_a_job_that_finishes_as_it_is_paused_is_done(line: Line) -> None:
     assert line.reason(number) == ""
 
 
-def test_a_job_that_waits_is_held_by_a_pause_and_a_retry_takes_every_hold_back(line: Line) -> None:
+def test_a_job_that_waits_is_paused_until_it_is_resumed_and_a_retry_takes_every_hold_back(line: Line) -> None:
     number = line.planned()
     queue.pause(line.store, number)
-    assert line.store.job(number).hold is Hold.HELD
+    assert line.store.job(number).hold is Hold.PAUSED
+    assert line.reason(number) == f"paused: offmate resume {number}"
+    assert line.due() == []
     line.store.stop(number, StopReason.CANCEL)
     line.store.retry(number, JobState.WAITING)
     assert line.due() == [number]
@@ -295,7 +297,7 @@ def test_a_job_without_room_says_what_is_missing_and_goes_on_once_it_is_there(li
         row = line.store.job(number)
         assert line.store.end(row, 1) is JobState.WAITING
         assert line.due() == queue.go_on(line.store) == []
-        assert line.reason(number).startswith(f"no room: 256.0 KiB missing at {disk}; goes on by itself")
+        assert line.reason(number).startswith(f"waiting for room: 256.0 KiB missing at {disk}; goes on by itself")
         ballast.unlink()
         assert line.reason(number).startswith("there is room again: it goes on")
         assert queue.go_on(line.store) == [number]
@@ -334,7 +336,7 @@ def test_files_that_a_disk_has_no_more_of_are_waited_for_and_no_bytes(tmp_path: 
         error = line.store.job(number).error
         assert error is not None and error["needs"] == {"folder": f"{disk}/runs/{number}", "bytes": 0, "files": 10}
         assert line.due() == queue.go_on(line.store) == []
-        assert line.reason(number).startswith(f"no room: 10 files missing at {disk}/runs/{number}; goes on by itself")
+        assert line.reason(number).startswith(f"waiting for room: 10 files missing at {disk}/runs/{number}; goes on by itself")
         for name in range(12):
             (others / str(name)).unlink()
         assert line.reason(number).startswith("there is room again: it goes on")
@@ -351,7 +353,7 @@ def test_a_quota_which_no_disk_shows_is_tried_again_by_the_clock_alone(line: Lin
         run.write_error(disk_full(refused, "the checkpoint"))
         assert line.store.end(line.store.job(job), 1) is JobState.WAITING
         assert queue.go_on(line.store) == [] == line.due()
-        assert re.match(rf"no room: \[Errno {number}\] .*; goes on by itself, tried again at", line.reason(job))
+        assert re.match(rf"waiting for room: \[Errno {number}\] .*; goes on by itself, tried again at", line.reason(job))
         line.later(job, pause_s + 1)
         assert queue.go_on(line.store) == [job]
 

@@ -409,3 +409,32 @@ def test_a_setting_that_nobody_knows_is_refused_as_in_a_file(store: Store, paths
         submit(store, paths, JOB, paths.state.parent, settings=["lerning_rate=1"])
     assert found.value.what == "--set has one mistake."
     assert found.value.numbers == ("--set lerning_rate: unknown key; did you mean learning_rate?",)
+
+
+@pytest.mark.parametrize(
+    ("file", "run_name", "name"),
+    [
+        ("qwen-notes.yaml", None, "qwen-notes"), ("qwen.lora.yml", None, "qwen.lora"), ("notes", None, "notes"),
+        ("job.yaml", None, "a folder"), ("config.yml", None, "a folder"), ("", None, "a folder"),
+        ("qwen-notes.yaml", "mine", "mine"), ("job.yaml", "job", "job"),
+        ("two\nlines\x1b\u202e.yaml", None, "two lines\ufffd\ufffd"),
+        (f"{'long' * 80}.yaml", None, ("long" * 80)[:255]),
+    ],
+)  # fmt: skip
+def test_a_job_is_called_as_its_file_or_folder(
+    store: Store, paths: Paths, file: str, run_name: str | None, name: str
+) -> None:
+    folder = paths.state.parent / "a folder"
+    folder.mkdir()
+    text = JOB.replace("./model", "../model").replace("text.jsonl", "../text.jsonl")
+    text += f"run_name: {run_name}\n" if run_name else ""
+    row, _ = submit(store, paths, text, folder, file)
+    assert row.name == name
+    assert rerun(store, paths, row.id)[0].name == name
+
+
+def test_a_job_in_the_home_folder_is_called_as_its_model(
+    store: Store, paths: Paths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(paths.state.parent))
+    assert submit(store, paths, JOB, paths.state.parent)[0].name == "model"

@@ -13,6 +13,7 @@ from offmated.cli import main
 from offmated.cli.client import Json
 from planner.errors import Exit
 from planner.run.folder import RunFolder
+from planner.units import printable
 from tests.support.daemons import HELD_AT, House, house, until
 from tests.support.disks import small_disk
 
@@ -113,7 +114,10 @@ def test_a_job_without_room_waits_leaves_the_gpu_to_others_and_goes_on_by_itself
         (home.paths.run_folder(number) / "disk").write_text(str(disk))
         said(home, "release", str(number))
         until(lambda: home.job(number)["hold"] == "no-room", "it has no room")
-        assert "no room: 256.0 KiB missing" in said(home, "status")
+        told = r"waiting for room .* 256\.0 KiB missing at .*; goes on by itself"
+        assert re.search(told, said(home, "status"), re.MULTILINE)
+        reason = home.job(number)["reason"]
+        assert reason.startswith("waiting for room: 256.0 KiB missing"), "for programs it is all in one"
         other = submitted(home, "other")
         assert home.wait_for(other, "done", "failed")["state"] == "done"
         ballast.unlink()
@@ -217,3 +221,18 @@ def test_what_cannot_be_done_is_said_without_a_traceback(home: House, words: tup
     done = offmate(home, *words)
     assert done.exit_code == code, done.stderr
     assert done.stderr and isinstance(done.exception, SystemExit), done.exception
+
+
+def test_no_name_steers_what_commands_say_and_json_has_it_whole(home: House) -> None:
+    name = "a\N{RIGHT-TO-LEFT OVERRIDE}b\N{ZERO WIDTH SPACE}c"
+    text = "model: ./model\ndataset: text.jsonl\nmax_steps: 3\n"
+    setting = f"wandb_project={name}"
+    number = home.client.submit(text, str(home.home), f"{name}.yaml", {"held": True}, settings=[setting])["id"]
+    for words in (("status",), ("show", str(number)), ("report",), ("hold", str(number)), ("cancel", str(number))):
+        told = said(home, *words)
+        assert printable(told) == told and str(number) in told, words
+    assert 'a\ufffdb\ufffdc wandb_project="a\ufffdb\ufffdc"' in said(home, "status")
+    told = said(home, "status", "--json")
+    assert printable(told) == told
+    (job,) = (job for job in json.loads(told) if job["id"] == number)
+    assert job["settings"] == [f'wandb_project="{name}"'], "for programs it is what it was"

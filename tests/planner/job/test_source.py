@@ -176,3 +176,51 @@ def test_whatever_is_handed_in_is_a_job_or_a_persons_error(lines: list[tuple[str
     except UserError as error:
         assert error.exit_code is Exit.USAGE
         assert len(str(error).encode()) < MOST_CHARACTERS  # raises for what can be neither stored nor sent
+
+
+@pytest.mark.parametrize(
+    ("written", "read", "hint"),
+    [
+        ("1:30", "90", "write 90"), ("-1:30", "-90", "write -90"), ("1:30.5", "90.5", "write 90.5"),
+        ("190:20:30", "685230", "write 685230"), ("010", "8", "write 10 or 8"), ("-0777", "-511", "write -777 or -511"),
+        ("0_10", "8", "write 10 or 8"),
+    ],
+)  # fmt: skip
+def test_a_number_that_yaml_reads_as_another_is_refused_with_what_to_write(written: str, read: str, hint: str) -> None:
+    for text in (f"model: m\nmax_steps: {written}\n", f"model: m\nlist:\n  - {written}\n"):
+        with pytest.raises(UserError) as caught:
+            read_yaml(text, "job.yaml")
+        line = text.count("\n")
+        assert caught.value.what == f"job.yaml: YAML reads {written} as {read} (line {line})"
+        assert caught.value.hint == f'{hint}; "{written}" in quotes is a text'
+        assert (caught.value.code, caught.value.exit_code) == ("unclear-number", Exit.USAGE)
+
+
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        ("0", 0), ("00", 0), ("07", 7), ("-5", -5), ("1_000", 1000), ("0x10", 16), ("0b11", 3), ("1e3", 1000.0),
+        ("5e-5", 5e-5), ("09.5", 9.5), ('"010"', "010"), ('"1:30"', "1:30"), ("08", "08"), ("0o10", "0o10"),
+        ("23:00-07:00", "23:00-07:00"), ("2026-11-27", "2026-11-27"), ("1,000", "1,000"), ("y", "y"), ("n", "n"),
+        ("yes", True), ("off", False), ("~", None), (".inf", float("inf")),
+    ],
+)  # fmt: skip
+def test_what_has_one_reading_is_read_as_transformers_files_are(written: str, value: object) -> None:
+    assert read_yaml(f"key: {written}\n", "job.yaml").values == {"key": value}
+
+
+def test_values_are_shown_as_a_file_has_them() -> None:
+    values = (True, False, None, "42", 42, 1e-5, float("inf"), float("-inf"), float("nan"), ["a", None], "é\n\u3000")
+    told = ["true", "false", "null", '"42"', "42", "1e-05", ".inf", "-.inf", ".nan", '["a", null]', '"é\\n\u3000"']
+    assert [shown(value) for value in values] == told
+    assert shown("a" * 300, 80) == '"' + "a" * 79 + "…"
+
+
+def test_a_value_that_yaml_made_of_another_is_shown_as_both() -> None:
+    source = read_yaml("a: no\nb: 1e3\nc: 1.10\nd: 42\ne: text\nf: 'no'\ng:\nh: 1_000\n", "job.yaml")
+    told = [source.shown(key, value) for key, value in source.values.items()]
+    assert told == [
+        "no, which YAML reads as false", "1e3, which YAML reads as 1000.0", "1.10, which YAML reads as 1.1", "42",
+        '"text"', '"no"', "null", "1_000, which YAML reads as 1000",
+    ]  # fmt: skip
+    assert source.shown("a", "off") == '"off"', "what became of it is not what the file has"

@@ -45,9 +45,9 @@ def test_what_an_answer_thinks_and_says_is_what_axolotl_takes_for_it(
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        ("Well. <think>a</think>b", "split_thinking leaves out 'Well.'"),
-        ("<think>a</think>Well. <|begin_of_solution|>b<|end_of_solution|>", "split_thinking leaves out 'Well.'"),
-        ("<think>a</think><|begin_of_solution|>b<|end_of_solution|> Bye.", "split_thinking leaves out 'Bye.'"),
+        ("Well. <think>a</think>b", "split_thinking leaves out \"Well.\""),
+        ("<think>a</think>Well. <|begin_of_solution|>b<|end_of_solution|>", "split_thinking leaves out \"Well.\""),
+        ("<think>a</think><|begin_of_solution|>b<|end_of_solution|> Bye.", "split_thinking leaves out \"Bye.\""),
         ("</think>a<think>", "an answer has </think> before <think>"),
     ],
 )

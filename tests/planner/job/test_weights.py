@@ -103,7 +103,7 @@ def test_weights_that_are_whole_and_folders_without_any_are_fine(
     ("make", "number", "hint"),
     [
         (index, f"2 of 2 files are missing: {', '.join(SHARDS)}", "hf download"),
-        (lambda m: (sharded(m), (m / SHARDS[1]).unlink()), f"1 of 2 files are missing: {SHARDS[1]}", "hf download"),
+        (lambda m: (sharded(m), (m / SHARDS[1]).unlink()), f"1 of 2 files is missing: {SHARDS[1]}", "hf download"),
         (lambda m: index(m, "pytorch_model.bin.index.json"), "2 of 2 files are missing", "hf download"),
         (lambda m: whole(m / SHARDS[0]), "missing: model.safetensors.index.json", "hf download"),
         (lambda m: (index(m), [gone(m / shard) for shard in SHARDS]), "2 of 2 files are missing", "hf download"),

@@ -174,6 +174,64 @@ def test_light_and_dark_narrow_and_wide_fit_the_window(real: Browser, file: Path
     assert real.problems == []
 
 
+NOTES_WORDS = """
+  window.words = [];
+  const fill = CanvasRenderingContext2D.prototype.fillText;
+  CanvasRenderingContext2D.prototype.fillText = function (text, x, y) {
+    const part = { left: 0, start: 0, right: 1, end: 1, center: 0.5 }[this.textAlign];
+    const width = this.measureText(text).width;
+    if (this.canvas.id === "base") window.words.push([text, x - part * width, y - 6, width, 12]);
+    return fill.apply(this, arguments);
+  };
+  const clear = CanvasRenderingContext2D.prototype.scale;
+  CanvasRenderingContext2D.prototype.scale = function (...by) {
+    if (this.canvas.id === "base") window.words = [];
+    return clear.apply(this, by);
+  };
+"""
+"""Has the chart's words noted, with left, top, width and height in pixels, anew each time that it is drawn."""
+
+
+@pytest.mark.parametrize("width", [320, 360, 412, 700, 1280])
+@pytest.mark.parametrize("budget_part", [1.0, 1.3, 1.75, 4.0])
+def test_no_word_of_the_chart_is_cut_or_lies_on_another(
+    real: Browser, drawing: Drawing, tmp_path: Path, width: int, budget_part: float
+) -> None:
+    """The plan as it is, and with budgets above what it uses: in sight of it, and far above."""
+    plan = replace(drawing.plan, gpu_budget_bytes=int(budget_part * drawing.plan.gpu_budget_bytes))
+    (tmp_path / "plan.html").write_text(page(replace(drawing, plan=plan)), "utf-8")
+    with real.page.context.browser.new_context() as context:
+        context.add_init_script(NOTES_WORDS)
+        shown = Browser(context.new_page())
+        shown.open(tmp_path / "plan.html", width=width, height=800)
+        room = shown.ask("document.getElementById('base').clientWidth")
+        for _ in range(5):
+            words = shown.ask("window.words")
+            assert any(text.startswith("budget ") for text, *_ in words)
+            assert [text for text, x, _, w, _ in words if x < 0 or x + w > room] == []
+            assert [(a, b) for number, a in enumerate(words) for b in words[:number] if _touch(a, b)] == []
+            shown.page.click("#in")
+            shown.frame()
+        assert shown.problems == []
+
+
+def _touch(one: list[Any], other: list[Any]) -> bool:
+    (_, x, y, w, h), (_, left, top, width, height) = one, other
+    return bool(x < left + width and left < x + w and y < top + height and top < y + h)
+
+
+def test_a_table_that_is_wider_than_its_window_says_so_and_keeps_its_first_column(real: Browser, file: Path) -> None:
+    real.open(file, width=360, height=800)
+    assert real.page.is_visible("#sideways")
+    before = real.ask("document.querySelector('#blocks tbody td').getBoundingClientRect().left")
+    real.ask("document.querySelector('.scroll').scrollLeft = 200")
+    real.frame()
+    assert real.ask("document.querySelector('.scroll').scrollLeft") == 200
+    assert real.ask("document.querySelector('#blocks tbody td').getBoundingClientRect().left") == before
+    real.open(file, width=1400, height=800)
+    assert not real.page.is_visible("#sideways")
+
+
 def test_fifteen_thousand_operations_stay_smooth(real: Browser, tmp_path: Path) -> None:
     chain = llama(126)
     drawn = draw(streamed(chain, slices=8), chain, RTX_3060, title="large", basis=Basis.ESTIMATED)

@@ -280,8 +280,8 @@ def test_data_without_a_learned_token_are_an_error(tmp_path: Path) -> None:
         batches(tmp_path, [{"prompt": "p" * 100, "completion": "never seen"}], max_length=32)
     assert str(caught.value) == (
         "The dataset has nothing to train on.\n"
-        "  1 documents, 111 tokens, 11 of them to be learned\n"
-        "  1 rows of at most 32 tokens, none with a learned token after its first\n"
+        "  1 document, 111 tokens, 11 of them to be learned\n"
+        "  1 row of at most 32 tokens, none with a learned token after its first\n"
         "  hint: use train_on: all, a larger max_length, or data with completions   [nothing-to-train]"
     )
 

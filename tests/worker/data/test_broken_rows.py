@@ -46,7 +46,7 @@ def refused(what: Any) -> UserError:
 def test_the_first_ten_are_told_with_line_and_reason_at_submission_and_in_the_run(tmp_path: Path) -> None:
     its = job(tmp_path, [{"messages": TALK}, "", *([STRANGE] * 12)])
     told = refused(lambda: check_data(its))
-    lines = tuple(f"line {number} of data.jsonl: unknown role 'narrator'" for number in range(3, 13))
+    lines = tuple(f"line {number} of data.jsonl: unknown role \"narrator\"" for number in range(3, 13))
     assert told.numbers == ("12 of the first 13 records", *lines, "and 2 more")
     assert told.code == "broken-record" and "broken_rows: skip leaves such records out" in told.hint
     later = refused(lambda: made(its))
@@ -54,7 +54,7 @@ def test_the_first_ten_are_told_with_line_and_reason_at_submission_and_in_the_ru
     few = job(tmp_path, [BAD, {"messages": TALK}, STRANGE])
     reasons = (
         "line 1 of data.jsonl: The chat template refuses a conversation (TemplateError: no thanks)",
-        "line 3 of data.jsonl: unknown role 'narrator'",
+        "line 3 of data.jsonl: unknown role \"narrator\"",
     )
     for what in (lambda: made(few), lambda: look(few, few.data, byte_tokenizer(chat_template=REFUSES))):
         assert refused(what).numbers == ("2 of the first 3 records", *reasons)
@@ -69,7 +69,7 @@ def test_what_is_wrong_is_told_together_whatever_finds_it(tmp_path: Path) -> Non
         "line 2 of data.jsonl is no JSON: Expecting property name enclosed in double quotes (character 2)",
         "line 3 of data.jsonl: The chat template refuses a conversation (TemplateError: no thanks)",
         "line 4 of data.jsonl is no JSON object: [1]",
-        "line 5 of data.jsonl: unknown role 'narrator'",
+        "line 5 of data.jsonl: unknown role \"narrator\"",
     )
     assert told.numbers[1:4] == (lines[0], *lines[2:]), "the template is not asked here"
     for what in (lambda: made(its), lambda: look(its, its.data, byte_tokenizer(chat_template=REFUSES))):
@@ -108,7 +108,7 @@ def test_they_are_left_out_and_told(tmp_path: Path, caplog: pytest.LogCaptureFix
     said = [line.removeprefix("data: ") for line in caplog.messages]
     assert "4 records are broken and left out (broken_rows: skip)" in said
     assert [line.partition(": ")[2][:50] for line in said if line.startswith("left out: ")] == [
-        "line 2 of data.jsonl is no JSON: Expecting value (", "line 3 of data.jsonl: unknown role 'narrator'",
+        "line 2 of data.jsonl is no JSON: Expecting value (", "line 3 of data.jsonl: unknown role \"narrator\"",
         "line 5 of data.jsonl is no JSON object: 7",
         "line 6 of data.jsonl: The chat template refuses a ",
     ]  # fmt: skip
@@ -134,12 +134,12 @@ def test_broken_records_of_a_mixture_are_counted_once(tmp_path: Path, caplog: py
     made(its)
     assert "1 record is broken and left out" in caplog.text and "empty" not in caplog.text
     its = its.model_copy(update={"broken_rows": "refuse"})
-    assert refused(lambda: made(its)).numbers == ("line 2 of data.jsonl: unknown role 'narrator'",)
+    assert refused(lambda: made(its)).numbers == ("line 2 of data.jsonl: unknown role \"narrator\"",)
 
 
 def test_data_that_are_all_broken_are_refused_at_submission_and_in_the_run(tmp_path: Path) -> None:
     its = job(tmp_path, ["{", *[STRANGE] * 3], broken_rows="skip")
-    told, line = refused(lambda: made(its)), "line 2 of data.jsonl: unknown role 'narrator'"
+    told, line = refused(lambda: made(its)), "line 2 of data.jsonl: unknown role \"narrator\""
     assert told.code == "nothing-to-train" and told.numbers[0] == "4 of 4 are broken" and line in told.numbers
     told = refused(lambda: check_data(its))
     assert told.code == "nothing-to-train" and line in told.numbers
@@ -196,7 +196,7 @@ def test_a_record_is_found_where_it_is_whatever_a_line_has(tmp_path: Path) -> No
         (tmp_path / name).write_text(content)
         its = job(tmp_path, []).model_copy(update={"dataset": (str(tmp_path / name),)})
         for what in (check_data, made):
-            assert refused(partial(what, its)).numbers == (f"line 4 of {name}: unknown role 'narrator'",)
+            assert refused(partial(what, its)).numbers == (f"line 4 of {name}: unknown role \"narrator\"",)
 
 
 def test_a_record_of_any_depth_is_left_out_and_no_other(tmp_path: Path) -> None:

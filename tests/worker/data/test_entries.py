@@ -99,7 +99,7 @@ def test_nulls_and_texts_of_json_are_read_as_axolotl_reads_them(tmp_path: Path) 
         '⟦<|im_start|>{"a": null, "b": [null]}{"a":null,"b":1.10}<|im_end|>⟧'
     ), "an entry of ours is as it is written"
     wrong = [talk[0], {**talk[1], "calls": [{"function": {"name": "f", "arguments": "{"}}]}]
-    with pytest.raises(UserError, match=r"axolotl reads arguments of a call as JSON, and '{' is no JSON: Expecting"):
+    with pytest.raises(UserError, match=r'axolotl reads arguments of a call as JSON, and "{" is no JSON: Expecting'):
         learn(tmp_path, [{"messages": wrong}], entry, job)
 
 
@@ -247,7 +247,7 @@ def test_broken_and_empty_records_are_told_where_entries_are_mixed(
     job = Job.parse(f"{text}[one.parquet, two.parquet]\n", tmp_path)
     with pytest.raises(UserError) as refused:
         load_corpus(job, byte_tokenizer(), tmp_path / "data")
-    told = ("row 1 of two.parquet has a text that is not UTF-8: 0xe9 in 'caf\ufffd'",)
+    told = ("row 1 of two.parquet has a text that is not UTF-8: 0xe9 in \"caf\ufffd\"",)
     assert (refused.value.code, refused.value.numbers) == ("dataset-unreadable", told)
 
 

@@ -127,7 +127,7 @@ def test_a_turn_with_weight_zero_is_shown_and_not_learned(tmp_path: Path) -> Non
 def test_a_weight_between_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="A record of the dataset is broken") as caught:
         learn(tmp_path, [{"messages": [TALK[0], TALK[1] | {"weight": 0.5}]}], chat_tokenizer())
-    said = "line 1 of data.jsonl: a message's weight is 0 or 1 (false or true), this is '0.5'"
+    said = "line 1 of data.jsonl: a message's weight is 0 or 1 (false or true), this is 0.5"
     assert caught.value.numbers == (said,)
 
 
@@ -181,7 +181,7 @@ def test_alpaca_has_its_own_prompt_otherwise(tmp_path: Path) -> None:
 def test_the_columns_read_and_not_read_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     learn(tmp_path, [{"text": "hello", "id": 7}])
-    assert "data.jsonl: 1 records read as text (columns text; not used: id)" in caplog.text
+    assert "data.jsonl: 1 record read as text (columns text; not used: id)" in caplog.text
 
 
 def test_a_chat_document_gets_no_second_end_token_when_packed(tmp_path: Path) -> None:
@@ -282,7 +282,7 @@ def test_a_broken_record_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         learn(tmp_path, records, chat_tokenizer())
     assert str(caught.value) == (
-        "A record of the dataset is broken.\n  line 2 of data.jsonl: unknown role 'narrator'\n"
+        "A record of the dataset is broken.\n  line 2 of data.jsonl: unknown role \"narrator\"\n"
         "  hint: correct it, or take it out; broken_rows: skip leaves such records out   [broken-record]"
     )
 

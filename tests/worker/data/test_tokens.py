@@ -87,7 +87,7 @@ def test_padding_on_either_side_is_left_out(model: Path, tmp_path: Path) -> None
         ({"input_ids": [5, 6], "labels": [5]}, "column labels has 1 numbers for 2 of input_ids"),
         ({"input_ids": [5, 6], "labels": [5, 7]}, "one is 7 for 6"),
         ({"input_ids": [5, 6, 7], "attention_mask": [1, 0, 1]}, "attention_mask leaves out tokens that are no padding"),
-        ({"input_ids": "5 6"}, "column input_ids is a list of whole numbers, this is '5 6'"),
+        ({"input_ids": "5 6"}, 'column input_ids is a list of whole numbers, this is "5 6"'),
         ({"input_ids": [5, 6.0]}, "column input_ids is a list of whole numbers"),
         ({"input_ids": [5, 260]}, "input_ids has 260, and the tokenizer has the tokens 0 to 259"),
     ],
