@@ -336,7 +336,8 @@ def test_files_that_a_disk_has_no_more_of_are_waited_for_and_no_bytes(tmp_path: 
         error = line.store.job(number).error
         assert error is not None and error["needs"] == {"folder": f"{disk}/runs/{number}", "bytes": 0, "files": 10}
         assert line.due() == queue.go_on(line.store) == []
-        assert line.reason(number).startswith(f"waiting for room: 10 files missing at {disk}/runs/{number}; goes on by itself")
+        missing = f"10 files missing at {disk}/runs/{number}"
+        assert line.reason(number).startswith(f"waiting for room: {missing}; goes on by itself")
         for name in range(12):
             (others / str(name)).unlink()
         assert line.reason(number).startswith("there is room again: it goes on")
@@ -353,7 +354,8 @@ def test_a_quota_which_no_disk_shows_is_tried_again_by_the_clock_alone(line: Lin
         run.write_error(disk_full(refused, "the checkpoint"))
         assert line.store.end(line.store.job(job), 1) is JobState.WAITING
         assert queue.go_on(line.store) == [] == line.due()
-        assert re.match(rf"waiting for room: \[Errno {number}\] .*; goes on by itself, tried again at", line.reason(job))
+        told = rf"waiting for room: \[Errno {number}\] .*; goes on by itself, tried again at"
+        assert re.match(told, line.reason(job))
         line.later(job, pause_s + 1)
         assert queue.go_on(line.store) == [job]
 
