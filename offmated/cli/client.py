@@ -146,7 +146,8 @@ class Client:
         and `cpu_budget` in bytes, for another plan; `allow_changed_data`: on the data that are
         there now. UserError `not-to-retry` when it is neither."""
         changes: Json = {**budgets, "allow_changed_data": True} if allow_changed_data else {**budgets}
-        return self._object("POST", f"/jobs/{job_id}/retry", changes)
+        answer: Json = self._send("POST", f"/jobs/{job_id}/retry", changes, patience_s=SUBMIT_PATIENCE_S).json()
+        return answer
 
     def change(self, job_id: int, change: str) -> Json:
         """Hold, release, pause or resume a job. UserError `job-ended` when it is over, `job-begun`, `not-held`,

@@ -103,8 +103,8 @@ def rows_of(
 
 
 class _Limit:
-    """What is read of a table whose beginning is enough: `most` bytes in memory, and `_TABLE_ROWS` rows. `bytes`, `rows`:
-    read so far; `reached`: there is more."""
+    """What is read of a table whose beginning is enough: `most` bytes in memory, and `_TABLE_ROWS` rows. `bytes` and
+    `rows` are read so far; `reached`: there is more."""
 
     def __init__(self, most: int) -> None:
         self.most, self.bytes, self.rows, self.reached = most, 0, 0, False
