@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 from planner.errors import Exit, UserError
 
-MOST_S = 45
+MOST_S = 30
 """Of the processor's time, for one thing that is looked at."""
 MOST_BYTES = 2 * 2**30
 """Of memory that the process may write to."""
