@@ -101,12 +101,3 @@ def test_what_a_plan_refuses_of_the_model_is_refused_when_the_job_is_handed_in(h
     error = refused(home, job + "gpu_budget: 100 KiB\n")
     assert (error.code, error.exit_code) == ("budget-too-small", Exit.DOES_NOT_FIT)
     assert home.client.submit(lora.replace("_prj", "_proj") + "gpu_budget: 1GiB\n", str(home.home))["id"]
-
-
-def test_a_template_that_takes_too_much_is_refused_with_its_record(home: House) -> None:
-    doubling = "{% set n = namespace(s='x') %}{% for i in range(99) %}{% set n.s = n.s ~ n.s %}{% endfor %}"
-    tiny_llama_folder(home.home / "doubling", chat_template=doubling)
-    talk = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
-    write_jsonl(home.home / "talks.jsonl", [{"messages": talk}])
-    error = refused(home, JOB.format("talks.jsonl").replace("./model", "./doubling"))
-    assert error.code == "chat-template-too-much"
