@@ -29,8 +29,7 @@ from planner.job.data_check import MOST_BYTES, FirstRows, check_data, first_rows
 from planner.job.data_entry import DataEntry
 from planner.job.length import notes_on_length
 from planner.job.local_data import is_local, local_data
-from planner.job.near import no_such_name
-from planner.job.notes import of_hub
+from planner.job.near import no_such_name, of_hub
 from planner.job.reader import Reader
 from planner.job.schema import Job, says_of_model
 from planner.job.weights import check_weights

@@ -25,7 +25,7 @@ from planner.errors import Errors, Exit, UserError
 from planner.hub import NOT_REACHED
 from planner.job.frozen import fingerprint, freeze, package_versions
 from planner.job.local_data import is_local
-from planner.job.notes import taken_from_hub
+from planner.job.near import taken_from_hub
 from planner.job.output_dir import Place, new_token
 from planner.job.schema import Job
 from planner.job.trackers import missing_package

@@ -1,4 +1,4 @@
-"""Folders and files whose names are near one that is not there: what a person may have meant by a name of the hub."""
+"""What a job has of the hub, and the folders and files whose names are near: what a person may have meant."""
 
 from __future__ import annotations
 
@@ -8,12 +8,33 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from planner.errors import Exit, UserError
-from planner.hub import NOT_REACHED, Kind
-from planner.job.local_data import KINDS
+from planner.hub import NOT_REACHED, Kind, is_downloaded
+from planner.job.local_data import KINDS, is_local
+from planner.job.schema import Job
 
 _DEEPEST = 3  # folders below that of the job file
 _MOST = 5000  # names that are looked at
 _SHOWN = 3
+
+
+def of_hub(job: Job) -> tuple[tuple[str, str, Kind], ...]:
+    """Key, name and kind of what a job has of the hub."""
+    named: list[tuple[str, str, Kind]] = [("model", job.model, "model"), ("tokenizer", job.tokenizer, "model")]
+    for key, entries in (("dataset", job.data), ("eval_dataset", job.eval_data)):
+        named += [(key, entry.path, "dataset") for entry in entries]
+    told = {(name, kind): (key, name, kind) for key, name, kind in reversed(named) if not is_local(name)}
+    return tuple(reversed(told.values()))
+
+
+def taken_from_hub(job: Job) -> tuple[str, ...]:
+    """What to say of a job's model and datasets that are not there, and that this machine has no download of: each may
+    be a path with a mistake in it."""
+    return tuple(
+        f"{key}: there is no {'folder' if kind == 'model' else 'file or folder'} {name} beside the job file, and no"
+        " download of it; it is taken as a name on the Hugging Face hub"
+        for key, name, kind in of_hub(job)
+        if not is_downloaded(name, kind)
+    )
 
 
 def near(name: str, kind: Kind, folder: Path) -> tuple[str, ...]:

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from planner.hub import Kind, is_downloaded
 from planner.job.adapter import takes_from_base
-from planner.job.local_data import is_local
 from planner.job.lora import has_no_weights
 from planner.job.values import ADAMW_8BIT, MUON
 from planner.muon import MATCH_RMS
-
-if TYPE_CHECKING:
-    from planner.job.schema import Job
 
 
 def all_warmup(schedule: str, warmup_steps: float, steps: int) -> str | None:
@@ -23,26 +18,6 @@ def all_warmup(schedule: str, warmup_steps: float, steps: int) -> str | None:
     run = f"the run has {steps} step{'' if steps == 1 else 's'}"
     rises = "the rate only rises, and never gets to learning_rate"
     return f"warmup_steps is {warmup_steps:g}, and {run}: {rises}; below 1 it is a share of all steps, such as 0.1."
-
-
-def of_hub(job: Job) -> tuple[tuple[str, str, Kind], ...]:
-    """Key, name and kind of what a job has of the hub."""
-    named: list[tuple[str, str, Kind]] = [("model", job.model, "model"), ("tokenizer", job.tokenizer, "model")]
-    for key, entries in (("dataset", job.data), ("eval_dataset", job.eval_data)):
-        named += [(key, entry.path, "dataset") for entry in entries]
-    told = {(name, kind): (key, name, kind) for key, name, kind in reversed(named) if not is_local(name)}
-    return tuple(reversed(told.values()))
-
-
-def taken_from_hub(job: Job) -> tuple[str, ...]:
-    """What to say of a job's model and datasets that are not there, and that this machine has no download of: each may
-    be a path with a mistake in it."""
-    return tuple(
-        f"{key}: there is no {'folder' if kind == 'model' else 'file or folder'} {name} beside the job file, and no"
-        " download of it; it is taken as a name on the Hugging Face hub"
-        for key, name, kind in of_hub(job)
-        if not is_downloaded(name, kind)
-    )
 
 
 def notes_of(values: Mapping[str, Any], given: Collection[str]) -> tuple[str, ...]:
