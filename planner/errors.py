@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import re
 import resource
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -150,7 +151,9 @@ class UserError(Exception):
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> UserError:
         """The error that `to_json` gave `fields` of. Raises KeyError or ValueError for other objects."""
-        return cls(
+        if several := fields.get("errors"):
+            return SeveralErrors([cls.from_json(each) for each in several])
+        return UserError(
             fields["what"],
             code=fields["code"],
             numbers=tuple(fields["numbers"]),
@@ -159,3 +162,49 @@ class UserError(Exception):
             needs=Room.of(fields.get("needs")),
             had_bytes=fields.get("had_bytes"),
         )
+
+
+class SeveralErrors(UserError):
+    """Errors that were found apart and are told together, each with its numbers, hint and code. The code and the exit
+    code of all are the first's."""
+
+    def __init__(self, errors: Sequence[UserError]) -> None:
+        lines = []
+        for number, error in enumerate(errors, start=1):
+            lines += [f"{number}. {error.what}", *(f"   {line}" for line in error.numbers)]
+            lines.append(f"   hint: {error.hint}   [{error.code}]" if error.hint else f"   [{error.code}]")
+        super().__init__(
+            f"{len(errors)} things are wrong with this job.", code=errors[0].code, numbers=tuple(lines),
+            exit_code=errors[0].exit_code, hint="correct all of them, then submit again",
+        )  # fmt: skip
+        self.errors = tuple(errors)
+
+    def to_json(self) -> dict[str, Any]:
+        """As of other errors, with `errors`: those of each."""
+        return {**super().to_json(), "errors": [error.to_json() for error in self.errors]}
+
+
+class Errors:
+    """What checks that do not depend on each other have found, to be told together."""
+
+    def __init__(self) -> None:
+        self.found: list[UserError] = []
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Keeps the UserError that is raised inside, and goes on behind."""
+        try:
+            yield
+        except SeveralErrors as several:
+            self.found += several.errors
+        except UserError as error:
+            self.found.append(error)
+
+    def told(self) -> UserError:
+        """What was found, of which there is something: one error, or all of them as one."""
+        return self.found[0] if len(self.found) == 1 else SeveralErrors(self.found)
+
+    def refuse(self) -> None:
+        """Raise what was found, if anything was."""
+        if self.found:
+            raise self.told()

@@ -13,6 +13,8 @@ from planner.errors import Exit, UserError, first_line
 
 NOT_REACHED = "hub-not-reached"
 """The code of the error of a hub that cannot be reached: a job that ends with it asks again later."""
+OFFLINE = "hub-offline"
+"""The code of the error of what this machine does not have, where the hub is not to be asked."""
 ANSWER_S = 10.0
 """For the hub to answer a question whose answer is short."""
 Kind = Literal["model", "dataset"]
@@ -59,6 +61,29 @@ def check_reached(what: str, name: str, kind: Kind = "model") -> None:
             raise not_reached(what, error) from error
 
 
+def why_not_reached() -> UserError | None:
+    """The error of a hub that does not answer; None where it does, or is not to be asked. One question, one wait."""
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return None
+    try:
+        _ask(constants.ENDPOINT)
+    except Exception as error:  # as above
+        if unreachable(error):
+            return not_reached("what the job names", error)
+    return None
+
+
+def ask_no_more() -> None:
+    """From now on this process has of the hub what this machine has, and at once: the hub does not answer, and its own
+    library would ask for half a minute for each file. To be called before transformers and datasets are imported."""
+    from huggingface_hub import constants
+
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    constants.HF_HUB_OFFLINE = True
+
+
 @cache  # an answer is enough for this process: who asks next meets it if the network goes meanwhile
 def _ask(endpoint: str) -> None:
     from huggingface_hub import get_session
@@ -99,7 +124,7 @@ def not_given(what: str, error: BaseException) -> UserError | None:
         )  # fmt: skip
     if constants.HF_HUB_OFFLINE and kinds & {"LocalEntryNotFoundError", "OfflineModeIsEnabled", "ConnectionError"}:
         return UserError(
-            f"This machine does not have {what}, and HF_HUB_OFFLINE says not to ask the hub.", code="hub-offline",
+            f"This machine does not have {what}, and HF_HUB_OFFLINE says not to ask the hub.", code=OFFLINE,
             exit_code=Exit.USAGE, numbers=(first_line(error),),
             hint="download it first (hf download owner/name, --repo-type dataset for data), or unset HF_HUB_OFFLINE",
         )  # fmt: skip

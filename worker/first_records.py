@@ -1,8 +1,10 @@
-"""A job's first records, rendered, tokenized and masked as the trainer will: `python -m worker.first_records RUN_DIR`.
+"""What is wrong with a job that is handed in: `python -m worker.first_records RUN_DIR [FOLDER]`.
 
-So it is told at submission what would otherwise end the job when it has its turn: a tokenizer that does not load, a
-chat template that fails, a record that it cannot show, a mask under which nothing is learned. Exit codes and errors as
-`worker.trainer` has them. What else the submitter is to be told is written into the folder, as an error is.
+Its weights, its data, its model and, rendered, tokenized and masked as the trainer will, its first records are looked
+at here and not in the daemon: files may be made to fill any memory, and this process may take only so much. So it is
+told at submission what would otherwise end the job when it has its turn, all that is wrong together. FOLDER is that of
+the job file, below which near names are looked for. Exit codes and errors as `worker.trainer` has them. What else the
+submitter is to be told is written into the folder, as an error is.
 """
 
 from __future__ import annotations
@@ -10,22 +12,28 @@ from __future__ import annotations
 import logging
 import sys
 import time
+import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from planner.errors import Exit, UserError
+from planner.errors import Errors, Exit, UserError, is_disk_full
 from planner.fast_imports import lasting_imports
-from planner.job.broken_rows import BrokenRows
-from planner.job.data_check import MOST_BYTES, FirstRows, first_rows, kind_in, learns
+from planner.hub import NOT_REACHED, OFFLINE, ask_no_more, is_downloaded, why_not_reached
+from planner.job.broken_rows import BrokenRecordsError, BrokenRows
+from planner.job.data_check import MOST_BYTES, FirstRows, check_data, first_rows, is_rendered, kind_in, learns
 from planner.job.data_entry import DataEntry
+from planner.job.length import notes_on_length
 from planner.job.local_data import is_local, local_data
+from planner.job.near import no_such_name, of_hub
 from planner.job.reader import Reader
-from planner.job.schema import Job
+from planner.job.schema import Job, says_of_model
+from planner.job.weights import check_weights
+from planner.run.bounds import OUT_OF_MEMORY, bounded, takes_too_much
 from planner.run.ending import exit_code_of
 from planner.run.folder import RunFolder
 from planner.run.plain_streams import speak_plainly
@@ -38,6 +46,7 @@ if TYPE_CHECKING:
 
 MOST = 64
 """Records of each entry."""
+LEFT = "the first records could not be looked at: they are when the job has its turn"
 _MOST_S = 20.0  # where conversations are long
 _TOLD = (
     "worker.data.chat", "worker.data.turns", "worker.data.formats", "worker.data.slots", "planner.job.broken_rows",
@@ -47,32 +56,136 @@ _TOLD = (
 
 def main(arguments: list[str]) -> int:
     """Look at the job in the folder `arguments[0]`; returns the exit code."""
-    if len(arguments) != 1 or not Path(arguments[0]).is_dir():
-        print("usage: python -m worker.first_records RUN_DIR", file=sys.stderr)
+    if len(arguments) not in (1, 2) or not Path(arguments[0]).is_dir():
+        print("usage: python -m worker.first_records RUN_DIR [FOLDER]", file=sys.stderr)
         return Exit.USAGE
     logging.basicConfig(level=logging.ERROR, stream=sys.stderr)
     folder = RunFolder(Path(arguments[0]).absolute())
-    return exit_code_of(lambda: _look(folder), folder)
+    beside = Path(arguments[1]) if len(arguments) == 2 else None
+    return exit_code_of(lambda: _Look(folder, beside).at_everything(), folder)
 
 
-def _look(folder: RunFolder) -> Exit:
-    with lasting_imports():
-        from planner.measure.hf_model import pairs_of
-        from planner.measure.tokenizer import load_tokenizer
-        from planner.measure.written import said_of_dtype
-        from worker.data.ends import taught_ends
-        from worker.training.ends import Ends, ends_of_files
+class _Look:
+    """A look at the job in a run folder: what is wrong, and what else is to be told. Each thing is looked at that does
+    not depend on what was found wrong before."""
 
-    job = Job.from_resolved(folder.resolved)
-    tokenizer, pairs = load_tokenizer(job), pairs_of(job)
-    with _warnings() as notes:
-        seen = look(job, job.data, tokenizer, pairs=pairs)
-        look(job, job.eval_data, tokenizer, pairs=pairs)
-    known = () if pairs or seen is None else taught_ends(job, tokenizer, seen)
-    ends = Ends(taught=known, before=ends_of_files(job), is_known=seen is not None and not pairs)
-    told = (ends.note(job, tokenizer), said_of_dtype(job))
-    folder.write_first_notes([*notes, *filter(None, told)])
-    return Exit.DONE
+    def __init__(self, folder: RunFolder, beside: Path | None) -> None:
+        self._folder, self._beside, self._job = folder, beside, Job.from_resolved(folder.resolved)
+        self._wrong, self._notes, self._missing = Errors(), list[str](), set[str]()
+        self._looks_at, self._offline, self._failed = "", False, False
+
+    def at_everything(self) -> Exit:
+        """Look, and write the notes. Raises UserError."""
+        job = self._job
+        with self._at(f"the weights of {job.model}"):
+            check_weights(job)
+        self._at_hub()
+        needs_tokenizer = self._at_data() and not self._missing
+        if needs_tokenizer:
+            self._at_records()
+        if (needs_tokenizer or says_of_model(job)) and job.model not in self._missing:
+            self._at_model()
+        self._wrong.refuse()
+        if self._failed:
+            return Exit.FAILED
+        self._folder.write_first_notes(self._notes)
+        return Exit.DONE
+
+    def _say(self, what: str) -> None:
+        """Note what is looked at: whoever started this process says so where it is ended."""
+        self._looks_at = what
+        self._folder.looks_at.write_text(what, "utf-8")
+
+    @contextmanager
+    def _at(self, what: str, bound: AbstractContextManager[None] | None = None) -> Iterator[None]:
+        """Inside, `what` is looked at, within a `bound`. What is wrong is kept, and so is what could not be seen."""
+        self._say(what)
+        with self._wrong.apart():
+            try:
+                with bound or bounded():
+                    yield
+            except UserError as error:
+                if error.code != NOT_REACHED and not (self._offline and error.code == OFFLINE):
+                    raise
+                self._notes.append(f"{LEFT}. {' '.join((error.what, *error.numbers))}")
+            except MemoryError:
+                raise takes_too_much(self._looks_at, OUT_OF_MEMORY) from None
+            except Exception as error:  # our bug, or the machine's: what else is wrong is told all the same
+                if is_disk_full(error):
+                    raise
+                traceback.print_exc()
+                self._failed = True
+
+    def _at_hub(self) -> None:
+        """Ask once whether the hub answers where the job names something of it. What this machine has is taken then,
+        and what it has not is refused while the person is there: most such names are paths with a mistake in them."""
+        named = [(key, name, kind) for key, name, kind in of_hub(self._job)]
+        if not named or (why := why_not_reached()) is None:
+            return
+        ask_no_more()
+        self._offline = True
+        for key, name, kind in named:
+            if not is_downloaded(name, kind) and name not in self._missing:
+                self._missing.add(name)
+                self._wrong.found.append(no_such_name(key, name, kind, self._beside, why))
+
+    def _at_data(self) -> bool:
+        """Look at the data as far as that needs no tokenizer. Returns whether more of them is to be looked at."""
+        before, rendered = len(self._wrong.found), False
+        with self._at("the data"):
+            check_data(self._job, self._say)
+        if not all(isinstance(error, BrokenRecordsError) for error in self._wrong.found[before:]):
+            return False
+        with self._at("the data"):
+            rendered = is_rendered(self._job)
+            self._notes += notes_on_length(self._job)
+        return rendered or not all(is_local(entry.path) for entry in (*self._job.data, *self._job.eval_data))
+
+    def _at_records(self) -> None:
+        job, before = self._job, list(self._wrong.found)
+        with lasting_imports():
+            from planner.measure.hf_model import pairs_of
+            from planner.measure.tokenizer import load_tokenizer
+            from worker.data.ends import taught_ends
+            from worker.training.ends import Ends, ends_of_files
+
+        tokenizer = None
+        with self._at(f"the tokenizer {job.tokenizer}"):
+            pairs, tokenizer = pairs_of(job), load_tokenizer(job)
+        if tokenizer is None:
+            return
+        with self._at(f"the first records of {', '.join(entry.path for entry in (*job.data, *job.eval_data))}"):
+            with _warnings() as notes:
+                seen = look(job, job.data, tokenizer, pairs=pairs)
+                look(job, job.eval_data, tokenizer, pairs=pairs)
+            known = () if pairs or seen is None else taught_ends(job, tokenizer, seen)
+            ends = Ends(taught=known, before=ends_of_files(job), is_known=seen is not None and not pairs)
+            self._notes += [*notes, *filter(None, [ends.note(job, tokenizer)])]
+        if any(isinstance(error, BrokenRecordsError) for error in self._wrong.found[len(before) :]):
+            # It tells those that were found without a tokenizer, too.
+            told = {id(error) for error in before if isinstance(error, BrokenRecordsError)}
+            self._wrong.found[:] = [error for error in self._wrong.found if id(error) not in told]
+
+    def _at_model(self) -> None:
+        job = self._job
+        with lasting_imports():
+            from planner.measure.hf_model import skeleton_model
+            from planner.measure.written import said_of_dtype
+
+        before = len(self._wrong.found)
+        # For a moment there is memory for each of the weights, one after another.
+        with self._at(f"the model {job.model}", bounded(memory=False)):
+            skeleton_model(job)
+            self._notes += filter(None, [said_of_dtype(job)])
+        if len(self._wrong.found) > before or (job.gpu_budget, job.cpu_budget) == (None, None):
+            return
+        from planner.commands.plan_job import check_fits
+        from planner.measure.target import device_of
+
+        if self._wrong.found:  # this takes as long as the model is large: who waits no longer has these
+            self._folder.write_error(self._wrong.told())
+        with self._at(f"the model {job.model}", nullcontext()):
+            check_fits(job, device_of(None))
 
 
 class _Warnings(logging.Handler):

@@ -149,7 +149,8 @@ class Client:
         there now; `allow_changed_model`: on the base that is. UserError `not-to-retry` when it is neither."""
         allowed = {"allow_changed_data": allow_changed_data, "allow_changed_model": allow_changed_model}
         changes: Json = {**budgets, **{name: True for name, given in allowed.items() if given}}
-        return self._object("POST", f"/jobs/{job_id}/retry", changes)
+        answer: Json = self._send("POST", f"/jobs/{job_id}/retry", changes, patience_s=SUBMIT_PATIENCE_S).json()
+        return answer
 
     def change(self, job_id: int, change: str) -> Json:
         """Hold, release, pause or resume a job. UserError `job-ended` when it is over, `job-begun`, `not-held`,

@@ -7,13 +7,11 @@ from pathlib import Path
 
 from offmated.jobs.states import AGAIN, JobState
 from offmated.jobs.store import Store
-from offmated.jobs.submission import as_asked, check_output
+from offmated.jobs.submission import as_asked, check_output, look_again
 from offmated.jobs.table import JobRow
 from planner.job.base import AT_ONCE_BYTES, BESIDE_WEIGHTS, PARTS, check_base, freeze_base
-from planner.job.data_check import check_data
 from planner.job.frozen import check_frozen, freeze
 from planner.job.schema import Job
-from planner.job.weights import check_weights
 from planner.machine.memory import check_budgets_here
 from planner.run.folder import RunFolder
 
@@ -55,8 +53,7 @@ def _make_ready(store: Store, run: RunFolder, budgets: dict[str, int], other_dat
         most_bytes=AT_ONCE_BYTES,
     )  # fmt: skip
     if not goes_on:
-        check_weights(job)
-        check_data(job)
+        look_again(run, job)
         job = as_asked(run, job)
     if budgets:
         check_budgets_here(budgets.get("gpu_budget"), budgets.get("cpu_budget"))

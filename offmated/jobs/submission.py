@@ -6,8 +6,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 import threading
 import time
 import uuid
@@ -18,22 +16,20 @@ from pathlib import Path
 
 from offmated.jobs.job_text import keys_of, notes_on_settings, settings_in, with_settings
 from offmated.jobs.longer import Length, link, longer, went_on_from
+from offmated.jobs.looking import look_at
 from offmated.jobs.store import KeyTaken, Store
 from offmated.jobs.table import JobRow
 from offmated.jobs.turns import AT_ONCE, Turn
 from offmated.paths import Paths
-from planner.errors import Exit, UserError
+from planner.errors import Errors, Exit, UserError
 from planner.hub import NOT_REACHED
 from planner.job.base import content_of, freeze_base, left_for_later
-from planner.job.broken_rows import BrokenRecordsError
-from planner.job.data_check import check_data, is_rendered
 from planner.job.frozen import fingerprint, freeze, package_versions
-from planner.job.length import notes_on_length
-from planner.job.notes import taken_from_hub
+from planner.job.local_data import is_local
+from planner.job.near import taken_from_hub
 from planner.job.output_dir import Place, new_token
 from planner.job.schema import Job
 from planner.job.trackers import missing_package
-from planner.job.weights import check_weights
 from planner.job.window import Window
 from planner.machine.memory import check_budgets_here
 from planner.run.folder import RunFolder
@@ -43,8 +39,6 @@ NAME_LENGTH = 255
 _ANY_JOB = ("job", "config")
 _DRAFT = ".new-"
 TRY_S = 10.0  # a disk that hangs keeps nobody else from submitting
-LOOK_S = 60.0
-"""For looking at the first records: a few seconds, and more where the hub is slow."""
 
 
 def submit(
@@ -61,10 +55,15 @@ def submit(
     text = with_settings(yaml_text, settings)
 
     def take_in() -> tuple[JobRow, tuple[str, ...]]:
-        job, notes = Job.parse_with_notes(text, folder, name=file_name, told=keys_of(settings))
+        wrong = Errors()
+        with wrong.apart():
+            job, notes = Job.parse_with_notes(text, folder, name=file_name, told=keys_of(settings))
+        if wrong.found:
+            _check_turn(store, turn, turn.window or window, wrong)
+            wrong.refuse()
         notes = (*notes_on_settings(yaml_text, settings), *notes)
         name = name_of(job, file_name, folder)
-        return _take_in(store, paths, job, notes, text, key, turn, window, name=name)
+        return _take_in(store, paths, job, notes, text, key, turn, window, name=name, folder=folder)
 
     return _once(store, key, text, take_in)
 
@@ -155,24 +154,28 @@ def _submitted(store: Store, key: str | None, yaml_text: str) -> JobRow | None:
 def _take_in(
     store: Store, paths: Paths, job: Job, notes: Sequence[str], yaml_text: str, key: str | None, turn: Turn,
     window: str | None, *, name: str, again: int | None = None, checkpoint: Path | None = None,
+    folder: Path | None = None,
 ) -> tuple[JobRow, tuple[str, ...]]:  # fmt: skip
     """`name`: what it is called in lists; `again`: the job that this is to be once more; `checkpoint`: what it goes on
-    from."""
-    if job.output_dir is not None:
-        paths.check_outside("output_dir:", Path(job.output_dir))
-    for disk in job.disk_paths or ():
-        paths.check_outside("disk_paths:", Path(disk), may_hold=True)
-    output_dir = check_output(job, store)
-    check_budgets_here(job.gpu_budget, job.cpu_budget)
-    check_weights(job)
-    unseen, broken = _checked_data(job)
+    from; `folder`: of its file. What is wrong is told together, first what is known without opening a file."""
+    wrong, output_dir = Errors(), None
+    turn = _check_turn(store, turn, turn.window or job.schedule or window, wrong)
+    looked_at = _without_budgets(job)
+    with wrong.apart():
+        check_budgets_here(job.gpu_budget, job.cpu_budget)
+        looked_at = job
+    with wrong.apart():
+        if job.output_dir is not None:
+            paths.check_outside("output_dir:", Path(job.output_dir))
+        output_dir = check_output(job, store)
+    with wrong.apart():
+        for disk in job.disk_paths or ():
+            paths.check_outside("disk_paths:", Path(disk), may_hold=True)
     draft = paths.runs / f"{_DRAFT}{uuid.uuid4().hex}"
     made: list[Path] = []
-    told = [*notes, *filter(None, map(missing_package, job.report_to)), *notes_on_length(job)]
+    told = [*notes, *filter(None, map(missing_package, job.report_to))]
     if again is None:
-        told.extend(
-            taken_from_hub(job.model, *([entry.path for entry in entries] for entries in (job.data, job.eval_data)))
-        )
+        told.extend(taken_from_hub(job))
 
     def make_folder(job_id: int) -> Path:
         final = paths.run_folder(job_id)
@@ -189,11 +192,10 @@ def _take_in(
         draft.mkdir(mode=0o700)
         run = RunFolder(draft)
         _write(run.submitted, yaml_text)
-        _write(run.resolved, job.resolved_yaml())
-        if unseen or broken is not None or is_rendered(job):
-            told.extend(look_at_first_records(run))
-        if broken is not None:
-            raise broken
+        _write(run.resolved, looked_at.resolved_yaml())  # the job itself, unless it is refused
+        with wrong.apart():
+            told.extend(look_at(run, folder))
+        wrong.refuse()
         frozen, base = freeze(job), freeze_base(job, paths.runs)
         told.extend(left_for_later(base))
         _write(run.frozen, json.dumps(frozen))
@@ -202,62 +204,32 @@ def _take_in(
         if checkpoint is not None:
             _write(run.goes_on, f"{checkpoint}\n")
         _flush(draft)
-        turn = _in_window(turn, job.schedule or window)
         row = store.add(
             name, make_folder, turn, key=key, notes=told, output_dir=output_dir,
             fingerprint=fingerprint(job, {**frozen, **content_of(base)}, checkpoint), again=again,
         )  # fmt: skip
         made.clear()
-        for entry in unseen:
-            RunFolder(Path(row.run_dir)).say(
-                f"{entry} is of the Hugging Face hub: it is read when the job has its turn, before all else"
-            )
+        for entry in (*job.data, *job.eval_data):
+            if not is_local(entry.path):
+                RunFolder(Path(row.run_dir)).say(
+                    f"{entry.path} is of the Hugging Face hub: it is read when the job has its turn, before all else"
+                )
         return row, tuple(row.notes)
     finally:
         for left in (draft, *made):  # there only when something went wrong
             shutil.rmtree(left, ignore_errors=True)
 
 
-def _checked_data(job: Job) -> tuple[tuple[str, ...], BrokenRecordsError | None]:
-    """The entries of the hub, and the refusal of local data with broken records, where a process with a tokenizer may
-    find more that is wrong with them. Raises UserError."""
-    try:
-        return check_data(job), None
-    except BrokenRecordsError as error:
-        if not is_rendered(job):
-            raise
-        return (), error
-
-
-def look_at_first_records(run: RunFolder) -> tuple[str, ...]:
-    """Raise the UserError that the job in `run` would end with for its first records, found by a process that has a
-    tokenizer; notes on them. What does not come to an answer, as where the hub has the tokenizer and is not reached, is
-    left to the job's turn: a note says so."""
-    command = [sys.executable, "-P", "-m", "worker.first_records", str(run.path)]
-    try:
-        code = subprocess.run(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=LOOK_S,
-            check=False,
-        ).returncode  # fmt: skip
-    except subprocess.TimeoutExpired:
-        code = Exit.FAILED
-    error, notes = run.read_error(), run.read_first_notes()
-    for path in (run.error, run.first_notes):
-        path.unlink(missing_ok=True)
-    left = "the first records could not be looked at: they are when the job has its turn"
-    if error is not None:
-        if error["code"] != NOT_REACHED:
-            raise UserError.from_json(error)
-        return (f"{left}. {' '.join((error['what'], *error['numbers']))}",)
-    return (left,) if code != Exit.DONE or notes is None else notes
-
-
-def _in_window(turn: Turn, window: str | None) -> Turn:
-    """`turn` with the window that counts, and not to begin before that opens. Raises UserError."""
-    if (text := turn.window or window) is None:
-        return turn
-    found = window_of(text)
-    return replace(turn, window=str(found), begin_at=found.opening(max(time.time(), turn.begin_at or 0.0)))
+def _check_turn(store: Store, turn: Turn, window: str | None, wrong: Errors) -> Turn:
+    """`turn` with the `window` that counts, and not to begin before that opens; what is wrong with it is noted."""
+    with wrong.apart():
+        if turn.after is not None:
+            store.job(turn.after)
+    with wrong.apart():
+        if window is not None:
+            found = window_of(window)
+            return replace(turn, window=str(found), begin_at=found.opening(max(time.time(), turn.begin_at or 0.0)))
+    return turn
 
 
 def window_of(text: str) -> Window:
@@ -269,6 +241,25 @@ def window_of(text: str) -> Window:
             "This is no window of hours.", numbers=(str(error),), code="bad-window", exit_code=Exit.USAGE,
             hint='"23:00-07:00", or with days and a time zone "23:00-07:00 mon-fri Europe/Berlin"',
         ) from None  # fmt: skip
+
+
+def look_again(run: RunFolder, job: Job) -> None:
+    """Raise the UserError with which `job`, which `run` is of, would be refused if it were handed in now. That the hub
+    does not answer is no reason, as the job has been taken in, and whether it fits is for its next plan to say."""
+    draft = run.path.with_name(f"{_DRAFT}{uuid.uuid4().hex}")
+    try:
+        draft.mkdir(mode=0o700)
+        _write(RunFolder(draft).resolved, _without_budgets(job).resolved_yaml())
+        look_at(RunFolder(draft))
+    except UserError as error:
+        if error.code != NOT_REACHED:
+            raise
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _without_budgets(job: Job) -> Job:
+    return job.model_copy(update={"gpu_budget": None, "cpu_budget": None})
 
 
 def sweep_drafts(paths: Paths) -> None:
@@ -320,7 +311,7 @@ def _is_draft(folder: Path) -> bool:
     run = RunFolder(folder)
     return {path.name for path in folder.iterdir()} <= {
         run.submitted.name, run.resolved.name, run.frozen.name, run.base.name, run.packages.name, run.error.name,
-        run.first_notes.name, run.goes_on.name,
+        run.first_notes.name, run.looks_at.name, run.goes_on.name,
     }  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -69,6 +70,14 @@ def plan_job(
     return replace(answer, disk=_told_use(job, answer.plan, answer.chain))
 
 
+def check_fits(job: Job, device: torch.device) -> None:
+    """Raise the UserError with which `plan_job` refuses a job, as far as its blocks and their bytes tell: no plan is
+    searched for, nothing is measured, a GPU is not touched."""
+    with _its_kernels(job):
+        smallest = _smallest(lambda of: _Planning(of, device, None, measure=False, distinct_tokens=()), job)
+        smallest.check_fits()
+
+
 def kept_plan(job: Job, device: torch.device, cache: Cache) -> Answer | None:
     """The plan that `plan_job` would find of this job, whose step is split, without measuring or solving; None where it
     would have to be made first. Raises UserError."""
@@ -128,15 +137,21 @@ def _planned(
         if len(answers) == (WANTED if measure else 1):
             break
     if not answers:  # the error of the smallest split says what would fit
-        assert job.train_batch_size is not None
-        try:
-            smallest = planning(job.with_slices(1))
-        except UserError as error:
-            if error.code != "loss-per-slice":
-                raise
-            smallest = planning(job.with_slices(job.train_batch_size))
-        return smallest.answer_or_ways()
+        return _smallest(planning, job).answer_or_ways()
     return replace(min(answers, key=lambda answer: answer.plan.step_s), splits=splits)
+
+
+def _smallest(planning: Callable[[Job], _Planning], job: Job) -> _Planning:
+    """The planning of a job with the smallest slices that it may have."""
+    if job.is_split:
+        return planning(job)
+    assert job.train_batch_size is not None
+    try:
+        return planning(job.with_slices(1))
+    except UserError as error:
+        if error.code != "loss-per-slice":
+            raise
+        return planning(job.with_slices(job.train_batch_size))
 
 
 def _why_not_compiled(job: Job, device: torch.device) -> str | None:
@@ -205,6 +220,15 @@ class _Planning:
             raise UserError(
                 error.what, code=error.code, numbers=numbers, hint=hint, exit_code=error.exit_code
             ) from None  # fmt: skip
+
+    def check_fits(self) -> None:
+        """Raise UserError where no plan fits."""
+        job, machine = self.job, self.machine
+        with_disk(Problem(
+            chain=self.analysis.chain(self.estimate, self.distinct_tokens), hardware=machine,
+            gpu_budget_bytes=job.gpu_budget or machine.gpu_bytes, cpu_budget_bytes=job.cpu_budget or machine.cpu_bytes,
+            slices=job.gradient_accumulation_steps, clip=job.max_grad_norm is not None, not_in_files=self.not_in_files,
+        )).check_fits()  # fmt: skip
 
     def preview(self) -> Answer:
         """A plan that rests on an estimate."""

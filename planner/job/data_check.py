@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from planner.errors import Exit, UserError, first_line
+from planner.errors import Errors, Exit, UserError, first_line
 from planner.job.broken_rows import BrokenRows, no_records
 from planner.job.data_entry import DataEntry
 from planner.job.dataset_words import LEARNED_KEYS
@@ -42,17 +42,27 @@ class FirstRows:
     whole: bool
 
 
-def check_data(job: Job) -> tuple[str, ...]:
+def check_data(job: Job, looking_at: Callable[[str], None] = lambda _: None) -> tuple[str, ...]:
     """Look at the data of a job. Returns the entries that are of the hub, which nobody has looked at. Raises UserError
-    (exit 2) with the codes of the trainer."""
+    (exit 2) with the codes of the trainer, of all entries together. `looking_at` is told each entry before it is read.
+    """
     corpora = (job.data, job.eval_data)
+    wrong = Errors()
     for entries in corpora:
-        useless = [_check_entry(entry, job) if is_local(entry.path) else None for entry in entries]
+        useless: list[tuple[str, ...] | None] = []
+        for entry in entries:
+            told = None
+            if is_local(entry.path):
+                looking_at(f"the dataset {entry.path}")
+                with wrong.apart():
+                    told = _check_entry(entry, job)
+            useless.append(told)
         if useless and None not in useless:
-            raise UserError(
+            wrong.found.append(UserError(
                 "The dataset has nothing to train on.", code="nothing-to-train", exit_code=Exit.USAGE,
                 numbers=tuple(line for told in useless for line in told or ()), hint="give data with texts to learn",
-            )  # fmt: skip
+            ))  # fmt: skip
+    wrong.refuse()
     return tuple(entry.path for entries in corpora for entry in entries if not is_local(entry.path))
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
-from planner.hub import Kind, is_downloaded
 from planner.job.adapter import takes_from_base
-from planner.job.local_data import is_local
 from planner.job.lora import has_no_weights
 from planner.job.values import ADAMW_8BIT, MUON
 from planner.muon import MATCH_RMS
@@ -21,21 +19,6 @@ def all_warmup(schedule: str, warmup_steps: float, steps: int) -> str | None:
     run = f"the run has {counted(steps, 'step')}"
     rises = "the rate only rises, and never gets to learning_rate"
     return f"warmup_steps is {warmup_steps:g}, and {run}: {rises}; below 1 it is a share of all steps, such as 0.1."
-
-
-def taken_from_hub(model: str, data: Iterable[str], eval_data: Iterable[str]) -> tuple[str, ...]:
-    """What to say of a job's model and datasets that are not there, and that this machine has no download of: each may
-    be a path with a mistake in it."""
-    asked: list[tuple[str, str, Kind]] = [
-        ("model", model, "model"), *(("dataset", name, "dataset") for name in data),
-        *(("eval_dataset", name, "dataset") for name in eval_data),
-    ]  # fmt: skip
-    return tuple(
-        f"{key}: there is no {'folder' if kind == 'model' else 'file or folder'} {name} beside the job file, and no"
-        " download of it; it is taken as a name on the Hugging Face hub"
-        for key, name, kind in dict.fromkeys(asked)
-        if not is_local(name) and not is_downloaded(name, kind)
-    )
 
 
 def notes_of(values: Mapping[str, Any], given: Collection[str]) -> tuple[str, ...]:

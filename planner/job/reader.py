@@ -24,14 +24,20 @@ from planner.units import counted
 __all__ = ["Reader", "Row", "rows_of"]
 
 _TABLE_ROWS = 1000
-"""Rows of a table that are read at a time; also the most of a file that are read where its beginning is enough."""
+"""Rows of a table that are read at a time, at most; also the most of a file where its beginning is enough."""
+_BATCH_BYTES = 8 * 2**20
+"""Of the rows of a table that are read at a time, but for a row that is larger by itself."""
+_GROWTH = 8
+"""By so many times a batch may be larger than the one before: only a batch that was read tells how large rows are. A
+Parquet file of 40 kB may hold a text of 2 MB once and repeat it in a thousand rows."""
 
 
 class Reader:
     """Reads the files of an entry one after another.
 
-    `most_bytes`: at most so many bytes are read, of all files together; None: everything. After a reading `whole` says
-    whether that was all there is; `columns` has every column that was met, unless everything was read.
+    `most_bytes`: at most so many bytes are read, of all files together, of tables in memory; None: everything. After a
+    reading `whole` says whether that was all there is; `columns` has every column that was met, unless everything was
+    read.
     """
 
     def __init__(self, data: LocalData, most_bytes: int | None = None) -> None:
@@ -46,15 +52,13 @@ class Reader:
         for path in self._data.files:
             with path.open("rb", buffering=0) as file:
                 part = _Beginning(file, None if is_table else left)
+                limit = _Limit(left) if is_table and left is not None else None
                 rows = rows_of(
                     path.name, io.BufferedReader(part), kind, whole=part.whole, columns=self.columns,
-                    delimiter=self._data.delimiter,
+                    delimiter=self._data.delimiter, limit=limit,
                 )  # fmt: skip
                 with closing(rows):
-                    for number, row in enumerate(rows):
-                        if is_table and left is not None and number == _TABLE_ROWS:
-                            self.whole = False
-                            break
+                    for row in rows:
                         if row.record is not None and taken is not None:
                             row = Row(row.place, {key: row.record[key] for key in taken if key in row.record})
                         if row.record is not None and left is not None:
@@ -62,9 +66,9 @@ class Reader:
                         yield row
             if taken is not None:
                 self.columns = {column: None for column in self.columns if column in taken}
-            self.whole &= part.whole
-            if left is not None and not is_table:
-                left = max(0, left - part.taken)
+            self.whole &= part.whole and not (limit and limit.reached)
+            if left is not None:
+                left = max(0, left - (limit.bytes if limit else part.taken))
 
     def records(self, start: int = 0, stop: int | None = None) -> Iterator[Row]:
         """The rows from record `start` to before record `stop`, numbered from 0. Rows that are no records have no
@@ -84,10 +88,11 @@ class Reader:
 
 def rows_of(
     name: str, file: BinaryIO, kind: Kind, *, whole: bool = True, columns: dict[str, None] | None = None,
-    delimiter: str = ",",
+    delimiter: str = ",", limit: _Limit | None = None,
 ) -> Generator[Row]:  # fmt: skip
     """The rows of one file called `name`. `whole`: the file is all of it, not its beginning. The header of a csv file
-    and the schema of a table are put into `columns`. Raises ValueError where the file cannot be read on."""
+    and the schema of a table are put into `columns`; of a table no more is read than the `limit` lets. Raises
+    ValueError where the file cannot be read on."""
     columns = {} if columns is None else columns
     if kind == "json":
         return json_rows(name, file, whole=whole)
@@ -96,7 +101,20 @@ def rows_of(
     if kind == "text":
         return _text_rows(name, file, whole, columns)
     batches = (_parquet_batches if kind == "parquet" else _arrow_batches)(file, columns)
-    return _table_rows(name, batches)
+    return _table_rows(name, batches, limit)
+
+
+class _Limit:
+    """What is read of a table whose beginning is enough: `most` bytes in memory, and `_TABLE_ROWS` rows. `bytes` and
+    `rows` are read so far; `reached`: there is more."""
+
+    def __init__(self, most: int) -> None:
+        self.most, self.bytes, self.rows, self.reached = most, 0, 0, False
+
+    def room(self) -> int:
+        """How many rows may be read; 0 where nothing more may."""
+        self.reached |= self.bytes >= self.most or self.rows >= _TABLE_ROWS
+        return 0 if self.reached else _TABLE_ROWS - self.rows
 
 
 class _Beginning(io.RawIOBase):
@@ -197,11 +215,33 @@ def _undecoded(text: str) -> str:
 
 
 def _parquet_batches(file: BinaryIO, columns: dict[str, None]) -> Iterator[Any]:
+    """The batches of a Parquet file, of about `_BATCH_BYTES`. A group of rows is begun anew where batches are to be of
+    another size, and the rows that were given are passed over."""
     from pyarrow import parquet  # late: it is large, and hardly anybody needs it
 
     with parquet.ParquetFile(file) as content:
         columns |= dict.fromkeys(content.schema_arrow.names)
-        yield from content.iter_batches(_TABLE_ROWS)
+        rows, most = 1, _TABLE_ROWS
+        for group in range(content.num_row_groups):
+            given, is_over = 0, False
+            while not is_over:
+                passed = given
+                for batch in content.iter_batches(rows, row_groups=[group]):
+                    if passed >= batch.num_rows:
+                        passed -= batch.num_rows
+                        continue
+                    better = batch.num_rows * _BATCH_BYTES // max(1, batch.nbytes)
+                    batch, passed = batch.slice(passed), 0
+                    given += batch.num_rows
+                    yield batch
+                    if rows > 1 and better < rows // 2:
+                        rows = most = max(1, better)
+                        break
+                    if rows < most and better > rows:
+                        rows = min(better, _GROWTH * rows, most)
+                        break
+                else:
+                    is_over = True
 
 
 def _arrow_batches(file: BinaryIO, columns: dict[str, None]) -> Iterator[Any]:
@@ -217,19 +257,46 @@ def _arrow_batches(file: BinaryIO, columns: dict[str, None]) -> Iterator[Any]:
         batches = map(content.get_batch, range(content.num_record_batches))
     else:
         columns |= dict.fromkeys(batches.schema.names)
-    for batch in batches:
-        for start in range(0, batch.num_rows, _TABLE_ROWS):
-            yield batch.slice(start, _TABLE_ROWS)
+    yield from batches
 
 
-def _table_rows(name: str, batches: Iterator[Any]) -> Generator[Row]:
+def _pieces(batch: Any, limit: _Limit | None) -> Iterator[Any]:
+    """The batch in pieces of about `_BATCH_BYTES` of Python's, as far as the limit goes. Where a value that is there
+    once may stand in many rows, nothing but the row itself tells how large it is."""
+    rows = min(_TABLE_ROWS, max(1, batch.num_rows * _BATCH_BYTES // max(1, batch.nbytes)))
+    if any(_shares(field.type) for field in batch.schema):
+        rows = 1
+    start = 0
+    while start < batch.num_rows:
+        take = rows if limit is None else min(rows, limit.room())
+        if not take:
+            return
+        piece = batch.slice(start, take)
+        if limit is not None:
+            limit.rows += piece.num_rows
+            limit.bytes += piece.nbytes
+        yield piece
+        start += take
+
+
+def _shares(kind: Any) -> bool:
+    """Whether rows of an Arrow type may share a value's bytes: dictionaries, runs and views."""
+    import pyarrow as pa
+
+    views = (pa.ListViewType, pa.LargeListViewType, pa.DictionaryType, pa.RunEndEncodedType)
+    if isinstance(kind, views) or pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
+        return True
+    return any(_shares(kind.field(place).type) for place in range(kind.num_fields))
+
+
+def _table_rows(name: str, batches: Iterator[Any], limit: _Limit | None) -> Generator[Row]:
     """The rows of a table. A key that is null is absent: in a table a record has the keys of all others, too."""
     number, schema = 0, None
     convert: _Convert = _same
     for batch in batches:
         if batch.schema is not schema:
             schema, convert = batch.schema, _struct_reader(batch.schema)
-        for record in _pylist(batch):
+        for record in (record for piece in _pieces(batch, limit) for record in _pylist(piece)):
             number += 1
             place = f"row {number} of {name}"
             try:
@@ -238,6 +305,8 @@ def _table_rows(name: str, batches: Iterator[Any]) -> Generator[Row]:
                 yield Row(place, convert(record))
             except ValueError as error:
                 yield Row(place, wrong=str(error))
+        if limit is not None and limit.reached:
+            return
 
 
 def _pylist(batch: Any) -> Iterator[Any]:

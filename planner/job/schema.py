@@ -353,3 +353,16 @@ _NULLABLE = {key for key, field in Job.model_fields.items() if field.default is 
 def _name_in(source: Source, canonical: str) -> str:
     """The name under which the file gives `canonical`; `canonical` itself where it does not."""
     return next((key for key in source.values if CANONICAL.get(key) == canonical), canonical)
+
+
+_OF_MODEL = {
+    *AdapterKeys.model_fields, *LossKeys.model_fields, "gpu_budget", "cpu_budget", "add_tokens", "attn_implementation",
+    "max_target_length", "packing", "special_tokens",
+}  # fmt: skip
+"""Keys that the model itself may have something against."""
+
+
+def says_of_model(job: Job) -> bool:
+    """Whether a job says more of its model than that it is trained: only the model tells whether that is right."""
+    fields = type(job).model_fields
+    return any(getattr(job, key) != fields[key].get_default(call_default_factory=True) for key in _OF_MODEL)

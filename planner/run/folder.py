@@ -102,6 +102,11 @@ class RunFolder:
         return self.path / "error.json"
 
     @property
+    def looks_at(self) -> Path:
+        """What the process of a submission looks at, in words."""
+        return self.path / "looks_at.txt"
+
+    @property
     def first_notes(self) -> Path:
         """What a submission is told of the job's first records, while it is made."""
         return self.path / "first_notes.json"

@@ -49,7 +49,7 @@ def make_plan(step: Setting, *, time_limit_s: float = TIME_LIMIT_S, gap: float =
     """
     plan = _arranged(step, time_limit_s, gap) if step.chain.lifetimes else _fastest(step, time_limit_s, gap)
     if plan is None:
-        raise _too_small(step)
+        raise too_small(step)
     return plan
 
 
@@ -228,7 +228,8 @@ def _host_too_small(setting: Setting) -> UserError:
     )
 
 
-def _too_small(setting: Setting) -> UserError:
+def too_small(setting: Setting) -> UserError:
+    """The error of budgets that no schedule fits. Raises that of a host that is too small whatever the device has."""
     budgets = setting.budgets
     least = least_budget(setting)
     numbers = [f"budget {format_bytes_down(budgets.gpu_bytes)}, least possible {format_bytes(least.gpu_bytes)}"]

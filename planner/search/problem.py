@@ -24,6 +24,7 @@ from planner.search.make_plan import (
     least_gpu_bytes,
     make_plan,
     rounds_that_fit,
+    too_small,
 )
 from planner.search.portfolio import Search
 from planner.search.round_placements import hoped
@@ -111,6 +112,11 @@ class Problem:
             return False
         least = self.least_bytes(enough=self.gpu_budget_bytes, rounds=rounds)
         return least is not None and least <= self.gpu_budget_bytes
+
+    def check_fits(self) -> None:
+        """Raise the UserError of `plan` where nothing fits, without a search for what is fast."""
+        if not self.fits():
+            raise too_small(self.setting)
 
     def _standing_bytes(self) -> int:
         """Of weights and states that are in memory, of the device or the host."""

@@ -77,7 +77,10 @@ class House:
             return
         model = home / "model"
         model.mkdir()
-        (model / "config.json").write_text('{"model_type": "llama"}')
+        (model / "config.json").write_text(
+            '{"model_type": "llama", "vocab_size": 256, "hidden_size": 32, "intermediate_size": 32,'
+            ' "num_hidden_layers": 2, "num_attention_heads": 2}'
+        )
         (model / "tokenizer.json").write_text("{}")
         (home / "text.jsonl").write_text('{"text": "one"}\n' * 8)
 

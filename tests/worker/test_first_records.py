@@ -134,7 +134,7 @@ def test_a_tokenizer_that_does_not_load_is_told(
 
 
 def test_what_is_odd_of_a_template_is_told_once(model: Path, tmp_path: Path) -> None:
-    talks = [write_jsonl(tmp_path / f"{name}.jsonl", [{"messages": TALK}]) for name in "ab"]
+    talks = [write_jsonl(tmp_path / f"{name}.jsonl", [{"messages": TALK}] * 8) for name in "ab"]
     run = tmp_path / "run"
     run.mkdir()
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date
 from typing import Any
 
-from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -361,6 +360,6 @@ def _training_form(tokenizer: PreTrainedTokenizerBase) -> str | None:
     try:
         with bounded():
             found: str | None = get_training_chat_template(tokenizer)
-    except (ValueError, TemplateError):  # not among those it knows; its own trial renders a conversation
+    except REFUSALS:  # not among those it knows: its own trial renders a conversation, in which anything may be raised
         return None
     return found

@@ -21,8 +21,12 @@ from planner.job.records import Message
 from worker.data.shapes import THOUGHTS, Filled, Render, Shape, Shapes, fill, private_character
 from worker.data.turns import Spans, common
 
-REFUSALS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
-"""What rendering raises for a conversation that is not as the template wants it."""
+REFUSALS = (
+    TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, NameError, RuntimeError,
+    StopIteration, SyntaxError, AssertionError,
+)  # fmt: skip
+"""What rendering raises for a conversation that is not as the template wants it. A template is compiled to Python,
+which has limits of its own: 21 loops within each other are a SyntaxError."""
 
 
 class Conversation:

@@ -10,13 +10,17 @@ from offmated.jobs.migrate import upgrade
 from offmated.jobs.store import Store
 from offmated.paths import Paths
 
+CONFIG = (
+    '{"model_type": "llama", "vocab_size": 256, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2,'
+    ' "num_attention_heads": 2}'
+)
 JOB = "model: ./model\ndataset: text.jsonl\n"
 
 
 @pytest.fixture
 def paths(tmp_path: Path) -> Paths:
     (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "model" / "config.json").write_text(CONFIG)
     (tmp_path / "model" / "tokenizer.json").write_text("{}")
     (tmp_path / "text.jsonl").write_text('{"text": "one"}\n' * 8)
     paths = Paths.at(tmp_path / "state")

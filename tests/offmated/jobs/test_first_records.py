@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import sys
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
 
 from offmated.jobs.store import Store
 from offmated.jobs.submission import submit
@@ -73,17 +75,41 @@ def test_a_job_whose_records_cannot_be_looked_at_is_taken_in_with_a_note(
 ) -> None:
     monkeypatch.setattr("sys.executable", "/bin/false")
     _, notes = submit(store, paths, JOB, paths.state.parent)
-    assert notes[-1] == "the first records could not be looked at: they are when the job has its turn"
+    assert notes[-1] == "the job could not be looked at: what is wrong with it is told when it has its turn"
 
 
-def test_a_hub_that_is_not_reached_is_named_at_once(
-    store: Store, paths: Paths, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+@pytest.fixture
+def _no_hub(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(paths.state / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(paths.state / "hub"))
     with socket.create_server(("127.0.0.1", 0)) as server:  # whose port nobody listens on, once it is closed
         monkeypatch.setenv("HF_ENDPOINT", "http://{}:{}".format(*server.getsockname()))
+
+
+@pytest.mark.usefixtures("_no_hub")
+def test_names_that_are_neither_here_nor_to_be_asked_for_are_refused_with_what_is_near(
+    store: Store, paths: Paths
+) -> None:  # fmt: skip
+    home = paths.state.parent
+    shutil.copytree(home / "model", home / "models" / "tiny-llama")
+    shutil.copy(home / "talks.jsonl", home / "model" / "talks.jsonl")
+    with pytest.raises(UserError) as told:
+        submit(store, paths, "model: mdels/tiny-lama\ndataset: data/talk\n", home)
+    assert told.value.code == "hub-not-reached"
+    first, why, hint, second, _, data = told.value.numbers
+    assert first == (
+        "1. model: there is no folder mdels/tiny-lama, and the Hugging Face hub cannot be asked for it."
+    ) and "refused" in why.lower()
+    assert hint.strip().startswith("hint: did you mean ./models/tiny-llama? Else give the path of a folder (model:")
+    assert second.startswith("2. dataset: there is no file or folder data/talk, and")
+    assert data.strip().startswith("hint: did you mean ./talks.jsonl or ./model/talks.jsonl? Else give the path of a")
+    assert not list(paths.runs.iterdir()) and not store.jobs()
+
+
+@pytest.mark.usefixtures("_no_hub")
+def test_of_a_hub_that_is_not_reached_what_is_downloaded_is_taken_and_the_rest_left_to_the_jobs_turn(
+    store: Store, paths: Paths
+) -> None:
+    (paths.state / "hub" / "models--owner--model" / "snapshots").mkdir(parents=True)
     _, notes = submit(store, paths, "model: owner/model\ndataset: talks.jsonl\n", paths.state.parent)
-    assert notes[-1].startswith(
-        "the first records could not be looked at: they are when the job has its turn."
-        " The Hugging Face hub cannot be reached for the tokenizer owner/model."
-    )
+    assert notes[-1].startswith("the first records could not be looked at: they are when the job has its turn.")

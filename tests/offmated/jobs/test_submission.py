@@ -79,7 +79,7 @@ def test_a_job_that_is_there_already_is_told_of_and_taken_in(store: Store, paths
 def test_the_same_once_more_says_that_data_of_the_hub_stay_at_their_commits(
     store: Store, paths: Paths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(submission, "look_at_first_records", lambda run: ())  # it would ask the hub
+    monkeypatch.setattr(submission, "look_at", lambda run, folder: ())  # it would ask the hub
     hub = JOB.replace("text.jsonl", f"[{{path: owner/set, revision: {'a' * 40}}}]")
     for text, more in ((JOB, ""), (hub, ", those of the hub at the commits that it has")):
         row, _ = submit(store, paths, text, paths.state.parent)
@@ -120,7 +120,7 @@ def test_data_that_cannot_be_trained_on_leave_nothing_behind(store: Store, paths
 def test_the_log_says_which_data_nobody_has_looked_at(
     store: Store, paths: Paths, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(submission, "look_at_first_records", lambda run: ())  # which would ask the hub
+    monkeypatch.setattr(submission, "look_at", lambda run, folder: ())  # which would ask the hub
     row, _ = submit(store, paths, JOB.replace("text.jsonl", "[owner/set, text.jsonl]"), paths.state.parent)
     (line,) = RunFolder(Path(row.run_dir)).tail_of_log(9)
     assert line.endswith("owner/set is of the Hugging Face hub: it is read when the job has its turn, before all else")
@@ -129,7 +129,7 @@ def test_the_log_says_which_data_nobody_has_looked_at(
 def test_a_model_that_is_no_folder_and_no_download_is_said_to_be_asked_of_the_hub(
     store: Store, paths: Paths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(submission, "look_at_first_records", lambda run: ())  # which would ask the hub
+    monkeypatch.setattr(submission, "look_at", lambda run, folder: ())  # which would ask the hub
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     hub = JOB.replace("./model", "models/llama-8b")
     row, notes = submit(store, paths, hub, paths.state.parent)
@@ -281,7 +281,7 @@ def test_of_two_retries_at_once_one_counts_and_its_budget(
     store: Store, paths: Paths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     number, run = a_cancelled_job(store, paths)
-    check = again.check_data
+    check = again.look_again
     taken: list[int] = []
 
     def attempt(budget: int) -> None:
@@ -293,13 +293,13 @@ def test_of_two_retries_at_once_one_counts_and_its_budget(
 
     second = threading.Thread(target=attempt, args=(2**26,))
 
-    def check_while_another_comes(job: Job) -> tuple[str, ...]:
-        monkeypatch.setattr(again, "check_data", check)
+    def check_while_another_comes(run: RunFolder, job: Job) -> None:
+        monkeypatch.setattr(again, "look_again", check)
         second.start()
-        second.join(0.5)  # it ends within that, were it not held up
-        return check(job)
+        second.join(2.0)  # it ends within that, were it not held up
+        check(run, job)
 
-    monkeypatch.setattr(again, "check_data", check_while_another_comes)
+    monkeypatch.setattr(again, "look_again", check_while_another_comes)
     attempt(2**25)
     second.join(10)
     assert taken == [Job.from_resolved(run.resolved).gpu_budget]

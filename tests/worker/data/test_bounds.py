@@ -14,6 +14,7 @@ from planner.errors import Exit, UserError
 from planner.measure.tokenizer import load_tokenizer
 from tests.support.texts import CHATML, byte_tokenizer, make_job, sentences, tiny_llama_folder, write_jsonl
 from worker.data import bounds
+from worker.data.batches import Batches
 from worker.data.chat import ChatTemplate
 from worker.training.samples import Samples
 
@@ -81,6 +82,7 @@ ERRORS = {
     "a number": ("{{ 1e308 * 10 ** 400 }}", "OverflowError"),
     "Python": ("{{ messages.__class__.__mro__ }}", "SecurityError"),
     "no template": ("{% for %}", "TemplateSyntaxError"),
+    "loops within each other": ("{% for a in 'a' %}" * 21 + "{% endfor %}" * 21, "SyntaxError"),
 }
 
 
@@ -88,6 +90,18 @@ ERRORS = {
 def test_whatever_a_template_raises_is_one_error_for_people(template: str, name: str) -> None:
     error = refusal(template)
     assert (error.code, error.numbers[0].partition(":")[0]) == ("chat-template-refuses", name)
+
+
+@pytest.mark.parametrize(("template", "name"), ERRORS.values(), ids=ERRORS)
+def test_what_a_template_raises_before_any_row_is_told_with_the_first_row(
+    template: str, name: str, tmp_path: Path
+) -> None:
+    data = write_jsonl(tmp_path / "data.jsonl", [{"messages": MESSAGES}])
+    job = make_job(tiny_llama_folder(tmp_path / "model"), data)
+    with pytest.raises(UserError) as caught:
+        Batches(job, byte_tokenizer(chat_template=template))
+    assert caught.value.code == "chat-template-refuses"
+    assert caught.value.numbers[0] == "line 1 of data.jsonl" and caught.value.numbers[1].startswith(f"{name}:")
 
 
 @pytest.mark.usefixtures("_impatient")

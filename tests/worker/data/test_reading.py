@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from datetime import date, datetime
 from decimal import Decimal
@@ -372,3 +374,47 @@ def test_of_a_saved_dict_the_split_to_train_on_is_read(tmp_path: Path) -> None:
     parts = {name: Dataset.from_dict({"text": [name]}) for name in ("train", "test")}
     DatasetDict(parts).save_to_disk(str(tmp_path / "saved"))
     assert records_of(tmp_path / "saved") == [{"text": "train"}]
+
+
+LOOK_AT = """
+import re, sys
+from pathlib import Path
+from planner.job.local_data import local_data
+from planner.job.reader import Reader
+rows = sum(len(row.record["text"]) == 2**21 for row in Reader(local_data(Path(sys.argv[1]))))
+print(rows, int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024)
+"""
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
+def test_a_table_that_repeats_a_large_text_is_read_a_few_rows_at_a_time(name: str, tmp_path: Path) -> None:
+    texts = pa.array(["x" * 2**21] * 600)
+    if name == "a.parquet":
+        parquet.write_table(pa.table({"text": texts}), tmp_path / name, compression="zstd")
+    else:
+        table = pa.table({"text": texts.dictionary_encode()})
+        with pa.OSFile(str(tmp_path / name), "wb") as sink, pa.ipc.new_file(sink, table.schema) as file:
+            file.write_table(table)
+    assert (tmp_path / name).stat().st_size < 2**22, "it is small on the disk"
+    done = subprocess.run(
+        [sys.executable, "-c", LOOK_AT, str(tmp_path / name)], capture_output=True, text=True, check=True
+    )
+    rows, peak_bytes = map(int, done.stdout.split())
+    assert rows == 600 and peak_bytes < 2**29, f"{peak_bytes / 2**20:.0f} MiB, where all rows have 1200"
+
+
+def test_of_a_table_whose_beginning_is_enough_bytes_decide_and_not_rows(tmp_path: Path) -> None:
+    parquet.write_table(pa.table({"text": ["x" * 2**20] * 900}), tmp_path / "a.parquet")
+    reader = Reader(local_data(tmp_path / "a.parquet"), 2**25)
+    assert 32 <= sum(1 for _ in reader) < 64 and not reader.whole and list(reader.columns) == ["text"]
+    parquet.write_table(pa.table({"text": ["x"] * 1500}), tmp_path / "a.parquet")
+    assert sum(1 for _ in reader) == 1000 and not reader.whole
+    parquet.write_table(pa.table({"text": ["x"] * 1000}), tmp_path / "a.parquet")
+    assert sum(1 for _ in reader) == 1000
+
+
+@pytest.mark.parametrize("group", [7, 100, 5000])
+def test_a_parquet_file_has_each_row_once_however_large_its_rows_are(group: int, tmp_path: Path) -> None:
+    texts = [str(number) + "x" * (2**21 if number % 1000 == 900 else number % 50) for number in range(3000)]
+    parquet.write_table(pa.table({"text": texts}), tmp_path / "a.parquet", row_group_size=group)
+    assert [row.record for row in Reader(local_data(tmp_path / "a.parquet"))] == [{"text": text} for text in texts]

@@ -1,0 +1,41 @@
+"""A process that looks at what a job names, for the daemon, which opens no data of people's itself."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from planner.errors import Exit, UserError
+from planner.run.bounds import ended_by
+from planner.run.folder import RunFolder
+
+LOOK_S = 60.0
+"""A few seconds are enough, and more are needed where the hub is slow."""
+LEFT = "the job could not be looked at: what is wrong with it is told when it has its turn"
+_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "ARROW_DEFAULT_MEMORY_POOL": "system"}
+"""Threads' stacks and reserves of memory would count as used."""
+
+
+def look_at(run: RunFolder, folder: Path | None = None) -> tuple[str, ...]:
+    """Raise the UserError that the job in `run` would end with for its weights, its data, its model or its first
+    records, all that is found as one; notes on them. `folder`: that of the job file, for names that are near. What does
+    not come to an answer, as where the hub is slow, is left to the job's turn: a note says so."""
+    command = [sys.executable, "-P", "-m", "worker.first_records", str(run.path), *([str(folder)] if folder else [])]
+    try:
+        code = subprocess.run(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=LOOK_S,
+            check=False, env={**os.environ, **_ENVIRONMENT},
+        ).returncode  # fmt: skip
+    except subprocess.TimeoutExpired:
+        code = int(Exit.FAILED)
+    error, notes = run.read_error(), run.read_first_notes()
+    at = run.looks_at.read_text("utf-8") if run.looks_at.exists() else "the job"
+    for path in (run.error, run.first_notes, run.looks_at):
+        path.unlink(missing_ok=True)
+    if error is not None:
+        raise UserError.from_json(error)
+    if code < 0 and (ended := ended_by(-code, at)) is not None:
+        raise ended
+    return (LEFT,) if code != Exit.DONE or notes is None else notes

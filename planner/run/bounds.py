@@ -1,0 +1,57 @@
+"""What a process may take that looks at somebody's files: seconds of the processor, bytes of memory.
+
+A small file may be made to fill any memory, or to have a program compute for ever, and only the kernel sees all that is
+taken.
+"""
+
+from __future__ import annotations
+
+import resource
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from planner.errors import Exit, UserError
+
+MOST_S = 30
+"""Of the processor's time, for one thing that is looked at."""
+MOST_BYTES = 2 * 2**30
+"""Of memory that the process may write to."""
+OUT_OF_MEMORY = f"more than {MOST_BYTES // 2**30} GiB of memory"
+_BY_SIGNAL = {
+    signal.SIGXCPU: f"more than {MOST_S} s of the processor's time",
+    signal.SIGABRT: OUT_OF_MEMORY,  # so libraries in C++ and Rust end where they get no memory
+    signal.SIGKILL: "more memory than there is free, or somebody ended the process",
+}
+
+
+@contextmanager
+def bounded(*, memory: bool = True) -> Iterator[None]:
+    """Inside, the kernel ends this process (SIGXCPU) once it has computed for `MOST_S`, and with `memory` there is a
+    MemoryError for what goes beyond `MOST_BYTES`. Not what is mapped counts, but what is private and may be written:
+    torch and Arrow map far more than they use."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    limits = {resource.RLIMIT_CPU: int(used.ru_utime + used.ru_stime) + MOST_S, resource.RLIMIT_CORE: 0}
+    limits |= {resource.RLIMIT_DATA: MOST_BYTES} if memory else {}
+    before = {which: resource.getrlimit(which) for which in limits}
+    try:
+        for which, limit in limits.items():
+            soft, hard = before[which]
+            resource.setrlimit(which, (limit if soft == resource.RLIM_INFINITY else min(soft, limit), hard))
+        yield
+    finally:
+        for which, limit_before in before.items():
+            resource.setrlimit(which, limit_before)
+
+
+def takes_too_much(what: str, number: str) -> UserError:
+    """The error of a file, or what else a job names, for which so much is not enough."""
+    return UserError(
+        f"To look at {what} takes too much.", code="takes-too-much", exit_code=Exit.USAGE, numbers=(number,),
+        hint="a file that is small may stand for gigabytes: write it anew in smaller parts, or leave it out",
+    )  # fmt: skip
+
+
+def ended_by(number: int, what: str) -> UserError | None:
+    """The error of a process that a signal ended while it looked at `what`; None for signals of other reasons."""
+    return takes_too_much(what, _BY_SIGNAL[signal.Signals(number)]) if number in _BY_SIGNAL else None

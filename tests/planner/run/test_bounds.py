@@ -1,0 +1,41 @@
+"""Bounds of a process that looks at somebody's files."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+from planner.run.bounds import ended_by
+
+PROGRAM = """
+import resource
+from planner.run import bounds
+bounds.MOST_S, bounds.MOST_BYTES = 1, 2**28
+before = [resource.getrlimit(which) for which in (resource.RLIMIT_CPU, resource.RLIMIT_DATA)]
+with bounds.bounded():
+    try:
+        bytearray(2**29)
+    except MemoryError:
+        print("no memory", flush=True)
+with bounds.bounded(memory=False):
+    bytearray(2**29)
+assert before == [resource.getrlimit(which) for which in (resource.RLIMIT_CPU, resource.RLIMIT_DATA)]
+print("as before", flush=True)
+with bounds.bounded():
+    while True:
+        pass
+"""
+
+
+def test_what_is_beyond_the_bounds_is_a_memory_error_or_the_end_of_the_process() -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=100, check=False)
+    assert done.stdout == "no memory\nas before\n", done.stderr
+    assert done.returncode == -signal.SIGXCPU
+    told = ended_by(-done.returncode, "the dataset /data/a.parquet")
+    assert told is not None and str(told) == (
+        "To look at the dataset /data/a.parquet takes too much.\n  more than 30 s of the processor's time\n"
+        "  hint: a file that is small may stand for gigabytes: write it anew in smaller parts, or leave it out"
+        "   [takes-too-much]"
+    )
+    assert ended_by(signal.SIGTERM, "the data") is None
