@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from planner.errors import Exit, UserError
 from planner.fast_imports import lasting_imports
+from planner.job.at_hand import why_not_at_hand
 from planner.job.broken_rows import BrokenRecordsError
 from planner.job.data_check import check_data
 from planner.job.schema import Job
@@ -74,12 +75,12 @@ def _preview(options: argparse.Namespace) -> Exit:
     ends = Ends(taught=() if pairs else batches.ends, before=ends_of_files(job), is_known=not pairs)
     for note in filter(None, (ends.note(job, tokenizer), said_of_dtype(job))):
         print(f"note: {note}")
-    print(time_of(given, batches.total_steps, options.asks, options.database))
+    print(time_of(given, batches, options.asks, options.database))
     return Exit.DONE
 
 
-def time_of(job: Job, steps: int, asks: str, database: str | None) -> str:
-    """How long so many steps take by the plan that is kept of the job, or the command that makes one."""
+def time_of(job: Job, batches: Batches, asks: str, database: str | None) -> str:
+    """How long all steps take by the plan that is kept of the job, or the command that makes one."""
     unknown = f"how long that takes: {asks}"
     if not job.is_split:
         return f"{unknown}, which decides the rows of a micro-batch; for its plan here give per_device_train_batch_size"
@@ -91,14 +92,15 @@ def time_of(job: Job, steps: int, asks: str, database: str | None) -> str:
 
     logging.disable(logging.INFO)  # what the model is like
     try:
-        found = kept_plan(job, device_of(None), Cache(database))
+        counted = batches.counted() if why_not_at_hand(job) is None else None  # as offmate plan asks
+        found = kept_plan(job, device_of(None), Cache(database), counted)
     except UserError as error:  # which offmate plan tells whole
         return f"{unknown} ({error.what})"
     finally:
         logging.disable(logging.NOTSET)
     if found is None:
         return unknown
-    step_s, told = found.plan.step_s, "measured" if found.measured else "an estimate"
+    steps, step_s, told = batches.total_steps, found.plan.step_s, "measured" if found.measured else "an estimate"
     return f"{format_seconds(steps * step_s)}: {steps} steps of {format_seconds(step_s)} with full rows ({told})"
 
 

@@ -44,6 +44,9 @@ def _make_ready(store: Store, run: RunFolder, budgets: dict[str, int], allow_cha
     goes_on = run.last_checkpoint_step() is not None
     if allow_changed_data:
         run.write_frozen(freeze(job))
+        if not run.is_tokenized or (run.read_error() or {}).get("code") == "rows-longer-than-planned":
+            run.tokens.unlink(missing_ok=True)
+            run.plan.unlink(missing_ok=True)
     if not run.is_tokenized:
         check_frozen(job, run.read_frozen())
     if not goes_on:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,14 @@ from sqlalchemy import create_engine
 
 from planner.cache.store import Cache
 from planner.cache.tables import metadata
+from planner.codec import from_json
 from planner.commands.plan_job import plan_job
+from planner.counted import Counted
 from planner.errors import Exit
 from planner.job.schema import Job
 from planner.units import format_seconds
 from tests.support.texts import CHATML, byte_tokenizer, tiny_llama_folder, write_jsonl
+from worker.prepare import main as prepare
 from worker.preview import main
 
 
@@ -65,7 +69,11 @@ def test_how_long_the_steps_take_is_told_by_a_plan_that_is_kept(job: Path, capsy
 
     unknown = "how long that takes: offmate plan job.yaml"
     assert last_line() == unknown
-    plan = plan_job(Job.load(job), torch.device("cpu"), cache=Cache(url), measure=False).plan
+    plan_job(Job.load(job), torch.device("cpu"), cache=Cache(url), measure=False)
+    assert last_line() == unknown, "that plan is for rows of max_length"
+    prepare(["--job", str(job.with_name("resolved.yaml"))])
+    counted = from_json(Counted, json.loads(capsys.readouterr().out))
+    plan = plan_job(Job.load(job), torch.device("cpu"), cache=Cache(url), measure=False, counted=counted).plan
     took = f"{format_seconds(6 * plan.step_s)}: 6 steps of {format_seconds(plan.step_s)} with full rows (an estimate)"
     assert last_line() == took
     job.write_text(job.read_text() + "gpu_budget: 900GiB\n")

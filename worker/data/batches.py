@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from planner.counted import Counted
 from planner.errors import Exit, UserError
 from planner.job.frozen import Frozen
 from planner.job.notes import all_warmup
@@ -133,6 +134,23 @@ class Batches:
         """Tokens of step `step`, learned or not, without padding."""
         return int(self._rows.lengths[self._numbers(step)].sum())
 
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """Tokens of a row in the largest slice, of `input_ids` and of `labels`, padding included."""
+        read, labels = zip(*(rows.most for rows in self._every), strict=True)
+        return max(read), max(labels)
+
+    @property
+    def _every(self) -> list[Rows]:
+        return [self._rows] if self.evaluation is None else [self._rows, self.evaluation.rows]
+
+    def counted(self) -> Counted:
+        """What a plan of the job depends on; the tokens are counted where the step has, or may have, several slices."""
+        several = self._job.gradient_accumulation_steps > 1 or self._job.train_batch_size is not None
+        distinct_tokens = tuple(self.distinct_tokens()) if several else ()
+        longest = max(int(rows.lengths.max()) for rows in self._every)
+        return Counted(longest=longest, lengths=self.lengths, distinct_tokens=distinct_tokens)
+
     def distinct_tokens(self) -> list[int]:
         """For each slice the most distinct tokens, padding included, that it and those before it have in any step."""
         most = [0] * self._job.gradient_accumulation_steps
@@ -148,11 +166,6 @@ class Batches:
         """What a step's loss is the mean over so many of: labels to be predicted from the token before, or documents
         that have some."""
         return sum(map(self._rows.num_items, batches))
-
-    @property
-    def width(self) -> int:
-        """Tokens of the longest rows there may be: see `worker.data.padding.width`."""
-        return self._rows.width
 
     @property
     def rows(self) -> int:
