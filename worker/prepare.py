@@ -20,7 +20,7 @@ from planner.hub import speak_for_a_job
 from planner.job.pins import pin
 from planner.job.schema import Job
 from planner.measure.rope import rope_border
-from planner.run.ending import exit_code_of
+from planner.run.ending import exit_code_of, leaving_on_signals
 from planner.run.folder import RunFolder
 from planner.run.plain_streams import speak_plainly
 
@@ -30,7 +30,8 @@ def main(arguments: list[str]) -> int:
     match arguments:
         case ["--job", file] if Path(file).is_file():
             logging.basicConfig(level=logging.ERROR, stream=sys.stderr)
-            return exit_code_of(lambda: _say(Path(file)), None)
+            with leaving_on_signals():
+                return exit_code_of(lambda: _say(Path(file)), None)
         case [path] if Path(path).is_dir():
             logging.basicConfig(
                 level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stdout

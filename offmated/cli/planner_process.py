@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from offmated.paths import Paths
 from planner.errors import Exit, UserError
 from planner.job.at_hand import why_not_at_hand
 from planner.job.schema import CANONICAL, Job
+from planner.run.ending import leaving_on_signals
 
 _MACHINE = {"hardware", "cpu_memory", "link", "drive", "gpu_budget", "cpu_budget"}
 _JOB = {"gpu_budget", "cpu_budget", "settings"}
@@ -81,7 +82,7 @@ def _rows(job: Job, path: Path) -> tuple[dict[str, Any] | None, str]:
     why = why_not_at_hand(job)
     if why is None:
         command = [sys.executable, "-P", "-m", "worker.prepare", "--job", str(path)]
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        done = run_child(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         if done.returncode == Exit.DONE:
             counted: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
             return counted, _planned_for(job, **counted)
@@ -176,10 +177,25 @@ def database() -> str | None:
 @contextmanager
 def resolved(job: Job) -> Iterator[Path]:
     """The job in a file, with all defaults and absolute paths."""
-    with tempfile.TemporaryDirectory(prefix="offmate-") as scratch:
+    with leaving_on_signals(), tempfile.TemporaryDirectory(prefix="offmate-") as scratch:
         path = Path(scratch) / "job.yaml"
         path.write_text(job.resolved_yaml(), "utf-8")
         yield path
+
+
+def run_child(
+    command: Sequence[str], *, stdout: int | None = None, stderr: int | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a process that has temporary folders. Where this one is to end meanwhile, that one is first told to, and
+    removes them."""
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, text=True) as child:
+        try:
+            said, errors = child.communicate()
+        except BaseException:
+            child.terminate()
+            child.wait()
+            raise
+    return subprocess.CompletedProcess(command, child.returncode, said, errors)
 
 
 def _words(given: Mapping[str, Any], told: Collection[str] = ()) -> Iterator[str]:

@@ -34,7 +34,7 @@ from planner.job.notes import all_warmup
 from planner.job.rope_border import RopeBorder
 from planner.job.schema import Job
 from planner.job.slot_templates import slot_template
-from worker.data.corpus import Corpus, load_corpus
+from worker.data.corpus import Corpus, load_corpus, places_of
 from worker.data.ends import taught_ends
 from worker.data.padding import EvalBatches, Layout, Rows
 from worker.data.pair_rows import PairRows, layout_of_pairs
@@ -59,15 +59,17 @@ class Batches:
     def __init__(
         self, job: Job, tokenizer: PreTrainedTokenizerBase, folder: Path | None = None, frozen: Frozen | None = None,
         *, pairs: bool = False, masked: bool = False, border: RopeBorder | None = None,
+        places: bool = False,
     ) -> None:  # fmt: skip
-        """`pairs`: for an encoder-decoder; `masked`: for a model that is to know what is padding; `border`: of a model
-        whose positions go by the length of rows."""
+        """`places`: rows that are shown say where their records stand; `pairs`: for an encoder-decoder; `masked`: for
+        a model that is to know what is padding; `border`: of a model whose positions go by the length of rows."""
         self._job = job
         self._tokenizer = tokenizer
         if folder is None:
             self._temporary = tempfile.TemporaryDirectory(prefix="offmate-data-")
             folder = Path(self._temporary.name) / "data"
-        corpus = load_corpus(job, tokenizer, folder, frozen, pairs=pairs)
+        self._folder = folder
+        corpus = load_corpus(job, tokenizer, folder, frozen, pairs=pairs, places=places)
         pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
         self._orders: dict[int, NDArray[np.int64]] = {}
         pad = pad if pad is not None else 0
@@ -184,6 +186,18 @@ class Batches:
         return int(learned_of(self._rows.corpus, pieces[:, 0], pieces.sum(axis=1)).sum())
 
     @property
+    def row_lengths(self) -> NDArray[np.int64]:
+        """Tokens of each row that is trained on, without padding."""
+        return self._rows.lengths
+
+    @property
+    def cut(self) -> int | None:
+        """Documents that are cut at their end, trained on or held out; None where rows are not cut there."""
+        if self._job.long_rows != "cut" or self._job.packing == "wrapped" or isinstance(self._rows, PairRows):
+            return None
+        return int((np.diff(self._rows.corpus.ends, prepend=0) > self._job.max_length).sum())
+
+    @property
     def ends(self) -> tuple[int, ...]:
         """Ids of the tokens that end what is learned (`worker.data.ends`)."""
         return taught_ends(self._job, self._tokenizer, self._rows.corpus)
@@ -198,7 +212,17 @@ class Batches:
             count += int(trained.sum())
             for run, learned in zip(np.split(ids, borders), np.split(trained, borders), strict=True):
                 found.append((str(self._tokenizer.decode(run.tolist())), bool(learned[0])))
-        return ShownRow(pieces=tuple(found), tokens=int(self._rows.lengths[number]), learned=count)
+        pieces = self._rows.layout.of(number)
+        ends = self._rows.corpus.ends
+        documents: dict[int, None] = {}
+        for start, length in pieces:
+            first, last = (int(np.searchsorted(ends, token, "right")) for token in (start, start + length - 1))
+            documents |= dict.fromkeys(range(first, last + 1))
+        places = places_of(self._folder, set(documents))
+        return ShownRow(
+            pieces=tuple(found), tokens=int(self._rows.lengths[number]), learned=count,
+            places=tuple(dict.fromkeys(places[n] for n in documents if n in places)),
+        )  # fmt: skip
 
     def sample(self) -> str:
         """The first row of step 0 as text, learned tokens between ⟦ and ⟧, the middle cut out where it is long."""
