@@ -17,14 +17,16 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from planner.codec import from_json
 from planner.commands import parser as questions
+from planner.counted import Counted
 from planner.environment import before_torch
 from planner.errors import Exit
 from planner.fast_imports import lasting_imports
 from planner.hub import speak_for_a_job
 from planner.job.base import check_base
 from planner.job.output_dir import Place
-from planner.job.pins import pinned, told
+from planner.job.pins import pin
 from planner.job.room import check_room, checkpoint_bytes
 from planner.job.schema import Job
 from planner.picture.basis import Basis
@@ -73,7 +75,7 @@ def _answer(options: argparse.Namespace, run: RunFolder | None) -> Answer:
     job = pin(run) if run else Job.load(options.job)
     if run is not None:
         run.write_base(check_base(job, run.read_base(), run.path.parent))
-    answer = _plan(job, options, run.read_distinct_tokens() if run else ())
+    answer = _plan(job, options, run.read_counted() if run else options.counted)
     if answer.disk is not None and (run is None or run.last_checkpoint_step() is None):
         answer.disk.check()  # one that has a checkpoint goes on: what its drive has taken is not to be for nothing
     if run is not None:
@@ -86,18 +88,6 @@ def _answer(options: argparse.Namespace, run: RunFolder | None) -> Answer:
     title = job.run_name or Path(job.model).name
     pictures.write(answer.plan, answer.chain, answer.hardware, title=title, basis=Basis.of(answer.measured))
     return answer
-
-
-def pin(run: RunFolder) -> Job:
-    """The job of a run folder, from now on with the commits of what it has of the hub. One that has a checkpoint is
-    left alone: that is of the job as it is."""
-    job = Job.from_resolved(run.resolved)
-    if run.last_checkpoint_step() is not None or (found := pinned(job)) == job:
-        return job
-    run.write_resolved(found.resolved_yaml())
-    for line in told(job, found):
-        run.say(line)
-    return found
 
 
 def _check_room(job: Job, plan: Plan, chain: Chain, run: RunFolder) -> None:
@@ -122,6 +112,10 @@ def _parser() -> argparse.ArgumentParser:
     what = plan.add_mutually_exclusive_group(required=True)
     what.add_argument("run_dir", nargs="?", type=Path, metavar="RUN_DIR", help="run folder with resolved.yaml")
     what.add_argument("--job", type=Path, metavar="FILE", help="a job file; nothing is written")
+    plan.add_argument(
+        "--counted", type=lambda text: from_json(Counted, json.loads(text)), metavar="JSON",
+        help="with --job: what was counted of its data (python -m worker.prepare --job)",
+    )  # fmt: skip
     plan.add_argument("--measure", action="store_true", help="measure the blocks on the device: the plan is final")
     plan.add_argument("--database", metavar="URL", help="where plans and measurements are kept")
     plan.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
@@ -129,7 +123,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _plan(job: Job, options: argparse.Namespace, distinct_tokens: tuple[int, ...]) -> Answer:
+def _plan(job: Job, options: argparse.Namespace, counted: Counted | None) -> Answer:
     # Measured like the trainer computes: without it a busy machine's times are several times too long, and unevenly.
     before_torch()
     # torch takes seconds to import: a wrong job file is told before that.
@@ -139,9 +133,7 @@ def _plan(job: Job, options: argparse.Namespace, distinct_tokens: tuple[int, ...
         from planner.measure.target import device_of
 
     cache = Cache(options.database) if options.database else None
-    return plan_job(
-        job, device_of(options.device), cache=cache, measure=options.measure, distinct_tokens=distinct_tokens
-    )
+    return plan_job(job, device_of(options.device), cache=cache, measure=options.measure, counted=counted)
 
 
 if __name__ == "__main__":

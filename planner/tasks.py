@@ -1,4 +1,4 @@
-"""The planner worker's task: a job's plan, made by a process of its own."""
+"""The planner worker's task: a job's plan, made by a process of its own, after its data where these are at hand."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from sqlalchemy.exc import SQLAlchemyError
 from offmated.jobs.hub import waiting_line, waits_for_hub
 from offmated.jobs.states import JobState, StopReason
 from offmated.jobs.store import Store
+from planner.errors import Exit
+from planner.job.at_hand import why_not_at_hand
+from planner.job.schema import Job
 from planner.run.folder import RunFolder
 from planner.run.processes import Process
 from planner.run.watch import Watch
@@ -30,7 +33,12 @@ def plan_job(job_id: int) -> None:
             run.error.unlink(missing_ok=True)
             if not waits_for_hub(row.error):  # which has been said
                 run.say("planning")
-            store.end(row, run_planner(run, store.url, watch))
+            process, code = "data", int(Exit.DONE)
+            if run.read_counted() is None and why_not_at_hand(Job.from_resolved(run.resolved)) is None:
+                code = count_data(run, watch)
+            if code == Exit.DONE:
+                process, code = "planner", run_planner(run, store.url, watch)
+            store.end(row, code, process=process)
             say_what_is_waited_for(store, job_id, run)
 
 
@@ -47,6 +55,12 @@ def cancelled(store: Store, job_id: int) -> bool:
         return store.job(job_id).stop_reason is StopReason.CANCEL
     except SQLAlchemyError:
         return False
+
+
+def count_data(run: RunFolder, watch: Watch) -> int:
+    """Run the process that reads a run folder's data and counts them; see `Watch.run`."""
+    run.say("reading the data and counting their tokens")
+    return watch.run([sys.executable, "-P", "-m", "worker.prepare", str(run.path)], run)
 
 
 def run_planner(run: RunFolder, database_url: str, watch: Watch, *, measure: bool = False) -> int:

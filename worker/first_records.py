@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 MOST = 64
 """Records of each entry."""
 LEFT = "the first records could not be looked at: they are when the job has its turn"
+_LEAST_LENGTH = 16  # of rows: the shortest of a slice, padding included, where max_length is not shorter
 _MOST_S = 20.0  # where conversations are long
 _TOLD = (
     "worker.data.chat", "worker.data.turns", "worker.data.formats", "worker.data.slots", "planner.job.broken_rows",
@@ -73,6 +74,7 @@ class _Look:
         self._folder, self._beside, self._job = folder, beside, Job.from_resolved(folder.resolved)
         self._wrong, self._notes, self._missing = Errors(), list[str](), set[str]()
         self._looks_at, self._offline, self._failed = "", False, False
+        self._longest = 0
 
     def at_everything(self) -> Exit:
         """Look, and write the notes. Raises UserError."""
@@ -158,6 +160,7 @@ class _Look:
             with _warnings() as notes:
                 seen = look(job, job.data, tokenizer, pairs=pairs)
                 look(job, job.eval_data, tokenizer, pairs=pairs)
+            self._longest = 0 if pairs or seen is None or _draws(job) else longest_of(seen, job)
             known = () if pairs or seen is None else taught_ends(job, tokenizer, seen)
             ends = Ends(taught=known, before=ends_of_files(job), is_known=seen is not None and not pairs)
             self._notes += [*notes, *filter(None, [ends.note(job, tokenizer)])]
@@ -184,8 +187,22 @@ class _Look:
 
         if self._wrong.found:  # this takes as long as the model is large: who waits no longer has these
             self._folder.write_error(self._wrong.told())
+        # For rows as they are, as far as that is known: no row is planned for fewer tokens.
+        length = min(job.max_length, max(self._longest, _LEAST_LENGTH))
         with self._at(f"the model {job.model}", nullcontext()):
-            check_fits(job, device_of(None))
+            check_fits(job.with_lengths((length, length)), device_of(None))
+
+
+def _draws(job: Job) -> bool:
+    """Whether a record may be left out by chance, the longest among them."""
+    return job.mix_strategy != "concat" or any(entry.draw is not None for entry in job.data)
+
+
+def longest_of(corpus: Corpus, job: Job) -> int:
+    """Tokens of the longest piece of a row that the documents of a corpus are in, without packing."""
+    from worker.data.batches import rows_of
+
+    return int(rows_of(corpus, job).pieces[:, 1].max())
 
 
 class _Warnings(logging.Handler):

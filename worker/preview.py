@@ -1,36 +1,44 @@
-"""What a job would train on: `python -m worker.preview JOB [--rows N] [--color] [--database URL] [--asks COMMAND]`; JOB
-is a resolved job file, COMMAND makes its plan.
+"""What a job would train on: `python -m worker.preview JOB [--rows N] [--color | --json] [--database URL] [--asks
+COMMAND]`; JOB is a resolved job file, COMMAND makes its plan.
 
 Reads and tokenizes all of the data, as the trainer will, and prints rows as text with what is learned marked, what is
-cut and left out, how many tokens and steps there are, and how long they take where the database has a plan of the job.
+cut and left out, how many tokens and steps there are, and how long they take where the database has a plan of the job;
+with `--json` as one object.
 Exit codes are those of `planner.errors`.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
 import logging
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from planner.errors import Exit, UserError
 from planner.fast_imports import lasting_imports
+from planner.job.at_hand import why_not_at_hand
 from planner.job.broken_rows import BrokenRecordsError
 from planner.job.data_check import check_data
 from planner.job.schema import Job
 from planner.measure.rope import rope_border
-from planner.run.ending import exit_code_of
+from planner.run.ending import exit_code_of, leaving_on_signals
 from planner.run.plain_streams import speak_plainly
 from planner.units import counted, format_seconds, printable
 
 if TYPE_CHECKING:
     from worker.data.batches import Batches
+    from worker.data.shown_row import ShownRow
 
 _GREEN, _PLAIN = "\033[32m", "\033[0m"
 _SHOWN = 4000  # characters of a row
+_ROWS = "per_device_train_batch_size"
 
 
 def main(arguments: list[str]) -> int:
@@ -39,11 +47,13 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("job", type=Path)
     parser.add_argument("--rows", type=int, default=3)
     parser.add_argument("--color", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--database", metavar="URL", help="where plans are kept")
     parser.add_argument("--asks", metavar="COMMAND", default="offmate plan job.yaml", help="what makes the job's plan")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    return exit_code_of(lambda: _preview(options), None)
+    with leaving_on_signals():
+        return exit_code_of(lambda: _preview(options), None)
 
 
 def _preview(options: argparse.Namespace) -> Exit:
@@ -66,62 +76,106 @@ def _preview(options: argparse.Namespace) -> Exit:
 
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     tokenizer, pairs = load_tokenizer(job), pairs_of(job)
-    batches = Batches(job, tokenizer, pairs=pairs, border=rope_border(job))
-    if refused is not None:
-        raise refused
-    for line in said(batches, job, rows=options.rows, color=options.color):
+    warned = _Warnings()
+    logging.getLogger().addHandler(warned)
+    with contextlib.redirect_stdout(sys.stderr):  # what a library prints is no answer
+        batches = Batches(job, tokenizer, pairs=pairs, border=rope_border(job), places=True)
+        if refused is not None:
+            raise refused
+        ends = Ends(taught=() if pairs else batches.ends, before=ends_of_files(job), is_known=not pairs)
+        notes = [note for note in (_few_rows(batches), ends.note(job, tokenizer), said_of_dtype(job)) if note]
+        shown = [batches.shown(place) for place in range(min(options.rows, batches.rows))]
+        found = figures(batches, job)
+        step_s, told = time_of(given, batches, options.asks, options.database)
+    if options.json:
+        rows = [asdict(row) | {"pieces": [{"text": t, "learned": it} for t, it in row.pieces]} for row in shown]
+        more = {"shown": rows, "step_s": step_s, "time": told, "notes": [*warned.said, *notes]}
+        print(json.dumps(found | more, ensure_ascii=False, indent=2))
+        return Exit.DONE
+    for number, row in enumerate(shown, 1):
+        print("\n".join(_row_lines(number, row, color=options.color)))
+    for line in (*_figure_lines(found), *(f"note: {note}" for note in notes), told):
         print(line)
-    ends = Ends(taught=() if pairs else batches.ends, before=ends_of_files(job), is_known=not pairs)
-    for note in filter(None, (ends.note(job, tokenizer), said_of_dtype(job))):
-        print(f"note: {note}")
-    print(time_of(given, batches.total_steps, options.asks, options.database))
     return Exit.DONE
 
 
-def time_of(job: Job, steps: int, asks: str, database: str | None) -> str:
-    """How long so many steps take by the plan that is kept of the job, or the command that makes one."""
+class _Warnings(logging.Handler):
+    """Keeps what is warned of meanwhile, each once: what is cut and left out."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.said: dict[str, None] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.said[record.getMessage().removeprefix("data: ")] = None
+
+
+def time_of(job: Job, batches: Batches, asks: str, database: str | None) -> tuple[float | None, str]:
+    """Seconds of a step, and how long all steps take, by the plan that is kept of the job; None, and the command that
+    makes one."""
     unknown = f"how long that takes: {asks}"
     if not job.is_split:
-        return f"{unknown}, which decides the rows of a micro-batch; for its plan here give per_device_train_batch_size"
+        return None, f"{unknown}, which decides the rows of a micro-batch; for its plan here give {_ROWS}"
     if database is None:
-        return unknown
+        return None, unknown
     from planner.cache.store import Cache
     from planner.commands.plan_job import kept_plan
     from planner.measure.target import device_of
 
     logging.disable(logging.INFO)  # what the model is like
     try:
-        found = kept_plan(job, device_of(None), Cache(database))
+        of_data = batches.counted() if why_not_at_hand(job) is None else None  # as offmate plan asks
+        found = kept_plan(job, device_of(None), Cache(database), of_data)
     except UserError as error:  # which offmate plan tells whole
-        return f"{unknown} ({error.what})"
+        return None, f"{unknown} ({error.what})"
     finally:
         logging.disable(logging.NOTSET)
     if found is None:
-        return unknown
-    step_s, told = found.plan.step_s, "measured" if found.measured else "an estimate"
+        return None, unknown
+    steps, step_s, told = batches.total_steps, found.plan.step_s, "measured" if found.measured else "an estimate"
     each = f"{counted(steps, 'step')} of {format_seconds(step_s)} with full rows"
-    return f"{format_seconds(steps * step_s)}: {each} ({told})"
+    return step_s, f"{format_seconds(steps * step_s)}: {each} ({told})"
 
 
-def said(batches: Batches, job: Job, *, rows: int, color: bool) -> Iterator[str]:
-    """The lines of the preview: the first `rows` rows that are trained on, and the figures of all."""
+def figures(batches: Batches, job: Job) -> dict[str, int | float | None]:
+    """What there is in numbers: of an epoch `rows`, `tokens` and `learned` tokens; `longest` and 99th percentile of its
+    rows in tokens; documents that are `cut` at `max_length`, None where `long_rows` says otherwise."""
+    lengths = batches.row_lengths
+    return {
+        "rows": batches.rows, "tokens": batches.tokens, "learned": batches.learned,
+        "longest": int(lengths.max()), "percentile_99": int(np.percentile(lengths, 99, method="higher")),
+        "cut": batches.cut, "max_length": job.max_length, "rows_per_step": batches.rows_per_step,
+        "steps_per_epoch": batches.steps_per_epoch, "steps": batches.total_steps,
+        "tokens_in_all": round(batches.tokens * batches.total_steps / batches.steps_per_epoch),
+    }  # fmt: skip
+
+
+def _few_rows(batches: Batches) -> str | None:
+    if batches.rows >= batches.rows_per_step:
+        return None
+    few = f"a step has {counted(batches.rows_per_step, 'row')}, and the data have {batches.rows}"
+    return f"{few}: each step sees some of them more than once; give more data, or a smaller batch"
+
+
+def _row_lines(number: int, row: ShownRow, *, color: bool) -> Iterator[str]:
     begin, end = (_GREEN, _PLAIN) if color else ("⟦", "⟧")
-    for place in range(min(rows, batches.rows)):
-        row = batches.shown(place)
-        yield f"row {place + 1}: {counted(row.tokens, 'token')}, {row.learned} of them learned"
-        pieces = tuple((printable(piece), learned) for piece, learned in row.pieces)
-        yield replace(row, pieces=pieces).marked(_SHOWN, begin, end)
-        yield ""
-    tokens, learned = batches.tokens, batches.learned
-    an_epoch = f"{counted(batches.rows, 'row')}, {counted(tokens, 'token')} an epoch"
+    place = "".join(f", {printable(place)}" for place in row.places[:1])
+    more = f" and {len(row.places) - 1} more" if len(row.places) > 1 else ""
+    yield f"row {number}{place}{more}: {counted(row.tokens, 'token')}, {row.learned} of them learned"
+    pieces = tuple((printable(piece), learned) for piece, learned in row.pieces)
+    yield replace(row, pieces=pieces).marked(_SHOWN, begin, end)
+    yield ""
+
+
+def _figure_lines(found: dict[str, int | float | None]) -> Iterator[str]:
+    tokens, learned, rows, step = (int(found[key] or 0) for key in ("tokens", "learned", "rows", "rows_per_step"))
+    longest, all_but_few, in_all = (int(found[key] or 0) for key in ("longest", "percentile_99", "tokens_in_all"))
+    an_epoch = f"{counted(rows, 'row')}, {counted(tokens, 'token')} an epoch"
     yield f"{an_epoch}, {learned} of them learned ({learned / tokens:.0%})"
-    step, total = counted(batches.rows_per_step, "row"), batches.total_steps
-    yield f"{batches.steps_per_epoch:.1f} steps an epoch of {step}, {total} in all"
-    if batches.rows < batches.rows_per_step:
-        few = f"a step has {counted(batches.rows_per_step, 'row')}, and the data have {batches.rows}"
-        yield f"note: {few}: each step sees some of them more than once; give more data, or a smaller batch"
-    in_all = round(tokens * batches.total_steps / batches.steps_per_epoch)
-    yield f"{counted(in_all, 'token')} in all, max_length {job.max_length}"
+    cut = "" if found["cut"] is None else f"; {found['cut']} cut at max_length {found['max_length']}"
+    yield f"the longest row has {counted(longest, 'token')}, 99% have {all_but_few} at most{cut}"
+    yield f"{found['steps_per_epoch']:.1f} steps an epoch of {counted(step, 'row')}, {found['steps']} in all"
+    yield f"{counted(in_all, 'token')} in all, max_length {found['max_length']}"
 
 
 if __name__ == "__main__":

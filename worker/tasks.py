@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from offmated.jobs.awake import awake
 from offmated.jobs.hub import waits_for_hub
@@ -15,18 +14,15 @@ from offmated.jobs.states import Ending, JobState, account
 from offmated.jobs.store import Store
 from offmated.jobs.table import JobRow
 from planner.cache.store import Cache
-from planner.codec import from_json
 from planner.errors import Exit, UserError
 from planner.job.frozen import changed_packages
-from planner.job.local_data import is_local
 from planner.job.output_dir import Place
 from planner.job.schema import Job
 from planner.run.folder import RunFolder
 from planner.run.processes import Process
 from planner.run.step_times import step_times
 from planner.run.watch import Watch
-from planner.schedule.chain import Chain
-from planner.tasks import cancelled, run_planner, say_what_is_waited_for
+from planner.tasks import cancelled, count_data, run_planner, say_what_is_waited_for
 from planner.units import format_seconds
 from worker.training.metrics import read_metrics
 
@@ -86,13 +82,9 @@ def forget_if_wrong(run: RunFolder, database_url: str) -> bool:
 def _train(row: JobRow, run: RunFolder, database_url: str, watch: Watch) -> tuple[str, int]:
     """Read the data, measure and plan, where the plan is only an estimate, and train. Returns which process ended last,
     and its exit code."""
-    plan = run.read_plan()
-    if plan is None or not plan["measured"]:
-        if data_first(Job.from_resolved(run.resolved), plan) and not run.tokens.exists():
-            run.say("reading the data and counting their tokens")
-            code = watch.run([sys.executable, "-P", "-m", "worker.prepare", str(run.path)], run)
-            if code != Exit.DONE:
-                return "data", code
+    if not _is_final(run):
+        if not run.tokens.exists() and (code := count_data(run, watch)) != Exit.DONE:
+            return "data", code
         run.say("planning with measurements of the blocks")
         code = run_planner(run, database_url, watch, measure=True)
         if code != Exit.DONE:
@@ -104,10 +96,9 @@ def _train(row: JobRow, run: RunFolder, database_url: str, watch: Watch) -> tupl
     return "trainer", watch.run([sys.executable, "-P", "-m", "worker.trainer", str(run.path)], run)
 
 
-def data_first(job: Job, plan: dict[str, Any] | None) -> bool:
-    """Whether the data are read before the blocks are measured: where the plan, an estimate until now, depends on them,
-    and where some are of the hub, which nobody has looked at yet."""
-    if not all(is_local(entry.path) for entry in (*job.data, *job.eval_data)):
-        return True
-    several = job.gradient_accumulation_steps > 1 or not job.is_split
-    return several and (plan is None or from_json(Chain, plan["chain"]).adds_by_rows)
+def _is_final(run: RunFolder) -> bool:
+    """Whether the run's plan is made from measurements, and for rows as they are: those of a run that was planned
+    before they were counted stays where steps were done under it."""
+    plan = run.read_plan()
+    counted = run.tokens.exists() or run.last_checkpoint_step() is not None
+    return plan is not None and bool(plan["measured"]) and counted

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 import click
 
-from offmated.cli.output import change_options
+from offmated.cli.output import change_options, json_option
 from planner.units import printable
 
 FILE = click.argument("file", type=click.Path(path_type=Path))
@@ -32,17 +31,18 @@ def import_file(file: Path) -> None:
 @FILE
 @click.option("--rows", type=click.IntRange(min=0), default=3, show_default=True, help="How many rows to show.")
 @change_options
-def preview(file: Path, rows: int, **changes: Any) -> None:
+@json_option
+def preview(file: Path, rows: int, as_json: bool, **changes: Any) -> None:
     """Show what the job in FILE would train on: rows with what is learned, what is cut, tokens, steps and hours."""
     from offmated.cli import planner_process  # with what it imports half of what a command takes to start
 
-    color = ["--color"] if sys.stdout.isatty() else []
+    form = ["--json"] if as_json else ["--color"] if sys.stdout.isatty() else []
     url = planner_process.database()
     known = [f"--database={url}"] if url else []
     asks = f"--asks=offmate plan {shlex.join([str(file), *_words(changes)])}"
     with planner_process.resolved(planner_process.job_of(file, changes)) as job:
-        command = [sys.executable, "-P", "-m", "worker.preview", str(job), asks, f"--rows={rows}", *color, *known]
-        code = subprocess.call(command, stdin=subprocess.DEVNULL)
+        command = [sys.executable, "-P", "-m", "worker.preview", str(job), asks, f"--rows={rows}", *form, *known]
+        code = planner_process.run_child(command).returncode
     sys.exit(code)
 
 

@@ -29,6 +29,7 @@ def _rows(plan: Plan, answer: dict[str, Any]) -> list[tuple[str, str | Text]]:
         ("plan", _origin(plan, answer)),
         ("batch", _batch(plan, answer)),
         *(("", text) for text in _compared(answer)),
+        *((("", answer["planned_for"]),) if "planned_for" in answer else ()),
         ("step", _time(plan)),
         ("GPU memory", f"peak {format_part(plan.gpu_peak_bytes, plan.gpu_budget_bytes)}, with full rows"),
         ("host memory", f"peak {format_part(plan.cpu_peak_bytes, plan.cpu_budget_bytes)}"),

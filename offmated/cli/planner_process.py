@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,9 @@ from offmated.config import Config
 from offmated.jobs.job_text import keys_of, read_job, with_budgets, with_settings
 from offmated.paths import Paths
 from planner.errors import Exit, UserError
+from planner.job.at_hand import why_not_at_hand
 from planner.job.schema import CANONICAL, Job
+from planner.run.ending import leaving_on_signals
 
 _MACHINE = {"hardware", "cpu_memory", "link", "drive", "gpu_budget", "cpu_budget"}
 _JOB = {"gpu_budget", "cpu_budget", "settings"}
@@ -32,6 +34,7 @@ _KINDS = {
     | {"chain", "slices", "clip", "time_limit", "gap", "no_cpu_updates", "no_activation_offload"},
 }
 """What can be asked, and the options that belong to it."""
+_NAMED = 3  # files; more are "the data"
 
 
 def kind_of_question(file: Path | None, given: Mapping[str, Any]) -> str:
@@ -52,19 +55,47 @@ def kind_of_question(file: Path | None, given: Mapping[str, Any]) -> str:
 
 
 def make_plan(file: Path, given: Mapping[str, Any]) -> dict[str, Any]:
-    """plan.json, less its chain, of the job in `file`. Uses the daemon's caches where there are any.
+    """plan.json, less its chain, of the job in `file`, with `planned_for`: how long its rows are, in a line. Uses the
+    daemon's caches where there are any.
 
     Raises UserError for a file that is wrong, and `click.exceptions.Exit` with the planner's exit code when the planner
     refuses: it has said why on stderr by then.
     """
-    with resolved(job_of(file, given)) as path:
+    job = job_of(file, given)
+    with resolved(job) as path:
+        counted, planned_for = _rows(job, path)
         url = database()
-        known = ["--database", url] if url else []
-        code, answer = _planner("plan", "--job", str(path), *known, *_words(given, _JOB))
+        known = [*(["--database", url] if url else []), *(["--counted", json.dumps(counted)] if counted else [])]
+        try:
+            code, answer = _planner("plan", "--job", str(path), *known, *_words(given, _JOB))
+        except click.exceptions.Exit:
+            click.echo(planned_for, err=True)  # what was refused
+            raise
     if code != Exit.DONE:
         raise click.exceptions.Exit(code)
     found: dict[str, Any] = answer
-    return found
+    return found | {"planned_for": planned_for}
+
+
+def _rows(job: Job, path: Path) -> tuple[dict[str, Any] | None, str]:
+    """What was counted of the job's data, where they are at hand and can be read, and for which rows it is planned."""
+    why = why_not_at_hand(job)
+    if why is None:
+        command = [sys.executable, "-P", "-m", "worker.prepare", "--job", str(path)]
+        done = run_child(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        if done.returncode == Exit.DONE:
+            counted: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+            return counted, _planned_for(job, **counted)
+        why = next(iter(done.stderr.splitlines()), f"they were not counted: exit code {done.returncode}")
+    return None, f"planned for rows of max_length, {job.max_length} tokens; the data were not counted: {why}"
+
+
+def _planned_for(job: Job, *, longest: int, lengths: tuple[int, int], **_: object) -> str:
+    read, labels = lengths
+    rows = f"{read} tokens" if labels == read else f"{read} tokens and {labels} labels"
+    names = dict.fromkeys(Path(entry.path).name for entry in (*job.data, *job.eval_data))
+    data = ", ".join(names) if len(names) <= _NAMED else "the data"
+    return f"planned for rows of {rows}: the longest of {data} has {longest}; max_length is {job.max_length}"
 
 
 def ask(file: Path | None, given: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
@@ -146,10 +177,25 @@ def database() -> str | None:
 @contextmanager
 def resolved(job: Job) -> Iterator[Path]:
     """The job in a file, with all defaults and absolute paths."""
-    with tempfile.TemporaryDirectory(prefix="offmate-") as scratch:
+    with leaving_on_signals(), tempfile.TemporaryDirectory(prefix="offmate-") as scratch:
         path = Path(scratch) / "job.yaml"
         path.write_text(job.resolved_yaml(), "utf-8")
         yield path
+
+
+def run_child(
+    command: Sequence[str], *, stdout: int | None = None, stderr: int | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a process that has temporary folders. Where this one is to end meanwhile, that one is first told to, and
+    removes them."""
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, text=True) as child:
+        try:
+            said, errors = child.communicate()
+        except BaseException:
+            child.terminate()
+            child.wait()
+            raise
+    return subprocess.CompletedProcess(command, child.returncode, said, errors)
 
 
 def _words(given: Mapping[str, Any], told: Collection[str] = ()) -> Iterator[str]:

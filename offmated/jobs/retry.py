@@ -46,6 +46,9 @@ def _make_ready(store: Store, run: RunFolder, budgets: dict[str, int], other_dat
     reads_again = other_model and not goes_on  # tokens that a checkpoint rests on stay, also under another tokenizer
     if other_data:
         run.write_frozen(freeze(job))
+        if not run.is_tokenized or (run.read_error() or {}).get("code") == "rows-longer-than-planned":
+            run.tokens.unlink(missing_ok=True)
+            run.plan.unlink(missing_ok=True)
     if not run.is_tokenized or reads_again:
         check_frozen(job, run.read_frozen())
     base = freeze_base(job, run.path.parent) if other_model else check_base(

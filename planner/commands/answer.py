@@ -17,13 +17,13 @@ FORMAT = 1
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """A plan and where it comes from: plan.json. `measured`: the plan is final. `solve_s`: spent on it this time.
-    `measurement`: the key of the measurement it rests on; None for an estimate. `rows`: of a slice, of
-    `length` tokens at most; `splits`: where the planner decided them, what it compared, the best estimate first.
-    `disk`: what it does to the drives, of so many steps as the job says. `kernels`: which PyTorch would have taken as
-    it was made, see `planner.measure.repeatable.kernels_in_force`."""
+    `measurement`: the key of the measurement it rests on; None for an estimate. `rows`: of a slice; `lengths`: the
+    tokens of each at most, of what is read and of the labels. `splits`: where the planner decided them, what it
+    compared, the best estimate first. `disk`: what it does to the drives, of so many steps as the job says. `kernels`:
+    which PyTorch would have taken as it was made, see `planner.measure.repeatable.kernels_in_force`."""
 
     rows: int
-    length: int
+    lengths: tuple[int, int]
     plan: Plan
     chain: Chain
     hardware: Hardware
@@ -42,7 +42,8 @@ class Answer:
             "format": FORMAT,
             "plan": to_json(self.plan),
             "rows": self.rows,
-            "length": self.length,
+            "length": self.lengths[0],
+            "label_length": self.lengths[1],
         }
         if with_chain:
             parts["chain"] = to_json(self.chain)

@@ -17,6 +17,7 @@ from planner.cache import store as kept
 from planner.cache.store import Cache, CachedPlan, Question
 from planner.codec import from_json, to_json
 from planner.commands.answer import Answer
+from planner.counted import Counted
 from planner.errors import Exit, UserError
 from planner.job.schema import Job
 from planner.job.values import ADAMW_8BIT, MUON
@@ -51,14 +52,16 @@ _WAYS_S = 10.0  # for what would fit, where nothing does
 
 
 def plan_job(
-    job: Job, device: torch.device, *, cache: Cache | None, measure: bool, distinct_tokens: tuple[int, ...] = ()
+    job: Job, device: torch.device, *, cache: Cache | None, measure: bool, counted: Counted | None = None
 ) -> Answer:
     """The plan of a job on this machine. Raises UserError; where no plan fits, with changes of the job that do.
 
     A plan made from measurements is found first; else one is made from a kept measurement; else, with `measure`, the
     blocks are measured now, and without it the plan rests on an estimate. Without `measure` a GPU is not touched,
     because a job may be running on it: there the plan is always an estimate. So it is where the plan depends on the
-    job's data and these are not counted yet (`distinct_tokens`, see `planner.schedule.chain.Chain`).
+    job's tokens and these are not counted yet (`planner.schedule.chain.Chain`).
+
+    It is for rows as long as the longest that was `counted`, and for `max_length` where none was.
 
     Where the split of a step is left to the planner, those that are the fastest by the estimate are measured, and the
     fastest of them is taken; without `measure` it is the first by the estimate, and the plan is an estimate.
@@ -66,7 +69,7 @@ def plan_job(
     All is measured under the kernels that the process takes, which are deterministic ones where the job asks for it.
     """
     with _its_kernels(job):
-        answer = _planned(job, device, cache, measure, distinct_tokens)
+        answer = _planned(_as_long_as_its_rows(job, counted), device, cache, measure, _distinct_tokens(counted))
     return replace(answer, disk=_told_use(job, answer.plan, answer.chain))
 
 
@@ -78,12 +81,21 @@ def check_fits(job: Job, device: torch.device) -> None:
         smallest.check_fits()
 
 
-def kept_plan(job: Job, device: torch.device, cache: Cache) -> Answer | None:
+def kept_plan(job: Job, device: torch.device, cache: Cache, counted: Counted | None = None) -> Answer | None:
     """The plan that `plan_job` would find of this job, whose step is split, without measuring or solving; None where it
     would have to be made first. Raises UserError."""
     assert job.is_split
+    job, distinct_tokens = _as_long_as_its_rows(job, counted), _distinct_tokens(counted)
     with _its_kernels(job):
-        return _Planning(job, device, cache, measure=False, distinct_tokens=()).kept()
+        return _Planning(job, device, cache, measure=False, distinct_tokens=distinct_tokens).kept()
+
+
+def _as_long_as_its_rows(job: Job, counted: Counted | None) -> Job:
+    return job if counted is None else job.with_lengths(counted.lengths)
+
+
+def _distinct_tokens(counted: Counted | None) -> tuple[int, ...]:
+    return () if counted is None else counted.distinct_tokens
 
 
 def _its_kernels(job: Job) -> AbstractContextManager[None]:
@@ -172,6 +184,7 @@ class _Planning:
         arranged = device.type == "cuda" and can_arrange()
         for_gpu = self.target.device.type == "cpu" and self.machine.is_gpu
         self.analysis: Analysis = analyse(job, self.target.device, arranged=arranged, for_gpu=for_gpu)
+        self.lengths = job.max_length, self.analysis.batch["labels"].shape[1]
         self.not_in_files = why_not_in_files(job, self.analysis.model)
         several = job.gradient_accumulation_steps > 1
         self.asks_for_data = several and any(t.row_bytes for tensors in self.analysis.tensors for t in tensors)
@@ -275,7 +288,7 @@ class _Planning:
         if found is None:
             return None
         return Answer(
-            rows=self.job.slice_rows, length=self.job.max_length, plan=found.plan, chain=found.chain,
+            rows=self.job.slice_rows, lengths=self.lengths, plan=found.plan, chain=found.chain,
             hardware=found.hardware,
             measured=question.measured, cached=True, solve_s=0.0, key=key, measurement=found.measurement,
             kernels=question.kernels,
@@ -316,7 +329,7 @@ class _Planning:
             cached = CachedPlan(plan=plan, chain=chain, hardware=hardware, solve_s=solve_s, measurement=measurement)
             self.cache.keep_plan(key, cached, model=self.job.model)
         return Answer(
-            rows=self.job.slice_rows, length=self.job.max_length, plan=plan, chain=chain, hardware=hardware,
+            rows=self.job.slice_rows, lengths=self.lengths, plan=plan, chain=chain, hardware=hardware,
             measured=question.measured,
             cached=False, solve_s=solve_s, key=key, measurement=measurement, kernels=question.kernels,
         )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Protocol
 
 from planner.hub import ANSWER_S, Kind, unreachable
 from planner.job.data_entry import DataEntry
@@ -22,6 +23,35 @@ def revision_of(job: Job) -> str:
 def tokenizer_revision(job: Job) -> str:
     """Likewise of the tokenizer's; in the model's repository it is the model's where the job names none."""
     return job.tokenizer_revision or (revision_of(job) if job.tokenizer == job.model else "main")
+
+
+class Run(Protocol):
+    """What is pinned of a run folder (`planner.run.folder.RunFolder`)."""
+
+    @property
+    def resolved(self) -> Path:
+        """The job's file."""
+
+    def write_resolved(self, text: str) -> None:
+        """Write that anew."""
+
+    def last_checkpoint_step(self) -> int | None:
+        """None where there is no checkpoint."""
+
+    def say(self, text: str) -> None:
+        """Add a line to the job's log."""
+
+
+def pin(run: Run) -> Job:
+    """The job of a run folder, from now on with the commits of what it has of the hub. One that has a checkpoint is
+    left alone: that is of the job as it is."""
+    job = Job.from_resolved(run.resolved)
+    if run.last_checkpoint_step() is not None or (found := pinned(job)) == job:
+        return job
+    run.write_resolved(found.resolved_yaml())
+    for line in told(job, found):
+        run.say(line)
+    return found
 
 
 def pinned(job: Job) -> Job:

@@ -322,6 +322,13 @@ class Job(AdapterKeys, LossKeys):
         slices = self.train_batch_size // rows
         return self.model_copy(update={"per_device_train_batch_size": rows, "gradient_accumulation_steps": slices})
 
+    def with_lengths(self, lengths: tuple[int, int]) -> Job:
+        """The job as one whose rows may have no more tokens than these, of what is read and of the labels: for
+        planning alone, as the rows themselves are padded to what `max_length` makes of them."""
+        read, labels = lengths
+        apart = labels != read or self.max_target_length is not None
+        return self.model_copy(update={"max_length": read, **({"max_target_length": labels} if apart else {})})
+
     def eval_every(self, total_steps: int) -> int | None:
         """Steps between two evaluations of a run of `total_steps`; None for one after every epoch."""
         if self.eval_strategy == "epoch" or (self.eval_strategy is None and self.eval_steps is None):

@@ -2,12 +2,41 @@
 
 from __future__ import annotations
 
+import signal
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
 
 from planner.errors import Exit, UserError, disk_full, is_disk_full
 from planner.hub import NOT_REACHED
 from planner.run.folder import RunFolder
+
+
+@contextmanager
+def leaving_on_signals() -> Iterator[None]:
+    """Within, SIGTERM, SIGHUP and SIGINT end the process as `sys.exit` does, with 128 and the signal's number, so that
+    temporary folders go. Once is enough: those that follow are ignored. What is ignored already, as under nohup, stays
+    so."""
+    if threading.current_thread() is not threading.main_thread():  # which alone gets signals
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
+    heard = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
+
+    def leave(number: int, _: FrameType | None) -> None:
+        for other in heard:
+            signal.signal(other, signal.SIG_IGN)
+        sys.exit(128 + number)
+
+    for number in heard:
+        signal.signal(number, leave)
+    try:
+        yield
+    finally:
+        for number in heard:
+            signal.signal(number, before[number])
 
 
 def exit_code_of(act: Callable[[], int], run: RunFolder | None) -> int:

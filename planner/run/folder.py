@@ -10,11 +10,12 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from planner.codec import json_object
+from planner.codec import from_json, json_object
+from planner.counted import Counted
 from planner.errors import UserError, is_disk_full
 from planner.run.events import events_of
 from planner.units import printable
@@ -48,7 +49,7 @@ class RunFolder:
 
     @property
     def tokens(self) -> Path:
-        """How many distinct tokens a step's slices have at most."""
+        """What was counted of the data."""
         return self.path / "tokens.json"
 
     @property
@@ -169,9 +170,13 @@ class RunFolder:
         """plan.json."""
         return _read_object(self.plan)
 
-    def read_distinct_tokens(self) -> tuple[int, ...]:
-        """See `planner.schedule.chain.Chain`; nothing where the data has not been counted."""
-        return tuple((_read_object(self.tokens) or {}).get("distinct_tokens", ()))
+    def read_counted(self) -> Counted | None:
+        """tokens.json; None where the data has not been counted, or by a version that did not look how long rows are.
+        """
+        try:
+            return from_json(Counted, _read_object(self.tokens))
+        except ValueError:
+            return None
 
     def read_frozen(self) -> dict[str, Any] | None:
         """frozen.json; None for a job of before there was one."""
@@ -239,9 +244,9 @@ class RunFolder:
         """timeline.json; a reader finds the old one or the new one, whole."""
         _write_object(self.timeline, timeline)
 
-    def write_distinct_tokens(self, counts: Sequence[int]) -> None:
+    def write_counted(self, counted: Counted) -> None:
         """tokens.json; a reader finds the old one or the new one, whole."""
-        _write_object(self.tokens, {"distinct_tokens": list(counts)})
+        _write_object(self.tokens, asdict(counted))
 
     def write_resolved(self, text: str) -> None:
         """resolved.yaml; a reader finds the old one or the new one, whole."""

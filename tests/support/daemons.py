@@ -1,7 +1,7 @@
 """A real daemon with real workers, broker and database, below a folder of its own, for tests.
 
-Only the planner and trainer programs are stand-ins (fakes/), unless `real` ones are asked for: packages of links
-to the real modules, with those two replaced, come first on the module path of the daemon's processes.
+Only the planner, the data reader and the trainer are stand-ins (fakes/), unless `real` ones are asked for: packages of
+links to the real modules, with those replaced, come first on the module path of the daemon's processes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ from offmated.paths import Paths
 from planner.run.processes import Process
 from tests import ROOT
 
-FAKES = {"planner/__main__.py": "planner_main.py", "worker/trainer.py": "worker_trainer.py"}
+FAKES = {
+    "planner/__main__.py": "planner_main.py", "worker/prepare.py": "worker_prepare.py",
+    "worker/trainer.py": "worker_trainer.py",
+}  # fmt: skip
 HELD = {"planner/__main__.py": "held_planner_main.py", "worker/trainer.py": "held_worker_trainer.py"}
 """The real ones, which stand still where a job's name says so."""
 PATIENCE_S = 120.0
@@ -45,7 +48,7 @@ def until(
 
 
 def link_fakes(folder: Path, fakes: Mapping[str, str]) -> None:
-    """Packages `planner` and `worker` in `folder`: the real ones, but for the two programs of `fakes`."""
+    """Packages `planner` and `worker` in `folder`: the real ones, but for the programs of `fakes`."""
     for package in ("planner", "worker"):
         (folder / package).mkdir(parents=True)
         for real in (ROOT / package).iterdir():

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,11 +15,15 @@ from sqlalchemy import create_engine
 
 from planner.cache.store import Cache
 from planner.cache.tables import metadata
+from planner.codec import from_json
 from planner.commands.plan_job import plan_job
+from planner.counted import Counted
 from planner.errors import Exit
 from planner.job.schema import Job
 from planner.units import format_seconds
+from tests.support.daemons import until
 from tests.support.texts import CHATML, byte_tokenizer, tiny_llama_folder, write_jsonl
+from worker.prepare import main as prepare
 from worker.preview import main
 
 
@@ -43,8 +52,9 @@ def test_rows_are_shown_with_what_is_learned_and_all_is_counted(job: Path, capsy
     tokens = len(byte_tokenizer(chat_template=CHATML)(row.replace("⟦", "").replace("⟧", ""))["input_ids"])
     learned = len(byte_tokenizer(chat_template=CHATML)("yes<|im_end|>")["input_ids"])
     assert capsys.readouterr().out == (
-        f"row 1: {tokens} tokens, {learned} of them learned\n{row}\n\n"
+        f"row 1, line 2 of data.jsonl: {tokens} tokens, {learned} of them learned\n{row}\n\n"
         f"4 rows, {4 * tokens} tokens an epoch, {4 * learned} of them learned ({learned / tokens:.0%})\n"
+        f"the longest row has {tokens} tokens, 99% have {tokens} at most; 0 cut at max_length 512\n"
         "2.0 steps an epoch of 2 rows, 6 in all\n"
         f"{12 * tokens} tokens in all, max_length 512\n"
         "note: what is learned ends with <|im_end|>, where the model does not stop (it stops at <eos>): "
@@ -65,7 +75,11 @@ def test_how_long_the_steps_take_is_told_by_a_plan_that_is_kept(job: Path, capsy
 
     unknown = "how long that takes: offmate plan job.yaml"
     assert last_line() == unknown
-    plan = plan_job(Job.load(job), torch.device("cpu"), cache=Cache(url), measure=False).plan
+    plan_job(Job.load(job), torch.device("cpu"), cache=Cache(url), measure=False)
+    assert last_line() == unknown, "that plan is for rows of max_length"
+    prepare(["--job", str(job.with_name("resolved.yaml"))])
+    counted = from_json(Counted, json.loads(capsys.readouterr().out))
+    plan = plan_job(Job.load(job), torch.device("cpu"), cache=Cache(url), measure=False, counted=counted).plan
     took = f"{format_seconds(6 * plan.step_s)}: 6 steps of {format_seconds(plan.step_s)} with full rows (an estimate)"
     assert last_line() == took
     job.write_text(job.read_text() + "gpu_budget: 900GiB\n")
@@ -82,8 +96,8 @@ def test_a_batch_larger_than_the_data_is_told(job: Path, capsys: pytest.CaptureF
     job.write_text(job.read_text() + "dataset_exact_deduplication: true\nmin_sample_len: 3\n")
     assert previewed(job, "--rows=0") == Exit.DONE
     told = capsys.readouterr().out.splitlines()
-    assert told[0].startswith("1 row, ") and told[1] == "0.5 steps an epoch of 2 rows, 2 in all"
-    assert told[2].startswith("note: a step has 2 rows, and there are 1: each step sees some of them more than once")
+    assert told[0].startswith("1 row, ") and told[2] == "0.5 steps an epoch of 2 rows, 2 in all"
+    assert told[4].startswith("note: a step has 2 rows, and there are 1: each step sees some of them more than once")
 
 
 def test_what_is_learned_is_green_on_a_terminal(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -111,3 +125,52 @@ def test_a_warmup_longer_than_the_run_is_told(job: Path, caplog: pytest.LogCaptu
     with caplog.at_level("WARNING"):
         assert previewed(job) == Exit.DONE
     assert "warmup_steps is 10, and the run has 6 steps: the rate only rises" in caplog.text
+
+
+@pytest.mark.parametrize("packing", ["false", "true", "wrapped"])
+def test_as_json_it_is_one_object_whose_rows_name_the_records_they_are_of(
+    job: Path, packing: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = [f"{'no' * (1 + 6 * (i % 3))} {i}." for i in range(9)]
+    lines = [{"messages": [{"role": "user", "content": f"q{i}"}, {"role": "assistant", "content": s}]}
+             for i, s in enumerate(said)]  # fmt: skip
+    write_jsonl(job.parent / "data.jsonl", lines)
+    job.write_text(job.read_text().replace("max_length: 512", f"max_length: 50\npacking: {packing}"))
+    assert previewed(job, "--rows=3", "--json") == Exit.DONE
+    found = json.loads(capsys.readouterr().out)
+    assert len(found["shown"]) == 3 and found["max_length"] == 50
+    assert found["percentile_99"] <= found["longest"] <= 50
+    assert found["cut"] == (None if packing == "wrapped" else 3) and found["step_s"] is None
+    assert found["time"].startswith("how long that takes: offmate plan")
+    assert any(note.startswith("what is learned ends with <|im_end|>") for note in found["notes"])
+    if packing != "wrapped":
+        assert any(note.startswith("3 of 9 documents are longer than max_length 50 and cut") for note in found["notes"])
+    for row in found["shown"]:
+        text = "".join(piece["text"] for piece in row["pieces"])
+        seen = [f"line {i + 1} of data.jsonl" for i in range(9) if f"q{i}" in text]
+        assert set(seen) <= set(row["places"]) and len(row["places"]) <= len(seen) + 2
+        assert packing == "wrapped" or row["places"] == seen
+
+
+def test_a_refusal_is_told_as_ever_where_json_is_asked_for(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (job.parent / "data.jsonl").write_text("no json\n")
+    assert previewed(job, "--json") == Exit.USAGE
+    told = capsys.readouterr()
+    assert told.out == "" and "[dataset-unreadable]" in told.err
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_to_the_command_ends_it_and_leaves_no_folder(job: Path, number: signal.Signals) -> None:
+    scratch = job.parent / "scratch"
+    scratch.mkdir()
+    write_jsonl(job.parent / "data.jsonl", [json.loads((job.parent / "data.jsonl").open().readline())] * 200_000)
+    command = [sys.executable, "-P", "-c", "from offmated.command import main; main()", "preview", str(job)]
+    environment = {**os.environ, "TMPDIR": str(scratch), "OFFMATE_HOME": str(job.parent / "state")}
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    ) as child:
+        until(lambda: [*scratch.glob("offmate-data-*/.data.tmp/tokens.raw")], "the data are being tokenized")
+        assert len([*scratch.glob("offmate-*")]) == 2
+        child.send_signal(number)
+        assert child.wait(60) == 128 + number
+    assert [*scratch.glob("offmate-*")] == []

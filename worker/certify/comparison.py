@@ -118,7 +118,7 @@ class Comparison:
     def _plain(self, plan: Plan, chain: Chain) -> tuple[Numbers, list[Path]]:
         """What plain PyTorch says, and the files with its state."""
         model = load_model(self.job, layers=self.layers)
-        check_reach(self.job, model, self.batches.largest_token)
+        check_reach(self.job, model, self.batches.largest_token, max(self.batches.lengths))
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
         check_space(self.folder, STATE_BYTES_PER_PARAMETER * trained, "what plain PyTorch has learned")
         plain = PlainTraining(

@@ -49,7 +49,7 @@ def its_plan(
     """Of a job, and its run folder where it is submitted. A final plan there is taken as it is: a new one would be for
     the memory that is free now. Without one, or `anew`, or where it is for other kernels of a GPU than this process
     takes, it is made as the job's is when it has its turn: with measurements, under the kernels that this process
-    takes, and after its data were counted where it may depend on these. `folder` is for the data. Raises UserError."""
+    takes, and after its data were counted. `folder` is for the data. Raises UserError."""
     tokenizer, frozen = load_tokenizer(job), run.read_frozen() if run else None
 
     def data_of(split: Job) -> Batches:
@@ -69,13 +69,12 @@ def its_plan(
             job=job, plan=plan, chain=chain, hardware=hardware, batches=data_of(job), decided=True, document=final
         )
     whole = job if job.is_split or job.train_batch_size is None else job.with_slices(job.train_batch_size)
-    several = whole.gradient_accumulation_steps > 1 or not job.is_split
-    counted = data_of(whole) if several else None
-    distinct_tokens = tuple(counted.distinct_tokens()) if counted is not None else ()
+    batches = data_of(whole)
     log.info("planning with measurements of the blocks")
-    answer = plan_job(job, device, cache=cache, measure=True, distinct_tokens=distinct_tokens)
+    answer = plan_job(job, device, cache=cache, measure=True, counted=batches.counted())
     job = job if job.is_split else job.with_slices(answer.rows)
-    batches = counted if counted is not None and job == whole else data_of(job)
+    if job != whole:
+        batches = data_of(job)
     return ItsPlan(
         job=job, plan=answer.plan, chain=answer.chain, hardware=answer.hardware, batches=batches, decided=False,
         other_kernels=other_kernels, document=answer.to_json(),

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from planner.counted import Counted
 from planner.errors import Exit, UserError
 from planner.job.frozen import Frozen
 from planner.job.notes import all_warmup
@@ -34,7 +35,7 @@ from planner.job.rope_border import RopeBorder
 from planner.job.schema import Job
 from planner.job.slot_templates import slot_template
 from planner.units import counted
-from worker.data.corpus import Corpus, load_corpus
+from worker.data.corpus import Corpus, load_corpus, places_of
 from worker.data.ends import taught_ends
 from worker.data.padding import EvalBatches, Layout, Rows
 from worker.data.pair_rows import PairRows, layout_of_pairs
@@ -59,15 +60,17 @@ class Batches:
     def __init__(
         self, job: Job, tokenizer: PreTrainedTokenizerBase, folder: Path | None = None, frozen: Frozen | None = None,
         *, pairs: bool = False, masked: bool = False, border: RopeBorder | None = None,
+        places: bool = False,
     ) -> None:  # fmt: skip
-        """`pairs`: for an encoder-decoder; `masked`: for a model that is to know what is padding; `border`: of a model
-        whose positions go by the length of rows."""
+        """`places`: rows that are shown say where their records stand; `pairs`: for an encoder-decoder; `masked`: for
+        a model that is to know what is padding; `border`: of a model whose positions go by the length of rows."""
         self._job = job
         self._tokenizer = tokenizer
         if folder is None:
             self._temporary = tempfile.TemporaryDirectory(prefix="offmate-data-")
             folder = Path(self._temporary.name) / "data"
-        corpus = load_corpus(job, tokenizer, folder, frozen, pairs=pairs)
+        self._folder = folder
+        corpus = load_corpus(job, tokenizer, folder, frozen, pairs=pairs, places=places)
         pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
         self._orders: dict[int, NDArray[np.int64]] = {}
         pad = pad if pad is not None else 0
@@ -135,6 +138,23 @@ class Batches:
         """Tokens of step `step`, learned or not, without padding."""
         return int(self._rows.lengths[self._numbers(step)].sum())
 
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """Tokens of a row in the largest slice, of `input_ids` and of `labels`, padding included."""
+        read, labels = zip(*(rows.most for rows in self._every), strict=True)
+        return max(read), max(labels)
+
+    @property
+    def _every(self) -> list[Rows]:
+        return [self._rows] if self.evaluation is None else [self._rows, self.evaluation.rows]
+
+    def counted(self) -> Counted:
+        """What a plan of the job depends on; the tokens are counted where the step has, or may have, several slices."""
+        several = self._job.gradient_accumulation_steps > 1 or self._job.train_batch_size is not None
+        distinct_tokens = tuple(self.distinct_tokens()) if several else ()
+        longest = max(int(rows.lengths.max()) for rows in self._every)
+        return Counted(longest=longest, lengths=self.lengths, distinct_tokens=distinct_tokens)
+
     def distinct_tokens(self) -> list[int]:
         """For each slice the most distinct tokens, padding included, that it and those before it have in any step."""
         most = [0] * self._job.gradient_accumulation_steps
@@ -150,11 +170,6 @@ class Batches:
         """What a step's loss is the mean over so many of: labels to be predicted from the token before, or documents
         that have some."""
         return sum(map(self._rows.num_items, batches))
-
-    @property
-    def width(self) -> int:
-        """Tokens of the longest rows there may be: see `worker.data.padding.width`."""
-        return self._rows.width
 
     @property
     def rows(self) -> int:
@@ -173,6 +188,18 @@ class Batches:
         return int(learned_of(self._rows.corpus, pieces[:, 0], pieces.sum(axis=1)).sum())
 
     @property
+    def row_lengths(self) -> NDArray[np.int64]:
+        """Tokens of each row that is trained on, without padding."""
+        return self._rows.lengths
+
+    @property
+    def cut(self) -> int | None:
+        """Documents that are cut at their end, trained on or held out; None where rows are not cut there."""
+        if self._job.long_rows != "cut" or self._job.packing == "wrapped" or isinstance(self._rows, PairRows):
+            return None
+        return int((np.diff(self._rows.corpus.ends, prepend=0) > self._job.max_length).sum())
+
+    @property
     def ends(self) -> tuple[int, ...]:
         """Ids of the tokens that end what is learned (`worker.data.ends`)."""
         return taught_ends(self._job, self._tokenizer, self._rows.corpus)
@@ -187,7 +214,17 @@ class Batches:
             count += int(trained.sum())
             for run, learned in zip(np.split(ids, borders), np.split(trained, borders), strict=True):
                 found.append((str(self._tokenizer.decode(run.tolist())), bool(learned[0])))
-        return ShownRow(pieces=tuple(found), tokens=int(self._rows.lengths[number]), learned=count)
+        pieces = self._rows.layout.of(number)
+        ends = self._rows.corpus.ends
+        documents: dict[int, None] = {}
+        for start, length in pieces:
+            first, last = (int(np.searchsorted(ends, token, "right")) for token in (start, start + length - 1))
+            documents |= dict.fromkeys(range(first, last + 1))
+        places = places_of(self._folder, set(documents))
+        return ShownRow(
+            pieces=tuple(found), tokens=int(self._rows.lengths[number]), learned=count,
+            places=tuple(dict.fromkeys(places[n] for n in documents if n in places)),
+        )  # fmt: skip
 
     def sample(self) -> str:
         """The first row of step 0 as text, learned tokens between ⟦ and ⟧, the middle cut out where it is long."""

@@ -13,6 +13,7 @@ import shutil
 import time
 from array import array
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import chain, groupby, islice
 from pathlib import Path
@@ -43,6 +44,7 @@ _WHERE_GIVEN = ("chat_template_kwargs", "min_sample_len", "special_tokens", "mod
 _MIXED = ("mix_strategy", "interleave_probs", "seed")  # of which the tokens depend where entries are mixed
 _SAY_EVERY_S = 10.0
 _PIECE = 2**20  # values written at a time
+_PLACES = "places.txt"
 _BATCH = 512  # the most documents given to the tokenizer at once
 
 
@@ -57,11 +59,13 @@ class Corpus:
 
 
 def load_corpus(
-    job: Job, tokenizer: PreTrainedTokenizerBase, folder: Path, frozen: Frozen | None = None, *, pairs: bool = False
+    job: Job, tokenizer: PreTrainedTokenizerBase, folder: Path, frozen: Frozen | None = None, *, pairs: bool = False,
+    places: bool = False,
 ) -> Corpus:  # fmt: skip
     """The job's data, tokenized into `folder`, or as found there from an earlier start of the same job.
 
-    `pairs`: see `worker.data.pairs`. Raises UserError when a dataset cannot be read or understood, holds nothing to
+    `pairs`: see `worker.data.pairs`; `places`: a file beside them has a line for each document, where its record
+    stands. Raises UserError when a dataset cannot be read or understood, holds nothing to
     train on, or is to be read and is not what `frozen` says it was (`planner.job.frozen`; None: nobody knows).
     """
     values, mixed = job.model_dump(mode="json"), job.mix_strategy != "concat"
@@ -79,7 +83,7 @@ def load_corpus(
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     try:
-        _write(job, tokenizer, temporary, pairs)
+        _write(job, tokenizer, temporary, pairs, places)
         check_frozen(trained_on, frozen)  # nor others since: reading may take hours
         found = {"format": 1, "keys": keys, "fingerprint": _fingerprint(temporary)}
         (temporary / "corpus.json").write_text(json.dumps(found, indent=1), "utf-8")
@@ -124,7 +128,15 @@ def check_tokenizer(job: Job, tokenizer: PreTrainedTokenizerBase) -> None:
         )  # fmt: skip
 
 
-def _write(job: Job, tokenizer: PreTrainedTokenizerBase, folder: Path, pairs: bool) -> None:
+def places_of(folder: Path, documents: set[int]) -> dict[int, str]:
+    """Where the records of these documents stand; nothing where that was not noted."""
+    if not (folder / _PLACES).exists():
+        return {}
+    with (folder / _PLACES).open(encoding="utf-8", errors="surrogateescape") as lines:
+        return {number: line.rstrip("\n") for number, line in enumerate(lines) if number in documents}
+
+
+def _write(job: Job, tokenizer: PreTrainedTokenizerBase, folder: Path, pairs: bool, places: bool) -> None:
     check_tokenizer(job, tokenizer)
     if tokenizer.eos_token_id is None:
         log.warning("data: the tokenizer has no end-of-text token; documents follow each other without one")
@@ -132,9 +144,13 @@ def _write(job: Job, tokenizer: PreTrainedTokenizerBase, folder: Path, pairs: bo
     count = 0
     left_out, sharing = LeftOut(job, pairs=pairs), Sharing(job, pairs=pairs)
     said_at = time.monotonic()
-    with (folder / "tokens.raw").open("wb") as tokens, (folder / "trained.raw").open("wb") as trained:
+    with (
+        (folder / "tokens.raw").open("wb") as tokens, (folder / "trained.raw").open("wb") as trained,
+        (folder / _PLACES).open("w", encoding="utf-8", errors="surrogateescape") if places else nullcontext() as noted,
+    ):  # fmt: skip
         for documents in batched(documents_of(job, tokenizer, pairs)):
-            for whole in encode(documents, tokenizer, pairs=pairs):
+            its_places = (document.place for document in documents for _ in document.rows or (None,))
+            for place, whole in zip(its_places, encode(documents, tokenizer, pairs=pairs), strict=True):
                 ids, learned = sharing.cut(*whole)
                 if left_out.takes(ids, learned):
                     continue
@@ -142,6 +158,8 @@ def _write(job: Job, tokenizer: PreTrainedTokenizerBase, folder: Path, pairs: bo
                 trained.write(learned.tobytes())
                 count += len(ids)
                 ends.append(count)
+                if noted is not None:
+                    noted.write(place.replace("\n", " ") + "\n")
             if time.monotonic() - said_at >= _SAY_EVERY_S:
                 log.info("data: %s, %s so far", counted(len(ends), "document"), counted(count, "token"))
                 said_at = time.monotonic()

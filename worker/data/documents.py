@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -58,7 +59,7 @@ def documents_of(job: Job, tokenizer: PreTrainedTokenizerBase, pairs: bool) -> I
                 empty += broken.met == met
             elif not broken.ends:
                 given += 1
-                yield document
+                yield replace(document, place=row.place)
         seen += records
         broken.refuse(seen + broken.unread)
         if not records or form is None:
@@ -127,12 +128,13 @@ def _mixed(job: Job, tokenizer: PreTrainedTokenizerBase, pairs: bool) -> Iterato
             break
         drawn[place] += 1
         met, entry = broken.met, job.data[place]
-        document = document_of(forms[place], entry, records[place](number), broken, again=True)
+        row = records[place](number)
+        document = document_of(forms[place], entry, row, broken, again=True)
         if document is None:
             empty[place] += broken.met == met
         elif not broken.ends:
             given += 1
-            yield document
+            yield replace(document, place=row.place)
     broken.end(given, broken.unread + sum(drawn))
     for source, form, count in zip(sources, forms, counts, strict=True):
         _tell(source, form, count)

@@ -48,7 +48,7 @@ class Document:
     `special` adds the tokenizer's own special tokens; `ended` adds the end-of-text token, learned if the text's end is.
     `everything`: all tokens are learned, those that the tokenizer adds among them. `pieces` in place of the text: texts
     that are tokenized one by one, and tokens, each learned or not. `rows` in place of both: of a record that is several
-    rows, the pieces of each.
+    rows, the pieces of each. `place`: where its record stands, in words.
     """
 
     text: str
@@ -58,6 +58,7 @@ class Document:
     everything: bool = False
     pieces: tuple[Piece, ...] = ()
     rows: tuple[tuple[Piece, ...], ...] = ()
+    place: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -96,7 +96,6 @@ class Rows:
         self.end = end
         self.lengths = layout.lengths
         self._max_length = max_length
-        self.width = 2 * max_length
 
     def __len__(self) -> int:
         return len(self.layout)
@@ -121,17 +120,25 @@ class Rows:
         """`numbers` by the length of their rows."""
         return numbers[np.argsort(-self.lengths[numbers], kind="stable")]
 
+    def padded(self, longest: int) -> int:
+        """Tokens of the rows of a slice whose longest row has so many."""
+        length = next(bucket for bucket in buckets(self._max_length) if bucket >= longest)
+        return length if self.border is None or longest > self.border else min(length, self.border)
+
+    @property
+    def most(self) -> tuple[int, int]:
+        """Tokens of a row in the largest slice there may be, of `input_ids` and of `labels`."""
+        length = self.padded(int(self.lengths.max()))
+        return length, length
+
     def batch(self, numbers: NDArray[np.int64]) -> dict[str, Tensor]:
         """`input_ids` and `labels`, int64 [rows, length], padded on the right to one of the `buckets`. Where pieces are
         isolated also `position_ids`, which begin again with every piece and with the padding: by these transformers'
         models keep attention within a piece. A piece's first token is not learned, there is nothing before it. Where
         they are masked also `attention_mask`."""
         longest = int(self.lengths[numbers].max())
-        length = next(bucket for bucket in buckets(self._max_length) if bucket >= longest)
-        period = length
+        period = length = self.padded(longest)
         if self.border is not None:
-            if longest <= self.border:
-                length = min(length, self.border)
             # Of packed rows positions begin again with each document; those of padding must not be larger.
             period = max(len(tokens) for number in numbers for tokens, _ in self.pieces(number))
         ids = np.full((len(numbers), length), self.pad, np.int64)
@@ -176,10 +183,10 @@ def _documents(batch: Mapping[str, Tensor]) -> int:
 
 
 class EvalBatches:
-    """All rows of an evaluation, the longest first, in batches of `size` rows."""
+    """All `rows` of an evaluation, the longest first, in batches of `size` of them."""
 
     def __init__(self, rows: Rows, size: int) -> None:
-        self._rows = rows
+        self.rows = rows
         order = rows.longest_first(np.arange(len(rows)))
         self._numbers = [order[start : start + size] for start in range(0, len(order), size)]
         log.info("data: %s, %s to evaluate on", counted(len(rows), "row"), counted(int(rows.lengths.sum()), "token"))
@@ -189,9 +196,9 @@ class EvalBatches:
 
     def batch(self, number: int) -> dict[str, Tensor]:
         """`input_ids`, `labels`, and what the batch's loss is the mean over so many of."""
-        batch = self._rows.batch(self._numbers[number])
-        return {**batch, "num_items_in_batch": torch.tensor(self._rows.num_items(batch))}
+        batch = self.rows.batch(self._numbers[number])
+        return {**batch, "num_items_in_batch": torch.tensor(self.rows.num_items(batch))}
 
     def learned(self, batch: dict[str, Tensor]) -> int:
         """Tokens of a batch that are to be predicted."""
-        return self._rows.learned(batch)
+        return self.rows.learned(batch)

@@ -66,7 +66,6 @@ class PairRows(Rows):
     def __init__(self, corpus: Corpus, layout: Layout, *, max_length: int, pad: int, most_target: int) -> None:
         super().__init__(corpus, layout, max_length=max_length, pad=pad)
         self._most_target = most_target
-        self.width = max_length + most_target
 
     def chosen(self, which: NDArray[np.bool_]) -> PairRows:
         """Some of them."""
@@ -74,6 +73,15 @@ class PairRows(Rows):
             self.corpus, self.layout.chosen(which), max_length=self._max_length, pad=self.pad,
             most_target=self._most_target,
         )  # fmt: skip
+
+    @property
+    def most(self) -> tuple[int, int]:
+        """As `Rows.most`: of the longest prompt, and of the longest completion, which may be another row's."""
+        pieces, first = self.layout.pieces, np.r_[0, self.layout.ends[:-1]]
+        learned = [int(self.corpus.trained[start : start + length].sum()) for start, length in pieces]
+        targets = np.add.reduceat(learned, first)
+        longest = int((self.lengths - targets).max())
+        return _padded_length(longest, self._max_length), _padded_length(int(targets.max()), self._most_target)
 
     def batch(self, numbers: NDArray[np.int64]) -> dict[str, Tensor]:
         """`input_ids` with their `attention_mask` [rows, length] and `labels` [rows, length of completions], int64,
@@ -88,11 +96,14 @@ class PairRows(Rows):
         return int((batch["labels"] != IGNORED).sum())
 
 
+def _padded_length(longest: int, most: int) -> int:
+    """Of the buckets every other one is taken: each pair of lengths has code of its own."""
+    return next(bucket for bucket in reversed(buckets(most)[::-1][::2]) if bucket >= longest)
+
+
 def _padded(rows: list[NDArray[np.int32]], most: int, pad: int) -> tuple[Tensor, Tensor]:
-    """Rows as one tensor, and where they are in it, both int64. Of the buckets every other one is taken: each pair of
-    lengths has code of its own."""
-    longest = max(map(len, rows))
-    length = next(bucket for bucket in reversed(buckets(most)[::-1][::2]) if bucket >= longest)
+    """Rows as one tensor, and where they are in it, both int64."""
+    length = _padded_length(max(map(len, rows)), most)
     ids, there = np.full((len(rows), length), pad, np.int64), np.zeros((len(rows), length), np.int64)
     for place, row in enumerate(rows):
         ids[place, : len(row)], there[place, : len(row)] = row, 1

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownRow:
-    """A row as text: its pieces and whether each is learned, and how many tokens are, of how many."""
+    """A row as text: its pieces and whether each is learned, and how many tokens are, of how many. `places`: where the
+    records stand that it is of, in words, as far as that is known."""
 
     pieces: tuple[tuple[str, bool], ...]
     tokens: int
     learned: int
+    places: tuple[str, ...] = ()
 
     def marked(self, most: int, begin: str = "⟦", end: str = "⟧") -> str:
         """The text, learned pieces between the marks. Of one longer than `most` characters the middle is cut out, and

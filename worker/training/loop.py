@@ -129,6 +129,8 @@ class Training:
     """Where two steps are to be recorded."""
     predicted_s: Callable[[Sequence[Mapping[str, Tensor]]], float]
     """How long a step on these batches should take."""
+    width: int
+    """That of the largest slice that is planned for: see `worker.data.padding.width`."""
 
     def run(self) -> bool:
         """Train until the last step, then drain: True. Or until a stop is asked for, then checkpoint: False. A stop
@@ -138,7 +140,7 @@ class Training:
         """
         total = self.batches.total_steps
         saved = self.engine.steps_done
-        meter = _Metering(self.batches.width)
+        meter = _Metering(self.width)
         self.evaluations.check()
         saved_at = said_at = time.monotonic()
         save_s = 0.0

@@ -155,12 +155,12 @@ def check_vocabulary(job: Job, model: nn.Module, largest_token: int, where: str)
         )  # fmt: skip
 
 
-def check_reach(job: Job, model: nn.Module, largest_token: int) -> None:
-    """Raise UserError when the data's tokens or `max_length` are beyond what the model has embeddings for."""
+def check_reach(job: Job, model: nn.Module, largest_token: int, longest: int) -> None:
+    """Raise UserError when the data's tokens, or the `longest` slice's positions, are beyond what the model has
+    embeddings for."""
     check_vocabulary(job, model, largest_token, "the data")
     embedding = cast(Any, model).get_input_embeddings()
     positions = getattr(cast(Any, model).config, "max_position_embeddings", None)
-    longest = max(job.max_length, job.max_target_length or 0)
     if not isinstance(positions, int) or longest <= positions:
         return
     if any(
@@ -169,7 +169,7 @@ def check_reach(job: Job, model: nn.Module, largest_token: int) -> None:
     ):
         raise UserError(
             "max_length is more than the model has positions for.", code="max-length-too-large", exit_code=Exit.USAGE,
-            numbers=(f"max_length {longest}, positions {positions}",),
+            numbers=(f"max_length {job.max_length}, rows of {longest} tokens, positions {positions}",),
             hint=f"use max_length: {positions} or less",
         )  # fmt: skip
-    log.warning("model: max_length %d is beyond the %d positions it was made for", longest, positions)
+    log.warning("model: rows of %d tokens are beyond the %d positions it was made for", longest, positions)

@@ -100,7 +100,8 @@ class _Run:
             job, self.tokenizer, folder.path / "data", folder.read_frozen(), pairs=pairs_of(job), masked=masked_of(job),
             border=rope_border(job),
         )  # fmt: skip
-        self.forecast = Forecast(self.plan, self.chain, hardware, self.batches.width)
+        self.width = sum(_planned_lengths(folder, job, self.batches))
+        self.forecast = Forecast(self.plan, self.chain, hardware, self.width)
         log.info("data: the first row, what is learned between ⟦ and ⟧:\n%s", self.batches.sample())
         total = self.batches.total_steps
         self.origin = Origin.of(job, data=self.batches.fingerprint, total_steps=total, plan=self.plan)
@@ -113,7 +114,7 @@ class _Run:
         self.model = load_model(self._as_it_begins(begins), begun=begun, begins=begins)
         if torch.cuda.is_available() and (other := other_on_cuda(self.model)) is not None:
             log.info("model: %s", other)
-        check_reach(job, self.model, self.batches.largest_token)
+        check_reach(job, self.model, self.batches.largest_token, max(self.batches.lengths))
         ends = tell_ends(job, self.model, self.tokenizer, self.batches)
         self.samples = Samples.of(job, self.tokenizer, self.model)
         converted = functools.partial(as_published, begun) if begun is not None else None
@@ -237,9 +238,9 @@ class _Run:
                 job=self.job, engine=engine, batches=self.batches, metrics=metrics, stop=stop,
                 samples=self.samples, done=written, losses=losses_of(events),
             ),
-            predicted_s=self.forecast.step_s, best=best,
+            predicted_s=self.forecast.step_s, width=self.width, best=best,
             timeline=Timeline(
-                engine=engine, width=self.batches.width, write=self.folder.write_timeline
+                engine=engine, width=self.width, write=self.folder.write_timeline
             ),
         )  # fmt: skip
         if engine.steps_done == 0:
@@ -319,6 +320,22 @@ def read_plan(folder: RunFolder) -> tuple[Plan, Chain, Hardware]:
             hint=f"offmate plans forget {str(found.get('key'))[:12]}, then submit the job again",
         ) from error  # fmt: skip
     return plan, chain, hardware
+
+
+def _planned_lengths(folder: RunFolder, job: Job, batches: Batches) -> tuple[int, int]:
+    """Tokens of a row in the largest slice that the plan is for, of what is read and of the labels. Raises UserError
+    where a row is longer, for which it has no memory."""
+    document = folder.read_plan() or {}
+    read = document.get("length", job.max_length)  # earlier versions planned for max_length, and not all said so
+    labels = document.get("label_length", job.max_target_length or read)
+    found = batches.lengths
+    if found[0] > read or found[1] > labels:
+        raise UserError(
+            "The data have longer rows than the plan is for.", code="rows-longer-than-planned",
+            numbers=(f"rows of {found[0]} tokens and {found[1]} labels, planned for {read} and {labels}",),
+            hint="offmate retry ID --allow-changed-data counts and plans them anew",
+        )  # fmt: skip
+    return read, labels
 
 
 def resume(engine: Trains, last: Checkpoint | None, origin: Origin, *, taken_over: bool = False) -> None:

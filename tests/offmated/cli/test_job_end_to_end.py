@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import runpy
 import shutil
 import subprocess
@@ -145,3 +146,24 @@ def test_what_cannot_fit_exits_with_3_and_names_the_least_budget(
     done = offmate(folder, command, "job.yaml", "--gpu-budget", "64KiB")
     assert done.returncode == 3, done.stderr
     assert "budget-too-small" in done.stderr + done.stdout
+
+
+def test_rows_that_are_shorter_than_max_length_are_planned_and_trained_as_they_are(
+    folder: Path, job: dict[str, Any]
+) -> None:
+    (folder / "short.jsonl").write_text("".join(f'{{"text": "The with statement {i}"}}\n' for i in range(8)))
+    text = JOB.replace("max_length: 64", "max_length: 1024").replace("text.jsonl", "short.jsonl")
+    (folder / "short.yaml").write_text(text)
+    plan = answer(folder, "plan", "short.yaml")
+    assert plan["length"] == 64
+    rows = r"planned for rows of 64 tokens: the longest of short\.jsonl has \d+; max_length is 1024"
+    assert re.fullmatch(rows, plan["planned_for"])
+    budget = str(int(1.2 * plan["plan"]["gpu_peak_bytes"]))
+    (folder / "full.yaml").write_text(text.replace("short.jsonl", "full.jsonl"))
+    (folder / "full.jsonl").write_text(json.dumps({"text": "The with statement " * 400}) + "\n")
+    refused = offmate(folder, "plan", "full.yaml", "--gpu-budget", budget)
+    assert refused.returncode == 3 and "planned for rows of 1024 tokens" in refused.stderr
+    done = answer(folder, "run", "short.yaml", "--gpu-budget", budget)
+    assert done["state"] == "done" and done["measured"]["gpu_peak_bytes"] <= int(budget)
+    planned = json.loads((Path(done["run_dir"]) / "plan.json").read_text())
+    assert planned["measured"] and (planned["length"], planned["label_length"]) == (64, 64)

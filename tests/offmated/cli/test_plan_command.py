@@ -340,3 +340,23 @@ def test_with_a_drive_one_checkpoint_is_kept_as_with_disk_paths(shell: Shell) ->
     for words, kept in (([], 2), (drive, 1), ([*drive, *three], 3)):
         found = shell.json("plan", "--model", "small", "--hardware", "rtx3060", *words)
         assert f"checkpoints kept: {kept}" in [share["name"] for share in found["disk"]]
+
+
+def test_a_plan_says_for_which_rows_it_is_and_why_where_nobody_counted_them(shell: Shell) -> None:
+    model = tiny_llama_folder(shell.folder / "model")
+    (shell.folder / "job.yaml").write_text(f"model: {model}\ndataset: data.jsonl\nmax_length: 128\nbf16: false\n")
+    data = shell.folder / "data.jsonl"
+    data.write_text('{"text": "hello"}\n{"text": "good morning"}\n')
+    shown = shell.run("plan", "job.yaml")
+    told = "planned for rows of 32 tokens: the longest of data.jsonl has 13; max_length is 128"
+    assert told in " ".join(shown.stdout.split())
+    data.write_text('{"text": "hello"}\n{"text": \n')
+    broken = shell.json("plan", "job.yaml")
+    begins = "planned for rows of max_length, 128 tokens; the data were not counted: "
+    assert broken["length"] == 128 and broken["planned_for"].startswith(f"{begins}A record")
+    hub = shell.json("plan", "job.yaml", "--set", "dataset=owner/data")
+    assert (hub["length"], hub["planned_for"]) == (128, f"{begins}owner/data is on the hub")
+    with data.open("wb") as file:
+        file.truncate(65 * 2**20)
+    large = shell.json("plan", "job.yaml")
+    assert large["planned_for"] == f"{begins}the data have 65.0 MiB, more than 64.0 MiB"

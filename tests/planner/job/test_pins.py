@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from planner.__main__ import pin
 from planner.job.data_entry import DataEntry
-from planner.job.pins import pinned, told
+from planner.job.pins import pin, pinned, told
 from planner.job.schema import Job
 from planner.measure.tokenizer import load_tokenizer
 from planner.run.folder import RunFolder

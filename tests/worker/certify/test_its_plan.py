@@ -81,7 +81,9 @@ def test_without_a_plan_the_data_are_counted_first_as_for_the_job(tmp_path: Path
     job, run = make_run(tmp_path, "qwen2", **STEP)
     found = asked(job, None, tmp_path / "data")
     assert prepare([str(run.path)]) == 0
-    assert found.chain.distinct_tokens == run.read_distinct_tokens() != ()
+    counted = run.read_counted()
+    assert counted is not None and found.chain.distinct_tokens == counted.distinct_tokens != ()
+    assert found.document["length"] == counted.lengths[0]
     assert not found.decided
 
 

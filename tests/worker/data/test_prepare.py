@@ -12,17 +12,15 @@ from sqlalchemy import create_engine
 
 from planner.cache.store import Cache
 from planner.cache.tables import metadata
-from planner.codec import to_json
 from planner.commands.plan_job import plan_job
+from planner.counted import Counted
 from planner.errors import Exit
 from planner.job.schema import Job
 from planner.run.folder import RunFolder
-from tests.support import chains as small
 from tests.support.disks import no_room_beyond
 from tests.support.texts import byte_tokenizer, make_job, sentences, tiny_llama_folder, write_jsonl
 from worker.data.batches import Batches
 from worker.prepare import main
-from worker.tasks import data_first
 
 CPU = torch.device("cpu")
 
@@ -51,9 +49,9 @@ def run_folder(folder: Path, job: Job) -> RunFolder:
 def test_the_data_are_counted_and_stay_for_the_trainer(tmp_path: Path) -> None:
     job = tiny_job(tmp_path, tied=True)
     run = run_folder(tmp_path, job)
-    assert run.read_distinct_tokens() == ()
+    assert run.read_counted() is None
     assert main([str(run.path)]) == Exit.DONE
-    assert run.read_distinct_tokens() == tuple(Batches(job, byte_tokenizer(), tmp_path / "other").distinct_tokens())
+    assert run.read_counted() == Batches(job, byte_tokenizer(), tmp_path / "other").counted()
     assert (run.path / "data" / "tokens.npy").exists()
 
 
@@ -87,14 +85,14 @@ def test_a_tied_models_plan_is_final_only_when_its_data_are_counted(tmp_path: Pa
     url = f"sqlite:///{tmp_path / 'offmate.db'}"
     metadata.create_all(create_engine(url))
     cache, job = Cache(url), tiny_job(tmp_path, tied=True)
-    counts = (20, 30, 35)
-    final = plan_job(job, CPU, cache=cache, measure=True, distinct_tokens=counts)
-    assert final.measured and final.chain.distinct_tokens == counts
+    counts = Counted(longest=32, lengths=(32, 32), distinct_tokens=(20, 30, 35))
+    final = plan_job(job, CPU, cache=cache, measure=True, counted=counts)
+    assert final.measured and final.chain.distinct_tokens == counts.distinct_tokens
     preview = plan_job(job, CPU, cache=cache, measure=False)
     assert not preview.measured and preview.chain.distinct_tokens == ()
-    again = plan_job(job, CPU, cache=cache, measure=True, distinct_tokens=counts)
+    again = plan_job(job, CPU, cache=cache, measure=True, counted=counts)
     assert again.cached and again.plan == final.plan
-    other = plan_job(job, CPU, cache=cache, measure=True, distinct_tokens=(20, 30, 36))
+    other = plan_job(job, CPU, cache=cache, measure=True, counted=replace(counts, distinct_tokens=(20, 30, 36)))
     assert not other.cached and other.measurement == final.measurement
 
 
@@ -102,20 +100,10 @@ def test_an_untied_models_plan_does_not_depend_on_the_data(tmp_path: Path) -> No
     url = f"sqlite:///{tmp_path / 'offmate.db'}"
     metadata.create_all(create_engine(url))
     cache, job = Cache(url), tiny_job(tmp_path, tied=False)
-    final = plan_job(job, CPU, cache=cache, measure=True, distinct_tokens=(20, 30, 35))
+    counts = Counted(longest=32, lengths=(32, 32), distinct_tokens=(20, 30, 35))
+    final = plan_job(job, CPU, cache=cache, measure=True, counted=counts)
     found = plan_job(job, CPU, cache=cache, measure=False)
     assert found.measured and found.cached and found.plan == final.plan
-
-
-def test_data_are_read_first_where_the_plan_depends_on_them_or_nobody_has_seen_them(tmp_path: Path) -> None:
-    job = tiny_job(tmp_path, tied=False)
-    apart = small.chain()
-    first, *others = apart.blocks
-    by_rows = replace(first, tensors=(replace(first.tensors[0], row_bytes=4),))
-    free, bound = ({"chain": to_json(chain)} for chain in (apart, replace(apart, blocks=(by_rows, *others))))
-    assert (data_first(job, free), data_first(job, bound), data_first(job, None)) == (False, True, True)
-    assert data_first(job.model_copy(update={"eval_dataset": ("owner/set",)}), free)
-    assert data_first(job.model_copy(update={"dataset": (*job.dataset, "owner/set")}), free)
 
 
 def test_data_that_changed_since_the_submission_are_not_read(tmp_path: Path) -> None:

@@ -98,23 +98,23 @@ def test_torn_weights_are_an_error(tmp_path: Path) -> None:
 def test_a_tokenizer_of_another_model_is_an_error(tmp_path: Path) -> None:
     job = tiny_job(tmp_path)
     with pytest.raises(UserError, match="token 260 is in the data, the model has 260"):
-        check_reach(job, load_model(job), 260)
-    check_reach(job, load_model(job), Batches(job, byte_tokenizer()).largest_token)
+        check_reach(job, load_model(job), 260, 64)
+    check_reach(job, load_model(job), Batches(job, byte_tokenizer()).largest_token, 64)
 
 
 def test_an_embedding_with_an_adapter_has_as_many_rows(tmp_path: Path) -> None:
     job = lora_job(tmp_path, lora_target_modules=["embed_tokens", "q_proj"])
-    check_reach(job, load_model(job), 259)
+    check_reach(job, load_model(job), 259, 64)
     with pytest.raises(UserError, match="token 260 is in the data, the model has 260"):
-        check_reach(job, load_model(job), 260)
+        check_reach(job, load_model(job), 260, 64)
 
 
 def test_more_tokens_than_learned_positions_are_an_error(tmp_path: Path) -> None:
     folder = tiny_llama_folder(tmp_path / "m")
     config_of("gpt2", vocabulary=260).save_pretrained(folder)
     job = make_job(folder, write_jsonl(tmp_path / "d.jsonl", sentences(3)), max_length=129)
-    with pytest.raises(UserError, match="max_length 129, positions 128"):
-        check_reach(job, load_model(job), 256)
+    with pytest.raises(UserError, match="max_length 129, rows of 129 tokens, positions 128"):
+        check_reach(job, load_model(job), 256, 129)
 
 
 def test_a_token_that_is_there_may_end_texts_and_the_model_says_so(tmp_path: Path) -> None:

@@ -1,0 +1,27 @@
+"""Whether a job's data can be read before anybody waits for them: where they are, and how many bytes they have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from planner.job.local_data import is_local, local_data
+from planner.job.schema import Job
+from planner.units import format_bytes
+
+MOST_BYTES = 64 * 2**20
+"""Of all files together: tokenizing takes a minute at most."""
+
+
+def why_not_at_hand(job: Job) -> str | None:
+    """Why the data are not read before the job has its turn; None where they are."""
+    size = 0
+    for entry in (*job.data, *job.eval_data):
+        if not is_local(entry.path):
+            return f"{entry.path} is on the hub"
+        try:
+            size += sum(file.stat().st_size for file in local_data(Path(entry.path)).files)
+        except (OSError, ValueError) as error:
+            return str(error)
+    if size > MOST_BYTES:
+        return f"the data have {format_bytes(size)}, more than {format_bytes(MOST_BYTES)}"
+    return None
