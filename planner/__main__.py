@@ -143,4 +143,7 @@ def _plan(job: Job, options: argparse.Namespace, distinct_tokens: tuple[int, ...
 
 if __name__ == "__main__":
     speak_plainly()
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(Exit.INTERRUPTED)

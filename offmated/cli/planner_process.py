@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from offmated.paths import Paths
 from planner.errors import Exit, UserError
 from planner.job.schema import CANONICAL, Job
 
+_END_PATIENCE_S = 10.0
 _MACHINE = {"hardware", "cpu_memory", "link", "drive", "gpu_budget", "cpu_budget"}
 _JOB = {"gpu_budget", "cpu_budget", "settings"}
 _SHORT = {"model", "max_length", "batch_size", "slices", "clip", "fp32", "lora"}
@@ -162,11 +163,18 @@ def _words(given: Mapping[str, Any], told: Collection[str] = ()) -> Iterator[str
 def _planner(*words: str) -> tuple[int, Any]:
     """Exit code and answer of the planner process; without an answer it has said why on stderr, and we leave."""
     command = [sys.executable, "-P", "-m", "planner", *words]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
-    code = done.returncode if done.returncode >= 0 else int(Exit.FAILED)
-    if not done.stdout.strip():
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            said, _ = process.communicate()
+        except KeyboardInterrupt:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_END_PATIENCE_S)  # Ctrl-C is for it, too: killed, it could not end its own processes
+            process.kill()
+            raise
+    code = process.returncode if process.returncode >= 0 else int(Exit.FAILED)
+    if not said.strip():
         raise click.exceptions.Exit(code or Exit.FAILED)
-    return code, json.loads(done.stdout.splitlines()[-1])
+    return code, json.loads(said.splitlines()[-1])
 
 
 def _usage(what: str, hint: str) -> UserError:

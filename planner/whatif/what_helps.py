@@ -9,9 +9,11 @@ from __future__ import annotations
 import math
 import multiprocessing
 import os
+import signal
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from multiprocessing import resource_tracker
 from multiprocessing.pool import AsyncResult, Pool
 
 from planner.candidate.evaluate import predicted_step_s
@@ -88,7 +90,13 @@ class Variations:
     def __init__(self) -> None:
         # Not forked: this process has threads by now.
         count = max(2, min(4, (os.cpu_count() or 1) - 1))
-        self._pool: Pool = multiprocessing.get_context("spawn").Pool(count)
+        # Ctrl-C is for this process, which ends them: hit, they would each tell where, and keep what it waits for.
+        resource_tracker.ensure_running()  # before: its start lets Ctrl-C through again
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            self._pool: Pool = multiprocessing.get_context("spawn").Pool(count)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self._running: list[tuple[Prospect, Problem, AsyncResult[float]]] = []
         self._open: list[Prospect] = []
 
@@ -97,6 +105,7 @@ class Variations:
 
     def __exit__(self, *_: object) -> None:
         self._pool.terminate()
+        self._pool.join()
 
     def plans(self, problems: Sequence[Problem], time_limit_s: float) -> list[Plan | None]:
         """The plans of several problems at once; None where nothing fits."""
