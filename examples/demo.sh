@@ -48,7 +48,7 @@ What to type next, in this shell:
     export OFFMATE_HOME=$OFFMATE_HOME   # the demo's jobs; without this line yours, in ~/.local/state/offmate
     offmate up
     offmate status                      # offmate show $job and offmate logs $job tell more; offmate page, in a browser
-    offmate sample $job "The statement"
+    python examples/sample.py $model "The class"
     offmate plan examples/pydoc.yaml --gpu-budget 40MiB   # with less memory
     offmate certify examples/pydoc.yaml                   # every loss, weight and moment against plain PyTorch's
     offmate down
