@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from pathlib import Path
 
 from planner.environment import number_cards_by_slot
 
@@ -10,8 +12,17 @@ from planner.environment import number_cards_by_slot
 def main() -> None:
     """Run the command line. Exit code 130 after Ctrl-C."""
     number_cards_by_slot()  # for all that it starts
+    _be_found_by_children()
     try:
         from offmated.cli import main as command_line
     except KeyboardInterrupt:
         sys.exit(130)  # Exit.INTERRUPTED: nothing is imported yet
     command_line()
+
+
+def _be_found_by_children() -> None:
+    """Run in its own source folder it is found since Python looks there, which processes that it starts do not
+    (`python -P`): they would find no offmate, or another one that is installed."""
+    folder, before = Path(__file__).resolve().parents[1], os.environ.get("PYTHONPATH", "")
+    if Path(sys.path[0]).resolve() == folder and str(folder) not in before.split(os.pathsep):
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(folder), before)))

@@ -31,7 +31,7 @@ from planner.job.room import check_room, checkpoint_bytes
 from planner.job.schema import Job
 from planner.picture.basis import Basis
 from planner.picture.files import Pictures, add_options
-from planner.run.ending import exit_code_of
+from planner.run.ending import exit_code_of, leaving_on_signals
 from planner.run.folder import RunFolder
 from planner.run.plain_streams import speak_plainly
 from planner.schedule.chain import Chain
@@ -49,13 +49,16 @@ def main(arguments: list[str] | None = None) -> int:
     answers = sys.stdout
     with contextlib.redirect_stdout(sys.stderr):  # what a library prints is no answer
         if options.command != "plan":
-            return questions.answer(options, _STARTED_S, answers)
+            with leaving_on_signals():
+                return questions.answer(options, _STARTED_S, answers)
         run = RunFolder(options.run_dir) if options.run_dir else None
         if run is not None:
             speak_for_a_job()
             if arguments is None:  # else loggers are the caller's
                 _log_to_the_job()
-        return exit_code_of(lambda: _plan_and_say(options, run, answers), run)
+        # A job's process is ended by whoever watches it, who knows what a signal's own code means.
+        with leaving_on_signals() if run is None else contextlib.nullcontext():
+            return exit_code_of(lambda: _plan_and_say(options, run, answers), run)
 
 
 def _log_to_the_job() -> None:

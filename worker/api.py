@@ -44,6 +44,8 @@ from worker.torch_optimizers import TorchOptimizers
 
 log = logging.getLogger(__name__)
 
+_METERED = 2  # steps
+
 Batch = Mapping[str, Tensor]
 """What the model's forward is called with, tensors by name; of a language model among them `input_ids` and `labels`
 [rows, length], int64. It returns the loss, or something with a `loss`."""
@@ -113,7 +115,8 @@ def prepare(
             format_bytes(plan.gpu_peak_bytes),
         )  # fmt: skip
         engine = Engine(
-            model, plan=plan, chain=chain, optimizer=optimizers.settings(), max_grad_norm=max_grad_norm, device=place
+            model, plan=plan, chain=chain, optimizer=optimizers.settings(), max_grad_norm=max_grad_norm, device=place,
+            metered=True,
         )
         keep_weights_in(model, undo)
         guard = ModelGuard(model, map(model.get_submodule, analysis.names.all))
@@ -122,7 +125,8 @@ def prepare(
 
 class LoopEngine:
     """What `prepare` gives. `plan` is what it works under; `grad_norm` the last step's gradients' global norm before
-    clipping, None without clipping; `peak_bytes` the most device memory of the last step, None where nobody counts.
+    clipping, None without clipping; `peak_bytes` the most device memory of the last step (on the CPU, where
+    counting takes time, that of the second), None before the first.
 
     Until `restore` the model's parameters are shapes without content. A step may leave updates running on the CPU.
     """
@@ -137,6 +141,7 @@ class LoopEngine:
         self.peak_bytes: int | None = None
         self._engine, self._model, self._sample, self._optimizers = engine, model, sample, optimizers
         self._guard, self._seed, self._undo = guard, seed, undo
+        self._metered = 0
 
     @property
     def steps_done(self) -> int:
@@ -159,8 +164,17 @@ class LoopEngine:
         with self._using(steps=True):
             result = self._engine.step(batches, seeds=seeds, learning_rate=rates, optimizer=settings, **several)
         self._optimizers.saw_step()
-        self.grad_norm, self.peak_bytes = result.grad_norm, result.peak_bytes
+        self.grad_norm = result.grad_norm
+        self._keep_peak(result.peak_bytes)
         return result.losses[0] if len(batches) == 1 else torch.stack(result.losses).sum()
+
+    def _keep_peak(self, peak_bytes: int | None) -> None:
+        if peak_bytes is None:  # nobody counts any more
+            return
+        self.peak_bytes = peak_bytes
+        self._metered += 1
+        if self._metered == _METERED:
+            self._engine.stop_metering()
 
     def evaluate(self, batch: Batch | Sequence[Batch]) -> Tensor:
         """The loss of a batch, or the mean over all tokens of several, any number of them: of the model in evaluation

@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from offmated.jobs.awake import awake
+from offmated.jobs.figures import plan_of, why_replaced
 from offmated.jobs.hub import waits_for_hub
 from offmated.jobs.nvml import energy_joules, energy_since
 from offmated.jobs.smaller import take_a_notch
@@ -86,9 +87,13 @@ def _train(row: JobRow, run: RunFolder, database_url: str, watch: Watch) -> tupl
         if not run.tokens.exists() and (code := count_data(run, watch)) != Exit.DONE:
             return "data", code
         run.say("planning with measurements of the blocks")
+        estimate = plan_of(run)
         code = run_planner(run, database_url, watch, measure=True)
         if code != Exit.DONE:
             return "planner", code
+        measured = plan_of(run)
+        if estimate and measured and (why := why_replaced(estimate, measured)):
+            run.say(why)
     step = run.last_checkpoint_step()
     for change in changed_packages(run.read_packages()):
         run.say(f"not what the job was submitted with: {change}; numbers may differ in their last bits")

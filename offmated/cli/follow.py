@@ -15,6 +15,7 @@ from rich.console import Console
 from offmated.cli import job_view
 from offmated.cli.client import Client
 from offmated.cli.output import console, say
+from offmated.jobs.figures import why_replaced
 from offmated.jobs.states import FINAL, JobState
 from planner.errors import Exit, UserError
 from planner.run.folder import RunFolder
@@ -196,6 +197,8 @@ class News:
         if not over:
             self._tell_state(job)
         if job["plan"] is not None and job["plan"] != self._plan:
+            if self._plan is not None and (why := why_replaced(self._plan, job["plan"])):
+                self._screen.print(why)
             self._plan = job["plan"]
             answer = self._client.plan(job["id"])
             if answer is not None:

@@ -85,9 +85,10 @@ def released(job: Json, window: str | None) -> str:
 
 def cancelled(job: Json) -> str:
     """After `cancel`."""
-    over = job["state"] == JobState.CANCELLED
-    done = "is cancelled" if over else job["reason"] or "is being cancelled"
-    return f"Job {job['id']} {done}.  {_again(job)}"
+    if job["state"] == JobState.CANCELLED:
+        return f"Job {job['id']} is cancelled.  {_again(job)}"
+    again = f"offmate retry {job['id']} goes on from its last checkpoint, or without one from the start."  # it may save
+    return f"Job {job['id']} {job['reason'] or 'is being cancelled'}.  Then {again if job['attempts'] else _again(job)}"
 
 
 def ended(job: Json) -> RenderableType:
@@ -104,7 +105,9 @@ def _again(job: Json) -> str:
         return f"offmate retry {job['id']} --gpu-budget SIZE tries it again with another budget."
     if not job["attempts"]:  # there is nothing to try again
         return f"offmate retry {job['id']} puts it into the queue again."
-    return f"offmate retry {job['id']} tries it again, from its last checkpoint if there is one."
+    if (step := job["last_checkpoint_step"]) is None:
+        return f"offmate retry {job['id']} starts it again from the start: it has no checkpoint."
+    return f"offmate retry {job['id']} goes on from step {step}, its last checkpoint."
 
 
 def jobs(rows: list[Json]) -> RenderableType:

@@ -186,8 +186,8 @@ def resolved(job: Job) -> Iterator[Path]:
 def run_child(
     command: Sequence[str], *, stdout: int | None = None, stderr: int | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a process that has temporary folders. Where this one is to end meanwhile, that one is first told to, and
-    removes them."""
+    """Run a process that has temporary folders, or processes of its own. Where this one is to end meanwhile, that one
+    is first told to, and leaves none of them behind."""
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, text=True) as child:
         try:
             said, errors = child.communicate()
@@ -208,7 +208,7 @@ def _words(given: Mapping[str, Any], told: Collection[str] = ()) -> Iterator[str
 def _planner(*words: str) -> tuple[int, Any]:
     """Exit code and answer of the planner process; without an answer it has said why on stderr, and we leave."""
     command = [sys.executable, "-P", "-m", "planner", *words]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+    done = run_child(command, stdout=subprocess.PIPE)
     code = done.returncode if done.returncode >= 0 else int(Exit.FAILED)
     if not done.stdout.strip():
         raise click.exceptions.Exit(code or Exit.FAILED)

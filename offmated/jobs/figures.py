@@ -14,6 +14,7 @@ from planner.errors import UserError
 from planner.job.source import read_text, read_yaml
 from planner.run.folder import RunFolder
 from planner.run.step_times import StepTimes, step_times
+from planner.units import format_seconds
 
 Json = dict[str, Any]
 _T = TypeVar("_T")
@@ -52,6 +53,17 @@ def steps_of(run: RunFolder) -> Steps:
 def plan_of(run: RunFolder) -> Json | None:
     """Figures of plan.json; None before there is one."""
     return _plans.get(run, run.plan)
+
+
+def why_replaced(first: Json, second: Json) -> str:
+    """Why a job has another plan than it had, both as `plan_of` gives them; nothing where both rest on the same."""
+    if first["measured"] or not second["measured"]:
+        return ""
+    before, now = (format_seconds(plan["step_s"]) for plan in (first, second))
+    return (
+        "the first plan was an estimate, made without measuring, to tell early whether the job fits; a plan from "
+        f"measured blocks replaces it (a step: {before} by the estimate, {now} by measurements)"
+    )
 
 
 def left_s(run: RunFolder) -> float | None:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 from planner.errors import Exit, UserError, disk_full, is_disk_full
 from planner.hub import NOT_REACHED
@@ -17,26 +18,53 @@ from planner.run.folder import RunFolder
 @contextmanager
 def leaving_on_signals() -> Iterator[None]:
     """Within, SIGTERM, SIGHUP and SIGINT end the process as `sys.exit` does, with 128 and the signal's number, so that
-    temporary folders go. Once is enough: those that follow are ignored. What is ignored already, as under nohup, stays
-    so."""
-    if threading.current_thread() is not threading.main_thread():  # which alone gets signals
-        yield
-        return
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
-    heard = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
+    temporary folders go. Once is enough: those that follow are ignored, to the end. What is ignored already, as under
+    nohup, stays so."""
+    left = False
 
     def leave(number: int, _: FrameType | None) -> None:
-        for other in heard:
-            signal.signal(other, signal.SIG_IGN)
+        nonlocal left
+        left = True
+        for other in before:  # SIG_IGN would have Python complain of one that came just before
+            signal.signal(other, lambda *_: None)
         sys.exit(128 + number)
 
-    for number in heard:
-        signal.signal(number, leave)
+    before = _heard_by(leave)
     try:
         yield
     finally:
-        for number in heard:
-            signal.signal(number, before[number])
+        if not left:
+            _restore(before)
+
+
+@contextmanager
+def signals_wait() -> Iterator[None]:
+    """Within, SIGTERM, SIGHUP and SIGINT wait: for what must not be left half done."""
+    came: list[int] = []
+    before = _heard_by(lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        _restore(before)
+        for number in came[:1]:
+            signal.raise_signal(number)
+
+
+def _heard_by(handler: Callable[[int, FrameType | None], None]) -> dict[int, Any]:
+    """Have these signals handled by `handler`. Returns who handled them; none where they are ignored, or this is not
+    the main thread, which alone gets signals."""
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
+    heard = {int(number): former for number, former in before.items() if former is not signal.SIG_IGN}
+    for number in heard:
+        signal.signal(number, handler)
+    return heard
+
+
+def _restore(handlers: dict[int, Any]) -> None:
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
 def exit_code_of(act: Callable[[], int], run: RunFolder | None) -> int:

@@ -9,15 +9,19 @@ from __future__ import annotations
 import math
 import multiprocessing
 import os
+import signal
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
+from multiprocessing import resource_tracker
 from multiprocessing.pool import AsyncResult, Pool
 
 from planner.candidate.evaluate import predicted_step_s
 from planner.errors import UserError
 from planner.machine.presets import usable_cpu_bytes
 from planner.reports.receipt import Change, Prospect
+from planner.run.ending import signals_wait
 from planner.schedule.chain import Chain
 from planner.schedule.compile import compile_program
 from planner.schedule.memory import cpu_peak_bytes, gpu_peak_bytes
@@ -82,21 +86,36 @@ def _quicker(chain: Chain, factor: float) -> Chain:
     return replace(chain, blocks=blocks)
 
 
+def _pool() -> Pool:
+    # Not forked: this process has threads by now. Ctrl-C is for this process, which ends them: hit, they would each
+    # tell where, and keep what it waits for.
+    count = max(2, min(4, (os.cpu_count() or 1) - 1))
+    resource_tracker.ensure_running()  # before: its start lets Ctrl-C through again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return multiprocessing.get_context("spawn").Pool(count)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 class Variations:
     """What variations of a problem gain, found in other processes until the context ends."""
 
     def __init__(self) -> None:
-        # Not forked: this process has threads by now.
-        count = max(2, min(4, (os.cpu_count() or 1) - 1))
-        self._pool: Pool = multiprocessing.get_context("spawn").Pool(count)
         self._running: list[tuple[Prospect, Problem, AsyncResult[float]]] = []
         self._open: list[Prospect] = []
 
     def __enter__(self) -> Variations:
+        with ExitStack() as undo:
+            with signals_wait():
+                self._pool = _pool()
+                undo.callback(self.__exit__)
+            undo.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._pool.terminate()
+        self._pool.join()
 
     def plans(self, problems: Sequence[Problem], time_limit_s: float) -> list[Plan | None]:
         """The plans of several problems at once; None where nothing fits."""

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
+import subprocess
+import sys
 from importlib import metadata
 from pathlib import Path
 
@@ -104,3 +107,21 @@ def test_what_is_optional_is_there_or_is_told_with_what_brings_it() -> None:
     found = doctor._extras(["lora", "mlflow", "test"], needs)
     assert found.found == "there: lora; not there: mlflow"
     assert found.advice == "where a job needs one: pip install 'offmate[mlflow]'"
+
+
+def test_in_its_source_folder_the_command_and_what_it_starts_are_the_same_version(tmp_path: Path) -> None:
+    for package in ("offmated", "planner", "worker"):
+        (tmp_path / package).mkdir()
+        for real in (ROOT / package).iterdir():
+            (tmp_path / package / real.name).symlink_to(real)
+    for name in ("offmated/command.py", "planner/__main__.py"):
+        (tmp_path / name).unlink()
+    (tmp_path / "offmated" / "command.py").write_text((ROOT / "offmated" / "command.py").read_text())
+    (tmp_path / "planner" / "__main__.py").write_text("raise SystemExit(41)")
+    chain = ["--chain", "chain.json", "--hardware", "rtx3060"]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, "-c", "from offmated.command import main; main()", "plan", *chain], cwd=tmp_path,
+        env={**environment, "OFFMATE_HOME": str(tmp_path / "state")}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 41, done.stderr

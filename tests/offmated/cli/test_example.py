@@ -8,18 +8,25 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import yaml
 from transformers import AutoTokenizer
 
+from planner.commands.plan_job import plan_job
 from planner.job.schema import Job
 from planner.measure.analysis import analyse, estimate_times
 from planner.measure.gpu_card import workspace_bytes
 from planner.measure.machine_rates import estimate_hardware
+from planner.measure.tokenizer import load_tokenizer
+from planner.run.folder import RunFolder
 from planner.search.problem import Problem
 from tests import ROOT
+from worker.data.batches import Batches
+from worker.training.run import run_job
+from worker.training.stop import StopRequest
 
 
 @pytest.fixture(autouse=True)
@@ -64,11 +71,37 @@ def test_preparing_twice_gives_the_same_files(prepared: Path, tmp_path: Path) ->
         assert (tmp_path / file).read_bytes() == first.read_bytes(), file
 
 
-def test_its_budget_is_40_percent_of_what_plain_pytorch_needs(prepared: Path) -> None:
+@pytest.fixture(scope="module")
+def plain() -> dict[str, Any]:
+    """What examples/plain_pytorch.py has."""
+    return runpy.run_path(str(ROOT / "examples" / "plain_pytorch.py"))
+
+
+def test_its_budget_is_40_percent_of_what_plain_pytorch_needs(prepared: Path, plain: dict[str, Any]) -> None:
     job = Job.load(prepared)
-    peak_bytes, _ = runpy.run_path(str(ROOT / "benchmarks" / "plain_peak.py"))["measure"](job, "cpu", 1)
+    peak_bytes = plain["train"](job, Batches(job, load_tokenizer(job)), "cpu").peak_bytes
     assert job.gpu_budget is not None
     assert 0.39 <= job.gpu_budget / peak_bytes <= 0.41, f"plain PyTorch needs {peak_bytes} bytes"
+
+
+def test_the_demo_shows_plain_pytorchs_losses_beside_those_of_a_run_and_says_how_equal_they_are(
+    prepared: Path, plain: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = Job.load(prepared).model_copy(update={"max_steps": plain["STEPS"]})
+    folder = RunFolder(tmp_path)
+    folder.resolved.write_text(job.resolved_yaml())
+    folder.write_plan(plan_job(job, torch.device("cpu"), cache=None, measure=False).to_json())
+    assert run_job(folder, StopRequest())
+    capsys.readouterr()
+    batches = Batches(job, load_tokenizer(job))
+    learned, run = plain["train"](job, batches, "cpu"), plain["of_run"](folder.path)
+    plain["compare"](learned, run, job, "cpu")
+    said = capsys.readouterr().out
+    assert f"loss, step 1   {learned.losses[0]:.7f}      {run.losses[0]:.7f}" in said
+    assert "Losses: those of all 12 steps are equal, in every bit." in said
+    other = run._replace(losses=[*run.losses[:-1], run.losses[-1] * (1 + 1e-5)])
+    plain["compare"](learned, other, job, "cpu")
+    assert "Losses: those of 12 steps differ by up to 1.0e-05 of their value." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("bf16", [True, False])
@@ -106,5 +139,5 @@ def _exported(name: str) -> str:
 def test_its_file_says_where_the_budget_comes_from() -> None:
     text = (ROOT / "examples" / "pydoc.yaml").read_text()
     line = next(line for line in text.splitlines() if line.startswith("gpu_budget"))
-    assert "benchmarks/plain_peak.py" in line
+    assert "examples/plain_pytorch.py" in line
     assert yaml.safe_load(text)["gpu_budget"] in line

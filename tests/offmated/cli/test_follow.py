@@ -37,6 +37,12 @@ def home() -> Iterator[House]:
         yield built
 
 
+SECOND_PLAN = (
+    "the first plan was an estimate, made without measuring, to tell early whether the job fits; a plan from measured "
+    "blocks replaces it (a step: 100.0 ms by the estimate, 100.0 ms by measurements)"
+)
+
+
 def job_file(home: House, name: str, steps: int) -> Path:
     path = home.home / f"{name}.yaml"
     path.write_text(f"model: ./model\ndataset: text.jsonl\nrun_name: {name}\nmax_steps: {steps}\n")
@@ -57,6 +63,7 @@ def test_run_tells_states_plan_and_loss_and_ends_with_the_model_folder(home: Hou
     lines = [line.rstrip() for line in said.splitlines()]
     assert lines[0].startswith("Job ") and lines[0].endswith(" (short) is submitted, place 1 in the queue.")
     assert "blocks       0 keep · 1 recompute · 2 keep" in lines
+    assert [line for line in lines if "estimate" in line and "plan " not in line[:6]] == [SECOND_PLAN]
     assert lines[-3:-1] == ["step 5 of 5, loss 1.000", "done"]
     assert lines[-1].startswith("Job ") and lines[-1].endswith("/output")
 

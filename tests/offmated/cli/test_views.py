@@ -228,16 +228,19 @@ def test_a_job_that_is_tried_again_says_from_where() -> None:
 
 
 def test_an_ending_that_is_not_the_last_word_says_how_to_go_on() -> None:
-    hint = "offmate retry 3 tries it again, from its last checkpoint if there is one."
+    hint = "offmate retry 3 starts it again from the start: it has no checkpoint."
     assert printed(job_view.ended(JOB | {"state": "failed", "error": ERROR})) == [
         "Job 3 has failed.", *str(UserError.from_json(ERROR)).splitlines(),
         "offmate retry 3 --gpu-budget SIZE tries it again with another budget.",
     ]  # fmt: skip
     assert printed(job_view.ended(JOB | {"state": "cancelled"})) == ["Job 3 is cancelled.", hint]
     assert job_view.cancelled(JOB | {"state": "cancelled"}) == f"Job 3 is cancelled.  {hint}"
-    assert job_view.cancelled(JOB) == f"Job 3 is being cancelled.  {hint}"
+    saved = job_view.cancelled(JOB | {"state": "cancelled", "last_checkpoint_step": 40})
+    assert saved == "Job 3 is cancelled.  offmate retry 3 goes on from step 40, its last checkpoint."
+    being = "offmate retry 3 goes on from its last checkpoint, or without one from the start."
+    assert job_view.cancelled(JOB) == f"Job 3 is being cancelled.  Then {being}"
     never_begun = JOB | {"state": "planning", "attempts": 0}
-    assert job_view.cancelled(never_begun).endswith("  offmate retry 3 puts it into the queue again.")
+    assert job_view.cancelled(never_begun).endswith("  Then offmate retry 3 puts it into the queue again.")
 
 
 def test_show_tells_an_error_as_it_was_raised() -> None:

@@ -98,6 +98,7 @@ def test_a_followed_log_ends_with_the_job(shared: House) -> None:
     assert "planner here" in log
     assert '"plan"' not in log  # what the planner prints is for programs
     assert "trainer here, from step 0\n" in log
+    assert log.count("the first plan was an estimate") == 1 and log.index("the first plan") < log.index("training, ")
     assert log.endswith("the trainer is done\n")
     assert log == "".join(shared.client.logs(number))
 

@@ -38,6 +38,19 @@ def test_a_loop_gives_the_numbers_of_the_same_loop_in_plain_pytorch(slices: int)
     assert equal(model, plain)
 
 
+def test_the_peak_is_counted_in_the_first_two_steps_kept_afterwards_and_what_the_plan_says() -> None:
+    model = model_of()
+    engine = engine_of(model, optimizer_of(model), batch_of())
+    assert engine.peak_bytes is None
+    peaks = []
+    for n in range(4):
+        engine.step(batch_of(n))
+        peaks.append(engine.peak_bytes)
+    assert peaks[1] == peaks[2] == peaks[3]
+    assert peaks[1] is not None and 0.99 * engine.plan.gpu_peak_bytes <= peaks[1] <= engine.plan.gpu_peak_bytes
+    engine.close()
+
+
 def test_evaluation_and_texts_are_those_of_the_plain_model_with_the_weights_of_now() -> None:
     model = model_of()
     engine = engine_of(model, optimizer_of(model), batch_of())
