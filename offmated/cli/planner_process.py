@@ -22,6 +22,7 @@ from planner.errors import Exit, UserError
 from planner.job.at_hand import why_not_at_hand
 from planner.job.schema import CANONICAL, Job
 from planner.run.ending import leaving_on_signals
+from planner.units import counted
 
 _MACHINE = {"hardware", "cpu_memory", "link", "drive", "gpu_budget", "cpu_budget"}
 _JOB = {"gpu_budget", "cpu_budget", "settings"}
@@ -84,15 +85,15 @@ def _rows(job: Job, path: Path) -> tuple[dict[str, Any] | None, str]:
         command = [sys.executable, "-P", "-m", "worker.prepare", "--job", str(path)]
         done = run_child(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         if done.returncode == Exit.DONE:
-            counted: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-            return counted, _planned_for(job, **counted)
+            of_data: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+            return of_data, _planned_for(job, **of_data)
         why = next(iter(done.stderr.splitlines()), f"they were not counted: exit code {done.returncode}")
-    return None, f"planned for rows of max_length, {job.max_length} tokens; the data were not counted: {why}"
+    return None, f"planned for rows of max_length, {counted(job.max_length, 'token')}; the data were not counted: {why}"
 
 
 def _planned_for(job: Job, *, longest: int, lengths: tuple[int, int], **_: object) -> str:
     read, labels = lengths
-    rows = f"{read} tokens" if labels == read else f"{read} tokens and {labels} labels"
+    rows = counted(read, "token") + ("" if labels == read else f" and {counted(labels, 'label')}")
     names = dict.fromkeys(Path(entry.path).name for entry in (*job.data, *job.eval_data))
     data = ", ".join(names) if len(names) <= _NAMED else "the data"
     return f"planned for rows of {rows}: the longest of {data} has {longest}; max_length is {job.max_length}"

@@ -136,7 +136,7 @@ def _link_bytes_per_s(device: torch.device, watch: Stopwatch) -> tuple[float, fl
     if device.type != "cuda":
         # Into memory that was just taken, as a fetch does: the first who writes to it waits for the system.
         with _copying(_COPY_BYTES):
-            rate = _COPY_BYTES / _median_s(watch, lambda: [torch.empty_like(w).copy_(w) for w in host.split(_MIB)])
+            rate = _COPY_BYTES / _median_s(watch, lambda: [torch.empty_like(w).copy_(w) for w in host.view(-1, _MIB)])
         return rate, rate
     there, source = (torch.ones(_COPY_BYTES, dtype=torch.uint8, device=device) for _ in range(2))
     other = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

@@ -39,7 +39,7 @@ MAY_IMPORT = {
     "planner.picture": ("planner.reports", "planner.schedule", "planner.machine"),
     "planner.whatif": (
         "planner.search", "planner.candidate", "planner.measure", "planner.reports", "planner.job", "planner.schedule",
-        "planner.machine",
+        "planner.machine", "planner.run",
     ),
     "planner.commands": (
         "planner.whatif", "planner.search", "planner.arrange", "planner.candidate", "planner.measure", "planner.cache",

@@ -74,6 +74,7 @@ class Run:
         self.training = Training(
             job=job, engine=self.engine, batches=self.batches, checkpoints=checkpoints, metrics=self.metrics,
             stop=self.stop, state_bytes=1000, evaluations=evaluations, best=best,
+            width=sum(self.batches.lengths),
             predicted_s=lambda batches: float(sum(batch["input_ids"].shape[1] for batch in batches)),
         )  # fmt: skip
 

@@ -97,7 +97,7 @@ def test_a_batch_larger_than_the_data_is_told(job: Path, capsys: pytest.CaptureF
     assert previewed(job, "--rows=0") == Exit.DONE
     told = capsys.readouterr().out.splitlines()
     assert told[0].startswith("1 row, ") and told[2] == "0.5 steps an epoch of 2 rows, 2 in all"
-    assert told[4].startswith("note: a step has 2 rows, and there are 1: each step sees some of them more than once")
+    assert told[4].startswith("note: a step has 2 rows, and the data have 1: each step sees some of them")
 
 
 def test_what_is_learned_is_green_on_a_terminal(job: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from planner.job.schema import Job
 from planner.job.slot_templates import slot_template
+from planner.units import counted
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ class Sharing:
         if self._cut:
             log.warning(
                 "data: %d of %d documents are longer than max_length %d and cut, prompts and answers (long_rows: "
-                "share); of their tokens %d not seen", self._cut, self._all, self._most, self._lost,
+                "share); %s not seen", self._cut, self._all, self._most, counted(self._lost, "token"),
             )  # fmt: skip
 
 

@@ -169,7 +169,7 @@ def check_reach(job: Job, model: nn.Module, largest_token: int, longest: int) ->
     ):
         raise UserError(
             "max_length is more than the model has positions for.", code="max-length-too-large", exit_code=Exit.USAGE,
-            numbers=(f"max_length {job.max_length}, rows of {longest} tokens, positions {positions}",),
+            numbers=(f"max_length {job.max_length}, rows of {counted(longest, 'token')}, positions {positions}",),
             hint=f"use max_length: {positions} or less",
         )  # fmt: skip
     log.warning("model: rows of %d tokens are beyond the %d positions it was made for", longest, positions)

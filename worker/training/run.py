@@ -332,7 +332,9 @@ def _planned_lengths(folder: RunFolder, job: Job, batches: Batches) -> tuple[int
     if found[0] > read or found[1] > labels:
         raise UserError(
             "The data have longer rows than the plan is for.", code="rows-longer-than-planned",
-            numbers=(f"rows of {found[0]} tokens and {found[1]} labels, planned for {read} and {labels}",),
+            numbers=(
+                f"rows of {counted(found[0], 'token')} and {counted(found[1], 'label')}, planned for {read} and {labels}",
+            ),
             hint="offmate retry ID --allow-changed-data counts and plans them anew",
         )  # fmt: skip
     return read, labels

@@ -20,7 +20,7 @@ import pytest
 from offmated.api import limits
 from offmated.cli import client as client_module
 from offmated.cli.client import KEY_HEADER, Client, Turn
-from offmated.jobs import database, submission
+from offmated.jobs import database, looking
 from offmated.jobs.database import choose_journal
 from planner.errors import UserError
 from tests.support.cutting_proxy import cutting
@@ -151,7 +151,7 @@ def test_who_only_looks_does_not_wait_for_those_who_write(own: Served, monkeypat
 
 def test_all_that_the_daemon_waits_for_is_less_than_a_client_waits() -> None:
     assert limits.TURN_S + 2 * database.PATIENCE_S < client_module.PATIENCE_S < client_module.BUSY_PATIENCE_S
-    to_take_a_job_in = limits.TURN_S + submission.LOOK_S + 2 * database.PATIENCE_S
+    to_take_a_job_in = limits.TURN_S + looking.LOOK_S + 2 * database.PATIENCE_S
     assert to_take_a_job_in < client_module.SUBMIT_PATIENCE_S < client_module.BUSY_PATIENCE_S
 
 

@@ -18,6 +18,7 @@ from click.testing import CliRunner
 
 from offmated.cli import main
 from offmated.version import release
+from tests.offmated.jobs.conftest import CONFIG
 
 COMMAND = [sys.executable, "-P", "-c", "from offmated.cli import main; main(prog_name='offmate')"]
 
@@ -29,7 +30,7 @@ class Shell:
         self.folder = folder
         self.environment = {**os.environ, "OFFMATE_HOME": str(folder / "state"), "OMP_NUM_THREADS": "1"}
         (folder / "tiny").mkdir()
-        (folder / "tiny" / "config.json").write_text("{}")
+        (folder / "tiny" / "config.json").write_text(CONFIG)
         (folder / "tiny" / "tokenizer.json").write_text("{}")
         (folder / "text.jsonl").write_text('{"text": "a"}\n')
         (folder / "job.yaml").write_text("# mine\nmodel: tiny\ndataset: text.jsonl\nrun_name: mine\n")

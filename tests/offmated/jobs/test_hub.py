@@ -91,7 +91,7 @@ def test_a_person_keeps_a_job_that_waits_for_the_hub_and_may_have_it_asked_at_on
     number = line.add()
     in_vain(line, number)
     change(line.store, number)
-    assert line.store.job(number).hold is Hold.HELD
+    assert line.store.job(number).hold is (Hold.PAUSED if change is queue.pause else Hold.HELD)
     with monkeypatch.context() as patch:
         patch.setattr("offmated.jobs.again.time.time", lambda: 1e10)
         assert queue.go_on(line.store) == []
@@ -108,7 +108,7 @@ def test_a_job_that_is_paused_while_it_asks_the_hub_stays_so(line: Line) -> None
     queue.pause(line.store, number)
     RunFolder(line.paths.run_folder(number)).write_error(not_reached("it", TimeoutError()))
     line.store.end(row, 1)
-    assert line.store.job(number).hold is Hold.HELD
+    assert line.store.job(number).hold is Hold.PAUSED
 
 
 def test_a_pause_that_comes_as_its_try_ends_stays(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +125,7 @@ def test_a_pause_that_comes_as_its_try_ends_stays(line: Line, monkeypatch: pytes
 
     monkeypatch.setattr(line.store, "_write", paused_before)
     line.store.end(row, 1)
-    assert line.store.job(number).hold is Hold.HELD
+    assert line.store.job(number).hold is Hold.PAUSED
 
 
 def test_a_job_that_is_cancelled_while_it_waits_for_the_hub_ended_for_no_other_reason(line: Line) -> None:

@@ -16,6 +16,7 @@ from offmated.jobs.states import JobState, StopReason
 from offmated.jobs.store import Store
 from offmated.jobs.submission import rerun, submit, sweep_drafts
 from offmated.paths import Paths
+from planner.counted import Counted
 from planner.errors import Exit, UserError
 from planner.job.frozen import changed_packages
 from planner.job.schema import Job
@@ -336,9 +337,9 @@ def test_a_base_that_changed_is_trained_only_where_that_is_said(store: Store, pa
         retry(store, number, allow_changed_data=True)
     (run.path / "data").mkdir()
     (run.path / "data" / "corpus.json").touch()
-    run.write_distinct_tokens([3])
+    run.write_counted(Counted(longest=3, lengths=(4, 4), distinct_tokens=(3,)))
     assert retry(store, number, allow_changed_model=True).state is JobState.SUBMITTED
-    assert not run.is_tokenized and not run.read_distinct_tokens(), "they were the other tokenizer's"
+    assert not run.is_tokenized and run.read_counted() is None, "they were the other tokenizer's"
     store.stop(number, StopReason.CANCEL)
     retry(store, number)  # it is the job's now
 

@@ -104,7 +104,7 @@ def test_a_daemon_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) ->
             "  it ended with exit code 2\n"
             "  The settings file cannot be used.\n"
             f"    {paths.config}\n"
-            "    unknown key 'redis_ulr'\n"
+            "    unknown key redis_ulr\n"
             "    hint: did you mean redis_url?   [bad-config]\n"
             f"  hint: the log is {paths.log}   [daemon-did-not-start]"
         )

@@ -132,7 +132,7 @@ def test_what_llama_factory_leaves_out_is_left_out_and_counted(
         with caplog.at_level(logging.WARNING):
             assert see() == 1
         assert [line for line in caplog.messages if "left out" in line] == [
-            f"data: {name}: {count} conversations are left out, as LLaMA-Factory does: {why}"
+            f"data: {name}: {count} conversations left out, as LLaMA-Factory does: {why}"
             for name in {line.split(": ")[1] for line in caplog.messages if "left out" in line}
             for count, why in (
                 (3, "their turns are not in pairs of the user's and the assistant's"),

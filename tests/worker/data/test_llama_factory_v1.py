@@ -136,7 +136,7 @@ def test_a_row_that_is_cut_before_its_answer_is_left_out_and_others_lose_their_e
         ),
         (
             "sharegpt", {"conversations": [{"from": "someone", "value": "a"}, {"from": "gpt", "value": "b"}]},
-            "a message is from 'someone'",
+            'a message is from "someone"',
         ),
     ],
 )  # fmt: skip

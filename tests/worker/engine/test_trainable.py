@@ -131,7 +131,7 @@ def test_a_job_that_trains_none_of_the_layers_that_are_loaded_is_told_so(
     job = some_job(tmp_path, **keys)
     with pytest.raises(UserError) as refused:
         load_model(job, layers=1)
-    assert refused.value.code == "layers-left-out" and refused.value.numbers == ("1 of 3 layers are there",)
+    assert refused.value.code == "layers-left-out" and refused.value.numbers == ("here 1 of 3 layers",)
     assert refused.value.hint is not None and refused.value.hint.startswith("--layers 3, ")
     assert any(p.requires_grad for p in load_model(job, layers=3).parameters())
 
