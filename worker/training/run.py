@@ -322,6 +322,10 @@ def read_plan(folder: RunFolder) -> tuple[Plan, Chain, Hardware]:
     return plan, chain, hardware
 
 
+def _rows_of(read: int, labels: int) -> str:
+    return f"rows of {counted(read, 'token')} and {counted(labels, 'label')}"
+
+
 def _planned_lengths(folder: RunFolder, job: Job, batches: Batches) -> tuple[int, int]:
     """Tokens of a row in the largest slice that the plan is for, of what is read and of the labels. Raises UserError
     where a row is longer, for which it has no memory."""
@@ -332,9 +336,7 @@ def _planned_lengths(folder: RunFolder, job: Job, batches: Batches) -> tuple[int
     if found[0] > read or found[1] > labels:
         raise UserError(
             "The data have longer rows than the plan is for.", code="rows-longer-than-planned",
-            numbers=(
-                f"rows of {counted(found[0], 'token')} and {counted(found[1], 'label')}, planned for {read} and {labels}",
-            ),
+            numbers=(f"{_rows_of(*found)}; planned for {_rows_of(read, labels)}",),
             hint="offmate retry ID --allow-changed-data counts and plans them anew",
         )  # fmt: skip
     return read, labels
