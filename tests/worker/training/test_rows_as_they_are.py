@@ -91,7 +91,8 @@ def test_rows_that_no_plan_was_made_for_are_refused_before_a_step(tmp_path: Path
     run = planned(tmp_path / "run", job)
     document = json.loads(run.plan.read_text())
     run.write_plan(document | {"length": 48, "label_length": 48})
-    with pytest.raises(UserError, match=r"rows of 64 tokens and 64 labels; planned for rows of 48 tokens and 48 labels") as told:
+    longer = "rows of 64 tokens and 64 labels; planned for rows of 48 tokens and 48 labels"
+    with pytest.raises(UserError, match=longer) as told:
         run_job(run, StopRequest())
     assert told.value.code == "rows-longer-than-planned" and not run.metrics.exists()
 
