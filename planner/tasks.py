@@ -35,7 +35,7 @@ def plan_job(job_id: int) -> None:
                 run.say("planning")
             process, code = "data", int(Exit.DONE)
             if run.read_counted() is None and why_not_at_hand(Job.from_resolved(run.resolved)) is None:
-                code = count_data(run, watch)
+                code = count_data(run, watch, limit_s=PLAN_LIMIT_S)
             if code == Exit.DONE:
                 process, code = "planner", run_planner(run, store.url, watch)
             store.end(row, code, process=process)
@@ -57,10 +57,10 @@ def cancelled(store: Store, job_id: int) -> bool:
         return False
 
 
-def count_data(run: RunFolder, watch: Watch) -> int:
+def count_data(run: RunFolder, watch: Watch, *, limit_s: float = float("inf")) -> int:
     """Run the process that reads a run folder's data and counts them; see `Watch.run`."""
     run.say("reading the data and counting their tokens")
-    return watch.run([sys.executable, "-P", "-m", "worker.prepare", str(run.path)], run)
+    return watch.run([sys.executable, "-P", "-m", "worker.prepare", str(run.path)], run, limit_s=limit_s)
 
 
 def run_planner(run: RunFolder, database_url: str, watch: Watch, *, measure: bool = False) -> int:

@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 MOST = 64
 """Records of each entry."""
 LEFT = "the first records could not be looked at: they are when the job has its turn"
-_LEAST_LENGTH = 16  # of rows: the shortest of a slice, padding included, where max_length is not shorter
 _MOST_S = 20.0  # where conversations are long
 _TOLD = (
     "worker.data.chat", "worker.data.turns", "worker.data.formats", "worker.data.slots", "planner.job.broken_rows",
@@ -184,11 +183,12 @@ class _Look:
             return
         from planner.commands.plan_job import check_fits
         from planner.measure.target import device_of
+        from worker.data.padding import buckets
 
         if self._wrong.found:  # this takes as long as the model is large: who waits no longer has these
             self._folder.write_error(self._wrong.told())
         # For rows as they are, as far as that is known: no row is planned for fewer tokens.
-        length = min(job.max_length, max(self._longest, _LEAST_LENGTH))
+        length = max(self._longest, buckets(job.max_length)[0])
         with self._at(f"the model {job.model}", nullcontext()):
             check_fits(job.with_lengths((length, length)), device_of(None))
 

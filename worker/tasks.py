@@ -84,7 +84,7 @@ def _train(row: JobRow, run: RunFolder, database_url: str, watch: Watch) -> tupl
     """Read the data, measure and plan, where the plan is only an estimate, and train. Returns which process ended last,
     and its exit code."""
     if not _is_final(run):
-        if not run.tokens.exists() and (code := count_data(run, watch)) != Exit.DONE:
+        if run.read_counted() is None and (code := count_data(run, watch)) != Exit.DONE:
             return "data", code
         run.say("planning with measurements of the blocks")
         estimate = plan_of(run)
@@ -105,5 +105,5 @@ def _is_final(run: RunFolder) -> bool:
     """Whether the run's plan is made from measurements, and for rows as they are: those of a run that was planned
     before they were counted stays where steps were done under it."""
     plan = run.read_plan()
-    counted = run.tokens.exists() or run.last_checkpoint_step() is not None
+    counted = run.read_counted() is not None or run.last_checkpoint_step() is not None
     return plan is not None and bool(plan["measured"]) and counted

@@ -44,12 +44,8 @@ def _make_ready(store: Store, run: RunFolder, budgets: dict[str, int], other_dat
     check_output(job, store, run)
     goes_on = run.last_checkpoint_step() is not None
     reads_again = other_model and not goes_on  # tokens that a checkpoint rests on stay, also under another tokenizer
-    if other_data:
-        run.write_frozen(freeze(job))
-        if not run.is_tokenized or (run.read_error() or {}).get("code") == "rows-longer-than-planned":
-            run.tokens.unlink(missing_ok=True)
-            run.plan.unlink(missing_ok=True)
-    if not run.is_tokenized or reads_again:
+    frozen = freeze(job) if other_data else None
+    if frozen is None and (not run.is_tokenized or reads_again):
         check_frozen(job, run.read_frozen())
     base = freeze_base(job, run.path.parent) if other_model else check_base(
         job, run.read_base(), run.path.parent, parts=BESIDE_WEIGHTS if run.has_trained() else PARTS,
@@ -61,6 +57,11 @@ def _make_ready(store: Store, run: RunFolder, budgets: dict[str, int], other_dat
     if budgets:
         check_budgets_here(budgets.get("gpu_budget"), budgets.get("cpu_budget"))
         job = job.model_copy(update=budgets)
+    if frozen is not None:  # all is checked: a try that is refused leaves the job as it was
+        run.write_frozen(frozen)
+        if not run.is_tokenized or (run.read_error() or {}).get("code") == "rows-longer-than-planned":
+            run.tokens.unlink(missing_ok=True)
+            run.plan.unlink(missing_ok=True)
     if reads_again:
         run.forget_tokens()
     run.write_base(base)

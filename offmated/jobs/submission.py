@@ -252,8 +252,9 @@ def look_again(run: RunFolder, job: Job) -> None:
         _write(RunFolder(draft).resolved, _without_budgets(job).resolved_yaml())
         look_at(RunFolder(draft))
     except UserError as error:
-        if error.code != NOT_REACHED:
-            raise
+        wrong = Errors()
+        wrong.found += (one for one in getattr(error, "errors", (error,)) if one.code != NOT_REACHED)
+        wrong.refuse()
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 
