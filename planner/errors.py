@@ -175,7 +175,7 @@ class SeveralErrors(UserError):
             lines.append(f"   hint: {error.hint}   [{error.code}]" if error.hint else f"   [{error.code}]")
         super().__init__(
             f"{len(errors)} things are wrong with this job.", code=errors[0].code, numbers=tuple(lines),
-            exit_code=errors[0].exit_code, hint="correct all of them, then submit again",
+            exit_code=errors[0].exit_code, hint="correct all of them, then try again",
         )  # fmt: skip
         self.errors = tuple(errors)
 

@@ -73,7 +73,7 @@ class _Look:
         self._folder, self._beside, self._job = folder, beside, Job.from_resolved(folder.resolved)
         self._wrong, self._notes, self._missing = Errors(), list[str](), set[str]()
         self._looks_at, self._offline, self._failed = "", False, False
-        self._longest = 0
+        self._longest, self._entries = 0, len((*self._job.data, *self._job.eval_data))
 
     def at_everything(self) -> Exit:
         """Look, and write the notes. Raises UserError."""
@@ -133,11 +133,11 @@ class _Look:
     def _at_data(self) -> bool:
         """Look at the data as far as that needs no tokenizer. Returns whether more of them is to be looked at."""
         before, rendered = len(self._wrong.found), False
-        with self._at("the data"):
+        with self._at("the data", bounded(things=self._entries)):
             check_data(self._job, self._say)
         if not all(isinstance(error, BrokenRecordsError) for error in self._wrong.found[before:]):
             return False
-        with self._at("the data"):
+        with self._at("the data", bounded(things=self._entries)):
             rendered = is_rendered(self._job)
             self._notes += notes_on_length(self._job)
         return rendered or not all(is_local(entry.path) for entry in (*self._job.data, *self._job.eval_data))
@@ -155,7 +155,8 @@ class _Look:
             pairs, tokenizer = pairs_of(job), load_tokenizer(job)
         if tokenizer is None:
             return
-        with self._at(f"the first records of {', '.join(entry.path for entry in (*job.data, *job.eval_data))}"):
+        paths = ", ".join(entry.path for entry in (*job.data, *job.eval_data))
+        with self._at(f"the first records of {paths}", bounded(things=self._entries)):
             with _warnings() as notes:
                 seen = look(job, job.data, tokenizer, pairs=pairs)
                 look(job, job.eval_data, tokenizer, pairs=pairs)

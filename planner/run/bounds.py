@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from planner.errors import Exit, UserError
 
 MOST_S = 30
-"""Of the processor's time, for one thing that is looked at."""
+"""Of the processor's time, for each thing that is looked at, such as an entry of `dataset`."""
 MOST_BYTES = 2 * 2**30
 """Of memory that the process may write to."""
 OUT_OF_MEMORY = f"more than {MOST_BYTES // 2**30} GiB of memory"
@@ -26,12 +26,12 @@ _BY_SIGNAL = {
 
 
 @contextmanager
-def bounded(*, memory: bool = True) -> Iterator[None]:
-    """Inside, the kernel ends this process (SIGXCPU) once it has computed for `MOST_S`, and with `memory` there is a
-    MemoryError for what goes beyond `MOST_BYTES`. Not what is mapped counts, but what is private and may be written:
-    torch and Arrow map far more than they use."""
+def bounded(*, memory: bool = True, things: int = 1) -> Iterator[None]:
+    """Inside, the kernel ends this process (SIGXCPU) once it has computed for `MOST_S` for each of so many `things`.
+    With `memory` there is a MemoryError for what goes beyond `MOST_BYTES`. Not what is mapped counts, but what is
+    private and may be written: torch and Arrow map far more than they use."""
     used = resource.getrusage(resource.RUSAGE_SELF)
-    limits = {resource.RLIMIT_CPU: int(used.ru_utime + used.ru_stime) + MOST_S, resource.RLIMIT_CORE: 0}
+    limits = {resource.RLIMIT_CPU: int(used.ru_utime + used.ru_stime) + things * MOST_S, resource.RLIMIT_CORE: 0}
     limits |= {resource.RLIMIT_DATA: MOST_BYTES} if memory else {}
     before = {which: resource.getrlimit(which) for which in limits}
     try:

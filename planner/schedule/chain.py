@@ -323,11 +323,6 @@ class Chain(_Derived):
         object.__setattr__(self, "_rounded", found)
         return found
 
-    @property
-    def adds_by_rows(self) -> bool:
-        """Embedding and head share a weight: what several slices need depends on how many tokens the data have."""
-        return any(tensor.row_bytes for tensor in self.tensors())
-
     def users(self) -> Mapping[str, tuple[int, ...]]:
         """Tensor name -> the blocks that use it, in order. More than one: a tied tensor. Made once: planning asks for
         it thousands of times.

@@ -86,7 +86,7 @@ def test_all_that_is_wrong_is_told_at_once_and_first_what_needs_no_file(home: Ho
     said = str(error)
     assert said.startswith("5 things are wrong with this job.\n  1. There is no job 99.\n     hint: offmate status  ")
     assert "  3. gpu_budget is 6 bytes, as a number without a unit is.\n     hint: give it with its unit: 6GB" in said
-    assert said.endswith("\n  hint: correct all of them, then submit again   [no-such-job]")
+    assert said.endswith("\n  hint: correct all of them, then try again   [no-such-job]")
     error = refused(home, "model: ./modl\n" + JOB.format("text.jsonl")[15:], {"window": "25:00"})
     assert isinstance(error, SeveralErrors) and [each.code for each in error.errors] == ["missing-file", "bad-window"]
 
