@@ -333,8 +333,13 @@ def test_a_base_that_changed_is_trained_only_where_that_is_said(store: Store, pa
         retry(store, number)
     assert (refused.value.code, refused.value.numbers) == ("base-changed", (f"{tokenizer}: other content",))
     assert store.job(number).state is JobState.CANCELLED
+    text, frozen = paths.state.parent / "text.jsonl", run.frozen.read_text()
+    before = text.read_text()
+    text.write_text('{"text": "two"}\n')
     with pytest.raises(UserError, match="of the model are not those"):
         retry(store, number, allow_changed_data=True)
+    assert run.frozen.read_text() == frozen, "what is refused allows nothing"
+    text.write_text(before)
     (run.path / "data").mkdir()
     (run.path / "data" / "corpus.json").touch()
     run.write_counted(Counted(longest=3, lengths=(4, 4), distinct_tokens=(3,)))

@@ -9,7 +9,7 @@ import sys
 from planner.run.bounds import ended_by
 
 PROGRAM = """
-import resource
+import resource, time
 from planner.run import bounds
 bounds.MOST_S, bounds.MOST_BYTES = 1, 2**28
 before = [resource.getrlimit(which) for which in (resource.RLIMIT_CPU, resource.RLIMIT_DATA)]
@@ -22,6 +22,11 @@ with bounds.bounded(memory=False):
     bytearray(2**29)
 assert before == [resource.getrlimit(which) for which in (resource.RLIMIT_CPU, resource.RLIMIT_DATA)]
 print("as before", flush=True)
+with bounds.bounded(things=3):
+    end = time.process_time() + 2
+    while time.process_time() < end:
+        pass
+print("each has its time", flush=True)
 with bounds.bounded():
     while True:
         pass
@@ -30,7 +35,7 @@ with bounds.bounded():
 
 def test_what_is_beyond_the_bounds_is_a_memory_error_or_the_end_of_the_process() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=100, check=False)
-    assert done.stdout == "no memory\nas before\n", done.stderr
+    assert done.stdout == "no memory\nas before\neach has its time\n", done.stderr
     assert done.returncode == -signal.SIGXCPU
     told = ended_by(-done.returncode, "the dataset /data/a.parquet")
     assert told is not None and str(told) == (
