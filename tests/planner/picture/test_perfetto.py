@@ -91,4 +91,4 @@ def test_perfetto_reads_all_of_a_trace_and_complains_of_nothing(events: list[dic
         "slices": kinds["X"], "instants": kinds["i"], "flows": kinds["s"], "counters": counters, "deepest": 0,
         "complaints": 0,
     }  # fmt: skip
-    assert min(kinds["X"], kinds["i"], kinds["s"], counters) > 50
+    assert min(kinds["X"], kinds["s"], counters) > 50 and kinds["i"] > 40, "a trace with little in it shows nothing"
