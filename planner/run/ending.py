@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -14,27 +15,44 @@ from planner.errors import Exit, UserError, disk_full, is_disk_full
 from planner.hub import NOT_REACHED
 from planner.run.folder import RunFolder
 
+_AGAIN_S = 0.01
+
+
+class _Left(SystemExit):
+    """Raised by the signal that the process leaves on."""
+
 
 @contextmanager
 def leaving_on_signals() -> Iterator[None]:
     """Within, SIGTERM, SIGHUP and SIGINT end the process as `sys.exit` does, with 128 and the signal's number, so that
     temporary folders go. Once is enough: those that follow are ignored, to the end. What is ignored already, as under
     nohup, stays so."""
-    left = False
+    left, report = False, sys.unraisablehook
 
     def leave(number: int, _: FrameType | None) -> None:
         nonlocal left
-        left = True
-        for other in before:  # SIG_IGN would have Python complain of one that came just before
-            signal.signal(other, lambda *_: None)
-        sys.exit(128 + number)
+        if not left:
+            left = True
+            raise _Left(128 + number)
+
+    def swallowed(what: sys.UnraisableHookArgs) -> None:
+        """Python drops what is raised where it removes an object: the signal is sent again, when that is over."""
+        nonlocal left
+        if isinstance(what.exc_value, _Left):
+            left = False
+            threading.Timer(_AGAIN_S, os.kill, (os.getpid(), int(str(what.exc_value)) - 128)).start()
+        else:
+            report(what)
 
     before = _heard_by(leave)
+    if before:
+        sys.unraisablehook = swallowed
     try:
         yield
     finally:
         if not left:
             _restore(before)
+        sys.unraisablehook = report
 
 
 @contextmanager
