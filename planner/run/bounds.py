@@ -10,13 +10,14 @@ import resource
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from planner.errors import Exit, UserError
 
 MOST_S = 30
 """Of the processor's time, for each thing that is looked at, such as an entry of `dataset`."""
 MOST_BYTES = 2 * 2**30
-"""Of memory that the process may write to."""
+"""Of memory that the process may write to, beside what it has."""
 OUT_OF_MEMORY = f"more than {MOST_BYTES // 2**30} GiB of memory"
 _BY_SIGNAL = {
     signal.SIGXCPU: f"more than {MOST_S} s of the processor's time",
@@ -32,7 +33,7 @@ def bounded(*, memory: bool = True, things: int = 1) -> Iterator[None]:
     private and may be written: torch and Arrow map far more than they use."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     limits = {resource.RLIMIT_CPU: int(used.ru_utime + used.ru_stime) + things * MOST_S, resource.RLIMIT_CORE: 0}
-    limits |= {resource.RLIMIT_DATA: MOST_BYTES} if memory else {}
+    limits |= {resource.RLIMIT_DATA: _taken_bytes() + MOST_BYTES} if memory else {}
     before = {which: resource.getrlimit(which) for which in limits}
     try:
         for which, limit in limits.items():
@@ -42,6 +43,11 @@ def bounded(*, memory: bool = True, things: int = 1) -> Iterator[None]:
     finally:
         for which, limit_before in before.items():
             resource.setrlimit(which, limit_before)
+
+
+def _taken_bytes() -> int:
+    """What counts for the limit and is taken already, as by the libraries that are loaded."""
+    return int(Path("/proc/self/statm").read_text("ascii").split()[5]) * resource.getpagesize()
 
 
 def takes_too_much(what: str, number: str) -> UserError:

@@ -21,6 +21,9 @@ with bounds.bounded():
 with bounds.bounded(memory=False):
     bytearray(2**29)
 assert before == [resource.getrlimit(which) for which in (resource.RLIMIT_CPU, resource.RLIMIT_DATA)]
+kept = bytearray(2**29)  # what there was before is not what is looked at
+with bounds.bounded():
+    bytearray(2**27)
 print("as before", flush=True)
 with bounds.bounded(things=3):
     end = time.process_time() + 2
