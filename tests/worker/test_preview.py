@@ -164,7 +164,10 @@ def test_a_signal_to_the_command_ends_it_and_leaves_no_folder(job: Path, number:
     scratch = job.parent / "scratch"
     scratch.mkdir()
     write_jsonl(job.parent / "data.jsonl", [json.loads((job.parent / "data.jsonl").open().readline())] * 200_000)
-    command = [sys.executable, "-P", "-c", "from offmated.command import main; main()", "preview", str(job)]
+    # Where the tests run under nohup, or behind a shell's &, their children would ignore these signals, as they should.
+    heard = "import signal; signal.signal(1, signal.SIG_DFL); signal.signal(2, signal.SIG_DFL)"
+    start = f"{heard}; from offmated.command import main; main()"
+    command = [sys.executable, "-P", "-c", start, "preview", str(job)]
     environment = {**os.environ, "TMPDIR": str(scratch), "OFFMATE_HOME": str(job.parent / "state")}
     with subprocess.Popen(
         command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
