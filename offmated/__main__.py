@@ -24,13 +24,12 @@ def main() -> int:
         from offmated.service.daemon import run  # here: where memory is limited, this may be too much already
 
         return run(Paths.from_environment())
-    except UserError as error:
-        sys.stderr.write(f"{error}\n")
-        return error.exit_code
     except Exception as error:
         if is_out_of_memory(error):
-            sys.stderr.write(f"{out_of_memory('the daemon')}\n")
-            return Exit.FAILED
+            error = out_of_memory("the daemon")
+        if isinstance(error, UserError):
+            sys.stderr.write(f"{error}\n")
+            return error.exit_code
         logging.exception("the daemon ends for a reason nobody thought of")
         return Exit.FAILED
 

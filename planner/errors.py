@@ -59,9 +59,15 @@ def _links(error: BaseException) -> Iterator[BaseException]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the system gave this process no memory, or no thread, which needs some."""
-    no_thread = isinstance(error, RuntimeError) and "can't start new thread" in str(error)
-    return isinstance(error, MemoryError) or no_thread or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
+    """Whether the system gave this process no memory, or no thread, which needs some: the error itself, or one that led
+    to it."""
+    return any(
+        isinstance(link, MemoryError)
+        or (isinstance(link, RuntimeError) and "can't start new thread" in str(link))
+        or (isinstance(link, OSError) and link.errno == errno.ENOMEM)
+        or "NOMEM" in getattr(link, "sqlite_errorname", "")  # SQLite names one of its own for a file
+        for link in _links(error)
+    )
 
 
 def out_of_memory(what: str) -> UserError:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.errors import Exit, UserError, first_line, is_disk_full
+from planner.errors import Exit, UserError, first_line, is_disk_full, is_out_of_memory
 from planner.run.folder import RunFolder
 from planner.run.watch import end_leftover
 from tests.support.disks import no_room_beyond
@@ -91,6 +91,15 @@ def test_other_errors_are_no_full_disk() -> None:
     circle.__context__.__context__ = circle
     assert not is_disk_full(circle)
     assert not is_disk_full(OSError("no number"))
+
+
+def test_memory_that_ran_out_is_known_from_what_came_of_it() -> None:
+    told = UserError("The database could not be upgraded.", code="database-not-upgraded")
+    told.__cause__ = MemoryError()
+    other = UserError("The database could not be upgraded.", code="database-not-upgraded")
+    other.__cause__ = OSError(errno.ENOMEM, "Cannot allocate memory")
+    assert is_out_of_memory(told) and is_out_of_memory(other)
+    assert not is_out_of_memory(UserError("The database could not be upgraded.", code="database-not-upgraded"))
 
 
 def test_what_was_being_written_when_there_was_no_room_does_not_stay(tmp_path: Path) -> None:
