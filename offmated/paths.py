@@ -16,6 +16,8 @@ from pathlib import Path
 from planner.errors import Exit, UserError
 
 SOCKET_PATH_BYTES = 107  # sun_path of sockaddr_un is 108 bytes on Linux, with its final zero
+IN_STATE_FOLDER = "in-state-folder"
+"""The code of the error of a job's folder that is offmate's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +129,7 @@ class Paths:
                 raise UserError(
                     f"{what} {place} {'holds' if holds else 'is in'} offmate's own state folder.",
                     numbers=(f"state folder {folder}", *((f"{place} is {real}",) if real != place else ())),
-                    hint="give a folder of its own", code="in-state-folder", exit_code=Exit.USAGE,
+                    hint="give a folder of its own", code=IN_STATE_FOLDER, exit_code=Exit.USAGE,
                 )  # fmt: skip
 
     def create(self) -> None:

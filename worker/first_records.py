@@ -27,9 +27,9 @@ from planner.hub import NOT_REACHED, OFFLINE, ask_no_more, is_downloaded, why_no
 from planner.job.broken_rows import BrokenRecordsError, BrokenRows
 from planner.job.data_check import MOST_BYTES, FirstRows, check_data, first_rows, is_rendered, kind_in, learns
 from planner.job.data_entry import DataEntry
+from planner.job.hub_names import no_such_name, of_hub
 from planner.job.length import notes_on_length
 from planner.job.local_data import is_local, local_data
-from planner.job.near import no_such_name, of_hub
 from planner.job.reader import Reader
 from planner.job.schema import Job, says_of_model
 from planner.job.weights import check_weights
@@ -50,6 +50,7 @@ LEFT = "the first records could not be looked at: they are when the job has its 
 _MOST_S = 20.0  # where conversations are long
 _TOLD = (
     "worker.data.chat", "worker.data.turns", "worker.data.formats", "worker.data.slots", "planner.job.broken_rows",
+    "planner.measure.peft_lora",
 )  # fmt: skip
 """Who warns of what is told."""
 
@@ -178,7 +179,9 @@ class _Look:
         before = len(self._wrong.found)
         # For a moment there is memory for each of the weights, one after another.
         with self._at(f"the model {job.model}", bounded(memory=False)):
-            skeleton_model(job)
+            with _warnings() as notes:
+                skeleton_model(job)
+            self._notes += notes
             self._notes += filter(None, [said_of_dtype(job)])
         if len(self._wrong.found) > before or (job.gpu_budget, job.cpu_budget) == (None, None):
             return

@@ -17,11 +17,13 @@ import yaml
 from offmated.cli import pictures
 from offmated.config import Config
 from offmated.jobs.job_text import keys_of, read_job, with_budgets, with_settings
+from offmated.jobs.looking import check_here, look_at
 from offmated.paths import Paths
-from planner.errors import Exit, UserError
+from planner.errors import Errors, Exit, UserError
 from planner.job.at_hand import why_not_at_hand
 from planner.job.schema import CANONICAL, Job
 from planner.run.ending import leaving_on_signals
+from planner.run.folder import RunFolder
 from planner.units import counted
 
 _MACHINE = {"hardware", "cpu_memory", "link", "drive", "gpu_budget", "cpu_budget"}
@@ -59,11 +61,12 @@ def make_plan(file: Path, given: Mapping[str, Any]) -> dict[str, Any]:
     """plan.json, less its chain, of the job in `file`, with `planned_for`: how long its rows are, in a line. Uses the
     daemon's caches where there are any.
 
-    Raises UserError for a file that is wrong, and `click.exceptions.Exit` with the planner's exit code when the planner
-    refuses: it has said why on stderr by then.
+    Raises UserError for a job that the daemon would refuse, and `click.exceptions.Exit` with the planner's exit code
+    when the planner refuses: it has said why on stderr by then.
     """
     job = job_of(file, given)
     with resolved(job) as path:
+        _check_as_submitted(job, RunFolder(path.parent), file.absolute().parent)
         counted, planned_for = _rows(job, path)
         url = database()
         known = [*(["--database", url] if url else []), *(["--counted", json.dumps(counted)] if counted else [])]
@@ -76,6 +79,16 @@ def make_plan(file: Path, given: Mapping[str, Any]) -> dict[str, Any]:
         raise click.exceptions.Exit(code)
     found: dict[str, Any] = answer
     return found | {"planned_for": planned_for}
+
+
+def _check_as_submitted(job: Job, looked_at: RunFolder, folder: Path) -> None:
+    """Raise the UserError that the daemon would refuse the job with: a plan of it would be for nothing. `looked_at` has
+    the resolved job; `folder`: that of its file."""
+    wrong = Errors()
+    check_here(job, Paths.from_environment(), wrong)
+    with wrong.apart():
+        look_at(looked_at, folder)
+    wrong.refuse()
 
 
 def _rows(job: Job, path: Path) -> tuple[dict[str, Any] | None, str]:
@@ -179,7 +192,7 @@ def database() -> str | None:
 def resolved(job: Job) -> Iterator[Path]:
     """The job in a file, with all defaults and absolute paths."""
     with leaving_on_signals(), tempfile.TemporaryDirectory(prefix="offmate-") as scratch:
-        path = Path(scratch) / "job.yaml"
+        path = RunFolder(Path(scratch)).resolved
         path.write_text(job.resolved_yaml(), "utf-8")
         yield path
 

@@ -7,7 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from planner.errors import Exit, UserError
+from offmated.paths import Paths
+from planner.errors import Errors, Exit, UserError
+from planner.job.schema import Job
+from planner.machine.memory import check_budgets_here
 from planner.run.bounds import ended_by
 from planner.run.folder import RunFolder
 
@@ -39,3 +42,24 @@ def look_at(run: RunFolder, folder: Path | None = None) -> tuple[str, ...]:
     if code < 0 and (ended := ended_by(-code, at)) is not None:
         raise ended
     return (LEFT,) if code != Exit.DONE or notes is None else notes
+
+
+def check_here(job: Job, paths: Paths, wrong: Errors) -> Job:
+    """Note in `wrong` what this machine refuses of a job before any of its files is opened: its budgets, and folders
+    inside offmate's own. Returns the job to look at, less its budgets where these are refused."""
+    looked_at = without_budgets(job)
+    with wrong.apart():
+        check_budgets_here(job.gpu_budget, job.cpu_budget)
+        looked_at = job
+    with wrong.apart():
+        if job.output_dir is not None:
+            paths.check_outside("output_dir:", Path(job.output_dir))
+    with wrong.apart():
+        for disk in job.disk_paths or ():
+            paths.check_outside("disk_paths:", Path(disk), may_hold=True)
+    return looked_at
+
+
+def without_budgets(job: Job) -> Job:
+    """The job with the budgets that the machine gives by itself."""
+    return job.model_copy(update={"gpu_budget": None, "cpu_budget": None})

@@ -16,22 +16,21 @@ from pathlib import Path
 
 from offmated.jobs.job_text import keys_of, notes_on_settings, settings_in, with_settings
 from offmated.jobs.longer import Length, link, longer, went_on_from
-from offmated.jobs.looking import look_at
+from offmated.jobs.looking import check_here, look_at, without_budgets
 from offmated.jobs.store import KeyTaken, Store
 from offmated.jobs.table import JobRow
 from offmated.jobs.turns import AT_ONCE, Turn
-from offmated.paths import Paths
+from offmated.paths import IN_STATE_FOLDER, Paths
 from planner.errors import Errors, Exit, UserError
 from planner.hub import NOT_REACHED
 from planner.job.base import content_of, freeze_base, left_for_later
 from planner.job.frozen import fingerprint, freeze, package_versions
+from planner.job.hub_names import taken_from_hub
 from planner.job.local_data import is_local
-from planner.job.near import taken_from_hub
 from planner.job.output_dir import Place, new_token
 from planner.job.schema import Job
 from planner.job.trackers import missing_package
 from planner.job.window import Window
-from planner.machine.memory import check_budgets_here
 from planner.run.folder import RunFolder
 from planner.units import printable
 
@@ -160,17 +159,11 @@ def _take_in(
     from; `folder`: of its file. What is wrong is told together, first what is known without opening a file."""
     wrong, output_dir = Errors(), None
     turn = _check_turn(store, turn, turn.window or job.schedule or window, wrong)
-    looked_at = _without_budgets(job)
-    with wrong.apart():
-        check_budgets_here(job.gpu_budget, job.cpu_budget)
-        looked_at = job
-    with wrong.apart():
-        if job.output_dir is not None:
-            paths.check_outside("output_dir:", Path(job.output_dir))
-        output_dir = check_output(job, store)
-    with wrong.apart():
-        for disk in job.disk_paths or ():
-            paths.check_outside("disk_paths:", Path(disk), may_hold=True)
+    before = len(wrong.found)
+    looked_at = check_here(job, paths, wrong)
+    if not any(error.code == IN_STATE_FOLDER for error in wrong.found[before:]):
+        with wrong.apart():
+            output_dir = check_output(job, store)
     draft = paths.runs / f"{_DRAFT}{uuid.uuid4().hex}"
     made: list[Path] = []
     told = [*notes, *filter(None, map(missing_package, job.report_to))]
@@ -249,7 +242,7 @@ def look_again(run: RunFolder, job: Job) -> None:
     draft = run.path.with_name(f"{_DRAFT}{uuid.uuid4().hex}")
     try:
         draft.mkdir(mode=0o700)
-        _write(RunFolder(draft).resolved, _without_budgets(job).resolved_yaml())
+        _write(RunFolder(draft).resolved, without_budgets(job).resolved_yaml())
         look_at(RunFolder(draft))
     except UserError as error:
         wrong = Errors()
@@ -257,10 +250,6 @@ def look_again(run: RunFolder, job: Job) -> None:
         wrong.refuse()
     finally:
         shutil.rmtree(draft, ignore_errors=True)
-
-
-def _without_budgets(job: Job) -> Job:
-    return job.model_copy(update={"gpu_budget": None, "cpu_budget": None})
 
 
 def sweep_drafts(paths: Paths) -> None:

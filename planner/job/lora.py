@@ -50,6 +50,8 @@ def check_lora(
         given += [BEGIN] if values.get(BEGIN, True) is not True else []
         for key in (*DEFAULTS, *KINDS, ADAPTER, MODULES, PARAMETERS, *WHERE, BEGIN, PLUS):
             values.pop(key, None)
+        if values.get("method") not in (None, "full"):  # which is told
+            return []
         return [source.mistake(names[key], "bad-value", "it is for method: lora; give that too") for key in given[:1]]
     mistakes = [] if decided else _as_the_adapter(values, names, source)
     targets = values.get("lora_target_modules")

@@ -1,40 +1,20 @@
-"""What a job has of the hub, and the folders and files whose names are near: what a person may have meant."""
+"""The folders and files whose names are near that of one which is not there: what a person may have meant."""
 
 from __future__ import annotations
 
 import difflib
 import os
 from collections.abc import Iterator
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 
-from planner.errors import Exit, UserError
-from planner.hub import NOT_REACHED, Kind, is_downloaded
-from planner.job.local_data import KINDS, is_local
-from planner.job.schema import Job
+from planner.hub import Kind
+from planner.job.local_data import KINDS
 
 _DEEPEST = 3  # folders below that of the job file
 _MOST = 5000  # names that are looked at
 _SHOWN = 3
-
-
-def of_hub(job: Job) -> tuple[tuple[str, str, Kind], ...]:
-    """Key, name and kind of what a job has of the hub."""
-    named: list[tuple[str, str, Kind]] = [("model", job.model, "model"), ("tokenizer", job.tokenizer, "model")]
-    for key, entries in (("dataset", job.data), ("eval_dataset", job.eval_data)):
-        named += [(key, entry.path, "dataset") for entry in entries]
-    told = {(name, kind): (key, name, kind) for key, name, kind in reversed(named) if not is_local(name)}
-    return tuple(reversed(told.values()))
-
-
-def taken_from_hub(job: Job) -> tuple[str, ...]:
-    """What to say of a job's model and datasets that are not there, and that this machine has no download of: each may
-    be a path with a mistake in it."""
-    return tuple(
-        f"{key}: there is no {'folder' if kind == 'model' else 'file or folder'} {name} beside the job file, and no"
-        " download of it; it is taken as a name on the Hugging Face hub"
-        for key, name, kind in of_hub(job)
-        if not is_downloaded(name, kind)
-    )
 
 
 def near(name: str, kind: Kind, folder: Path) -> tuple[str, ...]:
@@ -46,6 +26,26 @@ def near(name: str, kind: Kind, folder: Path) -> tuple[str, ...]:
     names = difflib.get_close_matches(Path(name).stem, list(dict.fromkeys(last.values())), n=_SHOWN, cutoff=0.7)
     found = [f"./{path}" for path in paths] + [place for one in names for place in last if last[place] == one]
     return tuple(dict.fromkeys(found))[:_SHOWN]
+
+
+def near_path(path: Path, kind: Kind, folder: Path) -> tuple[str, ...]:
+    """What is called nearly as `path`, which is not there: beside it, else below `folder`, that of the job file. As
+    `near` tells it from `folder`; what is elsewhere by its whole path."""
+    with suppress(OSError):
+        beside = {place.name: place for place in islice(path.parent.iterdir(), _MOST) if _serves(place, kind)}
+        if found := difflib.get_close_matches(path.name, list(beside), n=_SHOWN):
+            return tuple(_told(beside[name], folder) for name in found)
+    return near(_told(path, folder).removeprefix("./"), kind, folder)
+
+
+def _told(path: Path, folder: Path) -> str:
+    return f"./{path.relative_to(folder)}" if path.is_relative_to(folder) else str(path)
+
+
+def _serves(path: Path, kind: Kind) -> bool:
+    if path.is_dir():
+        return kind == "dataset" or (path / "config.json").is_file()
+    return kind == "dataset" and path.suffix.lower() in KINDS
 
 
 def _places(folder: Path, kind: Kind) -> Iterator[str]:
@@ -60,16 +60,3 @@ def _places(folder: Path, kind: Kind) -> Iterator[str]:
             yield here.as_posix()
         if kind == "dataset":
             yield from ((here / name).as_posix() for name in files if Path(name).suffix.lower() in KINDS)
-
-
-def no_such_name(key: str, name: str, kind: Kind, folder: Path | None, why: UserError) -> UserError:
-    """The error of a name that is no path and no download, while the hub does not answer (`why`). Near names are looked
-    for below `folder`, that of the job file."""
-    found = () if folder is None else near(name, kind, folder)
-    meant = f"did you mean {' or '.join(found)}? Else " if found else ""
-    what = "folder" if kind == "model" else "file or folder"
-    return UserError(
-        f"{key}: there is no {what} {name}, and the Hugging Face hub cannot be asked for it.", code=NOT_REACHED,
-        exit_code=Exit.USAGE, numbers=why.numbers,
-        hint=f"{meant}give the path of a {what} ({key}: ./…), or submit again with a network",
-    )  # fmt: skip

@@ -14,10 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from planner.hub import Kind
 from planner.job.adapter import local_adapter
 from planner.job.data_entry import DataEntry, simplest
 from planner.job.dataset_words import read_entry
 from planner.job.local_data import KINDS, local_data
+from planner.job.near import near_path
 from planner.job.slot_templates import PREFIX, slot_template
 from planner.job.source import MOST_CHARACTERS, Mistake, Source, shown
 from planner.job.templates import NAMES, named_template
@@ -64,15 +66,18 @@ def looks_local(text: str, folder: Path | None) -> bool:
     return "/" in text and (folder / text.split("/")[0]).is_dir()
 
 
-def _path_or_id(text: object, folder: Path | None, what: str) -> Path | str:
-    """The absolute path of something that exists, or a hub id."""
+def _path_or_id(text: object, folder: Path | None, what: str, kind: Kind = "model") -> Path | str:
+    """The absolute path of something that exists, or a hub id. `what` and `kind`: what it should be, in words and for
+    names that are near."""
     if not isinstance(text, str) or not text:
         raise TypeError(f"it is {shown(text)}; it must be a path or a Hugging Face id")
     if not looks_local(text, folder):
         return text
     path = Path(resolve(text, folder))
     if not path.exists():
-        raise FileNotFoundError(f"there is no {what} at {path}")
+        found = near_path(path, kind, folder) if folder is not None else ()
+        meant = f"; did you mean {' or '.join(found)}?" if found else ""
+        raise FileNotFoundError(f"there is no {what} at {path}{meant}")
     return path
 
 
@@ -117,7 +122,7 @@ def data_finder(folder: Path | None) -> Callable[[object], str]:
     """What makes a dataset's path absolute, once it has seen that there is something to read."""
 
     def find(text: object) -> str:
-        path = _path_or_id(text, folder, "dataset")
+        path = _path_or_id(text, folder, "dataset", "dataset")
         if isinstance(path, Path):
             local_data(path)
         return str(path)

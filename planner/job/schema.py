@@ -206,7 +206,8 @@ class Job(AdapterKeys, LossKeys):
         cls, text: str, folder: Path, *, name: str = "job.yaml", told: Collection[str] = ()
     ) -> tuple[Job, tuple[str, ...]]:  # fmt: skip
         """As `parse`, and what to tell the person who submits the file: what in it means something else here."""
-        job, notes = cls._checked(replace(read_yaml(text, name), told=frozenset(told)), Path(folder).absolute())
+        source = replace(read_yaml(text, name, allow_unclear=True), told=frozenset(told))
+        job, notes = cls._checked(source, Path(folder).absolute())
         return job, (*notes, *job.notes)
 
     @classmethod
@@ -218,7 +219,7 @@ class Job(AdapterKeys, LossKeys):
         Keys of `NOT_PLANNED` are as if they had not been given, so that jobs with the same plan are equal. `in_lines`:
         there is a file, whose lines errors may name.
         """
-        source = replace(read_yaml(text, name), told=frozenset(told))
+        source = replace(read_yaml(text, name, allow_unclear=True), told=frozenset(told))
         source = source if in_lines else replace(source, lines={})
         job, _ = cls._checked(source, Path(folder).absolute(), only_planned=True)
         return job.model_copy(update={"train_batch_size": None}) if job.is_split else job
@@ -230,6 +231,7 @@ class Job(AdapterKeys, LossKeys):
         """The job of a file's values, and notes on its keys; `folder` is that of relative paths, None where there are
         none."""
         told: tuple[str, ...] = ()
+        unclear = source.unclear
         if folder is not None and is_v1(source.values):
             source, told = in_own_keys(source, folder, cls.model_fields, only_planned=only_planned)
         values, mistakes, notes = canonical(source, CANONICAL)
@@ -271,6 +273,7 @@ class Job(AdapterKeys, LossKeys):
         except ValidationError as error:
             wrong = mistakes_of(error, values, source, names, cls.model_fields)
             mistakes += [mistake for mistake in wrong if mistake.key not in broken]
+        mistakes += [mistake for mistake in unclear if mistake.key not in {other.key for other in mistakes}]
         if mistakes:
             raise to_user_error(mistakes, source.name)
         return job, notes

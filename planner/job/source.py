@@ -53,13 +53,15 @@ class Mistake:
 class Source:
     """A YAML mapping with the line of each of its keys, and of what is in their lists as "key[0]"; `name` is what
     errors call the file. `told`: keys that are not the file's, but the command line's (--set). `written`: of keys whose
-    value YAML has made of other characters what these are, as no of false and 1e3 of 1000.0."""
+    value YAML has made of other characters what these are, as no of false and 1e3 of 1000.0. `unclear`: the mistakes of
+    numbers that YAML reads as other ones than people do."""
 
     name: str
     values: dict[str, Any]
     lines: dict[str, int]
     told: frozenset[str] = frozenset()
     written: Mapping[str, str] = field(default_factory=dict)
+    unclear: tuple[Mistake, ...] = ()
 
     def shown(self, key: str, value: object) -> str:
         """The `value` of a key as the file has it, and where YAML reads that as something else, as what."""
@@ -83,20 +85,12 @@ class _TooMuch(yaml.composer.ComposerError):
     """More than a job may say."""
 
 
-class _TwoReadings(yaml.constructor.ConstructorError):
-    """A number that YAML reads as another one than people do; `hint`: what says either."""
-
-    def __init__(self, node: yaml.ScalarNode, value: object, hint: str) -> None:
-        super().__init__(None, None, f"YAML reads {node.value} as {value}", node.start_mark)
-        self.hint = f'{hint}; "{node.value}" in quotes is a text'
-
-
 class _Loader(yaml.SafeLoader):
     """Safe YAML that refuses a key given twice and reads 5e-5 as a number, as YAML 1.2 does (1.1 wants 5.0e-5).
 
     A date is text: no key means one, and a run may well be named after a day. 1:30 and 010, which YAML 1.1 reads as 90
-    and 8, are refused. A few bytes of aliases can stand for more
-    than fits any memory, so what they stand for is counted as it is read, and refused before it is built.
+    and 8, are kept as `unclear`, each with its node. A few bytes of aliases can stand for more than fits any memory, so
+    what they stand for is counted as it is read, and refused before it is built.
 
     Not ruamel.yaml: with YAML 1.2 it reads `yes` and `off` as texts, which transformers' files mean as switches, and
     with 1.1 the key `n` as false; it counts no aliases, and takes tags it does not know.
@@ -106,6 +100,7 @@ class _Loader(yaml.SafeLoader):
         super().__init__(text)
         self._values = self._characters = self._depth = 0
         self._stands_for: dict[str, tuple[int, int]] = {}  # anchor -> values and characters
+        self.unclear: dict[int, tuple[yaml.ScalarNode, object]] = {}  # by place: what is merged in is read again
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         event = self.peek_event()  # type: ignore[no-untyped-call]
@@ -144,7 +139,9 @@ class _Loader(yaml.SafeLoader):
             if node.tag in _NUMBERS and len(node.value) > _LONGEST_NUMBER:
                 raise ValueError("too long for a number")
             if isinstance(node, yaml.ScalarNode) and node.tag in _NUMBERS:
-                _check_reading(node, super().construct_object(node, deep))
+                value = super().construct_object(node, deep)
+                if _has_two_readings(node, value):
+                    self.unclear[node.start_mark.index] = (node, value)
             return super().construct_object(node, deep)
         except (ArithmeticError, AttributeError, LookupError, ValueError) as error:  # of `!!int abc` and the like
             problem = f"{shown(node.value)} is no {node.tag.rpartition(':')[2]}"
@@ -165,13 +162,11 @@ class _Loader(yaml.SafeLoader):
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
 
-def _check_reading(node: yaml.ScalarNode, value: Any) -> None:
-    """Raise `_TwoReadings` where YAML 1.1 counts in sixties or in eights."""
+def _has_two_readings(node: yaml.ScalarNode, value: Any) -> bool:
+    """Whether YAML 1.1 counts in sixties or in eights, and so comes to another number."""
     written = node.value.replace("_", "")
-    if ":" in written:
-        raise _TwoReadings(node, value, f"write {value}")
-    if re.fullmatch("[-+]?0[0-9]+", written) and node.tag == _NUMBERS[0] and int(written) != value:
-        raise _TwoReadings(node, value, f"write {int(written)} or {value}")
+    in_eights = re.fullmatch("[-+]?0[0-9]+", written) and node.tag == _NUMBERS[0] and int(written) != value
+    return ":" in written or bool(in_eights)
 
 
 def _joined(node: Any) -> str:
@@ -233,9 +228,12 @@ def _if_data(name: str) -> str:
     return ", which looks like data and no job file" if name.lower().endswith((".jsonl", ".csv")) else ""
 
 
-def read_yaml(text: str, name: str, *, longest: int | None = MOST_CHARACTERS) -> Source:
+def read_yaml(
+    text: str, name: str, *, longest: int | None = MOST_CHARACTERS, allow_unclear: bool = False
+) -> Source:  # fmt: skip
     """The mapping in `text`, of at most `longest` characters. Raises UserError (exit 2) when it is no YAML, no mapping,
-    gives a key twice, or holds more than a job may say (`MOST_VALUES`, `DEEPEST`)."""
+    gives a key twice, or holds more than a job may say (`MOST_VALUES`, `DEEPEST`); and for numbers with two readings,
+    unless `allow_unclear` leaves these to the caller."""
     _check_length(text, name, longest)
     try:
         loader = _Loader(text)  # looks for characters that no YAML has
@@ -249,8 +247,6 @@ def read_yaml(text: str, name: str, *, longest: int | None = MOST_CHARACTERS) ->
         code, hint = "bad-yaml", "write one `key: value` per line"
         if isinstance(error, yaml.constructor.ConstructorError) and "given twice" in str(error.problem):
             code, hint = "duplicate-key", "keep one of the two lines"
-        elif isinstance(error, _TwoReadings):
-            code, hint = "unclear-number", error.hint
         elif isinstance(error, _TooMuch):
             code, hint = "file-too-long", "a job says less than that; a list of many files can be a folder"
         problem = f"{name}{_if_data(name)}: {_cut(error.problem or 'not YAML', 2 * SHOWN_LENGTH)}"
@@ -279,7 +275,20 @@ def read_yaml(text: str, name: str, *, longest: int | None = MOST_CHARACTERS) ->
         key: value.value for key, value in scalars
         if not value.style and isinstance(values.get(key), (bool, int, float)) and value.value != shown(values[key])
     }  # fmt: skip
-    return Source(name=name, values=values, lines=lines, written=written)
+    unclear = tuple(_unclear(node, *found) for found in loader.unclear.values())
+    if unclear and not allow_unclear:
+        raise to_user_error(list(unclear), name)
+    return Source(name=name, values=values, lines=lines, written=written, unclear=unclear)
+
+
+def _unclear(mapping: yaml.MappingNode, number: yaml.ScalarNode, value: object) -> Mistake:
+    """The mistake of a `number` with two readings in the file's `mapping`; `value`: YAML's."""
+    key = next(
+        str(key.value) for key, said in mapping.value
+        if said.start_mark.index <= number.start_mark.index <= said.end_mark.index
+    )  # fmt: skip
+    text = f"YAML reads {number.value} as {value}; write the number that is meant, or a text in quotes"
+    return Mistake(key=key, code="unclear-number", text=text, line=number.start_mark.line + 1)
 
 
 def _line(error: yaml.MarkedYAMLError, text: str) -> int | None:

@@ -24,7 +24,6 @@ class Card:
     name: str
     memory_bytes: int
 
-_NO_BUDGET_BYTES = 512  # no job fits into fewer
 
 def driver_card() -> Card:
     """The card that a process which uses CUDA would take, by its driver's tool. Raises OSError, SubprocessError or
@@ -90,14 +89,7 @@ def device_bytes() -> int | None:
 
 
 def check_budgets_here(gpu_budget: int | None, cpu_budget: int | None) -> None:
-    """`check_budgets` for this machine, as far as it is known without torch. Refuses numbers, too, that are so small
-    that their unit was forgotten."""
-    for key, budget in (("gpu_budget", gpu_budget), ("cpu_budget", cpu_budget)):
-        if budget is not None and budget < _NO_BUDGET_BYTES:
-            raise UserError(
-                f"{key} is {budget} bytes, as a number without a unit is.", code="bad-value", exit_code=Exit.USAGE,
-                hint=f"give it with its unit: {budget}GB",
-            )
+    """`check_budgets` for this machine, as far as it is known without torch."""
     there = None if gpu_budget is None else device_bytes()
     check_budgets(gpu_budget, cpu_budget, gpu_bytes=there, ram_bytes=ram_bytes())
 

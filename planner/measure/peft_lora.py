@@ -22,7 +22,7 @@ from planner.measure.encoder_decoder import has_pairs
 from planner.measure.packed_experts import experts_shown, unpack_where_read
 from planner.measure.peft_parameters import keep_modules
 from planner.measure.peft_parts import check_parts, lay_out, take_parts, trained_halves
-from planner.measure.peft_targets import add_others, targets_of
+from planner.measure.peft_targets import add_others, near_target, no_such_target, targets_of
 from planner.measure.quantized import compute_in, computes_in, is_quantized, pack
 from planner.measure.trainable import check_patterns, none_kept
 
@@ -82,6 +82,8 @@ def with_adapters(
         no_dropout = "lora_dropout" in str(error)
         if layers is not None and not no_dropout:  # the whole model is refused before
             raise none_kept(model, layers) from error
+        if (unknown := no_such_target(job, model)) is not None:
+            raise unknown from error
         hint = "lora_dropout: 0 (experts' adapters have none)" if no_dropout else "lora_target_modules: all-linear"
         raise UserError(
             "The LoRA adapters cannot be added to this model.", code="lora-targets", numbers=(first_line(error),),
@@ -139,7 +141,10 @@ def _check_matches(adapted: nn.Module, job: Job) -> None:
     places = {plain_name(name) for name in layers} | parameters
     for name in job.lora_target_modules if isinstance(job.lora_target_modules, tuple) else ():
         if name != ALL_LINEAR and not any(f".{place}".endswith(f".{name}") for place in places):
-            log.warning("model: lora_target_modules: no layer of this model that gets an adapter is called %s", name)
+            meant = f"; did you mean {near}?" if (near := near_target(name, adapted)) else ""
+            log.warning(
+                "model: lora_target_modules: no layer of this model that gets an adapter is called %s%s", name, meant
+            )
     asked = [("lora_target_parameters", name, parameters, re.escape(name)) for name in job.lora_target_parameters or ()]
     for key in ("rank_pattern", "alpha_pattern"):
         asked += [(key, pattern, places, pattern) for pattern in getattr(job, key) or ()]

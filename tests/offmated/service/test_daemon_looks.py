@@ -78,15 +78,21 @@ def test_data_that_fill_the_memory_are_refused_by_name_with_the_limit(home: Hous
 def test_all_that_is_wrong_is_told_at_once_and_first_what_needs_no_file(home: House) -> None:
     write_jsonl(home.home / "other.jsonl", [{"body": "one"}])
     (home.home / "empty.jsonl").write_text("")
-    text = JOB.format("[other.jsonl, empty.jsonl]") + "gpu_budget: 6\n"
+    text = JOB.format("[other.jsonl, empty.jsonl]") + "gpu_budget: 900TB\n"
     error = refused(home, text, {"window": "25:00", "after": 99})
     assert isinstance(error, SeveralErrors) and error.exit_code is Exit.NO_SUCH_JOB
     codes = [each.code for each in error.errors]
-    assert codes == ["no-such-job", "bad-window", "bad-value", "unknown-columns", "empty-dataset"]
+    assert codes == ["no-such-job", "bad-window", "budget-too-large", "unknown-columns", "empty-dataset"]
     said = str(error)
     assert said.startswith("5 things are wrong with this job.\n  1. There is no job 99.\n     hint: offmate status  ")
-    assert "  3. gpu_budget is 6 bytes, as a number without a unit is.\n     hint: give it with its unit: 6GB" in said
+    assert "  3. gpu_budget is more than the device has." in said
     assert said.endswith("\n  hint: correct all of them, then try again   [no-such-job]")
+    error = refused(home, text.replace("900TB", "6") + "max_steps: 1:30\nmethod: lorra\nlora_r: 4\n")
+    assert error.numbers == (
+        "line 3: gpu_budget: it is 6; it must be a size like 10GiB or 500MB, or null for the default",
+        "line 4: max_steps: YAML reads 1:30 as 90; write the number that is meant, or a text in quotes",
+        'line 5: method: it is "lorra"; it must be full or lora',
+    )
     error = refused(home, "model: ./modl\n" + JOB.format("text.jsonl")[15:], {"window": "25:00"})
     assert isinstance(error, SeveralErrors) and [each.code for each in error.errors] == ["missing-file", "bad-window"]
 
@@ -96,7 +102,9 @@ def test_what_a_plan_refuses_of_the_model_is_refused_when_the_job_is_handed_in(h
     LlamaForCausalLM(LlamaConfig.from_pretrained(folder)).save_pretrained(folder)
     job = JOB.format("text.jsonl").replace("./model", "./whole") + "max_length: 64\n"
     lora = job + "method: lora\nlora_target_modules: [q_prj, v_prj]\n"
-    assert refused(home, lora).code == "lora-targets"
+    assert refused(home, lora).hint.startswith("did you mean q_proj, v_proj? ")
+    told = home.client.submit(lora.replace("q_prj, v_prj", "q_proj, v_prj"), str(home.home))["notes"]
+    assert any(note.endswith("is called v_prj; did you mean v_proj?") for note in told), told
     assert refused(home, job + "trainable: [model.layrs]\n").code == "trainable-not-there"
     error = refused(home, job + "gpu_budget: 100 KiB\n")
     assert (error.code, error.exit_code) == ("budget-too-small", Exit.DOES_NOT_FIT)

@@ -179,20 +179,22 @@ def test_whatever_is_handed_in_is_a_job_or_a_persons_error(lines: list[tuple[str
 
 
 @pytest.mark.parametrize(
-    ("written", "read", "hint"),
+    ("written", "read"),
     [
-        ("1:30", "90", "write 90"), ("-1:30", "-90", "write -90"), ("1:30.5", "90.5", "write 90.5"),
-        ("190:20:30", "685230", "write 685230"), ("010", "8", "write 10 or 8"), ("-0777", "-511", "write -777 or -511"),
-        ("0_10", "8", "write 10 or 8"),
+        ("1:30", "90"), ("-1:30", "-90"), ("1:30.5", "90.5"), ("190:20:30", "685230"), ("010", "8"), ("-0777", "-511"),
+        ("0_10", "8"),
     ],
 )  # fmt: skip
-def test_a_number_that_yaml_reads_as_another_is_refused_with_what_to_write(written: str, read: str, hint: str) -> None:
-    for text in (f"model: m\nmax_steps: {written}\n", f"model: m\nlist:\n  - {written}\n"):
+def test_a_number_that_yaml_reads_as_another_is_refused_with_its_key(written: str, read: str) -> None:
+    for text, key in (
+        (f"model: m\nmax_steps: {written}\n", "max_steps"), (f"model: m\nlist:\n  - {written}\n", "list"),
+        (f"base: &b {{x: {written}}}\nother: {{<<: *b}}", "base"),
+    ):  # fmt: skip
         with pytest.raises(UserError) as caught:
             read_yaml(text, "job.yaml")
-        line = text.count("\n")
-        assert caught.value.what == f"job.yaml: YAML reads {written} as {read} (line {line})"
-        assert caught.value.hint == f'{hint}; "{written}" in quotes is a text'
+        line = 1 if key == "base" else text.count("\n")
+        said = f"YAML reads {written} as {read}; write the number that is meant, or a text in quotes"
+        assert caught.value.numbers == (f"line {line}: {key}: {said}",)
         assert (caught.value.code, caught.value.exit_code) == ("unclear-number", Exit.USAGE)
 
 

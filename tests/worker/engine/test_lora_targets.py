@@ -29,9 +29,17 @@ def test_adapters_are_made_without_a_warning(tmp_path: Path, recwarn: pytest.War
 
 
 def test_a_target_that_is_not_in_the_model_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="nothing_like_it") as caught:
-        skeleton_model(lora_job(tmp_path, lora_target_modules=["nothing_like_it"]))
-    assert (caught.value.code, caught.value.hint) == ("lora-targets", "lora_target_modules: all-linear")
+    every = "lora_target_modules: all-linear takes all linear layers"
+    cases: list[tuple[object, str, str]] = [
+        (["nothing_like_it"], "No module of this model is called nothing_like_it.", every),
+        (["q_prj", "vprj"], "No module of this model is called q_prj, vprj.", f"did you mean q_proj, v_proj? {every}"),
+        (r".*\.q_porj", r"No module of this model matches .*\.q_porj.", every),
+    ]
+    for targets, what, hint in cases:
+        with pytest.raises(UserError) as caught:
+            skeleton_model(lora_job(tmp_path, lora_target_modules=targets))
+        assert (caught.value.code, caught.value.what, caught.value.hint) == ("lora-targets", what, hint)
+        assert caught.value.numbers[0].startswith("its layers are embed_tokens, q_proj, k_proj, v_proj, ")
 
 
 @pytest.mark.parametrize(
@@ -53,9 +61,9 @@ def test_a_pattern_that_only_the_names_of_the_model_make_slow_is_refused_before_
 
 
 def test_a_target_that_peft_leaves_out_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    load_model(lora_job(tmp_path, lora_target_modules=["q_proj", "proj"]))
+    load_model(lora_job(tmp_path, lora_target_modules=["q_proj", "k_porj"]))
     (said,) = [text for text in caplog.messages if "no layer of this model" in text]
-    assert said.endswith("is called proj")
+    assert said.endswith("is called k_porj; did you mean k_proj?")
 
 
 def test_pefts_own_targets_are_those_of_the_models_type_and_a_type_without_any_is_refused(tmp_path: Path) -> None:
