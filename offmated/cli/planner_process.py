@@ -20,7 +20,9 @@ from offmated.jobs.job_text import keys_of, read_job, with_budgets, with_setting
 from offmated.jobs.looking import check_here, look_at
 from offmated.paths import Paths
 from planner.errors import Errors, Exit, UserError
+from planner.hub import NOT_REACHED, OFFLINE
 from planner.job.at_hand import why_not_at_hand
+from planner.job.local_data import is_local
 from planner.job.schema import CANONICAL, Job
 from planner.run.ending import leaving_on_signals
 from planner.run.folder import RunFolder
@@ -65,8 +67,8 @@ def make_plan(file: Path, given: Mapping[str, Any]) -> dict[str, Any]:
     when the planner refuses: it has said why on stderr by then.
     """
     job = job_of(file, given)
+    _check_as_submitted(job, file.absolute().parent)
     with resolved(job) as path:
-        _check_as_submitted(job, RunFolder(path.parent), file.absolute().parent)
         counted, planned_for = _rows(job, path)
         url = database()
         known = [*(["--database", url] if url else []), *(["--counted", json.dumps(counted)] if counted else [])]
@@ -81,13 +83,14 @@ def make_plan(file: Path, given: Mapping[str, Any]) -> dict[str, Any]:
     return found | {"planned_for": planned_for}
 
 
-def _check_as_submitted(job: Job, looked_at: RunFolder, folder: Path) -> None:
-    """Raise the UserError that the daemon would refuse the job with: a plan of it would be for nothing. `looked_at` has
-    the resolved job; `folder`: that of its file."""
+def _check_as_submitted(job: Job, folder: Path) -> None:
+    """Raise the UserError that the daemon would refuse the job with: a plan of it would be for nothing. Data of the hub
+    need not be there, as then rows of `max_length` are planned. `folder`: that of the job file."""
     wrong = Errors()
-    check_here(job, Paths.from_environment(), wrong)
-    with wrong.apart():
-        look_at(looked_at, folder)
+    with resolved(check_here(job, Paths.from_environment(), wrong)) as path, wrong.apart():
+        look_at(RunFolder(path.parent), folder)
+    if is_local(job.model) and is_local(job.tokenizer):
+        wrong.found = [error for error in wrong.found if error.code not in (NOT_REACHED, OFFLINE)]
     wrong.refuse()
 
 

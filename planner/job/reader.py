@@ -25,6 +25,8 @@ __all__ = ["Reader", "Row", "rows_of"]
 
 _TABLE_ROWS = 1000
 """Rows of a table that are read at a time, at most; also the most of a file where its beginning is enough."""
+_ROWS = 100_000
+"""Rows that are read at most where a beginning is enough: half a second. So many short ones are few bytes."""
 _BATCH_BYTES = 8 * 2**20
 """Of the rows of a table that are read at a time, but for a row that is larger by itself."""
 _GROWTH = 8
@@ -35,8 +37,8 @@ Parquet file of 40 kB may hold a text of 2 MB once and repeat it in a thousand r
 class Reader:
     """Reads the files of an entry one after another.
 
-    `most_bytes`: at most so many bytes are read, of all files together, of tables in memory; None: everything. After a
-    reading `whole` says whether that was all there is; `columns` has every column that was met, unless everything was
+    `most_bytes`: at most so many bytes are read, of all files together, of tables in memory, and 100,000 rows; None:
+    everything. After a reading `whole` says whether that was all there is; `columns` has every column that was met, unless everything was
     read.
     """
 
@@ -48,6 +50,7 @@ class Reader:
     def __iter__(self) -> Iterator[Row]:
         """The rows, in order. Raises OSError, and ValueError for a file that cannot be read to its end."""
         kind, left, taken = self._data.kind, self._most_bytes, self._data.columns
+        rows_left = sys.maxsize if left is None else _ROWS
         is_table = kind in ("parquet", "arrow")
         for path in self._data.files:
             with path.open("rb", buffering=0) as file:
@@ -59,6 +62,9 @@ class Reader:
                 )  # fmt: skip
                 with closing(rows):
                     for row in rows:
+                        rows_left -= 1
+                        if rows_left < 0:
+                            break
                         if row.record is not None and taken is not None:
                             row = Row(row.place, {key: row.record[key] for key in taken if key in row.record})
                         if row.record is not None and left is not None:
@@ -66,7 +72,9 @@ class Reader:
                         yield row
             if taken is not None:
                 self.columns = {column: None for column in self.columns if column in taken}
-            self.whole &= part.whole and not (limit and limit.reached)
+            self.whole &= part.whole and rows_left >= 0 and not (limit and limit.reached)
+            if rows_left < 0:
+                return
             if left is not None:
                 left = max(0, left - (limit.bytes if limit else part.taken))
 

@@ -350,13 +350,23 @@ def test_a_plan_says_for_which_rows_it_is_and_why_where_nobody_counted_them(shel
     shown = shell.run("plan", "job.yaml")
     told = "planned for rows of 32 tokens: the longest of data.jsonl has 13; max_length is 128"
     assert told in " ".join(shown.stdout.split())
-    data.write_text('{"text": "hello"}\n{"text": \n')
-    broken = shell.json("plan", "job.yaml")
     begins = "planned for rows of max_length, 128 tokens; the data were not counted: "
-    assert broken["length"] == 128 and broken["planned_for"].startswith(f"{begins}A record")
     hub = shell.json("plan", "job.yaml", "--set", "dataset=owner/data")
     assert (hub["length"], hub["planned_for"]) == (128, f"{begins}owner/data is on the hub")
-    with data.open("wb") as file:
-        file.truncate(65 * 2**20)
+    data.write_text('{"text": "hello"}\n' * (65 * 2**16))
     large = shell.json("plan", "job.yaml")
-    assert large["planned_for"] == f"{begins}the data have 65.0 MiB, more than 64.0 MiB"
+    assert large["planned_for"] == f"{begins}the data have 73.2 MiB, more than 64.0 MiB"
+
+
+def test_a_plan_is_refused_for_what_the_job_would_be_refused_for(shell: Shell) -> None:
+    model = tiny_llama_folder(shell.folder / "model")
+    (shell.folder / "data.jsonl").write_text('{"text": "hello"}\n{"text": \n')
+    (shell.folder / "job.yaml").write_text(f"model: {model}\ndataset: data.jsonl\nbf16: false\noutput_dir: state/out\n")
+    refused = shell.run("plan", "job.yaml", "--gpu-budget", "900TB")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    for told in (
+        "3 things are wrong with this job.", "1. gpu_budget is more than the device has.", "[in-state-folder]",
+        "3. A record of the dataset cannot be read.", "line 2 of data.jsonl is no JSON",
+    ):  # fmt: skip
+        assert told in refused.stderr
+    assert not (shell.folder / "state").exists()

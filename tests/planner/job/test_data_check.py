@@ -12,6 +12,8 @@ from pyarrow import parquet
 from planner.errors import Exit, UserError
 from planner.job import data_check
 from planner.job.data_check import check_data
+from planner.job.local_data import local_data
+from planner.job.reader import Reader
 from planner.job.schema import Job
 from tests.support.texts import CHATML, byte_tokenizer, make_job, tiny_llama_folder, write_jsonl
 from worker.data.batches import Batches
@@ -233,6 +235,19 @@ def test_of_a_large_file_the_beginning_is_read(model: Path, tmp_path: Path, monk
         for bytes_read in range(1, 15):  # wherever it is cut
             monkeypatch.setattr(data_check, "MOST_BYTES", bytes_read)
             assert check_data(job) == ()
+
+
+def test_of_many_short_records_no_more_are_looked_at_than_take_half_a_second(model: Path, tmp_path: Path) -> None:
+    """They once took more processor time than a look has, and good data were refused for it."""
+    job, data = job_of(model, tmp_path, "many.jsonl", '{"text": "a"}\n' * 100_000), tmp_path / "many.jsonl"
+    reader = Reader(local_data(data), 2**30)
+    assert (reader.count(), reader.whole) == (100_000, True)
+    with data.open("a") as file:
+        file.write('{"body": "b"}\n' * 100_000)
+    reader = Reader(local_data(data), 2**30)
+    assert (reader.count(), reader.whole, [*reader.columns]) == (100_000, False, ["text"])
+    assert Reader(local_data(data)).count() == 200_000
+    assert check_data(job) == ()
 
 
 def test_the_data_to_evaluate_on_is_looked_at_too_and_the_hubs_is_named(model: Path, tmp_path: Path) -> None:
