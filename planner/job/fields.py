@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field
 from planner import muon
 from planner.job.records import template_values
 from planner.job.source import SWITCHED_OFF
+from planner.machine.memory import SMALLEST_BUDGET_BYTES
 from planner.units import parse_bytes
 
 
@@ -103,7 +104,7 @@ Positive = Annotated[float, Field(gt=0, description="a number above 0")]
 Adjust = Annotated[muon.Adjust, Field(description=f"{muon.MATCH_RMS} or {muon.ORIGINAL}")]
 Beta = Annotated[float, Field(ge=0, lt=1, description="a number from 0 up to, not including, 1")]
 Size = Annotated[
-    Annotated[int, Field(ge=512, lt=2**63)] | None,  # no job fits into fewer bytes: their unit was forgotten
+    Annotated[int, Field(ge=SMALLEST_BUDGET_BYTES, lt=2**63)] | None,
     BeforeValidator(_size),
     Field(description="a size like 10GiB or 500MB, or null for the default"),
 ]

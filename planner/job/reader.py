@@ -38,8 +38,8 @@ class Reader:
     """Reads the files of an entry one after another.
 
     `most_bytes`: at most so many bytes are read, of all files together, of tables in memory, and 100,000 rows; None:
-    everything. After a reading `whole` says whether that was all there is; `columns` has every column that was met, unless everything was
-    read.
+    everything. After a reading `whole` says whether that was all there is; `columns` has every column that was met,
+    unless everything was read.
     """
 
     def __init__(self, data: LocalData, most_bytes: int | None = None) -> None:

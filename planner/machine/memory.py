@@ -15,6 +15,8 @@ from planner.units import format_bytes, format_bytes_down
 
 _GPU_DEVICES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # NVIDIA's, WSL's, AMD's
 _PATIENCE_S = 10.0
+SMALLEST_BUDGET_BYTES = 512
+"""No job fits into fewer: a number below has lost its unit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +91,14 @@ def device_bytes() -> int | None:
 
 
 def check_budgets_here(gpu_budget: int | None, cpu_budget: int | None) -> None:
-    """`check_budgets` for this machine, as far as it is known without torch."""
+    """`check_budgets` for this machine, as far as it is known without torch. Refuses numbers, too, that are so small
+    that their unit was forgotten."""
+    for key, budget in (("gpu_budget", gpu_budget), ("cpu_budget", cpu_budget)):
+        if budget is not None and budget < SMALLEST_BUDGET_BYTES:
+            raise UserError(
+                f"{key} is {budget} bytes, as a number without a unit is.", code="bad-value", exit_code=Exit.USAGE,
+                hint=f"give it with its unit: {budget}GB",
+            )
     there = None if gpu_budget is None else device_bytes()
     check_budgets(gpu_budget, cpu_budget, gpu_bytes=there, ram_bytes=ram_bytes())
 

@@ -154,10 +154,9 @@ def test_a_budget_beyond_the_machine_is_refused_before_anything_is_kept(store: S
 
 
 def test_a_budget_without_its_unit_is_refused_before_anything_is_kept(store: Store, paths: Paths) -> None:
-    with pytest.raises(UserError, match="gpu_budget is 8 bytes") as caught:
+    with pytest.raises(UserError, match="gpu_budget: it is 8; it must be a size like 10GiB") as caught:
         submit(store, paths, JOB + "gpu_budget: 8\n", paths.state.parent)
     assert (caught.value.code, caught.value.exit_code) == ("bad-value", Exit.USAGE)
-    assert "8GB" in str(caught.value.hint)
     assert (store.jobs(), list(paths.runs.iterdir())) == ([], [])
     number, run = a_cancelled_job(store, paths)
     before = run.resolved.read_bytes()
