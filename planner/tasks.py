@@ -1,4 +1,5 @@
-"""The planner worker's task: a job's plan, made by a process of its own, after its data where these are at hand."""
+"""The planner worker's task: a job's plan, made by a process of its own, after its data where these are at hand, or
+where a plan for rows of `max_length` does not fit."""
 
 from __future__ import annotations
 
@@ -38,6 +39,11 @@ def plan_job(job_id: int) -> None:
                 code = count_data(run, watch, limit_s=PLAN_LIMIT_S)
             if code == Exit.DONE:
                 process, code = "planner", run_planner(run, store.url, watch)
+            if code == Exit.DOES_NOT_FIT and run.read_counted() is None:
+                run.say("rows of max_length do not fit; the data may have shorter ones")
+                process, code = "data", count_data(run, watch, limit_s=PLAN_LIMIT_S)
+                if code == Exit.DONE:
+                    process, code = "planner", run_planner(run, store.url, watch)
             store.end(row, code, process=process)
             say_what_is_waited_for(store, job_id, run)
 
