@@ -7,6 +7,8 @@ import re
 import unicodedata
 from decimal import Decimal, InvalidOperation
 
+SMALLEST_BUDGET_BYTES = 512
+"""No job fits into fewer: a number below has lost its unit."""
 _FACTORS = {
     "": 1,
     "b": 1,

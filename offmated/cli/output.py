@@ -17,7 +17,7 @@ from rich.text import Text
 
 from offmated.jobs.states import LARGEST_ID
 from planner.errors import Exit, UserError
-from planner.units import escaped, parse_bytes, printable
+from planner.units import SMALLEST_BUDGET_BYTES, counted, escaped, parse_bytes, printable
 
 P = ParamSpec("P")
 
@@ -109,6 +109,8 @@ class Size(click.ParamType[str]):
             self.fail(str(error), param, ctx)
         if not 0 < count < 2**63:
             self.fail(f"no size of a memory: {value}", param, ctx)
+        if count < SMALLEST_BUDGET_BYTES:
+            self.fail(f"{value} is {counted(count, 'byte')}; give it with its unit: {count}GB", param, ctx)
         return value
 
 

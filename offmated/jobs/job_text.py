@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import yaml
 
 from planner.errors import Exit, UserError
-from planner.job.source import read_text, read_yaml, shown
+from planner.job.source import read_text, read_yaml, shown, to_user_error
 from planner.units import printable
 
 _KEY = re.compile(r"\w[\w.-]*")
@@ -70,7 +71,10 @@ def _read_setting(setting: str) -> tuple[str, object]:
     """Key and value. Raises UserError."""
     key, there, value = setting.partition("=")
     key = key.strip()
-    found = read_yaml(f"value: {value}", f"--set {key}").values if there and key else {}
+    read = read_yaml(f"value: {value}", f"--set {key}", allow_unclear=True) if there and key else None
+    if read is not None and read.unclear:
+        raise to_user_error([replace(mistake, key=f"{_SET}{key}", line=None) for mistake in read.unclear], "--set")
+    found = {} if read is None else read.values
     if found.keys() != {"value"} or not _KEY.fullmatch(key):  # with line breaks a value may be more than one
         raise UserError(
             f"--set takes KEY=VALUE, not {printable(setting)}.", code="usage", hint="--set max_length=512",

@@ -12,8 +12,7 @@ from pydantic import BeforeValidator, Field
 from planner import muon
 from planner.job.records import template_values
 from planner.job.source import SWITCHED_OFF
-from planner.machine.memory import SMALLEST_BUDGET_BYTES
-from planner.units import parse_bytes
+from planner.units import SMALLEST_BUDGET_BYTES, parse_bytes
 
 
 def _size(value: object) -> object:

@@ -11,12 +11,10 @@ from pathlib import Path
 import psutil
 
 from planner.errors import Exit, UserError
-from planner.units import format_bytes, format_bytes_down
+from planner.units import SMALLEST_BUDGET_BYTES, format_bytes, format_bytes_down
 
 _GPU_DEVICES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # NVIDIA's, WSL's, AMD's
 _PATIENCE_S = 10.0
-SMALLEST_BUDGET_BYTES = 512
-"""No job fits into fewer: a number below has lost its unit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

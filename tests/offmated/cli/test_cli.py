@@ -117,6 +117,7 @@ def test_without_a_daemon_commands_say_how_to_start_one(words: list[str], shell:
         ["submit"],
         ["submit", "job.yaml", "--gpu-budget", "10XB"],
         ["submit", "job.yaml", "--gpu-budget", "0"],
+        ["submit", "job.yaml", "--gpu-budget", "6"],
         ["submit", "job.yaml", "--cpu-budget", "99999999999TiB"],
         ["go"],
     ],

@@ -92,3 +92,10 @@ def test_keys_that_are_no_text_stay_for_whoever_reads_the_file_and_aliases_are_r
     for text in ("dataset: &d a.jsonl\neval_dataset: *d\n", "eval_dataset: &d a.jsonl\ndataset: *d\n"):
         with pytest.raises(UserError, match="eval_dataset cannot be set above the file, where it is an alias"):
             with_settings(text, ["eval_dataset=e.jsonl"])
+
+
+def test_a_number_with_two_readings_is_refused_by_the_name_of_its_setting() -> None:
+    with pytest.raises(UserError) as caught:
+        with_settings("model: m\n", ["max_steps=1:30"])
+    said = "--set max_steps: YAML reads 1:30 as 90; write the number that is meant, or a text in quotes"
+    assert (caught.value.code, caught.value.numbers) == ("unclear-number", (said,))
