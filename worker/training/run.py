@@ -207,7 +207,7 @@ class _Run:
                 )  # fmt: skip
 
     def _write_start(self, metrics: Metrics, step: int, resumed_from: int | None, device: torch.device) -> None:
-        tell_broken_lines(self.folder.metrics)
+        tell_broken_lines(self.folder)
         metrics.write(
             "start", step=step, total_steps=self.batches.total_steps, resumed_from=resumed_from,
             device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
