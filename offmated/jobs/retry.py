@@ -49,8 +49,8 @@ def retry(
 
 @contextmanager
 def alone(job_id: int) -> Iterator[None]:
-    """Inside, no other thread tries this job again or cleans it: each writes what it looked at before. Other jobs do not
-    wait, as reading a job's files takes up to minutes."""
+    """Inside, no other thread tries this job again or cleans it: each writes what it looked at before. Other jobs do
+    not wait, as reading a job's files takes up to minutes."""
     with _LEFT:
         _LEFT.wait_for(lambda: job_id not in _TRIED)
         _TRIED.add(job_id)
