@@ -305,8 +305,11 @@ def show_unknown(use: Use) -> Json:
 
 
 def adopt_runs(body: Adoption, use: Use) -> Json:
-    """Make jobs of run folders, of all that no job has where none is named: {"jobs"}."""
-    return {"jobs": [show_job(row.id, use) for row in adopt(use.store, use.paths, body.folders)]}
+    """Make jobs of run folders, of all that no job has where none is named: {"jobs", "left"}, the latter the errors of
+    those that are still none."""
+    found = adopt(use.store, use.paths, body.folders)
+    use.wake()
+    return {"jobs": [show_job(row.id, use) for row in found.rows], "left": [error.to_json() for error in found.left]}
 
 
 def open_page(use: Use) -> Json:

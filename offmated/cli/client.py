@@ -177,11 +177,10 @@ class Client:
         found: list[str] = self._object("GET", "/adopt")["folders"]
         return found
 
-    def adopt(self, folders: Sequence[str]) -> list[Json]:
-        """The jobs that these run folders have become, or all that no job has."""
+    def adopt(self, folders: Sequence[str]) -> tuple[list[Json], list[UserError]]:
+        """The jobs that these run folders have become, or all that no job has, and why others are none."""
         answer: Json = self._send("POST", "/adopt", {"folders": list(folders)}, patience_s=CLEAN_PATIENCE_S).json()
-        jobs: list[Json] = answer["jobs"]
-        return jobs
+        return answer["jobs"], [UserError.from_json(error) for error in answer["left"]]
 
     def report(self, since: float) -> Json:
         """What has ended since then, what works and what comes next: {"since", "title", "lines"}."""

@@ -73,6 +73,18 @@ class RunFolder:
         return self.path / "goes-on"
 
     @property
+    def name(self) -> Path:
+        """What the job is called in lists, where a lost database cannot say it."""
+        return self.path / "name.txt"
+
+    def read_name(self) -> str | None:
+        """name.txt; None for a job of before there was one."""
+        try:
+            return self.name.read_text("utf-8").strip() or None
+        except (OSError, UnicodeDecodeError):
+            return None
+
+    @property
     def packages(self) -> Path:
         """The versions of what trains, when the job was handed in."""
         return self.path / "packages.json"

@@ -108,9 +108,10 @@ def test_a_submitted_job_is_not_asked_about_on_another_base(tmp_path: Path) -> N
     run.plan.write_text(json.dumps(json.loads(run.plan.read_text()) | {"measured": True}))
     run.write_base(freeze_base(job, run.path.parent))
     asked(job, run, tmp_path / "data")
-    weights = next(Path(job.model).glob("*.safetensors"))
-    weights.write_bytes(weights.read_bytes()[::-1])
+    config = Path(job.model) / "config.json"
+    size = config.stat().st_size
+    config.write_text(config.read_text() + "\n")
     with pytest.raises(UserError) as refused:
         asked(job, run, tmp_path / "data")
-    assert (refused.value.code, refused.value.numbers) == ("base-changed", (f"{weights}: other content",))
+    assert (refused.value.code, refused.value.numbers) == ("base-changed", (f"{config}: {size} bytes, now {size + 1}",))
     assert refused.value.hint == "put them back, or give the job's file to ask about the model that is there now"
