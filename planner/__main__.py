@@ -24,7 +24,7 @@ from planner.environment import before_torch
 from planner.errors import Exit
 from planner.fast_imports import lasting_imports
 from planner.hub import speak_for_a_job
-from planner.job.base import check_base
+from planner.job.base import keep_base
 from planner.job.output_dir import Place
 from planner.job.pins import pin
 from planner.job.room import check_room, checkpoint_bytes
@@ -77,7 +77,7 @@ def _answer(options: argparse.Namespace, run: RunFolder | None) -> Answer:
     pictures = Pictures.wanted(options)
     job = pin(run) if run else Job.load(options.job)
     if run is not None:
-        run.write_base(check_base(job, run.read_base(), run.path.parent))
+        keep_base(job, run)
     answer = _plan(job, options, run.read_counted() if run else options.counted)
     if answer.disk is not None and (run is None or run.last_checkpoint_step() is None):
         answer.disk.check()  # one that has a checkpoint goes on: what its drive has taken is not to be for nothing

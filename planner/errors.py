@@ -17,6 +17,7 @@ from planner.units import format_bytes, printable
 _UNSEEN = (errno.EDQUOT, errno.EFBIG)
 """Quotas and the largest size of a file: the disk has room, and does not say how much of it is for this user."""
 _FULL = (errno.ENOSPC, *_UNSEEN)
+_ID = re.compile(r"(\boffmate [a-z-]+ )ID\b")
 _FULL_TEXT = re.compile(rf"\(os error ({'|'.join(map(str, _FULL))})\)|database or disk is full")
 
 
@@ -154,6 +155,18 @@ class UserError(Exception):
             **({"had_bytes": self.had_bytes} if self.had_bytes is not None else {}),
         }
 
+    def of_job(self, number: str | int) -> UserError:
+        """This error with the job's number in its hint, where that has `ID` in a command as it was not known there."""
+        if not self._has_id():
+            return self
+        told = self.to_json()
+        for fields in (told, *told.get("errors", ())):
+            fields["hint"] = _ID.sub(rf"\g<1>{number}", fields["hint"])
+        return UserError.from_json(told)
+
+    def _has_id(self) -> bool:
+        return _ID.search(self.hint) is not None
+
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> UserError:
         """The error that `to_json` gave `fields` of. Raises KeyError or ValueError for other objects."""
@@ -184,6 +197,9 @@ class SeveralErrors(UserError):
             exit_code=errors[0].exit_code, hint="correct all of them, then try again",
         )  # fmt: skip
         self.errors = tuple(errors)
+
+    def _has_id(self) -> bool:
+        return any(error._has_id() for error in self.errors)
 
     def to_json(self) -> dict[str, Any]:
         """As of other errors, with `errors`: those of each."""

@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 
 MOST = 64
 """Records of each entry."""
-LEFT = "the first records could not be looked at: they are when the job has its turn"
 _MOST_S = 20.0  # where conversations are long
 _TOLD = (
     "worker.data.chat", "worker.data.turns", "worker.data.formats", "worker.data.slots", "planner.job.broken_rows",
@@ -74,6 +73,7 @@ class _Look:
         self._folder, self._beside, self._job = folder, beside, Job.from_resolved(folder.resolved)
         self._wrong, self._notes, self._missing = Errors(), list[str](), set[str]()
         self._looks_at, self._offline, self._failed = "", False, False
+        self._unseen: dict[str, list[str]] = {}
         self._longest, self._entries = 0, len((*self._job.data, *self._job.eval_data))
 
     def at_everything(self) -> Exit:
@@ -90,7 +90,9 @@ class _Look:
         self._wrong.refuse()
         if self._failed:
             return Exit.FAILED
-        self._folder.write_first_notes(self._notes)
+        later = "could not be looked at: what is wrong there is told when the job has its turn"
+        unseen = [f"{', '.join(dict.fromkeys(whats))} {later}. {why}" for why, whats in self._unseen.items()]
+        self._folder.write_first_notes([*self._notes, *unseen])
         return Exit.DONE
 
     def _say(self, what: str) -> None:
@@ -109,7 +111,7 @@ class _Look:
             except UserError as error:
                 if error.code != NOT_REACHED and not (self._offline and error.code == OFFLINE):
                     raise
-                self._notes.append(f"{LEFT}. {' '.join((error.what, *error.numbers))}")
+                self._unseen.setdefault(" ".join((error.what, *error.numbers)), []).append(what)
             except MemoryError:
                 raise takes_too_much(self._looks_at, OUT_OF_MEMORY) from None
             except Exception as error:  # our bug, or the machine's: what else is wrong is told all the same

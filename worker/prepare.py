@@ -17,7 +17,7 @@ from planner.counted import Counted
 from planner.errors import Exit
 from planner.fast_imports import lasting_imports
 from planner.hub import speak_for_a_job
-from planner.job.base import check_base
+from planner.job.base import keep_base
 from planner.job.pins import pin
 from planner.job.schema import Job
 from planner.measure.rope import rope_border
@@ -53,7 +53,7 @@ def _say(file: Path) -> Exit:
 
 def _prepare(folder: RunFolder) -> Exit:
     job = pin(folder)
-    folder.write_base(check_base(job, folder.read_base(), folder.path.parent))
+    keep_base(job, folder)
     folder.write_counted(_counted(job, folder))
     return Exit.DONE
 

@@ -236,9 +236,10 @@ def change_machine(change: Literal["pause", "resume"], use: Use) -> Json:
 
 def show_events(job_id: JobId, use: Use, position: Annotated[int, Query(ge=0, lt=2**63)] = 0) -> Json:
     """Some of the trainer's events after what was read before, and the position to ask from next time; none, and the
-    position asked from, where there are no more."""
-    events, following = RunFolder(Path(use.store.job(job_id).run_dir)).metrics_after(position)
-    return {"events": events, "position": following}
+    position asked from, where there are no more. `lines`: how many lines of metrics.jsonl were read; `broken`: which of
+    these, from 1 on, are no events."""
+    found = RunFolder(Path(use.store.job(job_id).run_dir)).metrics_after(position)
+    return {"events": found.events, "position": found.position, "lines": found.lines, "broken": found.broken}
 
 
 def show_log(job_id: JobId, use: Use, follow: bool = False, tail: Tail = None) -> StreamingResponse:
@@ -304,8 +305,11 @@ def show_unknown(use: Use) -> Json:
 
 
 def adopt_runs(body: Adoption, use: Use) -> Json:
-    """Make jobs of run folders, of all that no job has where none is named: {"jobs"}."""
-    return {"jobs": [show_job(row.id, use) for row in adopt(use.store, use.paths, body.folders)]}
+    """Make jobs of run folders, of all that no job has where none is named: {"jobs", "left"}, the latter the errors of
+    those that are still none."""
+    found = adopt(use.store, use.paths, body.folders)
+    use.wake()
+    return {"jobs": [show_job(row.id, use) for row in found.rows], "left": [error.to_json() for error in found.left]}
 
 
 def open_page(use: Use) -> Json:

@@ -22,7 +22,8 @@ MOST_BODY_BYTES = 2**21
 REQUEST_S = 20.0
 """To send a request in; answers may take longer."""
 MOST_CONNECTIONS = 256
-"""Connections are file descriptors, of which a process often has 1,024, and jobs need some. Of fewer, a quarter."""
+"""Connections are file descriptors, of which a process often has 1,024, and jobs need some. Where a process may have
+fewer, connections take at most a quarter of them."""
 MOST_STRANGERS = 32
 """Of these over TCP that have not shown the token. The oldest gives its place up to who comes after: whoever has the
 token shows it at once, and nobody can keep them out by sitting there."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import click
 
 from offmated.cli.client import Client
@@ -16,15 +18,20 @@ _SHOWN = 5
 @json_option
 def adopt(folders: tuple[str, ...], as_json: bool) -> None:
     """Make jobs again of run folders that the database does not know; without FOLDER of all. Those with a model are
-    done; the others have failed, and offmate retry goes on from their checkpoints."""
-    jobs = Client(Paths.from_environment()).adopt(folders)
+    done, and those that had not begun are held until offmate release; the others have failed, and offmate retry goes on
+    from their checkpoints."""
+    jobs, left = Client(Paths.from_environment()).adopt(folders)
+    for error in left:
+        click.echo(str(error), err=True)
     if as_json:
         print_json(jobs)
-        return
-    for job in jobs:
-        click.echo(f"{job['id']}  {job['state']}  {job['run_dir']}")
-    if not jobs:
-        click.echo("Every run folder is a job's.")
+    else:
+        for job in jobs:
+            click.echo(f"{job['id']}  {job['standing']}  {job['run_dir']}")
+        if not jobs and not left:
+            click.echo("Every run folder is a job's.")
+    if left:
+        sys.exit(left[0].exit_code)
 
 
 def unknown_words(client: Client) -> str:

@@ -15,6 +15,7 @@ from offmated.lock import lock_holder
 from offmated.paths import Paths
 from offmated.version import API, release
 from planner.errors import Exit, UserError
+from planner.run.events import Piece
 from planner.run.processes import Process
 
 Json = dict[str, Any]
@@ -176,11 +177,10 @@ class Client:
         found: list[str] = self._object("GET", "/adopt")["folders"]
         return found
 
-    def adopt(self, folders: Sequence[str]) -> list[Json]:
-        """The jobs that these run folders have become, or all that no job has."""
+    def adopt(self, folders: Sequence[str]) -> tuple[list[Json], list[UserError]]:
+        """The jobs that these run folders have become, or all that no job has, and why others are none."""
         answer: Json = self._send("POST", "/adopt", {"folders": list(folders)}, patience_s=CLEAN_PATIENCE_S).json()
-        jobs: list[Json] = answer["jobs"]
-        return jobs
+        return answer["jobs"], [UserError.from_json(error) for error in answer["left"]]
 
     def report(self, since: float) -> Json:
         """What has ended since then, what works and what comes next: {"since", "title", "lines"}."""
@@ -201,11 +201,10 @@ class Client:
         """A job's plan as a page for the browser. UserError `no-plan` before there is one."""
         return self._send("GET", f"/jobs/{job_id}/plan.html").content
 
-    def events(self, job_id: int, position: int = 0) -> tuple[list[Json], int]:
+    def events(self, job_id: int, position: int = 0) -> Piece:
         """Some of the trainer's events after what was read before, and the position to ask from next time: the same one
         when there are no more."""
-        answer = self._send("GET", f"/jobs/{job_id}/events", params={"position": position}).json()
-        return answer["events"], answer["position"]
+        return Piece(**self._send("GET", f"/jobs/{job_id}/events", params={"position": position}).json())
 
     def logs(self, job_id: int, follow: bool = False) -> Iterator[str]:
         """The job's log in pieces; with `follow` until the job is over (or the daemon goes)."""

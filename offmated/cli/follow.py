@@ -18,7 +18,9 @@ from offmated.cli.output import console, say
 from offmated.jobs.figures import why_replaced
 from offmated.jobs.states import FINAL, JobState
 from planner.errors import Exit, UserError
+from planner.run.events import Piece
 from planner.run.folder import RunFolder
+from planner.units import counted
 
 POLL_S = 0.5
 LINE_EVERY_S = 10.0
@@ -109,28 +111,49 @@ def _planned(client: Client, job: dict[str, Any]) -> dict[str, Any]:
 
 def events(client: Client, job_id: int, following: bool) -> Iterator[dict[str, Any]]:
     """The trainer's events of a job; with `following` as they come, until it is over. Where no daemon answers, those
-    in the run folder. Raises UserError `daemon-ended` or `daemon-silent` when the daemon goes or hangs on the way."""
+    in the run folder. How many lines could not be read is said on stderr once the others have come. Raises UserError
+    `daemon-ended` or `daemon-silent` when the daemon goes or hangs on the way."""
+    broken: list[int] = []
+    try:
+        lines = 0
+        for piece in _pieces(client, job_id, following):
+            broken += (lines + number for number in piece.broken)
+            lines += piece.lines
+            yield from piece.events
+    finally:
+        if broken:
+            say(_left_out(broken), err=True)
+
+
+def _pieces(client: Client, job_id: int, following: bool) -> Iterator[Piece]:
     position, last = 0, not following
     while True:
         try:
             last = last or client.job(job_id)["state"] in FINAL  # asked before reading, so that none is missed
-            new, end = client.events(job_id, position)
+            piece = client.events(job_id, position)
         except UserError as error:
             if position and error.code == "daemon-not-running":
                 raise left_alone(job_id) from None
             if position:  # the run folder has what was told, too
                 raise
-            yield from _without_daemon(client, job_id, error, following).read_metrics()
+            yield _without_daemon(client, job_id, error, following).all_metrics()
             if following:
                 raise
             return
-        yield from new
-        if end != position:  # they come piece by piece
-            position = end
+        yield piece
+        if piece.position != position:  # they come piece by piece
+            position = piece.position
         elif last:
             return
         else:
             time.sleep(POLL_S)
+
+
+def _left_out(broken: list[int]) -> str:
+    """Which lines of a job's events are not among those that were told."""
+    count, first = len(broken), broken[0]
+    where = f"is left out: line {first}" if count == 1 else f"are left out; the first is line {first}"
+    return f"{counted(count, 'line')} of the job's metrics.jsonl could not be read and {where}."
 
 
 def log(client: Client, job_id: int, following: bool) -> Iterator[str]:
@@ -229,8 +252,9 @@ class News:
     def _new_events(self, job_id: int) -> Iterator[dict[str, Any]]:
         while True:
             before = self._position
-            events, self._position = self._client.events(job_id, before)
-            yield from events
+            piece = self._client.events(job_id, before)
+            self._position = piece.position
+            yield from piece.events
             if self._position == before:
                 return
 

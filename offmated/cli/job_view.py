@@ -218,7 +218,8 @@ def retried(job: Json) -> str:
     """After `retry`."""
     step = job["last_checkpoint_step"]
     origin = "starts again from the start: it has no checkpoint" if step is None else f"goes on from step {step}"
-    return f"Job {job['id']} {origin}; place {job['place']} in the queue."
+    waits = f": {reason(job)}" if job["kept"] else ""
+    return f"Job {job['id']} {origin}; place {job['place']} in the queue{waits}."
 
 
 def _attempts(job: Json) -> Iterator[tuple[str, str]]:

@@ -7,11 +7,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import click
+import psutil
 import yaml
 
 from offmated.cli import pictures
@@ -39,6 +40,8 @@ _KINDS = {
     | {"chain", "slices", "clip", "time_limit", "gap", "no_cpu_updates", "no_activation_offload"},
 }
 """What can be asked, and the options that belong to it."""
+_END_S = 5.0
+"""To remove temporary folders in."""
 _NAMED = 3  # files; more are "the data"
 
 
@@ -204,15 +207,29 @@ def run_child(
     command: Sequence[str], *, stdout: int | None = None, stderr: int | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run a process that has temporary folders, or processes of its own. Where this one is to end meanwhile, that one
-    is first told to, and leaves none of them behind."""
+    is first told to, and leaves none of them behind; after `_END_S` it is killed, and its processes with it."""
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, text=True) as child:
         try:
             said, errors = child.communicate()
         except BaseException:
-            child.terminate()
-            child.wait()
+            _end(child)
             raise
     return subprocess.CompletedProcess(command, child.returncode, said, errors)
+
+
+def _end(child: subprocess.Popen[str]) -> None:
+    with suppress(psutil.NoSuchProcess):
+        process = psutil.Process(child.pid)
+        child.terminate()
+        try:
+            child.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            everyone = process.children(recursive=True)  # asked before it ends: then they are nobody's children
+            child.kill()
+            for other in everyone:
+                with suppress(psutil.NoSuchProcess):
+                    other.kill()
+    child.wait()
 
 
 def _words(given: Mapping[str, Any], told: Collection[str] = ()) -> Iterator[str]:

@@ -6,18 +6,19 @@ import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import func, select, text
 from sqlalchemy.orm import Session
 
-from offmated.jobs.states import JobState
+from offmated.jobs.states import Hold, JobState
 from offmated.jobs.store import Store
-from offmated.jobs.submission import NAME_LENGTH
+from offmated.jobs.submission import name_of
 from offmated.jobs.table import JobRow
 from offmated.paths import Paths
-from planner.errors import Exit, UserError
+from planner.errors import Exit, UserError, first_line
 from planner.job.output_dir import delivered
 from planner.job.schema import Job
 from planner.run.folder import RunFolder
@@ -27,45 +28,92 @@ _SAVED = ("plan.json", "metrics.jsonl", "checkpoints", "trained", "output")
 """What more than a submission has made."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adopted:
+    """Run folders that are jobs again, and why others are not."""
+
+    rows: list[JobRow]
+    left: list[UserError]
+
+
 def unknown(store: Store, paths: Paths) -> list[Path]:
-    """The folders among the run folders that a job has worked in and no row names, in the order of their names."""
+    """The folders among the run folders that are a job's, or cannot be looked at, and that no row names, in the order
+    of their names."""
     with store.looking() as session:
         known = set(session.scalars(select(JobRow.run_dir)))
-    found = [folder for folder in paths.runs.iterdir() if str(folder) not in known and _is_run(folder)]
+    found = [folder for folder in paths.runs.iterdir() if str(folder) not in known and _may_be_run(folder)]
     return sorted(found, key=lambda folder: (not folder.name.isdecimal(), folder.name.zfill(12)))
 
 
-def adopt(store: Store, paths: Paths, names: Sequence[str] = ()) -> list[JobRow]:
-    """Make jobs of run folders of these names, or of all `unknown` ones: done where their model is there, else failed,
-    so that a retry goes on from their checkpoints. Folders stay where they are; the number is the folder's name where
-    no other job has it. Raises UserError `not-a-run`, `run-known`, `run-lives`; then none is made."""
-    folders = [_named(store, paths, name) for name in dict.fromkeys(names)] if names else unknown(store, paths)
-    for folder in folders:
-        _check_left(folder)
-    described = [(folder, _described(folder)) for folder in folders]
+def follow_runs(store: Store, paths: Paths) -> None:
+    """Where the whole state folder was moved, have jobs find their run folders, which are not where they were, at their
+    new places, and the models in these."""
     with store.writing() as session:
-        rows = []
+        for row in session.scalars(select(JobRow).where(~JobRow.run_dir.startswith(f"{paths.runs}/", autoescape=True))):
+            before, now = Path(row.run_dir), paths.runs / Path(row.run_dir).name
+            with suppress(OSError):  # nobody knows whether it is there: it stays
+                if before.exists() or not RunFolder(now).resolved.is_file():
+                    continue
+                row.run_dir = str(now)
+                output = (row.result or {}).get("output")
+                if isinstance(output, str) and Path(output).is_relative_to(before):
+                    row.result = {**(row.result or {}), "output": str(now / Path(output).relative_to(before))}
+
+
+def adopt(store: Store, paths: Paths, names: Sequence[str] = ()) -> Adopted:
+    """Make jobs of run folders of these names, or of all `unknown` ones: done where their model is there, held where no
+    process of theirs had begun, else failed, so that a retry goes on from their checkpoints. Folders stay where they
+    are; the number is the folder's name where no other job has it. One that cannot be read, or in which a process
+    works (`run-lives`), keeps no other from it. Raises UserError `not-a-run`, `run-known`; then none is made."""
+    folders = [_named(store, paths, name) for name in dict.fromkeys(names)] if names else unknown(store, paths)
+    described, left = [], []
+    for folder in folders:
+        try:
+            _check_left(folder)
+            described.append((folder, _described(folder)))
+        except UserError as error:
+            left.append(error if error.code == "run-lives" else _unreadable(folder, error))
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            left.append(_unreadable(folder, error))
+    with store.writing() as session:
+        rows: list[JobRow] = []
+        known = set(session.scalars(select(JobRow.run_dir)))  # a submission may have given a folder its row meanwhile
         for folder, values in described:
+            if str(folder) in known:
+                continue
             row = JobRow(id=_number(session, folder, paths), run_dir=str(folder), **_place(session), **values)
             session.add(row)
             session.flush()
             rows.append(row)
         if rows and session.get_bind().dialect.name == "postgresql":  # which gives numbers by a count of its own
             session.execute(text("SELECT setval(pg_get_serial_sequence('jobs', 'id'), (SELECT max(id) FROM jobs))"))
-    return rows
+    return Adopted(rows=rows, left=left)
 
 
 def _is_run(folder: Path) -> bool:
     hidden = folder.name.startswith(".") or folder.is_symlink()
-    return (
-        not hidden and RunFolder(folder).resolved.is_file() and any((folder / name).exists() for name in _SAVED)
-    )
+    return not hidden and RunFolder(folder).resolved.is_file()
+
+
+def _may_be_run(folder: Path) -> bool:
+    try:
+        return _is_run(folder)
+    except OSError:  # it cannot be looked into, which is to be said
+        return True
+
+
+def _unreadable(folder: Path, error: Exception) -> UserError:
+    why = error.what if isinstance(error, UserError) else f"{type(error).__name__}: {first_line(error)}"
+    return UserError(
+        f"The run folder {folder} cannot be read, and is no job again.", code="run-unreadable", numbers=(why,),
+        hint=f"repair it, then offmate adopt {folder.name}",
+    )  # fmt: skip
 
 
 def _named(store: Store, paths: Paths, name: str) -> Path:
     folder = paths.runs / Path(os.path.normpath(name)).name
     inside = Path(os.path.realpath(paths.runs / name)) == Path(os.path.realpath(folder))
-    if not inside or not folder.is_dir() or not _is_run(folder):
+    if not inside or not folder.is_dir() or not _may_be_run(folder):
         raise UserError(
             f"{name} is no run folder of a job.", code="not-a-run", exit_code=Exit.USAGE,
             numbers=(f"run folders are in {paths.runs}",), hint="offmate adopt takes all that no job has",
@@ -101,17 +149,21 @@ def _described(folder: Path) -> dict[str, Any]:
     created_at = run.resolved.stat().st_mtime
     files = [path.stat().st_mtime for path in (run.log, run.metrics) if path.exists()]
     starts = [event for event in run.read_metrics() if event["event"] == "start"]
+    begun = any((folder / name).exists() for name in _SAVED)
+    waits = not begun and run.read_error() is None
     lost = UserError(
         "The job had not ended when the database was lost.", code="job-adopted",
         numbers=(f"its last checkpoint is of step {step}" if step is not None else "it has no checkpoint",),
         hint="offmate retry goes on with it",
     )  # fmt: skip
     return {
-        "name": (job.run_name or Path(job.model).name)[:NAME_LENGTH],
-        "state": JobState.DONE if done else JobState.FAILED, "created_at": created_at,
-        "started_at": starts[0].get("time") if starts else None, "ended_at": max([created_at, *files]),
+        "name": run.read_name() or name_of(job, "", Path.home()), "hold": Hold.HELD if waits else None,
+        "state": JobState.DONE if done else JobState.SUBMITTED if waits else JobState.FAILED, "created_at": created_at,
+        "started_at": starts[0].get("time") if starts else None,
+        "ended_at": None if waits else max([created_at, *files]),
         "attempts": len(starts), "history": [], "crashes": 0, "last_checkpoint_step": step,
-        "error": None if done else lost.to_json(), "exit_code": 0 if done else int(Exit.FAILED),
+        "error": None if done or waits else (run.read_error() if not begun else None) or lost.to_json(),
+        "exit_code": None if waits else 0 if done else int(Exit.FAILED),
         "result": end if ends_done else ({"output": str(model)} if done else None), "priority": 0,
         "notes": [f"taken back from {folder} on {time.strftime('%Y-%m-%d')}"],
         "output_dir": os.path.realpath(job.output_dir) if job.output_dir is not None else None,

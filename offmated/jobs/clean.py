@@ -13,7 +13,7 @@ from pathlib import Path
 
 from sqlalchemy import select, update
 
-from offmated.jobs.retry import ONE_AT_A_TIME
+from offmated.jobs.retry import alone
 from offmated.jobs.states import FINAL, JobState
 from offmated.jobs.store import Store
 from offmated.jobs.table import JobRow
@@ -46,7 +46,7 @@ def clean(
     """
     found = []
     for row in _rows(store, job_ids, unfinished, older_s):
-        with ONE_AT_A_TIME:  # a retry looks for the checkpoint that goes here
+        with alone(row.id):  # a retry looks for the checkpoint that goes here
             if store.job(row.id).state is not row.state:
                 continue
             folders = [folder for folder in _folders(RunFolder(Path(row.run_dir))) if folder.is_dir()]

@@ -59,8 +59,8 @@ def longer(row: JobRow, length: Length) -> Longer:
             row, "it has no checkpoint any more, or never had one: nothing is saved after the last step",
             f"offmate rerun {row.id} begins from the start; a smaller save_steps leaves a checkpoint near the end",
         )  # fmt: skip
-    check_frozen(job, run.read_frozen())
     hint = f"offmate rerun {row.id} trains from the start on what is there now"
+    check_frozen(job, run.read_frozen(), hint=hint)
     check_base(job, run.read_base(), run.path.parent, hint=hint)
     checkpoint = max(found, key=lambda folder: int(folder.name[5:]))
     notes = [_note(row, new, length, int(checkpoint.name[5:]))]

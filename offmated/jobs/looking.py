@@ -13,6 +13,7 @@ from planner.job.schema import Job
 from planner.machine.memory import check_budgets_here
 from planner.run.bounds import ended_by
 from planner.run.folder import RunFolder
+from planner.run.oom import kills
 
 LOOK_S = 60.0
 """A few seconds are enough, and more are needed where the hub is slow."""
@@ -26,6 +27,7 @@ def look_at(run: RunFolder, folder: Path | None = None) -> tuple[str, ...]:
     records, all that is found as one; notes on them. `folder`: that of the job file, for names that are near. What does
     not come to an answer, as where the hub is slow, is left to the job's turn: a note says so."""
     command = [sys.executable, "-P", "-m", "worker.first_records", str(run.path), *([str(folder)] if folder else [])]
+    killed_before = kills()
     try:
         code = subprocess.run(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=LOOK_S,
@@ -39,7 +41,7 @@ def look_at(run: RunFolder, folder: Path | None = None) -> tuple[str, ...]:
         path.unlink(missing_ok=True)
     if error is not None:
         raise UserError.from_json(error)
-    if code < 0 and (ended := ended_by(-code, at)) is not None:
+    if code < 0 and (ended := ended_by(-code, at, kernel_kills=kills() > killed_before)) is not None:
         raise ended
     return (LEFT,) if code != Exit.DONE or notes is None else notes
 

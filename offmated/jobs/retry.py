@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from offmated.jobs.states import AGAIN, JobState
 from offmated.jobs.store import Store
 from offmated.jobs.submission import as_asked, check_output, look_again
 from offmated.jobs.table import JobRow
+from planner.errors import UserError
 from planner.job.base import AT_ONCE_BYTES, BESIDE_WEIGHTS, PARTS, check_base, freeze_base
-from planner.job.frozen import check_frozen, freeze
+from planner.job.frozen import check_frozen, freeze, other_content
 from planner.job.schema import Job
 from planner.machine.memory import check_budgets_here
 from planner.run.folder import RunFolder
 
-ONE_AT_A_TIME = threading.Lock()  # retries come from the API's threads, and each writes what it looked at before
+_SHOWN = 20
+_TRIED: set[int] = set()
+_LEFT = threading.Condition()
 
 
 def retry(
@@ -30,12 +36,30 @@ def retry(
     Raises UserError when the job is neither, or cannot be run any more as it was written.
     """
     budgets = {name: size for name, size in (("gpu_budget", gpu_budget), ("cpu_budget", cpu_budget)) if size}
-    with ONE_AT_A_TIME:
+    with alone(job_id):
         row = store.job(job_id)
         again = row.state in AGAIN
         run = RunFolder(Path(row.run_dir))
         allowed = (allow_changed_data, allow_changed_model)
-        return store.retry(job_id, _make_ready(store, run, budgets, *allowed) if again else row.state)
+        try:
+            return store.retry(job_id, _make_ready(store, run, budgets, *allowed) if again else row.state)
+        except UserError as error:
+            raise error.of_job(job_id) from None
+
+
+@contextmanager
+def alone(job_id: int) -> Iterator[None]:
+    """Inside, no other thread tries this job again or cleans it: each writes what it looked at before. Other jobs do
+    not wait, as reading a job's files takes up to minutes."""
+    with _LEFT:
+        _LEFT.wait_for(lambda: job_id not in _TRIED)
+        _TRIED.add(job_id)
+    try:
+        yield
+    finally:
+        with _LEFT:
+            _TRIED.remove(job_id)
+            _LEFT.notify_all()
 
 
 def _make_ready(store: Store, run: RunFolder, budgets: dict[str, int], other_data: bool, other_model: bool) -> JobState:
@@ -57,13 +81,17 @@ def _make_ready(store: Store, run: RunFolder, budgets: dict[str, int], other_dat
     if budgets:
         check_budgets_here(budgets.get("gpu_budget"), budgets.get("cpu_budget"))
         job = job.model_copy(update=budgets)
-    if frozen is not None:  # all is checked: a try that is refused leaves the job as it was
+    # All is checked: a try that is refused leaves the job as it was.
+    if frozen is not None:
+        _say_allowed(run, "data", run.read_frozen(), frozen)
         run.write_frozen(frozen)
         if not run.is_tokenized or (run.read_error() or {}).get("code") == "rows-longer-than-planned":
             run.tokens.unlink(missing_ok=True)
             run.plan.unlink(missing_ok=True)
     if reads_again:
         run.forget_tokens()
+    if other_model and base is not None:
+        _say_allowed(run, "model and tokenizer", run.read_base(), base)
     run.write_base(base)
     run.forget_notches()  # whoever has it tried again may have made room: it is helped as often as before
     if job != before:
@@ -71,3 +99,12 @@ def _make_ready(store: Store, run: RunFolder, budgets: dict[str, int], other_dat
         run.write_resolved(job.resolved_yaml())
     plan = run.read_plan()
     return JobState.WAITING if goes_on and plan is not None and plan["measured"] else JobState.SUBMITTED
+
+
+def _say_allowed(
+    run: RunFolder, what: str, before: Mapping[str, Mapping[str, Any]] | None, now: Mapping[str, Mapping[str, Any]]
+) -> None:
+    """Have the job's log say which files are others by the leave of whoever has it tried again."""
+    lines = other_content(before, now)
+    more = [f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
+    run.say(f"retry allows other files of the {what}: " + ("; ".join([*lines[:_SHOWN], *more]) or "none has changed"))

@@ -20,41 +20,49 @@ _SPARE_BYTES, _SPARE_FILES = 64 * 2**20, 64  # or a twentieth of a small disk
 
 
 def needing(error: Mapping[str, Any], run: RunFolder, before: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The error of a full disk with what the job needs to go on. Where the process knew that, and it is not there, the
-    job goes on once it is. Else it is as much as can be told from the run's disk, nothing where that has all that was
-    said, and the job is tried again by the clock as well, later and later as `before`, what it ended with before."""
+    """The error of a full disk, with what has to be free for the job to go on. Where the process said how much it
+    needs, and the disk has less, the job goes on once that is free: `again` is None. Otherwise the need is guessed from
+    the run's disk; it is unknown where the disk has as much as the process said. Then the job is also tried again by
+    the clock, each time after twice the pause that `before` has, the error it ended with before."""
     needs = Room.of(error.get("needs"))
     if needs is not None and _missing(needs) != (0, 0):
-        return dict(error)
+        return {**error, "again": None}
     needs = _guessed(run) if needs is None else Room(needs.folder, 0)
     return trying_again({**error, "needs": needs.to_json()}, before)
 
 
 def goes_on(error: Mapping[str, Any] | None) -> bool:
-    """Whether what `error` needs is there, or it is time to try. Raises OSError when the disk does not answer."""
+    """Whether what `error` needs is there, or it is time to try. Where `error` was recorded by a version that had no
+    clock, it is: what it needs was guessed then, and may never be there. Raises OSError when the disk does not answer.
+    """
     found = error or {}
     needs = Room.of(found.get("needs"))
     if needs is not None and not needs.is_unseen and _missing(needs) == (0, 0):
         return True
-    return is_time(found) if "again" in found or needs is None else False
+    by_clock = needs is None or found.get("again", {}) is not None
+    return by_clock and is_time(found)
 
 
 def waiting_words(error: Mapping[str, Any] | None) -> str:
     """What a job waits for that ended with `error`. Raises OSError when the disk does not answer."""
     needs = Room.of((error or {}).get("needs"))
-    if error is None or needs is None or goes_on(error):
+    if error is None or needs is None:
         return "there is room again: it goes on"
+    if goes_on(error):
+        seen = not needs.is_unseen and _missing(needs) == (0, 0)
+        return "there is room again: it goes on" if seen else "waiting for room: is tried again now"
     missing_bytes, missing_files = _missing(needs)
     missing = [format_bytes(missing_bytes)] * bool(missing_bytes)
     missing += [counted(missing_files, "file")] * bool(missing_files)
     what = f"{' and '.join(missing)} missing at {needs.folder}" if missing else " ".join(error["numbers"][:1])
-    again = f", tried again at {tried_at(error)}" if "again" in error else ""
+    again = f", tried again at {tried_at(error)}" if error.get("again") else ""
     return f"waiting for room: {what}; goes on by itself{again}"
 
 
 def _guessed(run: RunFolder) -> Room:
-    """What a job needs whose process could not say it: what its newest checkpoint takes, and some more. Where the disk
-    has that now, as when the process removed what it had begun, it is more than the disk has."""
+    """A guess at what has to be free for a job whose process could not say it: the size of its newest checkpoint, and
+    a reserve. The disk may have that much now, as the process removed the files that it had begun; then the guess is
+    what is free now, and the reserve."""
     step = run.last_checkpoint_step()
     saved = [] if step is None else [*(run.checkpoints / f"step-{step}").glob("*")]
     disk = os.statvfs(run.path)

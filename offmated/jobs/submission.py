@@ -194,6 +194,7 @@ def _take_in(
         _write(run.frozen, json.dumps(frozen))
         _write(run.base, json.dumps(base))
         _write(run.packages, json.dumps(package_versions()))
+        _write(run.name, name)
         if checkpoint is not None:
             _write(run.goes_on, f"{checkpoint}\n")
         _flush(draft)
@@ -301,7 +302,7 @@ def _is_draft(folder: Path) -> bool:
     run = RunFolder(folder)
     return {path.name for path in folder.iterdir()} <= {
         run.submitted.name, run.resolved.name, run.frozen.name, run.base.name, run.packages.name, run.error.name,
-        run.first_notes.name, run.looks_at.name, run.goes_on.name,
+        run.first_notes.name, run.looks_at.name, run.goes_on.name, run.name.name,
     }  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from offmated.api.addresses import UnixAddress
 from offmated.api.app import Services, make_app
 from offmated.api.server import Server
 from offmated.config import Config
+from offmated.jobs.adopt import follow_runs
 from offmated.jobs.database import choose_journal
 from offmated.jobs.migrate import upgrade
 from offmated.jobs.queue import leave_gpu, yields
@@ -125,6 +126,7 @@ class Daemon:
         self._store.engine.dispose()
         choose_journal(self._store.engine)
         sweep_drafts(self._paths)
+        follow_runs(self._store, self._paths)
         forget_others(self._store, tuple(self._notifiers))
         if self._idle_s is None:
             leave_gpu(self._store, False)  # as it was left when the settings asked for it

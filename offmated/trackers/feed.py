@@ -94,7 +94,8 @@ def follow(
     sure: deque[tuple[float, Told]] = deque()
     noted, position, ending = told, told.position, False
     while True:
-        events, after = run.metrics_after(position)
+        piece = run.metrics_after(position)
+        events, after = piece.events, piece.position
         new: list[Point] = []
         for kind, point in points(events):
             if point.step >= told.step and point.step > newest.get(kind, -1):

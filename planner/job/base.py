@@ -16,14 +16,14 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from planner.codec import json_object
 from planner.errors import Exit, UserError
 from planner.job.local_data import is_local
 from planner.job.schema import Job
 from planner.job.weights import weight_files
-from planner.units import format_bytes
+from planner.units import counted, format_bytes
 
 log = logging.getLogger(__name__)
 
@@ -103,9 +103,9 @@ def check_base(
     hint: str = "go on with what is there now: offmate retry ID --allow-changed-model",
 ) -> Base | None:  # fmt: skip
     """Raise UserError `base-changed` where these `parts` of the job's base are not those that were handed in. Returns
-    what is to be noted of it from now on. `base` None: nobody knows what there was. `runs` as for `freeze_base`.
-    `most_bytes`: where more than that would have to be read, what is known without is all that is said. `hint`: what
-    there is to do beside putting the files back. Raises OSError."""
+    what is to be noted of it from now on. `base` None: it was never noted, and nothing is checked. `runs` as for
+    `freeze_base`. `most_bytes`: no more than that is read; where it would have to be, only what file sizes and times
+    say is checked. `hint`: what people can do besides putting the files back. Raises OSError."""
     if base is None:
         return None
     wanted = set(parts)
@@ -137,6 +137,36 @@ def check_base(
             exit_code=Exit.USAGE, numbers=(*changes[:_SHOWN], *more), hint=f"put them back, or {hint}",
         )  # fmt: skip
     return {**base, **{path: {**before[path], **told} for path, told in unread.items()}}
+
+
+class Run(Protocol):
+    """What is kept of a base in a run folder (`planner.run.folder.RunFolder`)."""
+
+    @property
+    def path(self) -> Path:
+        """Beside those of all other runs."""
+
+    def read_base(self) -> Base | None:
+        """None where there is none."""
+
+    def write_base(self, base: Base | None) -> None:
+        """Write it anew."""
+
+    def say(self, text: str) -> None:
+        """Add a line to the job's log."""
+
+
+def keep_base(job: Job, run: Run, *, parts: Iterable[Part] = PARTS) -> None:
+    """At a start of a run folder's job: raise UserError `base-changed` as `check_base` does, and note what is known
+    of its base from now on. A job of before bases were noted has that which is there now. Raises OSError."""
+    runs = run.path.parent
+    if (base := run.read_base()) is None:
+        base = freeze_base(job, runs)
+        run.write_base(base)
+        if base:
+            files = counted(len(base), "file")
+            run.say(f"the base was not noted when the job was submitted; it is from now on: {files}, as they are now")
+    run.write_base(check_base(job, base, runs, parts=parts))
 
 
 def _matching(folder: Path, patterns: Iterable[str]) -> list[Path]:

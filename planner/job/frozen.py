@@ -59,9 +59,13 @@ def freeze(job: Job) -> dict[str, dict[str, Any]]:
     return {str(file): _told(file) for file in _files(job)}
 
 
-def check_frozen(job: Job, frozen: Frozen | None) -> None:
+def check_frozen(
+    job: Job, frozen: Frozen | None, *,
+    hint: str = "train on what is there now: offmate retry ID --allow-changed-data",
+) -> None:  # fmt: skip
     """Raise UserError `data-changed` where the local data, or the adapter that the job goes on from, are not those that
-    were handed in; `frozen` None: nobody knows what these were."""
+    were handed in; `frozen` None: nobody knows what these were. `hint`: what there is to do beside putting the files
+    back."""
     if frozen is None:
         return
     now = set(map(str, _files(job)))
@@ -82,8 +86,27 @@ def check_frozen(job: Job, frozen: Frozen | None) -> None:
             "The files are not those that the job was submitted with.",
             code="data-changed", exit_code=Exit.USAGE,
             numbers=(*changes[:_SHOWN], *more),
-            hint="put them back, or train on what is there now: offmate retry ID --allow-changed-data",
+            hint=f"put them back, or {hint}",
         )  # fmt: skip
+
+
+def other_content(before: Mapping[str, Mapping[str, Any]] | None, now: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Of files that were noted `before` and `now`, of data or of a base: a line for each whose content is another, or
+    may be as it was not read in full; `before` None: nobody knows what there was."""
+    if before is None:
+        return ["what they were when the job was handed in was not noted"]
+    lines = [f"{path}, which is gone" for path in sorted(before.keys() - now.keys())]
+    lines += [f"{path}, which is new" for path in sorted(now.keys() - before.keys())]
+    for path in sorted(before.keys() & now.keys()):
+        one, other = before[path], now[path]
+        if one["bytes"] != other["bytes"]:
+            lines.append(f"{path}: {one['bytes']} bytes, now {other['bytes']}")
+        elif None in (one["hash"], other["hash"]):
+            if one.get("status") != other.get("status"):
+                lines.append(f"{path}, which was written to or moved; its content was not read in full")
+        elif one["hash"] != other["hash"]:
+            lines.append(f"{path}: other content")
+    return lines
 
 
 def _is_as_before(path: Path, before: Mapping[str, Any]) -> bool:

@@ -22,7 +22,6 @@ OUT_OF_MEMORY = f"more than {MOST_BYTES // 2**30} GiB of memory"
 _BY_SIGNAL = {
     signal.SIGXCPU: f"more than {MOST_S} s of the processor's time",
     signal.SIGABRT: OUT_OF_MEMORY,  # so libraries in C++ and Rust end where they get no memory
-    signal.SIGKILL: "more memory than there is free, or somebody ended the process",
 }
 
 
@@ -58,6 +57,16 @@ def takes_too_much(what: str, number: str) -> UserError:
     )  # fmt: skip
 
 
-def ended_by(number: int, what: str) -> UserError | None:
-    """The error of a process that a signal ended while it looked at `what`; None for signals of other reasons."""
+def ended_by(number: int, what: str, *, kernel_kills: bool = False) -> UserError | None:
+    """The error of a process that a signal ended while it looked at `what`; None for signals of other reasons. Of a
+    SIGKILL nobody knows who sent it, and `what` need not be the reason; `kernel_kills`: the kernel has killed a process
+    for its memory meanwhile."""
+    if number == signal.SIGKILL:
+        who = "the kernel killed a process just then, as the machine had no memory left" if kernel_kills else (
+            "who sent the signal is not known; the kernel does where the machine has no memory left"
+        )  # fmt: skip
+        return UserError(
+            f"The process that looked at {what} was killed by signal 9 (SIGKILL).", code="look-killed", numbers=(who,),
+            hint="submit the job again when other programs use less memory; nothing is known to be wrong with the file",
+        )  # fmt: skip
     return takes_too_much(what, _BY_SIGNAL[signal.Signals(number)]) if number in _BY_SIGNAL else None

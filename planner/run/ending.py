@@ -97,6 +97,8 @@ def exit_code_of(act: Callable[[], int], run: RunFolder | None) -> int:
         if not is_disk_full(error):
             raise
         told = disk_full(error)
+    if run is not None and run.path.name.isdecimal():  # as run folders are called by their jobs' numbers
+        told = told.of_job(run.path.name)
     try:
         if run is None or told.code != NOT_REACHED:
             print(told, file=sys.stderr, flush=True)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 Event = dict[str, Any]
@@ -45,10 +46,22 @@ def events_of(lines: Iterable[bytes]) -> list[Event]:
     return [event for line in lines if (event := event_of(line)) is not None]
 
 
-def broken_lines(content: bytes) -> list[int]:
-    """The numbers, from 1 on, of the whole lines of metrics.jsonl that are no events."""
-    lines = content.split(b"\n")[:-1]
-    return [number for number, line in enumerate(lines, start=1) if event_of(line) is None]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """Some lines of metrics.jsonl that follow each other. `position`: the byte behind them; `lines`: how many there
+    are; `broken`: the numbers of those that are no events, from 1 on."""
+
+    events: list[Event]
+    position: int
+    lines: int = 0
+    broken: list[int] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, lines: Sequence[bytes], position: int) -> Piece:
+        """That of these lines."""
+        found = [event_of(line) for line in lines]
+        broken = [number for number, event in enumerate(found, start=1) if event is None]
+        return cls(events=[e for e in found if e is not None], position=position, lines=len(lines), broken=broken)
 
 
 def _finite(text: str) -> float | None:

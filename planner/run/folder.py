@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 from planner.codec import from_json, json_object
 from planner.counted import Counted
 from planner.errors import UserError, is_disk_full
-from planner.run.events import events_of
+from planner.run.events import Piece, events_of
 from planner.units import printable
 
 _TAIL_BYTES = 16 * 1024
@@ -71,6 +71,18 @@ class RunFolder:
     def goes_on(self) -> Path:
         """There where the run goes on with a shorter one, from the checkpoint that it has been given."""
         return self.path / "goes-on"
+
+    @property
+    def name(self) -> Path:
+        """What the job is called in lists, where a lost database cannot say it."""
+        return self.path / "name.txt"
+
+    def read_name(self) -> str | None:
+        """name.txt; None for a job of before there was one."""
+        try:
+            return self.name.read_text("utf-8").strip() or None
+        except (OSError, UnicodeDecodeError):
+            return None
 
     @property
     def packages(self) -> Path:
@@ -258,22 +270,27 @@ class RunFolder:
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """All events; a last line that is still being written is left out, as is a broken one."""
-        if not self.metrics.exists():
-            return []
-        return events_of(self.metrics.read_bytes().split(b"\n")[:-1])
+        return self.all_metrics().events
 
-    def metrics_after(self, position: int) -> tuple[list[dict[str, Any]], int]:
-        """The events whose lines begin at byte `position` or later, about a mebibyte of them, and the position to go on
-        from: `position` itself when there are no more."""
+    def all_metrics(self) -> Piece:
+        """All of metrics.jsonl but a last line that is still being written."""
+        content = self.metrics.read_bytes() if self.metrics.exists() else b""
+        lines = content.split(b"\n")[:-1]
+        return Piece.of(lines, sum(map(len, lines)) + len(lines))
+
+    def metrics_after(self, position: int) -> Piece:
+        """The lines that begin at byte `position` or later, about a mebibyte of them; their `position` is the one to go
+        on from: `position` itself when there are no more."""
+        nothing = Piece(events=[], position=position)
         if not self.metrics.exists():
-            return [], position
+            return nothing
         with self.metrics.open("rb") as file:
             if position >= os.fstat(file.fileno()).st_size:  # also where no file can be as long
-                return [], position
+                return nothing
             file.seek(position)
             piece = file.read(_PIECE_BYTES) + file.readline()  # to the end of the line that was begun
-        whole, newline, _ = piece.rpartition(b"\n")
-        return events_of(whole.split(b"\n")), position + len(whole) + len(newline)
+        lines = piece.split(b"\n")[:-1]
+        return Piece.of(lines, position + sum(map(len, lines)) + len(lines))
 
     def recent_metrics(self) -> list[dict[str, Any]]:
         """The first event, the last evaluation, and the events near the end of metrics.jsonl: a bounded piece, so that

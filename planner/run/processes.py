@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -36,7 +37,7 @@ class Process:
             stat = Path(f"/proc/{pid}/stat").read_text()
         except (FileNotFoundError, ProcessLookupError):
             return None
-        state, *fields = stat.rpartition(")")[2].split()  # the command in brackets may hold spaces and brackets
+        state, *fields = _fields(stat)
         if state in "ZX":
             return None
         return cls(pid=pid, started=int(fields[18]), boot=_boot())
@@ -90,6 +91,43 @@ class Process:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"process {self.pid} did not end within {patience_s:.0f} s of SIGKILL")
             time.sleep(0.01)
+
+
+def end_session(leader: int, folder: Path, patience_s: float = 10.0) -> None:
+    """SIGKILL to all processes of this user in the session that the process `leader` began in `folder`, whether it is
+    still there or not, and a wait until they are gone: they may have children of their own meanwhile. Those that work
+    in another folder are left alone: a number may have become somebody else's. Raises TimeoutError when they do not go.
+    """
+    deadline = time.monotonic() + patience_s
+    while found := [process for process in _session(leader) if _works_in(process.pid, folder)]:
+        for process in found:
+            process.send(signal.SIGKILL)
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"process {found[0].pid} did not end within {patience_s:.0f} s of SIGKILL")
+        time.sleep(0.01)
+
+
+def _session(leader: int) -> list[Process]:
+    """The living processes of a session."""
+    found = []
+    for path in Path("/proc").iterdir():
+        if path.name.isdecimal():
+            with suppress(OSError):  # gone meanwhile
+                if int(_fields((path / "stat").read_text())[3]) == leader:
+                    found.append(Process.of(int(path.name)))
+    return [process for process in found if process is not None]
+
+
+def _works_in(pid: int, folder: Path) -> bool:
+    with suppress(OSError):  # gone, or another user's
+        return Path(f"/proc/{pid}/cwd").readlink() == folder
+    return False
+
+
+def _fields(stat: str) -> list[str]:
+    """The state, the parent, the group, the session, … in a process's `stat`, whose command in brackets may hold spaces
+    and brackets."""
+    return stat.rpartition(")")[2].split()
 
 
 def _boot() -> str:

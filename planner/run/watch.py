@@ -6,16 +6,18 @@ SIGTERM means is for the caller to say: stop for good, or stop and go on later.
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 
 from planner.errors import Exit, UserError
 from planner.run.folder import RunFolder
 from planner.run.oom import be_first, killed_for_memory, kills
-from planner.run.processes import Process, spawn
+from planner.run.processes import Process, end_session, spawn
 from planner.units import format_seconds
 
 _SIGNALS = (signal.SIGTERM, signal.SIGCHLD)
@@ -45,7 +47,8 @@ class Watch:
         self, command: Sequence[str], run: RunFolder, *, keep_output: bool = True, limit_s: float = float("inf")
     ) -> int:
         """Run `command` in the run folder, its output (unless not to be kept) and errors going to the job's log. One
-        that hangs, and is there after `limit_s`, is killed; the job's error then says so.
+        that hangs, and is there after `limit_s`, is killed; the job's error then says so. However it ends, all of the
+        processes that it started end with it.
 
         Returns its exit code; negative: the number of the signal that ended it, -15 also when a stop was asked for
         before it started.
@@ -63,6 +66,7 @@ class Watch:
         be_first(child.pid)
         before = kills()
         code = self._wait(child, time.monotonic() + limit_s)
+        end_session(child.pid, Path(os.path.realpath(run.path)))
         if code is None:
             with suppress(OSError):
                 run.write_error(_hung(_name(command), limit_s))
@@ -104,9 +108,9 @@ class Watch:
 
 def _hung(name: str, limit_s: float) -> UserError:
     return UserError(
-        f"The {name} did not come to its end, and kept others from their turns.", code="process-hangs",
-        numbers=(f"it was ended after {format_seconds(limit_s)}",),
-        hint="is a pattern or a template of the job without an end? the job's log says how far it got",
+        f"The {name} had not ended after {format_seconds(limit_s)}, and was killed: other jobs waited for it.",
+        code="process-hangs",
+        hint="the job's log says how far it got; a pattern or a template in the job file may take too long to evaluate",
     )  # fmt: skip
 
 
@@ -128,5 +132,7 @@ def end_leftover(run: RunFolder) -> None:
         leftover = None
     if leftover is not None:
         leftover.kill()
+        if leftover.this_boot():
+            end_session(leftover.pid, Path(os.path.realpath(run.path)))
     run.process.unlink(missing_ok=True)
     run.tidy()

@@ -12,6 +12,7 @@ import torch
 
 from planner.cache.store import Cache
 from planner.commands.plan_job import plan_job
+from planner.job.base import check_base
 from planner.job.schema import Job
 from planner.machine.hardware import Hardware
 from planner.measure.hf_model import masked_of, pairs_of
@@ -49,7 +50,11 @@ def its_plan(
     """Of a job, and its run folder where it is submitted. A final plan there is taken as it is: a new one would be for
     the memory that is free now. Without one, or `anew`, or where it is for other kernels of a GPU than this process
     takes, it is made as the job's is when it has its turn: with measurements, under the kernels that this process
-    takes, and after its data were counted. `folder` is for the data. Raises UserError."""
+    takes, and after its data were counted. `folder` is for the data. Raises UserError, `base-changed` as a start of the
+    job does."""
+    if run is not None:
+        hint = "give the job's file to ask about the model that is there now"
+        check_base(job, run.read_base(), run.path.parent, hint=hint)
     tokenizer, frozen = load_tokenizer(job), run.read_frozen() if run else None
 
     def data_of(split: Job) -> Batches:

@@ -22,7 +22,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from planner.run.events import Event, broken_lines, events_of
+from planner.run.events import Event, events_of
+from planner.run.folder import RunFolder
 
 log = logging.getLogger(__name__)
 
@@ -82,12 +83,12 @@ def read_metrics(path: Path) -> list[Event]:
     return events
 
 
-def tell_broken_lines(path: Path) -> None:
+def tell_broken_lines(run: RunFolder) -> None:
     """Say, for once at a start, which lines are passed over."""
-    if path.exists() and (broken := broken_lines(path.read_bytes())):
+    if broken := run.all_metrics().broken:
         log.warning(
             "%s: line %d is no event%s and passed over: figures, and the choice among evaluations, go by the others",
-            path.name, broken[0], f", nor are {len(broken) - 1} more," if len(broken) > 1 else ",",
+            run.metrics.name, broken[0], f", nor are {len(broken) - 1} more," if len(broken) > 1 else ",",
         )  # fmt: skip
 
 

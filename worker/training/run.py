@@ -17,7 +17,7 @@ from planner.codec import from_json
 from planner.errors import Exit, UserError, disk_full, first_line, is_disk_full
 from planner.graph import EAGER
 from planner.job.adapter import takes_from_base
-from planner.job.base import BESIDE_WEIGHTS, PARTS, check_base
+from planner.job.base import BESIDE_WEIGHTS, PARTS, keep_base
 from planner.job.frozen import check_frozen
 from planner.job.output_dir import Place
 from planner.job.room import check_room, checkpoint_bytes
@@ -141,9 +141,7 @@ class _Run:
     def _check_base(self, *, only_written: bool = False) -> None:
         """Raise UserError where the base is another; `only_written`: where that would show in the model folder, as all
         is trained."""
-        parts = BESIDE_WEIGHTS if only_written else PARTS
-        folder = self.folder
-        folder.write_base(check_base(self.job, folder.read_base(), folder.path.parent, parts=parts))
+        keep_base(self.job, self.folder, parts=BESIDE_WEIGHTS if only_written else PARTS)
 
     def _begins(self, place: Place) -> bool:
         """Whether no step was done yet. Raises UserError."""
@@ -207,7 +205,7 @@ class _Run:
                 )  # fmt: skip
 
     def _write_start(self, metrics: Metrics, step: int, resumed_from: int | None, device: torch.device) -> None:
-        tell_broken_lines(self.folder.metrics)
+        tell_broken_lines(self.folder)
         metrics.write(
             "start", step=step, total_steps=self.batches.total_steps, resumed_from=resumed_from,
             device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",

@@ -255,3 +255,21 @@ def test_down_says_for_which_job_it_waits_who_follows_is_told_and_logs_are_there
         assert where == f"The daemon is not running. This is what {run.path} has.\n"
         assert [json.loads(line) for line in events.splitlines()] == run.read_metrics()
         assert why.endswith("hint: offmate up   [daemon-not-running]\n")
+
+
+@pytest.mark.parametrize("words", [("metrics",), ("logs", "--json")])
+def test_lines_of_the_metrics_that_cannot_be_read_are_counted_on_stderr_and_the_others_shown(
+    home: House, words: tuple[str, ...]
+) -> None:
+    number = home.submit("noisy", steps=4)
+    home.wait_for(number, "done")
+    shown, told = offmate(home, *words, str(number)).communicate(timeout=PATIENCE_S)
+    assert told == ""
+    metrics = RunFolder(home.paths.run_folder(number)).metrics
+    first, *others = metrics.read_bytes().splitlines(keepends=True)
+    metrics.write_bytes(b"".join([first, b"\0\0\0\n", *others, b"half a li\n"]))
+    process = offmate(home, *words, str(number))
+    assert process.communicate(timeout=PATIENCE_S) == (
+        shown, "2 lines of the job's metrics.jsonl could not be read and are left out; the first is line 2.\n"
+    )
+    assert process.returncode == 0

@@ -48,3 +48,38 @@ def test_an_interrupted_question_ends_in_silence_and_leaves_no_process(tmp_path:
     said, errors = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, said, errors) == (Exit.INTERRUPTED, "", "")
     assert not [child for child in everyone if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+
+
+ASKS = """
+import sys
+from pathlib import Path
+from offmated.cli.planner_process import run_child
+from planner.run.ending import leaving_on_signals
+with leaving_on_signals():
+    run_child([sys.executable, "-c", sys.argv[1], sys.argv[2]])
+"""
+DEAF = """
+import signal, subprocess, sys
+from pathlib import Path
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+Path(sys.argv[1]).write_text(str(child.pid))
+signal.pause()
+"""
+
+
+def test_a_process_that_does_not_end_when_told_is_killed_with_its_own(tmp_path: Path) -> None:
+    told = tmp_path / "child"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = subprocess.Popen([sys.executable, "-c", ASKS, DEAF, str(told)], env=environment, start_new_session=True)
+    until(lambda: told.exists() and told.read_text(), "the process has one of its own")
+    everyone = psutil.Process(command.pid).children(recursive=True)
+    assert len(everyone) == 2
+    command.terminate()
+    try:
+        assert command.wait(60) == 128 + signal.SIGTERM
+    finally:
+        left = [child for child in everyone if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+        for child in left:
+            child.kill()
+    assert not left

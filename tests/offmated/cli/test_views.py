@@ -222,9 +222,12 @@ def test_show_tells_attempts_where_there_was_more_than_one() -> None:
 
 
 def test_a_job_that_is_tried_again_says_from_where() -> None:
-    retried = job_view.retried(JOB | {"last_checkpoint_step": 40, "place": 1})
+    waiting = JOB | {"place": 1, "kept": False}
+    retried = job_view.retried(waiting | {"last_checkpoint_step": 40})
     assert retried == "Job 3 goes on from step 40; place 1 in the queue."
-    assert "starts again from the start" in job_view.retried(JOB | {"place": 1})
+    assert "starts again from the start" in job_view.retried(waiting)
+    paused = waiting | {"kept": True, "reason": "the machine is paused: offmate resume", "standing": "submitted"}
+    assert job_view.retried(paused).endswith("; place 1 in the queue: the machine is paused: offmate resume.")
 
 
 def test_an_ending_that_is_not_the_last_word_says_how_to_go_on() -> None:

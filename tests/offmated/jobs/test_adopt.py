@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
-from offmated.jobs.adopt import adopt, unknown
-from offmated.jobs.states import JobState
+from offmated.jobs import queue
+from offmated.jobs.adopt import adopt, follow_runs, unknown
+from offmated.jobs.states import Hold, JobState
 from offmated.jobs.store import Store
 from offmated.jobs.submission import submit
+from offmated.jobs.table import JobRow
 from offmated.paths import Paths
 from planner.errors import UserError
 from planner.run.folder import RunFolder
@@ -31,21 +31,55 @@ def left(store: Store, paths: Paths, name: str) -> Path:
 def test_a_number_that_another_job_has_is_not_given_again_and_folders_stay(store: Store, paths: Paths) -> None:
     aside = left(store, paths, "1.lost-20260101-000000")
     own, far = left(store, paths, "7"), left(store, paths, "12")
-    (paths.runs / "13").mkdir()  # nobody has worked here
+    (paths.runs / "13").mkdir()  # no job's
     (paths.runs / "note.txt").write_text("somebody's")
     assert unknown(store, paths) == [own, far, aside]
-    rows = adopt(store, paths)
+    rows = adopt(store, paths).rows
     assert {(row.id, row.run_dir, row.state, row.last_checkpoint_step) for row in rows} == {
         (7, str(own), JobState.FAILED, 4), (12, str(far), JobState.FAILED, 4), (14, str(aside), JobState.FAILED, 4),
     }  # fmt: skip
-    assert adopt(store, paths) == [] == unknown(store, paths)
+    assert adopt(store, paths).rows == [] == unknown(store, paths)
     assert submit(store, paths, JOB, paths.state.parent)[0].id == 15
 
 
-def test_a_run_folder_in_which_a_process_works_is_left_alone_and_none_is_taken(store: Store, paths: Paths) -> None:
+def test_a_run_folder_that_cannot_be_taken_is_named_and_keeps_no_other_from_it(store: Store, paths: Paths) -> None:
     left(store, paths, "7")
     RunFolder(left(store, paths, "8")).process.write_text(str(Process.current()))
-    with pytest.raises(UserError) as caught:
-        adopt(store, paths)
-    assert (caught.value.code, list(store.jobs())) == ("run-lives", [])
-    assert [row.id for row in adopt(store, paths, ["7"])] == [7]
+    torn = left(store, paths, "9")
+    RunFolder(torn).resolved.write_bytes(b"model: [\xff")
+    found = adopt(store, paths)
+    assert [row.id for row in found.rows] == [7]
+    assert [error.code for error in found.left] == ["run-lives", "run-unreadable"]
+    assert str(torn) in found.left[1].what
+
+
+def test_a_job_that_only_waited_is_held_with_its_name_and_one_that_was_refused_has_failed(
+    store: Store, paths: Paths
+) -> None:
+    rows = [submit(store, paths, JOB, paths.state.parent, "evening.yaml")[0] for _ in range(2)]
+    error = UserError("The data are of another kind.", code="wrong-kind")
+    RunFolder(Path(rows[1].run_dir)).write_error(error)
+    with store.writing() as session:
+        for row in rows:
+            session.delete(row)
+    waits, refused = adopt(store, paths).rows
+    assert (waits.id, waits.name, waits.state, waits.hold) == (1, "evening", JobState.SUBMITTED, Hold.HELD)
+    assert (refused.state, refused.error) == (JobState.FAILED, error.to_json())
+    queue.release(store, waits.id)
+    assert [row.id for row in store.due(JobState.PLANNING, 9)] == [waits.id]
+
+
+def test_jobs_find_their_folders_where_the_state_folder_was_moved(store: Store, paths: Paths) -> None:
+    row, _ = submit(store, paths, JOB, paths.state.parent)
+    there = paths.state.parent / "elsewhere"
+    output = {"output": f"{row.run_dir}/output"}
+    with store.writing() as session:
+        session.get_one(JobRow, row.id).result = output
+    store.engine.dispose()
+    paths.state.rename(there)
+    moved = Paths.at(there)
+    store = Store(f"sqlite:///{moved.database}")
+    follow_runs(store, moved)
+    found = store.job(row.id)
+    assert (found.run_dir, found.result) == (f"{moved.runs}/1", {"output": f"{moved.runs}/1/output"})
+    assert unknown(store, moved) == []

@@ -78,6 +78,20 @@ def test_a_job_whose_records_cannot_be_looked_at_is_taken_in_with_a_note(
     assert notes[-1] == "the job could not be looked at: what is wrong with it is told when it has its turn"
 
 
+def test_where_the_process_that_looks_is_killed_no_file_is_blamed(
+    store: Store, paths: Paths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = paths.state.parent / "python"
+    python.write_text('#!/bin/sh\nprintf "the dataset talks.jsonl" > "$4/looks_at.txt"\nkill -9 $$\n')
+    python.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(python))
+    with pytest.raises(UserError) as told:
+        submit(store, paths, JOB, paths.state.parent)
+    assert told.value.code == "look-killed"
+    assert told.value.what == "The process that looked at the dataset talks.jsonl was killed by signal 9 (SIGKILL)."
+    assert "memory" in told.value.numbers[0] and not store.jobs()
+
+
 @pytest.fixture
 def _no_hub(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(paths.state / "hub"))
@@ -112,4 +126,8 @@ def test_of_a_hub_that_is_not_reached_what_is_downloaded_is_taken_and_the_rest_l
 ) -> None:
     (paths.state / "hub" / "models--owner--model" / "snapshots").mkdir(parents=True)
     _, notes = submit(store, paths, "model: owner/model\ndataset: talks.jsonl\n", paths.state.parent)
-    assert notes[-1].startswith("the first records could not be looked at: they are when the job has its turn.")
+    assert notes[-1].startswith(
+        "the tokenizer owner/model, the model owner/model could not be looked at: what is wrong there is told when the "
+        "job has its turn. "
+    )  # fmt: skip
+    assert sum("could not be looked at" in note for note in notes) == 1

@@ -321,6 +321,22 @@ def test_a_full_disk_that_nobody_measured_asks_for_more_than_it_has_or_is_tried_
         assert queue.go_on(line.store) == [number]
 
 
+def test_a_job_that_a_version_without_a_clock_had_wait_for_room_is_tried_by_the_clock(line: Line) -> None:
+    number = line.planned()
+    line.run(number, Exit.NO_ROOM_TO_SAY)
+    with line.store.writing() as session:  # as that version guessed it: more than this disk will ever have
+        row = session.get_one(JobRow, number)
+        assert row.error is not None
+        error = {name: value for name, value in row.error.items() if name != "again"}
+        row.error = error | {"needs": {"folder": row.run_dir, "bytes": 2**60}}
+    assert line.reason(number).startswith("waiting for room: is tried again now")
+    assert queue.go_on(line.store) == [number]
+    line.run(number, Exit.NO_ROOM_TO_SAY)
+    assert queue.go_on(line.store) == [], "from now on it has its clock"
+    line.later(number, 61)
+    assert queue.go_on(line.store) == [number]
+
+
 def test_files_that_a_disk_has_no_more_of_are_waited_for_and_no_bytes(tmp_path: Path) -> None:
     with small_disk(2**24, "nr_inodes=200") as disk:
         line = Line(tmp_path, runs=disk / "runs")

@@ -305,12 +305,54 @@ def test_of_two_retries_at_once_one_counts_and_its_budget(
     assert taken == [Job.from_resolved(run.resolved).gpu_budget]
 
 
+def test_a_job_that_is_looked_at_for_long_keeps_no_other_from_being_tried_again(
+    store: Store, paths: Paths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow, _ = a_cancelled_job(store, paths)
+    quick, _ = a_cancelled_job(store, paths)
+    check, looks, other = again.look_again, threading.Event(), threading.Event()
+
+    def check_for_long(run: RunFolder, job: Job) -> None:
+        if run.path.name == str(slow):
+            looks.set()
+            assert other.wait(60), "the other one waits for it"
+        check(run, job)
+
+    monkeypatch.setattr(again, "look_again", check_for_long)
+    first = threading.Thread(target=retry, args=(store, slow))
+    first.start()
+    assert looks.wait(60)
+    second = threading.Thread(target=lambda: (retry(store, quick), other.set()))
+    second.start()
+    second.join(30)
+    assert other.is_set() and store.job(slow).state is JobState.CANCELLED
+    first.join(60)
+    assert store.job(slow).state is store.job(quick).state is JobState.SUBMITTED
+
+
+def test_the_log_of_a_job_says_which_files_were_allowed_to_change(store: Store, paths: Paths) -> None:
+    number, run = a_cancelled_job(store, paths)
+    text, tokenizer = paths.state.parent / "text.jsonl", paths.state.parent / "model" / "tokenizer.json"
+    text.write_text('{"text": "other"}\n')
+    tokenizer.write_text("[]")
+    retry(store, number, allow_changed_data=True, allow_changed_model=True)
+    lines = [line.partition("retry allows ")[2] for line in run.log.read_text().splitlines() if "retry allows" in line]
+    assert lines == [
+        f"other files of the data: {text}: 128 bytes, now 18",
+        f"other files of the model and tokenizer: {tokenizer}: other content",
+    ]
+    store.stop(number, StopReason.CANCEL)
+    retry(store, number, allow_changed_model=True)
+    assert run.log.read_text().endswith("retry allows other files of the model and tokenizer: none has changed\n")
+
+
 def test_data_that_changed_are_trained_on_only_where_that_is_said(store: Store, paths: Paths) -> None:
     number, _ = a_cancelled_job(store, paths)
     (paths.state.parent / "text.jsonl").write_text('{"text": "other"}\n')
     with pytest.raises(UserError, match="not those that the job was submitted with") as refused:
         retry(store, number)
     assert (refused.value.code, store.job(number).state) == ("data-changed", JobState.CANCELLED)
+    assert refused.value.hint.endswith(f"offmate retry {number} --allow-changed-data")
     assert retry(store, number, allow_changed_data=True).state is JobState.SUBMITTED
     store.stop(number, StopReason.CANCEL)
     retry(store, number)  # they are the job's now

@@ -14,6 +14,7 @@ from offmated.cli import launcher
 from offmated.cli.launcher import start_in_background
 from offmated.jobs.store import Store
 from planner.errors import Exit, UserError
+from planner.run.events import Piece
 from planner.run.processes import Process
 from tests.support.daemons import House, until
 
@@ -106,12 +107,14 @@ def test_a_followed_log_ends_with_the_job(shared: House) -> None:
 def test_events_can_be_read_from_where_one_stopped(shared: House) -> None:
     number = shared.submit("metered", steps=3)
     shared.wait_for(number, "done")
-    told, position = shared.client.events(number)
+    found = shared.client.events(number)
+    told, position = found.events, found.position
     assert [event["event"] for event in told] == ["start", "step", "step", "step", "end"]
-    assert shared.client.events(number, position) == ([], position)
-    assert shared.client.events(number, 10**18) == ([], 10**18)
+    for end in (position, 10**18):
+        assert shared.client.events(number, end) == Piece(events=[], position=end)
     first_line = (shared.paths.run_folder(number) / "metrics.jsonl").read_text().index("\n") + 1
-    assert shared.client.events(number, first_line) == (told[1:], position)
+    rest = shared.client.events(number, first_line)
+    assert (rest.events, rest.position, rest.lines) == (told[1:], position, 4)
     assert shared.events(number) == told
 
 

@@ -52,6 +52,8 @@ def test_a_job_does_not_go_on_with_another_base_unless_that_is_said(capfd: pytes
         error = run.read_error()
         assert error is not None and error["code"] == "base-changed"
         assert error["numbers"] == [f"{weights}: other content"]
+        assert f"offmate retry {number} --allow-changed-model" in error["hint"]
+        assert f"offmate retry {number} --allow-changed-model" in "".join(built.client.logs(number))
         runner, env = CliRunner(), {**os.environ, **built.paths.environment()}
         refused = runner.invoke(main, ["retry", str(number)], env=env)
         assert refused.exit_code == 2 and "[base-changed]" in refused.output, refused.output
@@ -78,6 +80,25 @@ def test_a_copy_of_the_base_in_its_place_is_the_base() -> None:
         outputs = (Path(built.job(number)["output"]), undisturbed(built, run))
         ours, theirs = (load_file(output / "adapter_model.safetensors") for output in outputs)
         assert ours.keys() == theirs.keys() and all(ours[name].equal(theirs[name]) for name in ours)
+
+
+def test_a_job_of_before_bases_were_noted_has_that_of_its_next_start() -> None:
+    with house(real=True) as built:
+        number, run = paused_at(built, 15)
+        run.base.unlink()
+        built.client.change(number, "resume")
+        trainer = halted_at(run, 25, starts=2)
+        log = "".join(built.client.logs(number))
+        assert log.count("the base was not noted when the job was submitted; it is from now on: ") == 1
+        assert str(built.home / "model" / "model.safetensors") in (run.read_base() or {})
+        built.client.change(number, "pause")
+        trainer.send(signal.SIGCONT)
+        until(lambda: (job := built.job(number))["state"] == "waiting" and job["hold"] == "paused", "it is paused")
+        weights = built.home / "model" / "model.safetensors"
+        save_file({name: -tensor for name, tensor in load_file(weights).items()}, weights, {"format": "pt"})
+        built.client.change(number, "resume")
+        assert ended(built, number) == "failed"
+        assert (run.read_error() or {})["code"] == "base-changed"
 
 
 def test_what_is_left_for_the_planner_to_read_is_read_and_a_change_before_that_is_refused() -> None:

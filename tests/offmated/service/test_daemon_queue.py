@@ -98,6 +98,9 @@ def test_a_paused_machine_works_on_nothing_and_goes_on_when_resumed(home: House)
         paused(home, number)
         other = submitted(home, "other")
         assert home.job(other)["reason"] == "the machine is paused: offmate resume"
+        said(home, "cancel", str(other))
+        place = f"place {home.job(number)['place'] + 1} in the queue: the machine is paused: offmate resume."
+        assert said(home, "retry", str(other)).endswith(f" it has no checkpoint; {place}\n")
         home.release(number)
     finally:
         said(home, "resume")

@@ -52,7 +52,8 @@ def test_events_of_a_long_run_come_piece_by_piece(shared: House) -> None:
     before = resident(shared)
     told, position, most = 0, 0, 0
     while True:
-        events, end = shared.client.events(1, position)
+        piece = shared.client.events(1, position)
+        events, end = piece.events, piece.position
         if end == position:
             break
         told, position, most = told + len(events), end, max(most, len(events))

@@ -47,3 +47,6 @@ def test_what_is_beyond_the_bounds_is_a_memory_error_or_the_end_of_the_process()
         "   [takes-too-much]"
     )
     assert ended_by(signal.SIGTERM, "the data") is None
+    by_kernel, by_somebody = (ended_by(signal.SIGKILL, "the data", kernel_kills=kills) for kills in (True, False))
+    assert by_kernel is not None and by_kernel.code == "look-killed" and by_kernel.numbers[0].startswith("the kernel")
+    assert by_somebody is not None and by_somebody.numbers[0].startswith("who sent the signal is not known")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from planner.run import folder
+from planner.run.events import Piece
 from planner.run.folder import RunFolder
 
 
@@ -21,22 +22,27 @@ def test_events_come_in_pieces_each_once_and_the_half_written_one_later(
     lines = "".join(json.dumps(event) + "\n" for event in written)
     run.metrics.write_text(lines + "broken\n" + '{"event": "half written", "st')
     told, position = [], 0
-    while (found := run.metrics_after(position))[1] != position:
-        events, position = found
-        told += events
+    count, broken = 0, []
+    while (found := run.metrics_after(position)).position != position:
+        position = found.position
+        told += found.events
+        broken += [count + number for number in found.broken]
+        count += found.lines
     assert told == written
+    assert (count, broken) == (12, [12])
     assert position == len(lines) + len("broken\n")
     with run.metrics.open("a") as file:
         file.write('ep": 12}\n')
-    assert run.metrics_after(position) == ([{"event": "half written", "step": 12}], run.metrics.stat().st_size)
+    events, end = [{"event": "half written", "step": 12}], run.metrics.stat().st_size
+    assert run.metrics_after(position) == Piece(events=events, position=end, lines=1)
 
 
 def test_nothing_comes_after_the_end_of_a_file(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
-    assert run.metrics_after(7) == ([], 7)
+    assert run.metrics_after(7) == Piece(events=[], position=7)
     run.metrics.write_text('{"event": "start"}\n')
     for position in (19, 20, 10**18, 10**30):
-        assert run.metrics_after(position) == ([], position)
+        assert run.metrics_after(position) == Piece(events=[], position=position)
 
 
 def test_a_checkpoint_that_a_run_was_given_is_none_that_it_saved(tmp_path: Path) -> None:

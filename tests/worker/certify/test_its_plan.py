@@ -12,6 +12,8 @@ import torch
 
 from planner.commands.answer import Answer
 from planner.commands.plan_job import plan_job
+from planner.errors import UserError
+from planner.job.base import freeze_base
 from planner.job.schema import Job
 from planner.measure.repeatable import Kernels, kernels_in_force
 from planner.run.folder import RunFolder
@@ -99,3 +101,17 @@ def test_micro_batches_that_the_planner_decides_are_decided_after_the_data_were_
     found = asked(whole, None, tmp_path / "data")
     assert found.job.is_split and found.job.slice_rows * found.plan.slices * found.plan.rounds == 4
     assert len(found.batches.step(0)) == found.plan.slices * found.plan.rounds
+
+
+def test_a_submitted_job_is_not_asked_about_on_another_base(tmp_path: Path) -> None:
+    job, run = make_run(tmp_path, "llama", **STEP)
+    run.plan.write_text(json.dumps(json.loads(run.plan.read_text()) | {"measured": True}))
+    run.write_base(freeze_base(job, run.path.parent))
+    asked(job, run, tmp_path / "data")
+    config = Path(job.model) / "config.json"
+    size = config.stat().st_size
+    config.write_text(config.read_text() + "\n")
+    with pytest.raises(UserError) as refused:
+        asked(job, run, tmp_path / "data")
+    assert (refused.value.code, refused.value.numbers) == ("base-changed", (f"{config}: {size} bytes, now {size + 1}",))
+    assert refused.value.hint == "put them back, or give the job's file to ask about the model that is there now"

@@ -87,7 +87,7 @@ def test_a_line_that_is_no_event_is_passed_over_and_said(
     assert series(path) == [("start", 0), ("step", 1), ("step", 2)]
     assert RunFolder(tmp_path).read_metrics() == read_metrics(path)
     assert step_times(read_metrics(path)).steps == 2
-    tell_broken_lines(path)
+    tell_broken_lines(RunFolder(tmp_path))
     assert "metrics.jsonl: line 3 is no event, and passed over" in caplog.text
 
 
