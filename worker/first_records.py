@@ -31,6 +31,7 @@ from planner.job.length import notes_on_length
 from planner.job.local_data import is_local, local_data
 from planner.job.near import no_such_name, of_hub
 from planner.job.reader import Reader
+from planner.job.records import lacks_of
 from planner.job.schema import Job, says_of_model
 from planner.job.weights import check_weights
 from planner.run.bounds import OUT_OF_MEMORY, bounded, takes_too_much
@@ -295,7 +296,7 @@ def _documents(
     broken: BrokenRows,
 ) -> Iterator[Document]:  # fmt: skip
     """The documents of the rows, as many as are rendered `until` then, of `time.monotonic()`. Raises UserError where
-    one is broken, and tells with it those behind that are known to be without a tokenizer."""
+    one is broken; it tells also what is wrong with the rows behind, as far as that shows without a tokenizer."""
     from worker.data.documents import document_of, form_of
 
     seen = 0
@@ -304,11 +305,17 @@ def _documents(
             continue
         kind = kind_in(entry, first.columns, entry.path)
         form = form_of(job, entry, kind, entry.names(first.columns), tokenizer, pairs=pairs)
+        of_job = Errors()
         for row in first.rows:
             seen += 1
-            if (document := document_of(form, entry, row, broken)) is not None:
+            document, met = None, broken.met
+            with of_job.apart():
+                document = document_of(form, entry, row, broken)
+            if document is not None:
                 yield document
-            if time.monotonic() > until:
+            elif broken.met == met and not of_job.found and (lacks := lacks_of(kind, entry.mapped(row.record or {}))):
+                broken.add_lacking(row.place, lacks)
+            if of_job.found or time.monotonic() > until:
                 break
         form.say_left_out(f"of the first records of {entry.path}" if not first.whole else entry.path)
         if broken.ends and is_local(entry.path):
@@ -320,7 +327,9 @@ def _documents(
                 learns(entry, kind, row, broken)
                 records += row.record is not None
                 seen += 1
-        broken.refuse(seen)
+        with of_job.apart():
+            broken.refuse(seen)
+        of_job.refuse()
         if time.monotonic() > until:
             return
 
