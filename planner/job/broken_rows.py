@@ -53,6 +53,8 @@ class BrokenRows:
         """How often a broken record came by: a mixture repeats records."""
         self.unread = 0
         """How many rows are no records."""
+        self.rendered = 0
+        """How many records became documents, or were to."""
 
     def __len__(self) -> int:
         return self._count
@@ -100,6 +102,7 @@ class BrokenRows:
         """Raise BrokenRecordsError where the job is refused for one of the `seen` records."""
         if not self.ends:
             return
+        self._refuse_template()
         first, *others = self._mistakes.values()
         hints = dict.fromkeys(each.error.hint for each in self._mistakes.values())
         code = first.error.code if all(each.error.code == first.error.code for each in others) else _CODE
@@ -111,12 +114,25 @@ class BrokenRows:
         hint = f"{'; or '.join(hints)}; broken_rows: skip leaves such records out"
         raise BrokenRecordsError(what, code=code, exit_code=Exit.USAGE, numbers=numbers, hint=hint)
 
+    def _refuse_template(self) -> None:
+        """Raise BrokenRecordsError where the chat template refuses all that it was given, and more than one record, for
+        one reason: that is the template's mistake rather than each record's."""
+        only = [*self._mistakes.values()]
+        if len(only) == 1 and only[0].error.code == _REFUSES and only[0].count == self.rendered > 1:
+            reason, _, origin = only[0].error.numbers
+            raise BrokenRecordsError(
+                "The chat template refuses every conversation.", code=_REFUSES, exit_code=Exit.USAGE,
+                numbers=(f"all {self.rendered} that it was given: {reason}", origin, f"the first: {only[0].place}"),
+                hint="correct the template; or give another chat_template, or data as this one wants them",
+            )  # fmt: skip
+
     def end(self, given: int, seen: int) -> None:
         """Refuse or tell what was broken of all `seen` records, of which `given` are documents. Raises UserError where
         none is."""
         self.refuse(seen)
         self.say()
         if self._count and not given:
+            self._refuse_template()
             raise UserError(
                 "All records of the dataset are broken or empty.", code="nothing-to-train", exit_code=Exit.USAGE,
                 numbers=(f"{self._count} of {seen} are broken", *self.lines), hint="correct them, or give other data",
@@ -148,6 +164,7 @@ def no_records(name: object, *, left_out: int) -> UserError:
 
 
 _CODE = "broken-record"
+_REFUSES = "chat-template-refuses"
 _TOLD_BY_LINE = (_CODE, "dataset-unreadable")
 
 
