@@ -67,8 +67,8 @@ def main(arguments: list[str]) -> int:
 
 
 class _Look:
-    """A look at the job in a run folder: what is wrong, and what else is to be told. Each thing is looked at that does
-    not depend on what was found wrong before."""
+    """Looks at the job in a run folder, and collects its errors and notes. A thing is left out only where it depends on
+    another that has an error."""
 
     def __init__(self, folder: RunFolder, beside: Path | None) -> None:
         self._folder, self._beside, self._job = folder, beside, Job.from_resolved(folder.resolved)
@@ -100,7 +100,8 @@ class _Look:
 
     @contextmanager
     def _at(self, what: str, bound: AbstractContextManager[None] | None = None) -> Iterator[None]:
-        """Inside, `what` is looked at, within a `bound`. What is wrong is kept, and so is what could not be seen."""
+        """Look at `what` inside, within a `bound`. A UserError is kept and not raised; where the hub is not reached a
+        note says so; any other error is printed and makes this process fail at its end."""
         self._say(what)
         with self._wrong.apart():
             try:

@@ -209,7 +209,23 @@ def _kind(entry: DataEntry, data: LocalData) -> Kind | None:
         columns = columns_of(data)
     except (OSError, ValueError) as error:
         raise _unreadable(path, first_line(error), "check the file's format") from error
-    return kind_in(entry, columns, path.name) if columns else None
+    try:
+        return kind_in(entry, columns, path.name) if columns else None
+    except UserError as error:
+        if data.kind != "csv":
+            raise
+        hint = _csv_hint(columns, error.hint)
+        raise UserError(
+            error.what, code=error.code, exit_code=error.exit_code, numbers=error.numbers, hint=hint
+        ) from error  # fmt: skip
+
+
+def _csv_hint(columns: tuple[str, ...], otherwise: str) -> str:
+    """What helps where the first line of a csv file names no columns that are known."""
+    for sign, name in ((";", "semicolons"), ("\t", "tabs"), ("|", "vertical bars")):
+        if len(columns) == 1 and sign in columns[0]:
+            return f"its cells seem to be parted by {name}, and a csv file's by commas: save it with commas"
+    return f"the first line of a csv file must name its columns, such as prompt,completion: add it; or {otherwise}"
 
 
 def _local(path: Path) -> LocalData:
