@@ -31,6 +31,7 @@ from planner.job.hub_names import no_such_name, of_hub
 from planner.job.length import notes_on_length
 from planner.job.local_data import is_local, local_data
 from planner.job.reader import Reader
+from planner.job.records import lacks_of
 from planner.job.schema import Job, says_of_model
 from planner.job.weights import check_weights
 from planner.run.bounds import OUT_OF_MEMORY, bounded, takes_too_much
@@ -66,8 +67,8 @@ def main(arguments: list[str]) -> int:
 
 
 class _Look:
-    """A look at the job in a run folder: what is wrong, and what else is to be told. Each thing is looked at that does
-    not depend on what was found wrong before."""
+    """Looks at the job in a run folder, and collects its errors and notes. A thing is left out only where it depends on
+    another that has an error."""
 
     def __init__(self, folder: RunFolder, beside: Path | None) -> None:
         self._folder, self._beside, self._job = folder, beside, Job.from_resolved(folder.resolved)
@@ -102,7 +103,8 @@ class _Look:
 
     @contextmanager
     def _at(self, what: str, bound: AbstractContextManager[None] | None = None) -> Iterator[None]:
-        """Inside, `what` is looked at, within a `bound`. What is wrong is kept, and so is what could not be seen."""
+        """Look at `what` inside, within a `bound`. A UserError is kept and not raised; where the hub is not reached a
+        note says so; any other error is printed and makes this process fail at its end."""
         self._say(what)
         with self._wrong.apart():
             try:
@@ -300,7 +302,7 @@ def _documents(
     broken: BrokenRows,
 ) -> Iterator[Document]:  # fmt: skip
     """The documents of the rows, as many as are rendered `until` then, of `time.monotonic()`. Raises UserError where
-    one is broken, and tells with it those behind that are known to be without a tokenizer."""
+    one is broken; it tells also what is wrong with the rows behind, as far as that shows without a tokenizer."""
     from worker.data.documents import document_of, form_of
 
     seen = 0
@@ -309,11 +311,17 @@ def _documents(
             continue
         kind = kind_in(entry, first.columns, entry.path)
         form = form_of(job, entry, kind, entry.names(first.columns), tokenizer, pairs=pairs)
+        of_job = Errors()
         for row in first.rows:
             seen += 1
-            if (document := document_of(form, entry, row, broken)) is not None:
+            document, met = None, broken.met
+            with of_job.apart():
+                document = document_of(form, entry, row, broken)
+            if document is not None:
                 yield document
-            if time.monotonic() > until:
+            elif broken.met == met and not of_job.found and (lacks := lacks_of(kind, entry.mapped(row.record or {}))):
+                broken.add_lacking(row.place, lacks)
+            if of_job.found or time.monotonic() > until:
                 break
         form.say_left_out(f"of the first records of {entry.path}" if not first.whole else entry.path)
         if broken.ends and is_local(entry.path):
@@ -325,7 +333,9 @@ def _documents(
                 learns(entry, kind, row, broken)
                 records += row.record is not None
                 seen += 1
-        broken.refuse(seen)
+        with of_job.apart():
+            broken.refuse(seen)
+        of_job.refuse()
         if time.monotonic() > until:
             return
 

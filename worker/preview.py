@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from planner.errors import Exit, UserError
+from planner.errors import Errors, Exit, UserError
 from planner.fast_imports import lasting_imports
 from planner.job.at_hand import why_not_at_hand
 from planner.job.broken_rows import BrokenRecordsError
@@ -58,11 +58,11 @@ def main(arguments: list[str]) -> int:
 
 def _preview(options: argparse.Namespace) -> Exit:
     given = job = Job.from_resolved(options.job)
-    refused = None
-    try:
+    wrong = Errors()
+    with wrong.apart():
         check_data(job)
-    except BrokenRecordsError as error:  # told below, together with what the chat template refuses
-        refused = error
+    if not all(isinstance(error, BrokenRecordsError) for error in wrong.found):  # these are told with what comes below
+        wrong.refuse()
     if not job.is_split and job.train_batch_size is not None:
         job = job.with_slices(job.train_batch_size)  # which does not change what a step trains on
     with lasting_imports():
@@ -79,9 +79,13 @@ def _preview(options: argparse.Namespace) -> Exit:
     warned = _Warnings()
     logging.getLogger().addHandler(warned)
     with contextlib.redirect_stdout(sys.stderr):  # what a library prints is no answer
-        batches = Batches(job, tokenizer, pairs=pairs, border=rope_border(job), places=True)
-        if refused is not None:
-            raise refused
+        try:
+            batches = Batches(job, tokenizer, pairs=pairs, border=rope_border(job), places=True)
+        except BrokenRecordsError:  # which tells those of above, too
+            raise
+        except UserError as error:
+            wrong.found.append(error)
+        wrong.refuse()
         ends = Ends(taught=() if pairs else batches.ends, before=ends_of_files(job), is_known=not pairs)
         notes = [note for note in (_few_rows(batches), ends.note(job, tokenizer), said_of_dtype(job)) if note]
         shown = [batches.shown(place) for place in range(min(options.rows, batches.rows))]

@@ -110,12 +110,16 @@ def _rows(job: Job, path: Path) -> tuple[dict[str, Any] | None, str]:
     return None, f"planned for rows of max_length, {counted(job.max_length, 'token')}; the data were not counted: {why}"
 
 
-def _planned_for(job: Job, *, longest: int, lengths: tuple[int, int], **_: object) -> str:
+def _planned_for(job: Job, *, longest: int, lengths: tuple[int, int], cut: int | None = None, **_: object) -> str:
     read, labels = lengths
     rows = counted(read, "token") + ("" if labels == read else f" and {counted(labels, 'label')}")
     names = dict.fromkeys(Path(entry.path).name for entry in (*job.data, *job.eval_data))
     data = ", ".join(names) if len(names) <= _NAMED else "the data"
-    return f"planned for rows of {rows}: the longest of {data} has {longest}; max_length is {job.max_length}"
+    found = f"the longest row of {data} has {counted(longest, 'token')}"
+    if labels == read and read != longest:
+        found += f", and rows are padded to {read}"
+    kept = f"max_length is {job.max_length}" if cut is None else f"{cut} cut at max_length {job.max_length}"
+    return f"planned for rows of {rows}: {found}; {kept}"
 
 
 def ask(file: Path | None, given: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:

@@ -1,9 +1,11 @@
-"""Records of training data that are no rows: counted, the first of them kept with place and reason, and by the job's
-`broken_rows` left out, or the job is refused. No torch."""
+"""Records of training data that are no rows: counted, the first of each kind kept with place and reason, and by the
+job's `broken_rows` left out, or the job is refused. No torch."""
 
 from __future__ import annotations
 
 import logging
+import re
+from dataclasses import dataclass
 
 from planner.errors import Exit, UserError
 from planner.job.json_rows import Row
@@ -12,38 +14,60 @@ from planner.units import counted
 log = logging.getLogger(__name__)
 
 SHOWN = 10
+"""Kinds of mistakes that are told."""
+ENOUGH = 1000
+"""Broken records, after which a job that is refused is read no further."""
+_OF_ONE_RECORD = re.compile(r"(?<=this is ).*|(?<=no JSON object: ).*|(?<=turn: ).*|\d+", re.DOTALL)
+"""What the reasons of two records may differ in though the mistake is the same: the value, and where it is."""
 
 
 class BrokenRecordsError(UserError):
     """The refusal of a job for records of its data."""
 
 
+@dataclass(slots=True)
+class _Mistake:
+    """A kind of mistake: the first record that has it, what is wrong there, a line that tells both, and how many."""
+
+    place: str
+    error: UserError
+    line: str
+    count: int = 1
+
+    def __str__(self) -> str:
+        return self.line if self.count == 1 else f"{self.line} (the first of {self.count} such records)"
+
+
 class BrokenRows:
-    """The broken records of a job's data: how many, and of the first of them place ("line 3 of a.jsonl") and reason."""
+    """The broken records of a job's data: how many, and of each kind of mistake how many records have it, with place
+    ("line 3 of a.jsonl") and reason of the first."""
 
     def __init__(self, *, skip: bool) -> None:
         """`skip`: they are left out; else a job with any is refused."""
         self.skip = skip
         self._count = 0
-        self._first: list[tuple[str, UserError, str]] = []  # place, error, a line that tells both
+        self._mistakes: dict[tuple[str, str], _Mistake] = {}
+        self._lacking: dict[str, _Mistake] = {}
         self._known: set[object] = set()
         self.met = 0
         """How often a broken record came by: a mixture repeats records."""
         self.unread = 0
         """How many rows are no records."""
+        self.rendered = 0
+        """How many records became documents, or were to."""
 
     def __len__(self) -> int:
         return self._count
 
     @property
     def ends(self) -> bool:
-        """Whether the job is refused, and nothing is gained by what comes behind."""
+        """Whether the job is refused."""
         return self._count > 0 and not self.skip
 
     @property
     def is_full(self) -> bool:
-        """Whether the job is refused, and with more of them no more would be shown."""
-        return self._count >= SHOWN and not self.skip
+        """Whether the job is refused, and there are so many that no more are looked for."""
+        return not self.skip and (self._count >= ENOUGH or len(self._mistakes) >= SHOWN)
 
     def add(self, place: str, error: ValueError | UserError, record: object = None) -> None:
         """Note a record, and what is wrong with it. `record`: what tells it from others, where it may come again."""
@@ -55,28 +79,52 @@ class BrokenRows:
         self._add(row.place, _unreadable(row), f"{row.place} {row.wrong}", None)
         self.unread += 1
 
+    def add_lacking(self, place: str, lacks: str) -> None:
+        """Note a record that counts as empty since it lacks columns: told where the job is refused for others."""
+        if (known := self._lacking.get(lacks)) is not None:
+            known.count += 1
+        elif len(self._lacking) < SHOWN:
+            self._lacking[lacks] = _Mistake(place, _broken(lacks), f"{place} {lacks}, and counts as empty")
+
     def _add(self, place: str, error: UserError, line: str, record: object) -> None:
         self.met += 1
         if record is not None and record in self._known:
             return
         self._known |= set() if record is None else {record}
         self._count += 1
-        if len(self._first) < SHOWN:
-            self._first.append((place, error, line))
+        kind = (error.code, _OF_ONE_RECORD.sub("", line.removeprefix(place)))
+        if (known := self._mistakes.get(kind)) is not None:
+            known.count += 1
+        elif len(self._mistakes) < SHOWN:
+            self._mistakes[kind] = _Mistake(place, error, line)
 
     def refuse(self, seen: int) -> None:
         """Raise BrokenRecordsError where the job is refused for one of the `seen` records."""
         if not self.ends:
             return
-        (place, first, line), *others = self._first
-        hints = dict.fromkeys(error.hint for _, error, _ in self._first)
-        if any(error.code != first.code for _, error, _ in others):
-            first = _broken("")
+        self._refuse_template()
+        first, *others = self._mistakes.values()
+        hints = dict.fromkeys(each.error.hint for each in self._mistakes.values())
+        code = first.error.code if all(each.error.code == first.error.code for each in others) else _CODE
         what, numbers = "Records of the dataset are broken.", (f"{len(self)} of the first {seen} records", *self.lines)
-        if not others:
-            what, numbers = first.what, (line,) if first.code in _TOLD_BY_LINE else (place, *first.numbers)
+        if len(self) == 1:
+            what = first.error.what
+            numbers = (first.line,) if code in _TOLD_BY_LINE else (first.place, *first.error.numbers)
+        numbers += tuple(map(str, self._lacking.values()))
         hint = f"{'; or '.join(hints)}; broken_rows: skip leaves such records out"
-        raise BrokenRecordsError(what, code=first.code, exit_code=Exit.USAGE, numbers=numbers, hint=hint)
+        raise BrokenRecordsError(what, code=code, exit_code=Exit.USAGE, numbers=numbers, hint=hint)
+
+    def _refuse_template(self) -> None:
+        """Raise BrokenRecordsError where the chat template refuses all that it was given, and more than one record, for
+        one reason: that is the template's mistake rather than each record's."""
+        only = [*self._mistakes.values()]
+        if len(only) == 1 and only[0].error.code == _REFUSES and only[0].count == self.rendered > 1:
+            reason, _, origin = only[0].error.numbers
+            raise BrokenRecordsError(
+                "The chat template refuses every conversation.", code=_REFUSES, exit_code=Exit.USAGE,
+                numbers=(f"all {self.rendered} that it was given: {reason}", origin, f"the first: {only[0].place}"),
+                hint="correct the template; or give another chat_template, or data as this one wants them",
+            )  # fmt: skip
 
     def end(self, given: int, seen: int) -> None:
         """Refuse or tell what was broken of all `seen` records, of which `given` are documents. Raises UserError where
@@ -84,6 +132,7 @@ class BrokenRows:
         self.refuse(seen)
         self.say()
         if self._count and not given:
+            self._refuse_template()
             raise UserError(
                 "All records of the dataset are broken or empty.", code="nothing-to-train", exit_code=Exit.USAGE,
                 numbers=(f"{self._count} of {seen} are broken", *self.lines), hint="correct them, or give other data",
@@ -99,9 +148,10 @@ class BrokenRows:
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """The first of them, in words."""
-        found = tuple(line for _, _, line in self._first)
-        return (*found, f"and {len(self) - SHOWN} more") if len(self) > SHOWN else found
+        """Each kind of mistake, in words."""
+        more = len(self) - sum(each.count for each in self._mistakes.values())
+        found = tuple(map(str, self._mistakes.values()))
+        return (*found, f"and {counted(more, 'record')} with other mistakes") if more else found
 
 
 def no_records(name: object, *, left_out: int) -> UserError:
@@ -114,6 +164,7 @@ def no_records(name: object, *, left_out: int) -> UserError:
 
 
 _CODE = "broken-record"
+_REFUSES = "chat-template-refuses"
 _TOLD_BY_LINE = (_CODE, "dataset-unreadable")
 
 

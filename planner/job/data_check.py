@@ -19,7 +19,7 @@ from planner.job.data_entry import DataEntry
 from planner.job.dataset_words import LEARNED_KEYS
 from planner.job.local_data import LocalData, is_local, local_data
 from planner.job.reader import Reader, Row
-from planner.job.records import Kind, check_answers, check_record, is_chat, kind_of, no_columns
+from planner.job.records import Kind, check_answers, check_record, is_chat, kind_of, lacks_of, no_columns
 from planner.job.schema import Job
 from planner.job.slot_rows import check as check_of_llama_factory
 from planner.job.templates import GIVE_TEMPLATE
@@ -72,20 +72,27 @@ def _check_entry(entry: DataEntry, job: Job) -> tuple[str, ...] | None:
     if not re.match(r"train(\[|$)", entry.split):
         hint = "files have a split train only, of which train[:10%] is a part; give other files as entries of their own"
         raise _unreadable(path, f"split is {entry.split}", hint)
-    data = _local(path)
-    reader, kind = Reader(data, MOST_BYTES), _kind(entry, data)
-    has_template = entry.converter is not None or _has_template(job)  # v1 has one of its own for a tokenizer without
-    if kind is None:  # no record is at the beginning, or none with a column
+    data, wrong = _local(path), Errors()
+    reader, kind = Reader(data, MOST_BYTES), None
+    with wrong.apart():
+        kind = _kind(entry, data)
+    if kind is None:  # no record is at the beginning, none with a column, or none with a column that is known
+        seen = 0
         for row in _rows(reader, path):
-            if row.record is not None:
+            seen += 1
+            if row.record is None:
+                broken.add_row(row)
+            elif not wrong.found:
                 kind_in(entry, (), path.name)
-            broken.add_row(row)
-        broken.refuse(len(broken))
+        with wrong.apart():
+            broken.refuse(seen)
+        wrong.refuse()
         if reader.whole:
             raise no_records(path, left_out=len(broken))
         return None
     if not entry.whole:  # nobody knows here which records are in the part
         return None
+    has_template = entry.converter is not None or _has_template(job)  # v1 has one of its own for a tokenizer without
     most, records, learned = entry.most(job.max_samples), 0, False
     for row in _rows(reader, path):
         if records == most:
@@ -93,14 +100,19 @@ def _check_entry(entry: DataEntry, job: Job) -> tuple[str, ...] | None:
         records += row.record is not None
         met = broken.met
         if learns(entry, kind, row, broken):
-            check_answers(job.train_on, kind, entry.mapped(row.record or {}))
             learned = True
+            if not wrong.found:
+                with wrong.apart():
+                    check_answers(job.train_on, kind, entry.mapped(row.record or {}))
         if broken.met == met and not has_template and is_chat(kind, entry.mapped(row.record or {})):
-            raise UserError(
+            has_template = True  # told once
+            wrong.found.append(UserError(
                 _NO_TEMPLATE, code="no-chat-template", exit_code=Exit.USAGE, numbers=(row.place,),
                 hint=GIVE_TEMPLATE,
-            )  # fmt: skip
-    broken.refuse(records + broken.unread)
+            ))  # fmt: skip
+    with wrong.apart():
+        broken.refuse(records + broken.unread)
+    wrong.refuse()
     if not records and reader.whole:
         raise no_records(path, left_out=len(broken))
     if learned or not reader.whole:
@@ -121,7 +133,10 @@ def learns(entry: DataEntry, kind: Kind, row: Row, broken: BrokenRows) -> bool:
             return check_of_v1(entry.converter, record)
         if entry.formatting is not None:
             return check_of_llama_factory(kind, record, entry.formatting)
-        return check_record(kind, record)
+        learned = check_record(kind, record)
+        if not learned and (lacks := lacks_of(kind, record)):
+            broken.add_lacking(row.place, lacks)
+        return learned
     except ValueError as error:
         broken.add(row.place, error)
         return False
@@ -194,7 +209,23 @@ def _kind(entry: DataEntry, data: LocalData) -> Kind | None:
         columns = columns_of(data)
     except (OSError, ValueError) as error:
         raise _unreadable(path, first_line(error), "check the file's format") from error
-    return kind_in(entry, columns, path.name) if columns else None
+    try:
+        return kind_in(entry, columns, path.name) if columns else None
+    except UserError as error:
+        if data.kind != "csv":
+            raise
+        hint = _csv_hint(columns, error.hint)
+        raise UserError(
+            error.what, code=error.code, exit_code=error.exit_code, numbers=error.numbers, hint=hint
+        ) from error  # fmt: skip
+
+
+def _csv_hint(columns: tuple[str, ...], otherwise: str) -> str:
+    """What helps where the first line of a csv file names no columns that are known."""
+    for sign, name in ((";", "semicolons"), ("\t", "tabs"), ("|", "vertical bars")):
+        if len(columns) == 1 and sign in columns[0]:
+            return f"its cells seem to be parted by {name}, and a csv file's by commas: save it with commas"
+    return f"the first line of a csv file must name its columns, such as prompt,completion: add it; or {otherwise}"
 
 
 def _local(path: Path) -> LocalData:

@@ -44,7 +44,7 @@ class JsonValues:
         if not text.isascii() and (byte := not_utf8(text)):
             return byte
         if twice is not None:
-            return f"has the key {twice!r} twice in one object"
+            return f"has the key {json.dumps(twice, ensure_ascii=False)} twice in one object"
         if text.count("{") + text.count("[") > MOST_DEPTH and _depth(values) > MOST_DEPTH + 1:
             return "is nested too deeply"
         if "\\u" in text:

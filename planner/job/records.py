@@ -59,6 +59,12 @@ def check_kind(kind: Kind, record: Record) -> None:
         raise ValueError(f"it has no {' and '.join(_NEEDED[kind])}, but {' and '.join(_NEEDED[other])}")
 
 
+def lacks_of(kind: Kind, record: Record) -> str:
+    """Which columns of its kind a record lacks, as it follows its place: "has no prompt"; "" where all are there."""
+    missing = [column for column in _NEEDED[kind] if column not in record]
+    return f"has no {' and '.join(missing)}" if missing else ""
+
+
 def kind_of(columns: Collection[str], name: str) -> Kind:
     """The kind of records that the columns of the dataset `name` show. Raises UserError listing what was found."""
     others = [kind for kind, needed in _NEEDED.items() if set(needed) <= set(columns) - {"input_ids"}]

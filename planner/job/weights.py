@@ -17,12 +17,17 @@ from pathlib import Path
 
 from planner.codec import json_object
 from planner.errors import Exit, UserError, first_line
+from planner.job.lora import has_no_weights
 from planner.job.schema import Job
 from planner.units import counted
 
 _NAMES = ("model.safetensors", "pytorch_model.bin")
 """In transformers' order; of each the file itself goes before its index."""
 _INDEX = ".index.json"
+_OTHER_FORMS = (".pth", ".pt", ".h5", ".msgpack", ".gguf", ".ckpt", ".ckpt.index", ".npz", ".onnx")
+"""How files of weights end that transformers does not read."""
+_OF_A_RUN = re.compile("optimizer|scheduler|scaler|rng_state")
+"""What a checkpoint has beside weights."""
 _POINTER = b"version https://git-lfs"
 _LONGEST_HEADER = 100_000_000  # bytes, of safetensors' own reader
 _MOST_NAMED = 5
@@ -47,15 +52,31 @@ _CONVERT = (
 
 def check_weights(job: Job) -> None:
     """Look at the weights of a job whose model is a folder. Raises UserError `weights-not-usable` (exit 2) where files
-    are missing, or are not what their names say. A folder without weights is fine, and so is one whose weights have
-    names that only transformers knows."""
+    are missing, or are not what their names say, and `unknown-weights` where all are in a form that is not read. A
+    folder without weights is fine, and so is one whose weights have names that only transformers knows."""
     folder = Path(job.model)
     if not folder.is_absolute() or not folder.is_dir():
         return
     try:
-        _check(folder, weight_files(folder))
+        files = weight_files(folder)
+        if not files and has_no_weights(job.model):
+            _refuse_other_forms(folder)
+        _check(folder, files)
     except OSError as error:
         raise _not_usable(folder, [first_line(error)], "let the daemon's user read the folder") from error
+
+
+def _refuse_other_forms(folder: Path) -> None:
+    """Raise UserError where a folder has weights only in forms that are not read: it would be trained from random ones.
+    """
+    names = [file.name for file in sorted(folder.iterdir()) if file.is_file() and file.name.endswith(_OTHER_FORMS)]
+    if names := [name for name in names if not _OF_A_RUN.match(name)]:
+        raise UserError(
+            f"{folder} has weights in no form that offmate reads.", code="unknown-weights", exit_code=Exit.USAGE,
+            numbers=(f"{_named(names)}; read are {' and '.join(_NAMES)}, whole or in parts",),
+            hint=f"take the model's safetensors, such as by: hf download OWNER/NAME --local-dir {folder}; or convert "
+            "the weights to safetensors; to train from random ones, move these files out of the folder",
+        )  # fmt: skip
 
 
 def _check(folder: Path, files: list[Path]) -> None:

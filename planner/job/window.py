@@ -9,7 +9,7 @@ from datetime import date, datetime, time, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from planner.job.source import SWITCHED_OFF, Mistake, Source
+from planner.job.source import SWITCHED_OFF, Mistake, Source, shown
 
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _KEYS = ("window", "days", "timezone")
@@ -42,7 +42,7 @@ class Window:
         hours, *more = text.split()[:4] or [""]
         found = _CLOCK.fullmatch(hours)
         if found is None:
-            raise ValueError(f"{hours or text!r} is no window of hours; write it like 23:00-07:00")
+            raise ValueError(f"{shown(hours or text)} is no window of hours; write it like 23:00-07:00")
         begin, end = int(found[1]) * 60 + int(found[2]), int(found[3]) * 60 + int(found[4])
         if end > 24 * 60:
             raise ValueError(f"{hours}: a day ends at 24:00")
@@ -55,7 +55,7 @@ class Window:
         if more:
             timezone = _timezone(more.pop(0))
         if more:
-            raise ValueError(f"{' '.join(more)!r} is too much; a window is hours, days and a time zone")
+            raise ValueError(f"{shown(' '.join(more))} is too much; a window is hours, days and a time zone")
         return cls(begin=begin, end=end, days=tuple(map(DAYS.index, days)), timezone=timezone)
 
     @classmethod
@@ -128,7 +128,7 @@ def _days(text: str) -> tuple[str, ...]:
     for part in text.lower().split(","):
         first, dash, last = part.partition("-")
         if first not in DAYS or (dash and last not in DAYS):
-            raise ValueError(f"{part!r} is no day; they are {', '.join(DAYS)}, and mon-fri is five of them")
+            raise ValueError(f"{shown(part)} is no day; they are {', '.join(DAYS)}, and mon-fri is five of them")
         at, end = DAYS.index(first), DAYS.index(last or first)
         chosen |= {DAYS[(at + step) % 7] for step in range((end - at) % 7 + 1)}
     return tuple(day for day in DAYS if day in chosen)
@@ -138,4 +138,4 @@ def _timezone(name: str) -> str:
     try:
         return ZoneInfo(name).key
     except (ZoneInfoNotFoundError, ValueError, OSError):
-        raise ValueError(f"{name!r} is no time zone; write it like Europe/Berlin") from None
+        raise ValueError(f"{shown(name)} is no time zone; write it like Europe/Berlin") from None

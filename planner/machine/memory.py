@@ -59,7 +59,7 @@ def parse_card(text: str) -> Card:
     """The card of a line "12288, NVIDIA GeForce RTX 3060" (MiB). Raises ValueError."""
     size, comma, name = text.strip().partition("\n")[0].partition(",")
     if not (comma and size.strip().isdigit() and name.strip()):
-        raise ValueError(f"not a card: {text[:80]!r}")
+        raise ValueError(f"not a card: {text[:80].strip()}")
     return Card(name=name.strip(), memory_bytes=int(size) * 2**20)
 
 

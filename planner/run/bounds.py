@@ -50,10 +50,11 @@ def _taken_bytes() -> int:
 
 
 def takes_too_much(what: str, number: str) -> UserError:
-    """The error of a file, or what else a job names, for which so much is not enough."""
+    """The error for a file, or another thing that a job names, which takes more than `number`, the limit in words."""
     return UserError(
-        f"To look at {what} takes too much.", code="takes-too-much", exit_code=Exit.USAGE, numbers=(number,),
-        hint="a file that is small may stand for gigabytes: write it anew in smaller parts, or leave it out",
+        f"Reading {what} takes too much time or memory.", code="takes-too-much", exit_code=Exit.USAGE,
+        numbers=(number,),
+        hint="a small file may unpack to gigabytes: write it anew in smaller parts, or leave it out",
     )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from worker.data.batches import Batches
 from worker.runtime.step_values import AdamW
 from worker.storage.checkpoint import Checkpoint, Checkpoints, Origin
 from worker.storage.trained import TrainedWeights
-from worker.training.best import Best, losses_of
+from worker.training.best import Best, known_losses
 from worker.training.evaluation import Evaluations
 from worker.training.learning_rate import decay_names
 from worker.training.loop import Training
@@ -67,7 +67,7 @@ class Run:
             job=job, engine=self.engine, batches=self.batches, metrics=self.metrics, stop=self.stop,
             samples=Samples.of(job, byte_tokenizer(chat_template=CHATML), model),
             done=[(event["event"], event["step"]) for event in read_metrics(self.metrics_path)],
-            losses=losses_of(read_metrics(self.metrics_path)),
+            losses=known_losses(read_metrics(self.metrics_path), last),
         )  # fmt: skip
         self.kept = TrainedWeights(folder / "best", origin=origin)
         best = Best(job=job, kept=self.kept, write=self._write) if Best.wanted(job) else None

@@ -44,7 +44,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ([{"messages": TALK}, {"messages": TALK[::-1]}], REFUSES, "chat-template-refuses", "line 2 of data.jsonl"),
         ([{"messages": TALK}], "{{ messages[9].content }}", "chat-template-refuses", "line 1 of data.jsonl"),
         ([{"messages": [*TALK[:1], TALK[1] | {"reasoning_content": "so"}]}], CHATML, "template-drops", "line 1"),
-        ([{"messages": [{"role": "system", "content": "so"}, *TALK]}], WITHOUT_SYSTEM, "template-drops", "turn: 'so'"),
+        ([{"messages": [{"role": "system", "content": "so"}, *TALK]}], WITHOUT_SYSTEM, "template-drops", 'turn: "so"'),
         ([{"messages": UNLEARNED}] * 3, CHATML, "nothing-to-train", "3 documents"),
         ([{"prompt": "p" * 90, "completion": "late"}], CHATML, "nothing-to-train", "1 document,"),
         ([{"text": "x" * 90}], CHATML, "rows-too-long", "1 of 1"),
@@ -154,7 +154,8 @@ def test_what_is_odd_of_a_template_is_told_once(model: Path, tmp_path: Path) -> 
     assert note.startswith("the chat template ends answers with <|eot_id|>, which is no token of this tokenizer")
     note, ends = told(chat_template=CHATML.partition("{% if add")[0]) or ("", "")
     assert ends.startswith("what is learned ends with <|im_end|>")
-    assert note.startswith("the chat template has no generation prompt: in training answers stand behind '<|im_start|>")
+    assert note.startswith("the chat template has no generation prompt: in training")
+    assert 'answers stand behind "<|im_start|>' in note
 
 
 @pytest.fixture

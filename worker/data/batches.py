@@ -153,7 +153,7 @@ class Batches:
         several = self._job.gradient_accumulation_steps > 1 or self._job.train_batch_size is not None
         distinct_tokens = tuple(self.distinct_tokens()) if several else ()
         longest = max(int(rows.lengths.max()) for rows in self._every)
-        return Counted(longest=longest, lengths=self.lengths, distinct_tokens=distinct_tokens)
+        return Counted(longest=longest, lengths=self.lengths, distinct_tokens=distinct_tokens, cut=self.cut)
 
     def distinct_tokens(self) -> list[int]:
         """For each slice the most distinct tokens, padding included, that it and those before it have in any step."""

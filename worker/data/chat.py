@@ -9,8 +9,10 @@ import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date
+from pathlib import Path
 from typing import Any
 
+from jinja2 import TemplateSyntaxError
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -18,6 +20,7 @@ from planner.errors import Exit, UserError, first_line
 from planner.job.data_entry import LearnedTurns
 from planner.job.json_values import json_in
 from planner.job.records import Message
+from planner.job.source import shown
 from planner.job.templates import GIVE_TEMPLATE
 from planner.units import counted
 from worker.data.bounds import bounded, check_length
@@ -28,6 +31,7 @@ from worker.data.turns import Spans, Turns, ends_of, split_end, stops_of, unaske
 log = logging.getLogger(__name__)
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_FILES = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
 _FIRST_MARK = 0xF0000  # of Unicode's private use, far from those of `shapes`
 _SHOWN = ("tool_calls", "refusal", *THOUGHTS)
 """What a message may say beside its content. A template that leaves it out would train an answer without it."""
@@ -59,6 +63,8 @@ class ChatTemplate:
                 exit_code=Exit.USAGE, numbers=(first_line(error),),
                 hint=GIVE_TEMPLATE,
             ) from error  # fmt: skip
+        self._origin = _origin(tokenizer)
+        self._check_syntax()
         self._everything = everything
         marked = everything or learned is not None or _GENERATION.search(self._template) is not None
         if not marked and (form := _training_form(tokenizer)):
@@ -76,6 +82,25 @@ class ChatTemplate:
         self._turns = Turns(learned or LearnedTurns(roles=frozenset()), self._template, tokenizer, ends)
         if self._chosen:
             self._turns.check_marks()
+
+    def _check_syntax(self) -> None:
+        """Raise UserError for a template that is none, whatever it is given."""
+        try:
+            with bounded():
+                render_jinja_template([[]], chat_template=self._template)
+        except (TemplateSyntaxError, SyntaxError) as error:
+            if isinstance(error, TemplateSyntaxError):
+                what = f"line {error.lineno} of the template: {error.message}"
+            else:
+                what = f"compiled to Python: {error.msg}"  # whose lines are others
+            raise UserError(
+                "The chat template has a mistake, whatever the data are.", code="bad-chat-template",
+                exit_code=Exit.USAGE, numbers=(what, self._origin),
+                hint="correct the template, or give another one: chat_template, the path of a file or a name such as "
+                "chatml",
+            ) from error  # fmt: skip
+        except REFUSALS:  # it wants messages, which it is given below
+            pass
 
     def warn_of_split_end(self, tokenizer: PreTrainedTokenizerBase) -> None:
         """Say in the log where answers end with a mark that is no token."""
@@ -123,7 +148,7 @@ class ChatTemplate:
         return _in_one_day(lambda: self._rendered(messages, tools))
 
     def _rendered(self, messages: Sequence[Message], tools: list[Any] | None) -> tuple[str, Spans]:
-        with _refusals_told(messages):
+        with _refusals_told(messages, self._origin):
             plain, text, spans = self._shown(_plain(messages), tools)
             found = self._conversation(text, plain, tools)
             self._tell_left_out(text, plain)
@@ -150,7 +175,7 @@ class ChatTemplate:
         return _in_one_day(lambda: self._pair(_plain([*prompt, *completion]), len(prompt), tools))
 
     def _pair(self, messages: list[Message], asked: int, tools: list[Any] | None) -> tuple[str, Spans]:
-        with _refusals_told(messages):
+        with _refusals_told(messages, self._origin):
             messages, text, _ = self._shown(messages, tools)
             self._tell_left_out(text, messages)
             start = self._conversation(text, messages, tools).going_on(asked)
@@ -162,7 +187,7 @@ class ChatTemplate:
         """What the template asks for the answer with, and the text of both. What earlier answers thought may be left
         out of it: it is not learned here. Raises UserError as `render`."""
         bare = [{key: said for key, said in message.items() if key not in THOUGHTS} for message in prompt]
-        with _refusals_told([*prompt, answer]):
+        with _refusals_told([*prompt, answer], self._origin):
             whole, without = (self._render([*messages, answer], tools)[0] for messages in (prompt, bare))
             before = self._render(prompt, tools, add_generation_prompt=True)[0]
         text, _ = self.pair(bare if whole == without else prompt, [answer], tools)
@@ -170,7 +195,7 @@ class ChatTemplate:
 
     def prompt(self, messages: Sequence[Message]) -> str:
         """The conversation's text up to where the assistant is to go on. Raises UserError when the template refuses."""
-        with _refusals_told(messages):
+        with _refusals_told(messages, self._origin):
             return self._render(messages, None, add_generation_prompt=True)[0]
 
     def _shown(self, messages: list[Message], tools: list[Any] | None) -> tuple[list[Message], str, Spans]:
@@ -208,7 +233,7 @@ class ChatTemplate:
             role, content = messages[index]["role"], messages[index]["content"]
             raise UserError(
                 f"The chat template does not show what the {role} says in turn {index + 1} of a conversation.",
-                code="template-drops", exit_code=Exit.USAGE, numbers=(f"turn: {content[:200]!r}", found.roles),
+                code="template-drops", exit_code=Exit.USAGE, numbers=(f"turn: {shown(content, 200)}", found.roles),
                 hint="give a chat_template that shows it, or take it out of the data",
             )  # fmt: skip
         said = [key for key in _SHOWN if any(message.get(key) for message in messages) and not found.shows(key)]
@@ -264,7 +289,7 @@ class ChatTemplate:
                 if self._render([*messages[:index], other, *messages[index + 1 :]], tools)[0] == text:
                     raise UserError(
                         f"The chat template does not show all calls of turn {index + 1} of a conversation.",
-                        code="template-drops", exit_code=Exit.USAGE, numbers=(f"call: {str(call)[:200]}",),
+                        code="template-drops", exit_code=Exit.USAGE, numbers=(f"call: {shown(call, 200)}",),
                         hint="give a chat_template that shows each call with its arguments",
                     )  # fmt: skip
 
@@ -275,8 +300,8 @@ class ChatTemplate:
                 if isinstance(said, str) and not self._left_out and not any(as_is in text for as_is in written(said)):
                     self._left_out.append(said)
                     log.warning(
-                        "data: the chat template leaves out a part of what answers say, which is not learned: of %r",
-                        said[:200],
+                        "data: the chat template leaves out a part of what answers say, which is not learned: of %s",
+                        shown(said, 200),
                     )  # fmt: skip
 
     def _learned(self, spans: Spans, messages: Sequence[Message], found: Conversation) -> Spans:
@@ -309,15 +334,24 @@ def _in_one_day(render: Callable[[], tuple[str, Spans]]) -> tuple[str, Spans]:
 
 
 @contextlib.contextmanager
-def _refusals_told(messages: Sequence[Message]) -> Iterator[None]:
+def _refusals_told(messages: Sequence[Message], origin: str) -> Iterator[None]:
     try:
         yield
     except REFUSALS as error:
         raise UserError(
             "The chat template refuses a conversation.", code="chat-template-refuses", exit_code=Exit.USAGE,
-            numbers=(f"{type(error).__name__}: {error}", f"roles: {', '.join(m['role'] for m in messages)}"),
+            numbers=(f"{type(error).__name__}: {error}", f"roles: {', '.join(m['role'] for m in messages)}", origin),
             hint="correct the record, or give another chat_template",
         ) from error  # fmt: skip
+
+
+def _origin(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Where a tokenizer's chat template came from, in words."""
+    if tokenizer.chat_template != tokenizer.init_kwargs.get("chat_template"):
+        return "the template: chat_template of the job"
+    name = str(tokenizer.name_or_path)
+    file = next((path for path in map(Path(name).joinpath, _FILES) if path.is_file()), None)
+    return f"the template: that of the tokenizer, {name if file is None else file}"
 
 
 def _plain(messages: Sequence[Message]) -> list[Message]:

@@ -201,6 +201,7 @@ def document_of(
     if row.record is None:
         broken.add_row(row)
         return None
+    broken.rendered += 1
     try:
         return form.document(entry.mapped(row.record))
     except (ValueError, UserError) as error:

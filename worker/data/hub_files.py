@@ -21,6 +21,7 @@ from planner.job.data_check import FirstRows
 from planner.job.data_entry import DataEntry
 from planner.job.local_data import LocalData
 from planner.job.reader import Row, rows_of
+from planner.job.source import shown
 
 if TYPE_CHECKING:
     from datasets.builder import DatasetBuilder
@@ -150,14 +151,14 @@ def _is_read_here(builder: DatasetBuilder) -> bool:
 def _delimiter(builder: DatasetBuilder) -> str:
     delimiter = str(getattr(builder.config, "sep", ","))
     if len(delimiter) != 1:
-        raise ValueError(f"the dataset's card parts cells by {delimiter!r}, and not by one character")
+        raise ValueError(f"the dataset's card parts cells by {shown(delimiter)}, and not by one character")
     return delimiter
 
 
 def _urls(builder: DatasetBuilder, split: str) -> list[str]:
     files = builder.config.data_files
     if not isinstance(files, dict) or split not in files:
-        raise ValueError(f"Unknown split {split!r}. Should be one of {list(files or ())}.")
+        raise ValueError(f"there is no split {split}; there are {', '.join(map(str, files or ()))}")
     return [*map(str, files[split])]
 
 

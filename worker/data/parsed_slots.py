@@ -8,6 +8,7 @@ from transformers import PreTrainedTokenizerBase
 
 from planner.errors import Exit, UserError, first_line
 from planner.job.slot_templates import SlotTemplate
+from planner.job.source import shown
 from worker.data.bounds import bounded
 
 _CONTENT = "{{content}}"
@@ -48,7 +49,7 @@ def _parsed(tokenizer: PreTrainedTokenizerBase) -> SlotTemplate:
         default = _more(asked, user)
         user = user[len(system.replace(_CONTENT, default, 1)) :]
     if missing := [text for text in (system, user, assistant) if _CONTENT not in text]:
-        raise ValueError(f"it does not show what is said: {missing[0]!r}")
+        raise ValueError(f"it does not show what is said: {shown(missing[0])}")
     return SlotTemplate(
         prefix=prefix, system=system, user=user, assistant=assistant, default_system=default, reasons=reasons
     )

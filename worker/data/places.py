@@ -18,6 +18,7 @@ from jinja2 import TemplateError
 
 from planner.errors import Exit, UserError
 from planner.job.records import Message
+from planner.job.source import shown
 from worker.data.shapes import THOUGHTS, Filled, Render, Shape, Shapes, fill, private_character
 from worker.data.turns import Spans, common
 
@@ -361,7 +362,7 @@ class Conversation:
         return UserError(
             "The chat template does not show what the assistant says as it is in the data.",
             code="assistant-turn-not-found", exit_code=Exit.USAGE,
-            numbers=(f"turn: {self._messages[index]['content'].strip()[:200]!r}",),
+            numbers=(f"turn: {shown(self._messages[index]['content'].strip(), 200)}",),
             hint="use train_on: all, or a chat_template with {% generation %} around the assistant's turns",
         )  # fmt: skip
 

@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from planner.errors import Exit, UserError
 from planner.job.data_entry import LearnedTurns
 from planner.job.records import Message
+from planner.job.source import shown
 
 log = logging.getLogger(__name__)
 
@@ -72,11 +73,11 @@ def split_end(render: Callable[..., str], tokenizer: PreTrainedTokenizerBase) ->
     """What to say of a template that ends answers with a mark, `<…>`, which is no token of this tokenizer; None for
     others, those among them that end answers as plain text does. `render` as in `ends_of`."""
     asked = [{"role": "user", "content": SOMETHING}]
-    shown, _, behind = render([*asked, {"role": "assistant", "content": SOMETHING}]).rpartition(SOMETHING)
+    text, _, behind = render([*asked, {"role": "assistant", "content": SOMETHING}]).rpartition(SOMETHING)
     end = _MARK.match(behind.lstrip())
-    marks = _MARK.findall(shown + render(asked, add_generation_prompt=True) + behind)
+    marks = _MARK.findall(text + render(asked, add_generation_prompt=True) + behind)
     sizes = {mark: len(tokenizer(mark, add_special_tokens=False)["input_ids"]) for mark in marks}
-    if not shown or end is None or sizes[end[0]] == 1:
+    if not text or end is None or sizes[end[0]] == 1:
         return None
     split = [mark for mark, size in sizes.items() if size > 1]
     others = ", ".join(mark for mark in split if mark != end[0])
@@ -85,8 +86,8 @@ def split_end(render: Callable[..., str], tokenizer: PreTrainedTokenizerBase) ->
         f"the chat template ends answers with {end[0]}, which is no token of this tokenizer but split into "
         f"{sizes[end[0]]}{f', as are {others}' if others else ''}"
         f"{f'; its own end token, {own}, is not written' if own and own not in behind else ''}: "
-        f"give the chat_template that belongs to this tokenizer (null: the one that it has), or add_tokens: {split} "
-        f"and special_tokens: {{eos_token: {end[0]!r}}}"
+        "give the chat_template that belongs to this tokenizer (null: the one that it has), or add_tokens: "
+        f"{shown(split)} and special_tokens: {{eos_token: {shown(end[0])}}}"
     )
 
 
@@ -94,17 +95,17 @@ def unasked(render: Callable[..., str]) -> str | None:
     """What to say of a template without a generation prompt whose answers stand behind words of its own; None for
     others. `render` as in `ends_of`."""
     asked = [{"role": "user", "content": SOMETHING}]
-    shown = render(asked)
-    if render(asked, add_generation_prompt=True) != shown:
+    text = render(asked)
+    if render(asked, add_generation_prompt=True) != text:
         return None
     _, between, _ = render([*asked, {"role": "assistant", "content": SOMETHING}]).split(SOMETHING)
-    begins = between.removeprefix(shown.split(SOMETHING)[-1])
+    begins = between.removeprefix(text.split(SOMETHING)[-1])
     if not begins.strip():
         return None
     return (
-        f"the chat template has no generation prompt: in training answers stand behind {begins!r}, and where one is "
-        f"asked for, as in samples, by offmate sample or generate, this is not written: give a chat_template that ends "
-        f"with it where add_generation_prompt is set"
+        f"the chat template has no generation prompt: in training answers stand behind {shown(begins)}, and where one "
+        "is asked for, as in samples, by offmate sample or generate, this is not written: give a chat_template that "
+        "ends with it where add_generation_prompt is set"
     )
 
 
@@ -141,7 +142,7 @@ class Turns:
         if given not in ((), (end,)) and (several := [mark for mark in marks if len(ids[mark]) != 1]):
             raise UserError(
                 f"{several[0]} of eot_tokens is {len(ids[several[0]])} tokens.", code="mark-of-several-tokens",
-                exit_code=Exit.USAGE, hint=f"make it one: add_tokens: [{several[0]!r}]",
+                exit_code=Exit.USAGE, hint=f"make it one: add_tokens: [{shown(several[0])}]",
             )  # fmt: skip
         if len(given) > 1 and end in given and learned.eos != learned.eot:
             raise UserError(
@@ -168,7 +169,7 @@ class Turns:
         if self._more and words != {"none"}:
             log.warning(
                 "data: the chat template ends answers with %s, which is learned as an end mark; axolotl learns it "
-                "where the file has eot_tokens: %s", ", ".join(self._more), self._more,
+                "where the file has eot_tokens: %s", ", ".join(self._more), shown(self._more),
             )  # fmt: skip
 
     def spans(self, text: str, messages: Sequence[Message], places: Callable[[int], Spans]) -> Spans:
@@ -204,6 +205,6 @@ class Turns:
 def _not_shown(message: Message) -> UserError:
     return UserError(
         f"The chat template does not show what a turn of the role {message['role']} says, and it is to be learned.",
-        code="turn-not-shown", exit_code=Exit.USAGE, numbers=(f"turn: {message['content'][:200]!r}",),
+        code="turn-not-shown", exit_code=Exit.USAGE, numbers=(f"turn: {shown(message['content'], 200)}",),
         hint="give a chat_template that shows it, or leave its role out of roles_to_train",
     )  # fmt: skip

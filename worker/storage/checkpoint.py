@@ -18,7 +18,7 @@ import hashlib
 import json
 import logging
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -106,13 +106,15 @@ def _as_learned(job: dict[str, object]) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """A checkpoint whose every byte was found right, those that it only names apart: `states`, read when asked for."""
+    """A checkpoint whose every byte was found right, those that it only names apart: `states`, read when asked for.
+    `evaluations`: step and loss of each until then; None where it was written without them."""
 
     path: Path
     step: int
     origin: Origin
     files: tuple[str, ...]
     states: StatesRecord | None = None
+    evaluations: tuple[tuple[int, float], ...] | None = None
 
     def tensors(self, *, taken_over: bool = False) -> Iterator[tuple[str, dict[str, Tensor]]]:
         """(parameter, {"master", "exp_avg", "exp_avg_sq"}) or, of trained weights, (parameter, {"weight"}); mapped from
@@ -170,13 +172,15 @@ class Checkpoints:
         return None
 
     def save(
-        self, step: int, state: Iterable[Written], state_bytes: int, states: StatesOnDisk | None = None
+        self, step: int, state: Iterable[Written], state_bytes: int, states: StatesOnDisk | None = None,
+        evaluations: Sequence[tuple[int, float]] | None = None,
     ) -> Path:  # fmt: skip
         """Write the checkpoint of `step`; when this returns it is durable, and older ones beyond `keep` are gone.
 
         `state_bytes` is about what it takes on disk. `states`: those on disk, which with two homes are named and not
-        copied; nothing is written to them meanwhile. Raises UserError when the disk has no room, or when the state
-        holds a number that is not finite; the checkpoints before stay as they are.
+        copied; nothing is written to them meanwhile. `evaluations`: step and loss of each so far. Raises UserError
+        when the disk has no room, or when the state holds a number that is not finite; the checkpoints before stay as
+        they are.
         """
         what = f"the checkpoint of step {step}"
         at = states if states is not None and states.homes > 1 else None
@@ -186,7 +190,7 @@ class Checkpoints:
         named = at.flush() if at is not None else None
         try:
             items = finite(state, step, self.last())
-            path = write_checkpoint(self._folder, step, self._origin, "state", items, named)
+            path = write_checkpoint(self._folder, step, self._origin, "state", items, named, evaluations)
         except BaseException as error:
             if at is not None and not (self._folder / f"step-{step}").exists():
                 at.withdrawn()  # else nobody can know which of the two is there after a power cut
@@ -221,7 +225,8 @@ class Checkpoints:
 
 
 def write_checkpoint(
-    folder: Path, step: int, origin: Origin, stem: str, items: Iterable[Written], named: StatesRecord | None = None
+    folder: Path, step: int, origin: Origin, stem: str, items: Iterable[Written], named: StatesRecord | None = None,
+    evaluations: Sequence[tuple[int, float]] | None = None,
 ) -> Path:  # fmt: skip
     """Write `step-N/` in `folder`, with the items in files called `stem-…`; `named` are the states that stay where they
     are. When this returns it is durable. An earlier one of the step becomes `.step-N.old`. Nothing new is left where
@@ -235,7 +240,7 @@ def write_checkpoint(
             (temporary / _NAMED).write_text(json.dumps(to_json(named)), "utf-8")
             sync(temporary / _NAMED)
             files.append(temporary / _NAMED)
-        _write_manifest(temporary, step, origin, files)
+        _write_manifest(temporary, step, origin, files, evaluations)
         sync(temporary)
         path = folder / f"step-{step}"
         if path.exists():  # a torn one of this very step
@@ -284,9 +289,11 @@ def read_checkpoint(path: Path) -> Checkpoint:
             if FileRecord.of(file) != record:
                 raise TornCheckpoint(f"{record.name} does not match its checksum")
         files = tuple(entry["name"] for entry in manifest["files"])
+        said = manifest.get("evaluations")
         return Checkpoint(
             path=path, step=manifest["step"], origin=Origin(**manifest["origin"]),
             files=tuple(name for name in files if name != _NAMED), states=_named(path) if _NAMED in files else None,
+            evaluations=None if said is None else tuple((int(at), float(loss)) for at, loss in said),
         )  # fmt: skip
     except FileNotFoundError:
         raise TornCheckpoint("manifest.json is missing") from None
@@ -306,12 +313,15 @@ def _named_files(path: Path) -> set[Path]:
         return set()
 
 
-def _write_manifest(folder: Path, step: int, origin: Origin, files: list[Path]) -> None:
+def _write_manifest(
+    folder: Path, step: int, origin: Origin, files: list[Path], evaluations: Sequence[tuple[int, float]] | None
+) -> None:  # fmt: skip
     manifest: dict[str, object] = {
         "format": 1,
         "step": step,
         "origin": asdict(origin),
         "files": [asdict(FileRecord.of(file)) for file in files],
+        **({} if evaluations is None else {"evaluations": [list(each) for each in evaluations]}),
     }
     path = folder / "manifest.json"
     path.write_text(json.dumps({"manifest": manifest, "blake2b": _checksum(manifest)}, indent=1), "utf-8")

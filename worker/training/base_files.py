@@ -48,7 +48,7 @@ def weight_files(base: Path) -> list[Path]:
         try:
             names = set(json.loads((base / SAFE_WEIGHTS_INDEX_NAME).read_text("utf-8"))["weight_map"].values())
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise not_mergeable(f"{base / SAFE_WEIGHTS_INDEX_NAME} is no index of weights: {error!r}") from error
+            raise not_mergeable(f"{base / SAFE_WEIGHTS_INDEX_NAME} is no index of weights") from error
     if missing := sorted(name for name in names if not (base / name).is_file()):
         raise not_mergeable(f"{base} has no {missing[0]}")
     return [base / name for name in sorted(names)]

@@ -42,6 +42,16 @@ def losses_of(events: Sequence[Event]) -> list[Evaluated]:
     ]  # fmt: skip
 
 
+def known_losses(events: Sequence[Event], last: Checkpoint | None) -> list[Evaluated]:
+    """The evaluations of a run that goes on from its checkpoint `last`, in their order: by what that says, and after
+    its steps by what is written down. One that is not known is made again, and has the same loss."""
+    written = losses_of(events)
+    if last is None or last.evaluations is None:
+        return written
+    known = dict(last.evaluations)
+    return [*last.evaluations, *((step, loss) for step, loss in written if step >= last.step and step not in known)]
+
+
 def standing(evaluations: Sequence[Evaluated], threshold: float) -> Standing | None:
     """How things stand after these evaluations, which are in order; None without any. The model that nothing was done
     to yet (step 0) is not among those to choose from."""

@@ -99,7 +99,8 @@ class Evaluations:
         if not self._due(step):
             return True
         held_out = self.batches.evaluation
-        if held_out is not None and ("eval", step) not in self.done and not self._evaluate(held_out, step):
+        known = ("eval", step) in self.done or any(at == step for at, _ in self.losses)
+        if held_out is not None and not known and not self._evaluate(held_out, step):
             return False
         if self.samples is not None and ("sample", step) not in self.done:
             if self.stop.asked:

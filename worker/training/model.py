@@ -66,11 +66,11 @@ def load_model(
     if layers is not None and not is_encoder_decoder(config):  # which has two chains of them
         _keep_layers(config, layers)
     torch.manual_seed(job.seed)  # also for weights that a folder lacks
+    check_weights(job)
     if has_no_weights(job.model):
         log.info("model: %s has no weights; starting from random ones under seed %d", job.model, job.seed)
         model = build_model(job, config, dtype)
     else:
-        check_weights(job)
         attention = None if job.attn_implementation == "sdpa" else job.attn_implementation
         options = loading_options(job, config)
         packing = experts_packed_as_read(job) if job.quantize_moe_experts else contextlib.nullcontext()

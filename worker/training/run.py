@@ -47,7 +47,7 @@ from worker.storage.checkpoint import Checkpoint, Checkpoints, Origin
 from worker.storage.model_folder import Output
 from worker.storage.states import StatesOnDisk
 from worker.storage.trained import TrainedWeights, room_kept, weights_room
-from worker.training.best import Best, losses_of
+from worker.training.best import Best, known_losses
 from worker.training.card import model_card
 from worker.training.delivery import Delivery, without_overflow
 from worker.training.ends import tell_ends
@@ -201,7 +201,8 @@ class _Run:
                 self._write_start(metrics, engine.steps_done, last.step if last else None, device)
                 stop.begin()
                 return self._until_end(
-                    metrics, lambda: engine.steps_done, lambda: self._train(engine, metrics, stop, give_room, states)
+                    metrics, lambda: engine.steps_done,
+                    lambda: self._train(engine, metrics, stop, give_room, states, last),
                 )  # fmt: skip
 
     def _write_start(self, metrics: Metrics, step: int, resumed_from: int | None, device: torch.device) -> None:
@@ -220,7 +221,7 @@ class _Run:
 
     def _train(
         self, engine: Engine, metrics: Metrics, stop: StopRequest, give_room: Callable[[], None],
-        states: StatesOnDisk | None,
+        states: StatesOnDisk | None, last: Checkpoint | None,
     ) -> tuple[bool, Path | None]:  # fmt: skip
         """Train, and write the trained weights and the model folder: whether that is done, and where it is."""
         events = read_metrics(self.folder.metrics)
@@ -234,7 +235,7 @@ class _Run:
             stop=stop, state_bytes=self.state_bytes, states=states,
             evaluations=Evaluations(
                 job=self.job, engine=engine, batches=self.batches, metrics=metrics, stop=stop,
-                samples=self.samples, done=written, losses=losses_of(events),
+                samples=self.samples, done=written, losses=known_losses(events, last),
             ),
             predicted_s=self.forecast.step_s, width=self.width, best=best,
             timeline=Timeline(

@@ -348,7 +348,11 @@ def test_a_plan_says_for_which_rows_it_is_and_why_where_nobody_counted_them(shel
     data = shell.folder / "data.jsonl"
     data.write_text('{"text": "hello"}\n{"text": "good morning"}\n')
     shown = shell.run("plan", "job.yaml")
-    told = "planned for rows of 32 tokens: the longest of data.jsonl has 13; max_length is 128"
+    told = "planned for rows of 32 tokens: the longest row of data.jsonl has 13 tokens, and rows are padded to 32"
+    assert f"{told}; 0 cut at max_length 128" in " ".join(shown.stdout.split())
+    data.write_text(f'{{"text": "{"a" * 300}"}}\n{{"text": "{"b" * 200}"}}\n{{"text": "good morning"}}\n')
+    shown = shell.run("plan", "job.yaml")
+    told = "planned for rows of 128 tokens: the longest row of data.jsonl has 128 tokens; 2 cut at max_length 128"
     assert told in " ".join(shown.stdout.split())
     begins = "planned for rows of max_length, 128 tokens; the data were not counted: "
     hub = shell.json("plan", "job.yaml", "--set", "dataset=owner/data")

@@ -17,7 +17,7 @@ from offmated.jobs.submission import submit
 from offmated.paths import Paths
 from planner.errors import Exit, UserError
 from planner.run.folder import RunFolder
-from tests.support.texts import tiny_llama_folder, write_jsonl
+from tests.support.texts import CHATML, tiny_llama_folder, write_jsonl
 
 JOB = "model: ./model\ndataset: talks.jsonl\n"
 
@@ -39,6 +39,38 @@ def test_a_conversation_that_the_template_refuses_is_refused_while_the_person_is
     assert told.value.exit_code is Exit.USAGE
     assert told.value.numbers[0] == "line 1 of talks.jsonl"
     assert not list(paths.runs.iterdir()) and not store.jobs()
+
+
+def test_a_mistake_of_the_template_is_told_once_and_not_of_each_record(store: Store, paths: Paths) -> None:
+    folder = paths.state.parent
+    talk = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]}
+    write_jsonl(folder / "talks.jsonl", [talk] * 40)
+
+    def told(template: str, keys: str = "") -> UserError:
+        tiny_llama_folder(folder / "model", chat_template=template)
+        with pytest.raises(UserError) as refused:
+            submit(store, paths, JOB + keys, folder)
+        return refused.value
+
+    file, broken = f"the template: that of the tokenizer, {folder}/model/chat_template.jinja", "a\n{% if x %}\n{{ b }"
+    error = told(broken)
+    assert (error.what, error.code) == ("The chat template has a mistake, whatever the data are.", "bad-chat-template")
+    assert error.numbers == ("line 3 of the template: unexpected '}'", file)
+    (folder / "own.jinja").write_text("{{ messages | nofilter }}")
+    error = told(CHATML, "chat_template: own.jinja\n")
+    of_job = "the template: chat_template of the job"
+    assert error.numbers == ("line 1 of the template: No filter named 'nofilter'.", of_job)
+    for keys in ("", "broken_rows: skip\n"):
+        error = told("{{ messages[9].content }}", keys)
+        assert error.what == "The chat template refuses every conversation."
+        reason = "all 40 that it was given: UndefinedError: list object has no element 9"
+        assert error.numbers == (reason, file, "the first: line 1 of talks.jsonl")
+    error = told("{{ raise_exception('no') if messages[0].content == 'hi' }}" + CHATML)
+    assert error.what == "The chat template refuses every conversation."
+    other = {"messages": [{"role": "user", "content": "other"}, talk["messages"][1]]}
+    write_jsonl(folder / "talks.jsonl", [other, talk])
+    error = told("{{ raise_exception('no') if messages[0].content == 'hi' }}" + CHATML)
+    assert error.what == "The chat template refuses a conversation." and error.numbers[0] == "line 2 of talks.jsonl"
 
 
 def test_what_is_no_json_and_what_the_template_refuses_are_told_at_once(store: Store, paths: Paths) -> None:

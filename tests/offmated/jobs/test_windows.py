@@ -191,7 +191,7 @@ def test_a_window_that_is_none_any_more_fails_its_job_alone(night: Night) -> Non
     assert night.handed_out() == [other]
     row = night.store.job(lost)
     assert (row.state, (row.error or {})["code"]) == (JobState.FAILED, "job-not-handled")
-    assert "'Atlantis/Poseidon' is no time zone" in str(row.error)
+    assert '"Atlantis/Poseidon" is no time zone' in str(row.error)
 
 
 @pytest.mark.parametrize(

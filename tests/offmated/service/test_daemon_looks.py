@@ -71,7 +71,7 @@ def test_data_that_fill_the_memory_are_refused_by_name_with_the_limit(home: Hous
     error = refused(home, JOB.format("wide.jsonl"))
     (home.home / "wide.jsonl").unlink()
     assert (error.code, error.numbers) == ("takes-too-much", ("more than 2 GiB of memory",))
-    assert error.what == f"To look at the dataset {home.home / 'wide.jsonl'} takes too much."
+    assert error.what == f"Reading the dataset {home.home / 'wide.jsonl'} takes too much time or memory."
     assert peak_bytes(home) < before + 32 * MIB
 
 

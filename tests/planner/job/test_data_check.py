@@ -267,3 +267,20 @@ def test_a_record_of_another_kind_is_a_broken_one_and_no_empty_one(model: Path, 
             read(job)
         assert refused.value.code == "broken-record"
         assert "line 2 of mix.jsonl: it has no messages, but conversations" in str(refused.value.numbers)
+
+
+@pytest.mark.parametrize(
+    ("content", "hint"),
+    [
+        ("prompt;completion\na;b\n", "seem to be parted by semicolons"),
+        ("prompt\tcompletion\na\tb\n", "seem to be parted by tabs"),
+        ("What is it?,A thing.\nAnd this?,Another.\n", "the first line of a csv file must name its columns"),
+    ],
+)
+def test_a_csv_file_without_header_or_with_other_signs_than_commas_gets_a_hint_that_fits(
+    tmp_path: Path, content: str, hint: str
+) -> None:
+    (tmp_path / "a.csv").write_text(content)
+    with pytest.raises(UserError) as refused:
+        check_data(make_job(tiny_llama_folder(tmp_path / "model"), tmp_path / "a.csv"))
+    assert refused.value.code == "unknown-columns" and hint in refused.value.hint

@@ -99,6 +99,24 @@ def test_weights_that_are_whole_and_folders_without_any_are_fine(
     assert has_no_weights(job.model) == (len(list((folder / "tiny").iterdir())) == 2)
 
 
+def test_weights_in_forms_that_are_not_read_are_refused_and_not_replaced_by_random_ones(folder: Path) -> None:
+    its = folder / "tiny"
+    for name in ("optimizer.pt", "rng_state_0.pth", "notes.txt"):
+        (its / name).write_bytes(b"x")
+    check_weights(parse("", folder))
+    for names in (["consolidated.00.pth"], ["model.gguf"], ["flax_model.msgpack", "tf_model.h5"], ["m.ckpt.index"]):
+        for name in names:
+            (its / name).write_bytes(b"x")
+        with pytest.raises(UserError) as refused:
+            check_weights(parse("", folder))
+        assert (refused.value.code, refused.value.exit_code) == ("unknown-weights", Exit.USAGE)
+        assert refused.value.numbers[0].startswith(f"{', '.join(names)}; read are model.safetensors and")
+        save_file({}, its / "model.safetensors")
+        check_weights(parse("", folder))
+        for name in (*names, "model.safetensors"):
+            (its / name).unlink()
+
+
 @pytest.mark.parametrize(
     ("make", "number", "hint"),
     [

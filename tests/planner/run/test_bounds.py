@@ -42,8 +42,8 @@ def test_what_is_beyond_the_bounds_is_a_memory_error_or_the_end_of_the_process()
     assert done.returncode == -signal.SIGXCPU
     told = ended_by(-done.returncode, "the dataset /data/a.parquet")
     assert told is not None and str(told) == (
-        "To look at the dataset /data/a.parquet takes too much.\n  more than 30 s of the processor's time\n"
-        "  hint: a file that is small may stand for gigabytes: write it anew in smaller parts, or leave it out"
+        "Reading the dataset /data/a.parquet takes too much time or memory.\n  more than 30 s of the processor's time\n"
+        "  hint: a small file may unpack to gigabytes: write it anew in smaller parts, or leave it out"
         "   [takes-too-much]"
     )
     assert ended_by(signal.SIGTERM, "the data") is None

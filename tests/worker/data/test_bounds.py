@@ -81,15 +81,31 @@ ERRORS = {
     "no such thing": ("{{ [1][5].x }}", "UndefinedError"),
     "a number": ("{{ 1e308 * 10 ** 400 }}", "OverflowError"),
     "Python": ("{{ messages.__class__.__mro__ }}", "SecurityError"),
-    "no template": ("{% for %}", "TemplateSyntaxError"),
-    "loops within each other": ("{% for a in 'a' %}" * 21 + "{% endfor %}" * 21, "SyntaxError"),
 }
+MISTAKES = {
+    "no template": ("{{ 1 }}\n{% for a in %}", "line 2 of the template: Expected an expression"),
+    "no such filter": ("{{ 1 | nothing }}", "line 1 of the template: No filter named 'nothing'."),
+    "loops within each other": (
+        "{% for a in 'a' %}" * 21 + "{% endfor %}" * 21, "compiled to Python: too many statically nested blocks",
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("template", "name"), ERRORS.values(), ids=ERRORS)
 def test_whatever_a_template_raises_is_one_error_for_people(template: str, name: str) -> None:
     error = refusal(template)
     assert (error.code, error.numbers[0].partition(":")[0]) == ("chat-template-refuses", name)
+
+
+@pytest.mark.parametrize(("template", "number"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_of_a_template_is_told_with_its_line_before_any_row(
+    template: str, number: str, tmp_path: Path
+) -> None:
+    data = write_jsonl(tmp_path / "data.jsonl", [{"messages": MESSAGES}])
+    job = make_job(tiny_llama_folder(tmp_path / "model"), data)
+    with pytest.raises(UserError) as caught:
+        Batches(job, byte_tokenizer(chat_template=template))
+    assert caught.value.code == "bad-chat-template" and caught.value.numbers[0].startswith(number)
 
 
 @pytest.mark.parametrize(("template", "name"), ERRORS.values(), ids=ERRORS)

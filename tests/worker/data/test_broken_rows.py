@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import tracemalloc
 from functools import partial
 from pathlib import Path
@@ -43,14 +44,42 @@ def refused(what: Any) -> UserError:
     return caught.value
 
 
-def test_the_first_ten_are_told_with_line_and_reason_at_submission_and_in_the_run(tmp_path: Path) -> None:
-    its = job(tmp_path, [{"messages": TALK}, "", *([STRANGE] * 12)])
+def test_each_mistake_is_told_once_with_how_many_records_and_the_first_at_submission_and_in_the_run(
+    tmp_path: Path,
+) -> None:
+    records = [{"messages": TALK}, "", *([STRANGE] * 12), {"messages": [5]}, {"messages": [6]}]
+    its = job(tmp_path, records)
+    lines = (
+        'line 3 of data.jsonl: unknown role "narrator" (the first of 12 such records)',
+        "line 15 of data.jsonl: a message is an object with role and content, this is 5 (the first of 2 such records)",
+    )
+    for what in (lambda: check_data(its), lambda: made(its)):
+        told = refused(what)
+        assert told.numbers == ("14 of the first 15 records", *lines)
+        assert told.code == "broken-record" and "broken_rows: skip leaves such records out" in told.hint
+    endless = job(tmp_path, [STRANGE] * 1100)
+    assert refused(lambda: made(endless)).numbers[0] == "1000 of the first 1000 records", "no more are looked for"
+    many = job(tmp_path, [{"messages": [{"role": f"r{chr(97 + number)}", "content": ""}]} for number in range(14)])
+    told = refused(lambda: check_data(many))
+    assert told.numbers[0] == "14 of the first 14 records"
+    assert told.numbers[-2:] == ('line 10 of data.jsonl: unknown role "rj"', "and 4 records with other mistakes")
+
+
+def test_one_broken_record_does_not_hide_what_else_is_wrong_with_the_file(tmp_path: Path) -> None:
+    lacking = "line 2 of data.jsonl has no text, and counts as empty (the first of 3 such records)"
+    its = job(tmp_path, [{"text": 5}, *[{"foo": "x"}] * 3])
+    for what in (lambda: check_data(its), lambda: look(its, its.data, byte_tokenizer(chat_template=REFUSES))):
+        assert lacking in refused(what).numbers
+    told = refused(lambda: check_data(job(tmp_path, ["{", *[{"foo": "x"}] * 3])))
+    assert [error.code for error in told.errors] == ["unknown-columns", "dataset-unreadable"]  # type: ignore[attr-defined]
+    its = job(tmp_path, [STRANGE, {"messages": TALK}, "7"])
+    shutil.rmtree(tmp_path / "model")
+    tiny_llama_folder(tmp_path / "model")
     told = refused(lambda: check_data(its))
-    lines = tuple(f"line {number} of data.jsonl: unknown role \"narrator\"" for number in range(3, 13))
-    assert told.numbers == ("12 of the first 13 records", *lines, "and 2 more")
-    assert told.code == "broken-record" and "broken_rows: skip leaves such records out" in told.hint
-    later = refused(lambda: made(its))
-    assert later.numbers == ("10 of the first 11 records", *lines), "and then no more are looked for"
+    assert [error.code for error in told.errors] == ["no-chat-template", "broken-record"]  # type: ignore[attr-defined]
+
+
+def test_the_first_of_few_are_told_with_line_and_reason(tmp_path: Path) -> None:
     few = job(tmp_path, [BAD, {"messages": TALK}, STRANGE])
     reasons = (
         "line 1 of data.jsonl: The chat template refuses a conversation (TemplateError: no thanks)",
@@ -64,7 +93,8 @@ def test_what_is_wrong_is_told_together_whatever_finds_it(tmp_path: Path) -> Non
     records = [{"messages": TALK}, "{", BAD, "[1]", STRANGE, *["x"] * 10]
     its = job(tmp_path, records)
     told = refused(lambda: check_data(its))
-    assert told.numbers[0] == "13 of the first 15 records" and told.numbers[-1] == "and 3 more"
+    assert told.numbers[0] == "13 of the first 15 records"
+    assert told.numbers[-1].endswith("(the first of 10 such records)")
     lines = (
         "line 2 of data.jsonl is no JSON: Expecting property name enclosed in double quotes (character 2)",
         "line 3 of data.jsonl: The chat template refuses a conversation (TemplateError: no thanks)",
@@ -75,18 +105,18 @@ def test_what_is_wrong_is_told_together_whatever_finds_it(tmp_path: Path) -> Non
     for what in (lambda: made(its), lambda: look(its, its.data, byte_tokenizer(chat_template=REFUSES))):
         told = refused(what)
         assert told.code == "broken-record" and told.numbers[1:5] == lines
-    lines = tuple(f"line {number} of data.jsonl is no JSON object: 7" for number in (1, 3))
+    line = "line 1 of data.jsonl is no JSON object: 7 (the first of 2 such records)"
     told = refused(lambda: check_data(job(tmp_path, [7, {"text": "a"}, 7])))
-    assert told.code == "dataset-unreadable" and told.numbers == ("2 of the first 3 records", *lines)
+    assert told.code == "dataset-unreadable" and told.numbers == ("2 of the first 3 records", line)
 
 
 def test_a_completion_whose_prompt_is_null_or_missing_is_broken_unlike_an_empty_prompt(tmp_path: Path) -> None:
     pair = {"prompt": "a", "completion": "b"}
     its = job(tmp_path, [pair, pair | {"prompt": None}, {"completion": "b"}, pair | {"prompt": ""}])
     reason = 'column prompt is null or missing, and there is a completion; write "" for an empty prompt'
-    lines = tuple(f"line {number} of data.jsonl: {reason}" for number in (2, 3))
+    line = f"line 2 of data.jsonl: {reason} (the first of 2 such records)"
     for what in (lambda: check_data(its), lambda: made(its)):
-        assert refused(what).numbers[1:] == lines
+        assert refused(what).numbers[1:] == (line,)
     assert made(job(tmp_path, [pair, pair | {"prompt": ""}])).rows == 2
 
 
@@ -139,7 +169,8 @@ def test_broken_records_of_a_mixture_are_counted_once(tmp_path: Path, caplog: py
 
 def test_data_that_are_all_broken_are_refused_at_submission_and_in_the_run(tmp_path: Path) -> None:
     its = job(tmp_path, ["{", *[STRANGE] * 3], broken_rows="skip")
-    told, line = refused(lambda: made(its)), "line 2 of data.jsonl: unknown role \"narrator\""
+    told = refused(lambda: made(its))
+    line = 'line 2 of data.jsonl: unknown role "narrator" (the first of 3 such records)'
     assert told.code == "nothing-to-train" and told.numbers[0] == "4 of 4 are broken" and line in told.numbers
     told = refused(lambda: check_data(its))
     assert told.code == "nothing-to-train" and line in told.numbers

@@ -292,6 +292,7 @@ def test_a_template_that_refuses_a_conversation_is_named(tmp_path: Path) -> None
         learn(tmp_path, [{"messages": TALK}], chat_tokenizer("{{ raise_exception('no thanks') }}"))
     assert caught.value.numbers == (
         "line 1 of data.jsonl", "TemplateError: no thanks", "roles: user, assistant, user, assistant",
+        "the template: chat_template of the job",
     )  # fmt: skip
 
 

@@ -189,7 +189,7 @@ def test_a_message_that_is_not_shown_is_refused_by_its_role(everything: bool, le
     with pytest.raises(UserError) as refused:
         chat.render([SYSTEM, *TALK])
     assert str(refused.value) == (
-        "The chat template does not show what the system says in turn 1 of a conversation.\n  turn: 'Be nice.'\n"
+        "The chat template does not show what the system says in turn 1 of a conversation.\n  turn: \"Be nice.\"\n"
         "  roles: system, user, assistant, user, assistant\n"
         "  hint: give a chat_template that shows it, or take it out of the data   [template-drops]"
     )
@@ -223,8 +223,8 @@ def test_a_template_without_a_generation_prompt_is_told(caplog: pytest.LogCaptur
     chat_of(NO_PROMPT).warn_of_answers()
     assert caplog.messages == [
         "data: the chat template has no generation prompt: in training answers stand behind "
-        "'<|im_start|>assistant\\n', and where one is asked for, as in samples, by offmate sample or generate, this is "
-        "not written: give a chat_template that ends with it where add_generation_prompt is set"
+        "\"<|im_start|>assistant\\n\", and where one is asked for, as in samples, by offmate sample or generate, this "
+        "is not written: give a chat_template that ends with it where add_generation_prompt is set"
     ]
 
 

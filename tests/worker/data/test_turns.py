@@ -128,7 +128,7 @@ def test_what_the_template_ends_an_answer_with_is_an_end_mark_where_none_are_giv
 def test_an_end_mark_that_nobody_named_is_told(caplog: pytest.LogCaptureFixture) -> None:
     spans(TALK, end="<eos>", roles=ANSWERS)
     said = "the chat template ends answers with <|im_end|>, which is learned as an end mark; axolotl learns it where"
-    assert caplog.messages == [f"data: {said} the file has eot_tokens: ['<|im_end|>']"]
+    assert caplog.messages == [f"data: {said} the file has eot_tokens: [\"<|im_end|>\"]"]
     caplog.clear()
     spans(TALK, end="<eos>", roles=ANSWERS, marks=(END,))
     spans(TALK, end="<eos>", roles=ANSWERS, eos="none", eot="none")
@@ -164,7 +164,7 @@ def test_a_template_whose_end_mark_is_no_token_is_told_with_its_other_marks(capl
         "data: the chat template ends answers with <|eot_id|>, which is no token of this tokenizer but split into 10, "
         "as are <|start_header_id|>, <|end_header_id|>; its own end token, <eos>, is not written: give the "
         "chat_template that belongs to this tokenizer (null: the one that it has), or add_tokens: "
-        "['<|start_header_id|>', '<|end_header_id|>', '<|eot_id|>'] and special_tokens: {eos_token: '<|eot_id|>'}"
+        '["<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"] and special_tokens: {eos_token: "<|eot_id|>"}'
     )
     assert warned_of(LLAMA_3, caplog, "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>") == ""
     assert "<|eot_id|>, which" in warned_of("{{ '' }}" + LLAMA_3, caplog), "also one that nobody has a name for"

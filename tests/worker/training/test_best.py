@@ -116,6 +116,26 @@ def test_a_run_that_was_stopped_chooses_as_one_that_was_not(tmp_path: Path, stop
     assert found is not None and found.step == 2
 
 
+@pytest.mark.parametrize("stop", [2, 3, 4])
+def test_what_is_the_best_is_known_by_the_checkpoint_where_lines_of_the_metrics_are_lost(
+    tmp_path: Path, stop: int
+) -> None:
+    job = tiny_job(tmp_path, **CHOICE, early_stopping_patience=3)
+    first = Rehearsed(job, tmp_path / "run")
+    first.pretend(LOSSES)
+    first.before_each_step(lambda done: setattr(first.stop, "asked", done == stop))
+    assert not first.training.run()
+    lines = first.metrics_path.read_bytes().splitlines(keepends=True)
+    first.metrics_path.write_bytes(b"".join(line for line in lines if b'"eval"' not in line))
+    second = Rehearsed(job, tmp_path / "run")
+    second.pretend(LOSSES)
+    assert second.training.run()
+    assert [(at, round(loss, 4)) for at, loss in second.training.evaluations.losses] == [*enumerate(LOSSES[:5], 1)]
+    assert second.engine.steps_done == 5 and second.training.best is not None
+    found = second.training.best.chosen(second.training.evaluations.losses)
+    assert found is not None and found.step == 2
+
+
 def test_weights_that_a_crash_left_unwritten_are_written_when_the_run_goes_on(tmp_path: Path) -> None:
     job = tiny_job(tmp_path, **CHOICE)
     first = Rehearsed(job, tmp_path / "run")
