@@ -286,10 +286,10 @@ def check_output(job: Job, store: Store, run: RunFolder | None = None) -> str | 
 def _make_room(folder: Path) -> tuple[str, ...]:
     """Free the name of a run folder that no row has; returns what to tell the user.
 
-    A submission that did not get as far as its row leaves only its own two files, and they go. Anything more is the
-    work of a job that a lost or replaced database no longer knows, and is kept.
+    A folder with a job in it may be that of one which a lost or replaced database no longer knows, though it only
+    waited: it is kept, and `offmate adopt` takes it back.
     """
-    if _is_draft(folder):
+    if _is_draft(folder) and not RunFolder(folder).resolved.exists():
         shutil.rmtree(folder)
         return ()
     aside = folder.with_name(f"{folder.name}.lost-{time.strftime('%Y%m%d-%H%M%S')}")

@@ -10,6 +10,8 @@ from huggingface_hub import constants
 
 from offmated.jobs import retry as again
 from offmated.jobs import submission
+from offmated.jobs.adopt import adopt
+from offmated.jobs.migrate import upgrade
 from offmated.jobs.retry import retry
 from offmated.jobs.smaller import MOST_NOTCHES, take_a_notch
 from offmated.jobs.states import JobState, StopReason
@@ -37,6 +39,15 @@ def test_a_run_folder_that_a_lost_database_knew_is_kept_and_the_user_told(store:
     assert (aside / "output" / "model.safetensors").read_text() == "trained for a week"
     assert not (paths.runs / "1" / "output").exists()
     assert notes[-1].endswith(f"its run folder is now {aside}")
+
+
+def test_a_job_that_only_waited_when_the_database_was_lost_is_kept_too(store: Store, paths: Paths) -> None:
+    row, _ = submit(store, paths, JOB + "run_name: first\n", paths.state.parent)
+    new = Store(f"sqlite:///{paths.database}.new")
+    upgrade(new.engine, paths)
+    another, notes = submit(new, paths, JOB, paths.state.parent)
+    assert another.run_dir == row.run_dir and "does not know" in notes[-1]
+    assert [taken.name for taken in adopt(new, paths).rows] == ["first"]
 
 
 def test_drafts_of_submissions_that_were_cut_short_are_swept_and_nothing_else(paths: Paths, tmp_path: Path) -> None:
