@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-API = 14
+API = 15
 """The form of requests and answers: one more whenever they have another field, or one with another meaning."""
 
 

@@ -40,6 +40,7 @@ def plan_job(job_id: int) -> None:
             if code == Exit.DONE:
                 process, code = "planner", run_planner(run, store.url, watch)
             if code == Exit.DOES_NOT_FIT and run.read_counted() is None:
+                run.error.unlink(missing_ok=True)
                 run.say("rows of max_length do not fit; the data may have shorter ones")
                 process, code = "data", count_data(run, watch, limit_s=PLAN_LIMIT_S)
                 if code == Exit.DONE:

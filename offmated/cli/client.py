@@ -178,7 +178,7 @@ class Client:
         return found
 
     def adopt(self, folders: Sequence[str]) -> tuple[list[Json], list[UserError]]:
-        """The jobs that these run folders have become, or all that no job has, and why others are none."""
+        """The jobs made of these run folders, or of all that no job has; and for each of the others, why none was."""
         answer: Json = self._send("POST", "/adopt", {"folders": list(folders)}, patience_s=CLEAN_PATIENCE_S).json()
         return answer["jobs"], [UserError.from_json(error) for error in answer["left"]]
 

@@ -110,7 +110,8 @@ class Size(click.ParamType[str]):
         if not 0 < count < 2**63:
             self.fail(f"no size of a memory: {value}", param, ctx)
         if count < SMALLEST_BUDGET_BYTES:
-            self.fail(f"{value} is {counted(count, 'byte')}; give it with its unit: {count}GB", param, ctx)
+            unit = f": give it with its unit, as {count}GB" if value.strip().isdecimal() else ""
+            self.fail(f"{value} is {counted(count, 'byte')}, too few for any job{unit}", param, ctx)
         return value
 
 

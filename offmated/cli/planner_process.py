@@ -21,7 +21,7 @@ from offmated.jobs.job_text import keys_of, read_job, with_budgets, with_setting
 from offmated.jobs.looking import check_here, look_at
 from offmated.paths import Paths
 from planner.errors import Errors, Exit, UserError
-from planner.hub import NOT_REACHED, OFFLINE
+from planner.hub import NOT_REACHED, OFFLINE, is_downloaded
 from planner.job.at_hand import why_not_at_hand
 from planner.job.local_data import is_local
 from planner.job.schema import CANONICAL, Job
@@ -92,7 +92,7 @@ def _check_as_submitted(job: Job, folder: Path) -> None:
     wrong = Errors()
     with resolved(check_here(job, Paths.from_environment(), wrong)) as path, wrong.apart():
         look_at(RunFolder(path.parent), folder)
-    if is_local(job.model) and is_local(job.tokenizer):
+    if all(is_local(name) or is_downloaded(name) for name in (job.model, job.tokenizer)):
         wrong.found = [error for error in wrong.found if error.code not in (NOT_REACHED, OFFLINE)]
     wrong.refuse()
 

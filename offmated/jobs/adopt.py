@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from offmated.jobs.states import Hold, JobState
 from offmated.jobs.store import Store
-from offmated.jobs.submission import name_of
+from offmated.jobs.submission import name_of, window_of
 from offmated.jobs.table import JobRow
 from offmated.paths import Paths
 from planner.errors import Exit, UserError, first_line
@@ -24,7 +24,7 @@ from planner.job.schema import Job
 from planner.run.folder import RunFolder
 from planner.run.processes import Process
 
-_SAVED = ("plan.json", "metrics.jsonl", "checkpoints", "trained", "output")
+_SAVED = ("metrics.jsonl", "checkpoints", "trained", "output")
 """What more than a submission has made."""
 
 
@@ -49,10 +49,11 @@ def follow_runs(store: Store, paths: Paths) -> None:
     """Where the whole state folder was moved, have jobs find their run folders, which are not where they were, at their
     new places, and the models in these."""
     with store.writing() as session:
+        known = set(session.scalars(select(JobRow.run_dir)))
         for row in session.scalars(select(JobRow).where(~JobRow.run_dir.startswith(f"{paths.runs}/", autoescape=True))):
             before, now = Path(row.run_dir), paths.runs / Path(row.run_dir).name
             with suppress(OSError):  # nobody knows whether it is there: it stays
-                if before.exists() or not RunFolder(now).resolved.is_file():
+                if before.exists() or str(now) in known or not RunFolder(now).resolved.is_file():
                     continue
                 row.run_dir = str(now)
                 output = (row.result or {}).get("output")
@@ -105,7 +106,7 @@ def _may_be_run(folder: Path) -> bool:
 def _unreadable(folder: Path, error: Exception) -> UserError:
     why = error.what if isinstance(error, UserError) else f"{type(error).__name__}: {first_line(error)}"
     return UserError(
-        f"The run folder {folder} cannot be read, and is no job again.", code="run-unreadable", numbers=(why,),
+        f"The run folder {folder} cannot be read, so no job was made of it.", code="run-unreadable", numbers=(why,),
         hint=f"repair it, then offmate adopt {folder.name}",
     )  # fmt: skip
 
@@ -156,7 +157,9 @@ def _described(folder: Path) -> dict[str, Any]:
         numbers=(f"its last checkpoint is of step {step}" if step is not None else "it has no checkpoint",),
         hint="offmate retry goes on with it",
     )  # fmt: skip
+    window = window_of(job.schedule) if job.schedule is not None else None
     return {
+        "window": str(window) if window else None, "begin_at": window.opening(time.time()) if window else None,
         "name": run.read_name() or name_of(job, "", Path.home()), "hold": Hold.HELD if waits else None,
         "state": JobState.DONE if done else JobState.SUBMITTED if waits else JobState.FAILED, "created_at": created_at,
         "started_at": starts[0].get("time") if starts else None,

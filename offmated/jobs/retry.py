@@ -20,8 +20,8 @@ from planner.machine.memory import check_budgets_here
 from planner.run.folder import RunFolder
 
 _SHOWN = 20
-_TRIED: set[int] = set()
-_LEFT = threading.Condition()
+_BUSY: set[int] = set()
+_FREED = threading.Condition()
 
 
 def retry(
@@ -51,15 +51,15 @@ def retry(
 def alone(job_id: int) -> Iterator[None]:
     """Inside, no other thread tries this job again or cleans it: each writes what it looked at before. Other jobs do
     not wait, as reading a job's files takes up to minutes."""
-    with _LEFT:
-        _LEFT.wait_for(lambda: job_id not in _TRIED)
-        _TRIED.add(job_id)
+    with _FREED:
+        _FREED.wait_for(lambda: job_id not in _BUSY)
+        _BUSY.add(job_id)
     try:
         yield
     finally:
-        with _LEFT:
-            _TRIED.remove(job_id)
-            _LEFT.notify_all()
+        with _FREED:
+            _BUSY.remove(job_id)
+            _FREED.notify_all()
 
 
 def _make_ready(store: Store, run: RunFolder, budgets: dict[str, int], other_data: bool, other_model: bool) -> JobState:
@@ -91,7 +91,7 @@ def _make_ready(store: Store, run: RunFolder, budgets: dict[str, int], other_dat
     if reads_again:
         run.forget_tokens()
     if other_model and base is not None:
-        _say_allowed(run, "model and tokenizer", run.read_base(), base)
+        _say_allowed(run, "model", run.read_base(), base)
     run.write_base(base)
     run.forget_notches()  # whoever has it tried again may have made room: it is helped as often as before
     if job != before:
@@ -107,4 +107,4 @@ def _say_allowed(
     """Have the job's log say which files are others by the leave of whoever has it tried again."""
     lines = other_content(before, now)
     more = [f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
-    run.say(f"retry allows other files of the {what}: " + ("; ".join([*lines[:_SHOWN], *more]) or "none has changed"))
+    run.say(f"--allow-changed-{what}: " + ("; ".join([*lines[:_SHOWN], *more]) or "no file has changed"))

@@ -50,7 +50,7 @@ def waiting_words(error: Mapping[str, Any] | None) -> str:
         return "there is room again: it goes on"
     if goes_on(error):
         seen = not needs.is_unseen and _missing(needs) == (0, 0)
-        return "there is room again: it goes on" if seen else "waiting for room: is tried again now"
+        return "there is room again: it goes on" if seen else "no room is seen yet; trying again now"
     missing_bytes, missing_files = _missing(needs)
     missing = [format_bytes(missing_bytes)] * bool(missing_bytes)
     missing += [counted(missing_files, "file")] * bool(missing_files)

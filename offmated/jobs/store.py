@@ -157,7 +157,7 @@ class Store:
             blameless=blameless,
             less=less,
             progressed=step is not None and (before is None or step > before),
-            error=folder.read_error(),
+            error=_of_job(folder.read_error(), row.id),
             log=folder.tail_of_log(LOG_LINES),
         )
         while True:
@@ -339,3 +339,10 @@ def _check_free(session: Session, output_dir: str | None) -> None:
 def _now(*before: float | None) -> float:
     """The time of now; that of the latest of `before` where the clock has been set back meanwhile."""
     return max((time.time(), *(moment for moment in before if moment is not None)))
+
+
+def _of_job(error: dict[str, Any] | None, number: int) -> dict[str, Any] | None:
+    """The error that a process wrote, with the job's number in its hint; as it is where it is in another form."""
+    with suppress(KeyError, TypeError, ValueError):
+        return error and UserError.from_json(error).of_job(number).to_json()
+    return error

@@ -158,14 +158,14 @@ class Run(Protocol):
 
 def keep_base(job: Job, run: Run, *, parts: Iterable[Part] = PARTS) -> None:
     """At a start of a run folder's job: raise UserError `base-changed` as `check_base` does, and note what is known
-    of its base from now on. A job of before bases were noted has that which is there now. Raises OSError."""
+    of its base from now on. Where none was noted, as by an older version, today's files are noted. Raises OSError."""
     runs = run.path.parent
     if (base := run.read_base()) is None:
         base = freeze_base(job, runs)
         run.write_base(base)
         if base:
             files = counted(len(base), "file")
-            run.say(f"the base was not noted when the job was submitted; it is from now on: {files}, as they are now")
+            run.say(f"the base was not noted at submission; from now on it is these {files}, as they are today")
     run.write_base(check_base(job, base, runs, parts=parts))
 
 

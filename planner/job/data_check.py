@@ -224,7 +224,7 @@ def _csv_hint(columns: tuple[str, ...], otherwise: str) -> str:
     """What helps where the first line of a csv file names no columns that are known."""
     for sign, name in ((";", "semicolons"), ("\t", "tabs"), ("|", "vertical bars")):
         if len(columns) == 1 and sign in columns[0]:
-            return f"its cells seem to be parted by {name}, and a csv file's by commas: save it with commas"
+            return f"its cells seem to be separated by {name}, and offmate reads commas only: save it with commas"
     return f"the first line of a csv file must name its columns, such as prompt,completion: add it; or {otherwise}"
 
 

@@ -26,7 +26,7 @@ _NAMES = ("model.safetensors", "pytorch_model.bin")
 _INDEX = ".index.json"
 _OTHER_FORMS = (".pth", ".pt", ".h5", ".msgpack", ".gguf", ".ckpt", ".ckpt.index", ".npz", ".onnx")
 """How files of weights end that transformers does not read."""
-_OF_A_RUN = re.compile("optimizer|scheduler|scaler|rng_state")
+_OF_A_RUN = re.compile("optimizer|scheduler|scaler|rng_state|training_args|tokenizer|imatrix|embeddings")
 """What a checkpoint has beside weights."""
 _POINTER = b"version https://git-lfs"
 _LONGEST_HEADER = 100_000_000  # bytes, of safetensors' own reader
@@ -72,8 +72,8 @@ def _refuse_other_forms(folder: Path) -> None:
     names = [file.name for file in sorted(folder.iterdir()) if file.is_file() and file.name.endswith(_OTHER_FORMS)]
     if names := [name for name in names if not _OF_A_RUN.match(name)]:
         raise UserError(
-            f"{folder} has weights in no form that offmate reads.", code="unknown-weights", exit_code=Exit.USAGE,
-            numbers=(f"{_named(names)}; read are {' and '.join(_NAMES)}, whole or in parts",),
+            f"offmate cannot read the weights in {folder}.", code="unknown-weights", exit_code=Exit.USAGE,
+            numbers=(f"{_named(names)}; it reads {' and '.join(_NAMES)}, whole or in parts",),
             hint=f"take the model's safetensors, such as by: hf download OWNER/NAME --local-dir {folder}; or convert "
             "the weights to safetensors; to train from random ones, move these files out of the folder",
         )  # fmt: skip

@@ -68,6 +68,6 @@ def ended_by(number: int, what: str, *, kernel_kills: bool = False) -> UserError
         )  # fmt: skip
         return UserError(
             f"The process that looked at {what} was killed by signal 9 (SIGKILL).", code="look-killed", numbers=(who,),
-            hint="submit the job again when other programs use less memory; nothing is known to be wrong with the file",
+            hint="try again when other programs use less memory; nothing is known to be wrong with the file",
         )  # fmt: skip
     return takes_too_much(what, _BY_SIGNAL[signal.Signals(number)]) if number in _BY_SIGNAL else None

@@ -97,11 +97,11 @@ def exit_code_of(act: Callable[[], int], run: RunFolder | None) -> int:
         if not is_disk_full(error):
             raise
         told = disk_full(error)
-    if run is not None and run.path.name.isdecimal():  # as run folders are called by their jobs' numbers
-        told = told.of_job(run.path.name)
+    # For the log; a run folder is called by its job's number, but for some that were adopted.
+    named = told.of_job(run.path.name) if run is not None and run.path.name.isdecimal() else told
     try:
         if run is None or told.code != NOT_REACHED:
-            print(told, file=sys.stderr, flush=True)
+            print(named, file=sys.stderr, flush=True)
         if run is not None:
             run.write_error(told)
     except OSError as error:

@@ -66,7 +66,11 @@ class Watch:
         be_first(child.pid)
         before = kills()
         code = self._wait(child, time.monotonic() + limit_s)
-        end_session(child.pid, Path(os.path.realpath(run.path)))
+        try:
+            end_session(child.pid, Path(os.path.realpath(run.path)))
+        except TimeoutError as error:  # the job is at its end all the same; the next start waits for them
+            with suppress(OSError):
+                run.say(str(error))
         if code is None:
             with suppress(OSError):
                 run.write_error(_hung(_name(command), limit_s))

@@ -347,7 +347,10 @@ def _refusals_told(messages: Sequence[Message], origin: str) -> Iterator[None]:
 
 def _origin(tokenizer: PreTrainedTokenizerBase) -> str:
     """Where a tokenizer's chat template came from, in words."""
-    if tokenizer.chat_template != tokenizer.init_kwargs.get("chat_template"):
+    own = tokenizer.init_kwargs.get("chat_template")
+    if isinstance(own, list):  # of which transformers makes a mapping
+        own = {each["name"]: each["template"] for each in own}
+    if tokenizer.chat_template != own:
         return "the template: chat_template of the job"
     name = str(tokenizer.name_or_path)
     file = next((path for path in map(Path(name).joinpath, _FILES) if path.is_file()), None)

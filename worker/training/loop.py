@@ -227,7 +227,8 @@ class Training:
         began = time.perf_counter()
         step = self.engine.steps_done
         state = self.engine.state() if self.states is None else self.engine.state_to_save()
-        path = self.checkpoints.save(step, state, self.state_bytes, self.states, self.evaluations.losses)
+        losses = [known for known in self.evaluations.losses if known[0] <= step]
+        path = self.checkpoints.save(step, state, self.state_bytes, self.states, losses)
         self.metrics.write("checkpoint", step=step, path=str(path))
         log.info("checkpoint: %s, in %s", path, format_seconds(time.perf_counter() - began))
         return path

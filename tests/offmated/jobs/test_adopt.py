@@ -62,6 +62,7 @@ def test_a_job_that_only_waited_is_held_with_its_name_and_one_that_was_refused_h
     with store.writing() as session:
         for row in rows:
             session.delete(row)
+    RunFolder(Path(rows[0].run_dir)).write_plan({})  # it waited for the GPU
     waits, refused = adopt(store, paths).rows
     assert (waits.id, waits.name, waits.state, waits.hold) == (1, "evening", JobState.SUBMITTED, Hold.HELD)
     assert (refused.state, refused.error) == (JobState.FAILED, error.to_json())
@@ -83,3 +84,21 @@ def test_jobs_find_their_folders_where_the_state_folder_was_moved(store: Store, 
     found = store.job(row.id)
     assert (found.run_dir, found.result) == (f"{moved.runs}/1", {"output": f"{moved.runs}/1/output"})
     assert unknown(store, moved) == []
+
+
+def test_a_moved_job_does_not_take_the_folder_that_another_job_has(store: Store, paths: Paths) -> None:
+    row, _ = submit(store, paths, JOB, paths.state.parent)
+    with store.writing() as session:
+        session.get_one(JobRow, row.id).run_dir = "/gone/runs/1"
+    (other,) = adopt(store, paths).rows
+    assert (other.id, other.run_dir) == (2, row.run_dir)
+    follow_runs(store, paths)
+    assert store.job(row.id).run_dir == "/gone/runs/1"
+
+
+def test_an_adopted_job_keeps_the_window_of_its_file(store: Store, paths: Paths) -> None:
+    row, _ = submit(store, paths, JOB + 'schedule: "23:00-07:00"\n', paths.state.parent)
+    with store.writing() as session:
+        session.delete(row)
+    (found,) = adopt(store, paths).rows
+    assert (found.window, found.begin_at) == (row.window, row.begin_at) and row.window is not None

@@ -329,7 +329,7 @@ def test_a_job_that_a_version_without_a_clock_had_wait_for_room_is_tried_by_the_
         assert row.error is not None
         error = {name: value for name, value in row.error.items() if name != "again"}
         row.error = error | {"needs": {"folder": row.run_dir, "bytes": 2**60}}
-    assert line.reason(number).startswith("waiting for room: is tried again now")
+    assert line.reason(number).startswith("no room is seen yet; trying again now")
     assert queue.go_on(line.store) == [number]
     line.run(number, Exit.NO_ROOM_TO_SAY)
     assert queue.go_on(line.store) == [], "from now on it has its clock"

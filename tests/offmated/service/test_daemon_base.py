@@ -89,7 +89,7 @@ def test_a_job_of_before_bases_were_noted_has_that_of_its_next_start() -> None:
         built.client.change(number, "resume")
         trainer = halted_at(run, 25, starts=2)
         log = "".join(built.client.logs(number))
-        assert log.count("the base was not noted when the job was submitted; it is from now on: ") == 1
+        assert log.count("the base was not noted at submission; from now on it is these ") == 1
         assert str(built.home / "model" / "model.safetensors") in (run.read_base() or {})
         built.client.change(number, "pause")
         trainer.send(signal.SIGCONT)

@@ -272,8 +272,8 @@ def test_a_record_of_another_kind_is_a_broken_one_and_no_empty_one(model: Path, 
 @pytest.mark.parametrize(
     ("content", "hint"),
     [
-        ("prompt;completion\na;b\n", "seem to be parted by semicolons"),
-        ("prompt\tcompletion\na\tb\n", "seem to be parted by tabs"),
+        ("prompt;completion\na;b\n", "seem to be separated by semicolons"),
+        ("prompt\tcompletion\na\tb\n", "seem to be separated by tabs"),
         ("What is it?,A thing.\nAnd this?,Another.\n", "the first line of a csv file must name its columns"),
     ],
 )

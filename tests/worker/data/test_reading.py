@@ -129,7 +129,7 @@ def test_a_value_that_is_no_json_in_a_column_of_it_is_a_broken_record(model: Pat
     assert [row.wrong for row in rows[1:5]] == [
         f"{told} is no JSON: Expecting ',' delimiter (character 8): {texts[1]}",
         f"{told} is JSON of more than one value: 1 2",
-        f"{told} has the key 'a' twice in one object: {texts[3]}",
+        f'{told} has the key "a" twice in one object: {texts[3]}',
         f"{told} has half of a surrogate pair, \\ud83d, which is no text: {texts[4]}",
     ]
 
@@ -219,7 +219,7 @@ def test_the_template_of_these_tests_shows_calls(model: Path, tmp_path: Path) ->
     [
         ("[" * 100_000, "which is nested too deeply"),
         ('[{"name": "\\ud800"}]', "which has half of a surrogate pair"),
-        ('[{"name": "f", "name": "g"}]', "which has the key 'name' twice"),
+        ('[{"name": "f", "name": "g"}]', 'which has the key "name" twice'),
         ('[{"name": "f"}] x', "which is JSON of more than one value"),
         ("[{", "which is no JSON"),
     ],
@@ -338,7 +338,7 @@ def test_a_part_of_an_answer_that_a_template_leaves_out_is_told(
     job = make_job(model, lines, chat_template=template, train_on="all", max_length=512)
     load_corpus(job, byte_tokenizer(chat_template=template), tmp_path / "run")
     told = "data: the chat template leaves out a part of what answers say, which is not learned: of "
-    assert [line for line in caplog.messages if "leaves out" in line] == [f"{told}'<think>a</think>yes'"]
+    assert [line for line in caplog.messages if "leaves out" in line] == [f'{told}"<think>a</think>yes"']
     caplog.clear()
     job = make_job(model, lines, chat_template="{{ messages | tojson }}")
     lines.write_text(json.dumps({"messages": [talk[0], talk[1] | {"content": 'say "yes"\nnow'}]}))
