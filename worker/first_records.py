@@ -38,6 +38,7 @@ from planner.run.bounds import OUT_OF_MEMORY, bounded, takes_too_much
 from planner.run.ending import exit_code_of
 from planner.run.folder import RunFolder
 from planner.run.plain_streams import speak_plainly
+from planner.units import counted
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -45,12 +46,14 @@ if TYPE_CHECKING:
     from worker.data.corpus import Corpus
     from worker.data.formats import Document
 
+log = logging.getLogger("worker.first_records")  # also where this is the main module
+
 MOST = 64
 """Records of each entry."""
 _MOST_S = 20.0  # where conversations are long
 _TOLD = (
     "worker.data.chat", "worker.data.turns", "worker.data.formats", "worker.data.slots", "planner.job.broken_rows",
-    "planner.measure.peft_lora",
+    "planner.measure.peft_lora", "worker.data.batches", "worker.first_records",
 )  # fmt: skip
 """Who warns of what is told."""
 
@@ -221,7 +224,8 @@ class _Warnings(logging.Handler):
         self._notes = notes
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._notes[record.getMessage().removeprefix("data: ")] = None
+        text = record.getMessage().removeprefix("data: ")
+        self._notes[f"of the first records, {text}" if record.name == "worker.data.batches" else text] = None
 
 
 @contextmanager
@@ -272,6 +276,11 @@ def look(
         left_out.check()
     else:
         broken.say("of the rows read, ")
+    records = sum(row.record is not None for _, first in found for row in first.rows)
+    empty = records - len(documents) - (len(broken) - broken.unread)
+    if empty and time.monotonic() <= until:
+        is_or_are = "is" if empty == 1 else "are"
+        log.warning("of the first %s %d %s empty and left out", counted(records, "record"), empty, is_or_are)
     if not encoded:
         return None
     corpus = Corpus(

@@ -24,22 +24,24 @@ LAST, FIRST = 10, 50
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
     """Jobs that are over, the last one last, then the queue. `before`: how many more are over, `behind`: how many more
-    wait. `paused`: the whole machine is."""
+    wait. `paused`: the whole machine is. `label`: the one that was asked for."""
 
     jobs: list[dict[str, Any]]
     before: int = 0
     behind: int = 0
     paused: bool = False
+    label: str | None = None
 
 
 def listing(client: Client, everything: bool, label: str | None = None) -> Listing:
     """The last jobs that are over and the first of the queue; or all. With a `label` those that have it."""
     if everything:
-        return Listing(jobs=[*list(client.jobs(*FINAL, label=label))[::-1], *client.queue(label)])
+        return Listing(jobs=[*list(client.jobs(*FINAL, label=label))[::-1], *client.queue(label)], label=label)
     over, queue = client.ended(*FINAL, limit=LAST, label=label), client.queue_page(FIRST, label)
     return Listing(
         jobs=over["jobs"][::-1] + queue["jobs"],
         before=over["total"] - len(over["jobs"]), behind=queue["total"] - len(queue["jobs"]), paused=queue["paused"],
+        label=label,
     )  # fmt: skip
 
 
@@ -61,4 +63,4 @@ def view(found: Listing) -> RenderableType:
     words = [Text(f"Not listed: {' and '.join(more)}.  offmate status --all")] if more else []
     if found.paused:
         words.append(Text("The machine is paused: no job works until offmate resume."))
-    return Group(job_view.jobs(found.jobs), *words)
+    return Group(job_view.jobs(found.jobs, found.label), *words)

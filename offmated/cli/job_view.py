@@ -110,8 +110,10 @@ def _again(job: Json) -> str:
     return f"offmate retry {job['id']} goes on from step {step}, its last checkpoint."
 
 
-def jobs(rows: list[Json]) -> RenderableType:
-    """Jobs in a table."""
+def jobs(rows: list[Json], label: str | None = None) -> RenderableType:
+    """Jobs in a table; `label`: the one that these alone have."""
+    if not rows and label is not None:
+        return f"No job has the label {label}.  offmate status"
     if not rows:
         return "No jobs.  offmate submit job.yaml"
     lines = [

@@ -82,7 +82,10 @@ def adopt(store: Store, paths: Paths, names: Sequence[str] = ()) -> Adopted:
         for folder, values in described:
             if str(folder) in known:
                 continue
-            row = JobRow(id=_number(session, folder, paths), run_dir=str(folder), **_place(session), **values)
+            number = _number(session, folder, paths)
+            if values["error"] is not None:
+                values["error"] = UserError.from_json(values["error"]).of_job(number).to_json()
+            row = JobRow(id=number, run_dir=str(folder), **_place(session), **values)
             session.add(row)
             session.flush()
             rows.append(row)
@@ -155,7 +158,7 @@ def _described(folder: Path) -> dict[str, Any]:
     lost = UserError(
         "The job had not ended when the database was lost.", code="job-adopted",
         numbers=(f"its last checkpoint is of step {step}" if step is not None else "it has no checkpoint",),
-        hint="offmate retry goes on with it",
+        hint="offmate retry ID goes on with it",
     )  # fmt: skip
     window = window_of(job.schedule) if job.schedule is not None else None
     return {

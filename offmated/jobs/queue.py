@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from offmated.jobs.again import is_time
 from offmated.jobs.figures import DAMAGED, stop_s
 from offmated.jobs.room import goes_on
-from offmated.jobs.states import FINAL, PASSING, TAKEN_FROM, Hold, JobState
+from offmated.jobs.states import AGAIN, FINAL, PASSING, TAKEN_FROM, Hold, JobState
 from offmated.jobs.store import Store, no_such_job
 from offmated.jobs.table import JobRow, WishRow
 from offmated.jobs.turns import queue_order
@@ -219,9 +219,11 @@ def _living(session: Session, job_id: int) -> JobRow:
     if row is None:
         raise no_such_job(job_id)
     if row.state in FINAL:
+        verb = "retry" if row.state in AGAIN else "show"
         raise UserError(
-            f"Job {job_id} is over: {row.state}.", hint=f"offmate show {job_id}", code="job-ended", exit_code=Exit.USAGE
-        )
+            f"Job {job_id} is over: {row.state}.", hint=f"offmate {verb} {job_id}", code="job-ended",
+            exit_code=Exit.USAGE,
+        )  # fmt: skip
     return row
 
 

@@ -247,9 +247,10 @@ class Store:
         }  # fmt: skip
         if row.state not in AGAIN or not self._write(job_id, row.state, due, row, back):
             row = self.job(job_id)
+            verb = "resume" if row.hold is Hold.PAUSED else "release" if row.hold is Hold.HELD else "show"
             raise UserError(
-                f"Job {job_id} is {row.state}; only a job that failed or was cancelled can be tried again.",
-                code="not-to-retry", exit_code=Exit.USAGE, hint=f"offmate show {job_id}",
+                f"Job {job_id} is {row.hold or row.state}; only a job that failed or was cancelled can be tried again.",
+                code="not-to-retry", exit_code=Exit.USAGE, hint=f"offmate {verb} {job_id}",
             )  # fmt: skip
         return self.job(job_id)
 

@@ -233,7 +233,7 @@ def window_of(text: str) -> Window:
     except ValueError as error:
         raise UserError(
             "This is no window of hours.", numbers=(str(error),), code="bad-window", exit_code=Exit.USAGE,
-            hint='"23:00-07:00", or with days and a time zone "23:00-07:00 mon-fri Europe/Berlin"',
+            hint='days and a time zone may follow: "23:00-07:00 mon-fri Europe/Berlin"',
         ) from None  # fmt: skip
 
 

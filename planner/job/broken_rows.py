@@ -104,7 +104,8 @@ class BrokenRows:
             return
         self._refuse_template()
         first, *others = self._mistakes.values()
-        hints = dict.fromkeys(each.error.hint for each in self._mistakes.values())
+        said = dict.fromkeys(each.error.hint for each in self._mistakes.values())
+        hints = [hint for hint in said if not any(other != hint and other.startswith(hint) for other in said)]
         code = first.error.code if all(each.error.code == first.error.code for each in others) else _CODE
         what, numbers = "Records of the dataset are broken.", (f"{len(self)} of the first {seen} records", *self.lines)
         if len(self) == 1:
@@ -176,7 +177,8 @@ def _broken(reason: str) -> UserError:
 def _unreadable(row: Row) -> UserError:
     return UserError(
         "A record of the dataset cannot be read.", code="dataset-unreadable", exit_code=Exit.USAGE,
-        numbers=(f"{row.place} {row.wrong}",), hint="correct it (in .jsonl a line is one JSON object), or take it out",
+        numbers=(f"{row.place} {row.wrong}",),
+        hint="correct it, or take it out" + "; in .jsonl a line is one JSON object" * row.place.endswith(".jsonl"),
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -84,8 +84,9 @@ def _check_entry(entry: DataEntry, job: Job) -> tuple[str, ...] | None:
                 broken.add_row(row)
             elif not wrong.found:
                 kind_in(entry, (), path.name)
-        with wrong.apart():
-            broken.refuse(seen)
+        if data.kind != "csv" or _separator(reader.columns) is None:  # else all rows have that mistake
+            with wrong.apart():
+                broken.refuse(seen)
         wrong.refuse()
         if reader.whole:
             raise no_records(path, left_out=len(broken))
@@ -222,10 +223,16 @@ def _kind(entry: DataEntry, data: LocalData) -> Kind | None:
 
 def _csv_hint(columns: tuple[str, ...], otherwise: str) -> str:
     """What helps where the first line of a csv file names no columns that are known."""
-    for sign, name in ((";", "semicolons"), ("\t", "tabs"), ("|", "vertical bars")):
-        if len(columns) == 1 and sign in columns[0]:
-            return f"its cells seem to be separated by {name}, and offmate reads commas only: save it with commas"
+    if (name := _separator(columns)) is not None:
+        return f"its cells seem to be separated by {name}, and offmate reads commas only: save it with commas"
     return f"the first line of a csv file must name its columns, such as prompt,completion: add it; or {otherwise}"
+
+
+def _separator(columns: Iterable[str]) -> str | None:
+    """What seems to stand between the cells of a csv file, in words, where it is no comma."""
+    names = [*columns]
+    signs = ((";", "semicolons"), ("\t", "tabs"), ("|", "vertical bars"))
+    return next((name for sign, name in signs if len(names) == 1 and sign in names[0]), None)
 
 
 def _local(path: Path) -> LocalData:

@@ -42,7 +42,7 @@ class Window:
         hours, *more = text.split()[:4] or [""]
         found = _CLOCK.fullmatch(hours)
         if found is None:
-            raise ValueError(f"{shown(hours or text)} is no window of hours; write it like 23:00-07:00")
+            raise ValueError(f"{shown(hours or text)} is not like 23:00-07:00")
         begin, end = int(found[1]) * 60 + int(found[2]), int(found[3]) * 60 + int(found[4])
         if end > 24 * 60:
             raise ValueError(f"{hours}: a day ends at 24:00")

@@ -73,6 +73,18 @@ def test_a_mistake_of_the_template_is_told_once_and_not_of_each_record(store: St
     assert error.what == "The chat template refuses a conversation." and error.numbers[0] == "line 2 of talks.jsonl"
 
 
+def test_what_of_the_first_records_is_left_out_or_cut_is_noted(store: Store, paths: Paths) -> None:
+    folder, ask = paths.state.parent, {"role": "user", "content": "hi"}
+    tiny_llama_folder(folder / "model", chat_template=CHATML)
+    good = {"messages": [ask, {"role": "assistant", "content": "y" * 40}]}
+    write_jsonl(folder / "talks.jsonl", [good] * 5 + [{"messages": []}, {"mesages": []}, {"messages": [ask]}])
+    _, notes = submit(store, paths, JOB + "max_length: 60\n", folder)
+    assert "of the first 8 records 2 are empty and left out" in notes
+    cut = "of the first records, 5 of 6 documents are longer than max_length 60 and cut"
+    assert any(note.startswith(cut) for note in notes)
+    assert "of the first records, 1 of 6 rows have nothing to learn and are left out" in notes
+
+
 def test_what_is_no_json_and_what_the_template_refuses_are_told_at_once(store: Store, paths: Paths) -> None:
     with (paths.state.parent / "talks.jsonl").open("a") as lines:
         lines.write("{\n")

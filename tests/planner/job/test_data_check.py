@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from planner.errors import Exit, UserError
+from planner.errors import Exit, SeveralErrors, UserError
 from planner.job import data_check
 from planner.job.data_check import check_data
 from planner.job.local_data import local_data
@@ -284,3 +284,11 @@ def test_a_csv_file_without_header_or_with_other_signs_than_commas_gets_a_hint_t
     with pytest.raises(UserError) as refused:
         check_data(make_job(tiny_llama_folder(tmp_path / "model"), tmp_path / "a.csv"))
     assert refused.value.code == "unknown-columns" and hint in refused.value.hint
+    assert not isinstance(refused.value, SeveralErrors)
+
+
+def test_a_separator_is_told_and_not_the_fields_of_each_row_that_come_of_it(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("prompt;completion\na, b;c\n")
+    with pytest.raises(UserError) as refused:
+        check_data(make_job(tiny_llama_folder(tmp_path / "model"), tmp_path / "a.csv"))
+    assert refused.value.code == "unknown-columns" and not isinstance(refused.value, SeveralErrors)
