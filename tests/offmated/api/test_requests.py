@@ -94,7 +94,8 @@ def test_a_position_beyond_every_file_has_no_events(raw: httpx.Client, shared: S
     metrics.write_text('{"event": "start", "step": 0}\n')
     for position in (30, 10**18, 2**63 - 1):
         answer = raw.get("/jobs/1/events", params={"position": position})
-        assert (answer.status_code, answer.json()) == (200, {"events": [], "position": position, "lines": 0, "broken": []})
+        nothing = {"events": [], "position": position, "lines": 0, "broken": []}
+        assert (answer.status_code, answer.json()) == (200, nothing)
     metrics.unlink()
 
 

@@ -119,10 +119,11 @@ def test_a_mapping_says_the_same_as_a_text() -> None:
 @pytest.mark.parametrize(
     ("value", "why"),
     [
-        ("nights", '"nights" is not like 23:00-07:00'), ("25:00-07:00", "is not like"), ("23:00-24:30", "ends at 24:00"),
+        ("nights", '"nights" is not like 23:00-07:00'), ("25:00-07:00", "is not like"),
+        ("23:00-24:30", "ends at 24:00"),
         ("07:00-07:00", "a whole day"), ("00:00-24:00", "a whole day"), ("23:00-07:00 mon-foo", '"mon-foo" is no day'),
         ("23:00-07:00 Europe/Paradise", "no time zone"), ("23:00-07:00 mon UTC more", "too much"),
-        ({"days": "mon"}, "it must be like"), (3, "it must be like"), ("", "is no window"),
+        ({"days": "mon"}, "it must be like"), (3, "it must be like"), ("", "is not like"),
         ({"window": "23:00-07:00", "day": "mon"}, "unknown key day"), ("23:00-07:00 ../etc/passwd", "no time zone"),
     ],
 )  # fmt: skip

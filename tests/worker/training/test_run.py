@@ -159,6 +159,7 @@ def test_a_checkpoint_of_a_model_of_other_shapes_is_told(tmp_path: Path, monkeyp
     shutil.rmtree(run.trained)
     config = Path(job.model) / "config.json"
     config.write_text(config.read_text().replace('"intermediate_size": 64', '"intermediate_size": 96'))
+    run.base.unlink()  # as if that were allowed
     with pytest.raises(UserError, match="not of the model that is there now") as refused:
         run_job(run, StopRequest())
     assert refused.value.code == "cannot-go-on" and "(32, 96), given was (32, 64)" in refused.value.numbers[0]
