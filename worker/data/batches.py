@@ -335,7 +335,7 @@ def rows_of(corpus: Corpus, job: Job) -> Layout:
                 f"{counted(len(useful), 'row')} of at most {counted(longest, 'token')}, none with a learned token "
                 "after its first",
             ),
-            hint="use train_on: all, a larger max_length, or data with completions",
+            hint="use a larger max_length, data with completions, or train_on: all",
         )  # fmt: skip
     if not useful.all():
         log.warning("data: %d of %d rows have nothing to learn and are left out", int((~useful).sum()), len(useful))
