@@ -282,7 +282,7 @@ def test_data_without_a_learned_token_are_an_error(tmp_path: Path) -> None:
         "The dataset has nothing to train on.\n"
         "  1 document, 111 tokens, 11 of them to be learned\n"
         "  1 row of at most 32 tokens, none with a learned token after its first\n"
-        "  hint: use train_on: all, a larger max_length, or data with completions   [nothing-to-train]"
+        "  hint: use a larger max_length, data with completions, or train_on: all   [nothing-to-train]"
     )
 
 
