@@ -50,7 +50,7 @@ def test_a_broken_line_gives_no_records() -> None:
         ("[" * MOST_DEPTH + "]" * MOST_DEPTH, "is nested too deeply"),
         ('"\\ud83d"', "has half of a surrogate pair, \\ud83d, which is no text"),
         ('{"\\uDC00": 1}', "has half of a surrogate pair, \\udc00, which is no text"),
-        ('{"city": {"a": 1, "b": 2, "a": 3}}', "has the key 'a' twice in one object"),
+        ('{"city": {"a": 1, "b": 2, "a": 3}}', 'has the key "a" twice in one object'),
         ('"caf\udce9"', "is not UTF-8: byte 13 is 0xe9"),
     ],
 )
