@@ -68,7 +68,7 @@ def test_data_for_which_there_is_no_room_end_the_job_with_the_reason(
         assert main([str(run.path)]) == Exit.FAILED
     error = run.read_error()
     assert error is not None and error["code"] == "disk-full"
-    assert sorted(path.name for path in run.path.iterdir()) == ["error.json", "resolved.yaml"]
+    assert sorted(path.name for path in run.path.iterdir()) == ["base.json", "error.json", "log.txt", "resolved.yaml"]
     assert main([str(run.path)]) == Exit.DONE
 
 
