@@ -97,27 +97,30 @@ def test_whatever_a_template_raises_is_one_error_for_people(template: str, name:
     assert (error.code, error.numbers[0].partition(":")[0]) == ("chat-template-refuses", name)
 
 
+def refused(template: str, folder: Path) -> UserError:
+    """What data of one conversation are refused with under this template."""
+    data = write_jsonl(folder / "data.jsonl", [{"messages": MESSAGES}])
+    job = make_job(tiny_llama_folder(folder / "model"), data)
+    with pytest.raises(UserError) as caught:
+        Batches(job, byte_tokenizer(chat_template=template))
+    return caught.value
+
+
 @pytest.mark.parametrize(("template", "number"), MISTAKES.values(), ids=MISTAKES)
 def test_a_mistake_of_a_template_is_told_with_its_line_before_any_row(
     template: str, number: str, tmp_path: Path
 ) -> None:
-    data = write_jsonl(tmp_path / "data.jsonl", [{"messages": MESSAGES}])
-    job = make_job(tiny_llama_folder(tmp_path / "model"), data)
-    with pytest.raises(UserError) as caught:
-        Batches(job, byte_tokenizer(chat_template=template))
-    assert caught.value.code == "bad-chat-template" and caught.value.numbers[0].startswith(number)
+    error = refused(template, tmp_path)
+    assert error.code == "bad-chat-template" and error.numbers[0].startswith(number)
 
 
 @pytest.mark.parametrize(("template", "name"), ERRORS.values(), ids=ERRORS)
 def test_what_a_template_raises_before_any_row_is_told_with_the_first_row(
     template: str, name: str, tmp_path: Path
 ) -> None:
-    data = write_jsonl(tmp_path / "data.jsonl", [{"messages": MESSAGES}])
-    job = make_job(tiny_llama_folder(tmp_path / "model"), data)
-    with pytest.raises(UserError) as caught:
-        Batches(job, byte_tokenizer(chat_template=template))
-    assert caught.value.code == "chat-template-refuses"
-    assert caught.value.numbers[0] == "line 1 of data.jsonl" and caught.value.numbers[1].startswith(f"{name}:")
+    error = refused(template, tmp_path)
+    assert error.code == "chat-template-refuses"
+    assert error.numbers[0] == "line 1 of data.jsonl" and error.numbers[1].startswith(f"{name}:")
 
 
 @pytest.mark.usefixtures("_impatient")

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from planner.errors import UserError
+from planner.errors import SeveralErrors, UserError
 from planner.job.data_check import check_data, first_rows
 from planner.job.data_entry import DataEntry
 from planner.job.frozen import freeze
@@ -71,12 +71,14 @@ def test_one_broken_record_does_not_hide_what_else_is_wrong_with_the_file(tmp_pa
     for what in (lambda: check_data(its), lambda: look(its, its.data, byte_tokenizer(chat_template=REFUSES))):
         assert lacking in refused(what).numbers
     told = refused(lambda: check_data(job(tmp_path, ["{", *[{"foo": "x"}] * 3])))
-    assert [error.code for error in told.errors] == ["unknown-columns", "dataset-unreadable"]  # type: ignore[attr-defined]
+    assert isinstance(told, SeveralErrors)
+    assert [error.code for error in told.errors] == ["unknown-columns", "dataset-unreadable"]
     its = job(tmp_path, [STRANGE, {"messages": TALK}, "7"])
     shutil.rmtree(tmp_path / "model")
     tiny_llama_folder(tmp_path / "model")
     told = refused(lambda: check_data(its))
-    assert [error.code for error in told.errors] == ["no-chat-template", "broken-record"]  # type: ignore[attr-defined]
+    assert isinstance(told, SeveralErrors)
+    assert [error.code for error in told.errors] == ["no-chat-template", "broken-record"]
 
 
 def test_the_first_of_few_are_told_with_line_and_reason(tmp_path: Path) -> None:
