@@ -38,7 +38,6 @@ from planner.run.bounds import OUT_OF_MEMORY, bounded, takes_too_much
 from planner.run.ending import exit_code_of
 from planner.run.folder import RunFolder
 from planner.run.plain_streams import speak_plainly
-from planner.units import counted
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -276,11 +275,6 @@ def look(
         left_out.check()
     else:
         broken.say("of the rows read, ")
-    records = sum(row.record is not None for _, first in found for row in first.rows)
-    empty = records - len(documents) - (len(broken) - broken.unread)
-    if empty and time.monotonic() <= until:
-        is_or_are = "is" if empty == 1 else "are"
-        log.warning("of the first %s %d %s empty and left out", counted(records, "record"), empty, is_or_are)
     if not encoded:
         return None
     corpus = Corpus(
@@ -320,19 +314,24 @@ def _documents(
             continue
         kind = kind_in(entry, first.columns, entry.path)
         form = form_of(job, entry, kind, entry.names(first.columns), tokenizer, pairs=pairs)
-        of_job = Errors()
+        of_job, read, empty = Errors(), 0, 0
         for row in first.rows:
             seen += 1
+            read += row.record is not None
             document, met = None, broken.met
             with of_job.apart():
                 document = document_of(form, entry, row, broken)
             if document is not None:
                 yield document
-            elif broken.met == met and not of_job.found and (lacks := lacks_of(kind, entry.mapped(row.record or {}))):
-                broken.add_lacking(row.place, lacks)
+            elif broken.met == met and not of_job.found:
+                empty += 1
+                if lacks := lacks_of(kind, entry.mapped(row.record or {})):
+                    broken.add_lacking(row.place, lacks)
             if of_job.found or time.monotonic() > until:
                 break
         form.say_left_out(f"of the first records of {entry.path}" if not first.whole else entry.path)
+        if empty := empty - form.left_out.total():
+            log.warning("of the first %d records of %s %d are empty and left out", read, entry.path, empty)
         if broken.ends and is_local(entry.path):
             most = entry.most(job.max_samples)
             records = sum(row.record is not None for row in first.rows)

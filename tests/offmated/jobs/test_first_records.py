@@ -79,7 +79,7 @@ def test_what_of_the_first_records_is_left_out_or_cut_is_noted(store: Store, pat
     good = {"messages": [ask, {"role": "assistant", "content": "y" * 40}]}
     write_jsonl(folder / "talks.jsonl", [good] * 5 + [{"messages": []}, {"mesages": []}, {"messages": [ask]}])
     _, notes = submit(store, paths, JOB + "max_length: 60\n", folder)
-    assert "of the first 8 records 2 are empty and left out" in notes
+    assert f"of the first 8 records of {folder}/talks.jsonl 2 are empty and left out" in notes
     cut = "of the first records, 5 of 6 documents are longer than max_length 60 and cut"
     assert any(note.startswith(cut) for note in notes)
     assert "of the first records, 1 of 6 rows have nothing to learn and are left out" in notes

@@ -52,7 +52,7 @@ def test_a_job_does_not_go_on_with_another_base_unless_that_is_said(capfd: pytes
         error = run.read_error()
         assert error is not None and error["code"] == "base-changed"
         assert error["numbers"] == [f"{weights}: other content"]
-        assert f"offmate retry {number} --allow-changed-model" in error["hint"]
+        assert f"offmate retry {number} --allow-changed-model" in built.client.job(number)["error"]["hint"]
         assert f"offmate retry {number} --allow-changed-model" in "".join(built.client.logs(number))
         runner, env = CliRunner(), {**os.environ, **built.paths.environment()}
         refused = runner.invoke(main, ["retry", str(number)], env=env)

@@ -110,7 +110,7 @@ def test_weights_in_forms_that_are_not_read_are_refused_and_not_replaced_by_rand
         with pytest.raises(UserError) as refused:
             check_weights(parse("", folder))
         assert (refused.value.code, refused.value.exit_code) == ("unknown-weights", Exit.USAGE)
-        assert refused.value.numbers[0].startswith(f"{', '.join(names)}; read are model.safetensors and")
+        assert refused.value.numbers[0].startswith(f"{', '.join(names)}; it reads model.safetensors and")
         save_file({}, its / "model.safetensors")
         check_weights(parse("", folder))
         for name in (*names, "model.safetensors"):
