@@ -89,7 +89,11 @@ class Analysis:
     frame_lifetimes: tuple[str, ...] = ()
 
     def chain(self, times: Times, distinct_tokens: tuple[int, ...] = ()) -> Chain:
-        """The chain with these times, which must have all kinds and options of this analysis (KeyError)."""
+        """The chain with these times, which must have all kinds and options of this analysis (KeyError).
+
+        Its tensors get no places where a layer may run compiled: what compiled code allocates, tensor by tensor, is not
+        known, only the most of it."""
+        placed = not any(its.compiled for its in times.options)
         frame_bytes = sum(t.bytes + t.state_bytes for t in self.frame_tensors)
         return Chain(
             blocks=tuple(self._block(index, times) for index in range(len(self.names.all))),
@@ -101,8 +105,8 @@ class Analysis:
             distinct_tokens=distinct_tokens,
             frame_tensors=tuple(map(times.of_update, self.frame_tensors)),
             packs=any(t.shared_bytes for tensors in self.tensors for t in tensors) and cpu_kernel().packs,
-            lifetimes=self.lifetimes,
-            frame_lifetimes=self.frame_lifetimes,
+            lifetimes=self.lifetimes if placed else (),
+            frame_lifetimes=self.frame_lifetimes if placed else (),
         )
 
     @property

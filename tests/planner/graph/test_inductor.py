@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import logging
+import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
 import torch
 import transformers
-from torch import nn
+from torch import fx, nn
 from torch._inductor import config as inductor_config
 
 from planner.codec import from_json, to_json
@@ -19,7 +20,7 @@ from planner.graph.inductor import _Function
 from planner.graph.tangents import layout_of
 from planner.measure import choose_compiled as compiled
 from planner.measure.analysis import Analysis, analyse_model, estimate_times
-from planner.measure.choose_compiled import tried, why_off, with_compiled
+from planner.measure.choose_compiled import _is_unused_seed, tried, why_off, with_compiled
 from planner.measure.machine_rates import estimate_hardware
 from planner.measure.times import CompiledBytes, OptionTimes
 from planner.schedule.chain import Chain
@@ -184,6 +185,31 @@ def test_results_beyond_the_bound_are_refused(dtype, wrong, monkeypatch):
     monkeypatch.setattr(code, "forward", lambda values: ([t * (1 + wrong) for t in forward(values)[0]], []))
     with pytest.raises(CannotCompileError, match="off by"):
         tried(pair, code, CPU)
+
+
+def test_the_seed_of_an_attention_that_draws_nothing_is_not_compared():
+    query = torch.zeros(1, 2, 16, 8)
+    graph = fx.Graph()
+    attention = graph.call_function(torch.ops.aten._scaled_dot_product_flash_attention.default)
+    found = []
+    for number, value in enumerate((query, query[..., 0], torch.zeros(2, dtype=torch.int64))):
+        node = graph.call_function(operator.getitem, (attention, number))
+        node.meta["val"] = value
+        found.append(_is_unused_seed(node))
+    assert found == [False, False, True]
+    top = graph.call_function(operator.getitem, (graph.call_function(torch.ops.aten.topk.default), 1))
+    top.meta["val"] = torch.zeros(2, dtype=torch.int64)
+    assert not _is_unused_seed(top)
+
+
+def test_tensors_have_no_places_where_a_layer_runs_compiled():
+    analysis = analyse_model(make_model(), batches_of(12)[0], device=CPU, arranged=True)
+    estimate, kind = estimate_times(analysis, estimate_hardware(CPU)), analysis.names.kinds[1]
+    assert analysis.chain(estimate).lifetimes and analysis.chain(estimate).frame_lifetimes
+    peaks = CompiledBytes(forward=1, backward=1, backward_first=1)
+    options = tuple(replace(t, compiled=peaks) if t.kind == kind else t for t in estimate.options)
+    chain = analysis.chain(replace(estimate, options=options))
+    assert (chain.lifetimes, chain.frame_lifetimes) == ((), ())
 
 
 @pytest.mark.gpu
