@@ -136,7 +136,8 @@ def test_what_is_asked_of_a_plan_is_answered_on_the_emulated_device(
     monkeypatch.setattr(card_questions, "measure_times", lambda analysis, *_, **__: estimate_times(analysis, machine))
     monkeypatch.setattr("planner.schedule.places.SMALL_BYTES", 2048)
     monkeypatch.setattr("planner.schedule.places.PAGE_BYTES", 2**16)
-    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":0:0")
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":0:0")  # the emulated device has no cuBLAS
+    monkeypatch.setattr("planner.measure.repeatable._WORKSPACES", (":0:0",))
     monkeypatch.setattr("torch.use_deterministic_algorithms", lambda *_, **__: None)
     for question in ("plan-bf16", "bits-bf16"):
         card_questions.answer(question, tmp_path)
