@@ -229,10 +229,11 @@ os._exit(daemon.main())
 """
 
 
-def test_a_daemon_without_memory_for_its_threads_says_so_in_a_line() -> None:
+@pytest.mark.parametrize("more_mib", [8, 30, 120])  # with 30 it would start, and its API's thread end
+def test_a_daemon_without_memory_for_its_threads_says_so_in_a_line(more_mib: int) -> None:
     with short_paths() as paths:
         done = subprocess.run(
-            [sys.executable, "-P", "-c", WITH_SO_MUCH_MORE, "8"],
+            [sys.executable, "-P", "-c", WITH_SO_MUCH_MORE, str(more_mib)],
             env={**os.environ, **paths.environment(), "PYTHONPATH": str(ROOT)}, cwd="/", capture_output=True, text=True,
             timeout=PATIENCE_S,
         )  # fmt: skip
