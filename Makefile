@@ -1,5 +1,5 @@
-# `make demo` trains a small model from nothing; `make test` checks all but what takes long and repeats much,
-# `make test-all` that too, `make test-fast` what takes little time. All make .venv first.
+# `make demo` trains a small model from nothing; `make test` checks it in ten minutes, `make test-all` in full.
+# All make .venv first. `make test-later` is what `make test` leaves to `make test-all`; `make test-long` repeats much.
 
 PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11,$(shell \
 	$(name) -c 'import sys; sys.version_info >= (3, 11) and print("$(name)")' 2>/dev/null)))
@@ -8,25 +8,26 @@ INSTALLED := .venv/.installed
 # A file's tests share what they make: models, traces, daemons.
 PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-fast test-all
+.PHONY: demo lint test test-later test-all test-long
 
 demo: $(INSTALLED)
 	PATH="$(CURDIR)/$(BIN):$$PATH" sh examples/demo.sh
 
-test: $(INSTALLED)
+lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+test: lint
+	$(BIN)/python -m pytest $(PARALLEL) -m "not later and not long"
+
+test-later: $(INSTALLED)
+	$(BIN)/python -m pytest $(PARALLEL) -m "later and not long"
+
+test-all: lint
 	$(BIN)/python -m pytest $(PARALLEL) -m "not long"
 
-test-fast: $(INSTALLED)
-	$(BIN)/ruff check .
-	$(BIN)/mypy
-	$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not long"
-
-test-all: $(INSTALLED)
-	$(BIN)/ruff check .
-	$(BIN)/mypy
-	$(BIN)/python -m pytest $(PARALLEL)
+test-long: $(INSTALLED)
+	$(BIN)/python -m pytest $(PARALLEL) -m long
 
 $(INSTALLED): pyproject.toml constraints.txt deploy/install.py
 	@if [ -z "$(PYTHON)" ]; then echo "Python 3.11 or newer is needed.  hint: sudo apt install python3"; exit 2; fi

@@ -17,8 +17,9 @@ __all__ = ["pytest_runtest_setup", "pytest_runtest_teardown"]
 
 
 def pytest_collection_modifyitems(config, items):
-    """Slow and long tests and those of the emulated device are known by now, whatever is chosen by a mark."""
-    selection.mark(items)
+    """Tests that are later, and those of the emulated device, are known by now, whatever is chosen by a mark."""
+    config.stash[selection.COLLECTED] = frozenset(item.nodeid for item in items)
+    selection.Selection.read().mark(items)
     session.pytest_collection_modifyitems(config, items)
 
 

@@ -1,40 +1,106 @@
-"""Which tests take long: `make test-fast` leaves the slow ones out, `make test` of sweeps what only repeats.
+"""Which tests `make test` leaves to `make test-all`: those that tests/selection.toml lists, which are marked `later`.
 
-`slow` are the files of `tests/slow.txt`, and tests with that mark. `long` are tests that only `make test-all` runs:
-those with that mark, and what a `sweep(n)` leaves out. Of the instances of a sweep one in n stays, and more where else
-a value of one of several parameters would be missing. Sweeps are over seeds and crossed parameters; of instances that
-are features of their own none is left out.
+The list is made by `python -m tests.support.cover`. It names tests by file, by function or by instance; a test that is
+not in it, as a new one, runs in `make test`. Promises (tests/promises.toml) are kept by tests that are not later.
 
-Long is what tries once more, for longer, on a late device or in a crossing, what another test tries. A test without
-which some line would not run, or which alone looks at a promise, is not long.
+`long` tests are run by nobody but who asks for them (`make test-long`): those with that mark, and what a `sweep(n)`
+leaves out. Of the instances of a sweep one in n stays, and more where else a value of one of several parameters would
+be missing. Sweeps are over seeds and crossed parameters; of instances that are features of their own none is left out.
 """
 
 from __future__ import annotations
 
+import json
+import tomllib
 from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from hashlib import sha256
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests import ROOT
 
-LIST = ROOT / "tests" / "slow.txt"
+LIST = ROOT / "tests" / "selection.toml"
+PROMISES = ROOT / "tests" / "promises.toml"
+COLLECTED = pytest.StashKey[frozenset[str]]()
+"""The names of all tests of the files that were asked for, later ones, too."""
+_HEAD = """\
+# Made by `python -m tests.support.cover`, not by hand. A test that is not under `later` runs in `make test`.
+"""
 
 
-def mark(items: list[pytest.Item]) -> None:
-    """Mark what is slow and what is long, and let the slow ones begin: the last tests are then short."""
-    slow = {ROOT / "tests" / name for name in LIST.read_text().split()}
-    assert all(path.exists() for path in slow), f"{LIST} names what is not there"
-    sweeps: dict[tuple[str, int], list[pytest.Function]] = defaultdict(list)
-    for item in items:
-        if not slow.isdisjoint((item.path, *item.path.parents)):
-            item.add_marker(pytest.mark.slow)
-        if (sweep := item.get_closest_marker("sweep")) is not None and isinstance(item, pytest.Function):
-            sweeps[item.nodeid.partition("[")[0], *sweep.args].append(item)
-    for (_, every), instances in sweeps.items():
-        for item in repeats(instances, every):
-            item.add_marker(pytest.mark.long)
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """`later`: files, functions (file::function) and instances (file::function[parameters]) that `make test` leaves
+    out. `first`: files to begin with, those of most seconds, so that the last tests are short."""
+
+    first: tuple[str, ...] = ()
+    later: frozenset[str] = frozenset()
+
+    @classmethod
+    def read(cls, path: Path = LIST) -> Selection:
+        """As it is written in `path`."""
+        found = tomllib.loads(path.read_text("utf-8"))
+        return cls(tuple(found["first"]), frozenset(found["later"]))
+
+    @classmethod
+    def of(cls, seconds: Mapping[str, float], taken: Iterable[str]) -> Selection:
+        """All tests in `seconds` but those `taken` are later, in as few words as say it."""
+        files, functions = defaultdict[str, float](float), defaultdict[str, set[str]](set)
+        for name, its in seconds.items():
+            function = name.partition("[")[0]
+            files[name.partition("::")[0]] += its
+            functions[function].add(name)
+        left = seconds.keys() - set(taken)
+        for function, names in functions.items():
+            if names <= left and names != {function}:
+                left = left - names | {function}
+        for file in files:
+            its_own = {name for name in functions if name.startswith(f"{file}::")}
+            if its_own <= left:
+                left = left - its_own | {file}
+        first = sorted(files, key=lambda file: -files[file])
+        return cls(tuple(file for file in first if files[file] > 20), frozenset(left))
+
+    def write(self, path: Path = LIST) -> None:
+        """To `path`, a line each."""
+
+        def written(names: Iterable[str]) -> str:
+            return "".join(f"    {json.dumps(name)},\n" for name in names)
+
+        lists = f"first = [\n{written(self.first)}]\nlater = [\n{written(sorted(self.later))}]\n"
+        path.write_text(_HEAD + lists, "utf-8")
+
+    def mark(self, items: list[pytest.Item]) -> None:
+        """Mark what is later and what is long, and bring the files to begin with to the front."""
+        sweeps: dict[tuple[str, int], list[pytest.Function]] = defaultdict(list)
+        for item in items:
+            if (sweep := item.get_closest_marker("sweep")) is not None and isinstance(item, pytest.Function):
+                sweeps[item.nodeid.partition("[")[0], *sweep.args].append(item)
+        for (_, every), instances in sweeps.items():
+            for item in repeats(instances, every):
+                item.add_marker(pytest.mark.long)
+        for item in items:
+            file, _, rest = item.nodeid.partition("::")
+            names = file, f"{file}::{rest.partition('[')[0]}", item.nodeid
+            if not self.later.isdisjoint(names):
+                item.add_marker(pytest.mark.later)
+        places = {file: place for place, file in enumerate(self.first)}
+        items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(places)))
+
+
+def promises(path: Path = PROMISES) -> list[dict[str, Any]]:
+    """What users rely on: `says`, in a sentence; `where` in the documents; `owners`, the tests that would fail."""
+    found: list[dict[str, Any]] = tomllib.loads(path.read_text("utf-8"))["promise"]
+    return found
+
+
+def owners() -> set[str]:
+    """The tests that own a promise: functions, or instances of one."""
+    return {owner for promise in promises() for owner in promise["owners"]}
 
 
 def _places(values: list[object]) -> tuple[int, ...]:

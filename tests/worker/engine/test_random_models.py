@@ -13,7 +13,6 @@ import pytest
 from tests.support.fuzz.case import case_of
 from tests.support.fuzz.trial import judge
 
-pytestmark = pytest.mark.slow
 FOUND = (206, 401, 676, 747)
 FEW, AT_ONCE = 3, 10
 

@@ -10,7 +10,7 @@ from tests.support.cuda.streams import Mood
 from tests.support.engines import own_threads
 from tests.support.late_engines import Case, differences
 
-pytestmark = [pytest.mark.emulated, pytest.mark.slow]
+pytestmark = pytest.mark.emulated
 
 BF16 = torch.bfloat16
 CASES = (

@@ -88,7 +88,6 @@ def refused_by_a_library(device: Device, engine: Engine, case: Case, number: int
     hook.remove()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", [ALONE, CASE], ids=str)
 @pytest.mark.parametrize("step_that_fails", [too_long, refused_by_a_library])
 def test_after_a_step_without_memory_the_weights_are_whole_and_training_goes_on(
@@ -140,7 +139,6 @@ def test_host_memory_that_cannot_be_registered_is_named_with_its_bytes(device: D
     assert registered_bytes() == before
 
 
-@pytest.mark.slow
 def test_an_engine_that_had_too_little_registered_memory_can_be_made_again(device: Device) -> None:
     wanted = expected(CASE)
     device.host_bytes = device.host.bytes + 4096

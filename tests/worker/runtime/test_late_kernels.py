@@ -11,7 +11,7 @@ from tests.support.cuda.device import Device
 from tests.support.cuda.streams import Mood
 from tests.support.late_engines import Case, differences
 
-pytestmark = [pytest.mark.emulated, pytest.mark.slow]
+pytestmark = pytest.mark.emulated
 
 
 @pytest.mark.parametrize(

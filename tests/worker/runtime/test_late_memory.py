@@ -30,7 +30,7 @@ from tests.support.tiny_models import batch_of, make_model
 from worker.engine.engine import Engine
 from worker.runtime.arena import Arena, take_over
 
-pytestmark = [pytest.mark.emulated, pytest.mark.slow]
+pytestmark = pytest.mark.emulated
 
 CASES = [
     Case("llama", "mixed", slices=2, clip=0.5),

@@ -41,7 +41,7 @@ from worker.training.model import load_model
 from worker.training.run import run_job
 from worker.training.stop import StopRequest
 
-pytestmark = [pytest.mark.emulated, pytest.mark.slow]
+pytestmark = pytest.mark.emulated
 
 CUDA = torch.device("cuda")
 

@@ -39,7 +39,7 @@ from worker.training.learning_rate import optimizer_of
 from worker.training.model import load_model
 from worker.training.stored import passing_sizes, stored_tensors
 
-pytestmark = [pytest.mark.emulated, pytest.mark.slow]
+pytestmark = pytest.mark.emulated
 
 STEPS, SLICES, PIECE = 3, 2, 1024
 MOODS = [Mood.drawn(seed) for seed in (0, 5, 6)]

@@ -263,7 +263,6 @@ def live_bytes(program: Program, chain: Chain) -> int:
     return most
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "dtype"), [("mixed", NARROW), ("recompute", NARROW), ("keep", NARROW), ("mixed", torch.float32)]
 )
@@ -279,7 +278,6 @@ def test_a_step_runs_in_the_memory_of_a_plan_that_knows_what_its_kernels_allocat
     assert counts.most_reserved <= plan.gpu_peak_bytes
 
 
-@pytest.mark.slow
 def test_a_plan_that_does_not_know_it_takes_more_than_it_says(device: Device) -> None:
     device.scratch = False
     plan, chain = planned("mixed")
@@ -289,7 +287,6 @@ def test_a_plan_that_does_not_know_it_takes_more_than_it_says(device: Device) ->
     assert counts.most_reserved > plan.gpu_peak_bytes
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "strict"), [("mixed", False), ("recompute", True)])
 def test_slices_of_other_lengths_have_places_for_it_too(device: Device, kind: str, strict: bool) -> None:
     torch.use_deterministic_algorithms(strict)
