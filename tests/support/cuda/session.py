@@ -26,16 +26,18 @@ device: Device | None = None
 class Client:
     """The session's side: sends the marked tests over."""
 
-    def __init__(self) -> None:
+    def __init__(self, modules: list[str]) -> None:
+        """`modules`: the files of all marked tests."""
+        self._modules = modules
         self._process: subprocess.Popen[bytes] | None = None
 
-    def _start(self, nodeid: str) -> None:
+    def _start(self) -> None:
         ours, theirs = socket.socketpair()
         command = [sys.executable, "-m", "tests.support.cuda", "--serve", str(theirs.fileno())]
         options = ["-p", "no:cacheprovider", "-p", "no:xdist", f"--rootdir={ROOT}"]
         with theirs:
             self._process = subprocess.Popen(
-                [*command, *options, _file_of(nodeid)], cwd=ROOT, pass_fds=[theirs.fileno()], stdout=subprocess.DEVNULL
+                [*command, *options, *self._modules], cwd=ROOT, pass_fds=[theirs.fileno()], stdout=subprocess.DEVNULL
             )
         self._lines = ours.makefile("rw", encoding="utf-8")
         ours.close()
@@ -44,7 +46,7 @@ class Client:
         """Run a test over there. Raises what pytest raises for a failure or a skip."""
         __tracebackhide__ = True
         if self._process is None:
-            self._start(nodeid)
+            self._start()
         answer = ""
         with contextlib.suppress(OSError):
             print(nodeid, file=self._lines, flush=True)
@@ -77,12 +79,8 @@ class Server:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         items = {item.nodeid: item for item in session.items}
-        files = {_file_of(nodeid) for nodeid in items}
         for line in self._lines:
             self._outcome = "passed", ""
-            if (file := _file_of(line)) not in files:  # to collect all that there may be takes longer than a few tests
-                items |= {item.nodeid: item for item in session.perform_collect([file])}
-                files.add(file)
             item = items.get(line.rstrip("\n"))
             if item is None:
                 self._outcome = "failed", f"not collected in the process with the emulated device: {line}"
@@ -105,17 +103,13 @@ class Server:
             self._outcome = "failed", "\n".join([f"({report.when}) {report.longreprtext}", *output])
 
 
-def _file_of(nodeid: str) -> str:
-    return nodeid.partition("::")[0]
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Have marked tests run over there, or skipped with the reason why they cannot."""
     marked = [item for item in items if _needs_it(item)]
     if device is not None:
         return
     reason = build.missing()
-    client = Client()
+    client = Client(sorted({str(item.path) for item in marked}))
     if marked and reason is None:
         config.add_cleanup(client.close)
     for item in marked:
