@@ -1,5 +1,6 @@
-# `make demo` trains a small model from nothing; `make test` checks it in ten minutes, `make test-all` in full.
-# All make .venv first. `make test-later` is what `make test` leaves to `make test-all`; `make test-long` repeats much.
+# `make demo` trains a small model from nothing. `make test` checks offmate in ten minutes, `make test-all` with all tests but
+# the long ones; `make test-later` runs what `make test` leaves to `make test-all`, `make test-long` the long tests.
+# All make .venv first.
 
 PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11,$(shell \
 	$(name) -c 'import sys; sys.version_info >= (3, 11) and print("$(name)")' 2>/dev/null)))

@@ -1,7 +1,7 @@
 """Which tests `make test` leaves to `make test-all`: those that tests/selection.toml lists, which are marked `later`.
 
-The list is made by `python -m tests.support.cover`. It names tests by file, by function or by instance; a test that is
-not in it, as a new one, runs in `make test`. Promises (tests/promises.toml) are kept by tests that are not later.
+The list is made by `python -m tests.support.cover`. It names functions and instances, so a new function runs in
+`make test`. Promises (tests/promises.toml) are kept by tests that are not later.
 
 `long` tests are run by nobody but who asks for them (`make test-long`): those with that mark, and what a `sweep(n)`
 leaves out. Of the instances of a sweep one in n stays, and more where else a value of one of several parameters would
@@ -34,8 +34,8 @@ _HEAD = """\
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """`later`: files, functions (file::function) and instances (file::function[parameters]) that `make test` leaves
-    out. `first`: files to begin with, those of most seconds, so that the last tests are short."""
+    """`later`: functions (file::function) and instances (file::function[parameters]) that `make test` leaves out.
+    `first`: files to begin with, those of most seconds, so that the last tests are short."""
 
     first: tuple[str, ...] = ()
     later: frozenset[str] = frozenset()
@@ -58,10 +58,6 @@ class Selection:
         for function, names in functions.items():
             if names <= left and names != {function}:
                 left = left - names | {function}
-        for file in files:
-            its_own = {name for name in functions if name.startswith(f"{file}::")}
-            if its_own <= left:
-                left = left - its_own | {file}
         first = sorted(files, key=lambda file: -files[file])
         return cls(tuple(file for file in first if files[file] > 20), frozenset(left))
 
@@ -85,7 +81,7 @@ class Selection:
                 item.add_marker(pytest.mark.long)
         for item in items:
             file, _, rest = item.nodeid.partition("::")
-            names = file, f"{file}::{rest.partition('[')[0]}", item.nodeid
+            names = f"{file}::{rest.partition('[')[0]}", item.nodeid
             if not self.later.isdisjoint(names):
                 item.add_marker(pytest.mark.later)
         places = {file: place for place, file in enumerate(self.first)}

@@ -105,7 +105,7 @@ def compiled(name: str) -> tuple[Program, Chain]:
 
 
 def few(names: Iterable[str]) -> list[object]:
-    """Of the random plans some are enough for `make test`."""
+    """Of the random plans some are enough; the others are long."""
     more = {f"random {seed}" for seed in range(10, 30)}
     return [pytest.param(name, marks=pytest.mark.long) if name in more else name for name in names]
 
@@ -251,7 +251,7 @@ def same(found: list[torch.Tensor], case: Case) -> bool:
     return all(torch.equal(a, b) for a, b in zip(found, expected(case), strict=True))
 
 
-MORE = {*range(18, DRAWN)}  # of the moods that are drawn: half of them are enough for `make test`
+MORE = {*range(18, DRAWN)}  # of the moods that are drawn: half of them are enough, the others are long
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ CASES = (
     Case("qwen2", "mixed", slices=2, muon=True),
 )
 FIRST = (1, 3, 5, 6, 7, 8, 16, 18)
-"""Those that `make test` runs: each kind of plan that moves something, both precisions, rounds, and each optimizer."""
+"""Those that are not long: each kind of plan that moves something, both precisions, rounds, and each optimizer."""
 
 
 @pytest.mark.parametrize("more", [0, pytest.param(8 * 5, marks=pytest.mark.long)])
