@@ -120,8 +120,8 @@ def _lines(folder: Path) -> dict[str, int]:
                 ).fetchall()
             except sqlite3.DatabaseError:  # its process was killed as it wrote
                 continue
-        for name, context, bits in rows:
-            lines = numbits_to_nums(bits)
+        for name, context, packed in rows:
+            lines = numbits_to_nums(packed)
             module = next((name[at:] for part in PACKAGES if (at := name.rfind(f"/{part}/")) >= 0), "")
             if module and lines:
                 start, _, test = context.partition("|")  # of a process, and of what it ran
