@@ -1,6 +1,5 @@
-# `make demo` trains a small model from nothing. `make test` checks offmate in ten minutes, `make test-all` with all tests but
-# the long ones; `make test-later` runs what `make test` leaves to `make test-all`, `make test-long` the long tests.
-# All make .venv first.
+# `make demo` trains a small model from nothing. `make test` checks offmate in ten minutes, `make test-all` with all tests;
+# `make test-later` runs those that `make test` leaves to `make test-all`. All make .venv first.
 
 PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11,$(shell \
 	$(name) -c 'import sys; sys.version_info >= (3, 11) and print("$(name)")' 2>/dev/null)))
@@ -9,7 +8,7 @@ INSTALLED := .venv/.installed
 # A file's tests share what they make: models, traces, daemons.
 PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo lint test test-later test-all test-long
+.PHONY: demo lint test test-later test-all
 
 demo: $(INSTALLED)
 	PATH="$(CURDIR)/$(BIN):$$PATH" sh examples/demo.sh
@@ -19,16 +18,13 @@ lint: $(INSTALLED)
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/python -m pytest $(PARALLEL) -m "not later and not long"
+	$(BIN)/python -m pytest $(PARALLEL) -m "not later"
 
 test-later: $(INSTALLED)
-	$(BIN)/python -m pytest $(PARALLEL) -m "later and not long"
+	$(BIN)/python -m pytest $(PARALLEL) -m later
 
 test-all: lint
-	$(BIN)/python -m pytest $(PARALLEL) -m "not long"
-
-test-long: $(INSTALLED)
-	$(BIN)/python -m pytest $(PARALLEL) -m long
+	$(BIN)/python -m pytest $(PARALLEL)
 
 $(INSTALLED): pyproject.toml constraints.txt deploy/install.py
 	@if [ -z "$(PYTHON)" ]; then echo "Python 3.11 or newer is needed.  hint: sudo apt install python3"; exit 2; fi

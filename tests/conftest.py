@@ -16,10 +16,18 @@ with lasting_imports():
 __all__ = ["pytest_runtest_setup", "pytest_runtest_teardown"]
 
 
+def pytest_addoption(parser):
+    parser.addoption("--all-instances", action="store_true", help="all instances of tests with sweep(n), not one in n")
+
+
 def pytest_collection_modifyitems(config, items):
     """Tests that are later, and those of the emulated device, are known by now, whatever is chosen by a mark."""
     config.stash[selection.COLLECTED] = frozenset(item.nodeid for item in items)
-    selection.Selection.read().mark(items)
+    # The process with the emulated device runs what it is asked for, by name.
+    everything = config.getoption("--all-instances") or session.device is not None
+    left = selection.Selection.read().mark(items, all_instances=everything)
+    if left:
+        config.hook.pytest_deselected(items=left)
     session.pytest_collection_modifyitems(config, items)
 
 

@@ -121,7 +121,6 @@ def test_the_files_with_tests_for_a_card_are_named():
     assert files - {"tests/benchmarks/test_card.py"} == {*card_tests.FILES}
 
 
-@pytest.mark.long
 @pytest.mark.emulated
 def test_what_is_asked_of_a_plan_is_answered_on_the_emulated_device(
     device: Device, tmp_path, monkeypatch: pytest.MonkeyPatch

@@ -33,7 +33,6 @@ def run(tmp_path_factory):
     return {one["heat"]["name"]: one for one in result["contenders"]}, done.stdout
 
 
-@pytest.mark.long
 def test_every_contender_is_measured_or_missing_for_a_reason(run):
     found, table = run
     assert list(found) == [
@@ -50,7 +49,6 @@ def test_every_contender_is_measured_or_missing_for_a_reason(run):
         assert found["DeepSpeed ZeRO-Offload"]["heat"]["missing"] == "deepspeed is not installed"
 
 
-@pytest.mark.long
 def test_peaks_are_as_predicted_and_within_budgets_that_plain_pytorch_would_break(run):
     found, _ = run
     plain = found["plain PyTorch"]["figures"]["peak_bytes"]
@@ -61,7 +59,6 @@ def test_peaks_are_as_predicted_and_within_budgets_that_plain_pytorch_would_brea
         assert 0.99 * heat["predicted_bytes"] <= measured <= heat["predicted_bytes"] <= heat["budget_bytes"] < plain
 
 
-@pytest.mark.long
 def test_all_contenders_train_the_same_model_on_the_same_tokens(run):
     found, _ = run
     losses = {one["heat"]["warm"]["loss"] for one in found.values() if one["figures"]}

@@ -9,7 +9,6 @@ import pytest
 from benchmarks.host_memory import bytes_per_parameter, measure
 
 
-@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
 def test_weights_masters_moments_and_gradients_take_at_most_fourteen_and_a_half_bytes_a_parameter(
     tmp_path: Path,

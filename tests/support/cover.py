@@ -2,7 +2,7 @@
 
     python -m tests.support.cover [--minutes 7.5] [--workers 3] [--data FOLDER]
 
-All but long tests run once under coverage, every test in a context of its own, with the processes that it starts; that
+All tests run once under coverage, every test in a context of its own, with the processes that it starts; that
 takes about two hours. Then tests are taken until the minutes are used: the owners in tests/promises.toml, then greedily
 the one that runs most lines which no other runs yet, by its seconds, until nearly all are run, then the cheapest. What
 is left is written to tests/selection.toml. `--data FOLDER`: choose from what an earlier run has left there.
@@ -80,7 +80,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def measure(folder: Path, workers: int) -> None:
-    """Run all but long tests; what each runs, and its seconds, are in `folder` then. A test that fails counts, too."""
+    """Run all tests; what each runs, and its seconds, are in `folder` then. A test that fails counts, too."""
     if find_spec("coverage") is None:
         sys.exit("coverage is not installed.  hint: .venv/bin/pip install coverage")
     settings = folder / "coverage.ini"
@@ -89,7 +89,7 @@ def measure(folder: Path, workers: int) -> None:
     # The file that coverage has put among the installed packages begins it in every process that has this variable.
     env = {**os.environ, "COVERAGE_PROCESS_START": str(settings), "COVER_FOLDER": str(folder)}
     env["PYTEST_PLUGINS"] = "tests.support.cover"
-    words = ["-n", str(workers), "--dist", "loadfile", "-p", "no:cacheprovider", "--tb", "short", "-m", "not long"]
+    words = ["-n", str(workers), "--dist", "loadfile", "-p", "no:cacheprovider", "--tb", "short"]
     subprocess.run([sys.executable, "-m", "pytest", *words], cwd=ROOT, env=env, check=False)
 
 

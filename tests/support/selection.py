@@ -3,9 +3,9 @@
 The list is made by `python -m tests.support.cover`. It names functions and instances, so a new function runs in
 `make test`. Promises (tests/promises.toml) are kept by tests that are not later.
 
-`long` tests are run by nobody but who asks for them (`make test-long`): those with that mark, and what a `sweep(n)`
-leaves out. Of the instances of a sweep one in n stays, and more where else a value of one of several parameters would
-be missing. Sweeps are over seeds and crossed parameters; of instances that are features of their own none is left out.
+Of the instances of a test with `sweep(n)` one in n is there, and more where else a value of one of several parameters
+would be missing; `--all-instances` has all of them. Sweeps are over seeds and crossed parameters; of instances that are
+features of their own none is left out.
 """
 
 from __future__ import annotations
@@ -70,15 +70,18 @@ class Selection:
         lists = f"first = [\n{written(self.first)}]\nlater = [\n{written(sorted(self.later))}]\n"
         path.write_text(_HEAD + lists, "utf-8")
 
-    def mark(self, items: list[pytest.Item]) -> None:
-        """Mark what is later and what is long, and bring the files to begin with to the front."""
+    def mark(self, items: list[pytest.Item], *, all_instances: bool = False) -> list[pytest.Item]:
+        """Mark what is later, and bring the files to begin with to the front. Returns the instances that sweeps leave
+        out, which are no longer among `items` then; none with `all_instances`."""
         sweeps: dict[tuple[str, int], list[pytest.Function]] = defaultdict(list)
         for item in items:
             if (sweep := item.get_closest_marker("sweep")) is not None and isinstance(item, pytest.Function):
                 sweeps[item.nodeid.partition("[")[0], *sweep.args].append(item)
-        for (_, every), instances in sweeps.items():
-            for item in repeats(instances, every):
-                item.add_marker(pytest.mark.long)
+        left = set[pytest.Item]()
+        if not all_instances:
+            for (_, every), instances in sweeps.items():
+                left.update(repeats(instances, every))
+        items[:] = [item for item in items if item not in left]
         for item in items:
             file, _, rest = item.nodeid.partition("::")
             names = f"{file}::{rest.partition('[')[0]}", item.nodeid
@@ -86,6 +89,7 @@ class Selection:
                 item.add_marker(pytest.mark.later)
         places = {file: place for place, file in enumerate(self.first)}
         items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(places)))
+        return list(left)
 
 
 def promises(path: Path = PROMISES) -> list[dict[str, Any]]:

@@ -68,10 +68,10 @@ def test_a_list_says_in_few_words_what_is_later(tmp_path: Path) -> None:
     assert Selection.read(path) == found
 
 
-def test_what_is_later_is_marked_and_long_files_begin(pytester: pytest.Pytester) -> None:
+def test_what_is_later_is_marked_and_files_of_most_seconds_begin(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         test_a="import pytest\n@pytest.mark.parametrize('x', [1, 2])\ndef test_it(x): pass\ndef test_other(): pass",
-        test_b="def test_long(): pass",
+        test_b="def test_first(): pass",
     )
     pytester.makeconftest(
         "from tests.support.selection import Selection\n"
@@ -81,7 +81,7 @@ def test_what_is_later_is_marked_and_long_files_begin(pytester: pytest.Pytester)
     )
     words = "--collect-only", "-q", "-p", "no:cacheprovider"
     now = pytester.runpytest_inprocess(*words, "-m", "not later").outlines
-    assert now[:2] == ["test_b.py::test_long", "test_a.py::test_it[1]"]
+    assert now[:2] == ["test_b.py::test_first", "test_a.py::test_it[1]"]
     left = pytester.runpytest_inprocess(*words, "-m", "later").outlines
     assert left[:2] == ["test_a.py::test_it[2]", "test_a.py::test_other"]
 
@@ -108,8 +108,7 @@ SWEEPING = """
     from tests.support.selection import Selection
 
     def pytest_configure(config):
-        for mark in ("later", "long", "sweep(n)"):
-            config.addinivalue_line("markers", mark)
+        config.addinivalue_line("markers", "sweep(n)")
 
     def pytest_collection_modifyitems(items):
         Selection().mark(items)
@@ -119,7 +118,7 @@ SWEEPING = """
 def test_of_a_sweep_a_part_is_left_with_each_value_of_several_parameters(pytester: pytest.Pytester) -> None:
     pytester.makeconftest(SWEEPING)
     pytester.makepyfile(SWEEPS)
-    said = pytester.runpytest_inprocess("-m", "not long", "-p", "no:cacheprovider", "-v").outlines
+    said = pytester.runpytest_inprocess("-p", "no:cacheprovider", "-v").outlines
     chosen = {
         name: [re.findall("[0-9]", found[1]) for line in said if (found := re.search(rf"::{name}\[(.*?)\]", line))]
         for name in ("test_two", "test_pairs", "test_no_sweep")

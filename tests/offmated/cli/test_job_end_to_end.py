@@ -107,7 +107,6 @@ def test_a_submitted_job_is_certified_under_its_own_plan(job: dict[str, Any], fo
     assert other.stderr.splitlines()[0] == f"Job {number} is taken as it was submitted, with its plan."
 
 
-@pytest.mark.long
 def test_a_second_submission_of_the_same_job_solves_nothing(job: dict[str, Any], folder: Path) -> None:
     again = answer(folder, "run", "job.yaml")
     assert again["id"] > job["id"]
@@ -115,7 +114,6 @@ def test_a_second_submission_of_the_same_job_solves_nothing(job: dict[str, Any],
     assert again["progress"]["loss"] == job["progress"]["loss"]
 
 
-@pytest.mark.long
 def test_plan_shows_a_plan_without_running_it(job: dict[str, Any], folder: Path) -> None:
     jobs = within(folder, "status", "--json").stdout
     found = answer(folder, "plan", "job.yaml")
@@ -139,7 +137,7 @@ def test_settings_stand_above_the_file_in_submissions_and_previews(job: dict[str
         assert "--set max_step: unknown key; did you mean max_steps?" in wrong.stderr
 
 
-@pytest.mark.parametrize("command", ["plan", pytest.param("run", marks=pytest.mark.long)])
+@pytest.mark.parametrize("command", ["plan", "run"])
 def test_what_cannot_fit_exits_with_3_and_names_the_least_budget(
     command: str, job: dict[str, Any], folder: Path
 ) -> None:

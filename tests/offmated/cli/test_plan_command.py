@@ -261,7 +261,6 @@ def test_without_a_database_no_plans_are_kept_and_none_is_made(shell: Shell) -> 
     assert not (shell.folder / "state").exists()
 
 
-@pytest.mark.long
 def test_a_question_asked_again_is_answered_from_the_cache_with_its_picture(kept: Shell) -> None:
     SMALL.save_pretrained(kept.folder / "small")
     (kept.folder / "job.yaml").write_text(
@@ -292,7 +291,6 @@ def test_a_question_asked_again_is_answered_from_the_cache_with_its_picture(kept
     assert kept.json("plan", "job.yaml", *machine, "--link", "1GB")["plan_key"] != first["plan_key"]
 
 
-@pytest.mark.long
 def test_a_model_that_does_not_fit_exits_with_3_and_says_what_would_and_that_is_kept_too(kept: Shell) -> None:
     SMALL.save_pretrained(kept.folder / "small")
     words = ["plan", "--model", "small", "--hardware", "rtx3060", "--max-length", "1024", "--gpu-budget", "4MiB"]
@@ -333,7 +331,6 @@ def test_a_models_own_code_does_not_run_though_somebody_says_yes(shell: Shell) -
     assert not (shell.folder / "it-ran").exists()
 
 
-@pytest.mark.long
 def test_with_a_drive_one_checkpoint_is_kept_as_with_disk_paths(shell: Shell) -> None:
     SMALL.save_pretrained("small")
     drive, three = ["--drive", "pcie4"], ["--set", "save_total_limit=3"]

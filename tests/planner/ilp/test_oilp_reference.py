@@ -40,7 +40,6 @@ def test_on_a_regular_chain_summing_over_blocks_loses_next_to_nothing(clip: bool
     assert 0.99 * printed <= solution.step_s <= printed * (1 + 1e-4)
 
 
-@pytest.mark.long
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     chain=chains(4),

@@ -21,7 +21,6 @@ from tests.support.random_chains import chains, machines
 UNLIMITED = 10**9
 
 
-@pytest.mark.long
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(chain=chains(), hardware=machines(), clip=st.booleans(), share=st.floats(0.01, 0.6))
 def test_what_the_solver_chooses_are_whole_tensors_and_no_better_than_fractions(
@@ -43,7 +42,6 @@ def test_what_the_solver_chooses_are_whole_tensors_and_no_better_than_fractions(
         assert totals.of[kind] == pytest.approx(of, abs=1e-4 * instance.unit_bytes)
 
 
-@pytest.mark.long
 def test_no_plan_of_this_chain_is_slower_than_the_greedy_ones_or_much_above_whole_tensors() -> None:
     chain, budgets = llama(4), Budgets(gpu_bytes=6 * GB, cpu_bytes=100 * GB)
     plan = Problem(

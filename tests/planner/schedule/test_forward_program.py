@@ -236,7 +236,7 @@ def test_generation_gives_the_tokens_of_generate_and_weights_travel_once_for_eac
     step(engine, plain, 1)
 
 
-@pytest.mark.parametrize("name", ["llama", pytest.param("gpt2", marks=pytest.mark.long)])
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_generation_makes_smaller_groups_to_stay_within_the_budget_cache_included(make, name):
     probe, _ = make(name)
     a_chain = chain_for(name)

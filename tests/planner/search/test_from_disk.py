@@ -82,7 +82,6 @@ def test_where_no_disk_would_help_the_problem_stays_as_it_was():
         assert with_weights_on_disk(asked) is asked
 
 
-@pytest.mark.long
 def test_where_the_host_is_of_more_use_for_activations_weights_are_read_though_they_fit():
     full = replace(problem(200 * 10**6), slices=4)
     assert full.fits()

@@ -124,7 +124,6 @@ def free_plan() -> Plan:
     return ROOM_FOR_HALF.plan(time_limit_s=2)
 
 
-@pytest.mark.long
 def test_without_cpu_updates_and_activation_offload_the_plan_has_neither() -> None:
     full, bare = free_plan(), replace(ROOM_FOR_HALF, cpu_updates=False, activation_offload=False).plan(time_limit_s=2)
     assert full.cpu_updated() and not bare.cpu_updated()
@@ -227,7 +226,6 @@ def test_a_hinted_size_is_read_back_as_at_least_as_much(count: int) -> None:
     assert count <= parse_bytes(round_up(count)) <= count * 1.25
 
 
-@pytest.mark.long
 def test_the_bound_holds_where_the_hosts_memory_is_full_and_gradients_overwrite_weights() -> None:
     fp32 = llama(3)
     narrow = {t: replace(t, bytes=t.bytes // 2, gradient_bytes=t.bytes // 2, state_bytes=12 * t.elements)

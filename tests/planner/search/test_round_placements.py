@@ -27,7 +27,6 @@ def test_whole_tensors_cost_at_most_3_percent_on_these_irregular_chains(seed: in
     assert plan.step_s <= 1.03 * plan.lp_step_s
 
 
-@pytest.mark.long
 def test_with_one_second_a_chain_of_82_blocks_has_a_plan_at_the_least_possible_budget() -> None:
     case = llama3_case(82)
     problem = {"cpu_budget_bytes": UNLIMITED, "slices": 1, "clip": False}

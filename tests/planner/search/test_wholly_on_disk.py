@@ -108,7 +108,6 @@ def test_what_all_on_disk_needs_is_less_than_the_working_copies_take():
     assert everything.fits() and rings.weights_bytes < 0.4 * weights
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("clip", [False, True], ids=["free", "clipped"])
 def test_no_change_of_a_search_lets_the_device_send_what_the_host_has_no_copy_of(clip):
     found = stored(clip=clip)

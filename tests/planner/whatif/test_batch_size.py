@@ -85,7 +85,6 @@ def test_two_traces_give_the_bytes_of_every_batch_size_between(tmp_path: Path) -
             assert math.isclose(a.forward_s + a.backward_s, b.forward_s + b.backward_s, rel_tol=0.02)
 
 
-@pytest.mark.long
 def test_no_split_of_a_step_has_a_shorter_plan_than_the_first_of_the_ranking(tmp_path: Path) -> None:
     job, hardware = auto_job(tmp_path, gpu_budget="1MB"), machine()
     steps: dict[int, float] = {}

@@ -94,7 +94,6 @@ def test_the_plan_of_a_job_whose_head_is_its_own_depends_on_no_data(tmp_path: Pa
     assert asked(job, None, tmp_path / "data").chain.distinct_tokens == ()
 
 
-@pytest.mark.long
 def test_micro_batches_that_the_planner_decides_are_decided_after_the_data_were_counted(tmp_path: Path) -> None:
     job, _ = make_run(tmp_path, "llama", max_steps=3)
     whole = job.model_copy(update={"per_device_train_batch_size": "auto", "train_batch_size": 4})

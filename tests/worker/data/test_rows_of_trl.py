@@ -22,7 +22,7 @@ from tests.worker.data.test_chat import FOLDER
 from worker.data.batches import Batches
 
 Row = tuple[tuple[int, ...], tuple[int, ...]]
-TEMPLATES = ["qwen3", *(pytest.param(name, marks=pytest.mark.long) for name in ("qwen3_5_think", "llama3"))]
+TEMPLATES = ["qwen3", "qwen3_5_think", "llama3"]
 
 
 def said(*contents: str) -> list[dict[str, str]]:

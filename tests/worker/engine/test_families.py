@@ -69,7 +69,6 @@ def test_an_encoder_decoder_equals_plain_pytorch_bitwise():
     assert_bitwise(trained(t5, batch_of, slices=1, steps=3, sums=False, **plan))
 
 
-@pytest.mark.long
 def test_an_encoder_decoder_equals_plain_pytorch_within_rounding_with_several_micro_batches():
     got, expected = trained(t5, masked_batch, slices=2, steps=3, plan_of=streaming_plan, sums=False)
     # The embedding's three gradients add up micro-batch by micro-batch there.

@@ -86,7 +86,6 @@ def test_no_gradient_of_it_adds_up_in_another_order() -> None:
     assert analyse_model(changed(penalty), masked_batch(), device=CPU).inexact == ()
 
 
-@pytest.mark.long
 def test_a_unet_whose_options_take_turns_equals_plain_pytorch_bitwise() -> None:
     make, batches = functools.partial(tiny_unet, torch.bfloat16), functools.partial(pictures, dtype=torch.bfloat16)
     assert_bitwise(trained(make, batches, slices=2, steps=1, plan_of=streaming_plan, sums=False))

@@ -61,7 +61,6 @@ def test_what_is_sent_of_a_block_leaves_nothing_on_the_device(option: str) -> No
     assert not first_layers
 
 
-@pytest.mark.long
 def test_a_budget_that_inputs_alone_would_fill_is_enough() -> None:
     model, plain = frozen(layers=12), frozen(layers=12)
     chain = chain_of(model)

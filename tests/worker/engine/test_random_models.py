@@ -14,17 +14,9 @@ from tests.support.fuzz.case import case_of
 from tests.support.fuzz.trial import judge
 
 FOUND = (206, 401, 676, 747)
-FEW, AT_ONCE = 3, 10
 
 
-@pytest.mark.parametrize(
-    "seeds",
-    [
-        FOUND, range(FEW),
-        *(pytest.param(range(at, min(at + AT_ONCE, 100)), marks=pytest.mark.long) for at in range(FEW, 100, AT_ONCE)),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("seeds", [FOUND, range(3)], ids=str)
 def test_random_models_have_plain_pytorchs_numbers_or_it_is_said_that_they_have_not(seeds: Sequence[int]) -> None:
     verdicts = {seed: judge(case_of(seed)) for seed in seeds}
     assert {seed: verdict for seed, verdict in verdicts.items() if not verdict.fine} == {}

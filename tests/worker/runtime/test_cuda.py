@@ -114,7 +114,6 @@ def test_a_mixed_plan_equals_plain_pytorch_bitwise(name, slices, clip, dtype):
     assert_equals_plain_pytorch(name, mixed_plan, slices=slices, clip=clip, dtype=dtype)
 
 
-@pytest.mark.long
 def test_many_steps_of_a_mixed_plan_lose_no_byte():
     engine = engine_of("llama", mixed_plan, slices=2)
     allocated = []

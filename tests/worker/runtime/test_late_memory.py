@@ -40,8 +40,6 @@ CASES = [
     Case("gpt2", "mixed", slices=3),
     Case("llama", "mixed", torch.bfloat16, clip=0.5, rounded=True),
     Case("llama", "mixed", torch.bfloat16, clip=0.5, muon=True),
-]
-MORE = [
     Case("llama", "mixed", torch.bfloat16, slices=2),
     Case("llama", "offload-all", slices=2),
     Case("llama", "recompute", slices=2),
@@ -119,7 +117,7 @@ class Calm:
         assert (self._device.driver.mallocs, self._device.driver.frees) == self._calls
 
 
-@pytest.mark.parametrize("case", [*CASES, *(pytest.param(case, marks=pytest.mark.long) for case in MORE)], ids=str)
+@pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_step_runs_in_the_memory_of_its_places_and_takes_no_other(
     device: Device, case: Case, request: pytest.FixtureRequest
 ) -> None:
@@ -157,7 +155,6 @@ MIXED = {
 }
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", MIXED)
 def test_slices_of_all_lengths_run_in_the_memory_of_the_longest_ones(
     device: Device, name: str, monkeypatch: pytest.MonkeyPatch
@@ -276,7 +273,7 @@ def test_an_engine_that_has_ended_leaves_its_memory_to_the_next_one_whoever_hold
         pytest.fail("the step had memory enough")
 
 
-@pytest.mark.parametrize(("slices", "clip"), [pytest.param(1, None, marks=pytest.mark.long), (2, 0.5)])
+@pytest.mark.parametrize(("slices", "clip"), [(1, None), (2, 0.5)])
 def test_a_plan_at_the_least_possible_budget_runs_under_its_cap(
     device: Device, slices: int, clip: float | None, request: pytest.FixtureRequest
 ) -> None:
@@ -290,7 +287,6 @@ def test_a_plan_at_the_least_possible_budget_runs_under_its_cap(
     assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
 
 
-@pytest.mark.long
 def test_each_thread_that_computes_has_its_workspace_of_matrix_products_in_the_plan(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -322,7 +318,7 @@ def test_each_thread_that_computes_has_its_workspace_of_matrix_products_in_the_p
     assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
 
 
-@pytest.mark.parametrize("kind", ["mixed", pytest.param("keep", marks=pytest.mark.long)])
+@pytest.mark.parametrize("kind", ["mixed", "keep"])
 def test_layers_of_own_code_keep_to_their_places_at_all_lengths(
     device: Device, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:

@@ -65,7 +65,6 @@ def test_a_family_equals_plain_pytorch_bitwise(device: Device, name: str) -> Non
     assert_bitwise(trained(make, masked_batch, slices=2, steps=2, clip=0.5, plan_of=plan_of, device=CUDA))
 
 
-@pytest.mark.long
 def test_an_encoder_decoder_equals_plain_pytorch_within_rounding(device: Device) -> None:
     device.queues.set_mood(Mood.drawn(5))
     plan_of = lambda *args, **kwargs: uncapped(streaming_plan(*args, **kwargs))  # noqa: E731
@@ -76,7 +75,7 @@ def test_an_encoder_decoder_equals_plain_pytorch_within_rounding(device: Device)
 
 
 @pytest.mark.parametrize(
-    ("name", "seed"), [("llama", 0), ("gpt2", 1), pytest.param("llama", 2, marks=pytest.mark.long)]
+    ("name", "seed"), [("llama", 0), ("gpt2", 1), ("llama", 2)]
 )
 def test_evaluations_and_texts_between_steps_are_plain_pytorchs(device: Device, name: str, seed: int) -> None:
     case = Case(name, "mixed")
@@ -130,7 +129,7 @@ def test_training_goes_on_after_errors_on_the_device_with_a_load_or_without(devi
         engine.close()
 
 
-@pytest.mark.parametrize(("slices", "clip"), [pytest.param(1, False, marks=pytest.mark.long), (2, True)])
+@pytest.mark.parametrize(("slices", "clip"), [(1, False), (2, True)])
 def test_a_plan_of_the_planners_at_the_least_possible_budget_is_plain_pytorchs(
     device: Device, slices: int, clip: bool
 ) -> None:
@@ -177,7 +176,6 @@ def told(run: RunFolder) -> list[object]:
     return [kept[key] for key in sorted(kept) if key[0] in ("step", "eval", "sample")]
 
 
-@pytest.mark.long
 def test_a_job_that_was_stopped_and_goes_on_trains_the_same_model(
     device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,7 +205,7 @@ def test_a_job_that_was_stopped_and_goes_on_trains_the_same_model(
 
 
 @pytest.mark.parametrize(
-    "keys", [{}, pytest.param({"bf16": True, "max_grad_norm": None}, marks=pytest.mark.long)], ids=str
+    "keys", [{}, {"bf16": True, "max_grad_norm": None}], ids=str
 )
 def test_a_certificate_finds_no_difference(
     device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: dict[str, object]
@@ -230,7 +228,7 @@ def loop_model() -> nn.Module:
     return make_model("llama", width=128, layers=3)
 
 
-@pytest.mark.parametrize("slices", [pytest.param(1, marks=pytest.mark.long), 2])
+@pytest.mark.parametrize("slices", [1, 2])
 def test_a_loop_of_ones_own_gives_the_numbers_of_the_same_loop_in_plain_pytorch(
     device: Device, slices: int, tmp_path: Path
 ) -> None:

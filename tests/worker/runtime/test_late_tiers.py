@@ -84,7 +84,7 @@ def same(found: list[Tensor], wanted: list[Tensor]) -> bool:
     [
         (torch.bfloat16, 0.5, False),
         (torch.bfloat16, 0.5, True),
-        pytest.param(torch.float32, None, False, marks=pytest.mark.long),
+        (torch.float32, None, False),
     ],
     ids=["bf16-clipped", "bf16-trailing", "fp32"],
 )
@@ -115,7 +115,6 @@ def test_steps_with_states_on_disk_are_plain_pytorchs(
             assert same(trained_in(mood, engine, device), wanted), mood
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("slices", [1, SLICES])
 def test_steps_with_activations_on_disk_are_plain_pytorchs(device: Device, tmp_path: Path, slices: int) -> None:
     chain = with_twins(chain_of(make_model("llama"), device=CUDA))
@@ -148,7 +147,6 @@ def in_the_least(chain: Chain, *, slices: int) -> Plan:
     return replace(plan, gpu_budget_bytes=0)
 
 
-@pytest.mark.long
 def test_steps_with_frozen_weights_read_from_their_files_are_plain_pytorchs(device: Device, tmp_path: Path) -> None:
     make_model("llama", torch.bfloat16).save_pretrained(tmp_path, max_shard_size="20KB")
 
@@ -173,13 +171,12 @@ def test_steps_with_frozen_weights_read_from_their_files_are_plain_pytorchs(devi
         assert same(trained_in(mood, engine, device), wanted), mood
 
 
-@pytest.mark.parametrize("bits", [4, pytest.param(8, marks=pytest.mark.long)])
 def test_a_quantized_base_that_travels_has_the_numbers_of_one_that_stays(
-    device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bits: int
+    device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That these are peft's and bitsandbytes' is shown on the CPU (tests/worker/engine/test_quantized.py)."""
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    job = job_of(tmp_path, load_in_8bit=bits == 8, bf16=True, gradient_accumulation_steps=SLICES)
+    job = job_of(tmp_path, bf16=True, gradient_accumulation_steps=SLICES)
     chain = chain_of(load_model(job), sample_batch(job), CUDA)
     plan = in_the_least(chain, slices=SLICES)
     assert any("packed" in str(item) for stage in plan.stages for item in stage.prefetch)

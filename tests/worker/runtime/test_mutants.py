@@ -31,7 +31,6 @@ def _little_to_collect() -> Iterator[None]:
     gc.unfreeze()
 
 
-@pytest.mark.long
 def test_whatever_is_held_back_a_step_that_waits_as_it_should_is_plain_pytorchs(device: Device) -> None:
     for number, case in enumerate(CASES):
         mutant = list(mutants(program_of(case)))[7 * number]

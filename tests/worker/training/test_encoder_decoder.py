@@ -151,7 +151,6 @@ def test_adapters_are_saved_as_those_of_an_encoder_decoder(tmp_path: Path) -> No
     assert found.keys() == wanted.keys() and all(torch.equal(found[key], wanted[key]) for key in wanted)
 
 
-@pytest.mark.long
 def test_a_stop_in_the_middle_changes_no_bit(tmp_path: Path) -> None:
     job = t5_job(tmp_path, per_device_train_batch_size=2, gradient_accumulation_steps=2, max_steps=4)
     whole = run_of(tmp_path, job)

@@ -111,7 +111,7 @@ def test_a_disk_that_is_full_in_mid_training_costs_the_steps_since_the_last_chec
 
 @pytest.mark.parametrize(
     "elsewhere",
-    [pytest.param(False, id="in the run folder"), pytest.param(True, id="on another disk", marks=pytest.mark.long)],
+    [pytest.param(False, id="in the run folder"), pytest.param(True, id="on another disk")],
 )
 def test_a_disk_that_is_full_at_the_end_costs_no_step(
     disk: Path, tmp_path: Path, elsewhere: bool, undisturbed: dict[str, torch.Tensor]

@@ -151,7 +151,6 @@ def test_it_is_transformers_own_of_the_tokens_without_padding(
     assert [n for n in expected[1] if not torch.equal(got[1][n], expected[1][n])] == []
 
 
-@pytest.mark.long
 def test_it_comes_to_what_transformers_trainer_learns(tmp_path: Path) -> None:
     """Which gives the mask to the whole model, whose attention then rounds otherwise."""
     job = mixture_job(tmp_path, "mixtral", router_aux_loss_coef=0.5)
