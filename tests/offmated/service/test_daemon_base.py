@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -13,7 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from offmated.cli import main
 from planner.run.folder import RunFolder
-from tests.offmated.service.test_daemon_resume import JOB, halted_at, undisturbed
+from planner.run.processes import Process
+from tests.offmated.service.test_daemon_resume import JOB, halted_at
 from tests.support.daemons import House, house, until
 from tests.support.lora_jobs import model_folder
 from tests.support.texts import sentences, write_jsonl
@@ -27,11 +27,15 @@ def paused_at(built: House, step: int) -> tuple[int, RunFolder]:
     write_jsonl(built.home / "text.jsonl", sentences(40))
     number = int(built.client.submit(LORA, str(built.home))["id"])
     run = RunFolder(built.paths.run_folder(number))
-    trainer = halted_at(run, step, starts=1)
+    paused_again(built, number, halted_at(run, step, starts=1))
+    return number, run
+
+
+def paused_again(built: House, number: int, trainer: Process) -> None:
+    """The job is paused while its trainer stands still."""
     built.client.change(number, "pause")
     trainer.send(signal.SIGCONT)
     until(lambda: (job := built.job(number))["state"] == "waiting" and job["hold"] == "paused", "it is paused")
-    return number, run
 
 
 def ended(built: House, number: int) -> str:
@@ -68,7 +72,7 @@ def test_a_job_does_not_go_on_with_another_base_unless_that_is_said(capfd: pytes
             assert "[base-changed]" in capfd.readouterr().err
 
 
-def test_a_copy_of_the_base_in_its_place_is_the_base() -> None:
+def test_a_copy_of_the_base_is_the_base_and_a_job_of_before_bases_were_noted_has_that_of_its_next_start() -> None:
     with house(real=True) as built:
         number, run = paused_at(built, 15)
         model, copy = built.home / "model", built.home / "copy"
@@ -76,24 +80,14 @@ def test_a_copy_of_the_base_in_its_place_is_the_base() -> None:
         shutil.rmtree(model)
         copy.rename(model)
         built.client.change(number, "resume")
-        assert ended(built, number) == "done", "".join(built.client.logs(number))
-        outputs = (Path(built.job(number)["output"]), undisturbed(built, run))
-        ours, theirs = (load_file(output / "adapter_model.safetensors") for output in outputs)
-        assert ours.keys() == theirs.keys() and all(ours[name].equal(theirs[name]) for name in ours)
-
-
-def test_a_job_of_before_bases_were_noted_has_that_of_its_next_start() -> None:
-    with house(real=True) as built:
-        number, run = paused_at(built, 15)
+        paused_again(built, number, halted_at(run, 25, starts=2))
         run.base.unlink()
         built.client.change(number, "resume")
-        trainer = halted_at(run, 25, starts=2)
+        trainer = halted_at(run, 35, starts=3)
         log = "".join(built.client.logs(number))
         assert log.count("the base was not noted at submission; from now on it is these ") == 1
         assert str(built.home / "model" / "model.safetensors") in (run.read_base() or {})
-        built.client.change(number, "pause")
-        trainer.send(signal.SIGCONT)
-        until(lambda: (job := built.job(number))["state"] == "waiting" and job["hold"] == "paused", "it is paused")
+        paused_again(built, number, trainer)
         weights = built.home / "model" / "model.safetensors"
         save_file({name: -tensor for name, tensor in load_file(weights).items()}, weights, {"format": "pt"})
         built.client.change(number, "resume")
