@@ -9,6 +9,7 @@ from planner.schedule.compile import Op, OpKind, Program, Queue, compile_program
 from tests.support.chains import chain, mixed_plan
 from worker.runtime.cpu import CpuInterpreter
 from worker.runtime.interpreter import Cursor, together
+from worker.runtime.queues import Tickets, _QueueThread
 from worker.runtime.step_values import StepValues
 
 torch.set_num_threads(1)
@@ -90,6 +91,31 @@ def test_three_steps_run_every_operation_after_what_it_waits_for(program, start)
                 key = (name, when - 1 if other.carried else when)
                 if other.kind is not OpKind.RUN and key in at:
                     assert at[key] < at[op.name, number], f"{op.name} of step {number} before {key}"
+
+
+def test_a_queues_thread_waits_for_each_of_several_operations(program):
+    log = []
+
+    class Told(Tickets):
+        def wait(self, queue, number):
+            super().wait(queue, number)
+            log.append((queue, number))
+
+    tickets, done = Told(), threading.Event()
+
+    def do(ops, values):
+        log.append("done")
+        done.set()
+
+    (update, *_), waits = program.queue(Queue.CPU), ((Queue.D2H, 1), (Queue.H2D, 1), (Queue.D2H, 2))
+    thread = _QueueThread(Queue.CPU, tickets, setup=lambda queue: None, run=do)
+    for queue, _ in waits:
+        tickets.advance(queue)
+    thread.add(((update,), None, waits))
+    thread.flush()
+    assert done.wait(DEADLINE_S)
+    thread.close()
+    assert log == [*waits, "done"]
 
 
 def test_neighbours_go_together_where_only_the_first_waits_and_only_the_last_is_waited_for(program):
