@@ -310,6 +310,24 @@ def test_held_out_rows_are_never_trained_on_and_the_same_every_time(tmp_path: Pa
     assert one.fingerprint != batches(tmp_path, records, **keys).fingerprint
 
 
+def test_documents_that_are_packed_are_held_out_whole_and_never_trained_on(tmp_path: Path) -> None:
+    records = [{"text": f"document {number:02}"} for number in range(20)]
+    data = batches(tmp_path, records, val_size=6, packing=True, max_length=64, per_device_train_batch_size=1)
+
+    def documents(packed: list[tuple[int, ...]]) -> list[int]:
+        """Those of which all tokens lie in one of the rows, each as often as it lies there."""
+        ids = [encoded(record)[1:] for record in records]  # the first one of a row, and of a document, is not learned
+        return [
+            number for row in packed for at in range(len(row))
+            for number, its in enumerate(ids) if row[at : at + len(its)] == its
+        ]  # fmt: skip
+
+    steps = round(data.steps_per_epoch)
+    trained = documents([row for step in range(steps) for row in rows(data, step)])
+    evaluated = documents(held_out(data))
+    assert len(evaluated) == 6 and sorted(trained + evaluated) == [*range(20)]
+
+
 def test_a_dataset_to_evaluate_on_leaves_the_training_data_as_it_was(tmp_path: Path) -> None:
     other = write_jsonl(tmp_path / "other.jsonl", [{"text": "of its own kind"}, {"text": "short"}])
     plain = batches(tmp_path, sentences(6), max_length=64)

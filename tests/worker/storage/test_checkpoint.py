@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,6 +57,33 @@ def assert_holds(folder: Path, step: int) -> None:
 def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:
     checkpoints(tmp_path).save(3, state(3), BYTES)
     assert_holds(tmp_path, 3)
+
+
+def test_its_files_are_on_disk_before_it_has_its_name_and_that_before_an_older_one_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = checkpoints(tmp_path, keep=1)
+    made.save(1, state(1), BYTES)
+    events: list[tuple[str, str, int]] = []
+    fsync, rename = os.fsync, os.rename
+
+    def synced(descriptor: int) -> None:
+        fsync(descriptor)
+        path = Path(f"/proc/self/fd/{descriptor}").resolve()
+        events.append(("synced", str(path.relative_to(tmp_path)), path.stat().st_size if path.is_file() else 0))
+
+    def renamed(path: Path, to: Path) -> None:
+        rename(path, to)
+        events.append(("renamed", str(path.relative_to(tmp_path)), 0))
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "rename", renamed)
+    made.save(2, state(2), BYTES)
+    named = events.index(("renamed", ".step-2.tmp", 0))
+    folder = events.index(("synced", ".step-2.tmp", 0))
+    files = {("synced", f".step-2.tmp/{file.name}", file.stat().st_size) for file in (tmp_path / "step-2").iterdir()}
+    assert len(files) >= 2 and files <= {*events[:folder]}
+    assert folder < named < events.index(("synced", ".", 0)) < events.index(("renamed", "step-1", 0))
 
 
 @pytest.mark.parametrize("shard_bytes", [1, 300, 800, 10**6])
