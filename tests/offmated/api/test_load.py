@@ -185,10 +185,13 @@ def test_a_job_is_taken_in_once_under_its_key(own: Served) -> None:
         assert {answer.json()["id"] for answer in answers} == {1}
         assert all(any("gradient_checkpointing" in note for note in answer.json()["notes"]) for answer in answers)
         assert http.post("/jobs", json=body, headers={KEY_HEADER: "other"}).json()["id"] == 2
+        once_more = {KEY_HEADER: "once more"}
+        again = [http.post("/jobs/1/rerun", json={}, headers=once_more) for _ in range(2)]
+        assert [(answer.status_code, answer.json()["id"]) for answer in again] == [(201, 3)] * 2
         other = http.post("/jobs", json=body | {"yaml": JOB}, headers=headers)
         assert (other.status_code, other.json()["code"]) == (422, "key-taken")
         assert http.post("/jobs", json=body, headers={KEY_HEADER: 65 * "x"}).status_code == 422
-    assert len(own.store.jobs()) == 2
+    assert len(own.store.jobs()) == 3
 
 
 def test_a_submission_sent_twice_does_not_stand_in_its_own_way(own: Served) -> None:
