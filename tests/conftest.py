@@ -17,17 +17,14 @@ __all__ = ["pytest_runtest_setup", "pytest_runtest_teardown"]
 
 
 def pytest_addoption(parser):
-    parser.addoption("--all-instances", action="store_true", help="all instances of tests with sweep(n), not one in n")
+    parser.addoption("--all-instances", action="store_true", help="run all instances of a test with sweep(n)")
 
 
 def pytest_collection_modifyitems(config, items):
-    """Tests that are later, and those of the emulated device, are known by now, whatever is chosen by a mark."""
+    """Leave out what sweeps leave out, mark what is later, and have the tests of the emulated device run on it."""
+    selection.leave_out(config, items, everything=session.device is not None)
     config.stash[selection.COLLECTED] = frozenset(item.nodeid for item in items)
-    # The process with the emulated device runs what it is asked for, by name.
-    everything = config.getoption("--all-instances") or session.device is not None
-    left = selection.Selection.read().mark(items, all_instances=everything)
-    if left:
-        config.hook.pytest_deselected(items=left)
+    selection.Selection.read().mark(items)
     session.pytest_collection_modifyitems(config, items)
 
 

@@ -233,7 +233,10 @@ def test_the_command_line_loads_nothing_heavy() -> None:
 
 def test_looking_at_a_model_and_its_data_loads_no_tracer() -> None:
     """Which takes as long as all else, for what a person waits for at each submission."""
-    needed = "planner.measure.hf_model, planner.measure.tokenizer, worker.data.batches, worker.data.documents"
+    needed = (
+        "planner.measure.hf_model, planner.measure.tokenizer, worker.data.batches, worker.data.documents, "
+        "worker.training.ends"
+    )
     assert loaded_by(f"import {needed}\nassert 'torch._dynamo' not in sys.modules").isdisjoint({"peft", "sympy"})
 
 

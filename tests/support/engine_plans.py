@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import nn
@@ -20,10 +19,6 @@ from planner.schedule.verify import verify
 from tests.support.tiny_models import batch_of
 from worker.runtime.step_values import AdamW, Group, Muon
 
-_CHAINS: dict[str, Chain] = {}
-"""Of models that tests have built before: a tenth of the suite's time was spent on the same ones again."""
-_LIBRARIES = ("torch", "transformers", "peft", "bitsandbytes")
-
 
 def chain_of(
     model: nn.Module, batch: dict[str, torch.Tensor] | None = None, device: torch.device | None = None,
@@ -31,38 +26,11 @@ def chain_of(
 ) -> Chain:  # fmt: skip
     """The model's chain for slices like `batch`: true bytes, made-up times. `rounded`: names of parameters whose
     moments are in 8 bits; `matrices`: of those that Muon updates; `chunk_rows`: of a head in chunks."""
-    batch, device = batch or batch_of(), device or torch.device("cpu")
-    asked = (device, arranged, sorted(rounded), sorted(matrices), chunk_rows)
-    key = known(model, batch, asked) if device.type == "cpu" else None
-    if key is None or key not in _CHAINS:
-        analysis = analyse_model(
-            model, batch, device=device, arranged=arranged, rounded=rounded, matrices=matrices, chunk_rows=chunk_rows
-        )
-        if key is None:
-            return timed(analysis)
-        _CHAINS[key] = timed(analysis)
-    return _CHAINS[key]
-
-
-def known(model: nn.Module, batch: Mapping[str, torch.Tensor], asked: object) -> str | None:
-    """A text that is the same for models, and slices, whose chains are the same; None for a model that has code of a
-    test's own, which says nothing of itself."""
-    modules = [*model.modules()]
-    if any(type(m).__module__.partition(".")[0] not in _LIBRARIES or m._forward_hooks or "forward" in vars(m)
-           for m in modules):  # fmt: skip
-        return None
-    first = dict[int, int]()
-    tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
-    told = [
-        (name, first.setdefault(id(t), len(first)), t.dtype, tuple(t.shape), t.stride(), t.device, t.requires_grad)
-        for name, t in tensors
-    ]
-    config: Any = getattr(model, "config", None)
-    says = config and (config.to_json_string(), config._attn_implementation)
-    slices = [(name, t.dtype, t.shape, t.tolist()) for name, t in batch.items()]
-    training = [m.training for m in modules]
-    state = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled(), torch.get_default_dtype()
-    return repr((model, told, says, slices, training, state, asked))
+    analysis = analyse_model(
+        model, batch or batch_of(), device=device or torch.device("cpu"), arranged=arranged, rounded=rounded,
+        matrices=matrices, chunk_rows=chunk_rows,
+    )  # fmt: skip
+    return timed(analysis)
 
 
 def timed(analysis: Analysis) -> Chain:

@@ -8,16 +8,36 @@ from pathlib import Path
 import torch
 
 from planner.codec import to_json
+from planner.cpu.adamw import cpu_kernel
 from planner.job.schema import Job
 from planner.measure.hf_model import sample_batch
 from planner.measure.machine_rates import estimate_hardware
 from planner.run.folder import RunFolder
+from planner.schedule.chain import Chain
 from tests.support.engine_plans import chain_of, mixed_plan
 from tests.support.texts import make_job, sentences, tiny_llama_folder, write_jsonl
 from tests.support.tiny_models import config_of
 from worker.training.model import load_model
 
 STEPS = 10
+_CHAINS: dict[str, Chain] = {}
+_TRAINING_ALONE = {
+    "model", "tokenizer", "dataset", "output_dir", "run_name", "max_steps", "gradient_accumulation_steps",
+    "max_grad_norm", "learning_rate", "weight_decay", "warmup_steps", "save_steps", "save_dtype", "save_total_limit",
+    "val_size", "eval_steps", "load_best_model_at_end",
+}  # fmt: skip
+"""Keys that no chain depends on."""
+
+
+def chain_of_job(job: Job) -> Chain:
+    """The chain of the model of `job`, a local one. Jobs that differ only in how they train share it: making one takes
+    a second."""
+    model = [(path.name, path.read_text("utf-8")) for path in sorted(Path(job.model).glob("*.json"))]
+    strict = torch.are_deterministic_algorithms_enabled()
+    key = repr((model, job.model_dump(exclude=_TRAINING_ALONE), strict, cpu_kernel().packs))
+    if key not in _CHAINS:
+        _CHAINS[key] = chain_of(load_model(job), sample_batch(job), chunk_rows=0 if job.exact else 16)
+    return _CHAINS[key]
 
 
 def make_run(tmp_path: Path, model: str, at: Path | None = None, **keys: object) -> tuple[Job, RunFolder]:
@@ -33,7 +53,7 @@ def make_run(tmp_path: Path, model: str, at: Path | None = None, **keys: object)
     run = RunFolder(at or tmp_path / "run")
     run.path.mkdir()
     run.resolved.write_text(job.resolved_yaml(), "utf-8")
-    chain = chain_of(load_model(job), sample_batch(job), chunk_rows=0 if job.exact else 16)
+    chain = chain_of_job(job)
     plan = mixed_plan(chain, slices=job.gradient_accumulation_steps, clip=job.max_grad_norm is not None)
     parts = {
         "plan": to_json(plan),

@@ -3,9 +3,9 @@
 The list is made by `python -m tests.support.cover`. It names functions and instances, so a new function runs in
 `make test`. Promises (tests/promises.toml) are kept by tests that are not later.
 
-Of the instances of a test with `sweep(n)` one in n is there, and more where else a value of one of several parameters
-would be missing; `--all-instances` has all of them. Sweeps are over seeds and crossed parameters; of instances that are
-features of their own none is left out.
+Of the instances of a test with `sweep(n)` one in n runs, and more where else a value of one of several parameters would
+be missing; with `--all-instances` all of them run. Sweeps are over seeds and crossed parameters; of instances that are
+features of their own all run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests import ROOT
 LIST = ROOT / "tests" / "selection.toml"
 PROMISES = ROOT / "tests" / "promises.toml"
 COLLECTED = pytest.StashKey[frozenset[str]]()
-"""The names of all tests of the files that were asked for, later ones, too."""
+"""The names of the tests of the files that were asked for, later ones, too."""
 _HEAD = """\
 # Made by `python -m tests.support.cover`, not by hand. A test that is not under `later` runs in `make test`.
 """
@@ -70,18 +70,8 @@ class Selection:
         lists = f"first = [\n{written(self.first)}]\nlater = [\n{written(sorted(self.later))}]\n"
         path.write_text(_HEAD + lists, "utf-8")
 
-    def mark(self, items: list[pytest.Item], *, all_instances: bool = False) -> list[pytest.Item]:
-        """Mark what is later, and bring the files to begin with to the front. Returns the instances that sweeps leave
-        out, which are no longer among `items` then; none with `all_instances`."""
-        sweeps: dict[tuple[str, int], list[pytest.Function]] = defaultdict(list)
-        for item in items:
-            if (sweep := item.get_closest_marker("sweep")) is not None and isinstance(item, pytest.Function):
-                sweeps[item.nodeid.partition("[")[0], *sweep.args].append(item)
-        left = set[pytest.Item]()
-        if not all_instances:
-            for (_, every), instances in sweeps.items():
-                left.update(repeats(instances, every))
-        items[:] = [item for item in items if item not in left]
+    def mark(self, items: list[pytest.Item]) -> None:
+        """Mark what is later, and bring the files to begin with to the front."""
         for item in items:
             file, _, rest = item.nodeid.partition("::")
             names = f"{file}::{rest.partition('[')[0]}", item.nodeid
@@ -89,7 +79,22 @@ class Selection:
                 item.add_marker(pytest.mark.later)
         places = {file: place for place, file in enumerate(self.first)}
         items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(places)))
-        return list(left)
+
+
+def leave_out(config: pytest.Config, items: list[pytest.Item], *, everything: bool = False) -> None:
+    """Deselect the instances that sweeps leave out: none where `everything` is to run, as `--all-instances` says, or
+    where instances are asked for by name or as those that failed before."""
+    named = any("[" in word for word in config.args)
+    if everything or named or any(config.getoption(name, False) for name in ("all_instances", "lf", "failedfirst")):
+        return
+    sweeps: dict[tuple[str, int], list[pytest.Function]] = defaultdict(list)
+    for item in items:
+        if (sweep := item.get_closest_marker("sweep")) is not None and isinstance(item, pytest.Function):
+            sweeps[item.nodeid.partition("[")[0], *sweep.args].append(item)
+    left = {item for (_, every), instances in sweeps.items() for item in repeats(instances, every)}
+    if left:
+        config.hook.pytest_deselected(items=[item for item in items if item in left])
+        items[:] = [item for item in items if item not in left]
 
 
 def promises(path: Path = PROMISES) -> list[dict[str, Any]]:

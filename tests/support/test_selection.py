@@ -105,13 +105,14 @@ SWEEPS = """
         pass
 """
 SWEEPING = """
-    from tests.support.selection import Selection
+    from tests.conftest import pytest_addoption
+    from tests.support.selection import leave_out
 
     def pytest_configure(config):
         config.addinivalue_line("markers", "sweep(n)")
 
-    def pytest_collection_modifyitems(items):
-        Selection().mark(items)
+    def pytest_collection_modifyitems(config, items):
+        leave_out(config, items)
 """
 
 
@@ -125,3 +126,11 @@ def test_of_a_sweep_a_part_is_left_with_each_value_of_several_parameters(pyteste
     }
     assert [len(found) for found in chosen.values()] == [5, 3, 4]
     assert [{*places} for places in zip(*chosen["test_two"], strict=True)] == [{*"01234"}, {*"012"}]
+
+
+def test_all_instances_run_where_that_is_said_and_those_that_are_named(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest(SWEEPING)
+    (file,) = pytester.makepyfile(SWEEPS).parent.glob("test_*.py")
+    pytester.runpytest_inprocess("-p", "no:cacheprovider", "--all-instances").assert_outcomes(passed=15 + 9 + 4)
+    names = [f"{file.name}::test_pairs[{n}-{n}]" for n in range(9)]
+    pytester.runpytest_inprocess("-p", "no:cacheprovider", *names).assert_outcomes(passed=9)

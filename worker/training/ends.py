@@ -20,7 +20,6 @@ from transformers.utils import GENERATION_CONFIG_NAME
 from planner.job.pins import revision_of
 from planner.job.schema import Job
 from planner.measure.encoder_decoder import has_pairs
-from planner.measure.forward_bytes import generator
 from planner.measure.hf_model import model_config
 from worker.data.batches import Batches
 from worker.training.model import tell_special_tokens
@@ -103,13 +102,13 @@ def ends_of_files(job: Job) -> tuple[int, ...]:
 
 def ends_of_model(model: nn.Module) -> tuple[int, ...]:
     """Likewise of one that is loaded, with adapters or without."""
-    writer = cast(Any, generator(model))
+    writer = _writer(model)
     return _ends_in(writer.generation_config, writer.config)
 
 
 def name_ends(model: nn.Module, ends: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> None:
     """Have `model`, with adapters or without, stop at `ends` (ids)."""
-    writer = cast(Any, generator(model))
+    writer = _writer(model)
     found = writer.generation_config
     found.eos_token_id = [*ends]
     found._original_object_hash = hash(found)  # else a base whose file has faults of its own could not be saved
@@ -150,3 +149,10 @@ def _listed(ids: int | list[int] | None) -> tuple[int, ...]:
 def _names(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, quote: str = "") -> str:
     tokens = cast(list[str | None], tokenizer.convert_ids_to_tokens([*ids]))
     return ", ".join(f"{quote}{token or number}{quote}" for number, token in zip(ids, tokens, strict=True))
+
+
+def _writer(model: nn.Module) -> Any:
+    """The module that writes texts."""
+    from planner.measure.forward_bytes import generator  # late: it loads the tracer, which a look at data needs not
+
+    return generator(model)

@@ -62,7 +62,7 @@ def locked(served: Served) -> Iterator[None]:
 def test_of_200_submissions_by_20_clients_none_is_lost_or_doubled(
     own: Served, monkeypatch: pytest.MonkeyPatch, sound_log: bool
 ) -> None:
-    """Nothing is looked at beforehand: that is a process for each job, and would keep the database waiting."""
+    """The jobs are not looked at beforehand: that takes a process each, and most of the time."""
     monkeypatch.setattr(submission, "look_at", lambda run, folder: ())
     monkeypatch.setattr(database, "has_sound_log", lambda: sound_log)
     choose_journal(own.store.engine)

@@ -72,7 +72,7 @@ def test_a_job_does_not_go_on_with_another_base_unless_that_is_said(capfd: pytes
             assert "[base-changed]" in capfd.readouterr().err
 
 
-def test_a_copy_of_the_base_is_the_base_and_a_job_of_before_bases_were_noted_has_that_of_its_next_start() -> None:
+def test_a_copy_of_the_base_will_do_and_without_a_note_of_it_the_base_is_that_of_the_next_start() -> None:
     with house(real=True) as built:
         number, run = paused_at(built, 15)
         model, copy = built.home / "model", built.home / "copy"
@@ -81,6 +81,7 @@ def test_a_copy_of_the_base_is_the_base_and_a_job_of_before_bases_were_noted_has
         copy.rename(model)
         built.client.change(number, "resume")
         paused_again(built, number, halted_at(run, 25, starts=2))
+        assert (built.resumed_from(number)[1] or 0) >= 15, "it did not begin anew"
         run.base.unlink()
         built.client.change(number, "resume")
         trainer = halted_at(run, 35, starts=3)

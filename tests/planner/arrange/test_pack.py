@@ -14,7 +14,7 @@ from planner.errors import UserError
 from planner.schedule.chain import Chain
 from planner.schedule.compile import compile_program
 from planner.schedule.memory import gpu_peak_bytes
-from planner.schedule.places import GRAIN_BYTES, Span, Spans, grains
+from planner.schedule.places import GRAIN_BYTES, Span, Spans
 from planner.schedule.verify import InvalidProgram, verify
 from planner.search.problem import Problem
 from tests.support.arena_alone import Replay, replay_random, shorter
@@ -57,10 +57,6 @@ def random_spans(chance: random.Random, count: int) -> list[Span]:
             span = replace(span, group=start // 10, low=low, high=low + chance.randint(1, 10))
         spans.append(span)
     return spans
-
-
-def test_a_tensor_takes_whole_grains() -> None:
-    assert [grains(size) for size in (1, 511, 512, 513, 1024)] == [512, 512, 512, 1024, 1024]
 
 
 def test_what_a_turn_lets_go_of_makes_room_for_what_the_next_one_needs() -> None:

@@ -90,7 +90,6 @@ def asked(job: Job, name: str, ram: int, *, patience_s: float = PATIENCE_S) -> R
     return ask(job, hardware, started_s=time.monotonic() - PATIENCE_S + patience_s)
 
 
-
 @pytest.mark.usefixtures("time_enough")
 def test_a_quarter_of_llama_8b_does_not_fit_a_3060_with_so_much_ram_and_why(quarter: Path) -> None:
     found = asked(job_of(quarter), "rtx3060", 16)

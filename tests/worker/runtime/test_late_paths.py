@@ -74,9 +74,7 @@ def test_an_encoder_decoder_equals_plain_pytorch_within_rounding(device: Device)
         torch.testing.assert_close(got[name], value, rtol=0, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")
 
 
-@pytest.mark.parametrize(
-    ("name", "seed"), [("llama", 0), ("gpt2", 1), ("llama", 2)]
-)
+@pytest.mark.parametrize(("name", "seed"), [("llama", 0), ("gpt2", 1), ("llama", 2)])
 def test_evaluations_and_texts_between_steps_are_plain_pytorchs(device: Device, name: str, seed: int) -> None:
     case = Case(name, "mixed")
     model = make_model(name)
@@ -204,9 +202,7 @@ def test_a_job_that_was_stopped_and_goes_on_trains_the_same_model(
     assert all(torch.equal(p, wanted[name]) for name, p in found.items())
 
 
-@pytest.mark.parametrize(
-    "keys", [{}, {"bf16": True, "max_grad_norm": None}], ids=str
-)
+@pytest.mark.parametrize("keys", [{}, {"bf16": True, "max_grad_norm": None}], ids=str)
 def test_a_certificate_finds_no_difference(
     device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: dict[str, object]
 ) -> None:

@@ -171,12 +171,13 @@ def test_steps_with_frozen_weights_read_from_their_files_are_plain_pytorchs(devi
         assert same(trained_in(mood, engine, device), wanted), mood
 
 
+@pytest.mark.parametrize("bits", [4, 8])
 def test_a_quantized_base_that_travels_has_the_numbers_of_one_that_stays(
-    device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bits: int
 ) -> None:
     """That these are peft's and bitsandbytes' is shown on the CPU (tests/worker/engine/test_quantized.py)."""
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    job = job_of(tmp_path, bf16=True, gradient_accumulation_steps=SLICES)
+    job = job_of(tmp_path, load_in_8bit=bits == 8, bf16=True, gradient_accumulation_steps=SLICES)
     chain = chain_of(load_model(job), sample_batch(job), CUDA)
     plan = in_the_least(chain, slices=SLICES)
     assert any("packed" in str(item) for stage in plan.stages for item in stage.prefetch)

@@ -20,12 +20,12 @@ from planner.codec import to_json
 from planner.errors import Exit
 from planner.job.output_dir import delivered
 from planner.job.schema import Job
-from planner.measure.hf_model import sample_batch
 from planner.measure.machine_rates import estimate_hardware
 from planner.measure.tokenizer import load_tokenizer
 from planner.run.folder import RunFolder
-from tests.support.engine_plans import chain_of, mixed_plan
+from tests.support.engine_plans import mixed_plan
 from tests.support.plain_engine import PlainEngine
+from tests.support.runs import chain_of_job
 from tests.support.texts import make_job, sentences, tiny_llama_folder, write_jsonl
 from worker import sample
 from worker.data.batches import Batches
@@ -54,7 +54,7 @@ def make_run(folder: Path, job: Job) -> Path:
     """A run folder as the planner leaves it."""
     folder.mkdir()
     (folder / "resolved.yaml").write_text(job.resolved_yaml(), "utf-8")
-    chain = chain_of(load_model(job), sample_batch(job))
+    chain = chain_of_job(job)
     plan = mixed_plan(chain, slices=job.gradient_accumulation_steps, clip=job.max_grad_norm is not None)
     parts = {"plan": plan, "chain": chain, "hardware": estimate_hardware(torch.device("cpu"))}
     found = {name: to_json(part) for name, part in parts.items()}
