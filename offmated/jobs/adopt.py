@@ -116,8 +116,11 @@ def _unreadable(folder: Path, error: Exception) -> UserError:
 
 def _named(store: Store, paths: Paths, name: str) -> Path:
     folder = paths.runs / Path(os.path.normpath(name)).name
-    inside = Path(os.path.realpath(paths.runs / name)) == Path(os.path.realpath(folder))
-    if not inside or not folder.is_dir() or not _may_be_run(folder):
+    is_run = False
+    with suppress(OSError, ValueError):  # it is too long, or has characters that no name has
+        inside = Path(os.path.realpath(paths.runs / name)) == Path(os.path.realpath(folder))
+        is_run = inside and folder.is_dir() and _may_be_run(folder)
+    if not is_run:
         raise UserError(
             f"{name} is no run folder of a job.", code="not-a-run", exit_code=Exit.USAGE,
             numbers=(f"run folders are in {paths.runs}",), hint="offmate adopt takes all that no job has",

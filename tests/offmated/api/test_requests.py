@@ -60,6 +60,12 @@ def test_a_value_that_cannot_be_is_a_persons_error(raw: httpx.Client, shared: Se
     assert refused(submit(raw, shared, extra))["exit_code"] == 2
 
 
+@pytest.mark.parametrize("name", ["a\0b", 300 * "x", "../state"])
+def test_what_cannot_be_a_run_folder_is_told_as_such(raw: httpx.Client, name: str) -> None:
+    answer = raw.post("/adopt", content=json.dumps({"folders": [name]}), headers={"content-type": "application/json"})
+    assert refused(answer)["code"] == "not-a-run"
+
+
 @pytest.mark.parametrize(
     ("method", "url", "body"),
     [
