@@ -1,4 +1,5 @@
-"""The questions to a new card are asked one by one: one that fails or hangs leaves the others theirs."""
+"""The questions to a new card are asked one by one: one that fails or hangs leaves the others theirs. Some tests take
+seconds: each process that they start imports PyTorch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The benchmark for GPUs, run for real on the CPU: one command, every contender measured or named with its reason."""
+"""The benchmark for GPUs, run for real on the CPU: one command, every contender measured or named with its reason.
+Some tests take seconds: each process that they start imports PyTorch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What full fine-tuning takes of the host, measured as anonymous memory of the trainer's process."""
+"""What full fine-tuning takes of the host, measured as anonymous memory of the trainer's process. It takes half a
+minute: below 50 million parameters PyTorch's own memory is a large part."""
 
 from __future__ import annotations
 

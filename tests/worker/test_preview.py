@@ -1,4 +1,5 @@
-"""What a job would train on, as people see it before they submit it."""
+"""What a job would train on, as people see it before they submit it. Some tests take seconds: each process that they
+start imports PyTorch."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Many clients at once, and a database that others use: nothing lost, nothing doubled, nothing ends in a 500. The real
-server and database; clients are threads with a connection each."""
+"""Many clients at once, and a database that others use: nothing lost, nothing doubled, nothing ends in a 500. The
+real server and database; clients are threads with a connection each. Some tests take seconds: 200 jobs are written
+to a disk, each flushed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The commands, run as people run them, against a real daemon."""
+"""The commands, run as people run them, against a real daemon. Some tests take seconds: they start a daemon, its
+broker and its workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The example job, and the budget it is given."""
+"""The example job, and the budget it is given. Some tests take seconds: each start of the real planner or trainer
+imports PyTorch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`offmate run`: following a job to its end, and leaving it. Planner and trainer are stand-ins."""
+"""`offmate run`: following a job to its end, and leaving it. Planner and trainer are stand-ins. Some tests take
+seconds: they start a daemon, its broker and its workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A small job through every real part: command line, daemon, broker, planner, trainer, model folder."""
+"""A small job through every real part: command line, daemon, broker, planner, trainer, model folder. Some tests take
+seconds: each start of the real planner or trainer imports PyTorch."""
 
 from __future__ import annotations
 

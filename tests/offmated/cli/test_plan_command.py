@@ -1,4 +1,5 @@
-"""`offmate plan` about other machines and about chains, and `offmate plans`, as people run them."""
+"""`offmate plan` about other machines and about chains, and `offmate plans`, as people run them. Some tests take
+seconds: each process that they start imports PyTorch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A job is refused for its first records, with nothing kept; what cannot be looked at is left to its turn."""
+"""A job is refused for its first records, with nothing kept; what cannot be looked at is left to its turn. Some tests
+take seconds: a process looks at each job that is handed in, and imports PyTorch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A job that does not fit with rows of max_length, and whose data are too large to be counted before that is known."""
+"""A job that does not fit with rows of max_length, and whose data are too large to be counted before that is known.
+Some tests take seconds: each start of the real planner or trainer imports PyTorch."""
 
 from __future__ import annotations
 

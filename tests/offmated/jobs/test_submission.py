@@ -1,4 +1,5 @@
-"""Taking jobs in, with a real database."""
+"""Taking jobs in, with a real database. Some tests take seconds: a process looks at each job that is handed in, and
+imports PyTorch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A part of the crash matrix; `python -m benchmarks.crashes` has all of it."""
+"""A part of the crash matrix; `python -m benchmarks.crashes` has all of it. Some tests take seconds: they start a
+daemon, its broker and its workers."""
 
 from __future__ import annotations
 

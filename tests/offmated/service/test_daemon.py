@@ -1,4 +1,5 @@
-"""The daemon as a whole: real processes, broker, database and workers; only planner and trainer are stand-ins."""
+"""The daemon as a whole: real processes, broker, database and workers; only planner and trainer are stand-ins. Some
+tests take seconds: they start a daemon, its broker and its workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A base that changes while a job waits under the daemon, with the real planner and trainer."""
+"""A base that changes while a job waits under the daemon, with the real planner and trainer. Some tests take seconds:
+each start of the real planner or trainer imports PyTorch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""How a daemon ends, in good order and in bad, and what goes on after it."""
+"""How a daemon ends, in good order and in bad, and what goes on after it. Some tests take seconds: they start a
+daemon, its broker and its workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A real daemon whose broker, database, lock or API is hurt while it runs: jobs are saved, and it ends when told to."""
+"""A real daemon whose broker, database, lock or API is hurt while it runs: jobs are saved, and it ends when told to.
+Some tests take seconds: they start a daemon, its broker and its workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A daemon that comes to the state folder of an earlier version, killed in the midst of it."""
+"""A daemon that comes to the state folder of an earlier version, killed in the midst of it. Some tests take seconds:
+they start a daemon, its broker and its workers."""
 
 from __future__ import annotations
 

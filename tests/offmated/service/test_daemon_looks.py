@@ -1,4 +1,5 @@
-"""What a real daemon finds wrong with a job that is handed in, and what it takes of the daemon to look."""
+"""What a real daemon finds wrong with a job that is handed in, and what it takes of the daemon to look. Some tests
+take seconds: a process looks at each job that is handed in, and imports PyTorch."""
 
 from __future__ import annotations
 

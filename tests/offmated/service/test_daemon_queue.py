@@ -1,4 +1,5 @@
-"""The queue's commands against a real daemon with real processes; only planner and trainer are stand-ins."""
+"""The queue's commands against a real daemon with real processes; only planner and trainer are stand-ins. Some tests
+take seconds: they start a daemon, its broker and its workers."""
 
 from __future__ import annotations
 

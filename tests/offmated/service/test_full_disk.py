@@ -1,4 +1,4 @@
-"""A daemon on a disk that gets full."""
+"""A daemon on a disk that gets full. Some tests take seconds: they start a daemon, its broker and its workers."""
 
 from __future__ import annotations
 

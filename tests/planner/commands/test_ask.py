@@ -1,4 +1,7 @@
-""" "Will it fit, and how fast?", asked about real models by their config."""
+""" "Will it fit, and how fast?", asked about real models by their config.
+
+Some tests take seconds: they solve the integer program of a model, or many small ones.
+"""
 
 from __future__ import annotations
 

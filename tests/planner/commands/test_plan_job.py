@@ -1,4 +1,5 @@
-"""From a job to plan.json: estimates, measurements, the cache, and the planner process around them."""
+"""From a job to plan.json: estimates, measurements, the cache, and the planner process around them. Some tests take
+seconds: each process that they start imports PyTorch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Layers compiled by inductor: their numbers, their bytes, and when they stay as they are."""
+"""Layers compiled by inductor: their numbers, their bytes, and when they stay as they are. Some tests take seconds:
+PyTorch compiles layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Any order that queues and waits allow computes the same; with any wait taken away some order does not."""
+"""Any order that queues and waits allow computes the same; with any wait taken away some order does not. Some tests
+take seconds: they solve the integer program of a model, or many small ones."""
 
 from __future__ import annotations
 

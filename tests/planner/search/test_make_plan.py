@@ -1,4 +1,5 @@
-"""The planner on a model of real size, what it says when nothing fits, and what it may not use."""
+"""The planner on a model of real size, what it says when nothing fits, and what it may not use. Some tests take
+seconds: they solve the integer program of a model, or many small ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Whatever the chain, the machine and the budget: the planner's plan is right, fits, and is no worse than greedy."""
+"""Whatever the chain, the machine and the budget: the planner's plan is right, fits, and is no worse than greedy.
+Some tests take seconds: they solve the integer program of a model, or many small ones."""
 
 from __future__ import annotations
 

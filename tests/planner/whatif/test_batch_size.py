@@ -1,4 +1,5 @@
-"""The batch size left to the planner: candidates, their chains from two traces, the choice, and the run folder."""
+"""The batch size left to the planner: candidates, their chains from two traces, the choice, and the run folder. Some
+tests take seconds: they solve the integer program of a model, or many small ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""From Python: the engine in a loop of one's own, against the same loop in plain PyTorch."""
+"""From Python: the engine in a loop of one's own, against the same loop in plain PyTorch. Some tests take seconds: a
+model is traced for its plan, and again for its engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The certificate: a job's steps under its plan and in plain PyTorch."""
+"""The certificate: a job's steps under its plan and in plain PyTorch. Some tests take seconds: a model is traced for
+its plan, and again for its engine."""
 
 from __future__ import annotations
 

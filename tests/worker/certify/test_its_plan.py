@@ -1,4 +1,5 @@
-"""Whose plan is certified: the one that the job has, or gets when it has its turn."""
+"""Whose plan is certified: the one that the job has, or gets when it has its turn. Some tests take seconds: a model
+is traced for its plan, and again for its engine."""
 
 from __future__ import annotations
 

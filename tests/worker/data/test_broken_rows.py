@@ -1,4 +1,5 @@
-"""Records that are no rows: counted, told with line and reason, and refused or left out."""
+"""Records that are no rows: counted, told with line and reason, and refused or left out. Some tests take seconds:
+they count Python's memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Every family of language models, trained under a plan that mixes everything, against plain PyTorch."""
+"""Every family of language models, trained under a plan that mixes everything, against plain PyTorch. Some tests take
+seconds: a model is traced for its plan, and again for its engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Options of fronts in the engine: layers that save any set keep plain PyTorch's bits, within the bytes predicted."""
+"""Options of fronts in the engine: layers that save any set keep plain PyTorch's bits, within the bytes predicted.
+Some tests take seconds: a model is traced for its plan, and again for its engine."""
 
 from __future__ import annotations
 

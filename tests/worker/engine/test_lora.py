@@ -1,4 +1,5 @@
-"""LoRA: adapters of peft trained under a plan, against peft's own training in plain PyTorch."""
+"""LoRA: adapters of peft trained under a plan, against peft's own training in plain PyTorch. Some tests take seconds:
+a model is traced for its plan, and again for its engine."""
 
 from __future__ import annotations
 

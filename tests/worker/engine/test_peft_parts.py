@@ -1,4 +1,5 @@
-"""PiSSA and OLoRA: adapters that take over a part of the model's own weights, against peft's in plain PyTorch."""
+"""PiSSA and OLoRA: adapters that take over a part of the model's own weights, against peft's in plain PyTorch. Some
+tests take seconds: a model is traced for its plan, and again for its engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Adapters on a base in 4 or 8 bits, under a plan: against peft and bitsandbytes in plain PyTorch."""
+"""Adapters on a base in 4 or 8 bits, under a plan: against peft and bitsandbytes in plain PyTorch. Some tests take
+seconds: a model is traced for its plan, and again for its engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The CUDA path as it is, on a device that is late: bit by bit what plain PyTorch computes on the same device."""
+"""The CUDA path as it is, on a device that is late: bit by bit what plain PyTorch computes on the same device. Some
+tests take seconds: models are traced and trained on an emulated device."""
 
 from __future__ import annotations
 

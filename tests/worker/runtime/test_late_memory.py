@@ -1,4 +1,5 @@
-"""A plan with places runs in the memory that it says, on the emulated device."""
+"""A plan with places runs in the memory that it says, on the emulated device. Some tests take seconds: models are
+traced and trained on an emulated device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""All that runs on CUDA beside training, on a device that is late: evaluation, texts, jobs, certificates, own loops."""
+"""All that runs on CUDA beside training, on a device that is late: evaluation, texts, jobs, certificates, own loops.
+Some tests take seconds: models are traced and trained on an emulated device."""
 
 from __future__ import annotations
 

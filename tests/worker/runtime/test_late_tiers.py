@@ -1,4 +1,5 @@
-"""What comes from disk or lies packed, on a device that is late: optimizer states, frozen weights, quantized bases."""
+"""What comes from disk or lies packed, on a device that is late: optimizer states, frozen weights, quantized bases.
+Some tests take seconds: models are traced and trained on an emulated device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What kernels allocate for themselves has places in plans: on an emulated device whose kernels do as a card's."""
+"""What kernels allocate for themselves has places in plans: on an emulated device whose kernels do as a card's. Some
+tests take seconds: models are traced and trained on an emulated device."""
 
 from __future__ import annotations
 

@@ -4,6 +4,8 @@ Its `SFTTrainer` gets the batches that the job has, in the job's order, and the 
 otherwise, and has a test within rounding. The loss of each step, the learning rates, adapters as they begin, clipping,
 the optimizer and the trained weights are TRL's. Of its rows is `tests/worker/data/test_rows_of_trl.py`. GPT-2 is not
 among the models: of these transformers' trainer counts one token a row too many, and its loss is smaller by that.
+
+Some tests take seconds: a model is traced for its plan, and again for its engine.
 """
 
 from __future__ import annotations

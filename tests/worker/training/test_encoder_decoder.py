@@ -1,4 +1,5 @@
-"""Jobs of encoder-decoders: pairs as rows, plain PyTorch's numbers, adapters, and the keys that say nothing of them."""
+"""Jobs of encoder-decoders: pairs as rows, plain PyTorch's numbers, adapters, and the keys that say nothing of them.
+Some tests take seconds: a model is traced for its plan, and again for its engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A trained model stops where it was taught to end: plain transformers, adapters, merged models, GGUF files."""
+"""A trained model stops where it was taught to end: plain transformers, adapters, merged models, GGUF files. Some
+tests take seconds: a model is traced for its plan, and again for its engine."""
 
 from __future__ import annotations
 

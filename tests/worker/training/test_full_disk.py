@@ -1,4 +1,5 @@
-"""Trainer processes whose run folder is on a disk that is filled by somebody else."""
+"""Trainer processes whose run folder is on a disk that is filled by somebody else. Some tests take seconds: each
+process that they start imports PyTorch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Training that goes on for long, or is taken up again: nothing piles up, and no bit is lost at any step."""
+"""Training that goes on for long, or is taken up again: nothing piles up, and no bit is lost at any step. Some tests
+take seconds: they train for hundreds of steps."""
 
 from __future__ import annotations
 

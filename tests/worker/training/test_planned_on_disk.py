@@ -1,5 +1,5 @@
-"""Whole runs whose optimizer states the host has no memory for, planned and trained: plain PyTorch's bits, also after a
-SIGKILL in the middle of a step's writes."""
+"""Whole runs whose optimizer states the host has no memory for, planned and trained: plain PyTorch's bits, also after
+a SIGKILL in the middle of a step's writes. Some tests take seconds: each process that they start imports PyTorch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The auxiliary loss of a mixture's routers: what transformers' own code gives for the rows without their padding."""
+"""The auxiliary loss of a mixture's routers: what transformers' own code gives for the rows without their padding.
+Some tests take seconds: a model is traced for its plan, and again for its engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A job whose rows are shorter than max_length: planned for them, trained to the same bits, in less memory."""
+"""A job whose rows are shorter than max_length: planned for them, trained to the same bits, in less memory. Some
+tests take seconds: a model is traced for its plan, and again for its engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The trainer as a process, with the real engine under a plan that mixes options and both update sides."""
+"""The trainer as a process, with the real engine under a plan that mixes options and both update sides. Some tests
+take seconds: each process that they start imports PyTorch."""
 
 from __future__ import annotations
 

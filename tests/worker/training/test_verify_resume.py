@@ -1,4 +1,5 @@
-"""A job with a stop in the middle beside the same in one go, and what a finished model says."""
+"""A job with a stop in the middle beside the same in one go, and what a finished model says. Some tests take seconds:
+a model is traced for its plan, and again for its engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Model folders are written in their base's dtype: masters, rounded once."""
+"""Model folders are written in their base's dtype: masters, rounded once. Some tests take seconds: a model is traced
+for its plan, and again for its engine."""
 
 from __future__ import annotations
 
