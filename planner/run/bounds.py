@@ -6,6 +6,7 @@ taken.
 
 from __future__ import annotations
 
+import math
 import resource
 import signal
 from collections.abc import Iterator
@@ -31,7 +32,8 @@ def bounded(*, memory: bool = True, things: int = 1) -> Iterator[None]:
     With `memory` there is a MemoryError for what goes beyond `MOST_BYTES`. Not what is mapped counts, but what is
     private and may be written: torch and Arrow map far more than they use."""
     used = resource.getrusage(resource.RUSAGE_SELF)
-    limits = {resource.RLIMIT_CPU: int(used.ru_utime + used.ru_stime) + things * MOST_S, resource.RLIMIT_CORE: 0}
+    seconds = math.ceil(used.ru_utime + used.ru_stime) + things * MOST_S  # whole ones, and never less than said
+    limits = {resource.RLIMIT_CPU: seconds, resource.RLIMIT_CORE: 0}
     limits |= {resource.RLIMIT_DATA: _taken_bytes() + MOST_BYTES} if memory else {}
     before = {which: resource.getrlimit(which) for which in limits}
     try:

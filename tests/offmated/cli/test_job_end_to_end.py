@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import runpy
 import shutil
 import subprocess
@@ -115,13 +114,6 @@ def test_a_second_submission_of_the_same_job_solves_nothing(job: dict[str, Any],
     assert again["progress"]["loss"] == job["progress"]["loss"]
 
 
-def test_plan_shows_a_plan_without_running_it(job: dict[str, Any], folder: Path) -> None:
-    jobs = within(folder, "status", "--json").stdout
-    found = answer(folder, "plan", "job.yaml")
-    assert len(found["plan"]["options"]) == 4
-    assert within(folder, "status", "--json").stdout == jobs != ""
-
-
 def test_settings_stand_above_the_file_in_submissions_and_previews(job: dict[str, Any], folder: Path) -> None:
     submitted = within(folder, "submit", "job.yaml", "--hold", "--set", "max_steps=2", "--set", "seed=7", "--json")
     found = json.loads(submitted.stdout)
@@ -145,24 +137,3 @@ def test_what_cannot_fit_exits_with_3_and_names_the_least_budget(
     done = offmate(folder, command, "job.yaml", "--gpu-budget", "64KiB")
     assert done.returncode == 3, done.stderr
     assert "budget-too-small" in done.stderr + done.stdout
-
-
-def test_rows_that_are_shorter_than_max_length_are_planned_and_trained_as_they_are(
-    folder: Path, job: dict[str, Any]
-) -> None:
-    (folder / "short.jsonl").write_text("".join(f'{{"text": "The with statement {i}"}}\n' for i in range(8)))
-    text = JOB.replace("max_length: 64", "max_length: 1024").replace("text.jsonl", "short.jsonl")
-    (folder / "short.yaml").write_text(text)
-    plan = answer(folder, "plan", "short.yaml")
-    assert plan["length"] == 64
-    rows = r"planned for rows of 64 tokens: the longest row of short\.jsonl has \d+ tokens, .* padded to 64; 0 cut at"
-    assert re.match(rows, plan["planned_for"])
-    budget = str(int(1.2 * plan["plan"]["gpu_peak_bytes"]))
-    (folder / "full.yaml").write_text(text.replace("short.jsonl", "full.jsonl"))
-    (folder / "full.jsonl").write_text(json.dumps({"text": "The with statement " * 400}) + "\n")
-    refused = offmate(folder, "plan", "full.yaml", "--gpu-budget", budget)
-    assert refused.returncode == 3 and "planned for rows of 1024 tokens" in refused.stderr
-    done = answer(folder, "run", "short.yaml", "--gpu-budget", budget)
-    assert done["state"] == "done" and done["measured"]["gpu_peak_bytes"] <= int(budget)
-    planned = json.loads((Path(done["run_dir"]) / "plan.json").read_text())
-    assert planned["measured"] and (planned["length"], planned["label_length"]) == (64, 64)

@@ -320,15 +320,14 @@ def test_a_models_own_code_does_not_run_though_somebody_says_yes(shell: Shell) -
     (shell.folder / "text.jsonl").write_text('{"text": "one"}\n')
     (shell.folder / "job.yaml").write_text("model: ./own\ndataset: text.jsonl\n")
     program = "from offmated.cli import main; main(prog_name='offmate')"
-    for said in ("y\n" * 9, ""):
-        command = [sys.executable, "-P", "-c", program, "plan", "job.yaml"]
-        done = subprocess.run(command, input=said, capture_output=True, text=True, cwd=shell.folder)
-        assert done.returncode == 2, done.stderr
-        assert done.stderr.rpartition("\n  auto_map")[0].endswith(
-            f"{model} is a model with code of its own, which offmate never runs.\n  auto_map: AutoConfig: own_code.Own"
-        )
-        assert "Traceback" not in done.stderr
-        assert done.stdout == ""
+    command = [sys.executable, "-P", "-c", program, "plan", "job.yaml"]
+    done = subprocess.run(command, input="y\n" * 9, capture_output=True, text=True, cwd=shell.folder)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.rpartition("\n  auto_map")[0].endswith(
+        f"{model} is a model with code of its own, which offmate never runs.\n  auto_map: AutoConfig: own_code.Own"
+    )
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
     assert not (shell.folder / "it-ran").exists()
 
 

@@ -33,3 +33,15 @@ def store(paths: Paths) -> Store:
     store = Store(f"sqlite:///{paths.database}")
     upgrade(store.engine, paths)
     return store
+
+
+@pytest.fixture
+def looks() -> None:
+    """For tests of what is looked at as a job is handed in: half a second, or five where PyTorch is needed."""
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_looked_at(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In all other tests."""
+    if "looks" not in request.fixturenames:
+        monkeypatch.setattr("offmated.jobs.submission.look_at", lambda run, folder=None: ())

@@ -20,6 +20,7 @@ from planner.errors import Exit, UserError
 from planner.run.folder import RunFolder
 from tests.support.texts import CHATML, tiny_llama_folder, write_jsonl
 
+pytestmark = pytest.mark.usefixtures("looks")
 JOB = "model: ./model\ndataset: talks.jsonl\n"
 
 

@@ -1,5 +1,4 @@
-"""Taking jobs in, with a real database. Some tests take seconds: a process looks at each job that is handed in, and
-imports PyTorch."""
+"""Taking jobs in, with a real database."""
 
 from __future__ import annotations
 
@@ -122,6 +121,7 @@ def test_what_a_submission_that_was_cut_short_left_gives_way(store: Store, paths
     assert not any("lost" in note for note in notes)
 
 
+@pytest.mark.usefixtures("looks")
 def test_data_that_cannot_be_trained_on_leave_nothing_behind(store: Store, paths: Paths) -> None:
     (paths.state.parent / "text.jsonl").write_text('{"body": "one"}\n')
     with pytest.raises(UserError, match="found: body") as caught:
@@ -428,6 +428,7 @@ def test_a_job_on_another_base_is_not_called_the_same(store: Store, paths: Paths
     assert not any("is the same on" in note for note in notes)
 
 
+@pytest.mark.usefixtures("looks")
 def test_a_download_that_is_not_complete_is_refused_and_nothing_is_left(store: Store, paths: Paths) -> None:
     """It was taken in as a model without weights, and trained from random ones."""
     index = paths.state.parent / "model" / "model.safetensors.index.json"
@@ -437,6 +438,7 @@ def test_a_download_that_is_not_complete_is_refused_and_nothing_is_left(store: S
     assert refused.value.code == "weights-not-usable" and store.jobs() == [] and not list(paths.runs.iterdir())
 
 
+@pytest.mark.usefixtures("looks")
 def test_weights_whose_reading_may_run_code_are_refused_and_not_read(store: Store, paths: Paths) -> None:
     weights = paths.state.parent / "model" / "pytorch_model.bin"
     weights.write_bytes(f"cos\nsystem\n(S'touch {paths.state.parent}/ran'\ntR.".encode())

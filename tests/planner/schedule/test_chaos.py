@@ -148,7 +148,7 @@ def without(program: Program, wait: Wait) -> Program:
 
 def test_the_plans_do_everything_and_most_of_them_have_much_to_wait_for() -> None:
     programs = [compiled(name)[0] for name in PLANS]
-    assert sum(len(waits(program)) >= 20 for program in programs) >= 25
+    assert sum(len(waits(program)) >= 20 for program in programs) >= 20
     did = {(op.kind, op.subject[0], op.carried, program.clip) for program in programs for op in program.ops if op.waits}
     for clip in (False, True):
         assert {(OpKind.FETCH, item, False, clip) for item in "wa"} < did

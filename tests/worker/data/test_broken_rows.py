@@ -243,7 +243,7 @@ def test_a_record_of_any_depth_is_left_out_and_no_other(tmp_path: Path) -> None:
 def test_reading_keeps_no_record_in_memory(tmp_path: Path) -> None:
     (tmp_path / "one.jsonl").write_text("{}\n")
     assert [*open_source(DataEntry(path=str(tmp_path / "one.jsonl"))).rows()], "what reading imports is there"
-    count, peaks = 80_000, []  # as Python objects all rows are 33 and 17 MiB
+    count, peaks = 40_000, []  # as Python objects all rows are 16 and 8 MiB
     for name, text in (("a.jsonl", '{"text": "abc"}\n' * count), ("a.json", f"[{'[1],' * count}1]")):
         (tmp_path / name).write_text(text)
         tracemalloc.start()
