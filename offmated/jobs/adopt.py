@@ -117,7 +117,7 @@ def _unreadable(folder: Path, error: Exception) -> UserError:
 def _named(store: Store, paths: Paths, name: str) -> Path:
     folder = paths.runs / Path(os.path.normpath(name)).name
     is_run = False
-    with suppress(OSError, ValueError):  # it is too long, or has characters that no name has
+    with suppress(OSError, ValueError):  # the name is too long, or has a null byte
         inside = Path(os.path.realpath(paths.runs / name)) == Path(os.path.realpath(folder))
         is_run = inside and folder.is_dir() and _may_be_run(folder)
     if not is_run:

@@ -32,7 +32,7 @@ def bounded(*, memory: bool = True, things: int = 1) -> Iterator[None]:
     With `memory` there is a MemoryError for what goes beyond `MOST_BYTES`. Not what is mapped counts, but what is
     private and may be written: torch and Arrow map far more than they use."""
     used = resource.getrusage(resource.RUSAGE_SELF)
-    seconds = math.ceil(used.ru_utime + used.ru_stime) + things * MOST_S  # whole ones, and never less than said
+    seconds = math.ceil(used.ru_utime + used.ru_stime) + things * MOST_S  # the kernel counts whole seconds: round up
     limits = {resource.RLIMIT_CPU: seconds, resource.RLIMIT_CORE: 0}
     limits |= {resource.RLIMIT_DATA: _taken_bytes() + MOST_BYTES} if memory else {}
     before = {which: resource.getrlimit(which) for which in limits}

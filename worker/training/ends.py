@@ -153,6 +153,6 @@ def _names(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, quote: str = 
 
 def _writer(model: nn.Module) -> Any:
     """The module that writes texts."""
-    from planner.measure.forward_bytes import generator  # late: it loads the tracer, which a look at data needs not
+    from planner.measure.forward_bytes import generator  # late: it loads the tracer
 
     return generator(model)

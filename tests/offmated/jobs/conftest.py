@@ -37,11 +37,11 @@ def store(paths: Paths) -> Store:
 
 @pytest.fixture
 def looks() -> None:
-    """For tests of what is looked at as a job is handed in: half a second, or five where PyTorch is needed."""
+    """Asked for by tests of the look at a job that is handed in, a process of half a second, or five with PyTorch."""
 
 
 @pytest.fixture(autouse=True)
 def nothing_is_looked_at(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In all other tests."""
+    """Without the fixture `looks` a job is taken in as it is: the tests are about what comes then."""
     if "looks" not in request.fixturenames:
         monkeypatch.setattr("offmated.jobs.submission.look_at", lambda run, folder=None: ())
