@@ -1,11 +1,12 @@
-"""A base that changes while a job waits under the daemon, with the real planner and trainer. Some tests take seconds:
-each start of the real planner or trainer imports PyTorch."""
+"""A base that changes while a job waits under the daemon, with the real planner and trainer. The tests take up to two
+minutes: each start of the real planner or trainer imports PyTorch."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import signal
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -22,14 +23,13 @@ from tests.support.texts import sentences, write_jsonl
 LORA = f"{JOB}method: lora\nlora_r: 4\n"
 
 
-def paused_at(built: House, step: int) -> tuple[int, RunFolder]:
-    """A LoRA job that was paused behind a step, and its run folder."""
+def submitted(built: House) -> tuple[int, RunFolder, Path]:
+    """A LoRA job that waits for the paused machine, its run folder, and the file with its model's weights."""
     model_folder(built.home / "model", "llama")
     write_jsonl(built.home / "text.jsonl", sentences(40))
+    built.client.change_machine("pause")
     number = int(built.client.submit(LORA, str(built.home))["id"])
-    run = RunFolder(built.paths.run_folder(number))
-    paused_again(built, number, halted_at(run, step, starts=1))
-    return number, run
+    return number, RunFolder(built.paths.run_folder(number)), built.home / "model" / "model.safetensors"
 
 
 def paused_again(built: House, number: int, trainer: Process) -> None:
@@ -44,14 +44,44 @@ def ended(built: House, number: int) -> str:
     return str(built.job(number)["state"])
 
 
-def test_a_job_does_not_go_on_with_another_base_unless_that_is_said(capfd: pytest.CaptureFixture[str]) -> None:
+def turn(weights: Path) -> None:
+    """Other weights in a file of the same size, with the same times."""
+    before = weights.stat()
+    save_file({name: -tensor for name, tensor in load_file(weights).items()}, weights, {"format": "pt"})
+    assert weights.stat().st_size == before.st_size
+    os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def test_a_job_goes_on_with_a_copy_of_its_base_and_not_with_another_unless_that_is_said(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     with house(real=True) as built:
-        number, run = paused_at(built, 15)
-        weights = built.home / "model" / "model.safetensors"
-        before = weights.stat()
-        save_file({name: -tensor for name, tensor in load_file(weights).items()}, weights, {"format": "pt"})
-        assert weights.stat().st_size == before.st_size
-        os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
+        number, run, weights = submitted(built)
+        noted = run.read_base() or {}
+        of, unread = weights.stat(), noted[str(weights)]
+        status = [of.st_mtime_ns, of.st_ctime_ns, of.st_ino, of.st_dev]
+        run.write_base({**noted, str(weights): {**unread, "hash": None, "status": status}})  # as of large ones
+        built.client.change_machine("resume")
+        paused_again(built, number, halted_at(run, 15, starts=1))
+        assert (run.read_base() or {})[str(weights)]["hash"] == unread["hash"], "the planner read what was left to it"
+
+        model, copy = built.home / "model", built.home / "copy"
+        shutil.copytree(model, copy, copy_function=shutil.copyfile)
+        shutil.rmtree(model)
+        copy.rename(model)
+        built.client.change(number, "resume")
+        paused_again(built, number, halted_at(run, 25, starts=2))
+        assert (built.resumed_from(number)[1] or 0) >= 15, "it did not begin anew"
+
+        run.base.unlink()
+        built.client.change(number, "resume")
+        trainer = halted_at(run, 35, starts=3)
+        log = "".join(built.client.logs(number))
+        assert log.count("the base was not noted at submission; from now on it is these ") == 1
+        assert str(weights) in (run.read_base() or {})
+        paused_again(built, number, trainer)
+
+        turn(weights)
         built.client.change(number, "resume")
         assert ended(built, number) == "failed"
         error = run.read_error()
@@ -66,56 +96,19 @@ def test_a_job_does_not_go_on_with_another_base_unless_that_is_said(capfd: pytes
         assert taken.exit_code == 0, taken.output
         assert ended(built, number) == "done", "".join(built.client.logs(number))
         resumed = built.resumed_from(number)
-        assert len(resumed) == 2 and (resumed[1] or 0) >= 15, "the checkpoint was not thrown away"
+        assert len(resumed) == 4 and (resumed[3] or 0) >= 35, "the checkpoint was not thrown away"
         model_folder(built.home / "model", "llama")  # as it was first: by now the job is of the other
         for words in (["export", str(number), str(built.home / "merged")], ["sample", str(number), "the quick"]):
             assert runner.invoke(main, words, env=env).exit_code == 2
             assert "[base-changed]" in capfd.readouterr().err
 
 
-def test_a_copy_of_the_base_will_do_and_without_a_note_of_it_the_base_is_that_of_the_next_start() -> None:
+def test_a_base_that_changes_before_the_first_step_is_refused() -> None:
     with house(real=True) as built:
-        number, run = paused_at(built, 15)
-        model, copy = built.home / "model", built.home / "copy"
-        shutil.copytree(model, copy, copy_function=shutil.copyfile)
-        shutil.rmtree(model)
-        copy.rename(model)
-        built.client.change(number, "resume")
-        paused_again(built, number, halted_at(run, 25, starts=2))
-        assert (built.resumed_from(number)[1] or 0) >= 15, "it did not begin anew"
-        run.base.unlink()
-        built.client.change(number, "resume")
-        trainer = halted_at(run, 35, starts=3)
-        log = "".join(built.client.logs(number))
-        assert log.count("the base was not noted at submission; from now on it is these ") == 1
-        assert str(built.home / "model" / "model.safetensors") in (run.read_base() or {})
-        paused_again(built, number, trainer)
-        weights = built.home / "model" / "model.safetensors"
-        save_file({name: -tensor for name, tensor in load_file(weights).items()}, weights, {"format": "pt"})
-        built.client.change(number, "resume")
-        assert ended(built, number) == "failed"
-        assert (run.read_error() or {})["code"] == "base-changed"
-
-
-def test_what_is_left_for_the_planner_to_read_is_read_and_a_change_before_that_is_refused() -> None:
-    with house(real=True) as built:
-        model_folder(built.home / "model", "llama")
-        write_jsonl(built.home / "text.jsonl", sentences(40))
-        built.client.change_machine("pause")
-        number = int(built.client.submit(LORA, str(built.home))["id"])
-        run, weights = RunFolder(built.paths.run_folder(number)), built.home / "model" / "model.safetensors"
-        noted = run.read_base() or {}
-        of, unread = weights.stat(), noted[str(weights)]
-        status = [of.st_mtime_ns, of.st_ctime_ns, of.st_ino, of.st_dev]
-        run.write_base({**noted, str(weights): {**unread, "hash": None, "status": status}})  # as of large ones
-        built.client.change_machine("resume")
-        assert ended(built, number) == "done", "".join(built.client.logs(number))
-        assert (run.read_base() or {})[str(weights)]["hash"] == unread["hash"]
-        built.client.change_machine("pause")
-        number = int(built.client.submit(LORA, str(built.home))["id"])
+        number, run, _ = submitted(built)
         (built.home / "model" / "generation_config.json").write_text('{"eos_token_id": 3}')
         built.client.change_machine("resume")
         assert ended(built, number) == "failed"
-        error = RunFolder(built.paths.run_folder(number)).read_error()
+        error = run.read_error()
         assert error is not None and error["code"] == "base-changed"
-        assert not RunFolder(built.paths.run_folder(number)).metrics.exists(), "no step was done"
+        assert not run.metrics.exists(), "no step was done"
