@@ -46,7 +46,6 @@ def _small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("name", "keys"),
     [
-        ("llama", {"gradient_accumulation_steps": 1}),
         ("llama", {"bf16": True, "max_length": 24}),  # so that slices differ in length
         ("gpt2", {"lora_target_modules": ["c_attn", "c_proj"]}),
         ("llama", {"use_rslora": True, "lora_target_modules": r".*layers\.[01]\..*(q|v)_proj"}),
@@ -61,8 +60,10 @@ def _small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         ("mixtral", {**EXPERTS, "lora_target_modules": ["q_proj"]}),
         ("mixtral", {**EXPERTS, "lora_target_modules": "peft-default"}),
-        ("llama", {"lora_target_modules": "peft-default"}),
-        ("llama", {"lora_target_modules": ["all-linear", "embed_tokens", "lm_head"]}),
+        (
+            "llama",
+            {"lora_target_modules": ["all-linear", "embed_tokens", "lm_head"], "gradient_accumulation_steps": 1},
+        ),
         ("gpt_oss", {**EXPERTS, "lora_target_modules": [], "bf16": True}),
         (
             "llama",
@@ -78,7 +79,6 @@ def _small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("llama", {"exclude_modules": "|".join((".*mlp.*", ".*o_proj")), "init_lora_weights": "orthogonal"}),
     ],
     ids=[
-        "llama",
         "llama-bf16-2-slices",
         "gpt2-2-slices",
         "llama-rslora-by-pattern",
@@ -87,7 +87,6 @@ def _small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "llama-loraplus",
         "mixtral-experts",
         "mixtral-experts-and-pefts-own",
-        "llama-pefts-own",
         "llama-all-linear-and-more",
         "gpt-oss-experts-alone-bf16",
         "llama-some-layers-and-ranks",
