@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import mmap
 import os
 import sys
 
 from offmated.paths import Paths
 from planner.environment import number_cards_by_slot
 from planner.errors import Exit, UserError, is_out_of_memory, out_of_memory
+
+ROOM_BYTES = 256 * 2**20  # of addresses: the daemon's modules take a third, its threads have stacks of 8 MiB
 
 
 def main() -> int:
@@ -21,7 +24,9 @@ def main() -> int:
         logging.getLogger(talkative).setLevel(logging.WARNING)
     number_cards_by_slot()  # for the jobs; systemd starts the daemon without the command line
     try:
-        from offmated.service.daemon import run  # here: where memory is limited, this may be too much already
+        # A daemon that lacks it later ends in its midst: a module aborts, or a thread ends through which it is reached.
+        mmap.mmap(-1, ROOM_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
+        from offmated.service.daemon import run
 
         return run(Paths.from_environment())
     except Exception as error:

@@ -7,7 +7,6 @@ thread of its own.
 from __future__ import annotations
 
 import logging
-import mmap
 import os
 import signal
 import sys
@@ -54,14 +53,11 @@ QUIET_PATIENCE_S = 5.0  # for a worker that is to end, without a job: a broker t
 BUSY_PATIENCE_S = 60.0  # the same while the database does not answer, to which it may have to say how a job ended
 SERVER_PATIENCE_S = 5.0  # for the broker to end
 SILENT_PATIENCE_S = 10.0  # for our own broker to answer again, before it starts again
-ROOM_BYTES = 160 * 2**20  # of addresses, for what a daemon does beyond its start: its threads have stacks of 8 MiB
 
 
 def run(paths: Paths) -> Exit:
     """Be the daemon, until SIGTERM, SIGINT or `POST /shutdown`. The lock stays with the process until that is gone.
-    Raises UserError when it cannot start, among others `already-running`, and OSError when it has no room in memory."""
-    # What lacks it later ends in its midst, such as a thread of the API's, without which nobody reaches the daemon.
-    mmap.mmap(-1, ROOM_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
+    Raises UserError when it cannot start, among others `already-running`."""
     os.umask(0o077)
     paths.create()
     os.chdir(paths.state)  # the caller's folder may be unmounted later

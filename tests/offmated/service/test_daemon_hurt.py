@@ -201,10 +201,12 @@ def test_connections_that_the_system_does_not_give_are_said_once_and_counted(own
     assert own.client.running()
 
 
-def test_a_daemon_without_memory_for_its_modules_says_so_in_a_line() -> None:
-    subprocess.run([sys.executable, "-c", "import offmated.service.daemon"], check=True)  # to compile takes memory too
+# With 70 to 90 a module fails as it is imported, with 130 a thread as it starts.
+@pytest.mark.parametrize("allowed_mib", [70, 72, 90, 130, 260])
+def test_a_daemon_without_memory_says_so_in_a_line(allowed_mib: int) -> None:
+    allowed = allowed_mib << 20
     with short_paths() as paths:
-        words = f"import resource; resource.setrlimit(resource.RLIMIT_AS, ({70 << 20}, {70 << 20}))"
+        words = f"import resource; resource.setrlimit(resource.RLIMIT_AS, ({allowed}, {allowed}))"
         done = subprocess.run(
             [sys.executable, "-P", "-c", f"{words}; from offmated.cli import main; main(prog_name='offmate')", "up"],
             env={**os.environ, **paths.environment(), "PYTHONPATH": str(ROOT)}, cwd="/", capture_output=True, text=True,
@@ -212,33 +214,8 @@ def test_a_daemon_without_memory_for_its_modules_says_so_in_a_line() -> None:
         )  # fmt: skip
         log = paths.log.read_text()
     assert done.returncode == 1
-    assert "The system has no memory for the daemon.\n    ulimit -v allows a process 70.0 MiB" in done.stderr
+    assert f"The system has no memory for the daemon.\n    ulimit -v allows a process {allowed_mib}.0 MiB" in done.stderr
     assert "Traceback" not in done.stderr + log
-
-
-# The limit counts from what the loaded modules take, which differs between machines.
-WITH_SO_MUCH_MORE = """
-import os, resource, sys
-from offmated import __main__ as daemon
-import offmated.service.daemon
-mapped = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-limit = mapped + (int(sys.argv.pop()) << 20)
-resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-os._exit(daemon.main())
-"""
-
-
-@pytest.mark.parametrize("more_mib", [8, 30, 120])  # with 30 it would start, and its API's thread end
-def test_a_daemon_without_memory_for_its_threads_says_so_in_a_line(more_mib: int) -> None:
-    with short_paths() as paths:
-        done = subprocess.run(
-            [sys.executable, "-P", "-c", WITH_SO_MUCH_MORE, str(more_mib)],
-            env={**os.environ, **paths.environment(), "PYTHONPATH": str(ROOT)}, cwd="/", capture_output=True, text=True,
-            timeout=PATIENCE_S,
-        )  # fmt: skip
-    assert done.returncode == 1
-    assert "The system has no memory for the daemon.\n  ulimit -v allows a process " in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 def test_a_start_removes_of_the_brokers_folder_only_what_the_broker_wrote(own: House) -> None:
