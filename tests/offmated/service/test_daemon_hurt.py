@@ -214,7 +214,8 @@ def test_a_daemon_without_memory_says_so_in_a_line(allowed_mib: int) -> None:
         )  # fmt: skip
         log = paths.log.read_text()
     assert done.returncode == 1
-    assert f"The system has no memory for the daemon.\n    ulimit -v allows a process {allowed_mib}.0 MiB" in done.stderr
+    told = f"The system has no memory for the daemon.\n    ulimit -v allows a process {allowed_mib}.0 MiB"
+    assert told in done.stderr
     assert "Traceback" not in done.stderr + log
 
 
