@@ -5,7 +5,7 @@ PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 py
 	$(name) -c 'import sys; sys.version_info >= (3, 11) and print("$(name)")' 2>/dev/null)))
 BIN := .venv/bin
 INSTALLED := .venv/.installed
-# Python keeps what pytest made of the test files: making it anew takes each worker eight seconds.
+# Where this is set, each of pytest's workers compiles all test files anew, which takes eight seconds.
 unexport PYTHONDONTWRITEBYTECODE
 # A file's tests share what they make: models, traces, daemons.
 PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder

@@ -11,7 +11,7 @@ from offmated.paths import Paths
 from planner.environment import number_cards_by_slot
 from planner.errors import Exit, UserError, is_out_of_memory, out_of_memory
 
-ROOM_BYTES = 256 * 2**20  # of addresses: the daemon's modules take a third, its threads have stacks of 8 MiB
+ROOM_BYTES = 256 * 2**20  # of address space: importing the daemon takes a third of it, each thread has a stack of 8 MiB
 
 
 def main() -> int:
@@ -24,7 +24,8 @@ def main() -> int:
         logging.getLogger(talkative).setLevel(logging.WARNING)
     number_cards_by_slot()  # for the jobs; systemd starts the daemon without the command line
     try:
-        # A daemon that lacks it later ends in its midst: a module aborts, or a thread ends through which it is reached.
+        # Checked before the import. With less, a module aborts as it is imported, or the API's thread ends later, and
+        # nobody reaches the daemon.
         mmap.mmap(-1, ROOM_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
         from offmated.service.daemon import run
 

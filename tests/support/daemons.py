@@ -52,6 +52,8 @@ def link_fakes(folder: Path, fakes: Mapping[str, str]) -> None:
     for package in ("planner", "worker"):
         (folder / package).mkdir(parents=True)
         for real in (ROOT / package).iterdir():
+            if real.name == "__pycache__":  # or a fake and the real module have one .pyc
+                continue
             (folder / package / real.name).symlink_to(real)
     for target, fake in fakes.items():
         (folder / target).unlink(missing_ok=True)

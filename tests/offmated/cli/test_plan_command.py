@@ -352,9 +352,8 @@ def test_a_plan_says_for_which_rows_it_is_and_why_where_nobody_counted_them(shel
     told = "planned for rows of 128 tokens: the longest row of data.jsonl has 128 tokens; 2 cut at max_length 128"
     assert told in " ".join(shown.stdout.split())
     begins = "planned for rows of max_length, 128 tokens; the data were not counted: "
-    data.write_text('{"text": "hello"}\n' * (65 * 2**16))
-    large = shell.json("plan", "job.yaml")
-    assert large["planned_for"] == f"{begins}the data have 73.2 MiB, more than 64.0 MiB"
+    hub = shell.json("plan", "job.yaml", "--set", "dataset=owner/data")
+    assert (hub["length"], hub["planned_for"]) == (128, f"{begins}owner/data is on the hub")
 
 
 def test_a_plan_is_refused_for_what_the_job_would_be_refused_for(shell: Shell) -> None:

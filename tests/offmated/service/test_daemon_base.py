@@ -32,7 +32,7 @@ def submitted(built: House) -> tuple[int, RunFolder, Path]:
     return number, RunFolder(built.paths.run_folder(number)), built.home / "model" / "model.safetensors"
 
 
-def paused_again(built: House, number: int, trainer: Process) -> None:
+def paused(built: House, number: int, trainer: Process) -> None:
     """The job is paused while its trainer stands still."""
     built.client.change(number, "pause")
     trainer.send(signal.SIGCONT)
@@ -44,7 +44,7 @@ def ended(built: House, number: int) -> str:
     return str(built.job(number)["state"])
 
 
-def turn(weights: Path) -> None:
+def negate(weights: Path) -> None:
     """Other weights in a file of the same size, with the same times."""
     before = weights.stat()
     save_file({name: -tensor for name, tensor in load_file(weights).items()}, weights, {"format": "pt"})
@@ -60,17 +60,18 @@ def test_a_job_goes_on_with_a_copy_of_its_base_and_not_with_another_unless_that_
         noted = run.read_base() or {}
         of, unread = weights.stat(), noted[str(weights)]
         status = [of.st_mtime_ns, of.st_ctime_ns, of.st_ino, of.st_dev]
-        run.write_base({**noted, str(weights): {**unread, "hash": None, "status": status}})  # as of large ones
+        # As the note of large weights is, which are not read at submission.
+        run.write_base({**noted, str(weights): {**unread, "hash": None, "status": status}})
         built.client.change_machine("resume")
-        paused_again(built, number, halted_at(run, 15, starts=1))
-        assert (run.read_base() or {})[str(weights)]["hash"] == unread["hash"], "the planner read what was left to it"
+        paused(built, number, halted_at(run, 15, starts=1))
+        assert (run.read_base() or {})[str(weights)]["hash"] == unread["hash"], "what was left unread has been read"
 
         model, copy = built.home / "model", built.home / "copy"
         shutil.copytree(model, copy, copy_function=shutil.copyfile)
         shutil.rmtree(model)
         copy.rename(model)
         built.client.change(number, "resume")
-        paused_again(built, number, halted_at(run, 25, starts=2))
+        paused(built, number, halted_at(run, 25, starts=2))
         assert (built.resumed_from(number)[1] or 0) >= 15, "it did not begin anew"
 
         run.base.unlink()
@@ -79,9 +80,9 @@ def test_a_job_goes_on_with_a_copy_of_its_base_and_not_with_another_unless_that_
         log = "".join(built.client.logs(number))
         assert log.count("the base was not noted at submission; from now on it is these ") == 1
         assert str(weights) in (run.read_base() or {})
-        paused_again(built, number, trainer)
+        paused(built, number, trainer)
 
-        turn(weights)
+        negate(weights)
         built.client.change(number, "resume")
         assert ended(built, number) == "failed"
         error = run.read_error()

@@ -60,10 +60,7 @@ def _small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         ("mixtral", {**EXPERTS, "lora_target_modules": ["q_proj"]}),
         ("mixtral", {**EXPERTS, "lora_target_modules": "peft-default"}),
-        (
-            "llama",
-            {"lora_target_modules": ["all-linear", "embed_tokens", "lm_head"], "gradient_accumulation_steps": 1},
-        ),
+        ("llama", {"lora_target_modules": ["all-linear", "embed_tokens", "lm_head"]}),
         ("gpt_oss", {**EXPERTS, "lora_target_modules": [], "bf16": True}),
         (
             "llama",
@@ -76,7 +73,14 @@ def _small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
                 "alpha_pattern": {r"layers\.2\..*q_proj": 3.0},
             },
         ),
-        ("llama", {"exclude_modules": "|".join((".*mlp.*", ".*o_proj")), "init_lora_weights": "orthogonal"}),
+        (
+            "llama",
+            {
+                "exclude_modules": "|".join((".*mlp.*", ".*o_proj")),
+                "init_lora_weights": "orthogonal",
+                "gradient_accumulation_steps": 1,
+            },
+        ),
     ],
     ids=[
         "llama-bf16-2-slices",
