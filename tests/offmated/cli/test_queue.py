@@ -19,7 +19,7 @@ from tests.support.served import JOB, Served, served
 ME = Process.current()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def home() -> Iterator[Served]:
     with served() as built:
         yield built
