@@ -1,9 +1,9 @@
 """Chooses what `make test` runs: the owners of promises, and of other tests those that run most lines in least time.
 
-    python -m tests.support.cover [--minutes 7.5] [--workers 3] [--data FOLDER]
+    python -m tests.support.cover [--minutes 6] [--workers 3] [--data FOLDER]
 
 All tests run once under coverage, every test in a context of its own, with the processes that it starts; that
-takes about two hours. Then tests are taken until the minutes are used: the owners in tests/promises.toml, then greedily
+takes about an hour. Then tests are taken until the minutes are used: the owners in tests/promises.toml, then greedily
 the one that runs most lines which no other runs yet, by its seconds, until nearly all are run, then the cheapest. What
 is left is written to tests/selection.toml. `--data FOLDER`: choose from what an earlier run has left there.
 """
@@ -176,9 +176,9 @@ def choose(lines: dict[str, int], seconds: dict[str, float], kept: set[str], bud
 def main() -> None:
     """Measure, choose, and write the list."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=7.5, help="of clock, for the chosen tests")
+    parser.add_argument("--minutes", type=float, default=6.0, help="of clock, for the chosen tests")
     parser.add_argument("--workers", type=int, default=3)
-    parser.add_argument("--slower", type=float, default=2.0, help="how much longer a test takes under coverage")
+    parser.add_argument("--slower", type=float, default=1.1, help="how much longer a test takes under coverage")
     parser.add_argument("--data", type=Path, help="the folder of an earlier run")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="offmate-cover-") as name:
