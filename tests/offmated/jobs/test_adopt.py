@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import time
+from datetime import datetime
 from pathlib import Path
+
+import pytest
 
 from offmated.jobs import queue
 from offmated.jobs.adopt import adopt, follow_runs, unknown
@@ -97,7 +101,11 @@ def test_a_moved_job_does_not_take_the_folder_that_another_job_has(store: Store,
     assert store.job(row.id).run_dir == "/gone/runs/1"
 
 
-def test_an_adopted_job_keeps_the_window_of_its_file(store: Store, paths: Paths) -> None:
+def test_an_adopted_job_keeps_the_window_of_its_file(
+    store: Store, paths: Paths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noon = datetime(2026, 6, 10, 12).timestamp()  # in an open window a job may begin at once: at two times, here
+    monkeypatch.setattr(time, "time", lambda: noon)
     row, _ = submit(store, paths, JOB + 'schedule: "23:00-07:00"\n', paths.state.parent)
     with store.writing() as session:
         session.delete(row)
