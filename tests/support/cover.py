@@ -33,7 +33,7 @@ from tests.support.selection import Selection, owners
 
 PACKAGES = ("offmated", "planner", "worker")
 NEARLY_ALL = 0.95
-"""Of the lines: the last few take as long as all the others, and leave no time for the many cheap tests."""
+"""Share of the lines to run before the cheapest tests are taken. The last few lines take as long as all the others."""
 _RC = """
 [run]
 source = {packages}

@@ -104,7 +104,9 @@ def test_a_moved_job_does_not_take_the_folder_that_another_job_has(store: Store,
 def test_an_adopted_job_keeps_the_window_of_its_file(
     store: Store, paths: Paths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    noon = datetime(2026, 6, 10, 12).timestamp()  # in an open window a job may begin at once: at two times, here
+    # While the window is open, begin_at is the time of the call, and the two calls come at different times. At noon it
+    # is the time at which the window opens next.
+    noon = datetime(2026, 6, 10, 12).timestamp()
     monkeypatch.setattr(time, "time", lambda: noon)
     row, _ = submit(store, paths, JOB + 'schedule: "23:00-07:00"\n', paths.state.parent)
     with store.writing() as session:
