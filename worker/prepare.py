@@ -20,7 +20,6 @@ from planner.hub import speak_for_a_job
 from planner.job.base import keep_base
 from planner.job.pins import pin
 from planner.job.schema import Job
-from planner.measure.rope import rope_border
 from planner.run.ending import exit_code_of, leaving_on_signals
 from planner.run.folder import RunFolder
 from planner.run.plain_streams import speak_plainly
@@ -61,6 +60,7 @@ def _prepare(folder: RunFolder) -> Exit:
 def _counted(job: Job, folder: RunFolder | None) -> Counted:
     with lasting_imports():
         from planner.measure.hf_model import pairs_of
+        from planner.measure.rope import rope_border
         from planner.measure.tokenizer import load_tokenizer
         from worker.data.batches import Batches
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from transformers import LlamaConfig
 
-from offmated.cli import main
+from offmated.cli import main, planner_process
 from offmated.cli.planner_process import question
 from offmated.config import Config
 from offmated.jobs.database import open_engine
@@ -288,8 +288,6 @@ def test_a_question_asked_again_is_answered_from_the_cache_with_its_picture(kept
     assert any(line.endswith("checkpoints kept: 3") for line in lines)
     (anew,) = (row for row in kept.json("plans", "list") if row["key"] == first["plan_key"])
     assert anew["hits"] == 0
-    # Another link is another machine, whatever its name.
-    assert kept.json("plan", "job.yaml", *machine, "--link", "1GB")["plan_key"] != first["plan_key"]
 
 
 def test_a_model_that_does_not_fit_exits_with_3_and_says_what_would_and_that_is_kept_too(kept: Shell) -> None:
@@ -334,7 +332,7 @@ def test_a_models_own_code_does_not_run_though_somebody_says_yes(shell: Shell) -
 def test_with_a_drive_one_checkpoint_is_kept_as_with_disk_paths(shell: Shell) -> None:
     SMALL.save_pretrained("small")
     drive, three = ["--drive", "pcie4"], ["--set", "save_total_limit=3"]
-    for words, kept in (([], 2), (drive, 1), ([*drive, *three], 3)):
+    for words, kept in ((drive, 1), ([*drive, *three], 3)):
         found = shell.json("plan", "--model", "small", "--hardware", "rtx3060", *words)
         assert f"checkpoints kept: {kept}" in [share["name"] for share in found["disk"]]
 
@@ -348,12 +346,15 @@ def test_a_plan_says_for_which_rows_it_is_and_why_where_nobody_counted_them(shel
     told = "planned for rows of 32 tokens: the longest row of data.jsonl has 13 tokens, and rows are padded to 32"
     assert f"{told}; 0 cut at max_length 128" in " ".join(shown.stdout.split())
     data.write_text(f'{{"text": "{"a" * 300}"}}\n{{"text": "{"b" * 200}"}}\n{{"text": "good morning"}}\n')
-    shown = shell.run("plan", "job.yaml")
-    told = "planned for rows of 128 tokens: the longest row of data.jsonl has 128 tokens; 2 cut at max_length 128"
-    assert told in " ".join(shown.stdout.split())
-    begins = "planned for rows of max_length, 128 tokens; the data were not counted: "
-    hub = shell.json("plan", "job.yaml", "--set", "dataset=owner/data")
-    assert (hub["length"], hub["planned_for"]) == (128, f"{begins}owner/data is on the hub")
+    for words, told in (
+        ((), "rows of 128 tokens: the longest row of data.jsonl has 128 tokens; 2 cut at max_length 128"),
+        (("dataset=me/data",), "rows of max_length, 128 tokens; the data were not counted: me/data is on the hub"),
+    ):
+        job = planner_process.job_of(Path("job.yaml"), {"settings": words})
+        with planner_process.resolved(job) as resolved:
+            counted, planned_for = planner_process._rows(job, resolved)
+        assert planned_for == f"planned for {told}"
+        assert (counted is None) == bool(words), "rows of max_length are planned for where nobody counted"
 
 
 def test_a_plan_is_refused_for_what_the_job_would_be_refused_for(shell: Shell) -> None:
