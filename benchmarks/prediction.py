@@ -36,6 +36,7 @@ from planner.machine.hardware import Hardware
 from planner.measure.analysis import analyse, measure_times
 from planner.measure.hf_model import model_config, working_dtype
 from planner.measure.machine_rates import measure_hardware
+from planner.optimizers.adamw import AdamWGroup
 from planner.schedule.chain import Chain
 from planner.schedule.compile import compile_program
 from planner.schedule.memory import gpu_peak_bytes
@@ -44,7 +45,6 @@ from planner.schedule.verify import verify
 from planner.search.problem import Problem
 from planner.units import parse_bytes
 from worker.engine.engine import Engine
-from worker.runtime.step_values import AdamW
 from worker.training.learning_rate import decay_names
 from worker.training.model import load_model
 
@@ -108,7 +108,7 @@ def subjects(job: Job, chain: Chain, hardware: Hardware) -> Iterator[Subject]:
 def engine_of(job: Job, plan: Plan, chain: Chain, *, metered: bool) -> Engine:
     """The job's model under a plan."""
     model = load_model(job)
-    optimizer = AdamW(
+    optimizer = AdamWGroup(
         betas=(job.adam_beta1, job.adam_beta2), eps=job.adam_epsilon, weight_decay=job.weight_decay,
         decay_names=decay_names(model),
     )  # fmt: skip

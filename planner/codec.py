@@ -26,7 +26,8 @@ def json_object(text: str | bytes) -> dict[str, Any] | None:
 def to_json(value: object) -> Json:
     """JSON form of a dataclass, tuple, Enum, number, string or None."""
     if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: to_json(getattr(value, field.name)) for field in fields(value)}
+        named: dict[str, Json] = {"kind": typing.cast(Any, value).kind} if _is_named(type(value)) else {}
+        return {**named, **{field.name: to_json(getattr(value, field.name)) for field in fields(value)}}
     if isinstance(value, Enum):
         return typing.cast(Json, value.value)
     if isinstance(value, (list, tuple)):
@@ -46,7 +47,7 @@ def _decode(kind: Any, data: object, path: str) -> object:
     if origin in (typing.Union, types.UnionType):
         if data is None and type(None) in get_args(kind):
             return None
-        return _decode(next(k for k in get_args(kind) if k is not type(None)), data, path)
+        return _decode(_named(kind, data, path), data, path)
     if origin is tuple:
         if not isinstance(data, list):
             raise ValueError(f"{path}: expected a list, got {_shown(data)}")
@@ -69,13 +70,29 @@ def _decode(kind: Any, data: object, path: str) -> object:
     raise ValueError(f"{path}: expected {getattr(kind, '__name__', kind)}, got {_shown(data)}")
 
 
+def _is_named(cls: type) -> bool:
+    """Whether `kind`, an attribute of the class, tells it from others that a field may have."""
+    return "kind" in cls.__dict__ and "kind" not in {field.name for field in fields(cls)}
+
+
+def _named(union: Any, data: object, path: str) -> Any:
+    """The class of the union that `data` is of: by its `kind`, where there are several."""
+    classes = [cls for cls in get_args(union) if cls is not type(None)]
+    if len(classes) == 1 or not isinstance(data, dict):
+        return classes[0]
+    for cls in classes:
+        if cls.kind == data.get("kind"):
+            return cls
+    raise ValueError(f"{path}.kind: {_shown(data.get('kind'))} is none of {[cls.kind for cls in classes]}")
+
+
 def _decode_dataclass(cls: type, data: object, path: str) -> object:
     if not isinstance(data, dict):
         raise ValueError(f"{path}: expected an object, got {_shown(data)}")
     hints = get_type_hints(cls)
     known = {field.name: field for field in fields(cls)}
     for name in data:
-        if name not in known:
+        if name not in known and not (name == "kind" and _is_named(cls)):
             raise ValueError(f"{path}.{name}: unknown field; known are {', '.join(known)}")
     values = {}
     for name, field in known.items():

@@ -92,7 +92,7 @@ def prepare(
         undo.callback(take_turns(model, _largest(batches), place))
         optimizers = TorchOptimizers(optimizer, model)
         analysis = analyse_model(
-            model, _largest(batches), device=place, arranged=arranged, matrices=optimizers.matrices
+            model, _largest(batches), device=place, arranged=arranged, optimizers=optimizers.kinds(model)
         )
         if len(batches) > 1 and not analysis.sums_slices:
             raise UserError(

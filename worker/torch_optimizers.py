@@ -1,9 +1,9 @@
-"""An ordinary `torch.optim.AdamW`, or one beside a `torch.optim.Muon`, in the engine's terms."""
+"""PyTorch's own optimizers, AdamW or AdamW beside another one, in the engine's terms."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -11,13 +11,12 @@ from torch import nn
 from torch.optim import Optimizer
 
 from planner.errors import Exit, UserError
-from planner.muon import COEFFICIENTS, EPS, ORIGINAL, STEPS
-from worker.runtime.step_values import AdamW, Group, Muon, matrices_of
+from planner.optimizers.base import Group, NotUsable
+from planner.optimizers.table import GROUPS
 
-_SWITCHES = ("amsgrad", "maximize", "differentiable")
-_KNOWN = "use torch.optim.AdamW(..., fused=True), or beside it torch.optim.Muon; a job has optim: adamw_8bit"
-_AS_THEY_ARE = {"nesterov": True, "ns_steps": STEPS, "ns_coefficients": COEFFICIENTS, "eps": EPS}
-"""Of Muon."""
+_GROUPS = {getattr(torch.optim, kind.pytorch): kind for kind in GROUPS}
+_OTHERS = " or ".join(f"torch.optim.{kind.pytorch}" for kind in GROUPS[1:])
+_KNOWN = f"use torch.optim.AdamW(..., fused=True), or beside it {_OTHERS}; a job has optim: adamw_8bit"
 
 
 class TorchOptimizers:
@@ -31,7 +30,7 @@ class TorchOptimizers:
         self._optimizers = (given,) if isinstance(given, Optimizer) else tuple(given)
         self._states: list[object] = [None] * len(self._optimizers)
         for optimizer in self._optimizers:
-            if type(optimizer) not in (torch.optim.AdamW, torch.optim.Muon):
+            if type(optimizer) not in _GROUPS:
                 raise _unusable(f"it is {type(optimizer).__name__}", _KNOWN)
         own, groups = set(model.parameters()), self._groups()
         foreign = [p for group in groups for p in group["params"] if p not in own]
@@ -74,15 +73,26 @@ class TorchOptimizers:
                 "its groups have other parameters than prepare() was given",
                 "restore() the model, and prepare() it with a fresh optimizer that has these groups",
             )
-        return tuple(
-            _muon(group, names) if "ns_steps" in group else _adamw(group, names)
-            for group, names in zip(groups, self._names, strict=True)
-        )
+        try:
+            return tuple(
+                kind.from_pytorch(group, names)
+                for kind, group, names in zip(self._kinds(), groups, self._names, strict=True)
+            )
+        except NotUsable as error:
+            raise _unusable(error.number, error.hint) from None
 
-    @property
-    def matrices(self) -> frozenset[str]:
-        """Names of what Muon has."""
-        return matrices_of(self.settings(), frozenset[str]().union(*self._names))
+    def _kinds(self) -> Iterator[type[Group]]:
+        """That of each group."""
+        for optimizer in self._optimizers:
+            yield from [_GROUPS[type(optimizer)]] * len(optimizer.param_groups)
+
+    def kinds(self, model: nn.Module) -> dict[str, Any]:
+        """Parameter name -> its optimizer."""
+        groups = self.settings()
+        return {
+            name: group.optimizer_of(p) for name, p in model.named_parameters()
+            for group in groups if group.has(name)
+        }  # fmt: skip
 
     def saw_step(self) -> None:
         """A step on no gradients: it does nothing, but schedulers and hooks of the optimizer see one."""
@@ -97,44 +107,6 @@ class TorchOptimizers:
     def learning_rates(self) -> tuple[float, ...]:
         """The rate of each group."""
         return tuple(float(group["lr"]) for group in self._groups())
-
-
-def _muon(group: dict[str, Any], names: frozenset[str]) -> Muon:
-    for key, value in _AS_THEY_ARE.items():
-        if group[key] != value:
-            raise _unusable(f"its {key} is {group[key]}", f"leave {key} out: it is {value}")
-    _not_negative(group, "lr", "weight_decay", "momentum")
-    return Muon(
-        momentum=float(group["momentum"]), adjust=group["adjust_lr_fn"] or ORIGINAL,
-        weight_decay=float(group["weight_decay"]), decay_names=names, names=names,
-    )  # fmt: skip
-
-
-def _adamw(group: dict[str, Any], names: frozenset[str]) -> AdamW:
-    for switch in _SWITCHES:
-        if group[switch]:
-            raise _unusable(f"it has {switch}=True", f"leave {switch} out")
-    if not group["fused"]:
-        raise _unusable("it is not fused, and updates are those of the fused one: last bits differ", _FUSED)
-    if not group["decoupled_weight_decay"]:
-        raise _unusable("its weight decay is not decoupled", "use torch.optim.AdamW as it is")
-    beta1, beta2 = (float(beta) for beta in group["betas"])
-    if not (0 <= beta1 < 1 and 0 <= beta2 < 1):  # as AdamW itself has it, which looks only when it is made
-        raise _unusable(f"its betas are {beta1} and {beta2}", "each must be at least 0 and less than 1")
-    _not_negative(group, "lr", "eps", "weight_decay")
-    return AdamW(
-        betas=(beta1, beta2), eps=float(group["eps"]), weight_decay=float(group["weight_decay"]), decay_names=names,
-        names=names,
-    )  # fmt: skip
-
-
-def _not_negative(group: dict[str, Any], *keys: str) -> None:
-    for key in keys:
-        if not float(group[key]) >= 0:
-            raise _unusable(f"its {key} is {float(group[key])}", "it must be at least 0")
-
-
-_FUSED = "torch.optim.AdamW(..., fused=True)"
 
 
 def _unusable(number: str, hint: str) -> UserError:

@@ -24,12 +24,13 @@ from planner.cache.tables import AnswerRow, MeasurementRow, PlanRow
 from planner.codec import from_json, to_json
 from planner.errors import Exit, UserError
 from planner.machine.hardware import Hardware
+from planner.optimizers.base import untimed
 from planner.schedule.chain import Chain, Option, Tensor
 from planner.schedule.plan import Plan
 
 log = logging.getLogger(__name__)
 
-PLANNER = 15
+PLANNER = 16
 """The planner's version in the key: raise it when the same question gets another answer."""
 
 _BUSY_S = 30.0
@@ -90,7 +91,7 @@ def _option_without_times(option: Option) -> Option:
 
 
 def _timeless(tensor: Tensor) -> Tensor:
-    return replace(tensor, gpu_update_s=0.0, cpu_update_s=0.0) if tensor.is_matrix else tensor
+    return replace(tensor, optimizer=untimed(tensor.optimizer))
 
 
 def measurement_key(kinds: dict[str, list[str]], *, machine: str, threads: int, slices: int) -> str:

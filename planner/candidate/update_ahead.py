@@ -49,10 +49,9 @@ def ahead_of_norm(chain: Chain, candidate: Candidate, *, rounds: int, host_bytes
 
 def _earliest(chain: Chain, block: int, schedule: TensorSchedule) -> int | None:
     """The first stage after the gradient was sent and the weight released; None for what the CPU does not update, and
-    where states are on disk: nothing there is kept as it was. Nor is Muon ever ahead: a replay would do its products
-    once more."""
+    where states are on disk: nothing there is kept as it was."""
     tensor = schedule.tensor
-    if schedule.side is not Side.CPU or schedule.send is None or tensor.states_on_disk or tensor.is_matrix:
+    if schedule.side is not Side.CPU or schedule.send is None or tensor.states_on_disk or not tensor.optimizer.ahead:
         return None
     backward = backward_stage(chain, block)
     return 1 + max([schedule.send, *(absence.evict for absence in schedule.weight if absence.evict >= backward)])

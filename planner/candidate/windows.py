@@ -83,7 +83,7 @@ def _absences(
 ) -> Iterator[Window]:  # fmt: skip
     tensor = schedule.tensor
     work = cpu_work(tensor, setting.chain, setting.hardware)
-    update_s = work / setting.hardware.cpu_updates(rounded=setting.chain.rounded_elements > 0)
+    update_s = work / setting.chain.update_rates(setting.hardware).cpu
     moved_bytes = tensor.state_bytes + tensor.gradient_bytes * tensor.wholly_on_disk
     drive_s = moved_bytes * setting.hardware.disk_s_per_byte if tensor.states_on_disk else 0.0
     if schedule.trails:

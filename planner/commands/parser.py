@@ -26,9 +26,9 @@ from planner.errors import Exit, UserError
 from planner.fast_imports import lasting_imports
 from planner.job.schema import Job
 from planner.job.source import read_text
-from planner.job.values import IN_MEMORY
 from planner.machine.hardware import Hardware
 from planner.machine.presets import is_preset, preset, with_drives
+from planner.optimizers.table import OPTIMIZERS
 from planner.picture.basis import Basis
 from planner.picture.files import NO_PICTURES, Pictures, add_options, redraw
 from planner.schedule.chain import Chain
@@ -134,10 +134,10 @@ def _ask(options: argparse.Namespace, started_s: float) -> tuple[Exit, Json]:
     pictures = Pictures.wanted(options)
     job = Job.question(read_text(options.job), options.job.absolute().parent)
     hardware = _hardware(options, bf16=job.bf16)
-    if states := IN_MEMORY.get(job.optim):
+    if not (optimizer := OPTIMIZERS[job.optim]).on_disk:
         if options.drive is not None:
             raise UserError(
-                f"--drive is for optimizer states, and {states} stay in memory.", code="bad-value",
+                f"--drive is for optimizer states, and {optimizer.states} stay in memory.", code="bad-value",
                 numbers=(f"optim: {job.optim}",), hint="leave --drive out, or add: --set optim=adamw_torch",
                 exit_code=Exit.USAGE,
             )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections import Counter
@@ -20,7 +21,6 @@ from planner.commands.answer import Answer
 from planner.counted import Counted
 from planner.errors import Exit, UserError
 from planner.job.schema import Job
-from planner.job.values import ADAMW_8BIT, MUON
 from planner.machine.drives import check_place
 from planner.machine.hardware import Hardware
 from planner.machine.memory import check_budgets
@@ -33,6 +33,7 @@ from planner.measure.machine_rates import measure_hardware
 from planner.measure.repeatable import Kernels, kernels_in_force
 from planner.measure.target import find_target
 from planner.measure.times import Times
+from planner.optimizers.table import ADAMW, OPTIMIZERS
 from planner.schedule.activation_turns import stored_activations
 from planner.schedule.chain import Chain
 from planner.schedule.disk_use import DiskUse, disk_use
@@ -189,8 +190,7 @@ class _Planning:
         several = job.gradient_accumulation_steps > 1
         self.asks_for_data = several and any(t.row_bytes for tensors in self.analysis.tensors for t in tensors)
         self.distinct_tokens = distinct_tokens if self.asks_for_data else ()
-        self.rounded = job.optim == ADAMW_8BIT
-        self.optimizer = job.optim if job.optim in (ADAMW_8BIT, MUON) else "adamw"
+        self.optimizer = OPTIMIZERS[job.optim]
         self.kernels = kernels_in_force(device)
         self.estimate = estimate_times(self.analysis, self.machine)
         self.compiling = self.target.final and _why_not_compiled(job, self.target.device) is None
@@ -272,7 +272,7 @@ class _Planning:
             clip=job.max_grad_norm is not None,
             measured=measured,
             dtype=str(working_dtype(job)),
-            optimizer=self.optimizer,
+            optimizer=self.optimizer.kind,
             exact=job.exact,
             compiling=self.compiling,
             weights_in_files=self.not_in_files is None,
@@ -345,10 +345,10 @@ class _Planning:
             kinds["compiled where faster"] = []
         if self.kernels:
             kinds[f"kernels: {self.kernels}"] = []
-        if self.rounded:
-            kinds["updates of moments in 8 bits"] = []
-        if self.analysis.matrices:
-            kinds["updates of matrices"] = [f"{side}: {elements}" for side, elements in self.analysis.matrices]
+        if self.optimizer.own_rates:
+            kinds[f"updates of {self.optimizer.kind}"] = []
+        if self.analysis.updates:
+            kinds["updates"] = [json.dumps(to_json(update)) for update in self.analysis.updates]
         slices = min(2, self.job.gradient_accumulation_steps)  # whether any is added to one before
         return kept.measurement_key(kinds, machine=self.machine.name, threads=torch.get_num_threads(), slices=slices)
 
@@ -364,7 +364,8 @@ class _Planning:
             return None
 
     def _measure(self) -> tuple[Times, Hardware]:
-        hardware = measure_hardware(self.target.device, working_dtype(self.job), rounded=self.rounded)
+        own = self.optimizer() if self.optimizer.own_rates else ADAMW
+        hardware = measure_hardware(self.target.device, working_dtype(self.job), optimizer=own)
         times = measure_times(
             self.analysis, self.target.device, hardware, slices=self.job.gradient_accumulation_steps,
             compiling=self.compiling,

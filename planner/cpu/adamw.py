@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from planner.cpu import build
+from planner.cpu.eight_bits import moment_bytes
 from planner.cpu.packed import pack, unpack
 from planner.cpu.rounded import Chunk, Numbers, Scratch, both_numbers, table
-from planner.eight_bits import moment_bytes
 
 log = logging.getLogger(__name__)
 

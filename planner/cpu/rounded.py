@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from planner.eight_bits import BLOCK, moment_bytes, scale_count, scratch_bytes
+from planner.cpu.eight_bits import BLOCK, moment_bytes, scale_count, scratch_bytes
 
 _LEAST = 1e-38  # a block of zeros has the scale 0: what it is divided by
 

@@ -63,8 +63,8 @@ class Instance:
     frozen: list[float]  # of others that may leave
     on_disk: list[float]  # which part of these the host reads from disk
     ring: float  # host memory through which that goes, and the states that are on disk
-    products: float  # likewise, what Muon multiplies in where the CPU updates any matrix
-    apart: list[float]  # of the weights, what AdamW updates
+    products: float  # likewise, what the largest update apart on the CPU needs
+    apart: list[float]  # of the weights, those whose updates on the CPU need no memory beside
     stored: Stored | None  # of the trainable tensors that may leave, whose states are on disk
     states: list[float]  # of these trainable tensors, and of those that only their states may leave
     gradients: list[float]
@@ -137,7 +137,7 @@ def make_instance(setting: Setting) -> Instance:
     moving_bytes = max(1, sum(weights))
     rate = unit_s / unit_bytes
     on_gpu, on_cpu = update_work(chain, hardware)
-    last = len(chain.blocks) - 1
+    last, updates = len(chain.blocks) - 1, chain.update_rates(hardware)
     return Instance(
         unit_bytes=unit_bytes,
         unit_s=unit_s,
@@ -150,7 +150,7 @@ def make_instance(setting: Setting) -> Instance:
         on_disk=[_on_disk(tensors) for tensors in free],
         ring=(ring_bytes(chain) + state_ring_bytes(chain)) / unit_bytes,
         products=products_bytes(chain, names) / unit_bytes,
-        apart=[sum(t.bytes for t in tensors if not t.is_matrix) / unit_bytes for tensors in trainable],
+        apart=[sum(t.bytes for t in tensors if not t.host_scratch_bytes) / unit_bytes for tensors in trainable],
         stored=stored_of(
             chain, trainable, rounds, unit_bytes, anywhere=setting.states_anywhere, room_bytes=hardware.disk_bytes
         ),
@@ -196,8 +196,8 @@ def make_instance(setting: Setting) -> Instance:
         d2h=hardware.d2h_bytes_per_s * rate * budgets.rate_scale.d2h,
         h2d=hardware.h2d_bytes_per_s * rate * budgets.rate_scale.h2d,
         host=hardware.cpu_memory_bytes_per_s * rate,
-        gpu_update=hardware.gpu_updates(rounded=chain.rounded_elements > 0) * rate,
-        cpu_update=hardware.cpu_updates(rounded=chain.rounded_elements > 0) * rate * budgets.rate_scale.cpu,
+        gpu_update=updates.gpu * rate,
+        cpu_update=updates.cpu * rate * budgets.rate_scale.cpu,
         launch=least_issue_s(chain, hardware, slices) / unit_s,
         shared_compute=hardware.shared_compute,
         gpu_budget=min(budgets.gpu_bytes, need) / unit_bytes,
@@ -264,7 +264,7 @@ def _pinned_updates(
         if tensor.trainable and tensor.name not in free:
             updated[2 * last - (0 if clip else users[tensor.name][0])] += work[tensor.name]
     updated[-1] += sum(work[t.name] for t in chain.frame_tensors if t.trainable)
-    return [n / hardware.gpu_updates(rounded=chain.rounded_elements > 0) / unit_s for n in updated]
+    return [n / chain.update_rates(hardware).gpu / unit_s for n in updated]
 
 
 def _standing(

@@ -208,7 +208,7 @@ def _gradients_left(v: Columns, s: int, u: int) -> Term:
 
 def host_memory_fits(v: Columns) -> None:
     """(4.18): the host keeps a copy of all that ever leaves, states and gradients of what it updates, but for states on
-    disk, and offloaded activations; and where it updates any matrix by Muon, what the largest is multiplied in."""
+    disk, and offloaded activations; and what the largest of those updates needs that are done apart."""
     p, t = v.p, v.total
     used: list[Term] = []
     for i in range(p.blocks):

@@ -16,11 +16,10 @@ from planner.job.pretraining import long_texts, read_otherwise
 from planner.job.slot_templates import PARSED
 from planner.job.source import SWITCHED_OFF
 from planner.job.trainable import of_llama_factory
-from planner.job.values import MUON
 from planner.keys import TABLES
 from planner.keys.llama_factory import LLAMA_FACTORY as LLAMA_FACTORY_KEYS
 from planner.keys.trl import TRL as TRL_KEYS
-from planner.muon import ORIGINAL
+from planner.optimizers.muon import ADJUST, ORIGINAL, Muon
 
 AXOLOTL, LLAMA_FACTORY, TRL = "axolotl", "LLaMA-Factory", "TRL"
 _LLAMA_FACTORY = LLAMA_FACTORY_KEYS.keys() - TRL_KEYS.keys() - {"dataset", "eval_dataset", "val_size", "max_samples"}
@@ -121,8 +120,8 @@ class Dialect:
         packs = values.get("packing") is True
         if self.tool == AXOLOTL and (long := long_texts(file, packs=packs)):
             absent["long_rows"] = long
-        if self.tool == AXOLOTL and values.get("optim") == MUON:
-            absent["muon_adjust_lr_fn"] = ORIGINAL
+        if self.tool == AXOLOTL and values.get("optim") == Muon.kind:
+            absent[ADJUST] = ORIGINAL
         if self.tool == AXOLOTL and (added := _new_tokens(values)):
             values["add_tokens"] = added
         if self.chooses_best(file):
@@ -181,10 +180,10 @@ def _rows_of_tokens(values: Mapping[str, Any]) -> str:
 def _muons_apart(tool: str, values: Mapping[str, Any], filled: Collection[str]) -> str:
     """What the tool's Muon does otherwise than the job's: nothing, or words."""
     ours = "its Muon is torch.optim.Muon here"
-    if "muon_adjust_lr_fn" in filled:
+    if ADJUST in filled:
         return f"{ours}, whose steps of wide matrices are larger"
     decay = values.get("weight_decay")
-    if tool == LLAMA_FACTORY and values.get("optim") == MUON and isinstance(decay, (int, float)) and decay > 0:
+    if tool == LLAMA_FACTORY and values.get("optim") == Muon.kind and isinstance(decay, (int, float)) and decay > 0:
         return f"{ours} and torch.optim.AdamW, and weight_decay leaves biases and norms alone, which it decays there"
     return ""
 

@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from planner import muon
 from planner.job.records import template_values
 from planner.job.source import SWITCHED_OFF
 from planner.units import SMALLEST_BUDGET_BYTES, parse_bytes
@@ -100,7 +99,6 @@ Name = Annotated[Text | None, Field(description="text without control characters
 Count = Annotated[int, Field(ge=1, le=MOST, description="a whole number from 1 to 10^9")]
 NotNegative = Annotated[float, Field(ge=0, description="a number, 0 or more")]
 Positive = Annotated[float, Field(gt=0, description="a number above 0")]
-Adjust = Annotated[muon.Adjust, Field(description=f"{muon.MATCH_RMS} or {muon.ORIGINAL}")]
 Beta = Annotated[float, Field(ge=0, lt=1, description="a number from 0 up to, not including, 1")]
 Size = Annotated[
     Annotated[int, Field(ge=SMALLEST_BUDGET_BYTES, lt=2**63)] | None,

@@ -20,10 +20,10 @@ from planner.job.paths import NOTHING, resolve
 from planner.job.source import SWITCHED_OFF, Mistake, Source, read_text, read_yaml, shown, to_user_error
 from planner.job.trainable import of_llama_factory
 from planner.job.v1_datasets import entries_of
-from planner.job.values import MUON
 from planner.keys import V1
 from planner.keys.llama_factory_v1 import LLAMA_FACTORY_V1
 from planner.keys.meaning import REWARDS
+from planner.optimizers.muon import Muon
 
 _TELLING = (
     "train_dataset", "model_class", "dist_config", "peft_config", "kernel_config", "quant_config", "init_config",
@@ -270,7 +270,7 @@ class _File:
             self.refuse(key, f"adamw_betas is {shown(betas)}; it must be two numbers", "bad-value")
             return
         own = {"adam_beta1": betas[0], "adam_beta2": betas[1], "adam_epsilon": said["adamw_eps"]}
-        self.put(key, {"optim": MUON, "weight_decay": said["wd"], **own})
+        self.put(key, {"optim": Muon.kind, "weight_decay": said["wd"], **own})
         self.apart.append(
             "Muon is torch.optim.Muon, as there; in AdamW adamw_eps is added after the bias correction, there before it"
         )

@@ -7,8 +7,7 @@ from typing import Any
 
 from planner.job.adapter import takes_from_base
 from planner.job.lora import has_no_weights
-from planner.job.values import ADAMW_8BIT, MUON
-from planner.muon import MATCH_RMS
+from planner.optimizers.table import OPTIMIZERS
 from planner.units import counted
 
 
@@ -38,18 +37,10 @@ def notes_of(values: Mapping[str, Any], given: Collection[str]) -> tuple[str, ..
         notes.append(f"init_lora_weights: {begin} takes a part of the model's own weights; {written}{slow}.")
     if values["method"] == "lora" and values["save_dtype"] is not None:
         notes.append("save_dtype is not used: adapters are written in float32.")
-    if values["optim"] == ADAMW_8BIT:
-        exact = "adamw_torch has them in fp32, 6 bytes more a parameter"
-        notes.append(f"optim: adamw_8bit rounds AdamW's moments; {exact}.")
-    if values["optim"] == MUON:
-        adjust = values["muon_adjust_lr_fn"]
-        rates = "rates of AdamW" if adjust == MATCH_RMS else "rates of Muon, about 0.02"
-        notes.append(f"optim: muon trains matrices, AdamW the rest; muon_adjust_lr_fn: {adjust} is for {rates}.")
-        if values["method"] == "full" and values["max_grad_norm"] is not None:
-            slow = "what the GPU has no room for waits for the norm on the CPU, which is slow at it"
-            notes.append(f"optim: muon with max_grad_norm: {slow}; max_grad_norm: 0 leaves it to the GPU.")
-    elif "muon_adjust_lr_fn" in given:
-        notes.append("muon_adjust_lr_fn is not used: it is of optim: muon.")
+    optimizer = OPTIMIZERS[values["optim"]]
+    notes += optimizer.notes(values)
+    for other in dict.fromkeys(kind for kind in OPTIMIZERS.values() if kind is not optimizer):
+        notes += [f"{key} is not used: it is of optim: {other.kind}." for key in other.keys if key in given]
     if values["max_steps"] is not None and "num_train_epochs" in given:
         notes.append(f"max_steps ({values['max_steps']}) decides the length; num_train_epochs is not used.")
     if (steps := values["max_steps"]) is not None:

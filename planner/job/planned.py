@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from planner.optimizers.table import OPTIMIZER_KEYS
+
 NOT_PLANNED = frozenset({
     "tokenizer", "dataset", "chat_template", "chat_template_kwargs", "max_samples", "packing", "train_on", "long_rows",
     "learning_rate", "mix_strategy", "interleave_probs",
@@ -13,7 +15,8 @@ NOT_PLANNED = frozenset({
     "mlflow_experiment_name", "mlflow_tracking_uri",
     "broken_rows", "group_by_length", "min_sample_len", "dataset_exact_deduplication",
     "load_best_model_at_end", "early_stopping_patience", "early_stopping_threshold",
-    "special_tokens", "add_tokens", "tokenizer_revision", "muon_adjust_lr_fn", "init_lora_weights",
+    "special_tokens", "add_tokens", "tokenizer_revision", "init_lora_weights",
     "decay_all", "loraplus_lr_ratio", "loraplus_lr_embedding", "embedding_lr", "embedding_lr_scale",
+    *OPTIMIZER_KEYS,
 })  # fmt: skip
 """Keys that no estimate of a plan depends on, but for a few rows of an embedding (`add_tokens`)."""

@@ -26,7 +26,6 @@ from planner.job.evaluation import check_evaluation
 from planner.job.fields import (
     DEFAULT_EPOCHS,
     MOST,
-    Adjust,
     Beta,
     Clip,
     Compile,
@@ -67,9 +66,12 @@ from planner.job.schedules import SCHEDULES, Schedule, check_schedule
 from planner.job.settle import canonical
 from planner.job.source import Source, read_text, read_yaml, to_user_error
 from planner.job.trainable import check_trainable
-from planner.job.values import ADAMW_8BIT, MUON, Optim, check_optimizer
+from planner.job.values import check_optimizer
 from planner.job.window import check_window
 from planner.job.wrong_values import mistakes_of
+from planner.optimizers.adamw import AdamW
+from planner.optimizers.muon import MATCH_RMS, ORIGINAL, Adjust
+from planner.optimizers.table import CHOICES, OPTIMIZERS, Optim
 
 
 class Job(AdapterKeys, LossKeys):
@@ -128,9 +130,9 @@ class Job(AdapterKeys, LossKeys):
     adam_epsilon: Positive = 1e-8
     optim: Annotated[
         Optim,
-        Field(description="adamw_torch_fused, adamw_torch, adamw_8bit or muon; their states need no GPU memory"),
+        Field(description=f"{CHOICES}; their states need no GPU memory"),
     ] = "adamw_torch_fused"
-    muon_adjust_lr_fn: Adjust = "match_rms_adamw"
+    muon_adjust_lr_fn: Annotated[Adjust, Field(description=f"{MATCH_RMS} or {ORIGINAL}")] = MATCH_RMS
     max_grad_norm: Clip = 1.0
     save_steps: Count = 500
     save_minutes: Minutes = 15.0
@@ -247,7 +249,7 @@ class Job(AdapterKeys, LossKeys):
         if folder is not None and Dialect.of(source.values).tool is None:
             notes = (*notes, *settle_precision(values, source, named_machine=only_planned))
         if only_planned:
-            alike = NOT_PLANNED | ({"optim"} if values.get("optim") not in (ADAMW_8BIT, MUON) else set())
+            alike = NOT_PLANNED | ({"optim"} if OPTIMIZERS.get(str(values.get("optim")), AdamW) is AdamW else set())
             if takes_from_base(values.get("init_lora_weights")):  # then no file has the weights as they are
                 alike = alike - {"init_lora_weights"}
             values = {key: value for key, value in values.items() if key not in alike}

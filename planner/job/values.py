@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, get_args
 
 from planner.job.lora import ALL_LINEAR
 from planner.job.pretraining import TEXTS, check_texts, entries_of
 from planner.job.slot_templates import PREFIX, has_slots
 from planner.job.source import SWITCHED_OFF, Mistake, Source, shown
 from planner.job.trainable import of_axolotl, with_rows
+from planner.optimizers.adamw import AdamW
+from planner.optimizers.adamw_8bit import AdamW8bit
+from planner.optimizers.muon import Muon
+from planner.optimizers.table import OPTIMIZERS
 
 METHODS_NOT_THERE = ("dpo", "orpo", "kto", "grpo", "oft", "llama-adapter")
 ADAMW = ("adamw_hf", "adamw_torch_npu_fused", "paged_adamw_32bit", "paged_adamw", "adamw_apex_fused", "adamw")
 """Other names of what `adamw_torch` is."""
-ADAMW_8BIT = "adamw_8bit"
-"""AdamW with its moments in 8 bits."""
-MUON = "muon"
-"""Muon for matrices, AdamW for the rest."""
-Optim = Literal["adamw_torch_fused", "adamw_torch", "adamw_8bit", "muon"]
-IN_MEMORY = {ADAMW_8BIT: "states in 8 bits", MUON: "Muon's states"}
-"""Optimizers whose states are on no disk -> which these are."""
 _ADAMW_8BIT = ("adamw_bnb_8bit", "paged_adamw_8bit", "adamw_torch_8bit")
 _ADAMW_4BIT = "adamw_torch_4bit"
 RATES = ("loraplus_lr_ratio", "embedding_lr", "embedding_lr_scale")
@@ -86,7 +82,7 @@ def translated(key: str, value: object) -> object:
         share = value.get(_SHARE)  # null says nothing: the config's then
         return (("auto" if share is None else share) if value.get(_ROUTERS) else 0) if value else None
     if key == "use_muon":
-        return MUON if value is True else None
+        return Muon.kind if value is True else None
     if key == "eager_attention":
         return "eager" if value else None
     if key == "attn_implementation" and isinstance(value, str) and (value.startswith(_FLASH) or "/" in value):
@@ -94,7 +90,7 @@ def translated(key: str, value: object) -> object:
     if key in ("optim", "optimizer") and value in (*ADAMW, _ADAMW_4BIT):
         return "adamw_torch"
     if key in ("optim", "optimizer") and value in _ADAMW_8BIT:
-        return ADAMW_8BIT
+        return AdamW8bit.kind
     if key == "bf16" and value == "full":
         return True
     if key == "gradient_checkpointing" and isinstance(value, str):
@@ -125,7 +121,7 @@ def translated(key: str, value: object) -> object:
 def other_optimizer(file: Mapping[str, object]) -> bool:
     """Whether a file names an optimizer that is not there."""
     named = [file[key] for key in ("optim", "optimizer") if file.get(key) not in SWITCHED_OFF]
-    return any(translated("optim", value) not in get_args(Optim) for value in named)
+    return any(translated("optim", value) not in OPTIMIZERS for value in named)
 
 
 def done_otherwise(key: str, name: str, value: object) -> str | None:
@@ -178,22 +174,22 @@ def merged(said: Mapping[str, object]) -> dict[str, object]:
 
 
 def check_optimizer(values: Mapping[str, object], names: Mapping[str, str], source: Source) -> list[Mistake]:
-    """The mistakes of states on a disk that are in 8 bits, or Muon's, and of rates that exclude one another."""
+    """The mistakes of states on a disk that may not be there, and of rates that exclude one another."""
     apart = [key for key in RATES if values.get(key) not in SWITCHED_OFF]
     if apart and values.get("decay_all") is True:
         text = f"{names[apart[0]]} says which weights decay; leave one of the two out"
         return [source.mistake(names["decay_all"], "bad-value", text)]
-    if apart and values.get("optim") == MUON:
-        text = f"optim is {MUON}, under which all weights have learning_rate; leave one of the two out"
+    optimizer = OPTIMIZERS.get(str(values.get("optim")), AdamW)
+    if apart and optimizer.one_rate:
+        text = f"optim is {optimizer.kind}, under which all weights have learning_rate; leave one of the two out"
         return [source.mistake(names[apart[0]], "not-there", text)]
     if len(apart) > 1:
         both = "both say at which rate some weights are trained, and which these are"
         text = f"{names[apart[1]]} is given too, and {both}; keep one"
         return [source.mistake(names[apart[0]], "bad-value", text)]
-    states = IN_MEMORY.get(str(values.get("optim")))
-    if states is None or not values.get("disk_paths"):
+    if optimizer.on_disk or not values.get("disk_paths"):
         return []
-    text = f"disk_paths are given too, and {states} stay in memory: use adamw_torch, or leave disk_paths out"
+    text = f"disk_paths are given too, and {optimizer.states} stay in memory: use adamw_torch, or leave disk_paths out"
     return [source.mistake(names["optim"], "bad-value", text)]
 
 

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.checks import check_numbers
-
-_GPU_ROUNDED_SHARE = 0.2
-"""Of the rate of an update with fp32 moments: on a device, one in 8 bits passes over memory as many times more."""
-_CPU_ROUNDED_SHARE = 0.5
-"""Likewise: memory has half as much to do, and a core four times as much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,12 +64,9 @@ class Hardware:
             if getattr(self, rate) == 0:
                 raise ValueError(f"Hardware.{rate} is 0; a rate is more than zero")
 
-    def gpu_updates(self, *, rounded: bool) -> float:
-        """Parameters per second that the device updates. `rounded`: with moments in 8 bits."""
-        plain = self.gpu_update_parameters_per_s
-        return (self.gpu_rounded_update_parameters_per_s or _GPU_ROUNDED_SHARE * plain) if rounded else plain
-
-    def cpu_updates(self, *, rounded: bool) -> float:
-        """Likewise, that the CPU updates."""
-        plain = self.cpu_update_parameters_per_s
-        return (self.cpu_rounded_update_parameters_per_s or _CPU_ROUNDED_SHARE * plain) if rounded else plain
+    def with_cpu_updates(self, factor: float) -> Hardware:
+        """The same with a CPU that updates so many times as fast."""
+        return replace(
+            self, cpu_update_parameters_per_s=factor * self.cpu_update_parameters_per_s,
+            cpu_rounded_update_parameters_per_s=factor * self.cpu_rounded_update_parameters_per_s,
+        )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -13,7 +13,6 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from planner.cpu.adamw import cpu_kernel
-from planner.eight_bits import NUMBERS_BYTES
 from planner.errors import Exit, UserError
 from planner.graph import (
     RECIPES,
@@ -31,7 +30,6 @@ from planner.graph import (
 )
 from planner.graph import chunk_rows as rows_of_a_chunk
 from planner.job.schema import Job
-from planner.job.values import ADAMW_8BIT, MUON
 from planner.machine.hardware import Hardware
 from planner.measure.choose_compiled import with_compiled
 from planner.measure.frame_bytes import FrameBytes, measure_frame, trace_blocks
@@ -40,11 +38,11 @@ from planner.measure.gpu_card import scalar_bytes, staged_bytes, workspace_bytes
 from planner.measure.head_time import rehearsal
 from planner.measure.hf_model import sample_batch, skeleton_model
 from planner.measure.isolation import check_isolation
-from planner.measure.matrices import estimate_updates, measure_updates, shapes_of
-from planner.measure.tensors import buffer_bytes, describe, matrix_names, rounded_names
+from planner.measure.tensors import buffer_bytes, describe
 from planner.measure.times import (
     CompiledBytes,
     Times,
+    UpdateTimes,
     device_name,
     estimate_pairs,
     forget,
@@ -53,6 +51,8 @@ from planner.measure.times import (
     sums,
 )
 from planner.measure.trainer_options import check_trainer_options
+from planner.measure.updates import estimate_updates, measure_updates, untimed_updates
+from planner.optimizers.table import NONE, OPTIMIZERS, AnyOptimizer
 from planner.schedule.chain import Block, Chain, Lifetimes, Option, Tensor, slice_size
 
 log = logging.getLogger(__name__)
@@ -110,9 +110,9 @@ class Analysis:
         )
 
     @property
-    def matrices(self) -> tuple[tuple[int, int], ...]:
-        """See `planner.measure.matrices.shapes_of`."""
-        return shapes_of((*(t for block in self.tensors for t in block), *self.frame_tensors))
+    def updates(self) -> tuple[UpdateTimes, ...]:
+        """See `planner.measure.updates.untimed_updates`."""
+        return untimed_updates((*(t for block in self.tensors for t in block), *self.frame_tensors))
 
     @property
     def inexact(self) -> tuple[str, ...]:
@@ -213,8 +213,7 @@ def analyse(job: Job, device: torch.device, *, arranged: bool = False, for_gpu: 
     rows = 0 if job.exact else rows_of_a_chunk(cast(Any, model).get_output_embeddings().weight)
     analysis = analyse_model(
         model, sample_batch(job, model), device=device, chunk_rows=rows, arranged=arranged, for_gpu=for_gpu,
-        rounded=rounded_names(model) if job.optim == ADAMW_8BIT else (),
-        matrices=matrix_names(model) if job.optim == MUON else (),
+        optimizers=OPTIMIZERS[job.optim].chosen(model),
     )  # fmt: skip
     if job.packing is True:
         check_isolation(job, analysis.names)
@@ -236,14 +235,14 @@ def analyse(job: Job, device: torch.device, *, arranged: bool = False, for_gpu: 
 @trials()
 def analyse_model(
     model: nn.Module, batch: Mapping[str, torch.Tensor], *, device: torch.device, chunk_rows: int = 0,
-    arranged: bool = False, rounded: Collection[str] = (), matrices: Collection[str] = (), for_gpu: bool = False,
+    arranged: bool = False, optimizers: Mapping[str, AnyOptimizer] = NONE, for_gpu: bool = False,
 ) -> Analysis:  # fmt: skip
     """The analysis of `model` (weights anywhere, on meta too; buffers on `device`) for slices shaped like `batch`:
     `input_ids` and `labels` [rows, length], or what else its forward takes. `chunk_rows`: head and loss in chunks of so
     many rows; 0: in one piece.
-    `arranged`: it says which memory turns allocate, too, so that tensors get places. `rounded`: the parameters whose
-    moments are in 8 bits where they are trained, `matrices` those that Muon trains then. `for_gpu`: the CPU
-    stands for a GPU that is not here, or must not be touched. Raises UserError."""
+    `arranged`: it says which memory turns allocate, too, so that tensors get places. `optimizers`: of parameters that
+    AdamW does not train. `for_gpu`: the CPU stands for a GPU that is not here, or must not be touched. Raises
+    UserError."""
     refuse_autocast(device)
     names = find_blocks(model, batch, device=device)
     if chunk_rows:
@@ -283,7 +282,7 @@ def analyse_model(
     still = {id(p) for block in params for p in block.values() if p.requires_grad} - reached
 
     def described(p: nn.Parameter, *, trained: bool, tied: bool = False) -> Tensor:
-        return describe(first_names[id(p)], p, tied=tied, trained=trained, rounded=rounded, matrices=matrices)
+        return describe(first_names[id(p)], p, tied=tied, trained=trained, optimizers=optimizers)
 
     analysis = Analysis(
         names=names,
@@ -299,7 +298,8 @@ def analyse_model(
         ),
         pairs=pairs,
         frame=frame,
-        resident_bytes=buffer_bytes(model) + scalar_bytes(device) + (NUMBERS_BYTES if rounded else 0),
+        resident_bytes=buffer_bytes(model) + scalar_bytes(device)
+        + max((optimizer.resident_bytes for optimizer in optimizers.values()), default=0),
         workspace_bytes=workspace_bytes(device),
         staged_bytes=staged_bytes(batch) if device.type == "cuda" else 0,
         slice_tokens=slice_size({name: t.shape for name, t in batch.items()}),
@@ -337,8 +337,8 @@ def measure_times(
         sink=sums() if adds else forget,
     )  # fmt: skip
     rest = measure_rest(estimate.of(head, first[head].recipe.name), alone, device, names.head)
-    updates = measure_updates(analysis.matrices, device, hardware)
-    times = Times(options=(*blocks, rest), device=device_name(device), measured=True, matrices=updates)
+    updates = measure_updates(analysis.updates, device, hardware)
+    times = Times(options=(*blocks, rest), device=device_name(device), measured=True, updates=updates)
     layers = dict.fromkeys(kind for kind in names.kinds[1:-1] if kind not in (names.kinds[0], head))
     return with_compiled(pairs, layers, times, device, adds=adds) if compiling else times
 
@@ -346,7 +346,7 @@ def measure_times(
 def estimate_times(analysis: Analysis, hardware: Hardware) -> Times:
     """Seconds of each kind and option, from arithmetic and memory traffic and what `hardware` reaches."""
     times = estimate_pairs(analysis.pairs, analysis.names.kinds[-1], hardware)
-    return replace(times, matrices=estimate_updates(analysis.matrices, hardware))
+    return replace(times, updates=estimate_updates(analysis.updates, hardware))
 
 
 class _Watch(TorchFunctionMode):

@@ -12,18 +12,20 @@ import statistics
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from planner.cpu.adamw import Step, Target, cpu_kernel, update_rounded
-from planner.cpu.rounded import both_numbers
-from planner.eight_bits import CHUNK, moment_bytes
+from planner.cpu.adamw import Step, Target, cpu_kernel
 from planner.machine.hardware import Hardware
 from planner.machine.memory import ram_bytes
 from planner.machine.traffic import UPDATE_TRAFFIC_BYTES
 from planner.measure.stopwatch import Stopwatch, warm_up
 from planner.measure.times import device_name
+from planner.optimizers.adamw import update
+from planner.optimizers.base import Optimizer, Rates
+from planner.optimizers.table import ADAMW
 
 _MIB = 2**20
 _COPY_BYTES, _MOST_COPY_BYTES = 64 * _MIB, 256 * _MIB
@@ -39,25 +41,25 @@ _COPY_TRAFFIC = 2  # a copy in host memory reads each byte and writes it
 
 
 def measure_hardware(
-    device: torch.device, dtype: torch.dtype = torch.float32, *, rounded: bool = False
+    device: torch.device, dtype: torch.dtype = torch.float32, *, optimizer: Optimizer = ADAMW
 ) -> Hardware:  # fmt: skip
     """The machine with rates measured on `device`; each while the others work that share memory with it. `dtype`: what
-    blocks compute in. `rounded`: updates with moments in 8 bits, too."""
+    blocks compute in. `optimizer`: its updates, too, where they have rates of their own."""
     watch, on_gpu = Stopwatch(device), device.type == "cuda"
     # Where the device is the CPU, all that matters passes through its caches as this does.
     copied, updated = (_copied_bytes(), _updated(_last_cache_bytes())) if on_gpu else (_COPY_BYTES, _UPDATED)
     with torch.no_grad():
         with _copying(copied):
             cpu_update = _cpu_update_parameters_per_s(updated, dtype)
-            cpu_rounded = _cpu_update_parameters_per_s(updated, dtype, rounded=True) if rounded else 0.0
+            own_cpu = _cpu_update_parameters_per_s(updated, dtype, optimizer) if optimizer.own_rates else 0.0
         memory = _cpu_memory_bytes_per_s(copied)
         warm_up(device, dtype)
         up, down = _link_bytes_per_s(device, watch)
         on_device = _updated(_cache_bytes(device))
-        gpu_rounded = _gpu_rounded_parameters_per_s(on_device, device) if rounded and on_gpu else cpu_rounded
+        own_gpu = _own_gpu_parameters_per_s(on_device, device, optimizer) if optimizer.own_rates and on_gpu else own_cpu
         gpu_update = _gpu_update_parameters_per_s(on_device, device) if on_gpu else cpu_update
         latency_s = _copy_latency_s(device, watch)
-        return Hardware(
+        hardware = Hardware(
             name=machine_name(device_name(device)),
             gpu_bytes=gpu_bytes(device),
             cpu_bytes=cpu_bytes(device),
@@ -65,8 +67,6 @@ def measure_hardware(
             d2h_bytes_per_s=down,
             gpu_update_parameters_per_s=gpu_update,
             cpu_update_parameters_per_s=cpu_update,
-            gpu_rounded_update_parameters_per_s=min(gpu_rounded, gpu_update),
-            cpu_rounded_update_parameters_per_s=min(cpu_rounded, cpu_update),
             cpu_memory_bytes_per_s=memory,
             launch_s=_launch_s(device),
             operation_s=_operation_s(device),
@@ -74,6 +74,7 @@ def measure_hardware(
             flops_per_s=_flops_per_s(device, dtype, watch),
             shared_compute=_shared_compute(device),
         )
+    return optimizer.with_rates(hardware, Rates(gpu=min(own_gpu, gpu_update), cpu=min(own_cpu, cpu_update)))
 
 
 def estimate_hardware(device: torch.device, dtype: torch.dtype = torch.float32) -> Hardware:
@@ -192,23 +193,23 @@ def _random(count: int, dtype: torch.dtype = torch.float32, device: torch.device
     return drawn.repeat(-(-count // len(drawn)))[:count]
 
 
-def _cpu_update_parameters_per_s(count: int, dtype: torch.dtype, *, rounded: bool = False) -> float:
+def _cpu_update_parameters_per_s(count: int, dtype: torch.dtype, optimizer: Optimizer = ADAMW) -> float:
     """By the kernel that the worker will use, with the masters that weights of `dtype` have."""
     work, gradient = (_random(count, dtype) for _ in range(2))
     master = work if dtype == torch.float32 else work.float()
-    size, kind = (moment_bytes(count), torch.uint8) if rounded else (count, torch.float32)
-    exp_avg, exp_avg_sq = (torch.zeros(size, dtype=kind) for _ in range(2))
+    exp_avg, exp_avg_sq = (torch.zeros(shape, dtype=kind) for kind, shape in optimizer.moment_layouts(work))
     target = Target("probe", 0.1, work, master, exp_avg, exp_avg_sq, gradient)
     kernel = cpu_kernel()
     return count / _median_s(Stopwatch(torch.device("cpu")), lambda: kernel.update([target], _step()))
 
 
-def _gpu_rounded_parameters_per_s(count: int, device: torch.device) -> float:
+def _own_gpu_parameters_per_s(count: int, device: torch.device, optimizer: Optimizer) -> float:
     weight, gradient = (_random(count, device=device) for _ in range(2))
-    exp_avg, exp_avg_sq = (torch.zeros(moment_bytes(count), dtype=torch.uint8, device=device) for _ in range(2))
+    layouts = optimizer.moment_layouts(weight)
+    exp_avg, exp_avg_sq = (torch.zeros(shape, dtype=kind, device=device) for kind, shape in layouts)
     target, step = Target("probe", 0.1, weight, weight, exp_avg, exp_avg_sq, gradient), _step(device)
-    known = both_numbers(lambda tensor: tensor.to(device))
-    return count / _median_s(Stopwatch(device), lambda: update_rounded(target, step, CHUNK, known))
+    constants: Any = optimizer.constants(lambda tensor: tensor.to(device))
+    return count / _median_s(Stopwatch(device), lambda: update([target], step, constants))
 
 
 def _step(device: torch.device | None = None) -> Step:

@@ -18,6 +18,8 @@ from planner.graph.work import Work
 from planner.machine.hardware import Hardware
 from planner.machine.traffic import UPDATE_TRAFFIC_BYTES
 from planner.measure.stopwatch import Stopwatch, warm_up
+from planner.optimizers.base import untimed
+from planner.optimizers.table import AnyOptimizer
 from planner.out_of_memory import as_one_error
 from planner.schedule.chain import Tensor as ChainTensor
 
@@ -53,14 +55,11 @@ class OptionTimes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MatrixTimes:
-    """Seconds of Muon's update of a matrix of so many `elements` with this `shorter_side`, on the device and on the
-    CPU."""
+class UpdateTimes:
+    """The `optimizer` of tensors of so many `elements`, with the seconds of their updates."""
 
-    shorter_side: int
+    optimizer: AnyOptimizer
     elements: int
-    gpu_s: float
-    cpu_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +69,7 @@ class Times:
     options: tuple[OptionTimes, ...]
     device: str
     measured: bool
-    matrices: tuple[MatrixTimes, ...] = ()
+    updates: tuple[UpdateTimes, ...] = ()
 
     def of(self, kind: str, option: str) -> OptionTimes:
         """Raises KeyError when that kind and option is not there."""
@@ -80,12 +79,12 @@ class Times:
         raise KeyError(f"no times of kind {kind} under option {option}")
 
     def of_update(self, tensor: ChainTensor) -> ChainTensor:
-        """The tensor with the times of its update; those of AdamW are the machine's. Raises KeyError."""
-        if not tensor.is_matrix:
+        """The tensor with the seconds of its update, where its optimizer has seconds of its own. Raises KeyError."""
+        if not tensor.optimizer.own_seconds:
             return tensor
-        for times in self.matrices:
-            if (times.shorter_side, times.elements) == (tensor.shorter_side, tensor.elements):
-                return replace(tensor, gpu_update_s=times.gpu_s, cpu_update_s=times.cpu_s)
+        for times in self.updates:
+            if (untimed(times.optimizer), times.elements) == (untimed(tensor.optimizer), tensor.elements):
+                return replace(tensor, optimizer=times.optimizer)
         raise KeyError(f"no times of an update of {tensor.name}")
 
 

@@ -55,11 +55,10 @@ def document(drawing: Drawing) -> dict[str, Json]:
 
 def _as_used(drawing: Drawing) -> Hardware:
     """The machine with the rates of updates that the plan counts on."""
-    hardware, rounded = drawing.hardware, drawing.chain.rounded_elements > 0
+    updates = drawing.chain.update_rates(drawing.hardware)
     return replace(
-        hardware, gpu_update_parameters_per_s=hardware.gpu_updates(rounded=rounded),
-        cpu_update_parameters_per_s=hardware.cpu_updates(rounded=rounded),
-    )  # fmt: skip
+        drawing.hardware, gpu_update_parameters_per_s=updates.gpu, cpu_update_parameters_per_s=updates.cpu
+    )
 
 
 def _operations(drawing: Drawing) -> dict[str, Json]:

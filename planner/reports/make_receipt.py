@@ -112,6 +112,7 @@ def gpu_shares(program: Program, chain: Chain) -> tuple[Share, ...]:
 def host_shares(plan: Plan, chain: Chain) -> tuple[Share, ...]:
     """What the host holds; the bytes add up to its peak."""
     parts = cpu_parts(plan, chain)
+    update = next((kind.host_scratch for kind in chain.optimizers if kind.host_scratch), "")
     passing = "weights and gradients" if chain.passing_bytes(plan.cpu_updated()) else "weights"
     return _shares(
         ("working copies of weights", parts.weights_bytes),
@@ -122,7 +123,7 @@ def host_shares(plan: Plan, chain: Chain) -> tuple[Share, ...]:
         (f"{passing} on their way from disk", parts.ring_bytes),
         ("states on their way from and to disk", parts.state_ring_bytes),
         ("activations on their way to and from disk", parts.activation_ring_bytes),
-        ("Muon's products", parts.products_bytes),
+        (update, parts.products_bytes),
     )
 
 

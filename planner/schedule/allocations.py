@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from planner.schedule.chain import Chain, Lifetimes, Tensor
 from planner.schedule.compile import Op, OpKind, Program, Queue
-from planner.schedule.peak_moments import ROWS_AT_ONCE, Rows, lasting_bytes, scratch_bytes, tied_rows
+from planner.schedule.peak_moments import ROWS_AT_ONCE, Rows, lasting_bytes, tied_rows
 from planner.schedule.plan import Direction, stage_order
 
 _INDEX_BYTES = 8
@@ -148,9 +148,9 @@ class _Host:
 
     def _update(self, op: Op) -> None:
         """Narrow gradients are copied to fp32, as many at once as the largest one takes; then come, one by one, tensors
-        whose moments are in 8 bits, and Muon's."""
+        that are not updated together."""
         tensors = [self.tensors[name] for name in op.names]
-        sizes = [scratch_bytes(tensor) for tensor in tensors if not (tensor.rounded or tensor.is_matrix)]
+        sizes = [tensor.scratch_bytes for tensor in tensors if tensor.optimizer.together]
         batch: list[int] = []
         for size in sizes:
             if batch and size + sum(self.sizes[n] for n in batch) > max(sizes):
@@ -158,8 +158,8 @@ class _Host:
             if size:
                 batch.append(self._new(size))
         self._release_all(batch)
-        for tensor in (tensor for tensor in tensors if tensor.rounded or tensor.is_matrix):
-            self._release(self._new(scratch_bytes(tensor)))
+        for tensor in (tensor for tensor in tensors if not tensor.optimizer.together):
+            self._release(self._new(tensor.scratch_bytes))
         for name in op.names:  # the frame's gradients go with their update
             if name not in self.users:
                 self._release_all(self.items.pop(f"g:{name}", []))

@@ -7,7 +7,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from planner.checks import check_numbers
-from planner.eight_bits import moment_bytes
+from planner.machine.hardware import Hardware
+from planner.optimizers.base import Rates
+from planner.optimizers.table import ADAMW, AnyOptimizer
 from planner.schedule.state_pieces import LEAST_BYTES, Piece, StoredTensor, whole_pages
 
 
@@ -22,9 +24,7 @@ class Tensor:
     A frozen one is read from the model's files each time it travels; of a trained one, which the CPU updates, working
     copy and gradient are on a drive as its states are. `states_on_disk`, of a trained one: where the CPU updates it,
     the host keeps no optimizer states of it; they are read for the update, and written after it.
-    `rounded`: its moments are in 8 bits (`planner.eight_bits`). `shorter_side`: of a matrix that Muon updates
-    (`planner.muon`), whose only moment is its momentum; 0: AdamW updates it. `gpu_update_s`, `cpu_update_s`: how long
-    such an update takes on the device and on the CPU; 0: as long as one of AdamW.
+    `optimizer`: how it is updated, where it is trained.
     """
 
     name: str
@@ -36,10 +36,7 @@ class Tensor:
     row_bytes: int = 0
     on_disk: bool = False
     states_on_disk: bool = False
-    rounded: bool = False
-    shorter_side: int = 0
-    gpu_update_s: float = 0.0
-    cpu_update_s: float = 0.0
+    optimizer: AnyOptimizer = ADAMW
 
     def __post_init__(self) -> None:
         check_numbers(self)
@@ -47,24 +44,20 @@ class Tensor:
             raise ValueError(f"tensor {self.name} is trained: it is on disk with its states and its master, or not")
         if self.states_on_disk and not self.state_bytes:
             raise ValueError(f"tensor {self.name} has no optimizer states that could be on disk")
-        if self.rounded and (self.states_on_disk or self.state_bytes != sum(self.state_sizes)):
-            raise ValueError(f"tensor {self.name} cannot have {self.state_bytes} bytes of states in 8 bits, or on disk")
-        if self.is_matrix and (self.states_on_disk or self.rounded or self.state_bytes != sum(self.state_sizes)):
-            raise ValueError(f"tensor {self.name} cannot have {self.state_bytes} bytes of Muon's states, or on disk")
+        master = 4 * self.elements * (self.bytes < 4 * self.elements)
+        whole = self.state_bytes == sum(self.optimizer.moment_bytes(self.elements)) + master
+        if not self.optimizer.on_disk and (self.states_on_disk or not whole):
+            states = f"{self.state_bytes} bytes of {self.optimizer.states}"
+            raise ValueError(f"tensor {self.name} cannot have {states}, or on disk")
 
     def item_bytes(self, kind: str) -> int:
         """Size of its item "w", "g" or "s"."""
         return {"w": self.bytes, "g": self.gradient_bytes, "s": self.state_bytes}[kind]
 
     @property
-    def is_matrix(self) -> bool:
-        """Muon updates it."""
-        return self.shorter_side > 0
-
-    @property
     def storable(self) -> bool:
         """Its states may be on disk, where the CPU updates it."""
-        return self.trainable and self.state_bytes >= LEAST_BYTES and not (self.rounded or self.is_matrix)
+        return self.trainable and self.state_bytes >= LEAST_BYTES and self.optimizer.on_disk
 
     @property
     def wholly_on_disk(self) -> bool:
@@ -83,18 +76,28 @@ class Tensor:
     @property
     def has_master(self) -> bool:
         """The optimizer keeps an fp32 original beside the moments; the working copy is its rounding."""
-        if self.rounded or self.is_matrix:
-            return self.bytes < 4 * self.elements
-        return self.trainable and self.state_bytes == 12 * self.elements
+        moments = sum(self.optimizer.moment_bytes(self.elements))
+        return self.trainable and self.state_bytes == moments + 4 * self.elements
 
     @property
     def state_sizes(self) -> tuple[int, ...]:
-        """Of its states: two moments, or a momentum, and, where there is one, the master."""
-        if self.is_matrix:
-            return (4 * self.elements,) * (1 + self.has_master)
-        if self.rounded:
-            return (*[moment_bytes(self.elements)] * 2, *[4 * self.elements] * self.has_master)
-        return (4 * self.elements,) * (self.state_bytes // (4 * self.elements))
+        """Bytes of each of its states: moments and, where there is one, the master."""
+        moments = self.optimizer.moment_bytes(self.elements) if self.state_bytes else ()
+        return (*moments, *[4 * self.elements] * self.has_master)
+
+    @property
+    def scratch_bytes(self) -> int:
+        """What an update on the device needs beside its items."""
+        return self.optimizer.scratch_bytes(self.elements, narrow=self._narrow) if self.trainable else 0
+
+    @property
+    def host_scratch_bytes(self) -> int:
+        """What an update on the CPU needs beside its items."""
+        return self.optimizer.host_scratch_bytes(self.elements, narrow=self._narrow) if self.trainable else 0
+
+    @property
+    def _narrow(self) -> bool:
+        return self.gradient_bytes < 4 * self.elements
 
     def host_gradient_bytes(self, rounds: int) -> int:
         """What the gradient's host copy takes beside the working copy. Where there is a master and no further round
@@ -106,7 +109,7 @@ class Tensor:
     def shared_bytes(self) -> int:
         """The master's upper half: a bf16 working copy is its rounding, and gives it back (`planner.cpu.packed`)."""
         halves = self.bytes == self.gradient_bytes == 2 * self.elements
-        return self.bytes if self.has_master and halves and not (self.rounded or self.is_matrix) else 0
+        return self.bytes if self.has_master and halves and self.optimizer.packs else 0
 
     @property
     def master_bytes(self) -> int:
@@ -224,10 +227,10 @@ def slice_size(shapes: Mapping[str, Sequence[int]]) -> int:
 class _Derived:
     """What a chain works out from its fields when first asked: no field itself, of no interest to == or JSON."""
 
-    __slots__ = ("_pieces", "_rounded", "_users")
+    __slots__ = ("_optimizers", "_pieces", "_users")
     _users: dict[str, tuple[int, ...]]
     _pieces: dict[str, tuple[Piece, ...]]
-    _rounded: int
+    _optimizers: Mapping[AnyOptimizer, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -295,11 +298,6 @@ class Chain(_Derived):
         """What a checkpoint has of all that is trained: masters and moments."""
         return sum(t.master_bytes for t in (*self.tensors(), *self.frame_tensors) if t.trainable)
 
-    @property
-    def matrix_elements(self) -> int:
-        """Parameters that Muon updates."""
-        return sum(t.elements for t in (*self.tensors(), *self.frame_tensors) if t.is_matrix)
-
     def state_pieces(self, tensor: Tensor) -> tuple[Piece, ...]:
         """Of a tensor whose states are on disk: the moments, and the master where it has one. The largest first."""
         try:
@@ -313,15 +311,22 @@ class Chain(_Derived):
         return pieces[tensor.name]
 
     @property
-    def rounded_elements(self) -> int:
-        """Parameters whose moments are in 8 bits. Where there are any, all updates are taken for as slow as theirs."""
+    def optimizers(self) -> Mapping[AnyOptimizer, int]:
+        """The optimizers of what is trained, and how many parameters each updates. Made once, as `users`."""
         try:
-            return self._rounded
+            return self._optimizers
         except AttributeError:
             pass
-        found = sum(tensor.elements for tensor in (*self.tensors(), *self.frame_tensors) if tensor.rounded)
-        object.__setattr__(self, "_rounded", found)
+        found: dict[AnyOptimizer, int] = {}
+        for tensor in (t for t in (*self.tensors(), *self.frame_tensors) if t.trainable):
+            found[tensor.optimizer] = found.get(tensor.optimizer, 0) + tensor.elements
+        object.__setattr__(self, "_optimizers", found)
         return found
+
+    def update_rates(self, hardware: Hardware) -> Rates:
+        """How fast the machine updates: all updates are taken for as slow as those of the slowest optimizer."""
+        rates = [optimizer.rates(hardware) for optimizer in self.optimizers] or [ADAMW.rates(hardware)]
+        return Rates(gpu=min(each.gpu for each in rates), cpu=min(each.cpu for each in rates))
 
     def users(self) -> Mapping[str, tuple[int, ...]]:
         """Tensor name -> the blocks that use it, in order. More than one: a tied tensor. Made once: planning asks for

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 from planner.schedule.chain import Chain, Option, Tensor
 from planner.schedule.compile import Op, OpKind, Program, Queue
 from planner.schedule.operations import ACTIVATION_SLOTS, GRADIENT_SLOTS, SLOTS, STATE_SLOTS
-from planner.schedule.peak_moments import LOSS_BYTES, NORM_BYTES, lasting_bytes, scratch_bytes, tied_rows
+from planner.schedule.peak_moments import LOSS_BYTES, NORM_BYTES, lasting_bytes, tied_rows
 from planner.schedule.plan import Direction, Plan, stage_order
 from planner.schedule.state_pieces import PAGE, whole_pages
 
@@ -246,7 +246,7 @@ class HostParts:
     state_ring_bytes   slots through which states come from disk and go there
     activation_ring_bytes    slots through which activations go to disk and come back
     kept_bytes         weights and states before an update that runs ahead of the norm
-    products_bytes     what Muon's update of the largest matrix multiplies in
+    products_bytes     what the largest update needs that is done apart (`Tensor.host_scratch_bytes`)
     """
 
     weights_bytes: int = 0
@@ -330,9 +330,9 @@ def activation_slot_bytes(option: Option) -> int:
 
 
 def products_bytes(chain: Chain, updated: Collection[str] | None = None) -> int:
-    """Of Muon's updates on the CPU, which come one after another: of matrices called so, or of any."""
-    named = (t for t in chain.tensors() if t.is_matrix and (updated is None or t.name in updated))
-    return max(map(scratch_bytes, named), default=0)
+    """What updates on the CPU need beside their items, one after another: those of tensors called so, or of any."""
+    named = (t for t in chain.tensors() if updated is None or t.name in updated)
+    return max((t.host_scratch_bytes for t in named), default=0)
 
 
 def cpu_peak_bytes(plan: Plan, chain: Chain) -> int:

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from planner import eight_bits, muon
 from planner.schedule.chain import Block, Chain, Option, Tensor
 from planner.schedule.plan import Direction, stage_order
 
@@ -42,17 +41,6 @@ class Moment:
 def kept_bytes(block: Block, option: Option) -> int:
     """What one slice keeps on the device from forward to backward under this option."""
     return option.saved_bytes + (block.input_bytes if option.reads_input else 0)
-
-
-def scratch_bytes(tensor: Tensor) -> int:
-    """What an update on the device needs beside the tensor: the fp32 copy of a narrower gradient, or what moments in 8
-    bits are expanded to, or Muon's matrices."""
-    if tensor.rounded:
-        return eight_bits.scratch_bytes(tensor.elements)
-    narrow = tensor.trainable and tensor.gradient_bytes < 4 * tensor.elements
-    if tensor.is_matrix:
-        return muon.scratch_bytes(tensor.shorter_side, tensor.elements, narrow=narrow)
-    return 4 * tensor.elements * narrow
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +268,7 @@ def _update(chain: Chain, stage: int, i: int, m: int, made: _Made, clip: bool) -
     updated: list[Tensor] = [] if i and clip else list(chain.tensors() if clip else chain.blocks[i].tensors)
     if i == 0:
         updated += chain.frame_tensors
-    scratch = max((scratch_bytes(tensor) for tensor in updated), default=0)
+    scratch = max((tensor.scratch_bytes for tensor in updated), default=0)
     bytes_of: dict[tuple[int, int], int] = {}
     if i:
         _add_offloaded(bytes_of, chain, i - 1)

@@ -22,7 +22,6 @@ from planner.schedule.operations import (
     slots_of,
     state_slots_of,
 )
-from planner.schedule.peak_moments import scratch_bytes
 from planner.schedule.plan import Direction, Plan, Stage
 
 
@@ -187,7 +186,7 @@ class SerialOrder:
                     yield Op(kind=OpKind.NORM, stage=self.names[n], subject=",".join(frame), round=r)
                 yield Op(kind=OpKind.CLIP, stage=self.names[n], subject="all", round=r)
         for names in self._apart((*stage.gpu_update, *(frame if last else ())), n):
-            scratch = max(scratch_bytes(self.tensors[name]) for name in names)
+            scratch = max(self.tensors[name].scratch_bytes for name in names)
             yield Op(kind=OpKind.UPDATE, stage=self.names[n], subject=",".join(names), bytes=scratch, round=r)
 
     def _apart(self, names: Sequence[str], n: int) -> Iterator[tuple[str, ...]]:

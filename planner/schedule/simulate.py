@@ -50,8 +50,7 @@ class Durations:
     def __init__(self, options: Sequence[str], chain: Chain, hardware: Hardware) -> None:
         self.hardware = hardware
         self.gpu_work, self.cpu_work = update_work(chain, hardware)
-        self.gpu_updates = hardware.gpu_updates(rounded=chain.rounded_elements > 0)
-        self.cpu_updates = hardware.cpu_updates(rounded=chain.rounded_elements > 0)
+        self.updates = chain.update_rates(hardware)
         self.options = [block.option(name) for block, name in zip(chain.blocks, options, strict=True)]
 
     def of(self, op: Op, share: float = 1.0) -> float:
@@ -69,10 +68,10 @@ class Durations:
             case OpKind.SEND:
                 return share * op.bytes / machine.d2h_bytes_per_s
             case OpKind.UPDATE:
-                return _sum(self.gpu_work, op) / self.gpu_updates
+                return _sum(self.gpu_work, op) / self.updates.gpu
             case kind if kind in _UPDATE_BYTES:
                 work = _UPDATE_BYTES[op.kind] / UPDATE_TRAFFIC_BYTES
-                return work * _sum(self.cpu_work, op) / self.cpu_updates
+                return work * _sum(self.cpu_work, op) / self.updates.cpu
             case OpKind.RUN:
                 direction, index, _ = op.turn
                 option = self.options[index]

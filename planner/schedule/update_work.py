@@ -18,16 +18,16 @@ def update_work(chain: Chain, hardware: Hardware) -> tuple[dict[str, float], dic
     """Likewise, the work of an update on the device and on the CPU: how many parameters AdamW would update in its time
     there. Those that it updates are themselves."""
     parameters: dict[str, float] = dict(parameters_of(chain))
-    others = [t for t in (*chain.tensors(), *chain.frame_tensors) if t.is_matrix]
+    others = [t for t in (*chain.tensors(), *chain.frame_tensors) if t.trainable]
     on_device = {t.name: gpu_work(t, chain, hardware) for t in others}
     return parameters | on_device, parameters | {t.name: cpu_work(t, chain, hardware) for t in others}
 
 
 def gpu_work(tensor: Tensor, chain: Chain, hardware: Hardware) -> float:
     """Of one tensor on the device."""
-    return tensor.gpu_update_s * hardware.gpu_updates(rounded=chain.rounded_elements > 0) or tensor.elements
+    return tensor.optimizer.gpu_s * chain.update_rates(hardware).gpu or tensor.elements
 
 
 def cpu_work(tensor: Tensor, chain: Chain, hardware: Hardware) -> float:
     """Of one tensor on the CPU."""
-    return tensor.cpu_update_s * hardware.cpu_updates(rounded=chain.rounded_elements > 0) or tensor.elements
+    return tensor.optimizer.cpu_s * chain.update_rates(hardware).cpu or tensor.elements

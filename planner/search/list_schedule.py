@@ -120,7 +120,7 @@ class _Play:
         work, _ = update_work(chain, self.machine)
         updated = [sum(work[name] for name in stage.gpu_update) for stage in self.plan.stages]
         updated[-1] += sum(work[t.name] for t in chain.frame_tensors if t.trainable)
-        return [n / self.machine.gpu_updates(rounded=chain.rounded_elements > 0) for n in updated]
+        return [n / chain.update_rates(self.machine).gpu for n in updated]
 
     def _activations_coming(self) -> list[float]:
         """Seconds of the link for activations that come back in each stage."""

@@ -12,12 +12,13 @@ import torch
 from planner.errors import UserError
 from planner.job.lora import DEFAULTS, has_no_weights
 from planner.job.schema import Job
-from planner.job.values import ADAMW_8BIT, MUON
 from planner.machine.hardware import Hardware
 from planner.measure.analysis import analyse, estimate_times
 from planner.measure.drive import with_drive
 from planner.measure.files_of_weights import why_not_in_files
 from planner.measure.hf_model import masked_of
+from planner.optimizers.adamw_8bit import AdamW8bit
+from planner.optimizers.table import OPTIMIZERS
 from planner.search.from_disk import with_disk
 from planner.search.problem import Problem
 from planner.search.states_on_disk import with_all_on_disk
@@ -75,8 +76,8 @@ def ways_to_fit(
     def tried(text: str, **keys: object) -> Iterator[Way]:
         yield from _tried(text, job, problem, device, last_trace, runs=runs, **keys)
 
-    exact = job.optim not in (ADAMW_8BIT, MUON)
-    storable = job.method == "full" and exact and not problem.hardware.disk_bytes
+    plain = OPTIMIZERS[job.optim].on_disk
+    storable = job.method == "full" and plain and not problem.hardware.disk_bytes
     if storable and (least := _least(with_all_on_disk(problem))):
         yield Way(text="optimizer states on a drive (disk_paths: a folder there; --drive pcie4)", least_bytes=least)
     mapped = replace(problem, not_in_files=None)
@@ -94,8 +95,8 @@ def ways_to_fit(
         yield from tried("bf16 with fp32 masters (bf16: true)", bf16=True)
     if problem.clip and (least := _least(replace(problem, clip=False))):
         yield Way(text="no clipping (max_grad_norm: 0)", least_bytes=least)
-    if host_is_full and job.method == "full" and exact and not job.disk_paths:
-        yield from tried("AdamW's moments in 8 bits, rounded (optim: adamw_8bit)", optim=ADAMW_8BIT)
+    if host_is_full and job.method == "full" and plain and not job.disk_paths:
+        yield from tried("AdamW's moments in 8 bits, rounded (optim: adamw_8bit)", optim=AdamW8bit.kind)
     if not host_is_full and all(way.least_bytes is None for way in smaller):  # shorter slices do not help a full host
         yield from _shorter_slices(job, problem, device, last_trace, runs=runs)
 

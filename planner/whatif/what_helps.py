@@ -20,6 +20,7 @@ from multiprocessing.pool import AsyncResult, Pool
 from planner.candidate.evaluate import predicted_step_s
 from planner.errors import UserError
 from planner.machine.presets import usable_cpu_bytes
+from planner.optimizers.table import AnyOptimizer
 from planner.reports.receipt import Change, Prospect
 from planner.run.ending import signals_wait
 from planner.schedule.chain import Chain
@@ -42,7 +43,8 @@ _USED = 0.8  # of a budget: more of what is not used up is no help, whatever a l
 def variations(problem: Problem) -> Iterator[tuple[str, Problem]]:
     """One thing changed at a time."""
     hardware, chain = problem.hardware, problem.chain
-    if problem.clip and chain.matrix_elements:  # the GPU then does Muon's products, of which a CPU does one in hundreds
+    slow = any(optimizer.own_seconds for optimizer in chain.optimizers)  # products, of which a CPU does one in hundreds
+    if problem.clip and slow:  # the GPU then does them
         yield _UNCLIPPED, replace(problem, clip=False)
     more = usable_cpu_bytes(64 * _GIB)
     yield "64 GiB more RAM", replace(problem, cpu_budget_bytes=problem.cpu_budget_bytes + more)
@@ -52,10 +54,8 @@ def variations(problem: Problem) -> Iterator[tuple[str, Problem]]:
     link = replace(hardware, h2d_bytes_per_s=2 * hardware.h2d_bytes_per_s, d2h_bytes_per_s=2 * hardware.d2h_bytes_per_s)
     yield "a link twice as fast", replace(problem, hardware=link)
     memory = replace(
-        hardware, cpu_update_parameters_per_s=2 * hardware.cpu_update_parameters_per_s,
-        cpu_rounded_update_parameters_per_s=2 * hardware.cpu_rounded_update_parameters_per_s,
-        cpu_memory_bytes_per_s=2 * hardware.cpu_memory_bytes_per_s,
-    )  # fmt: skip
+        hardware.with_cpu_updates(2.0), cpu_memory_bytes_per_s=2 * hardware.cpu_memory_bytes_per_s
+    )
     yield "host memory twice as fast, CPU updates with it", replace(problem, hardware=memory)
     if states_on_disk(chain) or has_twins(chain):
         drives = replace(
@@ -68,7 +68,7 @@ def variations(problem: Problem) -> Iterator[tuple[str, Problem]]:
     yield "a GPU that computes twice as fast", replace(problem, chain=_quicker(chain, 0.5))
     text = f"{2 * problem.slices} slices a step in place of {problem.slices}"
     yield text, replace(problem, slices=2 * problem.slices)
-    if problem.clip and not chain.matrix_elements:
+    if problem.clip and not slow:
         yield _UNCLIPPED, replace(problem, clip=False)
 
 
@@ -76,7 +76,7 @@ def _quicker(chain: Chain, factor: float) -> Chain:
     blocks = tuple(
         replace(
             block,
-            tensors=tuple(replace(t, gpu_update_s=factor * t.gpu_update_s) for t in block.tensors),
+            tensors=tuple(replace(t, optimizer=_quicker_update(t.optimizer, factor)) for t in block.tensors),
             options=tuple(
                 replace(o, forward_s=factor * o.forward_s, backward_s=factor * o.backward_s) for o in block.options
             ),
@@ -84,6 +84,10 @@ def _quicker(chain: Chain, factor: float) -> Chain:
         for block in chain.blocks
     )
     return replace(chain, blocks=blocks)
+
+
+def _quicker_update(optimizer: AnyOptimizer, factor: float) -> AnyOptimizer:
+    return optimizer.timed(gpu_s=factor * optimizer.gpu_s, cpu_s=optimizer.cpu_s)
 
 
 def _pool() -> Pool:

@@ -20,11 +20,12 @@ MAY_IMPORT = {
     # folder: the folders it may import; everyone may import the root of its package, which imports no folder
     "planner": (),
     "planner.keys": (),
-    "planner.job": ("planner.keys", "planner.machine"),
+    "planner.optimizers": ("planner.machine", "planner.cpu"),
+    "planner.job": ("planner.keys", "planner.machine", "planner.optimizers"),
     "planner.run": (),
     "planner.machine": (),
     "planner.cpu": (),
-    "planner.schedule": ("planner.machine",),
+    "planner.schedule": ("planner.machine", "planner.optimizers"),
     "planner.candidate": ("planner.schedule", "planner.machine"),
     "planner.ilp": ("planner.candidate", "planner.schedule", "planner.machine"),
     "planner.greedy": ("planner.candidate", "planner.schedule", "planner.machine"),
@@ -33,28 +34,36 @@ MAY_IMPORT = {
         "planner.arrange", "planner.ilp", "planner.greedy", "planner.candidate", "planner.schedule", "planner.machine",
     ),
     "planner.graph": ("planner.cpu",),
-    "planner.measure": ("planner.graph", "planner.cpu", "planner.job", "planner.schedule", "planner.machine"),
-    "planner.cache": ("planner.schedule", "planner.machine"),
+    "planner.measure": (
+        "planner.optimizers", "planner.graph", "planner.cpu", "planner.job", "planner.schedule", "planner.machine",
+    ),
+    "planner.cache": ("planner.optimizers", "planner.schedule", "planner.machine"),
     "planner.reports": ("planner.schedule", "planner.machine"),
     "planner.picture": ("planner.reports", "planner.schedule", "planner.machine"),
     "planner.whatif": (
+        "planner.optimizers",
         "planner.search", "planner.candidate", "planner.measure", "planner.reports", "planner.job", "planner.schedule",
         "planner.machine", "planner.run",
     ),
     "planner.commands": (
+        "planner.optimizers",
         "planner.whatif", "planner.search", "planner.arrange", "planner.candidate", "planner.measure", "planner.cache",
         "planner.picture", "planner.reports", "planner.job", "planner.schedule", "planner.machine",
     ),
     "worker": (),
-    "worker.runtime": ("planner.schedule", "planner.cpu"),
-    "worker.engine": ("worker.runtime", "planner.schedule", "planner.cpu", "planner.graph", "planner.measure"),
+    "worker.runtime": ("planner.optimizers", "planner.schedule", "planner.cpu"),
+    "worker.engine": (
+        "worker.runtime", "planner.optimizers", "planner.schedule", "planner.cpu", "planner.graph", "planner.measure",
+    ),
     "worker.data": ("planner.job",),
     "worker.storage": ("planner.job", "planner.schedule", "planner.machine", "planner.cpu"),
     "worker.training": (
+        "planner.optimizers",
         "worker.engine", "worker.runtime", "worker.data", "worker.storage", "planner.measure", "planner.graph",
         "planner.job", "planner.run", "planner.schedule", "planner.machine",
     ),
     "worker.certify": (
+        "planner.optimizers",
         "worker.engine", "worker.runtime", "worker.data", "worker.storage", "worker.training", "planner.commands",
         "planner.cpu", "planner.search", "planner.cache", "planner.measure", "planner.reports", "planner.job",
         "planner.run", "planner.schedule", "planner.machine",
@@ -78,7 +87,10 @@ package and of the packages below it, and nothing imports them but another entry
 BELOW = {"planner": ("planner",), "worker": ("worker", "planner"), "offmated": ("offmated",)}
 EDGES = {"planner.tasks": "offmated.jobs", "worker.tasks": "offmated.jobs"}
 """The two modules that RQ runs, and what they may use of offmated."""
-TORCH_FREE = ("planner", "planner.job", "planner.run", "planner.machine", "planner.schedule", "planner.reports")
+TORCH_FREE = (
+    "planner", "planner.optimizers", "planner.job", "planner.run", "planner.machine", "planner.schedule",
+    "planner.reports",
+)
 """The folders of the planner that offmated may use."""
 SOLVERS = ("pulp", "highspy")
 SOLVE = ("planner.ilp", "planner.search")

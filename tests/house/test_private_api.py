@@ -25,7 +25,7 @@ ELSEWHERE = {
     # several copies in one call
     "worker/engine/layouts.py": {"torch._foreach_copy_"},
     # the norm and its coefficient as clip_grad_norm_ computes them
-    "worker/engine/adamw.py": {"torch._foreach_mul_"},
+    "planner/optimizers/adamw.py": {"torch._foreach_mul_"},
     "worker/engine/gradients.py": {"torch._foreach_norm"},
 }
 

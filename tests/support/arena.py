@@ -13,7 +13,8 @@ import torch
 from planner.arrange.pack import with_places
 from planner.graph import ask_allocator
 from planner.graph.scratch import History
-from planner.measure.tensors import matrix_names
+from planner.optimizers.muon import Muon
+from planner.optimizers.table import NONE
 from planner.schedule.chain import Chain
 from planner.schedule.plan import Plan
 from tests.support.cuda.device import Device
@@ -48,8 +49,8 @@ def arena_on(device: Device) -> Iterator[arena.Arena]:
 def placed_chain(model: str, dtype: torch.dtype, rounded: bool = False, muon: bool = False) -> Chain:
     """As `late_engines.chain_for`, with what turns allocate."""
     made = make_model(model, dtype)
-    matrices = matrix_names(made) if muon else ()
-    return chain_of(made, device=CUDA, arranged=True, rounded=rounded_of(made) if rounded else (), matrices=matrices)
+    optimizers = Muon.chosen(made) if muon else rounded_of(made) if rounded else NONE
+    return chain_of(made, device=CUDA, arranged=True, optimizers=optimizers)
 
 
 def placed(plan: Plan, chain: Chain) -> Plan:

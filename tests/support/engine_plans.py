@@ -2,33 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
 from torch import nn
 
 from planner.measure.analysis import Analysis, analyse_model
-from planner.measure.tensors import matrix_names
-from planner.measure.times import MatrixTimes, OptionTimes, Times
+from planner.measure.times import OptionTimes, Times
+from planner.optimizers.adamw import AdamWGroup
+from planner.optimizers.adamw_8bit import AdamW8bit
+from planner.optimizers.base import Group
+from planner.optimizers.muon import Muon, MuonGroup
+from planner.optimizers.table import NONE, AnyOptimizer
 from planner.schedule.chain import Chain
 from planner.schedule.compile import compile_program
 from planner.schedule.memory import gpu_peak_bytes
 from planner.schedule.plan import Plan, Stage, stage_order
 from planner.schedule.verify import verify
 from tests.support.tiny_models import batch_of
-from worker.runtime.step_values import AdamW, Group, Muon
 
 
 def chain_of(
     model: nn.Module, batch: dict[str, torch.Tensor] | None = None, device: torch.device | None = None,
-    *, arranged: bool = False, rounded: Collection[str] = (), matrices: Collection[str] = (), chunk_rows: int = 0,
+    *, arranged: bool = False, optimizers: Mapping[str, AnyOptimizer] = NONE, chunk_rows: int = 0,
 ) -> Chain:  # fmt: skip
-    """The model's chain for slices like `batch`: true bytes, made-up times. `rounded`: names of parameters whose
-    moments are in 8 bits; `matrices`: of those that Muon updates; `chunk_rows`: of a head in chunks."""
+    """The model's chain for slices like `batch`: true bytes, made-up times. `optimizers`: of parameters that
+    AdamW does not train; `chunk_rows`: of a head in chunks."""
     analysis = analyse_model(
-        model, batch or batch_of(), device=device or torch.device("cpu"), arranged=arranged, rounded=rounded,
-        matrices=matrices, chunk_rows=chunk_rows,
+        model, batch or batch_of(), device=device or torch.device("cpu"), arranged=arranged,
+        optimizers=optimizers, chunk_rows=chunk_rows,
     )  # fmt: skip
     return timed(analysis)
 
@@ -40,8 +43,8 @@ def timed(analysis: Analysis) -> Chain:
         for kind, pairs in analysis.pairs.items()
         for option in pairs
     )
-    updates = tuple(MatrixTimes(shorter_side=s, elements=n, gpu_s=1.0, cpu_s=1.0) for s, n in analysis.matrices)
-    return analysis.chain(Times(options=times, device="none", measured=False, matrices=updates))
+    updates = tuple(replace(its, optimizer=its.optimizer.timed(gpu_s=1.0, cpu_s=1.0)) for its in analysis.updates)
+    return analysis.chain(Times(options=times, device="none", measured=False, updates=updates))
 
 
 def mixed_plan(chain: Chain, *, slices: int = 1, rounds: int = 1, clip: bool = False, ahead: bool = False) -> Plan:
@@ -149,20 +152,20 @@ def make_plan(chain, lines, *, options, resident, slices, rounds, clip) -> Plan:
     return replace(plan, gpu_budget_bytes=gpu_peak_bytes(program, chain))
 
 
-def rounded_of(model: nn.Module) -> frozenset[str]:
-    """Names of parameters for moments in 8 bits: all but the first, an embedding. Some are no whole blocks of 256."""
-    return frozenset(list(dict(model.named_parameters()))[1:])
+def rounded_of(model: nn.Module) -> dict[str, AnyOptimizer]:
+    """Moments in 8 bits of all parameters but the first, an embedding. Some are no whole blocks of 256."""
+    return dict.fromkeys(list(dict(model.named_parameters()))[1:], AdamW8bit())
 
 
-def adamw(model: nn.Module) -> AdamW:
+def adamw(model: nn.Module) -> AdamWGroup:
     """Weights of two dimensions decay."""
     decay = frozenset(n for n, p in model.named_parameters() if p.dim() > 1)
-    return AdamW(betas=(0.9, 0.98), eps=1e-8, weight_decay=0.1, decay_names=decay)
+    return AdamWGroup(betas=(0.9, 0.98), eps=1e-8, weight_decay=0.1, decay_names=decay)
 
 
 def muon(model: nn.Module) -> tuple[Group, ...]:
     """Muon for matrices, `adamw` for the rest."""
-    rest, matrices = adamw(model), matrix_names(model)
+    rest, matrices = adamw(model), frozenset(Muon.chosen(model))
     others = frozenset(name for name, _ in model.named_parameters()) - matrices
-    own = Muon(weight_decay=rest.weight_decay, decay_names=rest.decay_names, names=matrices)
+    own = MuonGroup(weight_decay=rest.weight_decay, decay_names=rest.decay_names, names=matrices)
     return replace(rest, names=others), own

@@ -12,7 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from planner.measure.tensors import matrix_names
+from planner.optimizers.adamw_8bit import AdamW8bit
+from planner.optimizers.muon import Muon
+from planner.optimizers.table import NONE
 from planner.schedule.chain import Chain
 from planner.schedule.plan import Plan
 from tests.support.cuda.device import Device
@@ -24,7 +26,6 @@ from tests.support.late_waits import a_step
 from tests.support.plain_engine import PlainEngine
 from tests.support.tiny_models import make_model
 from worker.engine.engine import Engine
-from worker.engine.state_parts import expanded
 
 torch.set_num_threads(1)
 CUDA = torch.device("cuda")
@@ -64,8 +65,8 @@ class Case:
 def chain_for(model: str, dtype: torch.dtype, rounded: bool = False, muon: bool = False) -> Chain:
     """For slices of two rows."""
     made = make_model(model, dtype)
-    matrices = matrix_names(made) if muon else ()
-    return chain_of(made, device=CUDA, rounded=rounded_of(made) if rounded else (), matrices=matrices)
+    optimizers = Muon.chosen(made) if muon else rounded_of(made) if rounded else NONE
+    return chain_of(made, device=CUDA, optimizers=optimizers)
 
 
 def plan_for(case: Case) -> Plan:
@@ -103,7 +104,7 @@ def train(engine: Engine | PlainEngine, case: Case, steps: int = 3, drains: bool
         if drains and step % 2:
             engine.drain()
     for _, parts in engine.state():
-        found = expanded(parts)
+        found = AdamW8bit().in_fp32(parts)
         yield from (found[part].clone() for part in sorted(found))
 
 

@@ -16,7 +16,10 @@ from torch import Tensor, nn
 
 from planner.cpu.rounded import rounded
 from planner.measure.forward_bytes import quiet
-from worker.runtime.step_values import AdamW, Group, Muon, groups_of, matrices_of
+from planner.optimizers.adamw import AdamWGroup
+from planner.optimizers.base import Group
+from planner.optimizers.muon import MuonGroup
+from worker.runtime.step_values import groups_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +61,7 @@ class PlainEngine:
         }
         groups = groups_of(optimizer)
         self.optimizers = [self._optimizer(group) for group in groups]
-        self.matrices = matrices_of(groups, self.masters)
+        self.matrices = {name for name in self.masters for g in groups if isinstance(g, MuonGroup) and g.has(name)}
 
     def _optimizer(self, group: Group) -> torch.optim.Optimizer:
         """PyTorch's own, of the tensors of one group."""
@@ -66,9 +69,9 @@ class PlainEngine:
         decay = [m for name, m in own.items() if name in group.decay_names]
         rest = [m for name, m in own.items() if name not in group.decay_names]
         groups = [{"params": decay, "weight_decay": group.weight_decay}, {"params": rest, "weight_decay": 0.0}]
-        if isinstance(group, Muon):
+        if isinstance(group, MuonGroup):
             return torch.optim.Muon(groups, momentum=group.momentum, adjust_lr_fn=group.adjust)
-        assert isinstance(group, AdamW)
+        assert isinstance(group, AdamWGroup)
         return torch.optim.AdamW(groups, betas=group.betas, eps=group.eps, fused=True)
 
     def optimizer_of(self, name: str) -> torch.optim.Optimizer:

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from planner.job.schema import Job
+from planner.optimizers.adamw import AdamWGroup
 from tests.support.plain_engine import PlainEngine
 from tests.support.texts import CHATML, byte_tokenizer, make_job, sentences, tiny_llama_folder, write_jsonl
 from worker.data.batches import Batches
-from worker.runtime.step_values import AdamW
 from worker.storage.checkpoint import Checkpoint, Checkpoints, Origin
 from worker.storage.trained import TrainedWeights
 from worker.training.best import Best, known_losses
@@ -53,7 +53,8 @@ class Run:
     def __init__(self, job: Job, folder: Path) -> None:
         self.batches = Batches(job, byte_tokenizer(), folder / "data")
         model = load_model(job)
-        optimizer = AdamW(betas=(0.9, 0.99), eps=1e-8, weight_decay=job.weight_decay, decay_names=decay_names(model))
+        decay = {"weight_decay": job.weight_decay, "decay_names": decay_names(model)}
+        optimizer = AdamWGroup(betas=(0.9, 0.99), eps=1e-8, **decay)
         self.engine = PlainEngine(model, optimizer=optimizer, max_grad_norm=job.max_grad_norm)
         origin = Origin(job={}, data=self.batches.fingerprint, total_steps=self.batches.total_steps, plan="")
         checkpoints = Checkpoints(folder / "checkpoints", keep=2, origin=origin)

@@ -62,7 +62,7 @@ def certify(
         cpu_updated=len(plan.cpu_updated()), options=plan.options, findings=outcome.findings,
         parameters=outcome.parameters, first=outcome.first,
         reasons=_reasons(job.with_lengths(found.batches.lengths), device, chain),
-        allowed=_ALLOWED[working_dtype(job)], rounded=chain.rounded_elements > 0,
+        allowed=_ALLOWED[working_dtype(job)], rounded=any(optimizer.rounds for optimizer in chain.optimizers),
         decided=found.decided and kept == room.all_layers, other_kernels=found.other_kernels,
         kernels=str(kernels), refused=kernels.refused,
     )  # fmt: skip

@@ -26,7 +26,6 @@ from worker.certify.plain_pytorch import PlainTraining
 from worker.data.batches import Batches
 from worker.data.seeds import micro_batch_seed
 from worker.engine.engine import Engine
-from worker.engine.state_parts import expanded
 from worker.storage.checkpoint import non_finite
 from worker.storage.shards import Item, read_shards, write_shards
 from worker.training.learning_rate import learning_rates, optimizer_of
@@ -100,7 +99,7 @@ class Comparison:
                 lambda batches, seeds, rate, items: engine.step(
                     batches, seeds=seeds, learning_rate=rate, num_items_in_batch=items
                 ),
-                lambda: _expanded(engine.state()),
+                lambda: _in_fp32(engine.state(), chain),
             )
             tallies = {sort: _Tally(sort) for sort in _FOUND}
             first = 0.0
@@ -112,7 +111,8 @@ class Comparison:
             still = (  # no gradient reaches them: to plain PyTorch they are trained, and stay as they are
                 (name, {"master": parts["master"].float()}) for name, parts in engine.frozen() if name in wanted_states
             )
-            differences = tuple(_states(itertools.chain(_expanded(engine.state()), still), wanted_states, tallies))
+            ours = itertools.chain(_in_fp32(engine.state(), chain), still)
+            differences = tuple(_states(ours, wanted_states, tallies))
         return Outcome(tuple(tally.finding() for tally in tallies.values() if tally.count), differences, first)
 
     def _plain(self, plan: Plan, chain: Chain) -> tuple[Numbers, list[Path]]:
@@ -124,7 +124,7 @@ class Comparison:
         plain = PlainTraining(
             model, optimizer=optimizer_of(self.job, model), max_grad_norm=self.job.max_grad_norm, device=self.device,
             on_cpu=plan.cpu_updated(),
-            rounded=[t.name for t in (*chain.tensors(), *chain.frame_tensors) if t.rounded],
+            optimizers={t.name: t.optimizer for t in (*chain.tensors(), *chain.frame_tensors)},
         )  # fmt: skip
         numbers = self._steps(
             "plain PyTorch",
@@ -153,13 +153,14 @@ class Comparison:
         return numbers
 
 
-def _expanded(state: Iterator[Item]) -> Iterator[Item]:
-    return ((name, expanded(parts)) for name, parts in state)
+def _in_fp32(state: Iterator[Item], chain: Chain) -> Iterator[Item]:
+    optimizers = {t.name: t.optimizer for t in (*chain.tensors(), *chain.frame_tensors)}
+    return ((name, optimizers[name].in_fp32(parts)) for name, parts in state)
 
 
 def _first_moments_norm(state: Iterator[Item]) -> Tensor:
-    """Over all tensors, in double precision: after one step, the gradients' norm times 1 - beta1 (or, of Muon's, 1 less
-    its momentum). The sum is exact, so that one more tensor of zeros changes nothing."""
+    """Over all tensors, in double precision: after one step, the gradients' norm times 1 - beta1 (or 1 - momentum). The
+    sum is exact, so that one more tensor of zeros changes nothing."""
     first = (parts["exp_avg"] if "exp_avg" in parts else parts["momentum_buffer"] for _, parts in state)
     norms = (float(torch.linalg.vector_norm(moment, dtype=torch.float64)) for moment in first)
     return torch.tensor(math.sqrt(math.fsum(norm * norm for norm in norms)), dtype=torch.float64)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 import psutil
 import torch
 
-from planner.eight_bits import moment_bytes
 from planner.errors import Exit, UserError
 from planner.measure.machine_rates import gpu_bytes
 from planner.schedule.chain import Block, Chain, Tensor
@@ -64,9 +63,10 @@ def plain_bytes(chain: Chain) -> int:
 
 
 def _tensor_bytes(tensor: Tensor) -> int:
-    """Weight, gradient and states, and the fp32 form of a narrower gradient. Moments that are rounded are fp32 here."""
+    """Weight, gradient and states, and the fp32 form of a narrower gradient. All moments are fp32 here."""
     converted = 4 * tensor.elements if tensor.trainable and tensor.gradient_bytes < 4 * tensor.elements else 0
-    wide = 8 * tensor.elements - 2 * moment_bytes(tensor.elements) if tensor.rounded else 0
+    moments = tensor.optimizer.moment_bytes(tensor.elements)
+    wide = sum(4 * tensor.elements - size for size in moments) if tensor.trainable else 0
     return tensor.bytes + tensor.gradient_bytes + converted + tensor.state_bytes + wide
 
 

@@ -2,7 +2,7 @@
 
 The model's own forward and backward, gradient accumulation in order, `clip_grad_norm_`, `AdamW(fused=True)`. Where the
 weights are narrower than fp32, the optimizer has fp32 masters, and gradients become fp32 before clip and update. Where
-moments are in 8 bits, they are rounded so after each update. What Muon trains, `torch.optim.Muon` does.
+moments are in 8 bits, they are rounded so after each update. Other optimizers are PyTorch's own, too.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from planner.cpu.rounded import rounded
-from worker.runtime.step_values import AdamW, Group, Muon, matrices_of
+from planner.optimizers.base import Group
+from planner.optimizers.table import ADAMW, NONE, AnyOptimizer
 from worker.storage.shards import Item
 
 
@@ -32,17 +32,16 @@ class PlainTraining:
 
     def __init__(
         self, model: nn.Module, *, optimizer: Sequence[Group], max_grad_norm: float | None, device: torch.device,
-        on_cpu: Collection[str], rounded: Collection[str] = (),
+        on_cpu: Collection[str], optimizers: Mapping[str, AnyOptimizer] = NONE,
     ) -> None:  # fmt: skip
-        """`rounded`: names of those whose moments are in 8 bits."""
+        """`optimizers`: of parameters that AdamW does not train, or not with moments in fp32."""
         self._model, self._device, self._max_norm = model.train().to(device), device, max_grad_norm
-        self._rounded = rounded
+        self._kinds = optimizers
         self._weights = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._masters = {
             name: nn.Parameter(p.detach().to("cpu" if name in on_cpu else device, torch.float32))
             for name, p in self._weights.items()
         }
-        self._matrices = matrices_of(optimizer, self._masters)
         self._optimizers = [
             (number, self._optimizer(group)) for number, group in enumerate(optimizer)
             if any(map(group.has, self._masters))
@@ -54,10 +53,7 @@ class PlainTraining:
             {"params": [m for n, m in own.items() if group.decay_of(n) == decay], "weight_decay": decay}
             for decay in dict.fromkeys(map(group.decay_of, own))
         ]
-        if isinstance(group, Muon):
-            return torch.optim.Muon(groups, momentum=group.momentum, adjust_lr_fn=group.adjust)
-        assert isinstance(group, AdamW)
-        return torch.optim.AdamW(groups, betas=group.betas, eps=group.eps, fused=True)
+        return group.of_pytorch(groups)
 
     def step(
         self, batches: Sequence[Mapping[str, Tensor]], *, seeds: Sequence[int],
@@ -79,12 +75,8 @@ class PlainTraining:
             optimizer.step()
             optimizer.zero_grad()
         with torch.no_grad():
-            for name in self._rounded:
-                state = self._state_of(self._masters[name])
-                for part, signed in (("exp_avg", True), ("exp_avg_sq", False)):
-                    if part in state:  # else no gradient has reached it yet
-                        state[part].copy_(rounded(state[part], signed=signed))
             for name, master in self._masters.items():
+                self._kind(name).round_moments(self._state_of(master))
                 self._weights[name].copy_(master)
         return PlainResult(losses=tuple(losses), grad_norm=norm)
 
@@ -102,13 +94,17 @@ class PlainTraining:
         return norm
 
     def state(self) -> Iterator[Item]:
-        """(name, {"master", "exp_avg", "exp_avg_sq"}) of every trained parameter, in host memory; "momentum_buffer" in
-        place of moments where Muon trains it."""
+        """(name, {"master", "exp_avg", "exp_avg_sq"}) of every trained parameter, in host memory; the moments are those
+        that its optimizer has."""
         for name, master in self._masters.items():
             state = self._state_of(master)
-            parts = ("momentum_buffer",) if name in self._matrices else ("exp_avg", "exp_avg_sq")
-            moments = {part: state.get(part, torch.zeros_like(master)).cpu() for part in parts}
+            moments = {
+                part: state.get(part, torch.zeros_like(master)).cpu() for part in self._kind(name).moments
+            }
             yield name, {"master": master.detach().cpu(), **moments}
+
+    def _kind(self, name: str) -> AnyOptimizer:
+        return self._kinds.get(name, ADAMW)
 
     def _state_of(self, master: nn.Parameter) -> dict[str, Tensor]:
         return next((optimizer.state[master] for _, optimizer in self._optimizers if master in optimizer.state), {})

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import cast
 
 from torch import Tensor, nn
 
-from planner.cpu import muon
-from planner.cpu.adamw import Step, Target
-from planner.cpu.muon import Matrix
+from planner.cpu.adamw import Target as AdamWTarget
 from planner.graph import label
+from planner.optimizers.base import Group, Target
 from planner.schedule.compile import Op, OpKind
-from worker.engine import adamw
 from worker.engine.device_items import Device
 from worker.engine.gradients import Gradients
 from worker.engine.host_items import Host
 from worker.engine.stored_states import StoredStates
 from worker.runtime.interpreter import Together, name_of
-from worker.runtime.step_values import AdamW, Group, Muon, StepValues
+from worker.runtime.step_values import StepValues
 
 
 class Actions:
@@ -104,7 +103,7 @@ class Actions:
                 raise AssertionError(f"{op.name}: turns are run by the engine")
 
     def _update(self, names: Sequence[str], values: StepValues) -> None:
-        targets: list[Target | Matrix] = []
+        targets: list[Target] = []
         for name in names:
             gradient = self._gradients.of(name)
             if gradient is not None:
@@ -152,17 +151,16 @@ class Actions:
             target = replace(target, work=target.gradient)
             self._apply([target], values, values.host_count, values.coefficient_on_host())
 
-    def _piece_target(self, op: Op, values: StepValues) -> Target:
+    def _piece_target(self, op: Op, values: StepValues) -> AdamWTarget:
         assert op.slot is not None and op.piece is not None
         (name,) = op.names
-        piece, (exp_avg, exp_avg_sq, *master) = self._states.in_slot(name, op.piece, op.slot)
+        piece, states = self._states.in_slot(name, op.piece, op.slot)
         span = slice(piece.first, piece.first + piece.elements)
         if self._host.is_wholly_on_disk(name):
             work = gradient = self._host.weights.own(name).view(-1)[span]
         else:
             work, gradient = (self._host.items[f"{kind}:{name}"][0].view(-1)[span] for kind in "wg")
-        decay, own = self._group(name, values).decay_of(name), master[0] if master else work
-        return Target(name, decay, work, own, exp_avg, exp_avg_sq, gradient)
+        return cast(AdamWTarget, self._group(name, values).target(name, work, states, gradient))
 
     def _leave_out(self, name: str) -> None:
         """As plain AdamW does with a weight without a gradient: no decay, and no step counted."""
@@ -200,45 +198,28 @@ class Actions:
             exp_avg, exp_avg_sq, *master = self._host.before(f"s:{name}")
             weight = self._host.before(f"w:{name}") if self._goes_on_from_weight(name) else []
             own, *rest = [*master, *weight]
-            target = self._target(name, items, items[f"g:{name}"][0], values)
-            assert isinstance(target, Target), name  # Muon is never ahead
+            target = cast(AdamWTarget, self._target(name, items, items[f"g:{name}"][0], values))
             targets.append(replace(target, before=(own, exp_avg, exp_avg_sq, *rest)))
         self._apply(targets, values, values.host_count, coefficient)
 
     def _apply(
-        self, targets: Sequence[Target | Matrix], values: StepValues, count: Tensor, coefficient: Tensor | None
+        self, targets: Sequence[Target], values: StepValues, count: Tensor, coefficient: Tensor | None
     ) -> None:  # fmt: skip
         """One step of the optimizer on the targets, group by group."""
         values.updating = True
         for number, group in enumerate(values.groups):
-            if isinstance(group, Muon):
-                for matrix in (t for t in targets if isinstance(t, Matrix) and group.has(t.name)):
-                    muon.update(
-                        matrix, learning_rate=values.rate_of(number), momentum=group.momentum, adjust=group.adjust,
-                        coefficient=coefficient,
-                    )  # fmt: skip
-                continue
-            assert isinstance(group, AdamW)
-            own = [target for target in targets if isinstance(target, Target) and group.has(target.name)]
+            own = [target for target in targets if group.has(target.name)]
             for less in dict.fromkeys(self._left_out.get(target.name, 0) for target in own):
-                step = Step(
-                    learning_rate=values.rate_of(number), betas=group.betas, eps=group.eps,
-                    count=count - less if less else count, coefficient=coefficient,
+                group.update(
+                    [target for target in own if self._left_out.get(target.name, 0) == less],
+                    learning_rate=values.rate_of(number), count=count - less if less else count,
+                    coefficient=coefficient, constants=self._device.constants,
                 )  # fmt: skip
-                adamw.update(
-                    [target for target in own if self._left_out.get(target.name, 0) == less], step, self._device.numbers
-                )
 
     def _target(
         self, name: str, items: Mapping[str, Sequence[Tensor]], gradient: Tensor, values: StepValues
-    ) -> Target | Matrix:  # fmt: skip
-        work, states, group = items[f"w:{name}"][0], items[f"s:{name}"], self._group(name, values)
-        if isinstance(group, Muon):
-            momentum, *master = states
-            return Matrix(name, group.decay_of(name), work, master[0] if master else work, momentum, gradient)
-        exp_avg, exp_avg_sq, *master = states
-        own = master[0] if master else work
-        return Target(name, group.decay_of(name), work, own, exp_avg, exp_avg_sq, gradient)
+    ) -> Target:  # fmt: skip
+        return self._group(name, values).target(name, items[f"w:{name}"][0], items[f"s:{name}"], gradient)
 
     @staticmethod
     def _group(name: str, values: StepValues) -> Group:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from planner.cpu.rounded import Numbers
 from worker.engine.host_items import Host
 from worker.engine.layouts import copy
 
@@ -22,7 +21,7 @@ class Device:
         self.items: dict[str, list[Tensor]] = {}
         self.empty: set[str] = set()
         self.type = device.type
-        self.numbers: tuple[Numbers, Numbers] | None = None  # what bytes of moments stand for, where any are updated
+        self.constants: object = None  # what updates read beside the items (`Optimizer.constants`)
         self._host, self._device = host, device
 
     def allocate(self, *items: str) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from planner.graph import refuse_autocast
+from planner.optimizers.base import Group
 from planner.out_of_memory import forget_frames, is_out_of_memory
 from planner.schedule.chain import Chain
 from planner.schedule.compile import compile_program
@@ -32,7 +33,7 @@ from worker.runtime.cuda import CudaMachine
 from worker.runtime.interpreter import Cursor, Interpreter
 from worker.runtime.machine import Machine
 from worker.runtime.recording import Recording
-from worker.runtime.step_values import Group, StepValues, groups_of
+from worker.runtime.step_values import StepValues, groups_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from enum import Enum
 
 import torch
 from torch import Tensor
 
 from planner.cpu.packed import pack, unpack
-from planner.eight_bits import moment_bytes
+from planner.optimizers.base import Optimizer
+from planner.optimizers.table import ADAMW
 from planner.schedule.operations import SLOTS
 from worker.engine.file_items import FileItems
 from worker.engine.layouts import Layout, layouts_of
@@ -18,19 +18,6 @@ from worker.engine.stored_activations import StoredActivations
 from worker.engine.stored_weights import StoredWeights
 from worker.runtime.machine import Machine
 from worker.runtime.slabs import carve, slab_bytes
-
-
-class Moments(Enum):
-    """What the optimizer keeps beside a master: AdamW's moments, in fp32 or in 8 bits, or Muon's momentum."""
-
-    WIDE = "wide"
-    ROUNDED = "rounded"
-    MOMENTUM = "momentum"
-
-    @property
-    def count(self) -> int:
-        """How many tensors they are."""
-        return 1 if self is Moments.MOMENTUM else 2
 
 
 class Host:
@@ -75,13 +62,13 @@ class Host:
 
     def hold(
         self, name: str, kinds: Collection[str], weight: Tensor, *, overwritten: bool = False, packed: bool = False,
-        moments: Moments = Moments.WIDE,
+        optimizer: Optimizer = ADAMW,
     ) -> None:  # fmt: skip
         """Give a tensor's items of these kinds ("w", "g", "s") their memory, one slab for all, and what is in them
         before the first step. `overwritten`: the gradient takes the weight's place; `packed`: the states are."""
         wanted = [("w", weight.dtype, weight.shape)] * ("w" in kinds)
         wanted += [("g", weight.dtype, weight.shape)] * ("g" in kinds and not overwritten and not packed)
-        wanted += [("s", *layout) for layout in _state_layouts(weight, moments)] * ("s" in kinds)
+        wanted += [("s", *layout) for layout in _state_layouts(weight, optimizer)] * ("s" in kinds)
         sizes = [shape.numel() * dtype.itemsize for _, dtype, shape in wanted]
         slab = self._machine.host_empty((slab_bytes(sizes),), torch.uint8)
         for (kind, dtype, shape), part in zip(wanted, carve(slab, sizes), strict=True):
@@ -96,7 +83,7 @@ class Host:
             gradient, states[2] = (half.view(weight.shape) for half in states[2].view(-1).view(torch.int16).chunk(2))
             self.items[f"g:{name}"] = [gradient.view(weight.dtype)]
         elif "s" in kinds:
-            for master in self.items[f"s:{name}"][moments.count :]:
+            for master in self.items[f"s:{name}"][len(optimizer.moments) :]:
                 master.copy_(weight)
 
     def leave_on_disk(self, name: str, weight: Tensor, slot_bytes: int) -> None:
@@ -189,17 +176,16 @@ class Host:
         return self.items[item]
 
 
-def new_states(weight: Tensor, moments: Moments) -> list[Tensor]:
+def new_states(weight: Tensor, optimizer: Optimizer) -> list[Tensor]:
     """Optimizer states of `weight` before the first step, on its device: zero moments and, where it is narrower than
     fp32, the master."""
-    layouts = _state_layouts(weight, moments)
+    layouts = _state_layouts(weight, optimizer)
     states = [torch.zeros(shape, dtype=dtype, device=weight.device) for dtype, shape in layouts]
-    for master in states[moments.count :]:
+    for master in states[len(optimizer.moments) :]:
         master.copy_(weight)
     return states
 
 
-def _state_layouts(weight: Tensor, moments: Moments) -> list[tuple[torch.dtype, torch.Size]]:
-    wide = (torch.float32, weight.shape)
-    moment = (torch.uint8, torch.Size([moment_bytes(weight.numel())])) if moments is Moments.ROUNDED else wide
-    return [moment] * moments.count + [wide] * (weight.dtype != torch.float32)
+def _state_layouts(weight: Tensor, optimizer: Optimizer) -> list[tuple[torch.dtype, torch.Size]]:
+    master = [(torch.float32, weight.shape)] * (weight.dtype != torch.float32)
+    return optimizer.moment_layouts(weight) + master

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from planner.schedule.operations import SLOTS, STATE_SLOTS
-from planner.schedule.state_pieces import Piece
-from worker.engine.state_parts import STATE_PARTS
+from planner.schedule.state_pieces import PARTS, Piece
 from worker.runtime.machine import Machine
 
 
@@ -85,14 +84,14 @@ class StoredStates:
         memory = self._slots[0]
         for piece in self._pieces[name]:
             memory.zero_()
-            for part, target in zip(STATE_PARTS, self.store.parts(name, piece.number, memory), strict=False):
+            for part, target in zip(PARTS, self.store.parts(name, piece.number, memory), strict=False):
                 if part in parts:
                     target.copy_(parts[part][piece.first : piece.first + piece.elements])
             self.store.write(name, piece.number, memory)
 
     def load(self, name: str, parts: Mapping[str, Tensor]) -> None:
         """Write what `whole` gave. Raises UserError."""
-        self._put(name, {part: parts[part].reshape(-1) for part in STATE_PARTS})
+        self._put(name, {part: parts[part].reshape(-1) for part in PARTS})
 
     def streamed(self, name: str, rest: Mapping[str, Tensor]) -> Any:
         """What the store gives for a checkpoint that is a copy: the states, and the `rest` with them."""

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from planner.cpu.rounded import both_numbers
+from planner.optimizers.base import Optimizer
+from planner.optimizers.table import ADAMW
 from planner.schedule.chain import Chain
 from planner.schedule.compile import OpKind, Program, Queue, overwritten, packed
 from planner.schedule.memory import activation_slot_bytes, gradient_slot_bytes
@@ -18,8 +19,7 @@ from planner.schedule.memory import slot_bytes as weight_slot_bytes
 from planner.schedule.operations import gradient_slots_of
 from planner.schedule.state_pieces import Piece
 from worker.engine.device_items import Device
-from worker.engine.host_items import Host, Moments, new_states
-from worker.engine.state_parts import parts_of
+from worker.engine.host_items import Host, new_states
 from worker.engine.stored_activations import StoredActivations
 from worker.engine.stored_states import Scratch, Store, StoredStates
 from worker.engine.stored_weights import StoredWeights
@@ -72,17 +72,15 @@ class Weights:
         self._slot_bytes = weight_slot_bytes(chain)
         self._packed = packed(chain, program.ops)
         every = (*chain.tensors(), *chain.frame_tensors)
-        self.matrices = frozenset(t.name for t in every if t.is_matrix)
-        self._moments = dict.fromkeys(self.matrices, Moments.MOMENTUM)
-        self._moments |= {t.name: Moments.ROUNDED for t in every if t.rounded}
+        self._optimizers: dict[str, Optimizer] = {t.name: t.optimizer for t in every}
         self._resident = frozenset(program.resident) | set(_frame_items(self.frame))
         try:
             for name, parameter in self._parameters.items():
                 self._take(name, parameter)
             memory.expect(())
             self._move_buffers(lambda buffer: machine.place(buffer))
-            if Moments.ROUNDED in self._moments.values():
-                self.device.numbers = both_numbers(machine.place)
+            for optimizer in dict.fromkeys(self._optimizers.values()):
+                self.device.constants = self.device.constants or optimizer.constants(machine.place)
         except BaseException:  # no memory is left, perhaps
             self.give_back()
             raise
@@ -107,12 +105,12 @@ class Weights:
         elif kinds:
             self.host.hold(
                 name, kinds, weight, overwritten=name in self._overwritten, packed=name in self._packed,
-                moments=self._moments.get(name, Moments.WIDE),
+                optimizer=self._optimizers.get(name, ADAMW),
             )  # fmt: skip
         if f"w:{name}" in self._resident:
             self._place(f"w:{name}", [weight])
         if f"s:{name}" in self._resident:
-            self._place(f"s:{name}", new_states(weight, self._moments.get(name, Moments.WIDE)))
+            self._place(f"s:{name}", new_states(weight, self._optimizers.get(name, ADAMW)))
         if name in self.frame:
             parameter.data = self.device.items[f"w:{name}"][0]
         else:
@@ -160,10 +158,10 @@ class Weights:
         self.come_back()
 
     def state(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
-        """(name, {"master", "exp_avg", "exp_avg_sq"}) of every trained tensor, fp32, in host memory; what is on the
-        device comes down one tensor at a time. The tensors are the engine's own where they are on the host, until the
-        next one comes. With "left_out", a number, for those that were left out of steps; moments in 8 bits are bytes,
-        with "exp_avg_scales" and "exp_avg_sq_scales" of their blocks; Muon's are a "momentum_buffer"."""
+        """(name, its states) of every trained tensor, in host memory: the fp32 "master", the moments as
+        `Optimizer.named` gives them (AdamW: "exp_avg" and "exp_avg_sq", fp32), and "left_out", a number, for those
+        that were left out of steps. What is on the device comes down one tensor at a time. The tensors are the
+        engine's own where they are on the host, until the next one comes."""
         for name in self.trained:
             yield from self._state_of(name)
 
@@ -298,7 +296,10 @@ class Weights:
             self._copy(name, target, source)
 
     def _parts(self, name: str, states: Sequence[Tensor]) -> dict[str, Tensor]:
-        return parts_of(states, self._parameters[name].shape, matrix=name in self.matrices)
+        optimizer = self._optimizers.get(name, ADAMW)
+        moments, master = states[: len(optimizer.moments)], states[len(optimizer.moments) :]
+        parts = optimizer.named(moments, self._parameters[name].shape) if states else {}
+        return parts | dict(zip(("master",), master, strict=False))
 
     @staticmethod
     def _copy(name: str, target: Tensor, source: Tensor) -> None:
@@ -335,7 +336,7 @@ class Weights:
         self._move_buffers(Tensor.cpu)
         self.host.clear()
         self.device.items.clear()
-        self.device.numbers = None
+        self.device.constants = None
 
 
 def _without_content(weight: Tensor, device: torch.device) -> Tensor:

@@ -2,65 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from planner.muon import MATCH_RMS, MOMENTUM
+from planner.optimizers.base import Group
 from planner.schedule.chain import Chain
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
-    """What any optimizer knows of its tensors. Those in `decay_names` decay by `weight_decay`, others do not.
-
-    `names`: as one of several parameter groups, the tensors that are its own; None: all.
-    """
-
-    weight_decay: float
-    decay_names: frozenset[str]
-    names: frozenset[str] | None = None
-
-    def has(self, name: str) -> bool:
-        """Whether a tensor is its own."""
-        return self.names is None or name in self.names
-
-    def decay_of(self, name: str) -> float:
-        """The weight decay of one tensor."""
-        return self.weight_decay if name in self.decay_names else 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdamW(Group):
-    """AdamW as PyTorch defines it."""
-
-    betas: tuple[float, float]
-    eps: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Muon(Group):
-    """Muon as PyTorch defines it (`planner.cpu.muon`), for matrices. `adjust`: its `adjust_lr_fn`."""
-
-    momentum: float = MOMENTUM
-    adjust: str = MATCH_RMS
-
-
 def groups_of(optimizer: Group | Sequence[Group], chain: Chain | None = None) -> tuple[Group, ...]:
-    """Parameter groups; one where there are none. Raises ValueError where Muon's are not the matrices of `chain`."""
+    """Parameter groups; one where there are none. Raises ValueError where a tensor of `chain` has another optimizer
+    than its group is for."""
     groups = (optimizer,) if isinstance(optimizer, Group) else tuple(optimizer)
     tensors = (*chain.tensors(), *chain.frame_tensors) if chain is not None else ()
-    matrices = matrices_of(groups, [t.name for t in tensors if t.trainable])
-    if wrong := matrices ^ {t.name for t in tensors if t.is_matrix}:
-        raise ValueError(f"the optimizer's matrices are not the chain's: {sorted(wrong)[:3]}")
+    wrong = [
+        tensor.name for tensor in tensors if tensor.trainable
+        for group in groups if group.has(tensor.name) and not isinstance(tensor.optimizer, group.trains)
+    ]  # fmt: skip
+    if wrong:
+        raise ValueError(f"the optimizer's groups are not the chain's: {sorted(wrong)[:3]}")
     return groups
-
-
-def matrices_of(groups: Sequence[Group], names: Iterable[str]) -> frozenset[str]:
-    """Those of the tensors called `names` that Muon updates."""
-    muon = [group for group in groups if isinstance(group, Muon)]
-    return frozenset(name for name in names if any(group.has(name) for group in muon))
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -11,7 +11,7 @@ import yaml
 from planner.job.local_data import is_local
 from planner.job.schema import Job
 from planner.job.source import shown
-from planner.job.values import MUON
+from planner.optimizers.table import OPTIMIZER_KEYS, OPTIMIZERS
 from planner.run.events import Event
 from planner.units import counted
 
@@ -70,8 +70,8 @@ def model_card(
 
 def _lines(job: Job) -> Iterator[str]:
     """The table of the job's keys."""
-    always = _ALWAYS | ({"muon_adjust_lr_fn"} if job.optim == MUON else set())
-    never = _NEVER | ({"muon_adjust_lr_fn"} if job.optim != MUON else set())
+    own = frozenset(OPTIMIZERS[job.optim].keys)
+    always, never = _ALWAYS | own, _NEVER | (OPTIMIZER_KEYS - own)
     for key, value in job.model_dump(mode="json").items():
         default = Job.model_fields[key].default
         if key in never or not (getattr(job, key) != default or (key in always and value is not None)):

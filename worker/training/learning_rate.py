@@ -14,10 +14,10 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import get_scheduler
 
 from planner.job.schema import Job
-from planner.job.values import MUON
 from planner.measure.rates import embedding_names, loraplus_names
-from planner.measure.tensors import matrix_names
-from worker.runtime.step_values import AdamW, Group, Muon
+from planner.optimizers.adamw import AdamWGroup
+from planner.optimizers.base import Group
+from planner.optimizers.table import OPTIMIZERS
 
 _NO_DECAY = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
 
@@ -91,9 +91,9 @@ def _trained(model: nn.Module) -> frozenset[str]:
 
 
 def optimizer_of(job: Job, model: nn.Module) -> tuple[Group, ...]:
-    """The job's optimizer for the parameters of `model`, in one group, with Muon for matrices in two, or one for each
+    """The job's optimizer for the parameters of `model`, in the groups that it has, or one for each
     of the job's rates."""
-    adamw = AdamW(
+    adamw = AdamWGroup(
         betas=(job.adam_beta1, job.adam_beta2), eps=job.adam_epsilon, weight_decay=job.weight_decay,
         decay_names=_trained(model) if job.decay_all else decay_names(model),
     )  # fmt: skip
@@ -101,24 +101,18 @@ def optimizer_of(job: Job, model: nn.Module) -> tuple[Group, ...]:
         return _loraplus(adamw, model)
     if len(_highest(job)) > 1:
         return _embeddings_apart(adamw, model)
-    if job.optim != MUON:
-        return (adamw,)
-    matrices = matrix_names(model)
-    rest = frozenset(name for name, _ in model.named_parameters()) - matrices
-    muon = Muon(
-        weight_decay=job.weight_decay, decay_names=adamw.decay_names, names=matrices, adjust=job.muon_adjust_lr_fn
-    )
-    return (replace(adamw, names=rest), muon)
+    kind = OPTIMIZERS[job.optim]
+    return kind.groups(adamw, model, {key: getattr(job, key) for key in kind.keys})
 
 
-def _loraplus(adamw: AdamW, model: nn.Module) -> tuple[Group, ...]:
+def _loraplus(adamw: AdamWGroup, model: nn.Module) -> tuple[Group, ...]:
     """In groups as peft decays them: all but some of what has one dimension."""
     first, embedding, second, still = loraplus_names(model)
     decay = first | embedding | second
     return tuple(replace(adamw, names=own, decay_names=own & decay) for own in (first, embedding, second | still))
 
 
-def _embeddings_apart(adamw: AdamW, model: nn.Module) -> tuple[Group, ...]:
+def _embeddings_apart(adamw: AdamWGroup, model: nn.Module) -> tuple[Group, ...]:
     """As axolotl divides them: what has its own rate does not decay."""
     names, apart = frozenset(name for name, p in model.named_parameters() if p.requires_grad), embedding_names(model)
     return replace(adamw, names=names - apart), replace(adamw, names=apart, decay_names=frozenset())

@@ -30,6 +30,7 @@ from planner.measure.quantized import other_on_cuda
 from planner.measure.rope import rope_border
 from planner.measure.tokenizer import load_tokenizer
 from planner.measure.written import written_dtype
+from planner.optimizers.base import shares
 from planner.out_of_memory import told_to_people
 from planner.run.folder import RunFolder
 from planner.run.step_times import step_times
@@ -122,14 +123,8 @@ class _Run:
         self.parameters = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
         stored = self.chain.stored_bytes(self.plan.cpu_updated())
         self.state_bytes = checkpoint_bytes(job, self.chain.saved_bytes, stored)
-        if rounded := self.chain.rounded_elements:
-            log.info(
-                "optimizer: AdamW's moments of %.1f%% of the trained parameters are rounded to 8 bits in blocks of 256",
-                100 * rounded / self.parameters,
-            )  # fmt: skip
-        if matrices := self.chain.matrix_elements:
-            share = 100 * matrices / self.parameters
-            log.info("optimizer: Muon for %.1f%% of the trained parameters, AdamW for the rest", share)
+        for line in shares(self.chain.optimizers, self.parameters):
+            log.info("optimizer: %s", line)
         self.delivery = Delivery(
             run=folder, place=place, output=output, trained=self.trained,
             card=lambda step: model_card(

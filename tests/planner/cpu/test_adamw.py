@@ -11,7 +11,7 @@ import torch
 from planner.cpu.adamw import CHUNK, ChunkedKernel, NativeKernel, Step, Target
 from planner.cpu.build import CannotBuildError
 from planner.cpu.meter import Meter
-from worker.engine.adamw import update, update_in_lists
+from planner.optimizers.adamw import update, update_in_lists
 
 torch.set_num_threads(1)
 FP32, BF16 = torch.float32, torch.bfloat16

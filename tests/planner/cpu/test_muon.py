@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from planner.cpu.meter import Meter
-from planner.cpu.muon import Matrix, update
-from planner.muon import MATCH_RMS, MOMENTUM, ORIGINAL, flops, scratch_bytes
+from planner.optimizers.muon import MATCH_RMS, MOMENTUM, ORIGINAL, Matrix, Muon, flops, update
 
 torch.set_num_threads(1)
 SHAPES = [(8, 64), (64, 8), (5, 3), (1, 7), (33, 77), (77, 33), (64, 64), (96, 200)]
@@ -46,7 +45,7 @@ def test_an_update_takes_the_memory_it_says(shape, narrow):
     with meter.watch():
         update(matrix, learning_rate=1e-2, momentum=MOMENTUM)
     elements = 96 * 200
-    expected = scratch_bytes(96, elements, narrow=narrow)
+    expected = Muon(shorter_side=96).scratch_bytes(elements, narrow=narrow)
     assert meter.peak - before == expected
     assert 0 <= expected - (elements * (6 if narrow else 2) + 4 * 96**2 + 2) < 5 * 512
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from planner.cpu.adamw import ChunkedKernel, Target
+from planner.cpu.eight_bits import moment_bytes, scratch_bytes
 from planner.cpu.rounded import both_numbers, expand, numbers, rounded, split
-from planner.eight_bits import moment_bytes, scratch_bytes
+from planner.optimizers.adamw import update_in_lists
 from tests.planner.cpu.test_adamw import make_kernel, step_of
-from worker.engine.adamw import update_in_lists
 
 torch.set_num_threads(1)
 FP32, BF16 = torch.float32, torch.bfloat16
@@ -92,7 +92,7 @@ def test_what_was_before_may_be_read_from_other_memory(way):
 
 def test_a_tensor_is_updated_alike_in_any_chunks(monkeypatch):
     monkeypatch.setattr("planner.cpu.adamw.CHUNK", 4 * 512)
-    monkeypatch.setattr("worker.engine.adamw.CHUNK", 256)
+    monkeypatch.setattr("planner.optimizers.adamw.CHUNK", 256)
     for update in (ChunkedKernel().update, in_lists):
         pair = Pair(BF16, (4099,))
         pair.gradients(1.0)

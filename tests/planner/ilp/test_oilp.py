@@ -15,6 +15,7 @@ from planner.candidate.setting import Budgets, Setting
 from planner.ilp.instance import make_instance
 from planner.ilp.program import Solution, solve_oilp
 from planner.machine.hardware import Hardware
+from planner.optimizers.muon import Muon
 from planner.schedule.chain import Block, Chain, Option, Tensor
 from planner.schedule.memory import products_bytes
 from tests.support.chains import with_masters
@@ -76,7 +77,7 @@ def solve(
 
 def test_what_muon_multiplies_in_is_on_the_host_where_a_matrix_is_updated_there_and_only_then():
     def muons(t: Tensor) -> Tensor:
-        return replace(t, state_bytes=100, shorter_side=5, cpu_update_s=1.0)
+        return replace(t, state_bytes=100, optimizer=Muon(shorter_side=5, cpu_s=1.0))
 
     blocks = chain(trainable=True).blocks
     matrices = Chain(blocks=tuple(replace(b, tensors=tuple(map(muons, b.tensors))) for b in blocks))

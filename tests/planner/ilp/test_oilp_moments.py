@@ -9,7 +9,7 @@ from planner.candidate.candidate import Candidate, assemble, at_home
 from planner.schedule.chain import Chain
 from planner.schedule.compile import compile_program
 from planner.schedule.memory import gpu_peak_bytes
-from planner.schedule.peak_moments import kept_bytes, moments, scratch_bytes, standing_bytes
+from planner.schedule.peak_moments import kept_bytes, moments, standing_bytes
 from tests.support.random_chains import chains
 
 
@@ -39,7 +39,7 @@ def test_with_everything_resident_the_highest_moment_is_the_walked_peak(
         for m in moments(chain, slices, False, rounds)
     )  # fmt: skip
     assert walked <= highest
-    if not any(scratch_bytes(t) for t in (*chain.tensors(), *chain.frame_tensors)):
+    if not any(t.scratch_bytes for t in (*chain.tensors(), *chain.frame_tensors)):
         # Of several rounds only those between the first and the last have all gradients, and only the last all losses.
         gradients = sum(t.gradient_bytes for t in (*chain.tensors(), *chain.frame_tensors))
         assert highest - walked <= {1: 0, 2: 4 * slices + gradients, 3: 4 * slices}[rounds]

@@ -12,15 +12,14 @@ from planner.cache.store import without_times
 from planner.codec import from_json, to_json
 from planner.job.schema import Job
 from planner.machine.presets import preset
-from planner.measure import matrices
 from planner.measure.analysis import estimate_times
-from planner.measure.matrices import estimate_updates, measure_updates
-from planner.measure.times import Times
-from planner.muon import flops
+from planner.measure.times import Times, UpdateTimes
+from planner.measure.updates import estimate_updates, measure_updates
+from planner.optimizers import muon
+from planner.optimizers.muon import Muon, flops
 from planner.schedule.chain import Chain, Tensor
 from planner.schedule.compile import OpKind, compile_program
 from planner.schedule.memory import cpu_parts, products_bytes
-from planner.schedule.peak_moments import scratch_bytes
 from planner.schedule.simulate import durations_s
 from planner.whatif.ways_to_fit import problem_of
 from tests.support.analyses import analyse_once, analysed_once
@@ -28,6 +27,18 @@ from tests.support.tiny_models import config_of
 
 CPU = torch.device("cpu")
 MACHINE = replace(preset("rtx3060", bf16=True), min_transfer_bytes=0)
+
+
+def is_matrix(tensor):
+    return isinstance(tensor.optimizer, Muon)
+
+
+def updates_of(shapes):
+    return tuple(UpdateTimes(optimizer=Muon(shorter_side=side), elements=elements) for side, elements in shapes)
+
+
+def slower_on_the_device(its):
+    return replace(its, optimizer=its.optimizer.timed(gpu_s=2 * its.optimizer.gpu_s, cpu_s=its.optimizer.cpu_s))
 
 
 @pytest.fixture(autouse=True)
@@ -59,17 +70,18 @@ def chain(times_and_chain):
 
 def test_matrices_of_layers_have_a_momentum_and_nothing_else_has(chain):
     tensors = {t.name: t for t in (*chain.tensors(), *chain.frame_tensors)}
-    assert {name for name, t in tensors.items() if t.is_matrix} == {name for name in tensors if "proj" in name}
+    assert {name for name, t in tensors.items() if is_matrix(t)} == {name for name in tensors if "proj" in name}
     up = tensors["model.layers.0.mlp.up_proj.weight"]
-    assert (up.shorter_side, up.has_master, up.state_sizes, up.storable) == (64, True, (4 * up.elements,) * 2, False)
+    assert (up.optimizer.shorter_side, up.has_master, up.storable) == (64, True, False)
+    assert up.state_sizes == (4 * up.elements,) * 2
     assert (up.shared_bytes, up.host_gradient_bytes(1), up.host_gradient_bytes(2)) == (0, 0, up.gradient_bytes)
     assert tensors["model.norm.weight"].state_bytes == 12 * tensors["model.norm.weight"].elements
-    assert chain.matrix_elements == sum(t.elements for t in tensors.values() if t.is_matrix)
-    assert chain.saved_bytes == 12 * sum(t.elements for t in tensors.values()) - 4 * chain.matrix_elements
+    matrices = sum(t.elements for t in tensors.values() if is_matrix(t))
+    assert chain.saved_bytes == 12 * sum(t.elements for t in tensors.values()) - 4 * matrices
 
 
 def test_sizes_that_are_not_theirs_are_no_tensor_and_disks_have_none():
-    sizes = {"name": "w", "elements": 512, "bytes": 1024, "gradient_bytes": 1024, "shorter_side": 16}
+    sizes = {"name": "w", "elements": 512, "bytes": 1024, "gradient_bytes": 1024, "optimizer": Muon(shorter_side=16)}
     assert Tensor(**sizes, state_bytes=4096).has_master
     with pytest.raises(ValueError, match="cannot have 6144 bytes"):
         Tensor(**sizes, state_bytes=6144)
@@ -80,8 +92,8 @@ def test_sizes_that_are_not_theirs_are_no_tensor_and_disks_have_none():
 def test_times_are_those_of_each_shape_and_no_part_of_what_is_asked(times_and_chain):
     times, chain = times_and_chain
     assert from_json(Times, to_json(times)) == times and from_json(Chain, to_json(chain)) == chain
-    assert all(t.is_matrix == (t.gpu_update_s > 0) == (t.cpu_update_s > 0) for t in chain.tensors())
-    other = replace(times, matrices=tuple(replace(m, gpu_s=2 * m.gpu_s) for m in times.matrices))
+    assert all(is_matrix(t) == (t.optimizer.gpu_s > 0) == (t.optimizer.cpu_s > 0) for t in chain.tensors())
+    other = replace(times, updates=tuple(map(slower_on_the_device, times.updates)))
     (block, *_), (slower, *_) = (
         [replace(b, tensors=tuple(map(t.of_update, b.tensors))) for b in chain.blocks[1:]] for t in (times, other)
     )
@@ -89,24 +101,25 @@ def test_times_are_those_of_each_shape_and_no_part_of_what_is_asked(times_and_ch
     blocks = (chain.blocks[0], slower, *chain.blocks[2:])
     assert without_times(replace(chain, blocks=blocks)) == without_times(chain)
     with pytest.raises(KeyError, match="no times of an update of"):
-        replace(times, matrices=()).of_update(slower.tensors[0])
+        replace(times, updates=()).of_update(slower.tensors[0])
 
 
 def test_an_estimate_is_of_arithmetic_and_a_measurement_of_the_very_update():
     shapes = ((8, 8 * 64), (4096, 4096 * 14336))
-    small, large = estimate_updates(shapes, MACHINE)
+    small, large = (its.optimizer for its in estimate_updates(updates_of(shapes), MACHINE))
     assert small.gpu_s == small.cpu_s == pytest.approx(150e-6)
     assert flops(*shapes[1]) / MACHINE.flops_per_s < large.gpu_s < 2 * flops(*shapes[1]) / MACHINE.flops_per_s
     assert large.cpu_s > 20 * large.gpu_s
-    (measured,) = measure_updates(shapes[:1], CPU, MACHINE)
-    assert 0 < measured.gpu_s == measured.cpu_s and (measured.shorter_side, measured.elements) == shapes[0]
+    (measured,) = measure_updates(updates_of(shapes[:1]), CPU, MACHINE)
+    assert 0 < measured.optimizer.gpu_s == measured.optimizer.cpu_s
+    assert (measured.optimizer.shorter_side, measured.elements) == shapes[0]
 
 
 def test_a_matrix_that_takes_long_is_measured_by_a_smaller_one(monkeypatch):
-    monkeypatch.setitem(matrices._MOST_FLOPS, "cpu", 1e6)
+    monkeypatch.setitem(muon._MOST_FLOPS, "cpu", 1e6)
     seen = []
-    monkeypatch.setattr("planner.measure.matrices.update", lambda matrix, **_: seen.append(matrix.gradient.shape))
-    measure_updates(((64, 64 * 128),), CPU, MACHINE)
+    monkeypatch.setattr("planner.optimizers.muon.update", lambda matrix, **_: seen.append(matrix.gradient.shape))
+    measure_updates(updates_of(((64, 64 * 128),)), CPU, MACHINE)
     assert set(seen) == {(16, 32)}
 
 
@@ -117,9 +130,9 @@ def test_updates_take_their_own_time_wherever_they_are(job, chain):
     seen = 0
     for op, seconds in zip(program.ops, durations_s(program, chain, MACHINE), strict=True):
         own = [tensors[name] for name in op.names] if op.kind in (OpKind.UPDATE, OpKind.CPU_UPDATE) else []
-        if own and all(t.is_matrix for t in own):
+        if own and all(map(is_matrix, own)):
             on_cpu = op.kind is OpKind.CPU_UPDATE
-            assert seconds == pytest.approx(sum(t.cpu_update_s if on_cpu else t.gpu_update_s for t in own))
+            assert seconds == pytest.approx(sum(t.optimizer.cpu_s if on_cpu else t.optimizer.gpu_s for t in own))
             seen += 1
     assert seen
 
@@ -129,11 +142,11 @@ def test_the_host_has_room_for_the_products_of_one_matrix_where_it_updates_any(j
     pressed = replace(problem, gpu_budget_bytes=int(1.02 * problem.least_bytes()))
     plan = pressed.plan(5)
     updated = plan.cpu_updated()
-    assert updated & {t.name for t in chain.tensors() if t.is_matrix}
-    largest = max(scratch_bytes(t) for t in chain.tensors() if t.is_matrix)
+    assert updated & {t.name for t in chain.tensors() if is_matrix(t)}
+    largest = max(t.scratch_bytes for t in chain.tensors() if is_matrix(t))
     assert cpu_parts(plan, chain).products_bytes == products_bytes(chain, updated) <= products_bytes(chain) == largest
     assert products_bytes(chain, ()) == 0
-    assert not plan.ahead() & {t.name for t in chain.tensors() if t.is_matrix}
+    assert not plan.ahead() & {t.name for t in chain.tensors() if is_matrix(t)}
 
 
 def test_a_host_without_room_for_products_leaves_matrices_to_the_device_and_the_bound_is_one(job):

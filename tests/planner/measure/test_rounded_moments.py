@@ -9,13 +9,16 @@ import pytest
 import torch
 
 from planner.codec import from_json, to_json
-from planner.eight_bits import moment_bytes
+from planner.cpu.eight_bits import moment_bytes
 from planner.job.room import checkpoint_bytes
 from planner.job.schema import Job
 from planner.machine.presets import preset
 from planner.measure.analysis import estimate_times
 from planner.measure.machine_rates import measure_hardware
 from planner.measure.tensors import describe
+from planner.optimizers.adamw_8bit import AdamW8bit
+from planner.optimizers.base import Rates
+from planner.optimizers.table import ADAMW
 from planner.schedule.chain import Chain, Tensor
 from planner.schedule.compile import OpKind, compile_program
 from planner.schedule.memory import cpu_peak_bytes
@@ -25,6 +28,7 @@ from tests.support.analyses import analyse_once, analysed_once
 from tests.support.tiny_models import config_of
 
 CPU = torch.device("cpu")
+EIGHT = AdamW8bit()
 MACHINE = replace(preset("rtx3060", bf16=True), min_transfer_bytes=0)
 
 
@@ -55,11 +59,12 @@ def exact(job):
 
 def test_large_trained_tensors_have_them_but_no_embedding(chain):
     tensors = {t.name: t for t in (*chain.tensors(), *chain.frame_tensors)}
-    assert {name for name, t in tensors.items() if not t.rounded} == {
+    assert {name for name, t in tensors.items() if t.optimizer != EIGHT} == {
         name for name, t in tensors.items() if t.elements < 4096 or name == "model.embed_tokens.weight"
     }
     up = tensors["model.layers.0.mlp.up_proj.weight"]
-    assert up.rounded and up.has_master and up.state_bytes == up.elements * (4 + 2 + 2 * 4 / 256) == sum(up.state_sizes)
+    assert up.optimizer == EIGHT and up.has_master
+    assert up.state_bytes == up.elements * (4 + 2 + 2 * 4 / 256) == sum(up.state_sizes)
     assert (up.shared_bytes, up.host_gradient_bytes(1), up.host_gradient_bytes(2)) == (0, 0, up.gradient_bytes)
     assert tensors["model.embed_tokens.weight"].state_bytes == 12 * tensors["model.embed_tokens.weight"].elements
     assert from_json(Chain, to_json(chain)) == chain
@@ -67,13 +72,13 @@ def test_large_trained_tensors_have_them_but_no_embedding(chain):
 
 def test_frozen_tensors_have_none_and_fp32_ones_have_no_master():
     weight = torch.nn.Parameter(torch.empty(64, 128, device="meta"))
-    frozen, trained = (describe("w", weight, trained=trained, rounded={"w"}) for trained in (False, True))
-    assert (frozen.rounded, frozen.state_bytes, frozen.has_master) == (False, 0, False)
-    assert (trained.rounded, trained.state_sizes, trained.has_master) == (True, (8192 + 128,) * 2, False)
+    frozen, trained = (describe("w", weight, trained=trained, optimizers={"w": EIGHT}) for trained in (False, True))
+    assert (frozen.optimizer, frozen.state_bytes, frozen.has_master) == (ADAMW, 0, False)
+    assert (trained.optimizer, trained.state_sizes, trained.has_master) == (EIGHT, (8192 + 128,) * 2, False)
 
 
 def test_sizes_that_are_not_theirs_are_no_tensor_and_disks_have_none():
-    sizes = {"name": "w", "elements": 512, "bytes": 1024, "gradient_bytes": 1024, "rounded": True}
+    sizes = {"name": "w", "elements": 512, "bytes": 1024, "gradient_bytes": 1024, "optimizer": EIGHT}
     assert Tensor(**sizes, state_bytes=2048 + 2 * 520).state_sizes == (520, 520, 2048)
     with pytest.raises(ValueError, match="cannot have 6144 bytes"):
         Tensor(**sizes, state_bytes=6144)
@@ -84,8 +89,8 @@ def test_sizes_that_are_not_theirs_are_no_tensor_and_disks_have_none():
 def test_updates_take_the_time_of_such_ones_wherever_they_are(job, chain):
     fast = replace(MACHINE, gpu_update_parameters_per_s=1e9, cpu_update_parameters_per_s=1e8)
     known = replace(fast, gpu_rounded_update_parameters_per_s=4e8, cpu_rounded_update_parameters_per_s=3e7)
-    assert (fast.gpu_updates(rounded=True), fast.cpu_updates(rounded=True)) == (2e8, 5e7)  # as long as not measured
-    assert (known.gpu_updates(rounded=False), known.cpu_updates(rounded=False)) == (1e9, 1e8)
+    assert EIGHT.rates(fast) == Rates(gpu=2e8, cpu=5e7)  # as long as not measured
+    assert ADAMW.rates(known) == Rates(gpu=1e9, cpu=1e8)
     plan = problem_of(job, known, CPU).plan(5)
     program = compile_program(plan, chain)
     rates = {OpKind.UPDATE: 4e8, OpKind.CPU_UPDATE: 3e7}
@@ -114,14 +119,14 @@ def test_a_host_that_is_too_small_for_fp32_states_has_room_for_these_and_is_told
 
 
 def test_rates_are_measured_where_they_matter():
-    found = measure_hardware(CPU, torch.bfloat16, rounded=True)
+    found = measure_hardware(CPU, torch.bfloat16, optimizer=EIGHT)
     assert 0 < found.cpu_rounded_update_parameters_per_s <= found.cpu_update_parameters_per_s
     assert found.gpu_rounded_update_parameters_per_s == found.cpu_rounded_update_parameters_per_s
 
 
 def test_a_checkpoint_has_a_byte_each(job, chain):
     tensors = (*chain.tensors(), *chain.frame_tensors)
-    moments = sum(2 * moment_bytes(t.elements) if t.rounded else 8 * t.elements for t in tensors)
+    moments = sum(2 * moment_bytes(t.elements) if t.optimizer == EIGHT else 8 * t.elements for t in tensors)
     assert chain.saved_bytes == moments + 4 * sum(t.elements for t in tensors)
     assert checkpoint_bytes(job, chain.saved_bytes) == chain.saved_bytes + 2**20
 

@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from planner.errors import UserError
-from planner.measure.tensors import matrix_names
+from planner.optimizers.muon import Muon
 from tests.support.own_loop import engine_of, equal, model_of
 from tests.support.tiny_models import batch_of
 from worker.data.seeds import micro_batch_seed
 
 
 def optimizers_of(model, **settings):
-    matrices = matrix_names(model)
+    matrices = frozenset(Muon.chosen(model))
     parts = [[p for n, p in model.named_parameters() if (n in matrices) == wanted] for wanted in (True, False)]
     return [torch.optim.Muon(parts[0], **{"lr": 2e-2, **settings}), torch.optim.AdamW(parts[1], lr=1e-2, fused=True)]
 

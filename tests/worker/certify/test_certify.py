@@ -23,7 +23,9 @@ from planner.errors import Exit, UserError
 from planner.job.schema import Job
 from planner.measure.hf_model import sample_batch, skeleton_model
 from planner.measure.repeatable import Kernels, kernels_in_force
-from planner.measure.tensors import matrix_names
+from planner.optimizers import adamw
+from planner.optimizers.muon import Muon
+from planner.optimizers.table import NONE
 from planner.reports.certificate import Certificate, Finding
 from planner.schedule.chain import Chain
 from tests import ROOT
@@ -36,7 +38,6 @@ from worker.certify import __main__ as certify_process
 from worker.certify.comparison import Comparison
 from worker.certify.layers_that_fit import Room, plain_bytes
 from worker.data.batches import Batches
-from worker.engine import adamw
 from worker.engine.gradients import Gradients
 from worker.training.model import load_model
 
@@ -58,7 +59,7 @@ def tiny_job(folder: Path, **keys: object) -> Job:
 
 def chain_for(job: Job) -> Chain:
     model = skeleton_model(job)
-    return chain_of(model, sample_batch(job), matrices=matrix_names(model) if job.optim == "muon" else ())
+    return chain_of(model, sample_batch(job), optimizers=Muon.chosen(model) if job.optim == "muon" else NONE)
 
 
 def compare(
@@ -106,7 +107,7 @@ def test_a_wrong_update_is_found_and_named(tmp_path: Path, monkeypatch: pytest.M
             if target.name == "model.layers.1.mlp.up_proj.weight":
                 target.master.view(-1)[5].add_(2.0**-10)
 
-    monkeypatch.setattr("worker.engine.adamw.update", wrong)
+    monkeypatch.setattr("planner.optimizers.adamw.update", wrong)
     findings, differences = compare(tiny_job(tmp_path), tmp_path)
     assert findings["parameters"].at == "model.layers.1.mlp.up_proj.weight"
     assert max(differences.values()) == findings["parameters"].greatest > 2.0**-10

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from planner.errors import UserError
+from planner.optimizers import adamw as adamw_module
 from tests.support.engine_plans import adamw, chain_of, make_plan, resident_plan
 from tests.support.engines import CPU, assert_same, assert_same_state, build, data, own_threads, run
 from tests.support.tiny_models import batch_of, make_model
-from worker.engine import adamw as adamw_module
 from worker.engine import forward_only
 from worker.engine.block_calls import Call
 from worker.engine.device_items import Device

@@ -8,7 +8,7 @@ import mmap
 import pytest
 import torch
 
-from planner.measure.tensors import matrix_names
+from planner.optimizers.muon import Muon
 from planner.schedule.memory import cpu_parts
 from tests.support.engine_plans import adamw, chain_of, mixed_plan, muon, resident_plan, streaming_plan
 from tests.support.engines import CPU, assert_same, run
@@ -35,7 +35,7 @@ CODES = {}
 @functools.cache
 def chain_for(name, dtype):
     model = make_model(name, dtype)
-    return chain_of(model, matrices=matrix_names(model))
+    return chain_of(model, optimizers=Muon.chosen(model))
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_steps_equal_those_of_pytorchs_muon_beside_adamw(make, shape, name):
     found = saved(engine)
     assert not differences(found, dict(plain.state()))
     matrices = {name for name, parts in found.items() if "momentum_buffer" in parts}
-    assert matrices == matrix_names(engine._model) and 0 < len(matrices) < len(found)
+    assert matrices == set(Muon.chosen(engine._model)) and 0 < len(matrices) < len(found)
 
 
 @pytest.mark.parametrize("shape", ["fp32", "bf16 in rounds", "resident"])
@@ -88,7 +88,7 @@ def test_moments_of_adamw_are_not_taken_for_a_momentum(make):
 
 def test_an_optimizer_of_other_matrices_than_the_chains_is_refused():
     model, chain = make_model("llama", BF16), chain_for("llama", BF16)
-    with pytest.raises(ValueError, match="the optimizer's matrices are not the chain's"):
+    with pytest.raises(ValueError, match="the optimizer's groups are not the chain's"):
         Engine(model, plan=resident_plan(chain), chain=chain, device=CPU, optimizer=adamw(model), max_grad_norm=None)
 
 
@@ -105,7 +105,7 @@ def test_states_take_on_the_host_what_the_plan_says(make, shape):
     planned = cpu_parts(engine.plan, engine.chain)
     kept = planned.total_bytes - planned.products_bytes
     assert planned.products_bytes and kept <= sum(slabs.values()) <= kept + mmap.PAGESIZE * len(slabs)
-    matrices = [t for t in engine.chain.tensors() if t.is_matrix]
+    matrices = [t for t in engine.chain.tensors() if isinstance(t.optimizer, Muon)]
     master = 4 * (SHAPES[shape][0] is BF16)
     assert matrices and all(t.state_bytes == (4 + master) * t.elements for t in matrices)
 

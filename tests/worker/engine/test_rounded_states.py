@@ -8,12 +8,12 @@ import mmap
 import pytest
 import torch
 
+from planner.optimizers.adamw_8bit import AdamW8bit
 from planner.schedule.memory import cpu_parts
 from tests.support.engine_plans import adamw, chain_of, mixed_plan, resident_plan, rounded_of
 from tests.support.engines import assert_same, run
 from tests.support.optimizer_engines import makers
 from tests.support.tiny_models import make_model
-from worker.engine.state_parts import expanded
 from worker.storage.shards import read_shards, write_shards
 
 torch.set_num_threads(1)
@@ -33,7 +33,7 @@ CODES = {}
 @functools.cache
 def chain_for(name, dtype):
     model = make_model(name, dtype)
-    return chain_of(model, rounded=rounded_of(model))
+    return chain_of(model, optimizers=rounded_of(model))
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def saved(engine):
 def assert_same_state(engine, plain):
     wanted = dict(plain.state())
     for name, parts in saved(engine):
-        found = expanded(parts)
+        found = AdamW8bit().in_fp32(parts)
         assert found.keys() == wanted[name].keys()
         assert not [part for part, tensor in found.items() if not torch.equal(tensor, wanted[name][part])], name
 
@@ -100,7 +100,7 @@ def test_states_take_on_the_host_what_the_plan_says_half_of_what_others_take(mak
     }  # fmt: skip
     planned = cpu_parts(engine.plan, engine.chain)
     assert planned.total_bytes <= sum(slabs.values()) <= planned.total_bytes + mmap.PAGESIZE * len(slabs)
-    rounded = [t for t in engine.chain.tensors() if t.rounded and t.elements >= 1024]
+    rounded = [t for t in engine.chain.tensors() if t.optimizer.rounds and t.elements >= 1024]
     elements = sum(t.elements for t in rounded)
     assert rounded and sum(t.state_bytes for t in rounded) == elements * (4 + 2 + 2 * 4 / 256)
 

@@ -15,15 +15,16 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from planner.optimizers import adamw
 from tests import ROOT
 from tests.support.engine_plans import mixed_plan, resident_plan
 from tests.support.engines import build, data
-from worker.engine import adamw
 from worker.runtime.cpu import CpuMachine
 from worker.runtime.host_values import HostValues
 
 INSIDE = (
-    "worker/engine/actions.py", "worker/engine/adamw.py", "worker/engine/answers.py", "worker/engine/block_calls.py",
+    "worker/engine/actions.py", "planner/optimizers/adamw.py",
+    "worker/engine/answers.py", "worker/engine/block_calls.py",
     "worker/runtime/cuda.py",
     "worker/engine/device_items.py", "worker/engine/engine.py", "worker/engine/forward_only.py",
     "worker/engine/gradients.py", "worker/engine/host_items.py", "worker/runtime/interpreter.py",
@@ -51,8 +52,9 @@ ALLOWED = {
     ("worker/engine/actions.py", "Actions._replay", "float"): "the coefficient's host copy, by the CPU's thread",
     ("worker/engine/actions.py", "Actions._update_on_cpu", "copy_"): "from the host to the host, by the CPU's thread",
     ("worker/engine/actions.py", "Actions._update_piece", "copy_"): "from the host to the host, by the CPU's thread",
-    ("worker/engine/adamw.py", "update_in_lists", "to"): "from the device to the device",
-    ("worker/engine/adamw.py", "update_in_lists", "copy_"): "from the device to the device",
+    ("planner/optimizers/adamw.py", "AdamWGroup.from_pytorch", "float"): "of settings, before a step",
+    ("planner/optimizers/adamw.py", "update_in_lists", "to"): "from the device to the device",
+    ("planner/optimizers/adamw.py", "update_in_lists", "copy_"): "from the device to the device",
     ("worker/runtime/cuda.py", "CudaMachine.place", "copy_"): "weights on their way to the device, when no step runs",
     ("worker/runtime/cuda.py", "CudaMachine._bytes_outside", "int"): "of the driver's counts, between steps",
     ("worker/runtime/cuda.py", "CudaMachine.cap", "int"): "of Python numbers",

@@ -14,6 +14,7 @@ from planner.codec import from_json
 from planner.errors import UserError
 from planner.job.schema import Job
 from planner.measure.tokenizer import load_tokenizer
+from planner.optimizers.adamw import AdamWGroup
 from planner.run.folder import RunFolder
 from planner.schedule.compile import compile_program
 from planner.schedule.measured import TIMELINE, Measured
@@ -21,7 +22,6 @@ from tests.support.plain_engine import PlainEngine
 from tests.support.runs import STEPS, make_run
 from worker.data.batches import Batches
 from worker.data.seeds import micro_batch_seed
-from worker.runtime.step_values import AdamW
 from worker.training.learning_rate import decay_names, learning_rate
 from worker.training.metrics import read_metrics
 from worker.training.model import load_model
@@ -66,7 +66,7 @@ def plainly_trained(job: Job, run: RunFolder) -> tuple[list[float], PlainEngine]
     """Plain PyTorch after all steps of the job, and the losses."""
     model = load_model(job)
     batches = Batches(job, load_tokenizer(job), run.path / "data")
-    optimizer = AdamW(
+    optimizer = AdamWGroup(
         betas=(job.adam_beta1, job.adam_beta2), eps=job.adam_epsilon, weight_decay=job.weight_decay,
         decay_names=decay_names(model),
     )  # fmt: skip

@@ -23,6 +23,7 @@ from planner.job.output_dir import delivered
 from planner.job.schema import Job
 from planner.measure.machine_rates import estimate_hardware
 from planner.measure.tokenizer import load_tokenizer
+from planner.optimizers.adamw import AdamWGroup
 from planner.run.folder import RunFolder
 from tests.support.engine_plans import mixed_plan
 from tests.support.plain_engine import PlainEngine
@@ -31,7 +32,6 @@ from tests.support.texts import make_job, sentences, tiny_llama_folder, write_js
 from worker import sample
 from worker.data.batches import Batches
 from worker.data.seeds import micro_batch_seed
-from worker.runtime.step_values import AdamW
 from worker.training.learning_rate import decay_names, learning_rate
 from worker.training.metrics import read_metrics
 from worker.training.model import load_model
@@ -137,7 +137,7 @@ def test_a_job_ends_with_the_weights_and_losses_of_plain_pytorch(whole: Path) ->
     job = Job.from_resolved(whole / "resolved.yaml")
     model = load_model(job)
     batches = Batches(job, load_tokenizer(job), whole / "data")
-    optimizer = AdamW(
+    optimizer = AdamWGroup(
         betas=(job.adam_beta1, job.adam_beta2), eps=job.adam_epsilon, weight_decay=job.weight_decay,
         decay_names=decay_names(model),
     )  # fmt: skip

@@ -1,0 +1,117 @@
+"""AdamW with its moments in 8 bits (`planner.cpu.rounded`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from planner.cpu.eight_bits import LEAST_ELEMENTS, NUMBERS_BYTES, moment_bytes, scratch_bytes
+from planner.machine.hardware import Hardware
+from planner.optimizers.adamw import AdamW
+from planner.optimizers.base import Rates
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+_GPU_SHARE = 0.2
+"""Of the rate of an update with fp32 moments: on a device, one in 8 bits passes over memory as many times more."""
+_CPU_SHARE = 0.5
+"""Likewise: memory has half as much to do, and a core four times as much."""
+_SCALES = "_scales"
+_SIGNED = {"exp_avg": True, "exp_avg_sq": False}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdamW8bit(AdamW):
+    """AdamW of which the moments are rounded to 8 bits after each update. An update expands them again."""
+
+    kind: ClassVar[str] = "adamw_8bit"
+    states: ClassVar[str] = "states in 8 bits"
+    on_disk: ClassVar[bool] = False
+    packs: ClassVar[bool] = False
+    together: ClassVar[bool] = False
+    rounds: ClassVar[bool] = True
+    own_rates: ClassVar[bool] = True
+    log: ClassVar[str] = "AdamW's moments of {:.1f}% of the trained parameters are rounded to 8 bits in blocks of 256"
+    resident_bytes: ClassVar[int] = NUMBERS_BYTES
+
+    def moment_bytes(self, elements: int) -> tuple[int, ...]:
+        """Two, of a byte for each element and a scale for each block."""
+        return moment_bytes(elements), moment_bytes(elements)
+
+    def scratch_bytes(self, elements: int, *, narrow: bool) -> int:
+        """What a chunk is expanded to."""
+        return scratch_bytes(elements)
+
+    def rates(self, hardware: Hardware) -> Rates:
+        """As measured, or shares of AdamW's."""
+        gpu, cpu = hardware.gpu_update_parameters_per_s, hardware.cpu_update_parameters_per_s
+        return Rates(
+            gpu=hardware.gpu_rounded_update_parameters_per_s or _GPU_SHARE * gpu,
+            cpu=hardware.cpu_rounded_update_parameters_per_s or _CPU_SHARE * cpu,
+        )
+
+    def with_rates(self, hardware: Hardware, rates: Rates) -> Hardware:
+        """See `Optimizer`."""
+        return replace(
+            hardware, gpu_rounded_update_parameters_per_s=rates.gpu, cpu_rounded_update_parameters_per_s=rates.cpu
+        )
+
+    @classmethod
+    def notes(cls, values: Mapping[str, Any]) -> Iterator[str]:
+        """See `Optimizer`."""
+        exact = "adamw_torch has them in fp32, 6 bytes more a parameter"
+        yield f"optim: adamw_8bit rounds AdamW's moments; {exact}."
+
+    @classmethod
+    def chosen(cls, model: nn.Module) -> Mapping[str, Any]:
+        """As in bitsandbytes not small parameters, as in transformers' Trainer not those of embeddings."""
+        from torch import nn
+
+        embedded = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+        return {
+            name: cls() for name, p in model.named_parameters()
+            if p.numel() >= LEAST_ELEMENTS and id(p) not in embedded
+        }  # fmt: skip
+
+    def moment_layouts(self, weight: Tensor) -> list[tuple[torch.dtype, torch.Size]]:
+        """Bytes in one row."""
+        import torch
+
+        return [(torch.uint8, torch.Size([moment_bytes(weight.numel())]))] * 2
+
+    def named(self, moments: Sequence[Tensor], shape: torch.Size) -> dict[str, Tensor]:
+        """Each moment as its bytes, and the scales of its blocks."""
+        from planner.cpu.rounded import split
+
+        parts: dict[str, Tensor] = {}
+        for part, moment in zip(self.moments, moments, strict=True):
+            parts[part + _SCALES], places = split(moment, shape.numel())
+            parts[part] = places.view(shape)
+        return parts
+
+    def in_fp32(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Moments expanded."""
+        from planner.cpu.rounded import expand
+
+        wide = {part: tensor for part, tensor in parts.items() if not part.endswith(_SCALES)}
+        for part, signed in _SIGNED.items():
+            if (scales := parts.get(part + _SCALES)) is not None:
+                wide[part] = expand(scales, wide[part].reshape(-1), signed=signed).view(wide[part].shape)
+        return wide
+
+    def round_moments(self, moments: Mapping[str, Tensor]) -> None:
+        """To 8 bits and back."""
+        from planner.cpu.rounded import rounded
+
+        for part, signed in _SIGNED.items():
+            if part in moments:  # else no gradient has reached it yet
+                moments[part].copy_(rounded(moments[part], signed=signed))
+
+    def constants(self, place: Callable[[Tensor], Tensor]) -> object:
+        """The numbers that bytes stand for."""
+        from planner.cpu.rounded import both_numbers
+
+        return both_numbers(place)
