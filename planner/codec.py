@@ -65,8 +65,10 @@ def _decode(kind: Any, data: object, path: str) -> object:
         return float(data)
     if kind is int and isinstance(data, int) and not isinstance(data, bool):
         return data
-    if kind in (str, bool) and isinstance(data, kind):
+    if kind is bool and isinstance(data, bool):
         return data
+    if isinstance(kind, type) and issubclass(kind, str) and isinstance(data, str):
+        return kind(data)
     raise ValueError(f"{path}: expected {getattr(kind, '__name__', kind)}, got {_shown(data)}")
 
 

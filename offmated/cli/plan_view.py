@@ -11,6 +11,7 @@ from rich.text import Text
 
 from planner.codec import from_json
 from planner.schedule.disk_use import DiskUse
+from planner.schedule.items import GRADIENT, STATES, WEIGHT, Item
 from planner.schedule.plan import Plan
 from planner.units import counted, format_part, format_seconds
 
@@ -102,7 +103,7 @@ def _updates(plan: Plan) -> str:
     return text + (f"; the states of {trailing} on disk in the next step" if trailing else "")
 
 
-_SORTS = {"w": "weight", "g": "gradient", "s": "optimizer state"}
+_SORTS = {WEIGHT: "weight", GRADIENT: "gradient", STATES: "optimizer state"}
 
 
 def _transfers(plan: Plan) -> str:
@@ -112,7 +113,7 @@ def _transfers(plan: Plan) -> str:
     return f"up {up or 'nothing'}; down {down or 'nothing'}"
 
 
-def _sorts(items: Iterator[str]) -> str:
-    counts = Counter(item.partition(":")[0] for item in items)
+def _sorts(items: Iterator[Item]) -> str:
+    counts = Counter(item.kind for item in items)
     found = [(counts[sort], name) for sort, name in _SORTS.items() if counts[sort]]
     return ", ".join(counted(count, name) for count, name in found)

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from planner.machine.hardware import Hardware
 from planner.schedule.chain import Chain, Tensor
+from planner.schedule.items import STATES, WEIGHT, Item
 from planner.schedule.plan import Direction, Plan, Stage, stage_order
 
 
@@ -104,7 +105,8 @@ WORDS = ("prefetch", "offload", "evict", "cpu_update", "gpu_update", "states_upd
 
 
 class Entry(NamedTuple):
-    """An item in one of a stage's lists; those of a list are in order of urgency, then of number and place."""
+    """An item, or a tensor's name, in one of a stage's lists; those of a list are in order of urgency, then of number
+    and place."""
 
     stage: int
     word: str
@@ -125,22 +127,22 @@ def entries_of(chain: Chain, schedule: TensorSchedule, number: int, *, rounds: i
     def put(stage: int, word: str, urgency: int, item: str) -> None:
         found.append(Entry(stage, word, urgency, number, len(found), item))
 
-    def travel(item: str, absences: tuple[Absence, ...], uses: Sequence[int]) -> None:
+    def travel(item: Item, absences: tuple[Absence, ...], uses: Sequence[int]) -> None:
         for absence in absences:
             due = min([(use - absence.prefetch) % stages for use in uses])
             # States are read at the stage's end, by the update.
-            put(absence.prefetch, "prefetch", 2 * due + (item[0] == "s"), item)
+            put(absence.prefetch, "prefetch", 2 * due + (item.kind == STATES), item)
             put(absence.evict, "evict", due, item)
             if absence.offload is not None:
                 put(absence.offload, "offload", (absence.prefetch - absence.offload) % stages + due, item)
 
-    travel(f"w:{name}", schedule.weight, [*blocks, *backward])
+    travel(Item.weight(name), schedule.weight, [*blocks, *backward])
     if schedule.side is Side.GPU:
         assert schedule.update is not None
         put(schedule.update, "gpu_update", 0, name)
         if schedule.drop is None or schedule.drop < schedule.update:
-            put(schedule.update, "evict", 0, f"g:{name}")
-        travel(f"s:{name}", schedule.states, [schedule.update])
+            put(schedule.update, "evict", 0, Item.gradient(name))
+        travel(Item.states(name), schedule.states, [schedule.update])
     elif schedule.side is Side.CPU:
         assert schedule.update is not None and schedule.send is not None
         put(schedule.update, "cpu_update", blocks[0], name)
@@ -148,19 +150,19 @@ def entries_of(chain: Chain, schedule: TensorSchedule, number: int, *, rounds: i
             put(0, "states_update", stages - blocks[0], name)
     if schedule.send is not None:
         assert schedule.drop is not None
-        put(schedule.send, "offload", 0, f"g:{name}")  # first: the CPU waits for it
-        put(schedule.drop, "evict", 0, f"g:{name}")
+        put(schedule.send, "offload", 0, Item.gradient(name))  # first: the CPU waits for it
+        put(schedule.drop, "evict", 0, Item.gradient(name))
         if rounds > 1:
             fetch = backward[0] if schedule.fetch is None else schedule.fetch
-            put(fetch, "prefetch", 2 * (backward[0] - fetch), f"g:{name}")
+            put(fetch, "prefetch", 2 * (backward[0] - fetch), Item.gradient(name))
     return found
 
 
-def _residents(schedule: TensorSchedule) -> list[str]:
+def _residents(schedule: TensorSchedule) -> list[Item]:
     """Its items that are on the device when a step begins."""
-    items = [("w", schedule.weight)] + ([("s", schedule.states)] if schedule.side is Side.GPU else [])
+    items = [(WEIGHT, schedule.weight)] + ([(STATES, schedule.states)] if schedule.side is Side.GPU else [])
     return [
-        f"{kind}:{schedule.tensor.name}"
+        Item.of(kind, schedule.tensor.name)
         for kind, absences in items
         if all(absence.prefetch > absence.evict for absence in absences)
     ]  # fmt: skip
@@ -185,5 +187,5 @@ def assemble(chain: Chain, candidate: Candidate, *, slices: int, clip: bool, rou
 
 def stage_of(block: int, direction: Direction, words: Mapping[str, Sequence[Entry]]) -> Stage:
     """The stage with these lists."""
-    items = {word: tuple([entry.item for entry in sorted(entries)]) for word, entries in words.items()}
-    return Stage(block=block, direction=direction, **items)
+    lists: dict[str, Any] = {word: tuple([each.item for each in sorted(entries)]) for word, entries in words.items()}
+    return Stage(block=block, direction=direction, **lists)

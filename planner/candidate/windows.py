@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from planner.candidate.candidate import Absence, Candidate, Side, TensorSchedule, backward_stage
 from planner.candidate.setting import Setting
+from planner.schedule.items import GRADIENT, STATES, WEIGHT, Item
 from planner.schedule.update_work import cpu_work
 
 
@@ -22,7 +23,7 @@ class Window:
     """
 
     key: int  # order of items that are needed in one stage: weights before states
-    item: str
+    item: Item
     absence: int
     size: int
     last: int
@@ -47,7 +48,7 @@ class Window:
     @property
     def is_gradient(self) -> bool:
         """It only leaves."""
-        return self.item[0] == "g"
+        return self.item.kind == GRADIENT
 
     def after(self, stages: int) -> Window:
         """The same so many stages later, nothing decided."""
@@ -66,13 +67,14 @@ def windows_of(setting: Setting, candidate: Candidate) -> list[Window]:
         blocks = users[schedule.tensor.name]
         touched = [*blocks, *(backward_stage(setting.chain, block) for block in blocks)]
         updates = [schedule.update] if schedule.side is Side.GPU and schedule.update is not None else []
-        found += _absences(setting, schedule, "w", number, [*touched, *updates], stages)
-        found += _absences(setting, schedule, "s", number + len(candidate.schedules), updates, stages)
+        found += _absences(setting, schedule, WEIGHT, number, [*touched, *updates], stages)
+        found += _absences(setting, schedule, STATES, number + len(candidate.schedules), updates, stages)
         if schedule.drop is not None:
             made = max(touched)
             gradient = Window(
-                key=number, item=f"g:{schedule.tensor.name}", absence=0, size=schedule.tensor.gradient_bytes, last=made,
-                use=min(blocks) + stages, evict=schedule.drop, fetch=stages, copy=made,
+                key=number, item=Item.gradient(schedule.tensor.name), absence=0,
+                size=schedule.tensor.gradient_bytes, last=made, use=min(blocks) + stages, evict=schedule.drop,
+                fetch=stages, copy=made,
             )  # fmt: skip
             found.append(gradient)
     return found
@@ -88,7 +90,7 @@ def _absences(
     drive_s = moved_bytes * setting.hardware.disk_s_per_byte if tensor.states_on_disk else 0.0
     if schedule.trails:
         drive_s = tensor.state_bytes / setting.hardware.disk_read_bytes_per_s
-    for number, absence in enumerate(schedule.weight if kind == "w" else schedule.states):
+    for number, absence in enumerate(schedule.weight if kind == WEIGHT else schedule.states):
         last = absence.evict - min((absence.evict - s) % stages for s in touched)
         fetch = absence.evict + ((absence.prefetch - absence.evict) % stages or stages)
         copy = None
@@ -97,8 +99,8 @@ def _absences(
             copy = last - (last - schedule.update) % stages
         on_cpu = schedule.side is Side.CPU and last % stages == max(touched)
         yield Window(
-            key=key, item=f"{kind}:{tensor.name}", absence=number,
-            size=tensor.bytes if kind == "w" else tensor.state_bytes, last=last,
+            key=key, item=Item.of(kind, tensor.name), absence=number,
+            size=tensor.bytes if kind == WEIGHT else tensor.state_bytes, last=last,
             use=fetch + min((s - absence.prefetch) % stages for s in touched), evict=absence.evict, fetch=fetch,
             copy=copy, update_s=update_s if on_cpu else 0.0, drive_s=drive_s if on_cpu else 0.0,
         )  # fmt: skip
@@ -111,7 +113,7 @@ def with_lead(setting: Setting, candidate: Candidate, lead: int) -> Candidate:
     stages = 2 * len(setting.chain.blocks) - 1
     windows: dict[str, list[Window]] = {}
     for window in windows_of(setting, candidate):
-        windows.setdefault(window.item[2:], []).append(window)
+        windows.setdefault(window.item.name, []).append(window)
     schedules = []
     for schedule in candidate.schedules:
         for window in windows.get(schedule.tensor.name, ()):
@@ -137,6 +139,6 @@ def _led(schedule: TensorSchedule, window: Window, lead: int, stages: int) -> Te
 
 def with_absence(schedule: TensorSchedule, window: Window, absence: Absence) -> TensorSchedule:
     """The schedule with another absence in the window's place."""
-    absences = schedule.weight if window.item[0] == "w" else schedule.states
+    absences = schedule.weight if window.item.kind == WEIGHT else schedule.states
     absences = (*absences[: window.absence], absence, *absences[window.absence + 1 :])
-    return replace(schedule, weight=absences) if window.item[0] == "w" else replace(schedule, states=absences)
+    return replace(schedule, weight=absences) if window.item.kind == WEIGHT else replace(schedule, states=absences)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from planner.schedule.chain import Chain, Option, Tensor
 from planner.schedule.compile import OpKind, order_program
+from planner.schedule.items import GRADIENT, STATES, WEIGHT, Item
 from planner.schedule.plan import Plan
 
 
@@ -150,16 +151,17 @@ class _Reader:
         on_cpu, on_gpu = self._stages("cpu_update", name), self._stages("gpu_update", name)
         return TensorDecision(
             name=name, elements=tensor.elements, bytes=tensor.bytes, state_bytes=tensor.state_bytes,
-            gradient_bytes=tensor.gradient_bytes, weight_absences=self._absences(f"w:{name}"),
-            state_absences=self._absences(f"s:{name}"), updated="cpu" if on_cpu else "gpu" if on_gpu else "",
-            update_stage=next(iter((*on_cpu, *on_gpu)), ""), sent=next(iter(self._stages("offload", f"g:{name}")), ""),
+            gradient_bytes=tensor.gradient_bytes, weight_absences=self._absences(Item.weight(name)),
+            state_absences=self._absences(Item.states(name)), updated="cpu" if on_cpu else "gpu" if on_gpu else "",
+            update_stage=next(iter((*on_cpu, *on_gpu)), ""),
+            sent=next(iter(self._stages("offload", Item.gradient(name))), ""),
             stored=bool(on_cpu) and tensor.states_on_disk, trails=name in self.trailing,
         )  # fmt: skip
 
     def _stages(self, word: str, item: str) -> list[str]:
         return [self.names[number] for number in self.moves.get((word, item), ())]
 
-    def _absences(self, item: str) -> tuple[Absence, ...]:
+    def _absences(self, item: Item) -> tuple[Absence, ...]:
         """Each release with the next fetch, around the cycle if need be."""
         back = self.moves.get(("prefetch", item), [])
         absences = []
@@ -170,4 +172,5 @@ class _Reader:
         return tuple(absences)
 
     def _moved(self, tensors: Sequence[Tensor], kind: OpKind) -> int:
-        return sum(self.copied[kind, f"{sort}:{tensor.name}"] for tensor in tensors for sort in "wgs")
+        items = (Item.of(sort, tensor.name) for tensor in tensors for sort in (WEIGHT, GRADIENT, STATES))
+        return sum(self.copied[kind, item] for item in items)

@@ -11,6 +11,7 @@ from planner.picture.basis import Basis
 from planner.reports.receipt import Load
 from planner.schedule.chain import Chain
 from planner.schedule.compile import Op, OpKind, Program, Queue, compile_program
+from planner.schedule.items import ACTIVATIONS, GRADIENT, STATES, WEIGHT
 from planner.schedule.measured import Measured
 from planner.schedule.memory import Breakdown, Parts, gpu_breakdown
 from planner.schedule.plan import Direction, Plan
@@ -36,7 +37,7 @@ class Sort(StrEnum):
 
 
 TURNS = {Direction.FORWARD: Sort.FORWARD, Direction.HEAD: Sort.HEAD, Direction.BACKWARD: Sort.BACKWARD}
-_ITEMS = {"w": Sort.WEIGHTS, "g": Sort.GRADIENTS, "s": Sort.STATES, "a": Sort.ACTIVATIONS}
+_ITEMS = {WEIGHT: Sort.WEIGHTS, GRADIENT: Sort.GRADIENTS, STATES: Sort.STATES, ACTIVATIONS: Sort.ACTIVATIONS}
 
 
 def sort_of(op: Op) -> Sort:
@@ -45,7 +46,7 @@ def sort_of(op: Op) -> Sort:
         case OpKind.RUN:
             return TURNS[op.turn[0]]
         case OpKind.FETCH | OpKind.SEND | OpKind.READ | OpKind.PEEK | OpKind.WRITE:
-            return _ITEMS[op.subject[0]]
+            return _ITEMS[op.item.kind]
         case OpKind.NORM | OpKind.CLIP:
             return Sort.NORM
         case OpKind.ALLOC | OpKind.FREE:

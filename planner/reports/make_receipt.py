@@ -11,6 +11,7 @@ from planner.schedule.activation_turns import stored_activations
 from planner.schedule.chain import Chain, Tensor
 from planner.schedule.compile import OpKind, Program, Queue, compile_program
 from planner.schedule.disk_use import ACCEPT, DiskUse, step_activation_bytes, step_weight_bytes
+from planner.schedule.items import Item
 from planner.schedule.memory import cpu_parts, parts_at_peak
 from planner.schedule.plan import Plan
 from planner.schedule.simulate import durations_s, host_traffic_bytes, issuing_s, simulate, written_bytes
@@ -95,7 +96,7 @@ def gpu_shares(program: Program, chain: Chain) -> tuple[Share, ...]:
     """What the device holds at its peak; the bytes add up to it."""
     peak = parts_at_peak(program, chain).peak
     moving = {op.subject for op in program.ops if op.kind is OpKind.FREE}
-    staying = sum(t.bytes for t in chain.tensors() if f"w:{t.name}" not in moving)
+    staying = sum(t.bytes for t in chain.tensors() if Item.weight(t.name) not in moving)
     return _shares(
         ("weights that stay", staying),
         ("weights in flight", peak.weights_bytes - staying),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from planner.schedule.chain import Chain
+from planner.schedule.items import Item
 from planner.schedule.operations import ACTIVATION_SLOTS, activation_slots, ring_at_turn
 from planner.schedule.plan import Plan
 
-_Turns = dict[int, list[tuple[str, int]]]
+_Turns = dict[int, list[tuple[Item, int]]]
 
 
 class StoredActivations:
@@ -23,7 +24,10 @@ class StoredActivations:
 
     def __init__(self, plan: Plan, chain: Chain, back_at: _Turns) -> None:
         options = [block.option(name) for block, name in zip(chain.blocks, plan.options, strict=True)]
-        size = {f"a:{i}.{k}": o.stored_bytes for i, o in enumerate(options) if o.on_disk for k in range(plan.slices)}
+        size = {
+            Item.activations(i, k): option.stored_bytes
+            for i, option in enumerate(options) if option.on_disk for k in range(plan.slices)
+        }  # fmt: skip
         made = list(size)
         back = [item for turn in sorted(back_at) for item, _ in back_at[turn] if item in size] if made else []
         self.slots = dict(zip(made, activation_slots(), strict=False))
@@ -39,12 +43,7 @@ class StoredActivations:
         self.first_turn = (len(chain.blocks) - 1) * plan.slices
 
 
-def block_of(item: str) -> int:
-    """The block of activations "a:3.1"."""
-    return int(item[2:].partition(".")[0])
-
-
-def stored_activations(plan: Plan, chain: Chain) -> dict[str, int]:
+def stored_activations(plan: Plan, chain: Chain) -> dict[Item, int]:
     """Item -> bytes of the activations that each round of the plan writes to disk."""
     if not any(block.option(name).on_disk for block, name in zip(chain.blocks, plan.options, strict=True)):
         return {}
@@ -57,13 +56,13 @@ def activation_turns(plan: Plan, chain: Chain) -> tuple[_Turns, _Turns]:
     Both are one turn away from the block's own: the copies have a turn to hide behind.
     """
     numbers = {stage.name: n for n, stage in enumerate(plan.stages)}
-    back: dict[int, list[tuple[str, int]]] = {}
-    free: dict[int, list[tuple[str, int]]] = {}
+    back: dict[int, list[tuple[Item, int]]] = {}
+    free: dict[int, list[tuple[Item, int]]] = {}
     for index, block in enumerate(chain.blocks[:-1]):
         size = block.option(plan.options[index]).offloaded_bytes
         for k in range(plan.slices) if size else ():
             forward = numbers[f"F{index}"] * plan.slices + k
             backward = numbers[f"B{index}"] * plan.slices + k
-            free.setdefault(forward + 1, []).append((f"a:{index}.{k}", size))
-            back.setdefault(max(forward + 2, backward - 1), []).append((f"a:{index}.{k}", size))
+            free.setdefault(forward + 1, []).append((Item.activations(index, k), size))
+            back.setdefault(max(forward + 2, backward - 1), []).append((Item.activations(index, k), size))
     return back, free

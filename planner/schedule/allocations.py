@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from planner.schedule.chain import Chain, Lifetimes, Tensor
 from planner.schedule.compile import Op, OpKind, Program, Queue
+from planner.schedule.items import ACTIVATIONS, STATES, WEIGHT, Item
 from planner.schedule.peak_moments import ROWS_AT_ONCE, Rows, lasting_bytes, tied_rows
 from planner.schedule.plan import Direction, stage_order
 
@@ -93,8 +94,8 @@ class _Host:
         self.calls: dict[tuple[int, int], _Call] = {}
         self.aside: dict[tuple[str, int], list[int]] = {}
         for tensor in chain.frame_tensors:
-            for kind in "ws":
-                self._allocate(f"{kind}:{tensor.name}")
+            for kind in (WEIGHT, STATES):
+                self._allocate(Item.of(kind, tensor.name))
         for item in program.resident:
             self._allocate(item)
         self.events.clear()
@@ -103,9 +104,9 @@ class _Host:
         """What one operation does."""
         match op.kind:
             case OpKind.ALLOC:
-                self._allocate(op.subject)
+                self._allocate(op.item)
             case OpKind.FREE:
-                for number in self.items.pop(op.subject):
+                for number in self.items.pop(op.item):
                     self._release(number)
             case OpKind.UPDATE:
                 self._update(op)
@@ -133,17 +134,17 @@ class _Host:
         self.holders[number] += 1
         return number
 
-    def _allocate(self, item: str) -> None:
+    def _allocate(self, item: Item) -> None:
         self.items[item] = [self._new(size) for size in self._sizes(item) if size]
 
-    def _sizes(self, item: str) -> Sequence[int]:
+    def _sizes(self, item: Item) -> Sequence[int]:
         """Of the item's tensors: weight and gradient are one, states are moments and, perhaps, a master."""
-        if item[0] == "a":
-            block, k = map(int, item[2:].split("."))
+        if item.kind == ACTIVATIONS:
+            block, k = item.turn
             return self.calls[block, k].sizes
-        tensor = self.tensors[item[2:]]
-        if item[0] != "s":
-            return [tensor.item_bytes(item[0])]
+        tensor = self.tensors[item.name]
+        if item.kind != STATES:
+            return [tensor.item_bytes(item.kind)]
         return tensor.state_sizes
 
     def _update(self, op: Op) -> None:
@@ -162,7 +163,7 @@ class _Host:
             self._release(self._new(tensor.scratch_bytes))
         for name in op.names:  # the frame's gradients go with their update
             if name not in self.users:
-                self._release_all(self.items.pop(f"g:{name}", []))
+                self._release_all(self.items.pop(Item.gradient(name), []))
 
     def _release_all(self, numbers: list[int]) -> None:
         while numbers:
@@ -223,7 +224,7 @@ class _Host:
             there, sent = [], [*there, *sent]
         self.calls[block, k] = _Call(its, saved, there, [self.sizes[number] for number in sent], kept)
         if option.offloaded_bytes:
-            self.items[f"a:{block}.{k}"] = sent
+            self.items[Item.activations(block, k)] = sent
 
     def _hand_over(
         self, results: Sequence[str], made: Sequence[str], names: dict[str, int], frame: dict[str, int]
@@ -235,7 +236,7 @@ class _Host:
     def _backward(self, op: Op, given: Sequence[str], made: Sequence[str]) -> None:
         _, block, k = op.turn
         frame, call = self.frames[k], self.calls.pop((block, k))
-        there = [*call.saved, *self.items.pop(f"a:{block}.{k}", ())]
+        there = [*call.saved, *self.items.pop(Item.activations(block, k), ())]
         names = dict(zip(call.names, there, strict=True))
         owned: dict[str, int] = {}
         for j, name in enumerate(given):
@@ -274,7 +275,7 @@ class _Host:
                 return
             if self._put_aside(tensor.name, k, rows):
                 return
-        item = f"g:{tensor.name}"
+        item = Item.gradient(tensor.name)
         if item not in self.items:
             if gradient is None:
                 self.items[item] = [self._new(size or tensor.gradient_bytes, sum_of=tensor.name)]
@@ -284,7 +285,7 @@ class _Host:
     def _put_aside(self, name: str, k: int, rows: Rows) -> bool:
         """The head's rows wait for the embedding's. False: they begin the sum."""
         self.aside[name, k] = put = [self._new(rows.counts[k] * _INDEX_BYTES, most=True)]
-        if f"g:{name}" not in self.items:
+        if Item.gradient(name) not in self.items:
             return False
         put.append(self._new(rows.counts[k] * rows.row_bytes, most=True))
         self._release(self._new(rows.masking_bytes(k)))
@@ -297,7 +298,7 @@ class _Host:
 
     def _frame_sum(self, name: str, frame: dict[str, int], made: str) -> None:
         """Autograd adds the frame's gradients up: the first slice's stays."""
-        if f"g:{name}" not in self.items:
-            self.items[f"g:{name}"] = [self._hold(frame[made])]
+        if Item.gradient(name) not in self.items:
+            self.items[Item.gradient(name)] = [self._hold(frame[made])]
         else:
             self._release(frame.pop(made))

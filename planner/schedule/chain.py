@@ -10,6 +10,7 @@ from planner.checks import check_numbers
 from planner.machine.hardware import Hardware
 from planner.optimizers.base import Rates
 from planner.optimizers.table import ADAMW, AnyOptimizer
+from planner.schedule.items import GRADIENT, STATES, WEIGHT
 from planner.schedule.state_pieces import LEAST_BYTES, Piece, StoredTensor, whole_pages
 
 
@@ -51,8 +52,8 @@ class Tensor:
             raise ValueError(f"tensor {self.name} cannot have {states}, or on disk")
 
     def item_bytes(self, kind: str) -> int:
-        """Size of its item "w", "g" or "s"."""
-        return {"w": self.bytes, "g": self.gradient_bytes, "s": self.state_bytes}[kind]
+        """Size of its weight, gradient or states (`planner.schedule.items`)."""
+        return {WEIGHT: self.bytes, GRADIENT: self.gradient_bytes, STATES: self.state_bytes}[kind]
 
     @property
     def storable(self) -> bool:

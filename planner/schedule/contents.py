@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from planner.schedule.chain import Chain
 from planner.schedule.compile import Op, OpKind, Program, overwritten, reads
+from planner.schedule.items import ACTIVATIONS, GRADIENT, STATES, WEIGHT, Item
 from planner.schedule.operations import gradient_slots_of
 from planner.schedule.plan import Direction
 
 _GRADIENT = -1  # in place of a version: the gradient is there
+_NOTHING = Item(), 0  # in a slot
 
 
 class InvalidProgram(ValueError):
@@ -26,20 +28,20 @@ class Contents:
         self.frame = {t.name for t in chain.frame_tensors if t.trainable}
         known = {t.name for t in chain.tensors()}
         for item in program.resident:
-            if item[0] not in "ws" or item[2:] not in known:
+            if item.kind not in (WEIGHT, STATES) or item.name not in known:
                 raise InvalidProgram(f"{item} cannot be on the device when a step begins")
         self.version = dict.fromkeys(known | self.frame, 0)
         self.device = dict.fromkeys(program.resident, 0)  # item -> version; of "g:" the contributions added
-        self.host = {f"{kind}:{name}": 0 for name in known for kind in "ws"}
+        self.host = {Item.of(kind, name): 0 for name in known for kind in (WEIGHT, STATES)}
         self.gradient: dict[str, int] = {}  # tensor -> contributions so far
         self.sent: set[str] = set()  # complete gradients on the host
         self.on_disk = {t.name for t in chain.tensors() if t.on_disk}
         self.gradient_slots = gradient_slots_of(chain)  # of what is wholly on disk
-        self.slots: dict[int | None, tuple[str, int]] = {}  # weights that were read last, and their versions
-        self.in_gradient_slot: dict[int | None, tuple[str, int]] = {}  # likewise, of gradients and what they become
+        self.slots: dict[int | None, tuple[Item, int]] = {}  # weights that were read last, and their versions
+        self.in_gradient_slot: dict[int | None, tuple[Item, int]] = {}  # likewise, of gradients and what they become
         self.pieces = {t.name: len(chain.state_pieces(t)) for t in chain.tensors() if t.states_on_disk}
-        self.written: dict[str, int] = {}  # piece of states -> the version that is on disk
-        self.in_ring: dict[int | None, tuple[str, int]] = {}  # piece of states in a slot, and its version
+        self.written: dict[Item, int] = {}  # piece of states -> the version that is on disk
+        self.in_ring: dict[int | None, tuple[Item, int]] = {}  # piece of states in a slot, and its version
         self.passing: dict[int | None, tuple[str, OpKind]] = {}  # activations in a slot, and how they came there
         self.on_drive: set[str] = set()  # activations that were written, and not read yet
         self.can_trail = {t.name for t in chain.tensors() if t.can_trail}
@@ -60,7 +62,7 @@ class Contents:
         """What a round adds to the gradient."""
         return len(self.users[name]) * self.program.slices
 
-    def gone(self, op: Op, item: str) -> None:
+    def gone(self, op: Op, item: Item) -> None:
         if item not in self.device:
             raise InvalidProgram(f"{op.name} needs {item}, which is not on the device")
 
@@ -70,27 +72,27 @@ class Contents:
             case OpKind.ALLOC:
                 if op.subject in self.device:
                     raise InvalidProgram(f"{op.name}: {op.subject} is on the device already")
-                self.device[op.subject] = -1
+                self.device[op.item] = -1
             case OpKind.FREE:
-                self.gone(op, op.subject)
-                if op.subject[0] == "g" and not self._used(op.subject):
+                self.gone(op, op.item)
+                if op.item.kind == GRADIENT and not self._used(op.item):
                     raise InvalidProgram(f"{op.name} drops a gradient that nothing has used")
-                del self.device[op.subject]
+                del self.device[op.item]
             case OpKind.READ | OpKind.PEEK if op.piece is not None:
-                self.in_ring[op.slot] = op.subject, self.written.get(op.subject, 0)
-            case OpKind.READ | OpKind.WRITE if op.subject[0] == "a":
+                self.in_ring[op.slot] = op.item, self.written.get(op.item, 0)
+            case OpKind.READ | OpKind.WRITE if op.item.kind == ACTIVATIONS:
                 self._pass(op)
             case OpKind.READ | OpKind.WRITE if op.passes_whole:
                 self._pass_whole(op)
             case OpKind.WRITE:
-                piece, version = self.in_ring.get(op.slot, ("", 0))
+                piece, version = self.in_ring.get(op.slot, _NOTHING)
                 if piece != op.subject or version <= self.written.get(piece, 0):
                     raise InvalidProgram(f"{op.name}: its slot does not hold the updated piece")
                 self.written[piece] = version
             case OpKind.READ:
-                if op.subject[2:] not in self.on_disk or op.slot is None:
+                if op.item.name not in self.on_disk or op.slot is None:
                     raise InvalidProgram(f"{op.name}: {op.subject} is not on disk")
-                self.slots[op.slot] = op.subject, self.host[op.subject]
+                self.slots[op.slot] = op.item, self.host[op.item]
             case OpKind.FETCH:
                 self._fetch(op)
             case OpKind.SEND:
@@ -98,7 +100,7 @@ class Contents:
             case OpKind.NORM:
                 for name in op.names:
                     if name not in self.frame:
-                        self.gone(op, f"g:{name}")
+                        self.gone(op, Item.gradient(name))
                         if not self.complete(name):
                             raise InvalidProgram(f"{op.name}: the gradient of {name} is not complete")
                     self.normed.add(name)
@@ -122,59 +124,59 @@ class Contents:
             case OpKind.RUN:
                 self._run(op)
 
-    def _used(self, item: str) -> bool:
+    def _used(self, item: Item) -> bool:
         """The gradient's sum is on the host, or the update is done."""
-        on_host = item in self.host and self.host[item] == self.gradient.get(item[2:])
-        return on_host or (self.complete(item[2:]) and bool(self.updated.get(item[2:])))
+        on_host = item in self.host and self.host[item] == self.gradient.get(item.name)
+        return on_host or (self.complete(item.name) and bool(self.updated.get(item.name)))
 
     def _fetch(self, op: Op) -> None:
-        item = op.subject
+        item = op.item
         self.gone(op, item)
-        if item[0] == "g":
+        if item.kind == GRADIENT:
             if op.slot is not None and self.in_gradient_slot.get(op.slot) != (item, self.host.get(item)):
                 raise InvalidProgram(f"{op.name}: its slot does not hold {item}")
-            if self.host.get(item) != self.gradient.get(item[2:], 0):
+            if self.host.get(item) != self.gradient.get(item.name, 0):
                 raise InvalidProgram(f"{op.name}: the host's copy of {item} is not the sum so far")
             self.device[item] = self.host[item]
             return
-        if item[0] == "a" and op.slot is not None:
+        if item.kind == ACTIVATIONS and op.slot is not None:
             if self.passing.pop(op.slot, (None, None))[0] != item:
                 raise InvalidProgram(f"{op.name}: its slot does not hold {item}")
             self.device[item] = 0
             return
-        if item[0] == "a":
+        if item.kind == ACTIVATIONS:
             if item not in self.host:
                 raise InvalidProgram(f"{op.name}: {item} was not sent to the host")
             self.device[item] = self.host.pop(item)
             return
-        if item[2:] in self.on_disk and (op.slot is None or self.slots.get(op.slot) != (item, self.host[item])):
+        if item.name in self.on_disk and (op.slot is None or self.slots.get(op.slot) != (item, self.host[item])):
             raise InvalidProgram(f"{op.name}: {item} was not read from disk, or something else was after it")
-        if item[2:] in self.updated_pieces:
+        if item.name in self.updated_pieces:
             raise InvalidProgram(f"{op.name}: the update of {item} is not over")
-        if item[2:] in self.tentative:
+        if item.name in self.tentative:
             raise InvalidProgram(f"{op.name}: {item} is not final before the norm is known")
-        if self.host.get(item) != self.version[item[2:]]:
+        if self.host.get(item) != self.version[item.name]:
             raise InvalidProgram(f"{op.name}: the host's copy of {item} is not current")
         self.device[item] = self.host[item]
 
     def _send(self, op: Op) -> None:
-        item = op.subject
+        item = op.item
         self.gone(op, item)
-        if item[0] == "a" and op.slot is not None:
+        if item.kind == ACTIVATIONS and op.slot is not None:
             self.passing[op.slot] = item, op.kind
             return
-        if item[2:] in self.gradient_slots and (item[0] != "g" or op.slot is None):
+        if item.name in self.gradient_slots and (item.kind != GRADIENT or op.slot is None):
             raise InvalidProgram(f"{op.name}: nothing takes {item} to its disk")
-        if item[0] == "g":
-            if self.gradient[item[2:]] % self._of_round(item[2:]):
+        if item.kind == GRADIENT:
+            if self.gradient[item.name] % self._of_round(item.name):
                 raise InvalidProgram(f"{op.name}: the gradient is not complete")
-            if item[2:] in self.trailing:
-                raise InvalidProgram(f"{op.name}: states of {item[2:]} still need the gradient of the step before")
+            if item.name in self.trailing:
+                raise InvalidProgram(f"{op.name}: states of {item.name} still need the gradient of the step before")
             self.sent.discard(item)  # of the step before, if no update has taken it
-            if self.complete(item[2:]):
+            if self.complete(item.name):
                 self.sent.add(item)
-            if item[2:] in self.overwritten:
-                self.host[f"w:{item[2:]}"] = _GRADIENT
+            if item.name in self.overwritten:
+                self.host[Item.weight(item.name)] = _GRADIENT
             if op.slot is not None:
                 self.in_gradient_slot[op.slot] = item, self.device[item]
                 self.host.pop(item, None)  # until it is written
@@ -184,20 +186,20 @@ class Contents:
     def _pass_whole(self, op: Op) -> None:
         """A gradient on its way to its drive, or back; or the weight that has taken its place. What is on the drive
         counts as the host's."""
-        item = op.subject
+        item = op.item
         if op.kind is OpKind.READ:
             if item not in self.host:
                 raise InvalidProgram(f"{op.name}: {item} is not on disk")
             self.in_gradient_slot[op.slot] = item, self.host[item]
             return
-        there, version = self.in_gradient_slot.get(op.slot, ("", 0))
-        if there != item or (item[0] == "w" and version != self.version[item[2:]]):
+        there, version = self.in_gradient_slot.get(op.slot, _NOTHING)
+        if there != item or (item.kind == WEIGHT and version != self.version[item.name]):
             raise InvalidProgram(f"{op.name}: its slot does not hold {item} as it is now")
         self.host[item] = version
 
     def _pass(self, op: Op) -> None:
         """Activations on their way to a drive, or back: each time once."""
-        item = op.subject
+        item = op.item
         if op.kind is OpKind.WRITE:
             if self.passing.get(op.slot) != (item, OpKind.SEND):
                 raise InvalidProgram(f"{op.name}: its slot does not hold {item} as it was sent")
@@ -221,34 +223,35 @@ class Contents:
         if op.kind is OpKind.UPDATE:
             if not self.complete(name):
                 raise InvalidProgram(f"{op.name}: the gradient of {name} is not complete")
-            for kind in "gws":
-                self.gone(op, f"{kind}:{name}")
-                if kind != "g" and self.device[f"{kind}:{name}"] != self.version[name]:
-                    raise InvalidProgram(f"{op.name}: the device's copy of {kind}:{name} is not current")
+            self.gone(op, Item.gradient(name))
+            for item in (Item.weight(name), Item.states(name)):
+                self.gone(op, item)
+                if self.device[item] != self.version[name]:
+                    raise InvalidProgram(f"{op.name}: the device's copy of {item} is not current")
             self.version[name] += 1
-            self.device[f"w:{name}"] = self.device[f"s:{name}"] = self.version[name]
+            self.device[Item.weight(name)] = self.device[Item.states(name)] = self.version[name]
         else:
             if name in self.pieces:
                 raise InvalidProgram(f"{op.name}: the states of {name} are on disk")
-            self._ready_on_host(op, name, "ws")
+            self._ready_on_host(op, name, WEIGHT, STATES)
             self.version[name] += 1
-            self.host[f"w:{name}"] = self.host[f"s:{name}"] = self.version[name]
+            self.host[Item.weight(name)] = self.host[Item.states(name)] = self.version[name]
             if op.kind is not OpKind.CPU_AHEAD:  # a replay reads the gradient once more
-                self.sent.discard(f"g:{name}")
+                self.sent.discard(Item.gradient(name))
 
-    def _ready_on_host(self, op: Op, name: str, kinds: str) -> None:
+    def _ready_on_host(self, op: Op, name: str, *kinds: str) -> None:
         """The gradient is there, and so are its items of these kinds, current, and nowhere else."""
-        if f"g:{name}" not in self.sent:
+        if Item.gradient(name) not in self.sent:
             raise InvalidProgram(f"{op.name}: the gradient of {name} is not on the host")
-        slot = self.gradient_slots.get(name)
-        if slot is not None and self.in_gradient_slot.get(slot) != (f"g:{name}", self.host.get(f"g:{name}", -1)):
+        slot, gradient = self.gradient_slots.get(name), Item.gradient(name)
+        if slot is not None and self.in_gradient_slot.get(slot) != (gradient, self.host.get(gradient, -1)):
             raise InvalidProgram(f"{op.name}: its gradient was not read from disk")
         for kind in kinds:
-            there = self.host[f"{kind}:{name}"]
-            if there != (_GRADIENT if kind == "w" and name in self.overwritten else self.version[name]):
-                raise InvalidProgram(f"{op.name}: the host's copy of {kind}:{name} is not current")
-            if f"{kind}:{name}" in self.device:
-                raise InvalidProgram(f"{op.name}: {kind}:{name} is on the device, and would be stale there")
+            item = Item.of(kind, name)
+            if self.host[item] != (_GRADIENT if kind == WEIGHT and name in self.overwritten else self.version[name]):
+                raise InvalidProgram(f"{op.name}: the host's copy of {item} is not current")
+            if item in self.device:
+                raise InvalidProgram(f"{op.name}: {item} is on the device, and would be stale there")
 
     def _update_piece(self, op: Op, name: str, piece: int | None, *, trails: bool = False) -> None:
         """The tensor is updated when all its pieces are. `trails`: but for its states."""
@@ -260,66 +263,66 @@ class Contents:
             raise InvalidProgram(f"{op.name}: the states of {name} are a step behind")
         if self.program.clip and not self.clipped:
             raise InvalidProgram(f"{op.name} updates {name} before the norm of all gradients is known")
-        self._ready_on_host(op, name, "w")
-        if self.in_ring.get(op.slot) != (f"s:{op.subject}", self.version[name]):
+        self._ready_on_host(op, name, WEIGHT)
+        if self.in_ring.get(op.slot) != (Item.states(name, piece), self.version[name]):
             raise InvalidProgram(f"{op.name}: its slot does not hold the piece as it is now")
         done = self.updated_pieces.setdefault(name, set())
         if piece in done or piece >= self.pieces.get(name, 0):
             raise InvalidProgram(f"{op.name}: {name} has no such piece to update")
         done.add(piece)
-        self.in_ring[op.slot] = ("", 0) if trails else (f"s:{op.subject}", self.version[name] + 1)
+        self.in_ring[op.slot] = _NOTHING if trails else (Item.states(name, piece), self.version[name] + 1)
         if len(done) == self.pieces[name]:
             del self.updated_pieces[name]
             self.updated[name] = self.updated.get(name, 0) + 1
             self.version[name] += 1
-            self.host[f"s:{name}"] = self.version[name]
+            self.host[Item.states(name)] = self.version[name]
             if name in self.gradient_slots:
-                self.in_gradient_slot[self.gradient_slots[name]] = f"w:{name}", self.version[name]
+                self.in_gradient_slot[self.gradient_slots[name]] = Item.weight(name), self.version[name]
             else:
-                self.host[f"w:{name}"] = self.version[name]
+                self.host[Item.weight(name)] = self.version[name]
             if trails:
                 self.trailing.add(name)
             else:
-                self.sent.discard(f"g:{name}")
+                self.sent.discard(Item.gradient(name))
 
     def _follow(self, op: Op, name: str, piece: int | None) -> None:
         """The states have followed their weight when all pieces have; then nobody needs the gradient."""
-        if name not in self.trailing or f"g:{name}" not in self.sent:
+        if name not in self.trailing or Item.gradient(name) not in self.sent:
             raise InvalidProgram(f"{op.name}: the states of {name} are not behind, or its gradient is not on the host")
-        if self.in_ring.get(op.slot) != (f"s:{op.subject}", self.version[name] - 1):
+        if self.in_ring.get(op.slot) != (Item.states(name, piece), self.version[name] - 1):
             raise InvalidProgram(f"{op.name}: its slot does not hold the piece as it is now")
         done = self.followed_pieces.setdefault(name, set())
         if piece is None or piece in done or piece >= self.pieces.get(name, 0):
             raise InvalidProgram(f"{op.name}: {name} has no such piece to update")
         done.add(piece)
-        self.in_ring[op.slot] = f"s:{op.subject}", self.version[name]
+        self.in_ring[op.slot] = Item.states(name, piece), self.version[name]
         if len(done) == self.pieces[name]:
             del self.followed_pieces[name]
             self.trailing.discard(name)
-            self.sent.discard(f"g:{name}")
+            self.sent.discard(Item.gradient(name))
 
     def _replay(self, op: Op, name: str) -> None:
         if not self.clipped:
             raise InvalidProgram(f"{op.name} before the norm of all gradients is known")
         if name not in self.tentative:
             raise InvalidProgram(f"{op.name}: {name} was not updated ahead")
-        if f"g:{name}" not in self.sent:
+        if Item.gradient(name) not in self.sent:
             raise InvalidProgram(f"{op.name}: the gradient of {name} is not on the host")
         self.tentative.discard(name)
-        self.sent.discard(f"g:{name}")
+        self.sent.discard(Item.gradient(name))
 
     def _run(self, op: Op) -> None:
         direction, index, k = op.turn
         for name in reads(self.chain, self.program.options, direction, index):
-            self.gone(op, f"w:{name}")
-            if self.device[f"w:{name}"] != self.version[name]:
+            self.gone(op, Item.weight(name))
+            if self.device[Item.weight(name)] != self.version[name]:
                 raise InvalidProgram(f"{op.name}: the device's copy of {name} is not current")
-            if direction is not Direction.BACKWARD and f"g:{name}" in self.sent and name not in self.trailing:
+            if direction is not Direction.BACKWARD and Item.gradient(name) in self.sent and name not in self.trailing:
                 raise InvalidProgram(f"{op.name}: the update of {name} that the step before left is not done")
         if not self.program.trains:
             return
         block = self.chain.blocks[index]
-        activations = f"a:{index}.{k}" if block.option(self.program.options[index]).offloaded_bytes else None
+        activations = Item.activations(index, k) if block.option(self.program.options[index]).offloaded_bytes else None
         if direction is Direction.FORWARD:
             if activations:
                 self.device[activations] = 0
@@ -329,9 +332,9 @@ class Contents:
         for tensor in block.tensors:
             if tensor.trainable:
                 before = self.gradient.get(tensor.name, 0)
-                if before != self.device.get(f"g:{tensor.name}", 0):
+                if before != self.device.get(Item.gradient(tensor.name), 0):
                     raise InvalidProgram(f"{op.name}: the sum of {tensor.name}'s gradients so far is not on the device")
-                self.gradient[tensor.name] = self.device[f"g:{tensor.name}"] = before + 1
+                self.gradient[tensor.name] = self.device[Item.gradient(tensor.name)] = before + 1
 
     def end_step(self) -> None:
         """Close a step, so that the next can begin."""
@@ -341,7 +344,7 @@ class Contents:
         if self.tentative:
             raise InvalidProgram(f"{min(self.tentative)} is updated ahead of the norm and never replayed")
         for name in self.gradient.keys() - self.gradient_slots.keys():  # an update may read those in the next step
-            self.host.pop(f"g:{name}", None)
+            self.host.pop(Item.gradient(name), None)
         self.gradient.clear()
         self.normed.clear()
         self.clipped = False

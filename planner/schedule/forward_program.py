@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from planner.schedule.chain import Chain
 from planner.schedule.compile import with_waits
+from planner.schedule.items import STATES, Item
 from planner.schedule.operations import Op, OpKind, Program, slots_of
 from planner.schedule.plan import Plan
 
@@ -59,7 +60,7 @@ def forward_program(plan: Plan, chain: Chain, measured: ForwardBytes, *, slices:
     first where room is needed (the caller moves them, and brings them back afterwards). Raises TooLarge.
     """
     moved = {item for stage in plan.stages for item in (*stage.prefetch, *stage.offload)}
-    states = {item for item in moved if item[0] == "s"}
+    states = {item for item in moved if item.kind == STATES}
     error: TooLarge | None = None
     for leaving in (frozenset[str](), states, moved):
         resident = tuple(item for item in plan.resident if item not in leaving)
@@ -93,13 +94,13 @@ def forward_peak_bytes(program: Program, chain: Chain, measured: ForwardBytes) -
 class _Layout:
     """When each weight that is not resident comes, so that the budget holds at every stage."""
 
-    def __init__(self, chain: Chain, measured: ForwardBytes, resident: Sequence[str], slices: int) -> None:
+    def __init__(self, chain: Chain, measured: ForwardBytes, resident: Sequence[Item], slices: int) -> None:
         self.chain, self.slices, self.slots = chain, slices, slots_of(chain)
         sizes = {t.name: {"w": t.bytes, "s": t.state_bytes} for t in chain.tensors()}
         self.sizes = {name: size["w"] for name, size in sizes.items()}
         there = set(resident)
-        self.travelling = {n: (u[0], u[-1]) for n, u in chain.users().items() if f"w:{n}" not in there}
-        self.fixed_bytes = chain.frame_bytes + sum(sizes[item[2:]][item[0]] for item in resident)
+        self.travelling = {n: (u[0], u[-1]) for n, u in chain.users().items() if Item.weight(n) not in there}
+        self.fixed_bytes = chain.frame_bytes + sum(sizes[item.name][item.kind] for item in resident)
         self.fixed_bytes += (slices - 1) * chain.thread_bytes
         self.used = [self.fixed_bytes + measured.stage_bytes(i, slices) for i in range(len(chain.blocks))]
         for name, (first, last) in self.travelling.items():
@@ -114,7 +115,7 @@ class _Layout:
         for stage in range(len(self.chain.blocks)):
             label = f"F{stage}"
             for name in (name for name, at in comes.items() if at == stage):
-                item, size = f"w:{name}", self.sizes[name]
+                item, size = Item.weight(name), self.sizes[name]
                 slot = self.slots.get(name)
                 if slot is not None:
                     yield Op(kind=OpKind.READ, stage=label, subject=item, bytes=size, slot=slot)
@@ -124,7 +125,7 @@ class _Layout:
                 yield Op(kind=OpKind.RUN, stage=label, subject=f"{label}.{k}")
             for name, (_, last) in self.travelling.items():
                 if last == stage:
-                    yield Op(kind=OpKind.FREE, stage=label, subject=f"w:{name}", bytes=self.sizes[name])
+                    yield Op(kind=OpKind.FREE, stage=label, subject=Item.weight(name), bytes=self.sizes[name])
 
     def _comes(self, budget_bytes: int) -> dict[str, int]:
         """The stage at whose start each weight's copy is issued: as early as it fits, in the order of first use."""

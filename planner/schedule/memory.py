@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields, replace
 
 from planner.schedule.chain import Chain, Option, Tensor
 from planner.schedule.compile import Op, OpKind, Program, Queue
+from planner.schedule.items import ACTIVATIONS, GRADIENT, STATES, WEIGHT, Item
 from planner.schedule.operations import ACTIVATION_SLOTS, GRADIENT_SLOTS, SLOTS, STATE_SLOTS
 from planner.schedule.peak_moments import LOSS_BYTES, NORM_BYTES, lasting_bytes, tied_rows
 from planner.schedule.plan import Direction, Plan, stage_order
@@ -100,6 +101,9 @@ def parts_at_peak(program: Program, chain: Chain) -> Breakdown:
     return max(gpu_breakdown(program, chain), key=lambda found: found.usage.peak_bytes)
 
 
+_ROWS, _SAVED = "rows", "saved"  # what is counted beside items: rows of tied gradients, and what stays on the device
+
+
 class _Walk:
     def __init__(self, program: Program, chain: Chain) -> None:
         self.chain, self.program = chain, program
@@ -110,9 +114,9 @@ class _Walk:
         self.held = [self._held_bytes(*stage) for stage in stage_order(len(chain.blocks))] + [LOSS_BYTES]
         self.items: dict[str, int] = {}
         self.now = 0
-        self.by_sort = dict.fromkeys(("w", "g", "rows", "s", "saved", "a"), 0)
+        self.by_sort = dict.fromkeys((WEIGHT, GRADIENT, _ROWS, STATES, _SAVED, ACTIVATIONS), 0)
         for item in program.resident:
-            self._add(item, self.tensors[item[2:]].item_bytes(item[0]))
+            self._add(item, self.tensors[item.name].item_bytes(item.kind), item.kind)
         self.frame = lasting_bytes(chain, program.slices, program.rounds)
         self.frame_names = frozenset(t.name for t in chain.frame_tensors)
         self.others = self.waiting = 0  # held by slices between blocks: beside the last turn, and after it
@@ -121,9 +125,9 @@ class _Walk:
         """What is on the device now."""
         sort = self.by_sort
         return Parts(
-            frame_bytes=self.frame, weights_bytes=sort["w"],
-            gradients_bytes=sort["g"] + sort["rows"], states_bytes=sort["s"], saved_bytes=sort["saved"],
-            offloaded_bytes=sort["a"], waiting_bytes=self.waiting,
+            frame_bytes=self.frame, weights_bytes=sort[WEIGHT],
+            gradients_bytes=sort[GRADIENT] + sort[_ROWS], states_bytes=sort[STATES], saved_bytes=sort[_SAVED],
+            offloaded_bytes=sort[ACTIVATIONS], waiting_bytes=self.waiting,
         )  # fmt: skip
 
     def _held_bytes(self, direction: Direction, index: int) -> int:
@@ -140,10 +144,10 @@ class _Walk:
             peak = change = 0  # of the frame
             match op.kind:
                 case OpKind.ALLOC:
-                    self._add(op.subject, op.bytes)
+                    self._add(op.subject, op.bytes, op.item.kind)
                 case OpKind.FREE:
                     peak = self.now
-                    self._drop(op.subject)
+                    self._drop(op.subject, op.item.kind)
                 case OpKind.RUN:
                     # Slices run a stage in order: those before this one wait for the next stage, those after for this.
                     stage, k = divmod(done % (stages * slices), slices)
@@ -171,9 +175,10 @@ class _Walk:
         peak = self.now + self.chain.start_bytes if stage == 0 else 0
         if direction is Direction.FORWARD:
             peak = max(peak, self.now + block.forward_held_bytes + option.forward_peak_bytes)
-            self._add(f"saved:{index}.{k}", option.saved_bytes + (block.input_bytes if option.reads_input else 0))
+            saved = option.saved_bytes + (block.input_bytes if option.reads_input else 0)
+            self._add(f"saved:{index}.{k}", saved, _SAVED)
             if option.offloaded_bytes:
-                self._add(f"a:{index}.{k}", option.offloaded_bytes)
+                self._add(Item.activations(index, k), option.offloaded_bytes, ACTIVATIONS)
             after = block.forward_frame_bytes
         elif direction is Direction.HEAD:
             before = self.now
@@ -181,11 +186,11 @@ class _Walk:
             after = block.forward_frame_bytes
         else:
             held = self.now + block.backward_held_bytes
-            new = [t for t in block.tensors if t.trainable and f"g:{t.name}" not in self.items]
+            new = [t for t in block.tensors if t.trainable and Item.gradient(t.name) not in self.items]
             needed = self._first_peak(option, new) if new else option.backward_peak_bytes
             peak = max(peak, held + needed + self._gradients(op))
-            self._drop(f"saved:{index}.{k}")
-            self._drop(f"a:{index}.{k}")
+            self._drop(f"saved:{index}.{k}", _SAVED)
+            self._drop(Item.activations(index, k), ACTIVATIONS)
             after = block.backward_frame_bytes
         return max(peak, self.now + after)
 
@@ -207,7 +212,7 @@ class _Walk:
         for tensor in self.chain.blocks[index].tensors:
             if not tensor.trainable:
                 continue
-            self._add(f"g:{tensor.name}", tensor.gradient_bytes)
+            self._add(Item.gradient(tensor.name), tensor.gradient_bytes, GRADIENT)
             rows = self.rows[op.round > 0].get(tensor.name)
             if rows is None:
                 continue
@@ -215,22 +220,22 @@ class _Walk:
             item = f"rows:{tensor.name}.{k}"
             if index == self.users[tensor.name][0]:
                 transient += rows.taking_bytes(k)
-                self._drop(item)
+                self._drop(item, _ROWS)
             elif item not in self.items:
-                self._add(item, rows.aside_bytes(k))
+                self._add(item, rows.aside_bytes(k), _ROWS)
                 transient += rows.aside_bytes(k) + rows.masking_bytes(k)
         return transient
 
-    def _add(self, item: str, size: int) -> None:
+    def _add(self, item: str, size: int, sort: str) -> None:
         if item not in self.items:
             self.items[item] = size
             self.now += size
-            self.by_sort[item.partition(":")[0]] += size
+            self.by_sort[sort] += size
 
-    def _drop(self, item: str) -> None:
+    def _drop(self, item: str, sort: str) -> None:
         size = self.items.pop(item, 0)
         self.now -= size
-        self.by_sort[item.partition(":")[0]] -= size
+        self.by_sort[sort] -= size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,7 +275,9 @@ def cpu_parts(plan: Plan, chain: Chain) -> HostParts:
     updated, ahead = plan.cpu_updated(), plan.ahead()
     again = ahead | plan.trailing()  # whose gradient is read once more
     moved = {item for stage in plan.stages for item in (*stage.prefetch, *stage.offload)}
-    weights, states, gradients = ({item[2:] for item in moved if item[0] == kind} for kind in "wsg")
+    weights, states, gradients = (
+        {item.name for item in moved if item.kind == kind} for kind in (WEIGHT, STATES, GRADIENT)
+    )
     held = updated | gradients if plan.rounds > 1 else updated
     packed = {
         t.name: chain.packed_bytes(t, plan.rounds, ahead=t.name in ahead) for t in chain.tensors() if t.name in updated

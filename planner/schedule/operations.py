@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from planner.schedule.chain import Chain
+from planner.schedule.items import ACTIVATIONS, GRADIENT, WEIGHT, Item
 from planner.schedule.plan import Direction
 from planner.schedule.state_pieces import Piece
 
@@ -53,7 +54,10 @@ _QUEUES = {
 }  # fmt: skip
 
 
-_WHOLE = ((OpKind.READ, "g"), (OpKind.WRITE, "g"), (OpKind.WRITE, "w"))
+_OF_ITEMS = frozenset(
+    (OpKind.ALLOC, OpKind.FREE, OpKind.FETCH, OpKind.SEND, OpKind.READ, OpKind.WRITE, OpKind.PEEK)
+)
+_WHOLE = ((OpKind.READ, GRADIENT), (OpKind.WRITE, GRADIENT), (OpKind.WRITE, WEIGHT))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,9 +65,8 @@ class Op:
     """One operation; `Op.parse(str(op)) == op`.
 
     `stage` and `round` say where in the step it stands; `place` is both ("F3", and "F3/1" in the second round).
-    `subject`: an item ("w:…", "g:…", "s:…", or "a:3.1", the offloaded activations of block 3, slice 1), a turn
-    ("F3.1"), tensor names, comma-separated, or "all". `bytes`: moved, allocated or freed; for an update its scratch.
-    Of states on disk "s:NAME#3", and "NAME#3" in an update, are piece 3.
+    `subject`: an item, a turn ("F3.1"), tensor names, comma-separated, or "all"; "NAME#3" in an update is piece 3 of
+    the tensor. `bytes`: moved, allocated or freed; for an update its scratch.
     `slot`: of a read, and of what is done with what was read, which part of the host's ring it goes through.
     A `carried` CPU update works on the gradient of the step before: it is left out right after a drain, and run by the
     drain.
@@ -97,6 +100,16 @@ class Op:
         return self._name
 
     @property
+    def item(self) -> Item:
+        """What it allocates, frees or moves."""
+        return self.subject if isinstance(self.subject, Item) else Item(self.subject)
+
+    @property
+    def moves_activations(self) -> bool:
+        """Whether it allocates, frees or moves activations."""
+        return self.kind in _OF_ITEMS and self.item.kind == ACTIVATIONS
+
+    @property
     def names(self) -> tuple[str, ...]:
         """The tensor names of an update, norm or clip."""
         return tuple(self.subject.partition("#")[0].split(","))
@@ -111,14 +124,15 @@ class Op:
     def passes_whole(self) -> bool:
         """Whether it reads or writes a whole gradient, or writes the weight that has taken its place, in a slot of what
         is wholly on disk."""
-        return (self.kind, self.subject[0]) in _WHOLE
+        return self.kind in _OF_ITEMS and (self.kind, self.item.kind) in _WHOLE
 
     @property
     def turn(self) -> tuple[Direction, int, int]:
-        """(direction, block, slice) of a RUN, and (block, slice) with FORWARD for an "a:" item."""
-        text = self.subject if self.kind is OpKind.RUN else "F" + self.subject.removeprefix("a:")
-        block, _, k = text[1:].partition(".")
-        return Direction(text[0]), int(block), int(k)
+        """(direction, block, slice) of a RUN, and (block, slice) with FORWARD for activations."""
+        if self.kind is not OpKind.RUN:
+            return Direction.FORWARD, *self.item.turn
+        block, _, k = self.subject[1:].partition(".")
+        return Direction(self.subject[0]), int(block), int(k)
 
     def __str__(self) -> str:
         parts = [self.name, f"{self.bytes}B"]
@@ -152,7 +166,7 @@ class Program:
     runs forward, and nothing is kept."""
 
     ops: tuple[Op, ...]
-    resident: tuple[str, ...]
+    resident: tuple[Item, ...]
     options: tuple[str, ...]
     slices: int = 1
     rounds: int = 1
@@ -200,12 +214,12 @@ def accesses(op: Op, chain: Chain, options: Sequence[str], overwritten: Collecti
         case OpKind.READ | OpKind.PEEK:
             yield f"disk:{op.subject}", False
             yield f"slot:{op.slot}", True
-            if op.subject[0] == "g":
+            if op.item.kind == GRADIENT:
                 yield f"h:{op.subject}", True
         case OpKind.WRITE:
             yield f"slot:{op.slot}", False
             yield f"disk:{op.subject}", True
-            if op.subject[0] == "w":
+            if op.item.kind == WEIGHT:
                 yield f"h:{op.subject}", False
         case OpKind.FETCH:
             yield f"h:{op.subject}" if op.slot is None else f"slot:{op.slot}", False
@@ -213,8 +227,8 @@ def accesses(op: Op, chain: Chain, options: Sequence[str], overwritten: Collecti
         case OpKind.SEND:
             yield f"d:{op.subject}", False
             yield f"h:{op.subject}" if op.slot is None else f"slot:{op.slot}", True
-            if op.subject[0] == "g" and op.subject[2:] in overwritten:
-                yield f"h:w:{op.subject[2:]}", True
+            if op.item.kind == GRADIENT and op.item.name in overwritten:
+                yield f"h:{Item.weight(op.item.name)}", True
         case OpKind.NORM:
             for name in op.names:
                 yield f"d:g:{name}", False

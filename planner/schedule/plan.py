@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
+
+from planner.schedule.items import Item
 
 
 class Direction(StrEnum):
@@ -21,6 +24,7 @@ _FIELDS = {
     "prefetch": "prefetch", "offload": "offload", "evict": "evict", "cpu": "cpu_update", "gpu": "gpu_update",
     "states": "states_update",
 }  # fmt: skip
+_OF_ITEMS = frozenset(("prefetch", "offload", "evict"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +42,6 @@ class Stage:
                 the last stage, when the norm is known, and leaves them as they are; they are updated from the stage's
                 start in the next step on, before its gradient comes
 
-    Items are "w:" weight, "g:" gradient, "s:" optimizer states, with the tensor's name.
-
     All rounds have the same stages, but updates, states' transfers and copies of what was updated belong to the last
     round (to the next step's first where they are listed before the update's stage), and gradients come back from the
     second round on. A gradient that the device updates from is in the last round neither sent nor released before that.
@@ -47,9 +49,9 @@ class Stage:
 
     block: int
     direction: Direction
-    prefetch: tuple[str, ...] = ()
-    offload: tuple[str, ...] = ()
-    evict: tuple[str, ...] = ()
+    prefetch: tuple[Item, ...] = ()
+    offload: tuple[Item, ...] = ()
+    evict: tuple[Item, ...] = ()
     cpu_update: tuple[str, ...] = ()
     gpu_update: tuple[str, ...] = ()
     states_update: tuple[str, ...] = ()
@@ -67,12 +69,13 @@ class Stage:
     def parse(cls, text: str) -> Stage:
         """`Stage.parse(str(stage)) == stage`. Raises ValueError."""
         head, *parts = text.split()
-        lists: dict[str, tuple[str, ...]] = {}
+        lists: dict[str, Any] = {}
         for part in parts:
             word, _, items = part.partition("=")
             if word not in _FIELDS or not items:
                 raise ValueError(f"not a part of a stage: {part!r} in {text!r}")
-            lists[_FIELDS[word]] = tuple(items.split(","))
+            field = _FIELDS[word]
+            lists[field] = tuple(map(Item if field in _OF_ITEMS else str, items.split(",")))
         return cls(block=int(head[1:]), direction=Direction(head[0]), **lists)
 
 
@@ -102,7 +105,7 @@ class Plan:
 
     stages: tuple[Stage, ...]
     options: tuple[str, ...]
-    resident: tuple[str, ...]
+    resident: tuple[Item, ...]
     slices: int = 1
     rounds: int = 1
     clip: bool = False

@@ -13,11 +13,13 @@ from dataclasses import replace
 
 from planner.schedule.activation_turns import StoredActivations, activation_turns
 from planner.schedule.chain import Chain
+from planner.schedule.items import GRADIENT, STATES, WEIGHT, Item
 from planner.schedule.operations import (
     SLOTS,
     STATE_SLOTS,
     Op,
     OpKind,
+    Queue,
     gradient_slots_of,
     slots_of,
     state_slots_of,
@@ -40,22 +42,23 @@ class SerialOrder:
     def __init__(self, plan: Plan, chain: Chain, *, by_pieces: bool = True) -> None:
         self.plan, self.chain = plan, chain
         self.tensors = {t.name: t for t in (*chain.tensors(), *chain.frame_tensors)}
-        self.sizes = {f"{kind}:{t.name}": t.item_bytes(kind) for t in self.tensors.values() for kind in "wgs"}
+        kinds = (WEIGHT, GRADIENT, STATES)
+        self.sizes = {Item.of(kind, t.name): t.item_bytes(kind) for t in self.tensors.values() for kind in kinds}
         unknown = [i for s in plan.stages for i in (*s.prefetch, *s.offload, *s.evict) if i not in self.sizes]
         if unknown:
             raise ValueError(f"the plan moves what the chain does not have: {', '.join(unknown)}")
         self.users = chain.users()
-        self.slots = {"w": slots_of(chain), "g": gradient_slots_of(chain), "s": {}}
+        self.slots = {WEIGHT: slots_of(chain), GRADIENT: gradient_slots_of(chain), STATES: {}}
         self.pieces = state_slots_of(chain, clip=plan.clip) if by_pieces else {}
         self.stages = list(plan.stages)
         self.names = [stage.name for stage in plan.stages]
         stages = list(enumerate(plan.stages))
         self.gpu_update = {name: n for n, stage in stages for name in stage.gpu_update}
-        self.sent = {item: n for n, stage in reversed(stages) for item in stage.offload if item[0] == "g"}
+        self.sent = {item: n for n, stage in reversed(stages) for item in stage.offload if item.kind == GRADIENT}
         self.dropped = {
             item: n for n, stage in reversed(stages) for item in stage.evict if n >= self.sent.get(item, len(stages))
         }
-        self.travelling = {item[2:] for _, stage in stages for item in stage.offload if item[0] in "ws"}
+        self.travelling = {item.name for _, stage in stages for item in stage.offload if item.kind in (WEIGHT, STATES)}
         self.arrival = {item: (n, k) for n, stage in stages for k, item in enumerate(stage.prefetch)}
         self.ahead, self.trailing = plan.ahead(), plan.trailing()
         self.early = OpKind.CPU_AHEAD if plan.clip else OpKind.CPU_UPDATE
@@ -66,7 +69,7 @@ class SerialOrder:
         """Put these in the place of the stages of their numbers. What moves at all, and who updates what, stays."""
         for n, stage in changed.items():
             self.stages[n] = stage
-            self.sent |= {item: n for item in stage.offload if item[0] == "g"}
+            self.sent |= {item: n for item in stage.offload if item.kind == GRADIENT}
             self.arrival |= {item: (n, k) for k, item in enumerate(stage.prefetch)}
         for n, stage in changed.items():
             self.dropped |= {item: n for item in stage.evict if n >= self.sent.get(item, len(self.stages))}
@@ -89,7 +92,7 @@ class SerialOrder:
             yield Op(kind=OpKind.RUN, stage=self.names[n], subject=f"{self.names[n]}.{k}", round=r)
             option = self.chain.blocks[stage.block].option(plan.options[stage.block])
             if stage.direction is Direction.FORWARD and option.offloaded_bytes:
-                item = f"a:{stage.block}.{k}"
+                item = Item.activations(stage.block, k)
                 sent = Op(
                     kind=OpKind.SEND, stage=self.names[n], subject=item, bytes=option.offloaded_bytes, round=r,
                     slot=self.stored.slots.get(item),
@@ -101,7 +104,7 @@ class SerialOrder:
                 yield Op(kind=OpKind.FREE, stage=self.names[n], subject=item, bytes=size, round=r)
         yield from self._stage_end(n, stage, r, made)
 
-    def _read(self, item: str, n: int, r: int) -> Op:
+    def _read(self, item: Item, n: int, r: int) -> Op:
         """Of activations from disk."""
         slot, size = self.stored.reads[item], self.stored.sizes[item]
         return Op(kind=OpKind.READ, stage=self.names[n], subject=item, bytes=size, round=r, slot=slot)
@@ -109,37 +112,38 @@ class SerialOrder:
     def _last(self, r: int) -> bool:
         return r == self.plan.rounds - 1
 
-    def _fetched(self, item: str, r: int) -> bool:
+    def _fetched(self, item: Item, r: int) -> bool:
         """A gradient comes back for the next round, states come for the update."""
-        return {"w": True, "g": r > 0, "s": self._last(r)}[item[0]]
+        return {WEIGHT: True, GRADIENT: r > 0, STATES: self._last(r)}[item.kind]
 
-    def _once(self, item: str, n: int, r: int) -> bool:
+    def _once(self, item: Item, n: int, r: int) -> bool:
         """Stage `n` of round `r` is the first of its number after the update on the device."""
-        return self._last(r) if n >= self.gpu_update.get(item[2:], 0) else r == 0
+        return self._last(r) if n >= self.gpu_update.get(item.name, 0) else r == 0
 
-    def _sends(self, item: str, n: int, r: int) -> bool:
-        if item[0] == "g":  # the device needs the sum itself in the end, the CPU in any case
-            return item[2:] not in self.gpu_update or not self._last(r)
+    def _sends(self, item: Item, n: int, r: int) -> bool:
+        if item.kind == GRADIENT:  # the device needs the sum itself in the end, the CPU in any case
+            return item.name not in self.gpu_update or not self._last(r)
         return self._once(item, n, r)
 
-    def _evicts(self, item: str, n: int, r: int) -> bool:
-        update = self.gpu_update.get(item[2:])
-        if item[0] == "g" and update is not None:
+    def _evicts(self, item: Item, n: int, r: int) -> bool:
+        update = self.gpu_update.get(item.name)
+        if item.kind == GRADIENT and update is not None:
             travels = item in self.sent
             if self._last(r):
                 return n >= update or not travels
             return travels and self.dropped.get(item) == n
-        return item[0] != "s" or self._once(item, n, r)
+        return item.kind != STATES or self._once(item, n, r)
 
-    def _made(self, stage: Stage, r: int) -> frozenset[str]:
+    def _made(self, stage: Stage, r: int) -> frozenset[Item]:
         """Items that change during the stage, so that their copy to the host can only start at its end."""
         grads = self.chain.blocks[stage.block].tensors if stage.direction is not Direction.FORWARD else ()
         updated = stage.gpu_update if self._last(r) else ()
         return frozenset(
-            [f"g:{t.name}" for t in grads if t.trainable] + [f"{kind}:{name}" for name in updated for kind in "ws"]
+            [Item.gradient(t.name) for t in grads if t.trainable]
+            + [item for name in updated for item in (Item.weight(name), Item.states(name))]
         )
 
-    def _stage_start(self, n: int, stage: Stage, r: int, made: frozenset[str]) -> Iterator[Op]:
+    def _stage_start(self, n: int, stage: Stage, r: int, made: frozenset[Item]) -> Iterator[Op]:
         fetches = [self._move(OpKind.FETCH, n, item, r) for item in stage.prefetch if self._fetched(item, r)]
         for through_slot, together in itertools.groupby(fetches, key=lambda fetch: fetch.slot is not None):
             if not through_slot:  # all memory first: they wait for it as one
@@ -153,32 +157,34 @@ class SerialOrder:
             if item not in made and self._sends(item, n, r):
                 yield from self._sent(n, item, r)
         for name in stage.cpu_update:
-            if f"g:{name}" not in made and not self._waits_for_norm(name):
-                carried = n < self.sent.get(f"g:{name}", n + 1)  # the gradient of the step before
+            if Item.gradient(name) not in made and not self._waits_for_norm(name):
+                carried = n < self.sent.get(Item.gradient(name), n + 1)  # the gradient of the step before
                 if r == 0 if carried else self._last(r):
                     yield from self._update_on_cpu(self.early, n, name, r, carried=carried)
         if r == 0:
             yield from self._trailing_states(n, stage)
 
-    def _stage_end(self, n: int, stage: Stage, r: int, made: frozenset[str]) -> Iterator[Op]:
+    def _stage_end(self, n: int, stage: Stage, r: int, made: frozenset[Item]) -> Iterator[Op]:
         if self._last(r):
             yield from self._updates(n, stage, r, made)
         for item in stage.offload:
             if item in made and self._sends(item, n, r):
                 yield from self._sent(n, item, r)
         updates = list(self._cpu_updates(n, stage, r, made)) if self._last(r) else []
-        stale = {f"w:{name}" for op in updates for name in op.names}  # they leave before the host has newer ones
+        stale = {Item.weight(name) for op in updates for name in op.names}  # they leave before the host has newer ones
         evicted = [item for item in stage.evict if self._evicts(item, n, r)]
         yield from (self._move(OpKind.FREE, n, item, r) for item in evicted if item in stale)
         yield from updates
         yield from (self._move(OpKind.FREE, n, item, r) for item in evicted if item not in stale)
 
-    def _updates(self, n: int, stage: Stage, r: int, made: frozenset[str]) -> Iterator[Op]:
+    def _updates(self, n: int, stage: Stage, r: int, made: frozenset[Item]) -> Iterator[Op]:
         """Norms and the clip coefficient, then the updates on the device."""
         last = n == len(self.stages) - 1
         frame = tuple(t.name for t in self.chain.frame_tensors if t.trainable)
         if self.plan.clip:
-            complete = tuple(item[2:] for item in sorted(made) if item[0] == "g" and self._completes(item[2:], stage))
+            complete = tuple(
+                item.name for item in sorted(made) if item.kind == GRADIENT and self._completes(item.name, stage)
+            )
             if complete:
                 yield Op(kind=OpKind.NORM, stage=self.names[n], subject=",".join(complete), round=r)
             if last:
@@ -194,7 +200,7 @@ class SerialOrder:
         so that its update waits for its own states only, and its copies for its own update."""
 
         def waits(name: str) -> tuple[int, int]:
-            fetched, place = self.arrival.get(f"s:{name}", (n + 1, 0))  # those at home longest of all
+            fetched, place = self.arrival.get(Item.states(name), (n + 1, 0))  # those at home longest of all
             return -((n - fetched) % len(self.stages)), place
 
         if staying := tuple(name for name in names if name not in self.travelling):
@@ -202,11 +208,11 @@ class SerialOrder:
         for name in sorted((name for name in names if name in self.travelling), key=waits):
             yield (name,)
 
-    def _cpu_updates(self, n: int, stage: Stage, r: int, made: frozenset[str]) -> Iterator[Op]:
+    def _cpu_updates(self, n: int, stage: Stage, r: int, made: frozenset[Item]) -> Iterator[Op]:
         """Updates at the stage's end: of gradients it made, and with clipping after the last stage all that waited and
         the replays of the others."""
         for name in stage.cpu_update:
-            if f"g:{name}" in made and not self._waits_for_norm(name):
+            if Item.gradient(name) in made and not self._waits_for_norm(name):
                 yield from self._update_on_cpu(self.early, n, name, r)
         if self.plan.clip and n == len(self.stages) - 1:
             for _, names in itertools.groupby(self._by_need(), key=lambda name: self.users[name][0]):
@@ -218,7 +224,7 @@ class SerialOrder:
         parts: list[tuple[float, tuple[Op, ...]]] = []
         for stored in (False, True):
             ops = [op for name in names if (name in self.pieces) == stored for op in self._after_norm(name, n, r)]
-            same = [list(each) for _, each in itertools.groupby(ops, key=lambda op: op.subject.removeprefix("s:"))]
+            same = [list(each) for _, each in itertools.groupby(ops, key=_what_of)]
             parts += [((k + 0.5) / len(same), tuple(each)) for k, each in enumerate(same)]
         for _, each in sorted(parts, key=lambda part: part[0]):
             yield from each
@@ -230,7 +236,7 @@ class SerialOrder:
             kind = OpKind.CPU_UPDATE if self._waits_for_norm(name) else OpKind.CPU_REPLAY
             yield from self._update_on_cpu(kind, n, name, r)
 
-    def _sent(self, n: int, item: str, r: int) -> Iterator[Op]:
+    def _sent(self, n: int, item: Item, r: int) -> Iterator[Op]:
         """To the host, or through it to disk."""
         send = self._move(OpKind.SEND, n, item, r)
         yield send
@@ -244,15 +250,15 @@ class SerialOrder:
         if name not in self.pieces:
             yield update
             return
-        gradient = replace(self._move(OpKind.READ, n, f"g:{name}", r), carried=carried)
+        gradient = replace(self._move(OpKind.READ, n, Item.gradient(name), r), carried=carried)
         if gradient.slot is not None:
             yield gradient
         for piece, slot in self.pieces[name]:
             its = replace(update, subject=f"{name}#{piece.number}", slot=slot)
-            states = replace(its, subject=f"s:{its.subject}", bytes=piece.bytes)
+            states = replace(its, subject=Item.states(name, piece.number), bytes=piece.bytes)
             yield from (replace(states, kind=OpKind.READ), its, replace(states, kind=OpKind.WRITE))
         if gradient.slot is not None:
-            weight = f"w:{name}"
+            weight = Item.weight(name)
             yield replace(gradient, kind=OpKind.WRITE, subject=weight, bytes=self.sizes[weight])
 
     def _weight_on_cpu(self, n: int, name: str, r: int) -> Iterator[Op]:
@@ -261,7 +267,7 @@ class SerialOrder:
             weight = Op(
                 kind=OpKind.CPU_WEIGHT, stage=self.names[n], subject=f"{name}#{piece.number}", round=r, slot=slot
             )
-            yield replace(weight, kind=OpKind.PEEK, subject=f"s:{weight.subject}", bytes=piece.bytes)
+            yield replace(weight, kind=OpKind.PEEK, subject=Item.states(name, piece.number), bytes=piece.bytes)
             yield weight
 
     def _trailing_states(self, n: int, stage: Stage) -> Iterator[Op]:
@@ -272,7 +278,7 @@ class SerialOrder:
                 kind=OpKind.CPU_STATES, stage=self.names[n], subject=f"{name}#{piece.number}",
                 slot=SLOTS + number % STATE_SLOTS, carried=True,
             )  # fmt: skip
-            states = replace(its, subject=f"s:{its.subject}", bytes=piece.bytes)
+            states = replace(its, subject=Item.states(name, piece.number), bytes=piece.bytes)
             yield from (replace(states, kind=OpKind.READ), its, replace(states, kind=OpKind.WRITE))
 
     def _waits_for_norm(self, name: str) -> bool:
@@ -283,11 +289,18 @@ class SerialOrder:
         order = {name: number for number, s in enumerate(self.stages) for name in s.cpu_update}
         return sorted(order, key=lambda n: (self.users[n][0], order[n]))
 
-    def _move(self, kind: OpKind, n: int, item: str, r: int) -> Op:
+    def _move(self, kind: OpKind, n: int, item: Item, r: int) -> Op:
         """A copy, through a slot where the item is on disk; memory that is freed is the device's alone."""
-        slot = self.slots[item[0]].get(item[2:]) if kind is not OpKind.FREE else None
+        slot = self.slots[item.kind].get(item.name) if kind is not OpKind.FREE else None
         return Op(kind=kind, stage=self.names[n], subject=item, bytes=self.sizes[item], round=r, slot=slot)
 
     def _completes(self, name: str, stage: Stage) -> bool:
         """The stage is the last that adds to the gradient of `name`: the backward of its first block."""
         return self.users[name][0] == stage.block
+
+
+def _what_of(op: Op) -> object:
+    """The same for all operations on one piece of a tensor's states: what reads, updates and writes it."""
+    if op.piece is None:
+        return op.subject
+    return (op.names[0] if op.queue is Queue.CPU else op.item.name), op.piece

@@ -135,7 +135,7 @@ def _sharing(program: Program, durations: list[float], part: float) -> list[floa
 
 
 def _share(op: Op, program: Program, shares: Sequence[float]) -> float:
-    if not shares or not (op.kind is OpKind.RUN or op.subject.startswith("a:")):
+    if not shares or not (op.kind is OpKind.RUN or op.moves_activations):
         return 1.0
     return shares[op.round * program.slices + op.turn[2]]
 

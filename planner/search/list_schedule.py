@@ -27,6 +27,7 @@ from planner.candidate.windows import Window, windows_of
 from planner.schedule.activation_turns import StoredActivations, activation_turns
 from planner.schedule.compile import reads
 from planner.schedule.issuing import issue_s
+from planner.schedule.items import Item
 from planner.schedule.memory import state_ring_bytes
 from planner.schedule.operations import ACTIVATION_SLOTS
 from planner.schedule.plan import Direction, Plan
@@ -91,7 +92,7 @@ class _Play:
         self.back_at, self.free_at = activation_turns(plan, setting.chain)
         self.stored = StoredActivations(plan, setting.chain, self.back_at)
         self.reads = [
-            {f"w:{name}" for name in reads(setting.chain, plan.options, stage.direction, stage.block)}
+            {Item.weight(name) for name in reads(setting.chain, plan.options, stage.direction, stage.block)}
             for stage in plan.stages
         ]
         self.gpu_update_s = self._gpu_updates()
@@ -183,7 +184,7 @@ class _Play:
                     clock.written.pop(item, None)
                     clock.slots.append(clock.h2d)
                 clock.activations[item] = clock.h2d
-            own = f"a:{stage.block}.{k}"
+            own = Item.activations(stage.block, k)
             if stage.direction is Direction.BACKWARD:
                 ready = max(ready, clock.activations.pop(own, 0.0))
             clock.now = max(clock.now, ready) + max(seconds, issue_s(option, stage.direction, machine))
@@ -200,7 +201,7 @@ class _Play:
         ready = max((window.ready_s for window in needed), default=0.0)
         return max(clock.now, ready) + self.gpu_update_s[s]
 
-    def _read(self, item: str, size: int, clock: _Clock) -> float:
+    def _read(self, item: Item, size: int, clock: _Clock) -> float:
         """When activations are back from disk, in a slot: as soon as one is free."""
         start_s = max(clock.reader, clock.written[item], clock.slots.pop(0))
         clock.reader = start_s + size / self.machine.disk_read_bytes_per_s
@@ -292,7 +293,7 @@ class _Play:
                 self.staying.append(window)
         for window in ending:
             if window.is_gradient:
-                entry = window.order, window, self.stale.pop(window.item[2:])
+                entry = window.order, window, self.stale.pop(window.item.name)
                 insort(self.gradients, entry, key=_order)
         all_wait = self.setting.clip and (n + 1) % self.stages == 0
         for entry in [entry for entry in self.gradients if all_wait or entry[0][0] == n + 1]:  # block 0's: no gap
@@ -318,7 +319,7 @@ class _Play:
         window.left = n
         self._take(-window.size, n + 1, window.evict + 1)
         if window.update_s:
-            self.stale[window.item[2:]] = window
+            self.stale[window.item.name] = window
         elif not window.is_gradient:
             window.ready_s = window.sent_s
             self._may_come(window)
@@ -327,7 +328,7 @@ class _Play:
         """The candidate as it was played."""
         windows: dict[str, list[Window]] = {}
         for window in self.taken:
-            windows.setdefault(window.item[2:], []).append(window)
+            windows.setdefault(window.item.name, []).append(window)
         schedules = tuple(
             self._schedule(schedule, windows.get(schedule.tensor.name, [])) for schedule in self.source.schedules
         )
@@ -347,5 +348,5 @@ class _Play:
                 schedule = replace(schedule, update=window.updated % self.stages)
             if window.came > window.left + 1 or window.copy is not None or window.update_s:
                 absence = Absence(evict=window.left % self.stages, prefetch=window.came % self.stages, offload=sent)
-                absences[window.item[0]].append(absence)
+                absences[window.item.kind].append(absence)
         return replace(schedule, weight=tuple(absences["w"]), states=tuple(absences["s"]))

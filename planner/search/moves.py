@@ -14,6 +14,7 @@ from planner.candidate.evaluate import Evaluation
 from planner.candidate.setting import Setting
 from planner.candidate.stage_model import StageModel
 from planner.candidate.windows import Window, windows_of, with_absence
+from planner.schedule.items import GRADIENT, WEIGHT, Item
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +43,16 @@ class Board:
         by_item = {(window.item, window.is_gradient or window.update_s > 0): n for n, window in enumerate(self.windows)}
         #: number of a gradient's absence -> of its weight's that waits for the update, and the other way round
         self.partner = [
-            by_item.get((f"{'w' if window.is_gradient else 'g'}:{window.item[2:]}", True)) for window in self.windows
+            by_item.get((Item.of(WEIGHT if window.is_gradient else GRADIENT, window.item.name), True))
+            for window in self.windows
         ]
         self.of_item: dict[str, list[int]] = {}
         for n, window in enumerate(self.windows):
-            if setting.rounds == 1 or window.item[0] == "w":  # others are not alike in all rounds
+            if setting.rounds == 1 or window.item.kind == WEIGHT:  # others are not alike in all rounds
                 self.of_item.setdefault(window.item, []).append(n)
 
     def _schedule(self, window: Window) -> TensorSchedule:
-        return self.schedules[self.number[window.item[2:]]]
+        return self.schedules[self.number[window.item.name]]
 
     def critical(self) -> list[tuple[int, Place]]:
         """Where what the step hangs on would have to be instead, as far as it may: a fetch that waited for the device a
@@ -94,7 +96,7 @@ class Board:
             self.places[n] = place
             self._take(size, old.evict + 1, place.evict + 1)
             self._take(size, place.fetch, old.fetch)
-            number = self.number[self.windows[n].item[2:]]
+            number = self.number[self.windows[n].item.name]
             self.schedules[number] = self._moved(self.schedules[number], self.windows[n], place)
             self._changed[number] = None
 
@@ -140,7 +142,7 @@ def _placed(window: Window, schedule: TensorSchedule, stages: int) -> Place:
     if window.is_gradient:
         assert schedule.send is not None
         return Place(schedule.send, window.evict, window.use, window.use)
-    absence = (schedule.weight if window.item[0] == "w" else schedule.states)[window.absence]
+    absence = (schedule.weight if window.item.kind == WEIGHT else schedule.states)[window.absence]
     sent = window.evict if absence.offload is None else window.evict - (window.evict - absence.offload) % stages
     if not window.update_s:
         return Place(sent, window.evict, window.fetch, window.evict)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from planner.machine.hardware import Hardware
 from planner.schedule.chain import Block, Chain, Option, Tensor
 from planner.schedule.compile import Program
+from planner.schedule.items import Item
 from planner.schedule.plan import Plan, Stage, stage_order
 
 
@@ -63,7 +64,8 @@ def plan(text: str, *, options: str, resident: str = "", slices: int = 1, rounds
     given = {s.name: s for s in (Stage.parse(line.strip()) for line in text.strip().splitlines() if line.strip())}
     names = tuple(options.split())
     stages = tuple(given.get(f"{d}{i}", Stage(direction=d, block=i)) for d, i in stage_order(len(names)))
-    return Plan(stages=stages, options=names, resident=tuple(resident.split()), slices=slices, rounds=rounds, clip=clip)
+    there = tuple(map(Item, resident.split()))
+    return Plan(stages=stages, options=names, resident=there, slices=slices, rounds=rounds, clip=clip)
 
 
 def resident_plan(
@@ -79,10 +81,10 @@ def resident_plan(
         if clip:
             done = [t.name for t in tensors] if (str(direction), index) == ("B", 0) else []
         stages.append(
-            Stage(block=index, direction=direction, gpu_update=tuple(done), evict=tuple(f"g:{n}" for n in done))
+            Stage(block=index, direction=direction, gpu_update=tuple(done), evict=tuple(map(Item.gradient, done)))
         )
     options = tuple(option if any(o.name == option for o in b.options) else "keep" for b in a_chain.blocks)
-    items = tuple(f"{kind}:{t.name}" for t in tensors for kind in "ws")
+    items = tuple(Item.of(kind, t.name) for t in tensors for kind in "ws")
     return Plan(stages=tuple(stages), options=options, resident=items, slices=slices, rounds=rounds, clip=clip)
 
 

@@ -17,6 +17,7 @@ from planner.optimizers.muon import Muon, MuonGroup
 from planner.optimizers.table import NONE, AnyOptimizer
 from planner.schedule.chain import Chain
 from planner.schedule.compile import compile_program
+from planner.schedule.items import Item
 from planner.schedule.memory import gpu_peak_bytes
 from planner.schedule.plan import Plan, Stage, stage_order
 from planner.schedule.verify import verify
@@ -52,7 +53,7 @@ def mixed_plan(chain: Chain, *, slices: int = 1, rounds: int = 1, clip: bool = F
     likewise, but their update runs beside the next forward; the third one's weights and states travel and are updated
     on the device. Everything else is resident. The options are keep, recompute, offload. In rounds the gradients of all
     three travel. `ahead`: the second one's updates do not wait for the norm."""
-    w, g, s = ({i: [f"{c}:{t.name}" for t in b.tensors] for i, b in enumerate(chain.blocks)} for c in "wgs")
+    w, g, s = ({i: [Item.of(c, t.name) for t in b.tensors] for i, b in enumerate(chain.blocks)} for c in "wgs")
     names = {i: [t.name for t in b.tensors] for i, b in enumerate(chain.blocks)}
     ends = list(dict.fromkeys([*names[0], *names[4]]))
     tied = names[0] == names[4]
@@ -85,7 +86,7 @@ def mixed_plan(chain: Chain, *, slices: int = 1, rounds: int = 1, clip: bool = F
     options = tuple(o if any(o == one.name for one in b.options) else b.options[0].name for b, o in wanted)
     return make_plan(
         chain, lines, options=options,
-        resident=[f"{c}:{n}" for n in ends for c in "ws"], slices=slices, rounds=rounds, clip=clip,
+        resident=[Item.of(c, n) for n in ends for c in "ws"], slices=slices, rounds=rounds, clip=clip,
     )  # fmt: skip
 
 
@@ -98,7 +99,7 @@ def streaming_plan(chain: Chain, *, slices: int = 1, clip: bool = False) -> Plan
     moved: list[str] = []
     for index, block in enumerate(chain.blocks[1:last], start=1):
         names = [t.name for t in block.tensors if users[t.name] == (index,)]
-        w, g, s = ([f"{c}:{name}" for name in names] for c in "wgs")
+        w, g, s = ([Item.of(c, name) for name in names] for c in "wgs")
         add(lines[f"F{index - 1}"], prefetch=w)
         add(lines[f"F{index}"], evict=w)
         add(lines[f"B{index + 1}" if index + 1 < last else f"H{last}"], prefetch=w)
@@ -114,8 +115,8 @@ def streaming_plan(chain: Chain, *, slices: int = 1, clip: bool = False) -> Plan
     for name, used in users.items():
         if name not in moved:
             stage = f"H{last}" if used == (last,) else f"B{used[0]}"
-            add(lines[stage], gpu_update=[name], evict=[f"g:{name}"])
-    kept = [f"{c}:{name}" for name in users if name not in moved for c in "ws"]
+            add(lines[stage], gpu_update=[name], evict=[Item.gradient(name)])
+    kept = [Item.of(c, name) for name in users if name not in moved for c in "ws"]
     options = [b.options[i % len(b.options)].name for i, b in enumerate(chain.blocks)]
     return make_plan(chain, lines, options=tuple(options), resident=kept, slices=slices, rounds=1, clip=clip)
 
@@ -129,9 +130,9 @@ def resident_plan(chain: Chain, *, option: str = "keep", slices: int = 1, rounds
         done = [n for n in trained if users[n][0] == index and (index == last or direction.value == "B")]
         if clip:
             done = trained if direction.value == "B" and index == 0 else []
-        lines[f"{direction}{index}"] = {"gpu_update": done, "evict": [f"g:{n}" for n in done]}
+        lines[f"{direction}{index}"] = {"gpu_update": done, "evict": [Item.gradient(n) for n in done]}
     options = tuple(option if any(o.name == option for o in b.options) else b.options[0].name for b in chain.blocks)
-    resident = [*(f"w:{name}" for name in users), *(f"s:{name}" for name in trained)]
+    resident = [*map(Item.weight, users), *map(Item.states, trained)]
     return make_plan(chain, lines, options=options, resident=resident, slices=slices, rounds=rounds, clip=clip)
 
 

@@ -12,6 +12,7 @@ from planner.cpu.adamw import Target as AdamWTarget
 from planner.graph import label
 from planner.optimizers.base import Group, Target
 from planner.schedule.compile import Op, OpKind
+from planner.schedule.items import ACTIVATIONS, GRADIENT, WEIGHT, Item
 from worker.engine.device_items import Device
 from worker.engine.gradients import Gradients
 from worker.engine.host_items import Host
@@ -44,49 +45,49 @@ class Actions:
         """Whether `op` is now a copy between the device and memory of the host that the device reaches by itself."""
         if op.kind not in (OpKind.FETCH, OpKind.SEND) or op.slot is not None:  # a slot is read or written beside
             return False
-        if op.subject[0] == "a":
-            its = self._device.items.get(op.subject)  # none is there where the operation is left out
-            return op.kind is OpKind.FETCH or its is None or self._host.is_parked(op.subject, its)
-        return not (self._host.is_mapped(op.subject) or self._host.is_wholly_on_disk(op.subject[2:]))
+        if op.item.kind == ACTIVATIONS:
+            its = self._device.items.get(op.item)  # none is there where the operation is left out
+            return op.kind is OpKind.FETCH or its is None or self._host.is_parked(op.item, its)
+        return not (self._host.is_mapped(op.item) or self._host.is_wholly_on_disk(op.item.name))
 
     def _do(self, ops: Together, values: StepValues) -> None:
         op = ops[0]
         match op.kind:
             case OpKind.ALLOC:
-                self._device.allocate(*[each.subject for each in ops])
+                self._device.allocate(*[each.item for each in ops])
             case OpKind.FREE:
-                self._device.free(*[each.subject for each in ops])
+                self._device.free(*[each.item for each in ops])
             case OpKind.FETCH:
                 if op.slot is None:
-                    self._device.fetch(*[each.subject for each in ops])
+                    self._device.fetch(*[each.item for each in ops])
                 else:
-                    self._device.fetch_from(op.slot, op.subject)
-            case OpKind.READ | OpKind.WRITE if op.subject[0] == "a":
+                    self._device.fetch_from(op.slot, op.item)
+            case OpKind.READ | OpKind.WRITE if op.item.kind == ACTIVATIONS:
                 assert op.slot is not None
                 act = self._host.stored.read if op.kind is OpKind.READ else self._host.stored.write
-                act(op.subject, op.slot)
+                act(op.item, op.slot)
             case OpKind.READ | OpKind.WRITE if op.passes_whole:
                 assert op.slot is not None
                 weights = self._host.weights
-                (weights.read if op.kind is OpKind.READ else weights.write)(op.subject, op.slot)
+                (weights.read if op.kind is OpKind.READ else weights.write)(op.item, op.slot)
             case OpKind.READ | OpKind.PEEK:
                 assert op.slot is not None
                 if op.piece is None:
-                    self._host.read(op.subject, op.slot)
+                    self._host.read(op.item, op.slot)
                 else:
-                    self._states.read(_of_states(op), op.piece, op.slot)
+                    self._states.read(op.item.name, op.piece, op.slot)
             case OpKind.WRITE:
                 assert op.slot is not None and op.piece is not None
-                self._states.write(_of_states(op), op.piece, op.slot)
+                self._states.write(op.item.name, op.piece, op.slot)
             case OpKind.CPU_UPDATE | OpKind.CPU_WEIGHT if op.piece is not None:
                 self._update_piece(op, values)
             case OpKind.CPU_STATES:
                 self._update_states(op, values)
             case OpKind.SEND:
                 if op.slot is None:
-                    self._device.send(*[each.subject for each in ops])
+                    self._device.send(*[each.item for each in ops])
                 else:
-                    self._device.send_to(op.slot, op.subject)
+                    self._device.send_to(op.slot, op.item)
             case OpKind.NORM:
                 self._gradients.norm(op.names)
             case OpKind.CLIP:
@@ -118,7 +119,7 @@ class Actions:
     def _update_on_cpu(self, names: Sequence[str], values: StepValues) -> None:
         items, targets = self._host.items, []
         for name in names:
-            target = self._target(name, items, items[f"g:{name}"][0], values)
+            target = self._target(name, items, items[Item.gradient(name)][0], values)
             if name in values.reached:
                 targets.append(target)
             else:
@@ -159,7 +160,7 @@ class Actions:
         if self._host.is_wholly_on_disk(name):
             work = gradient = self._host.weights.own(name).view(-1)[span]
         else:
-            work, gradient = (self._host.items[f"{kind}:{name}"][0].view(-1)[span] for kind in "wg")
+            work, gradient = (self._host.items[Item.of(kind, name)][0].view(-1)[span] for kind in (WEIGHT, GRADIENT))
         return cast(AdamWTarget, self._group(name, values).target(name, work, states, gradient))
 
     def _leave_out(self, name: str) -> None:
@@ -175,9 +176,9 @@ class Actions:
         names = [name for name in names if name in values.reached]
         values.updating = True
         for name in names:
-            self._host.swap(f"s:{name}")
+            self._host.swap(Item.states(name))
             if self._goes_on_from_weight(name):
-                self._host.swap(f"w:{name}")
+                self._host.swap(Item.weight(name))
         self._renew(names, values, None)
         self._ahead.update(names)
 
@@ -195,10 +196,10 @@ class Actions:
     def _renew(self, names: Sequence[str], values: StepValues, coefficient: Tensor | None) -> None:
         items, targets = self._host.items, []
         for name in names:
-            exp_avg, exp_avg_sq, *master = self._host.before(f"s:{name}")
-            weight = self._host.before(f"w:{name}") if self._goes_on_from_weight(name) else []
+            exp_avg, exp_avg_sq, *master = self._host.before(Item.states(name))
+            weight = self._host.before(Item.weight(name)) if self._goes_on_from_weight(name) else []
             own, *rest = [*master, *weight]
-            target = cast(AdamWTarget, self._target(name, items, items[f"g:{name}"][0], values))
+            target = cast(AdamWTarget, self._target(name, items, items[Item.gradient(name)][0], values))
             targets.append(replace(target, before=(own, exp_avg, exp_avg_sq, *rest)))
         self._apply(targets, values, values.host_count, coefficient)
 
@@ -217,9 +218,9 @@ class Actions:
                 )  # fmt: skip
 
     def _target(
-        self, name: str, items: Mapping[str, Sequence[Tensor]], gradient: Tensor, values: StepValues
+        self, name: str, items: Mapping[Item, Sequence[Tensor]], gradient: Tensor, values: StepValues
     ) -> Target:  # fmt: skip
-        return self._group(name, values).target(name, items[f"w:{name}"][0], items[f"s:{name}"], gradient)
+        return self._group(name, values).target(name, items[Item.weight(name)][0], items[Item.states(name)], gradient)
 
     @staticmethod
     def _group(name: str, values: StepValues) -> Group:
@@ -227,10 +228,4 @@ class Actions:
 
     def _goes_on_from_weight(self, name: str) -> bool:
         """The weight is its own master, or a part of it."""
-        return len(self._host.items[f"s:{name}"]) == 2 or self._host.is_packed(name)
-
-
-def _of_states(op: Op) -> str:
-    """The tensor of "s:NAME#3"."""
-    (item,) = op.names
-    return item.removeprefix("s:")
+        return len(self._host.items[Item.states(name)]) == 2 or self._host.is_packed(name)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from planner.graph import EAGER, BlockCall, BlockCode, ChunkedHead, Recipe, loss_only, recipe_of
 from planner.graph.call import Given
 from planner.schedule.chain import Chain
+from planner.schedule.items import Item
 from planner.schedule.plan import Plan
 from worker.engine.device_items import Device
 from worker.engine.gradients import Gradients
@@ -32,7 +33,7 @@ class ModelBlock:
         self.index, self.module, self.name, self.recipe = index, module, name, recipe
         self.kind, self.last = kind, last
         self.weights = {local: names[id(p)] for local, p in module.named_parameters()}
-        self.items = tuple(f"w:{weight}" for weight in self.weights.values())
+        self.items = tuple(Item.weight(weight) for weight in self.weights.values())
         self._parameters = tuple((p, p.data) for _, p in module.named_parameters())
         self._own = module.__dict__.get("forward")
         self._buffers = [(part._buffers, key) for part in module.modules() for key in part._buffers]
@@ -84,7 +85,7 @@ class ModelBlock:
                     self.module.__dict__["forward"] = before
 
     @contextlib.contextmanager
-    def weights_in_place(self, items: Mapping[str, Sequence[Tensor]]) -> Iterator[None]:
+    def weights_in_place(self, items: Mapping[Item, Sequence[Tensor]]) -> Iterator[None]:
         """Inside, the module's parameters are the device's copies, which must be there."""
         try:
             for (parameter, _), item in zip(self._parameters, self.items, strict=True):
@@ -122,7 +123,7 @@ class Call(BlockCall):
         self.block, self.k = block, k
         self._items, self._device_type = device.items, device.type
         recipe = block.recipe  # the code is also that of others which save alike
-        self._item = f"a:{block.index}.{k}" if recipe.offloads or recipe.offloads_input else None
+        self._item = Item.activations(block.index, k) if recipe.offloads or recipe.offloads_input else None
         self._input: int | None = None  # among the primals, where it is in the item
         if recipe.offloads_input and pair.interface is not None:
             self._input = pair.n_params + pair.n_buffers + pair.interface
@@ -145,7 +146,7 @@ class Call(BlockCall):
                 self._leave(self._item)
         return results[: pair.n_outputs]
 
-    def _leave(self, item: str) -> None:
+    def _leave(self, item: Item) -> None:
         """Put into the item what is offloaded."""
         # Attention on CUDA leaves the seed of its dropout on the host, which stays with the call. What the trace says
         # of such a tensor's device need not be true.
@@ -194,7 +195,7 @@ class ChunkedCall(ChunkedHead):
 
     def weights(self) -> dict[str, Tensor]:
         """The device's copies."""
-        return {local: self._items[f"w:{name}"][0] for local, name in self.block.weights.items()}
+        return {local: self._items[Item.weight(name)][0] for local, name in self.block.weights.items()}
 
     def backward(self, sums: Gradients) -> list[Tensor | None]:
         """The gradient of the head's input; those of weights go to `sums`."""

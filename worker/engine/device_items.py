@@ -1,16 +1,17 @@
-"""What has a copy on the device, by item name, and the copies to and from the host."""
+"""What has a copy on the device, and the copies to and from the host."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from planner.schedule.items import ACTIVATIONS, WEIGHT, Item
 from worker.engine.host_items import Host
 from worker.engine.layouts import copy
 
 
 class Device:
-    """Device copies by item name, each a list of tensors as in `Host`. Only the thread that computes allocates and
+    """Device copies by item, each a list of tensors as in `Host`. Only the thread that computes allocates and
     frees; the queues only copy, between an item's allocation and its release.
 
     items       what is there
@@ -18,13 +19,13 @@ class Device:
     """
 
     def __init__(self, host: Host, device: torch.device) -> None:
-        self.items: dict[str, list[Tensor]] = {}
-        self.empty: set[str] = set()
+        self.items: dict[Item, list[Tensor]] = {}
+        self.empty: set[Item] = set()
         self.type = device.type
         self.constants: object = None  # what updates read beside the items (`Optimizer.constants`)
         self._host, self._device = host, device
 
-    def allocate(self, *items: str) -> None:
+    def allocate(self, *items: Item) -> None:
         """Memory laid out as the items' copies on the host."""
         for item in items:
             assert item not in self.items, item
@@ -34,17 +35,17 @@ class Device:
             ]
             self.empty.add(item)
 
-    def free(self, *items: str) -> None:
+    def free(self, *items: Item) -> None:
         """Let go of the items' memory."""
         for item in items:
             del self.items[item]
         self.empty.difference_update(items)
 
-    def fetch(self, *items: str) -> None:
+    def fetch(self, *items: Item) -> None:
         """Host to device."""
         host, targets, sources = self._host, list[Tensor](), list[Tensor]()
         for item in items:
-            if host.is_wholly_on_disk(item[2:]):  # between steps: the next one is read where it lies
+            if host.is_wholly_on_disk(item.name):  # between steps: the next one is read where it lies
                 for target, source in zip(self.items[item], host.copies(item), strict=True):
                     target.copy_(source)
             else:
@@ -53,30 +54,30 @@ class Device:
         copy(targets, sources)
         self.empty.difference_update(items)
 
-    def fetch_from(self, slot: int, item: str) -> None:
+    def fetch_from(self, slot: int, item: Item) -> None:
         """Likewise, of what was read into a slot."""
         host = self._host
-        if item[0] == "a":
+        if item.kind == ACTIVATIONS:
             sources = host.stored.in_slot(item, slot)
         else:
-            sources = [host.in_slot(item, slot) if item[0] == "w" else host.weights.in_slot(item[2:], slot)]
+            sources = [host.in_slot(item, slot) if item.kind == WEIGHT else host.weights.in_slot(item.name, slot)]
         copy(self.items[item], sources)
         self.empty.discard(item)
 
-    def send(self, *items: str) -> None:
+    def send(self, *items: Item) -> None:
         """Device to host."""
         targets, sources = list[Tensor](), list[Tensor]()
         for item in items:
             its = self.items[item]
-            targets += self._host.park(item, its) if item[0] == "a" else self._host.items[item]
+            targets += self._host.park(item, its) if item.kind == ACTIVATIONS else self._host.items[item]
             sources += its
         copy(targets, sources)
 
-    def send_to(self, slot: int, item: str) -> None:
+    def send_to(self, slot: int, item: Item) -> None:
         """Likewise, of what goes on to disk from a slot."""
         host, sources = self._host, self.items[item]
-        if item[0] == "a":
+        if item.kind == ACTIVATIONS:
             targets = host.items[item] = host.stored.park(item, slot, sources)
         else:
-            targets = [host.weights.in_slot(item[2:], slot)]
+            targets = [host.weights.in_slot(item.name, slot)]
         copy(targets, sources)

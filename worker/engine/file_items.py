@@ -10,6 +10,7 @@ from torch import Tensor
 
 from planner.cpu.direct import OpenFile, mapped_at
 from planner.errors import UserError, first_line
+from planner.schedule.items import Item
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,15 +30,15 @@ class FileItems:
         self._parts: dict[str, _Part] = {}
         self._files: dict[Path, OpenFile] = {}
 
-    def __contains__(self, item: str) -> bool:
+    def __contains__(self, item: Item) -> bool:
         return item in self._parts
 
-    def add(self, item: str, weight: Tensor) -> None:
+    def add(self, item: Item, weight: Tensor) -> None:
         """The item is the contiguous `weight`, whose memory is mapped from a file. Raises UserError."""
         found = mapped_at(weight)
         if found is None or found[1] % weight.element_size():
             raise UserError(
-                f"{item[2:]} cannot be read from the model's files as it is in memory.", code="weights-not-in-files",
+                f"{item.name} cannot be read from the model's files as it is in memory.", code="weights-not-in-files",
                 numbers=("it was converted when the model was loaded, or its file was replaced since",),
                 hint="offmate retry; where that is no help, a larger cpu_budget",
             )  # fmt: skip
@@ -48,7 +49,7 @@ class FileItems:
             raise _failed(path, error) from error
         self._parts[item] = _Part(file, offset, weight.nbytes, weight.dtype, weight.shape)
 
-    def read(self, item: str, memory: Tensor) -> Tensor:
+    def read(self, item: Item, memory: Tensor) -> Tensor:
         """The item in `memory`, which it does not fill. Raises UserError "disk-failed"."""
         part = self._parts[item]
         try:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from planner.cpu.adamw import cpu_kernel
+from planner.schedule.items import Item
 from planner.schedule.peak_moments import ROWS_AT_ONCE
 from worker.engine.device_items import Device
 from worker.runtime.arena import Memory
@@ -64,7 +65,7 @@ class Gradients:
         if by_rows and not last_block:
             self._take_up(name, k, gradient)
             return
-        total = self._items.get(f"g:{name}")
+        total = self._items.get(Item.gradient(name))
         if by_rows:
             rows = self._rows[k].to(gradient.device, non_blocking=True, copy=True)
             self._aside[name, k] = rows, None if total is None else gradient.index_select(0, rows)
@@ -75,23 +76,23 @@ class Gradients:
         if total is not None:
             total[0].add_(gradient)
         elif fresh and gradient.is_contiguous():
-            self._items[f"g:{name}"] = [gradient]
+            self._items[Item.gradient(name)] = [gradient]
         else:  # the sum has the weight's layout: the norm's bits depend on it
             self._memory.expect_sum(name)
             buffer = torch.empty(gradient.shape, dtype=gradient.dtype, device=gradient.device)
-            self._items[f"g:{name}"] = [buffer.copy_(gradient)]
+            self._items[Item.gradient(name)] = [buffer.copy_(gradient)]
 
     def add_nothing(self, name: str) -> None:
         """No gradient of this slice reaches the weight, whose sum has its place all the same."""
-        if f"g:{name}" not in self._items:
+        if Item.gradient(name) not in self._items:
             self._memory.expect_sum(name)
-            self._items[f"g:{name}"] = [torch.zeros_like(self._items[f"w:{name}"][0])]
+            self._items[Item.gradient(name)] = [torch.zeros_like(self._items[Item.weight(name)][0])]
 
     def _take_up(self, name: str, k: int, gradient: Tensor) -> None:
         """Add the first block's gradient and what slice `k` has aside, in chunks that need little memory. No row comes
         twice, so there is no order of adding. (Under deterministic algorithms `index_add_` does the same on CUDA, with
         a copy of what is added.)"""
-        total, (rows, aside) = self._items[f"g:{name}"][0], self._aside.pop((name, k))
+        total, (rows, aside) = self._items[Item.gradient(name)][0], self._aside.pop((name, k))
         for start in range(0, len(rows), ROWS_AT_ONCE):
             chunk = slice(start, start + ROWS_AT_ONCE)
             part = gradient.index_select(0, rows[chunk])
@@ -102,7 +103,7 @@ class Gradients:
         """The sum on the device; None where no gradient of the step reaches the weight."""
         if name in self._frame:
             return self._frame[name].grad
-        return self._items[f"g:{name}"][0] if name in self._reached else None
+        return self._items[Item.gradient(name)][0] if name in self._reached else None
 
     def norm(self, names: Sequence[str]) -> None:
         """Take the norms of complete sums, by the function that `clip_grad_norm_` takes on CUDA: it adds up each tensor

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from planner.schedule.items import Item
 from planner.schedule.operations import ACTIVATION_SLOTS, FIRST_ACTIVATION_SLOT
 from planner.schedule.state_pieces import whole_pages
 from worker.engine.layouts import Layout, layouts_of
@@ -30,7 +31,7 @@ class StoredActivations:
         self._ring.clear()
         self._layouts.clear()
 
-    def park(self, item: str, slot: int, tensors: Sequence[Tensor]) -> list[Tensor]:
+    def park(self, item: Item, slot: int, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Tensors in the slot with the layouts of `tensors`, which are the item from now on."""
         if not self._ring:
             slots = range(ACTIVATION_SLOTS)
@@ -38,21 +39,21 @@ class StoredActivations:
         self._layouts[item] = layouts_of(tensors)
         return self.in_slot(item, slot)
 
-    def in_slot(self, item: str, slot: int) -> list[Tensor]:
+    def in_slot(self, item: Item, slot: int) -> list[Tensor]:
         """The item's tensors in the slot."""
         layouts = self._layouts[item]
         parts = carve(self._used(item, slot), [layout.bytes for layout in layouts])
         return [layout.within(part) for layout, part in zip(layouts, parts, strict=True)]
 
-    def write(self, item: str, slot: int) -> None:
+    def write(self, item: Item, slot: int) -> None:
         """From the slot to disk. Raises UserError."""
         self._kept.write(item, self._used(item, slot))
 
-    def read(self, item: str, slot: int) -> None:
+    def read(self, item: Item, slot: int) -> None:
         """From disk into the slot. Raises UserError."""
         self._kept.read(item, self._used(item, slot))
 
-    def _used(self, item: str, slot: int) -> Tensor:
+    def _used(self, item: Item, slot: int) -> Tensor:
         size = whole_pages(slab_bytes([layout.bytes for layout in self._layouts[item]]))
         memory = self._ring[slot - FIRST_ACTIVATION_SLOT]
         assert size <= memory.nbytes, (item, size, memory.nbytes)

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from planner.schedule.items import Item
 from planner.schedule.operations import SLOTS, STATE_SLOTS
 from planner.schedule.state_pieces import PARTS, Piece
 from worker.runtime.machine import Machine
@@ -35,8 +36,8 @@ class Scratch(Protocol):
     """What keeps activations between their forward and their backward, weights that are wholly on disk, and their
     gradients: see worker.storage.activations."""
 
-    def write(self, item: str, memory: Tensor) -> None: ...
-    def read(self, item: str, memory: Tensor) -> None: ...
+    def write(self, item: Item, memory: Tensor) -> None: ...
+    def read(self, item: Item, memory: Tensor) -> None: ...
 
 
 class StoredStates:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from planner.schedule.items import Item
 from planner.schedule.operations import FIRST_GRADIENT_SLOT, GRADIENT_SLOTS
 from planner.schedule.state_pieces import whole_pages
 from worker.engine.stored_states import Scratch
@@ -48,11 +49,11 @@ class StoredWeights:
 
     def keep(self, name: str) -> None:
         """Between steps: the weight is what is in its slot. Raises UserError."""
-        self.write(f"w:{name}", self._slots[name])
+        self.write(Item.weight(name), self._slots[name])
 
     def get(self, name: str) -> Tensor:
         """Between steps: the weight, in its slot, until another is there. Raises UserError."""
-        self.read(f"w:{name}", self._slots[name])
+        self.read(Item.weight(name), self._slots[name])
         return self.own(name)
 
     def own(self, name: str) -> Tensor:
@@ -64,22 +65,22 @@ class StoredWeights:
         like = self._like[name]
         return self._ring[slot - FIRST_GRADIENT_SLOT][: like.nbytes].view(like.dtype).view(like.shape)
 
-    def write(self, item: str, slot: int) -> None:
+    def write(self, item: Item, slot: int) -> None:
         """The item is what is in the slot. Raises UserError."""
         self._kept.write(item, self._pages(item, self._ring[slot - FIRST_GRADIENT_SLOT]))
 
-    def read(self, item: str, slot: int) -> None:
+    def read(self, item: Item, slot: int) -> None:
         """The item into the slot. Raises UserError."""
         self._kept.read(item, self._pages(item, self._ring[slot - FIRST_GRADIENT_SLOT]))
 
-    def read_into(self, item: str, memory: Tensor) -> Tensor:
+    def read_into(self, item: Item, memory: Tensor) -> Tensor:
         """The item in `memory` from a page on, which it does not fill. Raises UserError."""
-        like = self._like[item[2:]]
+        like = self._like[item.name]
         self._kept.read(item, self._pages(item, memory))
         return memory[: like.nbytes].view(like.dtype).view(like.shape)
 
-    def _pages(self, item: str, memory: Tensor) -> Tensor:
-        size = whole_pages(self._like[item[2:]].nbytes)
+    def _pages(self, item: Item, memory: Tensor) -> Tensor:
+        size = whole_pages(self._like[item.name].nbytes)
         assert size <= memory.nbytes, (item, size, memory.nbytes)
         return memory[:size]
 

@@ -14,6 +14,7 @@ from planner.optimizers.base import Optimizer
 from planner.optimizers.table import ADAMW
 from planner.schedule.chain import Chain
 from planner.schedule.compile import OpKind, Program, Queue, overwritten, packed
+from planner.schedule.items import GRADIENT, STATES, WEIGHT, Item
 from planner.schedule.memory import activation_slot_bytes, gradient_slot_bytes
 from planner.schedule.memory import slot_bytes as weight_slot_bytes
 from planner.schedule.operations import gradient_slots_of
@@ -41,8 +42,8 @@ class Weights:
     ) -> None:  # fmt: skip
         """`store`: of the optimizer states that are on disk; `scratch`: of all else that passes through it."""
         self.stored = None if store is None else StoredStates(store, machine)
-        on_disk = {name for op in program.queue(Queue.DISK_WRITE) if op.piece is not None for name in op.names}
-        given = {f"s:{piece.name}" for piece in store.pieces} if store is not None else set()
+        on_disk = {op.item.name for op in program.queue(Queue.DISK_WRITE) if op.piece is not None}
+        given = {piece.name for piece in store.pieces} if store is not None else set()
         if on_disk != given:
             raise ValueError(f"the plan's states on disk are not those of the store: {sorted(on_disk ^ given)[:3]}")
         self._begun = store is None or store.resumed
@@ -97,26 +98,27 @@ class Weights:
     def _take(self, name: str, parameter: nn.Parameter) -> None:
         """Make the tensor's items from the parameter, which becomes a view of one element, or of the device's copy."""
         weight, machine = parameter.detach().contiguous(), self._machine
-        kinds = [kind for kind in "wgs" if f"{kind}:{name}" in self._on_host]
+        kinds = [kind for kind in (WEIGHT, GRADIENT, STATES) if Item.of(kind, name) in self._on_host]
         if kinds and name in self._on_disk:
             to_disk = self.host.move_to_disk if self._on_disk[name] else self.host.leave_on_disk
             to_disk(name, weight, self._slot_bytes)
-            weight = weight.clone() if f"w:{name}" in self._resident else weight  # what is mapped stays, the copy goes
+            if Item.weight(name) in self._resident:
+                weight = weight.clone()  # what is mapped stays, the copy goes
         elif kinds:
             self.host.hold(
                 name, kinds, weight, overwritten=name in self._overwritten, packed=name in self._packed,
                 optimizer=self._optimizers.get(name, ADAMW),
             )  # fmt: skip
-        if f"w:{name}" in self._resident:
-            self._place(f"w:{name}", [weight])
-        if f"s:{name}" in self._resident:
-            self._place(f"s:{name}", new_states(weight, self._optimizers.get(name, ADAMW)))
+        if Item.weight(name) in self._resident:
+            self._place(Item.weight(name), [weight])
+        if Item.states(name) in self._resident:
+            self._place(Item.states(name), new_states(weight, self._optimizers.get(name, ADAMW)))
         if name in self.frame:
-            parameter.data = self.device.items[f"w:{name}"][0]
+            parameter.data = self.device.items[Item.weight(name)][0]
         else:
             parameter.data = _without_content(weight, machine.device)
 
-    def _place(self, item: str, tensors: Sequence[Tensor]) -> None:
+    def _place(self, item: Item, tensors: Sequence[Tensor]) -> None:
         self._memory.expect_item(item)
         self.device.items[item] = [self._machine.place(tensor) for tensor in tensors]
 
@@ -129,10 +131,10 @@ class Weights:
         self.device.free(*(self.device.items.keys() - self._resident | self.device.empty))
 
     @torch.no_grad()
-    def leave(self, items: Iterable[str]) -> None:
+    def leave(self, items: Iterable[Item]) -> None:
         """Between steps: send what is on the device to the host, and let its memory go."""
         for item in items:
-            if not (self.host.is_mapped(item) or self.host.is_wholly_on_disk(item[2:])):
+            if not (self.host.is_mapped(item) or self.host.is_wholly_on_disk(item.name)):
                 self.device.send(item)
             self.device.free(item)
 
@@ -152,9 +154,9 @@ class Weights:
         device is what is there between steps."""
         for name in self._overwritten:
             if self.stored is not None and name in self.stored:
-                self.stored.make_anew(name, self.host.items[f"w:{name}"][0])
-            elif f"g:{name}" in self.host.items:
-                self.host.items[f"w:{name}"][0].copy_(self.host.items[f"s:{name}"][-1])
+                self.stored.make_anew(name, self.host.items[Item.weight(name)][0])
+            elif Item.gradient(name) in self.host.items:
+                self.host.items[Item.weight(name)][0].copy_(self.host.items[Item.states(name)][-1])
         self.come_back()
 
     def state(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
@@ -170,7 +172,7 @@ class Weights:
         with self._whole(name) as states:
             parts = {part: t.cpu() for part, t in self._parts(name, states).items()}
             if "master" not in parts:
-                parts["master"] = self._current(f"w:{name}")[0].detach().cpu()
+                parts["master"] = self._current(Item.weight(name))[0].detach().cpu()
             if name in self.left_out:
                 parts["left_out"] = torch.tensor(float(self.left_out[name]))
             yield name, parts
@@ -190,7 +192,7 @@ class Weights:
         """(name, {"master"}) of every trained tensor; where that is on disk the working copy, its rounding."""
         for name in self.trained:
             if self.stored is not None and name in self.stored:
-                yield name, {"master": self._current(f"w:{name}")[0].detach().cpu()}
+                yield name, {"master": self._current(Item.weight(name))[0].detach().cpu()}
             else:
                 yield from ((name, {"master": parts["master"]}) for _, parts in self._state_of(name))
 
@@ -200,7 +202,7 @@ class Weights:
         for name, dtype in dtypes.items():
             work = self._parameters[name].dtype
             if name not in self.trained or dtype == work or work == torch.float32:
-                yield name, {"weight": self._current(f"w:{name}")[0].detach().cpu().to(dtype)}
+                yield name, {"weight": self._current(Item.weight(name))[0].detach().cpu().to(dtype)}
             elif self.stored is not None and name in self.stored:
                 yield name, self.stored.written(name, dtype)
             else:
@@ -210,7 +212,7 @@ class Weights:
         """Of a tensor whose states are on disk, what is not there."""
         rest: dict[str, Tensor] = {}
         if self._parameters[name].dtype == torch.float32:
-            rest["master"] = self._current(f"w:{name}")[0].detach().cpu()
+            rest["master"] = self._current(Item.weight(name))[0].detach().cpu()
         if name in self.left_out:
             rest["left_out"] = torch.tensor(float(self.left_out[name]))
         return rest
@@ -221,23 +223,23 @@ class Weights:
         if not self._begun and self.stored is not None:
             for name in self.trained:
                 if name in self.stored:
-                    self.stored.begin(name, self._current(f"w:{name}")[0])
+                    self.stored.begin(name, self._current(Item.weight(name))[0])
         self._begun = True
 
     def _whole(self, name: str) -> AbstractContextManager[list[Tensor]]:
         """The states that are up to date, not packed."""
         if self.stored is not None and name in self.stored:
             return nullcontext(self.stored.whole(name, self._parameters[name]))
-        if f"s:{name}" in self._resident:
-            return nullcontext(self.device.items[f"s:{name}"])
+        if Item.states(name) in self._resident:
+            return nullcontext(self.device.items[Item.states(name)])
         return self.host.whole_states(name)
 
     def frozen(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
         """(name, {"master"}) of every tensor that is not trained, likewise."""
         for name in (name for name, p in self._parameters.items() if not p.requires_grad):
-            yield name, {"master": self._current(f"w:{name}")[0].detach().cpu()}
+            yield name, {"master": self._current(Item.weight(name))[0].detach().cpu()}
 
-    def _current(self, item: str) -> list[Tensor]:
+    def _current(self, item: Item) -> list[Tensor]:
         """The copy that is up to date when no step runs. A resident one is: what the CPU updated was fetched again."""
         return self.device.items[item] if item in self._resident else self.host.copies(item)
 
@@ -259,11 +261,11 @@ class Weights:
                 stored.load(name, parts)
                 written = True
             for copies in (self.host.items, self.device.items):
-                for target in copies.get(f"w:{name}", ()) if "master" in parts else ():
+                for target in copies.get(Item.weight(name), ()) if "master" in parts else ():
                     self._copy(name, target, parts["master"])
                 if self.host.is_packed(name):
                     continue
-                self._copy_parts(name, copies.get(f"s:{name}", ()), parts)
+                self._copy_parts(name, copies.get(Item.states(name), ()), parts)
             if self.host.is_wholly_on_disk(name) and "master" in parts:
                 self.host.weights.put(name, parts["master"])
             if self.host.is_packed(name):
@@ -274,8 +276,8 @@ class Weights:
             for piece, master in stored.masters_taken_over():
                 self._take_over(piece, master)
             for name in (name for name in self.trained if name in stored):
-                for copy in self.device.items.get(f"w:{name}", ()):  # a step fetches it again after its update
-                    copy.copy_(self.host.copies(f"w:{name}")[0])
+                for copy in self.device.items.get(Item.weight(name), ()):  # a step fetches it again after its update
+                    copy.copy_(self.host.copies(Item.weight(name))[0])
         self._begun = True
         if missing:
             raise ValueError(f"nothing was given for {min(missing)}")
@@ -283,7 +285,7 @@ class Weights:
     def _take_over(self, piece: Piece, master: Tensor) -> None:
         """A part of a working copy is its master's rounding."""
         wholly = self.host.is_wholly_on_disk(piece.name)
-        work = self.host.weights.own(piece.name) if wholly else self.host.items[f"w:{piece.name}"][0]
+        work = self.host.weights.own(piece.name) if wholly else self.host.items[Item.weight(piece.name)][0]
         last = piece.first + piece.elements
         work.view(-1)[piece.first : last] = master
         if wholly and last == work.numel():
@@ -310,14 +312,14 @@ class Weights:
     def give_back(self) -> None:
         """Put the weights into the model's parameters, on the host; frees everything else."""
         for name, parameter in self._parameters.items():
-            copies = self.device.items if (item := f"w:{name}") in self._resident else self.host.items
+            copies = self.device.items if (item := Item.weight(name)) in self._resident else self.host.items
             if item in copies:  # else it was not taken
                 own = self._current(item)[0].detach()
                 mapped = copies is self.host.items and self.host.is_mapped(item)
                 parameter.data = own if mapped else own.to("cpu", copy=True)
             for items in (self.host.items, self.device.items):
-                for kind in "wgs":
-                    items.pop(f"{kind}:{name}", None)
+                for kind in (WEIGHT, GRADIENT, STATES):
+                    items.pop(Item.of(kind, name), None)
         for parameter in self._still:
             parameter.requires_grad_()
         self._clear()
@@ -345,21 +347,21 @@ def _without_content(weight: Tensor, device: torch.device) -> Tensor:
     return torch.full((), value, dtype=weight.dtype, device=device).expand(weight.shape)
 
 
-def _frame_items(frame: Mapping[str, nn.Parameter]) -> Iterator[str]:
+def _frame_items(frame: Mapping[str, nn.Parameter]) -> Iterator[Item]:
     """What the frame has on the device all the time."""
     for name, parameter in frame.items():
-        yield f"w:{name}"
+        yield Item.weight(name)
         if parameter.requires_grad:
-            yield f"s:{name}"
+            yield Item.states(name)
 
 
-def _host_items(program: Program) -> Iterator[str]:
+def _host_items(program: Program) -> Iterator[Item]:
     """Items that copies or CPU updates touch in host memory."""
     for op in program.ops:
         if op.kind in (OpKind.FETCH, OpKind.SEND):
-            yield op.subject
+            yield op.item
         elif op.queue is Queue.CPU:
             for name in op.names:
-                yield f"w:{name}"
+                yield Item.weight(name)
                 if op.piece is None:
-                    yield f"s:{name}"
+                    yield Item.states(name)

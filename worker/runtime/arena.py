@@ -19,6 +19,7 @@ from planner.graph import EAGER, ask_allocator
 from planner.schedule.allocations import allocations
 from planner.schedule.chain import Chain, slice_size
 from planner.schedule.compile import Op, OpKind, Program, Queue
+from planner.schedule.items import Item
 from planner.schedule.places import Arrangement, Place, few_rounds, key_of
 from planner.schedule.shorter import places_of_shorter
 from worker.runtime.driver import address_of, runtime
@@ -51,7 +52,7 @@ class Memory(Protocol):
         """What is allocated from now on is that of `ops`, in this order, until the next call; without any it is in no
         plan."""
 
-    def expect_item(self, item: str) -> None:
+    def expect_item(self, item: Item) -> None:
         """What is allocated next is the item, which is there between steps."""
 
     def expect_sum(self, weight: str) -> None:
@@ -79,7 +80,7 @@ class NoPlaces:
     def expect(self, ops: Sequence[Op]) -> None:
         """Nothing to do."""
 
-    def expect_item(self, item: str) -> None:
+    def expect_item(self, item: Item) -> None:
         """Nothing to do."""
 
     def expect_sum(self, weight: str) -> None:
@@ -252,7 +253,7 @@ class PlannedMemory:
         found = self._several[id(ops[0])] = (_Place * len(places))(*places)
         return found
 
-    def expect_item(self, item: str) -> None:
+    def expect_item(self, item: Item) -> None:
         """What is allocated next is the item, which is there between steps."""
         places = self._items.get(item)
         count = len(places) if places is not None else 0
@@ -315,9 +316,9 @@ def _others(places: Sequence[Place]) -> list[int]:
 
 def slice_of(op: Op, slices: int) -> int | None:
     """Which of a step's slices the operation is for."""
-    if op.kind is not OpKind.RUN and not op.subject.startswith("a:"):
+    if op.kind is not OpKind.RUN and not op.moves_activations:
         return None
-    return op.round * slices + int(op.subject.rpartition(".")[2])
+    return op.round * slices + op.turn[2]
 
 
 def _as_c(places: Sequence[Place], *, fewer: bool = False) -> ctypes.Array[_Place]:

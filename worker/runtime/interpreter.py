@@ -207,7 +207,7 @@ def together(program: Program) -> Iterator[Together]:
 def _go_together(one: Op, other: Op) -> bool:
     """What has a slot, or several tensors, goes by itself."""
     return one.kind is other.kind and all(
-        op.kind in _GOES_WITH_OTHERS and op.slot is None and op.subject[0] != "a" for op in (one, other)
+        op.kind in _GOES_WITH_OTHERS and op.slot is None and not op.moves_activations for op in (one, other)
     )
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from planner.cpu.direct_file import DirectFile
 from planner.errors import UserError, first_line
+from planner.schedule.items import ACTIVATIONS, WEIGHT, Item
 from planner.schedule.state_pieces import PAGE, Piece
 from worker.storage.drive_folders import check_room, prepared, refused, tidy
 from worker.storage.striped import File, Part, Striped, file_sizes, parts_of_pieces
@@ -32,7 +33,7 @@ class ActivationsOnDisk:
     """
 
     def __init__(
-        self, folders: Sequence[Path], sizes: Mapping[str, int], *, shares: Callable[[], Sequence[int]] | None = None,
+        self, folders: Sequence[Path], sizes: Mapping[Item, int], *, shares: Callable[[], Sequence[int]] | None = None,
         open_file: Callable[[Path], File] = DirectFile,
     ) -> None:  # fmt: skip
         """`sizes`: the bytes of each item at most, in whole pages. `shares`: asked which part of every item each folder
@@ -41,7 +42,7 @@ class ActivationsOnDisk:
         self.read_bytes = self.written_bytes = 0
         self._lock = threading.Lock()
         self._failed: UserError | None = None
-        weights, activations = (any(item[0] == kind for item in sizes) for kind in "wa")
+        weights, activations = (any(item.kind == kind for item in sizes) for kind in (WEIGHT, ACTIVATIONS))
         self._what = " and ".join(["activations"] * (activations or not weights) + ["weights"] * weights)
         self._folders = [prepared(folder, self._what) for folder in folders]
         pieces = [Piece(name=name, number=0, first=0, elements=size, widths=(1,)) for name, size in sizes.items()]
@@ -74,16 +75,16 @@ class ActivationsOnDisk:
             finally:
                 path.unlink(missing_ok=True)
 
-    def write(self, item: str, memory: Tensor) -> None:
+    def write(self, item: Item, memory: Tensor) -> None:
         """The item is what is in `memory` (bytes, in whole pages, no more than its size), until it is written again.
         Raises UserError "disk-failed"."""
         self._move(item, memory, write=True)
 
-    def read(self, item: str, memory: Tensor) -> None:
+    def read(self, item: Item, memory: Tensor) -> None:
         """The beginning of the item, as it was written last, into `memory`. Raises UserError "disk-failed"."""
         self._move(item, memory, write=False)
 
-    def _move(self, item: str, memory: Tensor, *, write: bool) -> None:
+    def _move(self, item: Item, memory: Tensor, *, write: bool) -> None:
         if self._failed is not None:
             raise self._failed
         failed = functools.partial(self._fail, "written to" if write else "read from")

@@ -15,8 +15,9 @@ from planner.job.schema import Job
 from planner.measure.drive import expected_shares
 from planner.run.folder import RunFolder
 from planner.run.processes import Process
-from planner.schedule.activation_turns import block_of, stored_activations
+from planner.schedule.activation_turns import stored_activations
 from planner.schedule.chain import Chain
+from planner.schedule.items import GRADIENT, WEIGHT, Item
 from planner.schedule.memory import activation_slot_bytes
 from planner.schedule.plan import Plan
 from planner.schedule.state_pieces import StoredTensor, stored_bytes, whole_pages
@@ -80,13 +81,13 @@ def _by_rate(job: Job, need_bytes: int) -> list[int]:
     return found
 
 
-def passing_sizes(plan: Plan, chain: Chain) -> dict[str, int]:
+def passing_sizes(plan: Plan, chain: Chain) -> dict[Item, int]:
     """Of the activations that the plan writes to disk, and of the working copies and gradients of what is wholly there,
     what each may take there at most."""
     options = [block.option(name) for block, name in zip(chain.blocks, plan.options, strict=True)]
-    sizes = {item: activation_slot_bytes(options[block_of(item)]) for item in stored_activations(plan, chain)}
+    sizes = {item: activation_slot_bytes(options[item.turn[0]]) for item in stored_activations(plan, chain)}
     there = [t for t in chain.tensors() if t.wholly_on_disk and t.name in plan.cpu_updated()]
-    return sizes | {f"{kind}:{t.name}": whole_pages(t.bytes) for t in there for kind in "wg"}
+    return sizes | {Item.of(kind, t.name): whole_pages(t.bytes) for t in there for kind in (WEIGHT, GRADIENT)}
 
 
 @contextlib.contextmanager

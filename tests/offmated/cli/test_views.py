@@ -18,13 +18,15 @@ from offmated.cli.plan_view import option_runs
 from offmated.jobs.job_text import with_value
 from planner.codec import to_json
 from planner.errors import UserError
+from planner.schedule.items import Item
 from planner.schedule.plan import Plan, Stage, stage_order
 
 PLAN = Plan(
     stages=tuple(
         Stage(
-            block=block, direction=direction, prefetch=("w:b1.up",) if (str(direction), block) == ("F", 0) else (),
-            offload=("g:b1.up", "s:b1.up") if (str(direction), block) == ("B", 1) else (),
+            block=block, direction=direction,
+            prefetch=(Item("w:b1.up"),) if (str(direction), block) == ("F", 0) else (),
+            offload=(Item("g:b1.up"), Item("s:b1.up")) if (str(direction), block) == ("B", 1) else (),
             cpu_update=("b1.up",) if (str(direction), block) == ("B", 0) else (),
             gpu_update=("b0.up", "b3.up") if (str(direction), block) == ("B", 0) else (),
         )

@@ -99,7 +99,7 @@ def test_in_rounds_weights_move_and_the_room_that_is_left_is_never_overestimated
     setting, chance = setting_of(chain, hardware, 2, 2, clip), random.Random(seed)
     candidate = streamed(setting, profile(setting, "offload"), ahead=True, source="test")
     board = Board(setting, evaluate(setting, candidate))
-    weights = [n for n, window in enumerate(board.windows) if window.item[0] == "w"]
+    weights = [n for n, window in enumerate(board.windows) if window.item.kind == "w"]
     assume(weights)
     for n, place in shifted(board, chance):
         if n in weights:

@@ -13,6 +13,7 @@ from planner.picture.basis import Basis
 from planner.picture.drawing import Drawing, draw
 from planner.picture.page import page
 from planner.schedule.chain import Chain
+from planner.schedule.items import Item
 from planner.schedule.plan import Direction, Plan
 from planner.search.problem import Problem
 from tests.support.browser import Browser, browser, find_browser
@@ -60,13 +61,14 @@ def streamed(chain: Chain, slices: int) -> Plan:
     stages = []
     for stage in everything.stages:
         travelling = [t.name for t in chain.blocks[stage.block].tensors if 0 < stage.block < len(chain.blocks) - 1]
-        weights = tuple(f"w:{name}" for name in travelling)
-        items = weights + tuple(f"s:{name}" for name in travelling)
+        weights = tuple(map(Item.weight, travelling))
+        items = weights + tuple(map(Item.states, travelling))
         if stage.direction is Direction.FORWARD:
             stages.append(replace(stage, prefetch=weights, evict=weights))
         else:
             stages.append(replace(stage, prefetch=items, offload=items, evict=stage.evict + items))
-    home = {f"{kind}:{t.name}" for block in (chain.blocks[0], chain.blocks[-1]) for t in block.tensors for kind in "ws"}
+    ends = (chain.blocks[0], chain.blocks[-1])
+    home = {Item.of(kind, t.name) for block in ends for t in block.tensors for kind in "ws"}
     return replace(everything, stages=tuple(stages), resident=tuple(i for i in everything.resident if i in home))
 
 

@@ -12,6 +12,7 @@ import torch
 from planner.errors import Exit, UserError
 from planner.schedule.compile import OpKind
 from planner.schedule.forward_program import ForwardBytes, TooLarge, forward_peak_bytes, forward_program
+from planner.schedule.items import Item
 from planner.schedule.verify import InvalidProgram, verify
 from tests.support.chains import chain, mixed_plan, plan, without_a_wait
 from tests.support.engine_plans import mixed_plan as engine_plan
@@ -170,7 +171,7 @@ def test_several_batches_share_one_journey_of_the_weights(make):
 def states_leave_plan(a_chain, *, clip):
     """The embedding's states are on the device between steps, and travel within."""
     embedding = [t.name for t in a_chain.blocks[0].tensors]
-    states = tuple(f"s:{name}" for name in embedding)
+    states = tuple(map(Item.states, embedding))
     base = resident_plan(a_chain, clip=clip)
     stages = [
         replace(s, offload=states, evict=states) if s.name == "F1" else replace(s, prefetch=states) if s.name == "B1"

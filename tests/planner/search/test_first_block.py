@@ -14,6 +14,7 @@ from planner.ilp.program import solve_oilp
 from planner.machine.hardware import Hardware
 from planner.schedule.chain import Block, Chain, Option, Tensor
 from planner.schedule.compile import compile_program
+from planner.schedule.items import Item
 from planner.schedule.memory import gpu_peak_bytes
 from planner.schedule.plan import Plan
 from planner.schedule.verify import verify
@@ -97,14 +98,14 @@ def embedding_on_the_cpu(chain: Chain, *, slices: int, clip: bool) -> Plan:
     """Block 0's weight leaves after both of its uses and the CPU updates it; the rest stays on the device."""
     plan = plans.resident_plan(chain, slices=slices, clip=clip)
     names = [t.name for t in chain.blocks[0].tensors]
-    weights, gradients = [f"w:{n}" for n in names], [f"g:{n}" for n in names]
+    weights, gradients = [*map(Item.weight, names)], [*map(Item.gradient, names)]
     lines: dict[str, dict[str, list[str]]] = {}
     for stage in plan.stages:
         kept = [n for n in stage.gpu_update if n not in names]
-        lines[stage.name] = {"gpu_update": kept, "evict": [f"g:{n}" for n in kept]}
+        lines[stage.name] = {"gpu_update": kept, "evict": [*map(Item.gradient, kept)]}
     plans.add(lines["F0"], prefetch=weights)
     plans.add(lines["B0"], offload=gradients, evict=[*gradients, *weights], cpu_update=names)
-    resident = [item for item in plan.resident if item[2:] not in names]
+    resident = [item for item in plan.resident if item.name not in names]
     return plans.make_plan(
         chain, lines, options=plan.options, resident=resident, slices=slices, rounds=1, clip=clip
     )  # fmt: skip

@@ -186,7 +186,7 @@ def test_when_the_solver_runs_out_of_time_there_is_still_a_plan(monkeypatch: pyt
 def test_tensors_too_small_to_be_worth_a_transfer_stay() -> None:
     plan = free_plan()
     norms = {f"l{i}.norm" for i in range(4)}
-    moved = {item[2:] for stage in plan.stages for item in (*stage.prefetch, *stage.offload)}
+    moved = {item.name for stage in plan.stages for item in (*stage.prefetch, *stage.offload)}
     assert moved and not moved & norms
     assert {f"{kind}:{name}" for kind in "ws" for name in norms} <= set(plan.resident)
 
@@ -205,7 +205,7 @@ def test_small_tensors_move_where_there_is_no_room_for_them(clip: bool) -> None:
         plan = Problem(chain=chain, hardware=all_small, gpu_budget_bytes=budget, **problem).plan(time_limit_s=1.0)
         assert plan.gpu_peak_bytes <= budget
         assert plan.bound_s <= plan.step_s
-        assert moves == any(item[0] in "ws" for stage in plan.stages for item in stage.prefetch), budget
+        assert moves == any(item.kind in "ws" for stage in plan.stages for item in stage.prefetch), budget
 
 
 def test_a_tied_tensor_stays_and_is_updated_once_on_the_device() -> None:

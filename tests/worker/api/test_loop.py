@@ -142,8 +142,8 @@ def test_frozen_parameters_stay_and_cost_no_gradients_and_no_states() -> None:
     engine = engine_of(model, optimizer, batch_of(), seed=7, gpu_budget="3MB")
     moved = {item for stage in engine.plan.stages for item in (*stage.prefetch, *stage.offload)}
     frozen = {name for name, p in model.named_parameters() if not p.requires_grad}
-    assert {item[0] for item in moved if item[2:] in frozen} == {"w"}
-    assert not {item for stage in engine.plan.stages for item in stage.offload if item[2:] in frozen}
+    assert {item.kind for item in moved if item.name in frozen} == {"w"}
+    assert not {item for stage in engine.plan.stages for item in stage.offload if item.name in frozen}
     for (batch,), loss in zip(steps, expected, strict=True):
         assert torch.equal(engine.step(batch), loss)
         schedule.step()

@@ -10,6 +10,7 @@ import torch
 
 from planner.errors import UserError
 from planner.optimizers import adamw as adamw_module
+from planner.schedule.items import Item
 from tests.support.engine_plans import adamw, chain_of, make_plan, resident_plan
 from tests.support.engines import CPU, assert_same, assert_same_state, build, data, own_threads, run
 from tests.support.tiny_models import batch_of, make_model
@@ -156,7 +157,7 @@ def test_a_step_that_fails_before_its_updates_leaves_the_weights_as_they_were(
 def late_plan(chain, *, slices, clip):
     """All layers stream and are updated on the CPU: the second one's update runs beside the next step's first block,
     the third one's beside its second."""
-    w, g = ({i: [f"{c}:{t.name}" for t in b.tensors] for i, b in enumerate(chain.blocks)} for c in "wg")
+    w, g = ({i: [Item.of(c, t.name) for t in b.tensors] for i, b in enumerate(chain.blocks)} for c in "wg")
     names = {i: [t.name for t in b.tensors] for i, b in enumerate(chain.blocks)}
     lines = {
         "F0": {"prefetch": w[1], "cpu_update": names[2]},
@@ -168,7 +169,7 @@ def late_plan(chain, *, slices, clip):
         "B1": {"offload": g[1], "evict": [*w[1], *g[2]]},
         "B0": {"evict": [*g[1], *g[0]], "gpu_update": names[0], "cpu_update": names[1]},
     }
-    kept = [f"{c}:{n}" for n in (*names[0], *names[4]) for c in "ws"]
+    kept = [Item.of(c, n) for n in (*names[0], *names[4]) for c in "ws"]
     return make_plan(chain, lines, options=("keep",) * 5, resident=kept, slices=slices, rounds=1, clip=clip)
 
 
@@ -339,11 +340,11 @@ def test_an_evaluation_without_room_for_several_batches_goes_on_with_fewer(make,
 
 def leaving_plan(chain, *, slices, clip):
     """All is updated on the device and there between steps, but the first layer's weights leave it in between."""
-    w = [f"w:{t.name}" for t in chain.blocks[1].tensors]
+    w = [Item.weight(t.name) for t in chain.blocks[1].tensors]
     trained = [t.name for t in chain.tensors()]
     lines = {"F1": {"evict": w}, "B2": {"prefetch": w}, "B0": {"gpu_update": trained, "offload": w}}
-    lines["B0"]["evict"] = [f"g:{name}" for name in trained]
-    kept = [f"{c}:{name}" for name in trained for c in "ws"]
+    lines["B0"]["evict"] = [Item.gradient(name) for name in trained]
+    kept = [Item.of(c, name) for name in trained for c in "ws"]
     return make_plan(chain, lines, options=("keep",) * 5, resident=kept, slices=slices, rounds=1, clip=clip)
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from planner.schedule.items import Item
 from planner.schedule.memory import cpu_parts
 from tests.support.engine_plans import adamw, chain_of, mixed_plan
 from tests.support.tiny_models import batch_of, make_model
@@ -99,12 +100,12 @@ def test_activations_of_any_layout_travel_in_one_piece_and_come_back_as_they_wer
     machine = CpuMachine(metered=False)
     host = Host(machine, StoredWeights(None, machine, {}, 0))
     device = Device(host, CPU)
-    device.items["a:1.0"] = list(layouts)
+    device.items[Item("a:1.0")] = list(layouts)
     with Copies() as copies:
-        device.send("a:1.0")
-        device.free("a:1.0")
-        device.allocate("a:1.0")
-        device.fetch("a:1.0")
+        device.send(Item("a:1.0"))
+        device.free(Item("a:1.0"))
+        device.allocate(Item("a:1.0"))
+        device.fetch(Item("a:1.0"))
     assert [len(tensors) for tensors in copies.calls] == [8, 8]
     assert all(torch.ops.aten.is_non_overlapping_and_dense.default(t) for tensors in copies.calls for t in tensors)
     for there, before in zip(device.items["a:1.0"], layouts, strict=True):

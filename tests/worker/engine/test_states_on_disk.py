@@ -10,6 +10,7 @@ import torch
 
 from planner.errors import UserError
 from planner.schedule.compile import Queue, compile_program
+from planner.schedule.items import Item
 from planner.schedule.memory import cpu_parts, gpu_peak_bytes
 from planner.schedule.verify import verify
 from tests.support.engine_plans import adamw, mixed_plan
@@ -43,7 +44,7 @@ def on_disk(chain):
 def fetched_again(plan):
     """The plan with a weight that the CPU updates on the device when a step begins: it is fetched again thereafter."""
     name = "model.layers.1.self_attn.v_proj.weight"
-    w, stages = f"w:{name}", {f"{stage.direction}{stage.block}": stage for stage in plan.stages}
+    w, stages = Item.weight(name), {f"{stage.direction}{stage.block}": stage for stage in plan.stages}
 
     def edit(line, **lists):
         stages[line] = replace(stages[line], **lists)

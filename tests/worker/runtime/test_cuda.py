@@ -8,6 +8,7 @@ import torch
 
 from planner.graph import run_slice
 from planner.graph.pieces import Pieces
+from planner.schedule.items import Item
 from tests.support.engine_plans import adamw, chain_of, mixed_plan, resident_plan
 from tests.support.engines import data, learning_rate, own_threads
 from tests.support.families import masked_batch
@@ -215,11 +216,11 @@ def test_activations_with_gaps_arrive_on_the_host_whole():
     device = Device(host, machine.device)
     whole = torch.randn(4096, 4096, device="cuda")
     gaps = whole[:, 7:3000]
-    device.items["a:1.0"] = [gaps]
-    device.send("a:1.0")
+    device.items[Item("a:1.0")] = [gaps]
+    device.send(Item("a:1.0"))
     torch.cuda.synchronize()
     assert torch.equal(host.items["a:1.0"][0], gaps.cpu())
-    device.free("a:1.0")
-    device.allocate("a:1.0")
-    device.fetch("a:1.0")
+    device.free(Item("a:1.0"))
+    device.allocate(Item("a:1.0"))
+    device.fetch(Item("a:1.0"))
     assert torch.equal(device.items["a:1.0"][0], gaps)

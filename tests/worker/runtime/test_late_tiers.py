@@ -20,6 +20,7 @@ from planner.measure.hf_model import sample_batch
 from planner.measure.machine_rates import estimate_hardware
 from planner.schedule.chain import Chain
 from planner.schedule.compile import Queue, compile_program
+from planner.schedule.items import Item
 from planner.schedule.plan import Plan
 from planner.search.activations_on_disk import with_twins
 from planner.search.problem import Problem
@@ -129,7 +130,7 @@ def test_steps_with_activations_on_disk_are_plain_pytorchs(device: Device, tmp_p
     for mood in MOODS:
         gc.collect()
         model = make_model("llama")
-        scratch = ActivationsOnDisk([tmp_path / "drive"], passing_sizes(plan, chain) or {"none": 4096})
+        scratch = ActivationsOnDisk([tmp_path / "drive"], passing_sizes(plan, chain) or {Item("a:0.0"): 4096})
         engine = Engine(
             model, plan=plan, chain=chain, device=CUDA, optimizer=adamw(model), max_grad_norm=0.5, scratch=scratch
         )

@@ -92,7 +92,6 @@ ALLOWED = {
     ("planner/graph/eager.py", "EagerPair._holding", "copy_"): "from the device to the device",
     ("worker/runtime/arena.py", "Arena.counts", "int"): "of the C library's numbers",
     ("worker/runtime/arena.py", "Arena.open", "bool"): "of the C library's answer",
-    ("worker/runtime/arena.py", "slice_of", "int"): "of a name's digits",
     ("planner/graph/codegen.py", "cpu_dropout", "to"): "on the CPU only",
     ("planner/graph/codegen.py", "_cpu_dropout_backward.backward", "to"): "on the CPU only",
 }  # fmt: skip

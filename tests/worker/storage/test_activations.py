@@ -15,11 +15,12 @@ import torch
 
 from planner.cpu.direct_file import DirectFile
 from planner.errors import UserError
+from planner.schedule.items import Item
 from worker.runtime.cpu import CpuMachine
 from worker.storage.activations import ActivationsOnDisk
 
 PAGE = 4096
-SIZES = {"a:1.0": 8 * PAGE, "a:1.1": 8 * PAGE, "a:2.0": 3 * PAGE}
+SIZES = {Item("a:1.0"): 8 * PAGE, Item("a:1.1"): 8 * PAGE, Item("a:2.0"): 3 * PAGE}
 
 
 def memory(size: int, seed: int = 0) -> torch.Tensor:
@@ -58,10 +59,11 @@ _KILLED = """
 import os, signal, sys, torch
 from pathlib import Path
 from planner.cpu.direct_file import DirectFile
+from planner.schedule.items import Item
 from worker.storage.activations import ActivationsOnDisk
 if sys.argv[2] == "as it is made":
     DirectFile.reserve = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-ActivationsOnDisk([Path(sys.argv[1])], {"a:1.0": 8192})
+ActivationsOnDisk([Path(sys.argv[1])], {Item("a:1.0"): 8192})
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -99,7 +101,7 @@ def test_where_there_is_no_room_or_no_drive_it_is_told_before_anything_is_made(
     usage = shutil.disk_usage(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=PAGE))
-        weights = {"w:l0.up": PAGE, "g:l0.up": PAGE}
+        weights = {Item("w:l0.up"): PAGE, Item("g:l0.up"): PAGE}
         for sizes, what in ((weights, "weights"), (weights | SIZES, "activations and weights"), (SIZES, "activations")):
             with pytest.raises(UserError, match=f"no room for the {what}\\.") as raised:
                 ActivationsOnDisk([tmp_path / "its"], sizes)
