@@ -80,7 +80,7 @@ def host_memory_not_registered(asked_bytes: int, had_bytes: int, error: BaseExce
     """The error for people when CUDA refuses to lock `asked_bytes` of the host's memory in place; it has locked
     `had_bytes` for this process before."""
     return UserError(
-        "The GPU cannot be given as much of the host's memory as the plan moves through it.",
+        "CUDA cannot register as much host memory as the plan needs.",
         code=HOST_MEMORY_NOT_REGISTERED, had_bytes=had_bytes,
         numbers=(
             f"{format_bytes(had_bytes)} are registered with CUDA, {format_bytes(asked_bytes)} more are refused: "

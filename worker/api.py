@@ -210,7 +210,7 @@ class LoopEngine:
         if not prompts or not all(map(len, prompts)):
             number = f"prompt {list(map(len, prompts)).index(0)} of {len(prompts)} has no token" if prompts else "none"
             raise UserError(
-                "There is nothing to write on from.", code="empty-prompt", exit_code=Exit.USAGE, numbers=(number,),
+                "There is no text to continue.", code="empty-prompt", exit_code=Exit.USAGE, numbers=(number,),
                 hint="give generate() lists of at least one token; bos_token_id starts from nothing",
             )  # fmt: skip
         with self._using(steps=False):

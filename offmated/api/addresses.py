@@ -80,7 +80,7 @@ class TcpAddress:
             host = str(ipaddress.ip_address(found["six"] or found["four"]))
         except ValueError:
             raise UserError(
-                "The address to listen on is none.", numbers=(f'listen = "{text}"',), code="bad-address",
+                "The address to listen on is not valid.", numbers=(f'listen = "{text}"',), code="bad-address",
                 hint="an address and a port: 127.0.0.1:8477", exit_code=Exit.USAGE,
             ) from None  # fmt: skip
         return cls(host, int(found["port"]))

@@ -131,7 +131,7 @@ def _too_large(size: int | None) -> ASGIApp:
 
 def _unframed() -> ASGIApp:
     error = UserError(
-        "Where the request ends is said twice.", code="request-unframed", exit_code=Exit.USAGE,
+        "The request gives its length twice.", code="request-unframed", exit_code=Exit.USAGE,
         numbers=("it has Transfer-Encoding beside Content-Length, or in HTTP/1.0",), hint="leave Transfer-Encoding out",
     )  # fmt: skip
     return refused(400, error, headers={"connection": "close"})

@@ -84,7 +84,7 @@ def _database(_request: Request, error: Exception) -> JSONResponse:
     log.exception("the database cannot be used", exc_info=error)
     return refused(503, UserError(
         "The database cannot be used.", numbers=(cause,), code="database-unreachable",
-        hint="daemon.log has the whole story",
+        hint="daemon.log says more",
     ))  # fmt: skip
 
 
@@ -96,7 +96,7 @@ def _system(_request: Request, error: Exception) -> JSONResponse:
         return busy(str(error))
     told = UserError(
         "The system refused what the daemon wanted to do.", numbers=(first_line(error),),
-        code="system-error", hint="daemon.log has the whole story",
+        code="system-error", hint="daemon.log says more",
     )  # fmt: skip
     if error.errno in SHORT_FOR_NOW:
         log.warning("the system is short of something: %s", error)
@@ -126,5 +126,5 @@ def _own_mistake(request: Request, error: Exception) -> JSONResponse:
     number = f"{request.method} {request.url.path}: {type(error).__name__}"
     return refused(500, UserError(
         "The daemon made a mistake.", numbers=(number,), code="daemon-error",
-        hint="daemon.log in the state folder has the whole story",
+        hint="daemon.log in the state folder says more",
     ))  # fmt: skip

@@ -36,7 +36,8 @@ def read_token(file: Path) -> str:
         return token
     if token:
         raise UserError(
-            "The token for the API could be guessed, or cannot be sent.", numbers=(str(file),), code="bad-token",
+            "The API token is too easy to guess, or has characters that cannot be sent.",
+            numbers=(str(file),), code="bad-token",
             hint="delete the file: another is made at the daemon's start", exit_code=Exit.USAGE,
         )  # fmt: skip
     token = secrets.token_urlsafe(32)

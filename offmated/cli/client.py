@@ -97,7 +97,7 @@ class Client:
             answer: Json = self._send("POST", "/jobs", body, key=key, patience_s=SUBMIT_PATIENCE_S).json()
         except UnicodeEncodeError:
             raise UserError(
-                "The name of the job's folder is no text.", numbers=(repr(folder),), code="bad-folder-name",
+                "The name of the job's folder is not valid text.", numbers=(repr(folder),), code="bad-folder-name",
                 hint="its bytes are not UTF-8: rename it", exit_code=Exit.USAGE,
             ) from None  # fmt: skip
         return answer

@@ -36,8 +36,8 @@ class Remote:
             usable = False
         if not usable:
             raise UserError(
-                "The daemon's address is none.", numbers=(f"{HOST}={named}",), code="bad-host", exit_code=Exit.USAGE,
-                hint="a host and a port: http://127.0.0.1:8477",
+                "The daemon's address is not valid.", numbers=(f"{HOST}={named}",), code="bad-host",
+                exit_code=Exit.USAGE, hint="a host and a port: http://127.0.0.1:8477",
             )  # fmt: skip
         token = environment.get(TOKEN, "").strip()
         if not (token and token.isascii() and token.isprintable()):

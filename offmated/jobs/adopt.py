@@ -122,7 +122,7 @@ def _named(store: Store, paths: Paths, name: str) -> Path:
         is_run = inside and folder.is_dir() and _may_be_run(folder)
     if not is_run:
         raise UserError(
-            f"{name} is no run folder of a job.", code="not-a-run", exit_code=Exit.USAGE,
+            f"{name} is not the run folder of a job.", code="not-a-run", exit_code=Exit.USAGE,
             numbers=(f"run folders are in {paths.runs}",), hint="offmate adopt takes all that no job has",
         )  # fmt: skip
     with store.looking() as session:

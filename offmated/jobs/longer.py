@@ -82,9 +82,9 @@ def link(checkpoint: Path, run: RunFolder) -> None:
             os.link(begun, run.begun)
     except OSError as error:  # another file system behind a link, or one that knows no second name
         raise UserError(
-            "The job cannot go on for longer: its checkpoint cannot be had under a second name.",
+            "The job cannot go on for longer: its checkpoint cannot be hard-linked into the new run.",
             numbers=(f"{checkpoint}: {error.strerror}",), code="cannot-go-on", exit_code=Exit.USAGE,
-            hint="checkpoints and the daemon's runs are to be on one file system",
+            hint="checkpoints and the daemon's runs must be on one file system",
         ) from None  # fmt: skip
 
 

@@ -62,7 +62,7 @@ def upgrade(engine: Engine, paths: Paths) -> None:
                 _name(engine), f"from {revision or 'nothing'} to {scripts.get_current_head()}",
                 _cause(error), *_statement(error),
             ),
-            hint="has its disk room? where nothing helps, go back to the version of before, and report this",
+            hint="does its disk have room? otherwise go back to the version you had before, and report this",
             code="database-not-upgraded",
         ) from error  # fmt: skip
 
@@ -86,7 +86,7 @@ def _told(engine: Engine) -> Iterator[None]:
         raise UserError(
             "The database cannot be used.",
             numbers=(_name(engine), _cause(error)),
-            hint="does its folder exist, does its server run? see OFFMATE_DATABASE_URL and config.toml",
+            hint="does its folder exist? does its server run? see OFFMATE_DATABASE_URL and config.toml",
             code="database-unreachable",
         ) from None
     except SQLAlchemyError as error:

@@ -194,7 +194,7 @@ def _unexplained(ending: Ending) -> dict[str, Any]:
     return {
         "what": f"The {ending.process} ended with exit code {ending.exit_code}.",
         "numbers": list(ending.log),
-        "hint": "the job's log has the whole story",
+        "hint": "the job's log says more",
         "code": f"{ending.process}-failed",
         "exit_code": int(Exit.FAILED),
     }

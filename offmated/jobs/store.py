@@ -209,7 +209,7 @@ class Store:
         told = error if isinstance(error, UserError) else UserError(
             "This job could not be handled.", code="job-not-handled",
             numbers=(f"{type(error).__name__}: {first_line(error)}", f"run folder {row.run_dir}"),
-            hint=f"daemon.log has the whole story; offmate retry {row.id} tries it again",
+            hint=f"daemon.log says more; offmate retry {row.id} tries it again",
         )  # fmt: skip
         new = JobState.CANCELLED if row.stop_reason is StopReason.CANCEL else JobState.FAILED
         ended_at = _now(row.created_at, row.started_at)

@@ -232,7 +232,7 @@ def window_of(text: str) -> Window:
         return Window.parse(text)
     except ValueError as error:
         raise UserError(
-            "This is no window of hours.", numbers=(str(error),), code="bad-window", exit_code=Exit.USAGE,
+            "This is not a window of hours.", numbers=(str(error),), code="bad-window", exit_code=Exit.USAGE,
             hint='days and a time zone may follow: "23:00-07:00 mon-fri Europe/Berlin"',
         ) from None  # fmt: skip
 

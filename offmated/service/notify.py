@@ -44,7 +44,7 @@ def send(urls: str, title: str, body: str, *, address: str | None = None) -> Non
         if not told.add(url):
             scheme = re.match("[A-Za-z0-9]+://", url)
             raise UserError(
-                f"Address {number} of notify is none that apprise knows.", code="bad-notify", exit_code=Exit.USAGE,
+                f"Address {number} of notify is not one that apprise knows.", code="bad-notify", exit_code=Exit.USAGE,
                 numbers=(f"it begins with {scheme[0]}" if scheme else "it does not begin with a scheme, like ntfy://",),
                 hint="https://appriseit.com lists the forms, such as ntfy://topic",
             )  # fmt: skip
@@ -73,7 +73,7 @@ def main() -> int:
         urls = Config.load(Paths.from_environment()).notify
         if urls is None:
             raise UserError(
-                "The settings name nobody to notify.", code="no-notify", exit_code=Exit.USAGE,
+                "The settings have no address to notify.", code="no-notify", exit_code=Exit.USAGE,
                 hint='notify = "ntfy://your-topic" in config.toml in the state folder; then offmate down, offmate up',
             )  # fmt: skip
         send(urls, message["title"], message["body"], address=message.get("address"))

@@ -200,7 +200,7 @@ def _machine_of(options: argparse.Namespace, *, bf16: bool) -> Hardware:
         return preset(options.hardware, bf16=bf16, cpu_memory_bytes=options.cpu_memory, link=options.link)
     if options.cpu_memory is not None or options.link is not None:
         raise UserError(
-            "--cpu-memory and --link change a machine known by its name.", code="two-machines",
+            "--cpu-memory and --link are for machines given by name.", code="two-machines",
             numbers=(f"{path} is a file",), hint="change them in the file", exit_code=Exit.USAGE,
         )  # fmt: skip
     return load_hardware(path)

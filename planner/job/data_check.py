@@ -196,7 +196,7 @@ def kind_in(entry: DataEntry, columns: tuple[str, ...], name: str) -> Kind:
     kind = entry.kind or kind_of(names, name)
     if entry.learned is not None and kind not in ("messages", "conversations"):
         raise UserError(
-            f"Which turns are learned is said of {name}, and its records are no conversations.",
+            f"The entry of {name} says which turns are learned, and its records are not conversations.",
             code="no-turns", exit_code=Exit.USAGE, numbers=(f"they are read as {kind}",),
             hint=f"leave {', '.join(LEARNED_KEYS)} and eot_tokens out of its entry",
         )  # fmt: skip

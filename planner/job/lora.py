@@ -40,7 +40,7 @@ def check_lora(
     all, whatever is by now in the folder of the adapter that the job goes on from."""
     asked = values.get(PLUS_EMBEDDING) not in (None, AdapterKeys.model_fields[PLUS_EMBEDDING].default)
     if not decided and asked and values.get(PLUS) in SWITCHED_OFF:
-        text = f"it says nothing without {PLUS}: give that too, or leave this key out"
+        text = f"it has no effect without {PLUS}: give that too, or leave this key out"
         return [source.mistake(names[PLUS_EMBEDDING], "bad-value", text)]
     if values.get("method") != "lora":
         given = [key for key in DEFAULTS if key in values and values[key] not in SWITCHED_OFF]
@@ -211,7 +211,7 @@ def _broken(pattern: str) -> str | None:
     except re.error as error:
         return f"it is {shown(pattern)}, and that is no pattern: {error}"
     if too_slow([pattern]) is not None:
-        return f"it is {shown(pattern)}, which takes for ever to match: {SIMPLER}"
+        return f"it is {shown(pattern)}, which takes too long to match: {SIMPLER}"
     return None
 
 

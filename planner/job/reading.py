@@ -110,7 +110,7 @@ class Reading:
         elif meaning.kind != "part":
             self.unused.setdefault(meaning.text, []).append(key)
         elif self.source.values.get(meaning.text) in SWITCHED_OFF:
-            self.unused.setdefault(f"it says nothing without {meaning.text}", []).append(key)
+            self.unused.setdefault(f"it has no effect without {meaning.text}", []).append(key)
 
     def _told_beside(self, key: str) -> bool:
         """Whether the line of another key says that what this one is of is not there."""
@@ -161,7 +161,7 @@ def _bnb_config(reading: Reading, key: str, value: object) -> None:
     if value in SWITCHED_OFF or value == ["none"]:
         return
     if reading.source.values.get("load_in_4bit") in SWITCHED_OFF:
-        reading.unused.setdefault("it says nothing without load_in_4bit", []).append(key)
+        reading.unused.setdefault("it has no effect without load_in_4bit", []).append(key)
     elif other:
         reading.refuse(key, f"{other[0]} is a key of its own here; write it without {key}")
     else:
@@ -184,7 +184,7 @@ def _metric(reading: Reading, key: str, value: object) -> None:
     chosen = any(file.get(name) not in SWITCHED_OFF for name in _CHOOSING) or reading.dialect.chooses_best(file)
     fine = (*SWITCHED_OFF, "eval_loss", "loss") if key == "metric_for_best_model" else SWITCHED_OFF
     if not chosen and value not in SWITCHED_OFF:
-        reading.unused.setdefault("it says nothing without load_best_model_at_end", []).append(key)
+        reading.unused.setdefault("it has no effect without load_best_model_at_end", []).append(key)
     elif value not in fine:
         text = f"it is {shown(value)}; the best evaluation is that with the smallest loss (eval_loss)"
         reading.refuse(key, text)
@@ -198,7 +198,7 @@ def _resume(reading: Reading, key: str, value: object) -> None:
 def _frozen(reading: Reading, key: str, value: object) -> None:
     """LLaMA-Factory's, read by `planner.job.trainable`."""
     if reading.source.values.get("finetuning_type") != "freeze" and value not in SWITCHED_OFF:
-        reading.unused.setdefault("it says nothing without finetuning_type: freeze", []).append(key)
+        reading.unused.setdefault("it has no effect without finetuning_type: freeze", []).append(key)
 
 
 def _rate_of_embeddings(reading: Reading, key: str, value: object) -> None:
@@ -206,7 +206,7 @@ def _rate_of_embeddings(reading: Reading, key: str, value: object) -> None:
     if reading.dialect.tool is None or reading.source.values.get(PLUS) not in SWITCHED_OFF:
         reading.found.setdefault(key, []).append(key)
     elif value not in SWITCHED_OFF:
-        reading.unused.setdefault(f"it says nothing without {PLUS}", []).append(key)
+        reading.unused.setdefault(f"it has no effect without {PLUS}", []).append(key)
 
 
 def _uncut(reading: Reading, key: str, value: object) -> None:
@@ -229,7 +229,7 @@ def _padding(reading: Reading, key: str, value: object) -> None:
 def _merged_first(reading: Reading, key: str, value: object) -> None:
     """LLaMA-Factory's, of the adapter that is there."""
     if reading.source.values.get(ADAPTER) in SWITCHED_OFF and value not in SWITCHED_OFF:
-        reading.unused.setdefault(f"it says nothing without {ADAPTER}", []).append(key)
+        reading.unused.setdefault(f"it has no effect without {ADAPTER}", []).append(key)
     else:
         _as_it_is(reading, key, value)
 

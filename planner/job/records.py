@@ -306,7 +306,7 @@ def check_answers(train_on: TrainOn, kind: Kind, record: Record) -> None:
     """Raise UserError where answers alone are to be learned, and the record is no conversation."""
     if train_on in ("answers", "all_answers") and kind != "tokens" and not is_chat(kind, record):
         raise UserError(
-            f"With train_on: {train_on} what the assistant says is learned, and the data are no conversations.",
+            f"train_on: {train_on} learns the assistant's turns, and the data are not conversations.",
             code="no-turns", exit_code=Exit.USAGE, numbers=(f"they are read as {kind}",),
             hint="leave train_on (TRL's assistant_only_loss) out, or give conversations",
         )  # fmt: skip

@@ -101,7 +101,7 @@ def _settle_adapters(reading: Reading, values: dict[str, Any], given: dict[str, 
     for name in (*DEFAULTS, MODULES, PARAMETERS, *WHERE, BEGIN, PLUS, PLUS_EMBEDDING, "use_rslora", "use_dora"):
         key = given.pop(name, None)
         if key is not None and values.pop(name, None) not in SWITCHED_OFF:
-            reading.unused.setdefault("it says nothing without method: lora", []).append(key)
+            reading.unused.setdefault("it has no effect without method: lora", []).append(key)
 
 
 def _settle_evaluations(reading: Reading, values: dict[str, Any], given: dict[str, str]) -> None:
@@ -138,7 +138,7 @@ def _settle_reports(reading: Reading, keys: list[str], values: dict[str, Any], g
     if found.others:
         reading.unused.setdefault(REPORTS, []).extend(found.others)
     for name, settings in found.idle.items():
-        reading.unused.setdefault(f"it says nothing without report_to: {name}", []).extend(settings)
+        reading.unused.setdefault(f"it has no effect without report_to: {name}", []).extend(settings)
 
 
 def _renamed(given: Mapping[str, str]) -> Iterator[str]:

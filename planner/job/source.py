@@ -262,7 +262,7 @@ def read_yaml(
         ) from error
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         raise UserError(
-            f"{name} is no mapping of keys to values{_if_data(name)}.", code="bad-yaml", exit_code=Exit.USAGE,
+            f"{name} is not a mapping of keys to values{_if_data(name)}.", code="bad-yaml", exit_code=Exit.USAGE,
             hint="write one `key: value` per line, at least model and dataset; docs/jobs.md lists every key",
         )  # fmt: skip
     assert isinstance(node, yaml.MappingNode)

@@ -44,7 +44,7 @@ def check_trainable(values: dict[str, Any], names: Mapping[str, str], source: So
         except re.error as error:
             return bad(TRAINABLE, f"{shown(pattern)} is no pattern: {error}")
         if too_slow([pattern.replace(PLACE, "0")]) is not None:
-            return bad(TRAINABLE, f"{shown(pattern)} takes for ever to match: {SIMPLER}")
+            return bad(TRAINABLE, f"{shown(pattern)} takes too long to match: {SIMPLER}")
     return []
 
 

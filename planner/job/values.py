@@ -96,7 +96,7 @@ def translated(key: str, value: object) -> object:
     if key == "gradient_checkpointing" and isinstance(value, str):
         return True  # axolotl's "unsloth" and "offload"
     if key == "packing_strategy":
-        return None  # it says nothing without packing
+        return None  # it has no effect without packing
     if key == "gpu_memory_limit" and isinstance(value, int):
         return f"{value}GB"
     if key == "save_steps" and isinstance(value, float) and value < 1:

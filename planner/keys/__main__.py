@@ -13,7 +13,7 @@ from the tables that the reader itself goes by (`planner/keys/`; `python -m plan
 
 - *is* a key of offmate: it means that key, which [jobs.md](jobs.md) describes;
 - *no effect*: it changes nothing of what is learned; why is said at submission, unless it is switched off;
-- *the planner's*: the planner decides what is where and what is recomputed; said likewise;
+- *the planner's*: the planner decides where tensors are and what is recomputed; said likewise;
 - *not there*: it asks for something that offmate does not do, and the job is refused in one line. Switched off (null,
   false, 0, "", "no", "none", an empty list) it may stay, as it may with a value in brackets;
 - *beside* a key: it belongs to that one, and says nothing without it.

@@ -107,7 +107,7 @@ LLAMA_FACTORY: Table = {key: meaning for key, meaning in TRANSFORMERS.items() if
             upcast_layernorm upcast_lmhead_output
         """,
         "the planner's block masks are exact": "block_diag_attn",
-        "it says nothing without mask_history": "preserve_thinking",
+        "it has no effect without mask_history": "preserve_thinking",
         SAYS_NOTHING: "compute_dtype device_map model_max_length ref_model ref_model_adapters",
     },
     planner="""

@@ -180,7 +180,7 @@ def check_adapter(job: Job) -> None:
         if _sorted(now) != _sorted(before)
     ]:
         raise UserError(
-            f"The adapter in {folder} is another than the job was submitted with.", code="adapter-changed",
+            f"The adapter in {folder} is not the one that the job was submitted with.", code="adapter-changed",
             exit_code=Exit.USAGE, numbers=tuple(changed), hint="submit the job again, or put the adapter back",
         )  # fmt: skip
 
@@ -213,9 +213,9 @@ def load_adapter(
     own = {name: weights.pop(name) for name in sorted(weights.keys() & (parameters.keys() - trained))}
     if other := [name for name, kept in own.items() if not torch.equal(kept.to(parameters[name]), parameters[name])]:
         raise UserError(
-            f"The adapter in {folder} comes with weights of the model that the model does not have.",
+            f"The adapter in {folder} brings weights that differ from the model's own.",
             code="adapter-not-usable", exit_code=Exit.USAGE, numbers=(f"{other[0]} is another than the model's",),
-            hint="save these into the folder of the model, and give that as model",
+            hint="save these weights into the folder of the model, and give that folder as model",
         )  # fmt: skip
     try:
         result: Any = set_peft_model_state_dict(adapted, weights)

@@ -102,7 +102,7 @@ def read_begun(file: Path) -> dict[str, Tensor]:
         return load_file(file)
     except (OSError, SafetensorError) as error:
         raise UserError(
-            "How the job's adapters began is not known any more, and so not what they add to the model.",
+            "The initial values of the job's adapters are lost, so what they add to the model is unknown.",
             code="beginning-gone", exit_code=Exit.USAGE, numbers=(f"{file}: {first_line(error)}",),
             hint="put the file back, or offmate rerun the job: it begins from the start",
         ) from error  # fmt: skip

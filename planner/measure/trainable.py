@@ -83,12 +83,12 @@ def _check_adapters_alone(model: nn.Module, job: Job) -> None:
 
 
 def check_patterns(told: Iterable[str], patterns: Iterable[str], names: Iterable[str]) -> None:
-    """Raise UserError where one of the `patterns` takes for ever to match these names of a model; `told`: what each is
+    """Raise UserError where one of the `patterns` takes too long to match these names of a model; `told`: what each is
     in the job."""
     known = dict(zip(patterns, told, strict=True))
     if (slow := too_slow(known, names)) is not None:
         raise UserError(
-            "A pattern takes for ever to match the names of this model.", code="pattern-too-slow",
+            "A pattern takes too long to match the names of this model.", code="pattern-too-slow",
             exit_code=Exit.USAGE, numbers=(known[slow],), hint=SIMPLER,
         )  # fmt: skip
 
@@ -97,7 +97,7 @@ def none_kept(model: nn.Module, layers: int) -> UserError:
     """What to say of `model`, the beginning of one of so many layers, where a job trains others of them."""
     kept = _layers_of(model)
     return UserError(
-        "None of the layers that this job trains is among the first ones, which are all that there is here.",
+        "--layers leaves out every layer that this job trains.",
         code="layers-left-out", exit_code=Exit.USAGE, numbers=(f"here {kept} of {counted(layers, 'layer')}",),
         hint=f"--layers {layers}, or at least as many as reach to one that is trained",
     )  # fmt: skip

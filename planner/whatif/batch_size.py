@@ -69,7 +69,7 @@ def hopeful(
     """
     if masked_of(job):
         raise UserError(
-            "Of a mixture that learns with its routers' loss the planner cannot decide the micro-batches.",
+            "The planner cannot choose the micro-batches of a mixture that trains with its router loss.",
             code="router-loss-per-slice", exit_code=Exit.USAGE,
             numbers=(f"train_batch_size: {job.train_batch_size}, in micro-batches of which each adds its own",),
             hint="give per_device_train_batch_size and gradient_accumulation_steps, or router_aux_loss_coef: 0",

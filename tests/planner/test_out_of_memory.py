@@ -67,7 +67,7 @@ def test_people_are_told_what_was_done_when_memory_ran_out_and_what_to_do() -> N
 def test_host_memory_that_cannot_be_registered_is_told_in_full() -> None:
     error = host_memory_not_registered(2**30, 3 * 2**30, RuntimeError("out of memory (2)"))
     assert str(error) == (
-        "The GPU cannot be given as much of the host's memory as the plan moves through it.\n"
+        "CUDA cannot register as much host memory as the plan needs.\n"
         "  3.0 GiB are registered with CUDA, 1.0 GiB more are refused: out of memory (2)\n"
         "  hint: give a smaller cpu_budget; WSL2 limits such memory: try a larger memory= in .wslconfig, "
         "or Linux itself   [host-memory-not-registered]"

@@ -26,7 +26,7 @@ def check_sides(job: Job, rows: Rows, border: RopeBorder | None) -> None:
         then = "beyond it, the rope (longrope) has other frequencies, and all of a micro-batch have the same"
         least = "; or per_device_train_batch_size: 1 with packing: false"
     raise UserError(
-        f"The model computes {what} by how long others in the micro-batch are.", code="rope-by-length",
+        f"The model computes {what} differently when others in the micro-batch are longer.", code="rope-by-length",
         exit_code=Exit.USAGE,
         numbers=(
             f"{int(beyond.sum())} of {len(beyond)} {what} are longer than {counted(border.tokens, 'token')}; {then}",

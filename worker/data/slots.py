@@ -34,7 +34,7 @@ class Slots:
         self._everything, self._thinks = everything, values.get("enable_thinking", True)
         if everything and template.ends_once:
             raise UserError(
-                f"The template {name} cannot have all learned.", code="template-prompts", exit_code=Exit.USAGE,
+                f"The template {name} cannot learn prompts.", code="template-prompts", exit_code=Exit.USAGE,
                 hint="leave train_on_prompt out; LLaMA-Factory refuses it, too",
             )  # fmt: skip
         if template.ends_once:

@@ -37,7 +37,7 @@ def prepared(folder: Path, what: str) -> Path:
         ) from error  # fmt: skip
     if kind is not None:
         raise UserError(
-            "What would be on disk would be in memory.", code="disk-is-memory", numbers=(f"{folder} is a {kind}",),
+            "This folder is in memory, not on a drive.", code="disk-is-memory", numbers=(f"{folder} is a {kind}",),
             hint="give a folder on a drive",
         )  # fmt: skip
     return folder.resolve()

@@ -146,7 +146,7 @@ def test_a_field_that_is_wrong_exits_with_2_and_its_path(shell: Shell) -> None:
         (["--model", "m", "--hardware", "rtx3060", "--set", "max_length"], "--set takes KEY=VALUE, not max_length."),
         ([*CHAIN[1:], "--set", "max_length=8"], "--set does not go with offmate plan --chain --hardware."),
         (["--model", "me/none", "--hardware", "rtx9"], "There is no hardware called rtx9."),
-        ([*CHAIN[1:], "--cpu-memory", "8GiB"], "--cpu-memory and --link change a machine known by its name."),
+        ([*CHAIN[1:], "--cpu-memory", "8GiB"], "--cpu-memory and --link are for machines given by name."),
         (["--model", "m", "--hardware", "hardware.json"], "Times of a model are estimated from a GPU's"),
         (
             ["--model", "me/none", "--hardware", "rtx3060", "--drive", "pcie4", "--set", "optim=adamw_8bit"],

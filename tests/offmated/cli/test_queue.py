@@ -105,12 +105,12 @@ def test_several_jobs_are_changed_at_once_and_one_that_cannot_be_keeps_no_other_
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--priority", "5000"], "--priority 5000 is no priority.\n"
+        (["--priority", "5000"], "--priority 5000 is not a priority.\n"
          "  hint: a whole number from -1000 to 1000; 0 where not given   [bad-priority]\n"),
-        (["--priority", "high"], "--priority high is no priority.\n"),
-        (["--begin", "soon"], "--begin soon is no time.\n"
+        (["--priority", "high"], "--priority high is not a priority.\n"),
+        (["--begin", "soon"], "--begin soon is not a time.\n"
          '  hint: write 23:00, "2026-12-24 18:00" or +2h30m   [bad-time]\n'),
-        (["--begin", "+99999999999d"], "--begin +99999999999d is no time.\n"),
+        (["--begin", "+99999999999d"], "--begin +99999999999d is not a time.\n"),
     ],
 )  # fmt: skip
 def test_an_option_that_is_none_is_told_as_all_errors_are(home: Served, words: list[str], said: str) -> None:

@@ -138,7 +138,7 @@ def test_a_failure_without_words_shows_the_end_of_the_log() -> None:
     assert verdict.error == {
         "what": "The trainer ended with exit code 1.",
         "numbers": ["KeyError: 'x'"],
-        "hint": "the job's log has the whole story",
+        "hint": "the job's log says more",
         "code": "trainer-failed",
         "exit_code": 1,
     }

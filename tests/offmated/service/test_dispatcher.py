@@ -186,7 +186,7 @@ def test_a_job_that_cannot_be_handled_fails_and_its_worker_has_the_next_one(
     desk.dispatcher.hand_out()
     row = desk.store.job(broken)
     assert (row.state, row.owner, (row.error or {})["code"]) == (JobState.FAILED, None, "job-not-handled")
-    assert (row.error or {})["hint"] == f"daemon.log has the whole story; offmate retry {broken} tries it again"
+    assert (row.error or {})["hint"] == f"daemon.log says more; offmate retry {broken} tries it again"
     assert desk.sent(GPU) == [other]
     assert desk.store.retry(broken, JobState.WAITING).state is JobState.WAITING
 

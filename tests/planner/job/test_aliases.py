@@ -139,4 +139,4 @@ def test_what_is_for_several_devices_is_told_as_such(folder: Path, file: str) ->
     data = "datasets: [{path: text.jsonl, type: completion}]\nlearning_rate: 1e-4\n"
     text = file + (data if "base_model" in file else "dataset: text.jsonl\n") + "ddp_timeout: 180000000\n"
     _, notes = Job.parse_with_notes(text, folder)
-    assert "not used: ddp_timeout (one device trains)" in notes
+    assert "not used: ddp_timeout (training uses one device)" in notes

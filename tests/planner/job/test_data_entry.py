@@ -161,7 +161,7 @@ def test_each_mistake_in_an_entry_is_told_at_its_own_line(folder: Path) -> None:
 
 def test_which_turns_are_learned_is_for_conversations(folder: Path) -> None:
     job = Job.parse(f"{AXOLOTL}datasets: [{{path: text.jsonl, roles_to_train: [user]}}]", folder)
-    with pytest.raises(UserError, match="its records are no conversations") as refused:
+    with pytest.raises(UserError, match="its records are not conversations") as refused:
         check_data(job)
     assert (refused.value.code, refused.value.numbers) == ("no-turns", ("they are read as text",))
 

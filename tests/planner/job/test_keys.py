@@ -95,7 +95,7 @@ def test_a_key_that_changes_nothing_is_accepted_and_said_once(key: str, folder: 
 def test_a_part_is_told_by_its_whole_and_says_nothing_without_it(key: str, folder: Path) -> None:
     whole = PARTS[key]
     _, notes = Job.parse_with_notes(BASE + f"{key}: 3\n", folder)
-    assert f"not used: {key} (it says nothing without {whole})" in notes
+    assert f"not used: {key} (it has no effect without {whole})" in notes
     if ANY.get(whole, Meaning(kind="unused", text="")).kind == "not there":
         with pytest.raises(UserError) as refused:
             Job.parse(BASE + f"{key}: 3\n{whole}: 3\n", folder)

@@ -63,16 +63,16 @@ def test_the_modules_of_lora_are_read_as_people_write_them(lines: str, targets: 
         ("lora_alpha: 0", "it must be a number above 0"),
         ("lora_target_modules: []", "it is []; it must be all-linear, or a list of modules' names"),
         ("lora_target_modules: '(q'", 'it is "(q", and that is no pattern'),
-        ("lora_target_modules: '(.*.*.*.*.*)*x'", 'it is "(.*.*.*.*.*)*x", which takes for ever to match'),
-        ("exclude_modules: '([a-z._0-9]+)*[A-Z]'", "which takes for ever to match: leave out repeats inside of"),
-        ("rank_pattern: {'(.*.*.*.*.*)*x': 2}", "which takes for ever to match"),
-        ("lora_modules_to_save: ['(.*.*.*.*.*)*x']", "which takes for ever to match"),
+        ("lora_target_modules: '(.*.*.*.*.*)*x'", 'it is "(.*.*.*.*.*)*x", which takes too long to match'),
+        ("exclude_modules: '([a-z._0-9]+)*[A-Z]'", "which takes too long to match: leave out repeats inside of"),
+        ("rank_pattern: {'(.*.*.*.*.*)*x': 2}", "which takes too long to match"),
+        ("lora_modules_to_save: ['(.*.*.*.*.*)*x']", "which takes too long to match"),
         ("lora_target_modules: [all, lm_head]", "all stands alone; all-linear may have other names beside it"),
         ("lora_target_modules: [peft-default, lm_head]", "peft-default stands alone"),
         ("lora_target_modules: 3", "it is 3; it must be all-linear, peft-default, a list of modules' names, or"),
         ("loraplus_lr_ratio: 16\noptim: muon", "optim is muon, under which all weights have learning_rate"),
         ("loraplus_lr_ratio: 16\nembedding_lr: 1e-4", "embedding_lr is given too, and both say at which rate some"),
-        ("loraplus_lr_embedding: 1e-4", "it says nothing without loraplus_lr_ratio: give that too"),
+        ("loraplus_lr_embedding: 1e-4", "it has no effect without loraplus_lr_ratio: give that too"),
         ("embedding_lr_scale: -1", "it must be a number above 0, or null"),
         ("init_lora_weights: corda", "it must be true, false, gaussian, orthogonal, pissa, pissa_niter_N"),
         ("init_lora_weights: pissa_niter_0", "it must be true, false, gaussian, orthogonal, pissa, pissa_niter_N"),
@@ -128,7 +128,7 @@ def test_rates_of_loraplus_in_files_of_llama_factory_are_told_where_they_mean_so
     text = "model_name_or_path: trained\ndataset: text.jsonl\ncutoff_len: 64\nloraplus_lr_embedding: 1.0e-4\n"
     job, notes = Job.parse_with_notes(text, lora_folder)
     assert job.loraplus_lr_embedding == 1e-6
-    assert "not used: loraplus_lr_embedding (it says nothing without loraplus_lr_ratio)" in notes
+    assert "not used: loraplus_lr_embedding (it has no effect without loraplus_lr_ratio)" in notes
     for targets, told in (("all", False), ("q_proj,embed_tokens", True)):
         lines = f"loraplus_lr_ratio: 16\nlora_target: {targets}\n"
         job, notes = Job.parse_with_notes(text + lines, lora_folder)

@@ -204,10 +204,10 @@ def test_a_missing_file_is_named(text: str, words: str, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "code", "words"),
     [
-        ("", "bad-yaml", "is no mapping of keys to values"),
-        ("- a\n- b", "bad-yaml", "is no mapping of keys to values"),
-        ("just words", "bad-yaml", "is no mapping of keys to values"),
-        ("1: 2", "bad-yaml", "is no mapping of keys to values"),
+        ("", "bad-yaml", "is not a mapping of keys to values"),
+        ("- a\n- b", "bad-yaml", "is not a mapping of keys to values"),
+        ("just words", "bad-yaml", "is not a mapping of keys to values"),
+        ("1: 2", "bad-yaml", "is not a mapping of keys to values"),
         ("model: [", "bad-yaml", "(line 1)"),
         ("model: a\npacking true\nseed: 3\n", "bad-yaml", "could not find expected ':' (line 2)"),
         ("model: a\nseed: 3\npacking true\n\n# c\n", "bad-yaml", "could not find expected ':' (line 3)"),

@@ -171,19 +171,19 @@ def test_what_is_asked_for_is_what_the_job_has(tool: str, lines: str, means: dic
             "in this file of TRL's: as nothing is evaluated, all rows are trained on, and there those of val_size are"
             " not",
         ),
-        ("LLaMA-Factory", "create_new_adapter: true", "not used: create_new_adapter (it says nothing without "
+        ("LLaMA-Factory", "create_new_adapter: true", "not used: create_new_adapter (it has no effect without "
          "adapter_name_or_path)"),
         (
             "LLaMA-Factory", "finetuning_type: full\nlora_rank: 8\nlora_target: all",
-            "not used: lora_rank, lora_target (it says nothing without method: lora)",
+            "not used: lora_rank, lora_target (it has no effect without method: lora)",
         ),
         (
             "axolotl", "loraplus_lr_ratio: 16\npeft_init_lora_weights: gaussian",
-            "not used: peft_init_lora_weights, loraplus_lr_ratio (it says nothing without method: lora)",
+            "not used: peft_init_lora_weights, loraplus_lr_ratio (it has no effect without method: lora)",
         ),
         (
             "TRL", "lora_r: 8\nuse_dora: true\nlora_dropout: 0",
-            "not used: lora_r, use_dora (it says nothing without method: lora)",
+            "not used: lora_r, use_dora (it has no effect without method: lora)",
         ),
     ],
 )  # fmt: skip

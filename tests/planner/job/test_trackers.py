@@ -43,7 +43,7 @@ def test_who_is_not_told_is_said(folder: Path) -> None:
     _, notes = Job.parse_with_notes(BASE + lines, folder)
     assert "not used: report_to: swanlab (figures go to tensorboard, wandb, trackio and mlflow; metrics.jsonl has all "\
         "of them)" in notes  # fmt: skip
-    assert "not used: mlflow_tracking_uri (it says nothing without report_to: mlflow)" in notes
+    assert "not used: mlflow_tracking_uri (it has no effect without report_to: mlflow)" in notes
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def test_freezing_of_llama_factory_is_read(lines: str, layers: int, patterns: tu
     _, notes = Job.parse_with_notes(
         LLAMA_FACTORY.replace("freeze", "full") + "freeze_trainable_layers: 3\n", folder
     )
-    assert "not used: freeze_trainable_layers (it says nothing without finetuning_type: freeze)" in notes
+    assert "not used: freeze_trainable_layers (it has no effect without finetuning_type: freeze)" in notes
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_freezing_of_llama_factory_is_read(lines: str, layers: int, patterns: tu
     [
         (OURS + "trainable: [3]", "it must be a list of patterns of parameters' names"),
         (OURS + "trainable: ['a(']", '"a(" is no pattern'),
-        (OURS + "trainable: ['(.*.*.*.*.*)*x']", '"(.*.*.*.*.*)*x" takes for ever to match: leave out repeats'),
+        (OURS + "trainable: ['(.*.*.*.*.*)*x']", '"(.*.*.*.*.*)*x" takes too long to match: leave out repeats'),
         (OURS + "trainable: ['a.{layers}']", "{layers} in a pattern and trainable_layers belong together"),
         (OURS + "trainable: [a]\ntrainable_layers: 1", "{layers} in a pattern and trainable_layers belong together"),
         (OURS + "trainable_layers: 1.5", "it must be a whole number of layers"),

@@ -72,9 +72,9 @@ def test_evaluation_and_texts_are_those_of_the_plain_model_with_the_weights_of_n
 def test_an_empty_prompt_is_refused_by_its_number() -> None:
     model = model_of()
     engine = engine_of(model, optimizer_of(model), batch_of())
-    with pytest.raises(UserError, match=r"(?s)nothing to write on from.*prompt 1 of 2 has no token.*empty-prompt"):
+    with pytest.raises(UserError, match=r"(?s)There is no text to continue.*prompt 1 of 2 has no token.*empty-prompt"):
         engine.generate([[5, 6], []], new_tokens=2)
-    with pytest.raises(UserError, match="nothing to write on from"):
+    with pytest.raises(UserError, match="There is no text to continue"):
         engine.generate([], new_tokens=2)
     engine.close()
 

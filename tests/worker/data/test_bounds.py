@@ -56,7 +56,8 @@ def refusal(template: str) -> UserError:
 @pytest.mark.parametrize("template", TIME.values(), ids=TIME)
 def test_a_template_that_computes_for_ever_is_stopped(template: str) -> None:
     assert str(refusal(template)) == (
-        "The chat template takes too much to render a conversation.\n  more than 500.0 ms of the processor's time\n"
+        "The chat template takes too much time or memory to render a conversation.\n"
+        "  more than 500.0 ms of the processor's time\n"
         "  hint: give another chat_template   [chat-template-too-much]"
     )
 

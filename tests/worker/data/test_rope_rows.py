@@ -94,7 +94,7 @@ def test_rows_or_documents_on_both_sides_together_are_refused(keys: dict[str, An
     with pytest.raises(UserError) as refused:
         batches(tmp_path, [39, 41, 12, 180], **{"per_device_train_batch_size": 1, **keys})
     assert (refused.value.code, refused.value.what) == (
-        "rope-by-length", f"The model computes {what} by how long others in the micro-batch are."
+        "rope-by-length", f"The model computes {what} differently when others in the micro-batch are longer."
     )  # fmt: skip
     assert f"2 of 4 {what} are longer than 40 tokens" in refused.value.numbers[0]
     assert "per_device_train_batch_size: 1 with packing: false" in str(refused.value)

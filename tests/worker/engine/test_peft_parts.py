@@ -128,7 +128,7 @@ def test_a_run_reads_its_beginning_once_and_is_not_gone_on_with_where_it_is_gone
     assert not run_job(run, _After(run, 2))
     assert read == [run.begun], "of a large model it is large"
     run.begun.unlink()
-    with pytest.raises(UserError, match="began is not known any more") as refused:
+    with pytest.raises(UserError, match="initial values of the job's adapters are lost") as refused:
         run_job(run, StopRequest())
     assert refused.value.code == "beginning-gone"
 
