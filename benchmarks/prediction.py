@@ -34,8 +34,8 @@ from planner.greedy.streaming import profile, resident, streamed
 from planner.job.schema import Job
 from planner.machine.hardware import Hardware
 from planner.measure.analysis import analyse, measure_times
-from planner.measure.hf_model import model_config, working_dtype
 from planner.measure.machine_rates import measure_hardware
+from planner.models.hf_model import model_config, working_dtype
 from planner.optimizers.adamw import AdamWGroup
 from planner.schedule.chain import Chain
 from planner.schedule.compile import compile_program

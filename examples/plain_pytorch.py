@@ -21,7 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from offmated.cli.output import table
 from planner.cpu.meter import Meter
 from planner.job.schema import Job
-from planner.measure.tokenizer import load_tokenizer
+from planner.models.tokenizer import load_tokenizer
 from planner.units import format_bytes, format_bytes_down, format_seconds
 from worker.training.metrics import read_metrics
 

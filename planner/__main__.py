@@ -95,7 +95,7 @@ def _answer(options: argparse.Namespace, run: RunFolder | None) -> Answer:
 
 def _check_room(job: Job, plan: Plan, chain: Chain, run: RunFolder) -> None:
     """Raise UserError where the disks have no room for what the job will write: hours before it does."""
-    from planner.measure.written import written_dtype
+    from planner.models.written import written_dtype
 
     tensors = (*chain.tensors(), *chain.frame_tensors)
     elements = sum(tensor.elements for tensor in tensors if tensor.trainable or job.method == "full")

@@ -52,7 +52,7 @@ MOST = 64
 _MOST_S = 20.0  # where conversations are long
 _TOLD = (
     "worker.data.chat", "worker.data.turns", "worker.data.formats", "worker.data.slots", "planner.job.broken_rows",
-    "planner.measure.peft_lora", "worker.data.batches", "worker.first_records",
+    "planner.models.peft_lora", "worker.data.batches", "worker.first_records",
 )  # fmt: skip
 """Who warns of what is told."""
 
@@ -152,8 +152,8 @@ class _Look:
     def _at_records(self) -> None:
         job, before = self._job, list(self._wrong.found)
         with lasting_imports():
-            from planner.measure.hf_model import pairs_of
-            from planner.measure.tokenizer import load_tokenizer
+            from planner.models.hf_model import pairs_of
+            from planner.models.tokenizer import load_tokenizer
             from worker.data.ends import taught_ends
             from worker.training.ends import Ends, ends_of_files
 
@@ -179,8 +179,8 @@ class _Look:
     def _at_model(self) -> None:
         job = self._job
         with lasting_imports():
-            from planner.measure.hf_model import skeleton_model
-            from planner.measure.written import said_of_dtype
+            from planner.models.hf_model import skeleton_model
+            from planner.models.written import said_of_dtype
 
         before = len(self._wrong.found)
         # For a moment there is memory for each of the weights, one after another.

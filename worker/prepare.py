@@ -59,9 +59,9 @@ def _prepare(folder: RunFolder) -> Exit:
 
 def _counted(job: Job, folder: RunFolder | None) -> Counted:
     with lasting_imports():
-        from planner.measure.hf_model import pairs_of
-        from planner.measure.rope import rope_border
-        from planner.measure.tokenizer import load_tokenizer
+        from planner.models.hf_model import pairs_of
+        from planner.models.rope import rope_border
+        from planner.models.tokenizer import load_tokenizer
         from worker.data.batches import Batches
 
     if not job.is_split and job.train_batch_size is not None:

@@ -27,7 +27,7 @@ from planner.job.at_hand import why_not_at_hand
 from planner.job.broken_rows import BrokenRecordsError
 from planner.job.data_check import check_data
 from planner.job.schema import Job
-from planner.measure.rope import rope_border
+from planner.models.rope import rope_border
 from planner.run.ending import exit_code_of, leaving_on_signals
 from planner.run.plain_streams import speak_plainly
 from planner.units import counted, format_seconds, printable
@@ -68,9 +68,9 @@ def _preview(options: argparse.Namespace) -> Exit:
     with lasting_imports():
         from transformers.utils import logging as transformers_logging
 
-        from planner.measure.hf_model import pairs_of
-        from planner.measure.tokenizer import load_tokenizer
-        from planner.measure.written import said_of_dtype
+        from planner.models.hf_model import pairs_of
+        from planner.models.tokenizer import load_tokenizer
+        from planner.models.written import said_of_dtype
         from worker.data.batches import Batches
         from worker.training.ends import Ends, ends_of_files
 

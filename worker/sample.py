@@ -79,8 +79,8 @@ def answers(
         import torch
         from transformers.utils import logging as transformers_logging
 
-        from planner.measure.peft_lora import load_adapter
-        from planner.measure.tokenizer import load_tokenizer
+        from planner.models.peft_lora import load_adapter
+        from planner.models.tokenizer import load_tokenizer
         from worker.engine.engine import Engine
         from worker.runtime.arena import take_over
         from worker.training.ends import take_ends

@@ -19,8 +19,8 @@ from planner.errors import UserError
 from planner.job.schema import Job
 from planner.machine.hardware import Hardware
 from planner.machine.presets import CARDS, needed_cpu_memory, usable_gpu_bytes
-from planner.measure.hf_model import beyond_positions, masked_of, working_dtype
-from planner.measure.written import said_of_dtype
+from planner.models.hf_model import beyond_positions, masked_of, working_dtype
+from planner.models.written import said_of_dtype
 from planner.picture.files import NO_PICTURES, Pictures
 from planner.reports.make_receipt import LAUNCHING, no_fit, receipt
 from planner.reports.receipt import Asked, Receipt

@@ -27,12 +27,12 @@ from planner.machine.memory import check_budgets
 from planner.measure.analysis import Analysis, analyse, estimate_times, measure_times
 from planner.measure.choose_compiled import why_off
 from planner.measure.drive import expected_shares, with_own_drive, with_rates
-from planner.measure.files_of_weights import model_read_rate, why_not_in_files
-from planner.measure.hf_model import beyond_positions, working_dtype
 from planner.measure.machine_rates import measure_hardware
 from planner.measure.repeatable import Kernels, kernels_in_force
 from planner.measure.target import find_target
 from planner.measure.times import Times
+from planner.models.files_of_weights import model_read_rate, why_not_in_files
+from planner.models.hf_model import beyond_positions, working_dtype
 from planner.optimizers.table import ADAMW, OPTIMIZERS
 from planner.schedule.activation_turns import stored_activations
 from planner.schedule.chain import Chain

@@ -36,8 +36,6 @@ from planner.measure.frame_bytes import FrameBytes, measure_frame, trace_blocks
 from planner.measure.frame_lifetimes import block_lifetimes, frame_lifetimes, one_layout_a_kind
 from planner.measure.gpu_card import scalar_bytes, staged_bytes, workspace_bytes
 from planner.measure.head_time import rehearsal
-from planner.measure.hf_model import sample_batch, skeleton_model
-from planner.measure.isolation import check_isolation
 from planner.measure.tensors import buffer_bytes, describe
 from planner.measure.times import (
     CompiledBytes,
@@ -50,8 +48,10 @@ from planner.measure.times import (
     measure_rest,
     sums,
 )
-from planner.measure.trainer_options import check_trainer_options
 from planner.measure.updates import estimate_updates, measure_updates, untimed_updates
+from planner.models.hf_model import sample_batch, skeleton_model
+from planner.models.isolation import check_isolation
+from planner.models.trainer_options import check_trainer_options
 from planner.optimizers.table import NONE, OPTIMIZERS, AnyOptimizer
 from planner.schedule.chain import Block, Chain, Lifetimes, Option, Tensor, slice_size
 

@@ -14,8 +14,8 @@ from transformers import GenerationMixin
 from planner.cpu.meter import Meter
 from planner.graph import BlockNames, EagerPair, flatten_call, mappings_of
 from planner.graph.fake import FAKE_TYPES, FakeMode, fake_weights
-from planner.measure.encoder_decoder import has_pairs
 from planner.measure.frame_bytes import frame_alone
+from planner.models.encoder_decoder import has_pairs
 from planner.schedule.forward_program import ForwardBytes
 
 

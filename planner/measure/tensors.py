@@ -14,7 +14,7 @@ from planner.schedule.chain import Tensor
 def describe(
     name: str, p: nn.Parameter, *, trained: bool, tied: bool = False, optimizers: Mapping[str, AnyOptimizer] = NONE
 ) -> Tensor:
-    """The parameter `p` called `name`; a packed one (`planner.measure.quantized`) has as many elements as it `holds`.
+    """The parameter `p` called `name`; a packed one (`planner.models.quantized`) has as many elements as it `holds`.
     Where the working copy is narrower than fp32, the optimizer has a master beside its moments. `optimizers`: of
     parameters that AdamW does not train."""
     count, size = p.numel(), p.element_size()

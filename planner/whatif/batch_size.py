@@ -21,8 +21,8 @@ from planner.job.schema import Job
 from planner.machine.hardware import Hardware
 from planner.measure.analysis import Analysis, analyse, estimate_times
 from planner.measure.drive import with_drive
-from planner.measure.files_of_weights import why_not_in_files
-from planner.measure.hf_model import masked_of
+from planner.models.files_of_weights import why_not_in_files
+from planner.models.hf_model import masked_of
 from planner.schedule.chain import Block, Chain
 from planner.search.from_disk import with_disk
 from planner.search.make_plan import GAP

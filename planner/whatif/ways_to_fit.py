@@ -15,8 +15,8 @@ from planner.job.schema import Job
 from planner.machine.hardware import Hardware
 from planner.measure.analysis import analyse, estimate_times
 from planner.measure.drive import with_drive
-from planner.measure.files_of_weights import why_not_in_files
-from planner.measure.hf_model import masked_of
+from planner.models.files_of_weights import why_not_in_files
+from planner.models.hf_model import masked_of
 from planner.optimizers.adamw_8bit import AdamW8bit
 from planner.optimizers.table import OPTIMIZERS
 from planner.search.from_disk import with_disk

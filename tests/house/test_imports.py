@@ -34,36 +34,39 @@ MAY_IMPORT = {
         "planner.arrange", "planner.ilp", "planner.greedy", "planner.candidate", "planner.schedule", "planner.machine",
     ),
     "planner.graph": ("planner.cpu",),
+    "planner.models": ("planner.graph", "planner.cpu", "planner.job"),
     "planner.measure": (
-        "planner.optimizers", "planner.graph", "planner.cpu", "planner.job", "planner.schedule", "planner.machine",
+        "planner.models", "planner.optimizers", "planner.graph", "planner.cpu", "planner.job", "planner.schedule",
+        "planner.machine",
     ),
     "planner.cache": ("planner.optimizers", "planner.schedule", "planner.machine"),
     "planner.reports": ("planner.schedule", "planner.machine"),
     "planner.picture": ("planner.reports", "planner.schedule", "planner.machine"),
     "planner.whatif": (
-        "planner.optimizers",
+        "planner.models", "planner.optimizers",
         "planner.search", "planner.candidate", "planner.measure", "planner.reports", "planner.job", "planner.schedule",
         "planner.machine", "planner.run",
     ),
     "planner.commands": (
-        "planner.optimizers",
+        "planner.models", "planner.optimizers",
         "planner.whatif", "planner.search", "planner.arrange", "planner.candidate", "planner.measure", "planner.cache",
         "planner.picture", "planner.reports", "planner.job", "planner.schedule", "planner.machine",
     ),
     "worker": (),
     "worker.runtime": ("planner.optimizers", "planner.schedule", "planner.cpu"),
     "worker.engine": (
-        "worker.runtime", "planner.optimizers", "planner.schedule", "planner.cpu", "planner.graph", "planner.measure",
+        "worker.runtime", "planner.models", "planner.optimizers", "planner.schedule", "planner.cpu", "planner.graph",
+        "planner.measure",
     ),
     "worker.data": ("planner.job",),
     "worker.storage": ("planner.job", "planner.schedule", "planner.machine", "planner.cpu"),
     "worker.training": (
-        "planner.optimizers",
+        "planner.models", "planner.optimizers",
         "worker.engine", "worker.runtime", "worker.data", "worker.storage", "planner.measure", "planner.graph",
         "planner.job", "planner.run", "planner.schedule", "planner.machine",
     ),
     "worker.certify": (
-        "planner.optimizers",
+        "planner.models", "planner.optimizers",
         "worker.engine", "worker.runtime", "worker.data", "worker.storage", "worker.training", "planner.commands",
         "planner.cpu", "planner.search", "planner.cache", "planner.measure", "planner.reports", "planner.job",
         "planner.run", "planner.schedule", "planner.machine",
@@ -246,7 +249,7 @@ def test_the_command_line_loads_nothing_heavy() -> None:
 def test_looking_at_a_model_and_its_data_loads_no_tracer() -> None:
     """Which takes as long as all else, for what a person waits for at each submission."""
     needed = (
-        "planner.measure.hf_model, planner.measure.tokenizer, worker.data.batches, worker.data.documents, "
+        "planner.models.hf_model, planner.models.tokenizer, worker.data.batches, worker.data.documents, "
         "worker.training.ends"
     )
     assert loaded_by(f"import {needed}\nassert 'torch._dynamo' not in sys.modules").isdisjoint({"peft", "sympy"})

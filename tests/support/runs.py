@@ -10,8 +10,8 @@ import torch
 from planner.codec import to_json
 from planner.cpu.adamw import cpu_kernel
 from planner.job.schema import Job
-from planner.measure.hf_model import sample_batch
 from planner.measure.machine_rates import estimate_hardware
+from planner.models.hf_model import sample_batch
 from planner.run.folder import RunFolder
 from planner.schedule.chain import Chain
 from tests.support.engine_plans import chain_of, mixed_plan

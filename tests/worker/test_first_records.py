@@ -13,8 +13,8 @@ from planner.errors import Exit, UserError
 from planner.job.data_check import check_data, is_rendered
 from planner.job.data_entry import DataEntry
 from planner.job.schema import Job
-from planner.measure.hf_model import model_config
-from planner.measure.tokenizer import load_tokenizer
+from planner.models.hf_model import model_config
+from planner.models.tokenizer import load_tokenizer
 from planner.run.folder import RunFolder
 from tests.support.texts import CHATML, byte_tokenizer, make_job, tiny_llama_folder, write_jsonl
 from worker.data.batches import Batches

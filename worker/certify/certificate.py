@@ -10,8 +10,8 @@ import torch
 from planner.errors import Exit, UserError
 from planner.job.schema import Job
 from planner.measure.analysis import analyse
-from planner.measure.hf_model import pairs_of, working_dtype
 from planner.measure.repeatable import Kernels
+from planner.models.hf_model import pairs_of, working_dtype
 from planner.reports.certificate import Certificate
 from planner.schedule.chain import Chain
 from planner.schedule.compile import OpKind, compile_program

@@ -15,10 +15,10 @@ from planner.commands.plan_job import plan_job
 from planner.job.base import check_base
 from planner.job.schema import Job
 from planner.machine.hardware import Hardware
-from planner.measure.hf_model import masked_of, pairs_of
 from planner.measure.repeatable import kernels_in_force
-from planner.measure.rope import rope_border
-from planner.measure.tokenizer import load_tokenizer
+from planner.models.hf_model import masked_of, pairs_of
+from planner.models.rope import rope_border
+from planner.models.tokenizer import load_tokenizer
 from planner.run.folder import RunFolder
 from planner.schedule.chain import Chain
 from planner.schedule.plan import Plan

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutput
 
-from planner.measure.encoder_decoder import has_pairs
 from planner.measure.forward_bytes import generator, quiet
+from planner.models.encoder_decoder import has_pairs
 from worker.runtime.machine import Machine, RandomState
 
 RunPass = Callable[[Callable[[int], None], list[RandomState]], None]

@@ -19,8 +19,8 @@ from transformers.utils import GENERATION_CONFIG_NAME
 
 from planner.job.pins import revision_of
 from planner.job.schema import Job
-from planner.measure.encoder_decoder import has_pairs
-from planner.measure.hf_model import model_config
+from planner.models.encoder_decoder import has_pairs
+from planner.models.hf_model import model_config
 from worker.data.batches import Batches
 from worker.training.model import tell_special_tokens
 

@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import get_scheduler
 
 from planner.job.schema import Job
-from planner.measure.rates import embedding_names, loraplus_names
+from planner.models.learning_rates import embedding_names, loraplus_names
 from planner.optimizers.adamw import AdamWGroup
 from planner.optimizers.base import Group
 from planner.optimizers.table import OPTIMIZERS

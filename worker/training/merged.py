@@ -30,11 +30,11 @@ from planner.job.base import TOKENIZER
 from planner.job.room import FILES_BYTES
 from planner.job.schema import Job
 from planner.machine.memory import free_ram_bytes
-from planner.measure.files_of_weights import entries_of
-from planner.measure.hf_model import model_config, skeleton_model
-from planner.measure.peft_lora import load_adapter, plain_name
-from planner.measure.quantized import unpacks
-from planner.measure.written import published_dtype
+from planner.models.files_of_weights import entries_of
+from planner.models.hf_model import model_config, skeleton_model
+from planner.models.peft_lora import load_adapter, plain_name
+from planner.models.quantized import unpacks
+from planner.models.written import published_dtype
 from planner.units import counted, format_bytes
 from worker.training.base_files import ANOTHER_FORM, BESIDE, base_folder, is_sharded, not_mergeable, weight_files
 from worker.training.ends import align_config

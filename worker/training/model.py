@@ -20,23 +20,23 @@ from planner.job.lora import has_no_weights
 from planner.job.pins import revision_of
 from planner.job.schema import Job
 from planner.job.weights import check_weights
-from planner.measure.encoder_decoder import is_encoder_decoder
-from planner.measure.hf_model import (
+from planner.models.encoder_decoder import is_encoder_decoder
+from planner.models.hf_model import (
     build_model,
     model_class,
     model_config,
     without_weights,
     working_dtype,
 )
-from planner.measure.hf_names import own_code
-from planner.measure.packed_experts import experts_packed_as_read
-from planner.measure.peft_lora import check_adapter, load_adapter, with_adapters
-from planner.measure.peft_parts import beginnings, read_begun, write_begun
-from planner.measure.quantized import as_unpacked, loading_options, parameters_of, unpacks
-from planner.measure.tokenizer import with_rows_for_tokens
-from planner.measure.trainable import freeze_others
-from planner.measure.trainer_options import set_trainer_options
-from planner.measure.written import said_of_dtype
+from planner.models.hf_names import own_code
+from planner.models.packed_experts import experts_packed_as_read
+from planner.models.peft_lora import check_adapter, load_adapter, with_adapters
+from planner.models.peft_parts import beginnings, read_begun, write_begun
+from planner.models.quantized import as_unpacked, loading_options, parameters_of, unpacks
+from planner.models.tokenizer import with_rows_for_tokens
+from planner.models.trainable import freeze_others
+from planner.models.trainer_options import set_trainer_options
+from planner.models.written import said_of_dtype
 from planner.units import counted
 
 log = logging.getLogger(__name__)

@@ -23,13 +23,13 @@ from planner.job.output_dir import Place
 from planner.job.room import check_room, checkpoint_bytes
 from planner.job.schema import Job
 from planner.machine.hardware import Hardware
-from planner.measure.encoder_decoder import has_pairs
-from planner.measure.hf_model import masked_of, pairs_of
-from planner.measure.peft_parts import as_published
-from planner.measure.quantized import other_on_cuda
-from planner.measure.rope import rope_border
-from planner.measure.tokenizer import load_tokenizer
-from planner.measure.written import written_dtype
+from planner.models.encoder_decoder import has_pairs
+from planner.models.hf_model import masked_of, pairs_of
+from planner.models.peft_parts import as_published
+from planner.models.quantized import other_on_cuda
+from planner.models.rope import rope_border
+from planner.models.tokenizer import load_tokenizer
+from planner.models.written import written_dtype
 from planner.optimizers.base import shares
 from planner.out_of_memory import told_to_people
 from planner.run.folder import RunFolder

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from planner.errors import Exit, UserError
 from planner.job.schema import Job
 from planner.job.source import shown
-from planner.measure.encoder_decoder import has_pairs
+from planner.models.encoder_decoder import has_pairs
 from worker.data.chat import ChatTemplate
 from worker.training.ends import ends_of_model
 from worker.training.model import check_vocabulary

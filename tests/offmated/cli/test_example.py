@@ -21,7 +21,7 @@ from planner.job.schema import Job
 from planner.measure.analysis import analyse, estimate_times
 from planner.measure.gpu_card import workspace_bytes
 from planner.measure.machine_rates import estimate_hardware
-from planner.measure.tokenizer import load_tokenizer
+from planner.models.tokenizer import load_tokenizer
 from planner.run.folder import RunFolder
 from planner.search.problem import Problem
 from tests import ROOT

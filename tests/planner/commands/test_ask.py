@@ -26,8 +26,8 @@ from planner.errors import UserError
 from planner.job.lora import DEFAULTS
 from planner.job.schema import Job
 from planner.machine.presets import preset, with_drives
-from planner.measure.hf_model import beyond_positions
-from planner.measure.written import said_of_dtype
+from planner.models.hf_model import beyond_positions
+from planner.models.written import said_of_dtype
 from planner.reports.make_receipt import LAUNCHING
 from planner.reports.receipt import Prospect, Receipt
 from planner.search.make_plan import GAP

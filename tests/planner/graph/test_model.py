@@ -5,7 +5,7 @@ import torch
 
 from planner.errors import UserError
 from planner.job.schema import Job
-from planner.measure.hf_model import build_model, model_config, sample_batch, skeleton_model
+from planner.models.hf_model import build_model, model_config, sample_batch, skeleton_model
 from tests.support.tiny_models import NAMES, config_of
 
 

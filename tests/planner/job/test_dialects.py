@@ -13,7 +13,7 @@ from planner.job.axolotl_templates import TEMPLATES
 from planner.job.imported import imported
 from planner.job.schema import Job
 from planner.job.templates import named_template
-from planner.measure.tokenizer import load_tokenizer
+from planner.models.tokenizer import load_tokenizer
 from tests.support.texts import tiny_llama_folder, write_jsonl
 
 AXOLOTL = "base_model: model\ndatasets: [{path: text.jsonl, type: alpaca}]\nlearning_rate: 0.0002\n"

@@ -9,7 +9,7 @@ import pytest
 from planner.errors import UserError
 from planner.job.imported import imported
 from planner.job.schema import Job
-from planner.measure.tokenizer import load_tokenizer
+from planner.models.tokenizer import load_tokenizer
 from tests.support.texts import tiny_llama_folder, write_jsonl
 from worker.data.batches import Batches
 

@@ -15,7 +15,7 @@ import yaml
 from planner.job.data_entry import DataEntry
 from planner.job.pins import pin, pinned, told
 from planner.job.schema import Job
-from planner.measure.tokenizer import load_tokenizer
+from planner.models.tokenizer import load_tokenizer
 from planner.run.folder import RunFolder
 from tests.support.texts import make_job, tiny_llama_folder, write_jsonl
 

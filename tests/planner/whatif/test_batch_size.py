@@ -19,8 +19,8 @@ from planner.errors import Exit, UserError
 from planner.job.schema import Job
 from planner.machine.hardware import Hardware
 from planner.measure.analysis import analyse, estimate_times
-from planner.measure.hf_model import skeleton_model
 from planner.measure.machine_rates import estimate_hardware
+from planner.models.hf_model import skeleton_model
 from planner.run.folder import RunFolder
 from planner.schedule.chain import Chain
 from planner.schedule.plan import Plan

@@ -21,8 +21,8 @@ from offmated.cli.certify import _view
 from planner.codec import from_json, to_json
 from planner.errors import Exit, UserError
 from planner.job.schema import Job
-from planner.measure.hf_model import sample_batch, skeleton_model
 from planner.measure.repeatable import Kernels, kernels_in_force
+from planner.models.hf_model import sample_batch, skeleton_model
 from planner.optimizers import adamw
 from planner.optimizers.muon import Muon
 from planner.optimizers.table import NONE

@@ -11,7 +11,7 @@ import torch
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from planner.errors import UserError
-from planner.measure.hf_model import sample_batch
+from planner.models.hf_model import sample_batch
 from tests.support.texts import byte_tokenizer, make_job, sentences, tiny_llama_folder, write_jsonl
 from tests.support.tiny_models import make_model
 from worker.data.batches import Batches

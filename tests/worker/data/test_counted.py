@@ -10,7 +10,7 @@ import torch
 
 from planner.job.rope_border import RopeBorder
 from planner.job.schema import Job
-from planner.measure.hf_model import sample_batch
+from planner.models.hf_model import sample_batch
 from planner.run.folder import RunFolder
 from tests.support.texts import byte_tokenizer, make_job, tiny_llama_folder, write_jsonl
 from worker.data.batches import Batches

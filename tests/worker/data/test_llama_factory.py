@@ -16,7 +16,7 @@ from planner.errors import UserError
 from planner.job.data_check import check_data
 from planner.job.schema import Job
 from planner.job.slot_rows import Conversation, LeftOut, Turn, read
-from planner.measure.tokenizer import load_tokenizer
+from planner.models.tokenizer import load_tokenizer
 from tests.support.texts import write_jsonl
 from worker.data.batches import Batches
 from worker.data.corpus import Corpus

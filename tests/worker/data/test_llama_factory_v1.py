@@ -21,7 +21,7 @@ from planner.errors import UserError
 from planner.job.data_check import check_data
 from planner.job.schema import Job
 from planner.job.templates import named_template
-from planner.measure.tokenizer import load_tokenizer
+from planner.models.tokenizer import load_tokenizer
 from tests.support.plain_engine import PlainEngine
 from tests.worker.data.test_llama_factory import model
 from worker.data.batches import Batches

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from planner.errors import UserError
 from planner.job.rope_border import RopeBorder
-from planner.measure.rope import border_of
+from planner.models.rope import border_of
 from tests.support.texts import byte_tokenizer, make_job, tiny_llama_folder, write_jsonl
 from worker.data.batches import Batches
 

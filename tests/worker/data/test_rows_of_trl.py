@@ -15,7 +15,7 @@ from trl import SFTConfig, SFTTrainer
 from planner.errors import UserError
 from planner.job.data_check import check_data
 from planner.job.schema import Job
-from planner.measure.tokenizer import load_tokenizer
+from planner.models.tokenizer import load_tokenizer
 from tests.support.texts import byte_tokenizer, tiny_llama_folder, write_jsonl
 from tests.support.tiny_models import make_model
 from tests.worker.data.test_chat import FOLDER

@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from planner.errors import UserError
 from planner.job.schema import Job
-from planner.measure.hf_model import skeleton_model
-from planner.measure.tokenizer import load_tokenizer
+from planner.models.hf_model import skeleton_model
+from planner.models.tokenizer import load_tokenizer
 from tests.support.lora_jobs import engine_of, finished_run, lora_job, plain_steps, plan_of
 from tests.support.texts import write_jsonl
 from worker.data.batches import Batches

@@ -19,7 +19,7 @@ from planner.errors import UserError
 from planner.job.frozen import freeze
 from planner.job.schema import Job
 from planner.measure.machine_rates import estimate_hardware
-from planner.measure.peft_lora import plain_name
+from planner.models.peft_lora import plain_name
 from planner.run.folder import RunFolder
 from planner.schedule.compile import OpKind, compile_program
 from planner.schedule.memory import gpu_peak_bytes

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from planner.errors import UserError
-from planner.measure.hf_model import sample_batch, skeleton_model
+from planner.models.hf_model import sample_batch, skeleton_model
 from tests.support.engine_plans import chain_of
 from tests.support.lora_jobs import lora_job
 from worker.training.model import load_model

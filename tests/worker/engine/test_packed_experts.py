@@ -11,7 +11,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, Qwen3MoeConfig
 
 from planner.job.schema import Job
-from planner.measure.hf_model import skeleton_model
+from planner.models.hf_model import skeleton_model
 from tests.support.lora_jobs import engine_of, plain_steps, plan_of, steps_of
 from tests.support.texts import make_job, sentences, tiny_llama_folder, write_jsonl
 from worker.training.model import load_model

@@ -16,8 +16,8 @@ from transformers import AutoModelForCausalLM
 
 from planner.errors import UserError
 from planner.job.schema import Job
-from planner.measure.files_of_weights import why_not_in_files
-from planner.measure.hf_model import skeleton_model
+from planner.models.files_of_weights import why_not_in_files
+from planner.models.hf_model import skeleton_model
 from planner.run.folder import RunFolder
 from tests.support.lora_jobs import config_of_peft, engine_of, lora_job, plain_peft, plain_steps, plan_of, steps_of
 from tests.support.texts import byte_tokenizer
@@ -124,7 +124,7 @@ def test_a_run_reads_its_beginning_once_and_is_not_gone_on_with_where_it_is_gone
     run = run_of(lora_job(tmp_path, max_steps=3, init_lora_weights="olora"), tmp_path / "run")
     assert not run_job(run, _After(run, 1))
     read: list[Path] = []
-    monkeypatch.setattr("planner.measure.peft_parts.load_file", lambda file: read.append(file) or load_file(file))
+    monkeypatch.setattr("planner.models.peft_parts.load_file", lambda file: read.append(file) or load_file(file))
     assert not run_job(run, _After(run, 2))
     assert read == [run.begun], "of a large model it is large"
     run.begun.unlink()

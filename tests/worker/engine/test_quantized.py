@@ -17,9 +17,9 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 from planner.errors import UserError
 from planner.job.schema import Job
-from planner.measure.hf_model import skeleton_model
-from planner.measure.quantized import Packed4bit, Packed8bit, other_on_cuda
 from planner.measure.tensors import describe
+from planner.models.hf_model import skeleton_model
+from planner.models.quantized import Packed4bit, Packed8bit, other_on_cuda
 from planner.schedule.chain import Chain
 from planner.schedule.plan import Plan
 from tests.support.lora_jobs import engine_of, finished_run, lora_job, plain_steps, plan_of, steps_of

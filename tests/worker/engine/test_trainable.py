@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from planner.errors import UserError
 from planner.job.schema import Job
-from planner.measure.hf_model import skeleton_model
+from planner.models.hf_model import skeleton_model
 from planner.reports.make_receipt import disk_shares
 from planner.reports.receipt import Asked
 from tests.support.lora_jobs import engine_of, lora_job, plan_of, steps_of, steps_with

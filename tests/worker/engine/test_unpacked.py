@@ -23,8 +23,8 @@ from transformers import (
 
 from planner.errors import UserError
 from planner.job.schema import Job
-from planner.measure.files_of_weights import why_not_in_files
-from planner.measure.hf_model import skeleton_model
+from planner.models.files_of_weights import why_not_in_files
+from planner.models.hf_model import skeleton_model
 from tests.support.lora_jobs import engine_of, finished_run, plain_steps, plan_of, steps_of
 from tests.support.texts import make_job, sentences, tiny_llama_folder, write_jsonl
 from worker.training.merged import write_merged

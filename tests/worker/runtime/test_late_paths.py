@@ -17,8 +17,8 @@ from transformers import AutoModelForCausalLM
 
 from planner.codec import to_json
 from planner.job.schema import Job
-from planner.measure.hf_model import sample_batch
 from planner.measure.machine_rates import estimate_hardware
+from planner.models.hf_model import sample_batch
 from planner.run.folder import RunFolder
 from planner.schedule.chain import Chain
 from planner.schedule.plan import Plan

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from planner.job.schema import Job
-from planner.measure.hf_model import sample_batch
 from planner.measure.machine_rates import estimate_hardware
+from planner.models.hf_model import sample_batch
 from planner.schedule.chain import Chain
 from planner.schedule.compile import Queue, compile_program
 from planner.schedule.items import Item

@@ -17,8 +17,8 @@ from planner.codec import to_json
 from planner.errors import Exit, UserError
 from planner.job.schema import Job
 from planner.measure.analysis import analyse, estimate_times
-from planner.measure.hf_model import pairs_of
 from planner.measure.machine_rates import estimate_hardware
+from planner.models.hf_model import pairs_of
 from planner.run.folder import RunFolder
 from planner.search.problem import Problem
 from tests.support.plain_engine import PlainEngine

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 
 from planner.job.schema import Job
 from planner.job.templates import named_template
-from planner.measure.tokenizer import load_tokenizer
+from planner.models.tokenizer import load_tokenizer
 from planner.run.folder import RunFolder
 from tests.support.lora_jobs import lora_job, model_folder
 from tests.support.runs import make_run

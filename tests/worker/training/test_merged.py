@@ -17,9 +17,9 @@ from transformers.utils import logging as transformers_logging
 from planner.errors import UserError
 from planner.job.schema import Job
 from planner.machine.memory import free_ram_bytes
-from planner.measure.hf_model import skeleton_model
-from planner.measure.peft_lora import load_adapter
-from planner.measure.tokenizer import load_tokenizer
+from planner.models.hf_model import skeleton_model
+from planner.models.peft_lora import load_adapter
+from planner.models.tokenizer import load_tokenizer
 from planner.units import format_bytes
 from tests.support.lora_jobs import config_of_peft, lora_job
 from worker.export import main

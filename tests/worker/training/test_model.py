@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from planner.errors import UserError
-from planner.measure.tokenizer import load_tokenizer
+from planner.models.tokenizer import load_tokenizer
 from tests.support.lora_jobs import lora_job
 from tests.support.model_folders import write_model
 from tests.support.short_runs import equal, tiny_job

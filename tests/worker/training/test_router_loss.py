@@ -18,9 +18,9 @@ from planner.commands.plan_job import plan_job
 from planner.errors import UserError
 from planner.job.schema import Job
 from planner.measure.analysis import analyse, estimate_times
-from planner.measure.hf_model import masked_of
 from planner.measure.machine_rates import estimate_hardware
-from planner.measure.router_loss import weighs_routers
+from planner.models.hf_model import masked_of
+from planner.models.router_loss import weighs_routers
 from planner.schedule.compile import compile_program
 from planner.schedule.memory import gpu_peak_bytes
 from planner.search.problem import Problem

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from planner.codec import from_json
 from planner.errors import UserError
 from planner.job.schema import Job
-from planner.measure.tokenizer import load_tokenizer
+from planner.models.tokenizer import load_tokenizer
 from planner.optimizers.adamw import AdamWGroup
 from planner.run.folder import RunFolder
 from planner.schedule.compile import compile_program

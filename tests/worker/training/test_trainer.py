@@ -22,7 +22,7 @@ from planner.errors import Exit
 from planner.job.output_dir import delivered
 from planner.job.schema import Job
 from planner.measure.machine_rates import estimate_hardware
-from planner.measure.tokenizer import load_tokenizer
+from planner.models.tokenizer import load_tokenizer
 from planner.optimizers.adamw import AdamWGroup
 from planner.run.folder import RunFolder
 from tests.support.engine_plans import mixed_plan

@@ -18,8 +18,8 @@ from transformers.trainer_pt_utils import LabelSmoother
 from planner.errors import UserError
 from planner.job.schema import Job
 from planner.measure.analysis import analyse
-from planner.measure.tokenizer import load_tokenizer
-from planner.measure.trainer_options import set_trainer_options
+from planner.models.tokenizer import load_tokenizer
+from planner.models.trainer_options import set_trainer_options
 from planner.run.folder import RunFolder
 from tests.support.plain_engine import PlainEngine
 from tests.support.runs import make_run

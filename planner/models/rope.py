@@ -6,7 +6,7 @@ from transformers import PreTrainedConfig
 
 from planner.job.rope_border import RopeBorder
 from planner.job.schema import Job
-from planner.measure.hf_model import model_config
+from planner.models.hf_model import model_config
 
 
 def rope_border(job: Job) -> RopeBorder | None:

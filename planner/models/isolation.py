@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig
 from planner.errors import Exit, UserError, first_line
 from planner.graph import BlockNames, flatten_call
 from planner.job.schema import Job
-from planner.measure.hf_model import build_model, model_config, without_weights
+from planner.models.hf_model import build_model, model_config, without_weights
 
 _DOCUMENTS = 6, 10  # tokens
 _REACH = 4  # tokens, less than a document has

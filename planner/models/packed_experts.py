@@ -1,5 +1,5 @@
 """Experts of a frozen base in 4 bits: their weights [experts, rows, columns] wait and travel packed, as those of linear
-layers do (`planner.measure.quantized`), and are unpacked whole where the experts are computed.
+layers do (`planner.models.quantized`), and are unpacked whole where the experts are computed.
 
 bitsandbytes quantizes no parameter outside of linear layers by itself; what it has for others,
 `bitsandbytes.nn.parametrize.replace_parameter_4bit`, is done here with the same numbers, as each weight is read.
@@ -17,8 +17,8 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.utils import parametrize
 
 from planner.job.schema import Job
-from planner.measure.packed_bytes import packed_bytes, parts_of_4bit, places_of_parts, sizes_of_4bit, unpacked_4bit
-from planner.measure.quantized import computes_in
+from planner.models.packed_bytes import packed_bytes, parts_of_4bit, places_of_parts, sizes_of_4bit, unpacked_4bit
+from planner.models.quantized import computes_in
 
 
 class Unpacking(nn.Module):

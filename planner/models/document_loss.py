@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from planner.measure.encoder_decoder import IGNORED
+from planner.models.encoder_decoder import IGNORED
 
 _given: ContextVar[tuple[Tensor, Tensor] | None] = ContextVar("given", default=None)
 """Shares and number of documents of the slice that is called in this thread."""

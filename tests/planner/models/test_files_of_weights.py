@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from planner.measure import files_of_weights
-from planner.measure.files_of_weights import model_read_rate, why_not_in_files
+from planner.models import files_of_weights
+from planner.models.files_of_weights import model_read_rate, why_not_in_files
 from tests.support.tiny_models import make_model
 
 

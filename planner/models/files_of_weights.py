@@ -15,8 +15,8 @@ from planner.job.adapter import takes_from_base
 from planner.job.lora import has_no_weights
 from planner.job.pins import revision_of
 from planner.job.schema import Job
-from planner.measure.hf_model import model_config, working_dtype
-from planner.measure.quantized import unpacks
+from planner.models.hf_model import model_config, working_dtype
+from planner.models.quantized import unpacks
 
 _MEMORY_BYTES = 64 * 2**20
 

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from planner.job.schema import Job
-from planner.measure.written import said_of_dtype, written_dtype
+from planner.models.written import said_of_dtype, written_dtype
 from tests.support.texts import make_job, sentences, tiny_llama_folder, write_jsonl
 
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16

@@ -17,7 +17,7 @@ from planner.job.pins import tokenizer_revision
 from planner.job.schema import Job
 from planner.job.slot_templates import PARSED, slot_template
 from planner.job.templates import named_template
-from planner.measure.hf_names import own_code, own_code_refused
+from planner.models.hf_names import own_code, own_code_refused
 
 
 def load_tokenizer(job: Job) -> PreTrainedTokenizerBase:

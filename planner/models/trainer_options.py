@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from planner.errors import Exit, UserError
 from planner.job.schema import Job
-from planner.measure.document_loss import DocumentLoss, set_document_loss
-from planner.measure.encoder_decoder import has_pairs, have_mean_of_step
-from planner.measure.router_loss import set_router_loss
+from planner.models.document_loss import DocumentLoss, set_document_loss
+from planner.models.encoder_decoder import has_pairs, have_mean_of_step
+from planner.models.router_loss import set_router_loss
 
 
 class SmoothedLoss:

@@ -10,8 +10,8 @@ from peft import LoraConfig, get_peft_model
 from peft.optimizers import create_loraplus_optimizer
 
 from planner.errors import UserError
-from planner.measure.hf_model import skeleton_model
-from planner.measure.rates import loraplus_names
+from planner.models.hf_model import skeleton_model
+from planner.models.learning_rates import loraplus_names
 from tests.support.lora_jobs import lora_job
 from tests.support.tiny_models import make_model
 

@@ -18,13 +18,13 @@ from planner.errors import Exit, UserError, first_line
 from planner.job.adapter import WEIGHTS, adapter_keys, takes_from_base
 from planner.job.lora import ALL_LINEAR
 from planner.job.schema import Job
-from planner.measure.encoder_decoder import has_pairs
-from planner.measure.packed_experts import experts_shown, unpack_where_read
-from planner.measure.peft_parameters import keep_modules
-from planner.measure.peft_parts import check_parts, lay_out, take_parts, trained_halves
-from planner.measure.peft_targets import add_others, near_target, no_such_target, targets_of
-from planner.measure.quantized import compute_in, computes_in, is_quantized, pack
-from planner.measure.trainable import check_patterns, none_kept
+from planner.models.encoder_decoder import has_pairs
+from planner.models.packed_experts import experts_shown, unpack_where_read
+from planner.models.peft_parameters import keep_modules
+from planner.models.peft_parts import check_parts, lay_out, take_parts, trained_halves
+from planner.models.peft_targets import add_others, near_target, no_such_target, targets_of
+from planner.models.quantized import compute_in, computes_in, is_quantized, pack
+from planner.models.trainable import check_patterns, none_kept
 
 log = logging.getLogger(__name__)
 
@@ -193,7 +193,7 @@ def load_adapter(
     adapted: nn.Module, folder: str, *, layers: int | None = None, as_ordinary: bool = False
 ) -> None:  # fmt: skip
     """Let the adapter of `adapted`, as `with_adapters` gives it, be that in `folder`; `layers`: `adapted` has only the
-    first layers of the model; `as_ordinary`: it was written as `planner.measure.peft_parts` does. Raises UserError
+    first layers of the model; `as_ordinary`: it was written as `planner.models.peft_parts` does. Raises UserError
     where it cannot be read or is of another model, or where other weights of the model lie beside it: those would be
     trained with, and be in nothing that is written. peft writes such with `save_embedding_layers`; equal ones are fine.
     """

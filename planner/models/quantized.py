@@ -1,6 +1,6 @@
 """A frozen base in 4 or 8 bits, by bitsandbytes: linear layers whose weights wait and travel packed.
 
-All that a weight is unpacked from is one tensor of bytes (`planner.measure.packed_bytes`), so it is one item of a plan.
+All that a weight is unpacked from is one tensor of bytes (`planner.models.packed_bytes`), so it is one item of a plan.
 The operations that unpack it are in the block's graph, so that a plan counts the bytes on the way and the unpacked
 weight beside them, which lives for one product; backward unpacks again (`planner.graph.block_code`).
 """
@@ -19,7 +19,7 @@ from transformers import BitsAndBytesConfig, PreTrainedConfig
 
 from planner.errors import Exit, UserError, first_line
 from planner.job.schema import Job
-from planner.measure.packed_bytes import (
+from planner.models.packed_bytes import (
     GROUP,
     GROUPS,
     packed_bytes,

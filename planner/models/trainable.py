@@ -12,7 +12,7 @@ from planner.errors import Exit, UserError
 from planner.job.patterns import SIMPLER, too_slow
 from planner.job.schema import Job
 from planner.job.trainable import PLACE
-from planner.measure.tokenizer import load_tokenizer
+from planner.models.tokenizer import load_tokenizer
 from planner.units import counted
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from planner.measure.packed_experts import Unpacking
+from planner.models.packed_experts import Unpacking
 
 
 def keep_modules(adapted: nn.Module) -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from planner.errors import Exit, UserError
 from planner.job.schema import Job
-from planner.measure.hf_model import skeleton_model
-from planner.measure.tokenizer import load_tokenizer
+from planner.models.hf_model import skeleton_model
+from planner.models.tokenizer import load_tokenizer
 from tests.support.texts import tiny_llama_folder
 from worker.training.model import load_model
 

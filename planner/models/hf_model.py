@@ -24,15 +24,15 @@ from planner.hub import check_reached, not_given
 from planner.job.local_data import is_local
 from planner.job.pins import revision_of
 from planner.job.schema import Job
-from planner.measure.encoder_decoder import check_sides, has_pairs, is_encoder_decoder
-from planner.measure.hf_names import own_code, own_code_refused
-from planner.measure.peft_lora import with_adapters
-from planner.measure.quantized import Quantization
-from planner.measure.rates import check_rates
-from planner.measure.router_loss import weighs_routers
-from planner.measure.tokenizer import with_rows_for_tokens
-from planner.measure.trainable import check_tokens_learned, freeze_others
-from planner.measure.trainer_options import set_trainer_options
+from planner.models.encoder_decoder import check_sides, has_pairs, is_encoder_decoder
+from planner.models.hf_names import own_code, own_code_refused
+from planner.models.learning_rates import check_rates
+from planner.models.peft_lora import with_adapters
+from planner.models.quantized import Quantization
+from planner.models.router_loss import weighs_routers
+from planner.models.tokenizer import with_rows_for_tokens
+from planner.models.trainable import check_tokens_learned, freeze_others
+from planner.models.trainer_options import set_trainer_options
 
 _HINT = "give a folder with config.json, or the id of a language model on huggingface.co"
 

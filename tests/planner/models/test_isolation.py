@@ -16,8 +16,8 @@ from planner.errors import UserError
 from planner.graph import find_blocks
 from planner.job.schema import Job
 from planner.measure.analysis import analyse
-from planner.measure.hf_model import sample_batch, skeleton_model
-from planner.measure.isolation import check_isolation
+from planner.models.hf_model import sample_batch, skeleton_model
+from planner.models.isolation import check_isolation
 from tests.support.families import FAMILIES, assert_bitwise, family_model, trained
 from tests.support.tiny_models import VOCABULARY, batch_of, config_of
 

@@ -9,8 +9,8 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from planner.job.lora import has_no_weights
 from planner.job.schema import Job
-from planner.measure.files_of_weights import entries_of, model_folder
-from planner.measure.hf_model import model_config, working_dtype
+from planner.models.files_of_weights import entries_of, model_folder
+from planner.models.hf_model import model_config, working_dtype
 
 _WRITTEN = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 

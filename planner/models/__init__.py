@@ -1,0 +1,1 @@
+"""From a job to its model: configs, tokenizers, adapters, quantized bases, losses."""
