@@ -1,9 +1,9 @@
-"""The base of a job, which are the files that loading its model and tokenizer reads: they are those that it was handed
-in with, or it is refused. No torch.
+"""The base of a job: the local files that loading its model and tokenizer reads. A job runs only while they are those
+that it was submitted with; else it is refused. No torch.
 
-A file whose size, times, inode and device are those noted was not written to, and is not read again. Where these differ
-its content decides, so that one that was copied, restored or touched is the same. What models of the hub have is known
-by their commit. Code of a model's own is never run, and not looked at.
+A file with the size, times, inode and device that were noted was not written to, and is not read again. Where these
+differ its content decides, so a file that was copied, restored or touched counts as the same. Models on the hub are
+identified by their commit. A model's own code is never run and not looked at.
 """
 
 from __future__ import annotations
@@ -30,24 +30,25 @@ log = logging.getLogger(__name__)
 Part = Literal["config", "tokenizer", "weights"]
 PARTS: tuple[Part, ...] = ("config", "tokenizer", "weights")
 BESIDE_WEIGHTS: tuple[Part, ...] = ("config", "tokenizer")
-"""What the model folder of a job that is trained takes from its base."""
+"""The parts of its base that the model folder of a trained job takes over."""
 TOKENIZER = (
     "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt", "*.model", "tekken.json",
     "chat_template*",
 )  # fmt: skip
-"""Files of tokenizers, in older forms, too: transformers lets these say what special tokens are."""
+"""Files of tokenizers, older forms included: transformers lets these, too, say what special tokens are."""
 _CONFIG = ("config*.json", "generation_config.json", "adapter_config.json")
 _WEIGHTS = ("model.safetensors.index.json", "pytorch_model.bin.index.json", "adapter_model.*")
-"""Beside the files of the weights themselves. An adapter that lies in a model's folder is loaded with it."""
+"""Files beside the weights themselves. An adapter that lies in a model's folder is loaded with it."""
 
 Base = Mapping[str, Mapping[str, Any]]
-"""Path of a file -> its `part`, its size in `bytes`, the `hash` of its content, None until it is read, and the `status`
-under which it has that: mtime and ctime in ns, inode, device; None where these could not tell of another change. Large
-weights have a `glance`, too: the hash of some pieces of their content."""
+"""Path of a file -> its `part`; its size in `bytes`; the `hash` of its content, None until it is read; and the `status`
+under which it has that hash: mtime and ctime in ns, inode, device. The `status` is None where it could not reveal
+another change. Large weights also have a `glance`: the hash of some pieces of their content."""
 
 AT_ONCE_BYTES = 2 * 2**30
-"""So much is read while somebody waits for the answer; what is more is left to the planner's process."""
-_SETTLED_NS = 2 * 10**9  # file systems note times in steps of 2 s at most: a second change within one is not seen
+"""The most bytes of weights that are read while somebody waits for the answer; more is left to the planner's
+process."""
+_SETTLED_NS = 2 * 10**9  # file systems round times to at most 2 s and may hide a second change
 _THREADS = 4
 _RUNS_ASKED = 100
 _PIECES, _PIECE_BYTES = 16, 64 * 2**10
@@ -71,8 +72,8 @@ def base_files(job: Job, parts: Iterable[Part] = PARTS) -> dict[Path, Part]:
 
 
 def freeze_base(job: Job, runs: Path) -> dict[str, dict[str, Any]]:
-    """What tells the job's base from others. `runs`: the folder of all runs, whose own notes say what is in files that
-    were read before. More than `AT_ONCE_BYTES` of weights are left unread. Raises UserError, OSError."""
+    """What identifies the job's base (`Base`). `runs`: the folder of all runs, whose notes have the hashes of files
+    that were read before. More than `AT_ONCE_BYTES` of weights are left unread. Raises UserError, OSError."""
     base = {str(file): _told(file, part) for file, part in base_files(job).items()}
     weights = {path: told for path, told in base.items() if told["part"] == "weights"}
     if sum(told["bytes"] for told in weights.values()) > AT_ONCE_BYTES:
@@ -85,7 +86,7 @@ def freeze_base(job: Job, runs: Path) -> dict[str, dict[str, Any]]:
 
 
 def left_for_later(base: Base) -> tuple[str, ...]:
-    """A note on files that are not read yet, where there are some."""
+    """A note on files that are not read yet, where there are any."""
     left = [told["bytes"] for told in base.values() if told["hash"] is None]
     if not left:
         return ()
@@ -94,7 +95,8 @@ def left_for_later(base: Base) -> tuple[str, ...]:
 
 
 def content_of(base: Base) -> dict[str, Any]:
-    """What is the same for files of the same content, whether all of it was read or not, and when they were written."""
+    """A value that is equal for files of equal content, whether all of it was read or not, and whenever they were
+    written."""
     return {path: [told["bytes"], told.get("glance") or told["hash"]] for path, told in base.items()}
 
 
@@ -102,10 +104,10 @@ def check_base(
     job: Job, base: Base | None, runs: Path, *, parts: Iterable[Part] = PARTS, most_bytes: int | None = None,
     hint: str = "go on with what is there now: offmate retry ID --allow-changed-model",
 ) -> Base | None:  # fmt: skip
-    """Raise UserError `base-changed` where these `parts` of the job's base are not those that were handed in. Returns
-    what is to be noted of it from now on. `base` None: it was never noted, and nothing is checked. `runs` as for
-    `freeze_base`. `most_bytes`: no more than that is read; where it would have to be, only what file sizes and times
-    say is checked. `hint`: what people can do besides putting the files back. Raises OSError."""
+    """Raise UserError `base-changed` where these `parts` of the job's base are not those that were submitted. Returns
+    the base to be noted from now on. `base` None: it was never noted, and nothing is checked. `runs`: as for
+    `freeze_base`. `most_bytes`: read no more than this; where more would have to be read, only file sizes and times are
+    checked. `hint`: what people can do besides putting the files back. Raises OSError."""
     if base is None:
         return None
     wanted = set(parts)
@@ -140,25 +142,25 @@ def check_base(
 
 
 class Run(Protocol):
-    """What is kept of a base in a run folder (`planner.run.folder.RunFolder`)."""
+    """The part of a run folder (`planner.run.folder.RunFolder`) that keeps a base."""
 
     @property
     def path(self) -> Path:
-        """Beside those of all other runs."""
+        """The run folder, which lies beside those of all other runs."""
 
     def read_base(self) -> Base | None:
-        """None where there is none."""
+        """The base that is noted; None where there is none."""
 
     def write_base(self, base: Base | None) -> None:
-        """Write it anew."""
+        """Note this base in place of the old one."""
 
     def say(self, text: str) -> None:
         """Add a line to the job's log."""
 
 
 def keep_base(job: Job, run: Run, *, parts: Iterable[Part] = PARTS) -> None:
-    """At a start of a run folder's job: raise UserError `base-changed` as `check_base` does, and note what is known
-    of its base from now on. Where none was noted, as by an older version, today's files are noted. Raises OSError."""
+    """At a start of a run folder's job: raise UserError `base-changed` as `check_base` does, and note what is known of
+    its base from now on. Where no base was noted, as by an older version, today's files are noted. Raises OSError."""
     runs = run.path.parent
     if (base := run.read_base()) is None:
         base = freeze_base(job, runs)
@@ -188,11 +190,11 @@ def _fill_in(files: Mapping[str, dict[str, Any]], known: Mapping[tuple[int, ...]
 
 
 def _known(runs: Path) -> dict[tuple[int, ...], str]:
-    """Size and status of files that the newest runs have read -> hash."""
+    """(Size, status) of a file that one of the newest runs has read -> its hash."""
     found: dict[tuple[int, ...], str] = {}
     numbers = sorted((int(run.name) for run in runs.iterdir() if run.name.isdigit()), reverse=True)
     for number in numbers[:_RUNS_ASKED]:
-        with suppress(OSError, LookupError, TypeError, AttributeError):  # gone, or not as we write them
+        with suppress(OSError, LookupError, TypeError, AttributeError):  # the file is gone, or not as we write it
             for told in (json_object((runs / str(number) / "base.json").read_bytes()) or {}).values():
                 if told["hash"] is not None and told["status"] is not None:
                     found[(told["bytes"], *told["status"])] = told["hash"]
@@ -200,7 +202,8 @@ def _known(runs: Path) -> dict[tuple[int, ...], str]:
 
 
 def _read(files: Mapping[str, dict[str, Any]]) -> None:
-    """Note the hash of each file that has none, and leave out the status of those that it says nothing of."""
+    """Note the hash of each file that has none. Its status becomes None where it was too new to show a later change, or
+    changed while the file was read."""
     unread = [path for path, told in files.items() if told["hash"] is None]
     if (size := sum(files[path]["bytes"] for path in unread)) > AT_ONCE_BYTES:
         log.info("base: %s are read to know their content", format_bytes(size))

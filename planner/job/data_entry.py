@@ -1,4 +1,5 @@
-"""An entry of a job's `dataset`: where its records are, which of them, and what their columns mean. Light: no torch."""
+"""An entry of a job's `dataset`: where its records are, which of them count, and what their columns mean. Light: no
+torch."""
 
 from __future__ import annotations
 
@@ -34,13 +35,13 @@ _LATER = (
     "data_dir", "max_samples", "roles_to_train", "train_on_eos", "train_on_eot", "eot_tokens", "chat_template_kwargs",
     "split_thinking", "formatting", "converter", "draw",
 )  # fmt: skip
-"""Fields that entries had not from the start, left out of what is written where they say nothing."""
+"""Fields that were added later. They are not written where they say nothing."""
 
 
 class PromptFormat(BaseModel):
-    """How an instruction is written where no chat template does it. `with_input`, `without_input`: what stands before
-    the answer, with `{instruction}`, `{input}` and `{system}` for the columns. `system`: the system text of a record
-    that has none."""
+    """How an instruction is written without a chat template. `with_input`, `without_input`: the text before the answer,
+    for records with and without an input, with `{instruction}`, `{input}` and `{system}` for the columns. `system`: the
+    system text of a record that has none."""
 
     model_config = _VALUE
 
@@ -51,7 +52,7 @@ class PromptFormat(BaseModel):
     def written(self, instruction: str, more: str, system: str) -> str:
         """The prompt of a record."""
         texts = {"system": system or self.system, "input": more, "instruction": instruction}
-        # At once: what a record says is no place for another of its texts.
+        # One pass: a `{input}` in a record's own text is not replaced.
         return _PLACES.sub(lambda found: texts[found[1]], self.with_input if more else self.without_input)
 
 
@@ -61,10 +62,11 @@ EndMarks = Literal["turn", "all", "last", "none"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnedTurns:
-    """Which turns of a conversation are learned, by axolotl's rules: what they say, and the end mark behind it.
+    """Which turns of a conversation are learned, by axolotl's rules: their texts, and the end marks behind them.
 
-    `roles` whose turns are learned where a turn itself says nothing, None: all; `eos`: which of the tokenizer's end
-    tokens, `eot`: which of `marks`, tokens that end a turn; none of these: the tokenizer's end token.
+    `roles`: the roles whose turns are learned where a turn itself says nothing; None: all. `eos`: which of the
+    tokenizer's end tokens are learned. `eot`: which of `marks` are, tokens that end a turn; without `marks` the
+    tokenizer's end token ends it.
     """
 
     roles: frozenset[str] | None
@@ -76,14 +78,14 @@ class LearnedTurns:
 class DataEntry(BaseModel):
     """Records of one file, folder or dataset of the hub.
 
-    `columns`: offmate's name of a column -> the data's, "" where it is not to be taken; `message_keys`: likewise of the
-    keys of a message; `roles`: a role in the data -> the role that it is. `type` None: the columns say what the records
-    are. `max_samples`: the first so many of them. `roles_to_train` (roles by the data's names), `train_on_eos`,
-    `train_on_eot`, `eot_tokens`: see `learned`; all None where the chat template says what is learned.
-    `chat_template_kwargs`: beside the job's, and before these. `split_thinking`: the key of a message that gets what an
-    answer thinks (`planner.job.thinking`). `formatting`: records are read as LLaMA-Factory reads data of this
-    formatting, and roles that are not among `roles` are none. `converter`: records are read, and rows written, as by
-    LLaMA-Factory's v1 (`planner.job.v1_records`); `draw`: those of these rows that it takes.
+    `columns`: offmate's name of a column -> the data's name, "" for a column that is not used. `message_keys`: the same
+    for the keys of a message. `roles`: a role in the data -> the role that it means. `type` None: the columns show the
+    kind. `max_samples`: only the first so many records count. `roles_to_train` (roles by the data's names),
+    `train_on_eos`, `train_on_eot`, `eot_tokens`: see `learned`; all None where the chat template says what is learned.
+    `chat_template_kwargs`: added to the job's, and preferred to them. `split_thinking`: the key of a message that gets
+    the thoughts in an answer (`planner.job.thinking`). `formatting`: records are read as LLaMA-Factory reads data of
+    this formatting, and roles missing in `roles` are invalid. `converter`: records are read, and rows written, as in
+    LLaMA-Factory's v1 (`planner.job.v1_records`). `draw`: which of these rows v1 takes.
     """
 
     model_config = _VALUE
@@ -113,14 +115,14 @@ class DataEntry(BaseModel):
 
     @model_serializer(mode="wrap")
     def _as_before(self, others: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without the later fields where they say nothing: checkpoints of before they were there are of the same
-        entry."""
+        """Without the later fields where they say nothing: so checkpoints from before these fields existed name an
+        equal entry."""
         found: dict[str, Any] = others(self)
         return {key: value for key, value in found.items() if key not in _LATER or value is not None}
 
     @property
     def learned(self) -> LearnedTurns | None:
-        """Which turns are learned; None: the assistant's, as the chat template has them."""
+        """Which turns are learned; None: those of the assistant that the chat template marks."""
         if all(said is None for said in (self.roles_to_train, self.train_on_eos, self.train_on_eot, self.eot_tokens)):
             return None
         named = ("assistant",) if self.roles_to_train is None else self.roles_to_train
@@ -132,22 +134,23 @@ class DataEntry(BaseModel):
 
     @property
     def kind(self) -> Kind | None:
-        """The kind of its records; None where their columns say it."""
+        """The kind of its records; None where the columns show it."""
         return _KINDS[self.type] if self.type is not None else None
 
     def most(self, of_job: int | None) -> int | None:
-        """How many of its records count at most, in a job with `max_samples: of_job`; None: all."""
+        """The most of its records that count, in a job with `max_samples: of_job`; None: all."""
         return min((most for most in (self.max_samples, of_job) if most is not None), default=None)
 
     @property
     def whole(self) -> bool:
-        """Whether all its records are meant."""
+        """Whether the entry means all its records, not a part of a split."""
         return self.split == "train"
 
     def names(self, columns: tuple[str, ...]) -> tuple[str, ...]:
-        """The columns of the data by offmate's names. Raises ValueError where one is not there that the entry needs."""
+        """The columns of the data by offmate's names. Raises ValueError where a column is missing that the entry
+        needs."""
         needed = {self.columns.get(column, column) for column in (COLUMNS[self.type] if self.type else ())}
-        optional = {"input", "system", "tools", "history", VALUES}  # a table without them is one
+        optional = {"input", "system", "tools", "history", VALUES}  # data may lack these
         needed |= {theirs for ours, theirs in self.columns.items() if theirs and ours not in optional}
         if columns and (missing := sorted(needed - set(columns))):
             raise ValueError(f"there is no column {missing[0]}; found: {', '.join(columns)}")
@@ -156,7 +159,7 @@ class DataEntry(BaseModel):
         return (*ours, *(column for column in columns if column not in taken and column not in self.columns))
 
     def mapped(self, record: Record) -> Record:
-        """The record under offmate's names. Raises ValueError for messages that are none."""
+        """The record under offmate's names. Raises ValueError for messages that cannot be read."""
         of_axolotl = self.learned is not None
         renamed = self.columns or self.message_keys or self.roles or self.drop_system or self.split_thinking
         if not (renamed or of_axolotl):
@@ -174,7 +177,7 @@ class DataEntry(BaseModel):
 
     def _message(self, message: Any) -> Any:
         if not isinstance(message, dict):
-            return message  # what is wrong with it is told by whoever reads it
+            return message  # its reader reports what is wrong
         taken = set(self.message_keys.values())
         found = {key: value for key, value in message.items() if key not in taken and key not in self.message_keys}
         found |= {ours: message[theirs] for ours, theirs in self.message_keys.items() if theirs in message}
@@ -192,11 +195,11 @@ def _is_system(message: object) -> bool:
 
 
 def as_entry(value: str | DataEntry) -> DataEntry:
-    """An entry, also where only its path is given."""
+    """The value as an entry, also where it is only a path."""
     return value if isinstance(value, DataEntry) else DataEntry(path=value)
 
 
 def simplest(values: Mapping[str, Any]) -> str | DataEntry:
-    """The entry of these fields; its path alone where they say no more. Raises pydantic's ValidationError."""
+    """The entry with these fields, or only its path where no other field is set. Raises pydantic's ValidationError."""
     entry = DataEntry.model_validate(dict(values))
     return entry.path if entry == DataEntry(path=entry.path) else entry

@@ -1,7 +1,7 @@
-"""Files of other tools: whose a file is, and what the keys that it leaves out mean there.
+"""Files of other tools: which tool a file is for, and what the keys that it leaves out mean in that tool.
 
-A person who pastes a file expects what that tool would do. So a file that is known by its keys as axolotl's,
-LLaMA-Factory's or TRL's gets that tool's defaults, and a note says which; all others get offmate's.
+A person who pastes a file expects what that tool would do. So a file whose keys are those of axolotl, LLaMA-Factory or
+TRL gets that tool's defaults, and a note says which. All other files get offmate's.
 """
 
 from __future__ import annotations
@@ -36,19 +36,20 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "router_aux_loss_coef": "auto", "router_aux_loss_mean": True,
     },
 }  # fmt: skip
-"""What an absent key means there, where it means something else than here."""
+"""Tool -> the values of absent keys, where they differ from offmate's."""
 
 LORA_DEFAULTS: dict[str, dict[str, Any]] = {
     AXOLOTL: {"lora_dropout": 0.0},
     LLAMA_FACTORY: {"lora_r": 8, "lora_dropout": 0.0, "lora_target_modules": "all-linear"},
     TRL: {"lora_r": 16, "lora_alpha": 32, "lora_dropout": 0.05, "lora_target_modules": PEFTS_OWN},
 }
-"""Likewise with `method: lora`. axolotl has no rank, alpha and targets of its own: there they must be given."""
+"""Tool -> the further defaults with `method: lora`. axolotl has none for rank, alpha and targets: they must be
+given."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """Whose a file is; `tool` None for offmate's own."""
+    """The tool that a file is for; `tool` None for offmate's own."""
 
     tool: str | None
 
@@ -62,8 +63,8 @@ class Dialect:
         return cls(None)
 
     def other_name(self, key: str, name: str) -> str | None:
-        """What a file of the tool calls the job's key `name`, where `key`, elsewhere a name of it, is something else
-        there; None where it is the same there."""
+        """The tool's key for the job's key `name`, where `key` is a name of it elsewhere and means something else in
+        this tool. None where `key` means `name` here, too, or where the tool has no key for it."""
         table = TABLES.get(self.tool or "", {})
         if key not in table or table[key].kind == "honoured":
             return None
@@ -77,8 +78,8 @@ class Dialect:
         return [key for key in wanted if values.get(key) is None]
 
     def chooses_best(self, file: Mapping[str, object]) -> bool:
-        """Whether the tool takes the best of the evaluations where the file says nothing of it: axolotl does where each
-        save is at one, by its own arithmetic with shares of all steps."""
+        """Whether the tool keeps the best evaluated model where the file does not say so. axolotl does where every save
+        falls on an evaluation, by its own arithmetic with shares of all steps."""
         if self.tool != AXOLOTL or file.get("eval_strategy") in ("no", False):
             return False
         save, every = (_share(file, f"{name}_steps", f"{name}s_per_epoch") for name in ("save", "eval"))
@@ -86,8 +87,8 @@ class Dialect:
         return evaluates and bool(save and every and save % every == 0)
 
     def fill(self, values: dict[str, Any], file: Mapping[str, object]) -> tuple[str, ...]:
-        """Put the tool's defaults into `values` (by canonical name) where the file has none; `file`: as it is written.
-        Returns what to tell of it: of the defaults, then what else is to be known of it."""
+        """Put the tool's defaults into `values` (by canonical name) where the file has none; `file`: the file's own
+        keys and values. Returns notes for the user: one on the defaults, one on other differences from the tool."""
         if self.tool is None:
             return ()
         absent = dict(DEFAULTS[self.tool])
@@ -108,9 +109,9 @@ class Dialect:
         if _makes_adapters(absent | values):
             absent |= LORA_DEFAULTS[self.tool]
             if self.tool == AXOLOTL and values.get("lora_target_parameters") not in SWITCHED_OFF:
-                absent["lora_target_modules"] = []  # there, parameters alone may be targets
+                absent["lora_target_modules"] = []  # axolotl allows parameters as the only targets
             if self.tool == TRL and values.get("lora_target_parameters") not in SWITCHED_OFF:
-                absent["lora_dropout"] = 0.0  # the default that it has for layers is refused by peft
+                absent["lora_dropout"] = 0.0  # peft refuses TRL's default for layers here
             if self.tool == LLAMA_FACTORY:
                 absent["lora_alpha"] = 2 * _whole(values.get("lora_r", absent["lora_r"]))
         if self.tool == TRL and values.get("method") == "lora" and values.get("load_in_4bit") is True:
@@ -126,7 +127,7 @@ class Dialect:
             values["add_tokens"] = added
         if self.chooses_best(file):
             absent["load_best_model_at_end"] = True
-        if values.get("label_smoothing_factor") not in SWITCHED_OFF:  # TRL's is of the logits alone, too
+        if values.get("label_smoothing_factor") not in SWITCHED_OFF:  # TRL's smoothed loss, too, is of the logits alone
             absent.pop("router_aux_loss_coef", None)
         if shorter := self.tool == LLAMA_FACTORY and values.get("packing") in (True, "wrapped"):
             _leave_room(values, absent)
@@ -152,15 +153,15 @@ class Dialect:
 
 
 def _leave_room(values: dict[str, Any], absent: dict[str, Any]) -> None:
-    """LLaMA-Factory's packed rows are a token shorter than `cutoff_len` where the file says that it packs."""
+    """Reduce `max_length` by one: LLaMA-Factory's packed rows are a token shorter than `cutoff_len`."""
     for said in (values, absent):
         if isinstance(said.get("max_length"), int) and not isinstance(said["max_length"], bool):
             said["max_length"] -= 1
 
 
 def _new_tokens(values: Mapping[str, Any]) -> list[object]:
-    """What axolotl adds to the tokenizer where it is not there: its special tokens, too. None of wrong values, which
-    are told."""
+    """The tokens that axolotl adds to the tokenizer where it lacks them: `add_tokens` and its special tokens. [] for
+    wrong values, which are reported elsewhere."""
     given, special = values.get("add_tokens") or [], values.get("special_tokens") or {}
     if not isinstance(given, list) or not isinstance(special, dict):
         return []
@@ -171,14 +172,14 @@ def _new_tokens(values: Mapping[str, Any]) -> list[object]:
 
 
 def _rows_of_tokens(values: Mapping[str, Any]) -> str:
-    """What begins otherwise than in the tools: nothing, or words."""
+    """A note that new tokens' rows begin otherwise than in the tools; "" without new tokens."""
     if not values.get("add_tokens"):
         return ""
     return "of add_tokens, what the tokenizer lacks gets rows that are drawn around the mean of the others"
 
 
 def _muons_apart(tool: str, values: Mapping[str, Any], filled: Collection[str]) -> str:
-    """What the tool's Muon does otherwise than the job's: nothing, or words."""
+    """A note on how the tool's Muon differs from the job's; "" where it does not."""
     ours = "its Muon is torch.optim.Muon here"
     if ADJUST in filled:
         return f"{ours}, whose steps of wide matrices are larger"
@@ -189,7 +190,7 @@ def _muons_apart(tool: str, values: Mapping[str, Any], filled: Collection[str]) 
 
 
 def _decay_of_loraplus(tool: str, values: dict[str, Any]) -> str:
-    """axolotl gives peft's LoRA+ no weight decay: there is none then, and that is told."""
+    """Set the weight decay to 0 where axolotl gives none to peft's LoRA+, and return a note on it; else ""."""
     if tool != AXOLOTL or values.get("loraplus_lr_ratio") in SWITCHED_OFF or values.get("weight_decay") in SWITCHED_OFF:
         return ""
     values["weight_decay"] = 0.0
@@ -197,7 +198,8 @@ def _decay_of_loraplus(tool: str, values: dict[str, Any]) -> str:
 
 
 def _embeddings_of_loraplus(tool: str, values: Mapping[str, Any]) -> str:
-    """LLaMA-Factory's LoRA+ has a rate for one of the two matrices of an embedding's adapter."""
+    """A note that LLaMA-Factory's LoRA+ gives its rate for embeddings to only one of the two matrices of their
+    adapters."""
     targets = str(values.get("lora_target_modules"))
     if tool != LLAMA_FACTORY or values.get("loraplus_lr_ratio") in SWITCHED_OFF:
         return ""
@@ -207,47 +209,51 @@ def _embeddings_of_loraplus(tool: str, values: Mapping[str, Any]) -> str:
 
 
 def _cut_prompts(tool: str, values: Mapping[str, Any]) -> str:
-    """Where prompts are learned nothing tells them from answers any more."""
+    """A note that long rows are cut at their end where prompts are learned, as nothing tells prompts from answers
+    then."""
     if tool != LLAMA_FACTORY or values.get("train_on") != "all" or values.get("long_rows") != "share":
         return ""
     return "with train_on_prompt long rows are cut at their end, where prompts and answers share the room there"
 
 
 def _rows_of_texts(values: Mapping[str, Any]) -> str:
-    """How LLaMA-Factory cuts texts into rows: 1000 texts at a time, and what does not fill a row is not learned."""
+    """A note on how LLaMA-Factory cuts texts into rows: 1000 texts at a time, and a rest that fills no row is not
+    learned."""
     if values.get("packing") != "wrapped":
         return ""
     return "all texts are learned to their end, of which it leaves out what does not fill a row, of each 1000"
 
 
 def _documents_apart(values: Mapping[str, Any], file: Mapping[str, object]) -> str:
-    """How LLaMA-Factory packs without `neat_packing`."""
+    """A note on how LLaMA-Factory packs without `neat_packing`."""
     if values.get("packing") is not True or file.get("neat_packing") not in SWITCHED_OFF:
         return ""
     return "packed documents do not see one another, as with neat_packing, and there they do"
 
 
 def _held_out(values: Mapping[str, Any]) -> str:
-    """The tools leave out of training what `val_size` says, also where they never evaluate on it."""
+    """A note that the tools hold out the rows of `val_size` even where they never evaluate on them."""
     if values.get("eval_strategy") not in ("no", False) or values.get("val_size") in SWITCHED_OFF:
         return ""
     return "as nothing is evaluated, all rows are trained on, and there those of val_size are not"
 
 
 def _routers_of_packed(tool: str, values: Mapping[str, Any]) -> str:
-    """axolotl gives the model no mask of packed rows, and so padding counts where experts are chosen alike."""
+    """A note that axolotl gives the model no mask of packed rows, so that padding counts in the routers' loss, which
+    balances the experts."""
     if tool != AXOLOTL or values.get("packing") is not True or not values.get("router_aux_loss_coef"):
         return ""
     return "the routers' loss is without the padding of packed rows, which counts there"
 
 
 def _makes_adapters(values: Mapping[str, Any]) -> bool:
-    """Whether adapters are made: one that is there has a rank, and all else, of its own."""
+    """Whether new adapters are made: an existing adapter has its own rank and other keys."""
     return values.get("method") == "lora" and values.get("adapter_name_or_path") in SWITCHED_OFF
 
 
 def _share(file: Mapping[str, object], steps: str, per_epoch: str) -> float | None:
-    """Steps between two, or their share of all steps, as axolotl makes it of a number per epoch; None without any."""
+    """The steps between two saves or evaluations, or their share of all steps, as axolotl computes it from a number per
+    epoch. None where neither is given."""
     given, times, epochs = file.get(steps), file.get(per_epoch), file.get("num_epochs") or 1
     if isinstance(times, (int, float)) and isinstance(epochs, (int, float)) and times > 0 < epochs:
         return 1.0 / (times * epochs)
@@ -255,12 +261,12 @@ def _share(file: Mapping[str, object], steps: str, per_epoch: str) -> float | No
 
 
 def _are_completions(entries: object) -> bool:
-    """Whether all data are plain texts, of which axolotl leaves nothing out."""
+    """Whether all data are plain texts (`completion`), of which axolotl leaves nothing out."""
     return isinstance(entries, list) and all(
         isinstance(entry, dict) and str(entry.get("type")).startswith("completion") for entry in entries
     )
 
 
 def _whole(value: object) -> int:
-    """A rank; 8 for what is no number, which is told as a mistake of its own."""
+    """A rank; 8 for a value that is no number, which is reported as a mistake elsewhere."""
     return value if isinstance(value, int) and value > 0 else 8

@@ -1,7 +1,7 @@
-"""Files of LLaMA-Factory's v1, written again in offmate's own keys before anything else reads them.
+"""Files of LLaMA-Factory's v1, rewritten in offmate's own keys before anything else reads them.
 
-Facts of v1 as of August 2026: a constant rate, AdamW as PyTorch has it (all weights decay), a mean over the tokens of
-a step, bf16 by FSDP2 or DeepSpeed alone.
+Facts of v1 as of August 2026: a constant learning rate, AdamW as in PyTorch (all weights decay), a mean over the tokens
+of a step, bf16 only with FSDP2 or DeepSpeed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _AS_THEY_ARE = {
     "cutoff_len": "cutoff_len", "micro_batch_size": "micro_batch_size", "flash_attn": "attn_implementation",
     "full_determinism": "full_determinism",
 }  # fmt: skip
-"""Key -> one of offmate's names for it, under which its value is the same."""
+"""v1's key -> one of offmate's names for it; the value means the same under both."""
 _LORA = {
     "r": "lora_r", "lora_alpha": "lora_alpha", "lora_dropout": "lora_dropout", "use_rslora": "use_rslora",
     "use_dora": "use_dora", "modules_to_save": "lora_modules_to_save",
@@ -68,9 +68,9 @@ def is_v1(keys: Mapping[str, object]) -> bool:
 def in_own_keys(
     source: Source, folder: Path, keys: Collection[str], *, only_planned: bool
 ) -> tuple[Source, tuple[str, ...]]:  # fmt: skip
-    """The file in offmate's own keys, with everything that v1 does where it says nothing, and what to tell of it.
-    `keys`: offmate's, which may stand beside v1's. Raises UserError for a file that asks for something else.
-    `only_planned`: the data need not be there."""
+    """The file in offmate's own keys, with all that v1 does by default, and notes for the user. `keys`: offmate's keys,
+    which may stand beside v1's. `only_planned`: the data need not be there. Raises UserError for a file that asks for
+    something else."""
     file = _File(source, folder, keys)
     file.read(only_planned=only_planned)
     if mistakes := file.alone[:1] or file.mistakes:
@@ -80,7 +80,7 @@ def in_own_keys(
 
 @dataclass(slots=True)
 class _File:
-    """A file as it is read. `own`: keys and values of offmate's, `lines` those of the file that they come from."""
+    """A file while it is read. `own`: keys and values of offmate's; `lines`: the file's lines that these come from."""
 
     source: Source
     folder: Path
@@ -95,7 +95,7 @@ class _File:
     configs: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def read(self, *, only_planned: bool) -> None:
-        """All keys, one by one and then what they say together."""
+        """Read all keys: first one by one, then those that depend on one another."""
         for key, value in self.source.values.items():
             self._key(key, value)
         for key, name in _AS_THEY_ARE.items():
@@ -114,13 +114,13 @@ class _File:
             self._data()
 
     def put(self, key: str, values: Mapping[str, Any]) -> None:
-        """Own keys that come from the file's `key`."""
+        """Add own keys that come from the file's `key`."""
         self.own |= values
         if key in self.source.lines:
             self.lines |= dict.fromkeys(values, self.source.lines[key])
 
     def refuse(self, key: str, text: str, code: str = "not-there") -> None:
-        """Something that is wrong, or not there."""
+        """Note a mistake: something wrong, or not there yet."""
         self.mistakes.append(self.source.mistake(key, code, text))
 
     def written(self) -> Source:
@@ -135,7 +135,7 @@ class _File:
         return Source(name=source.name, values=self.filled | own, lines=self.lines, told=source.told)
 
     def notes(self) -> tuple[str, ...]:
-        """What to tell of the file."""
+        """Notes for the user on the file."""
         words = ", ".join(f"{key} {str(value).lower()}" for key, value in self.filled.items())
         told = [f"the file reads as {V1}; what it leaves out is as there: {words}"]
         if self.apart:
@@ -165,7 +165,7 @@ class _File:
             self.unused.setdefault(meaning.text, []).append(key)
 
     def _config(self, key: str) -> dict[str, Any]:
-        """A mapping with a name; nothing where there is none, or one that is wrong."""
+        """The mapping with a name under a key; {} where there is none, or a wrong one."""
         value = self._given(key)
         if value is None:
             return {}
@@ -175,7 +175,7 @@ class _File:
         return {}
 
     def _only(self, key: str, config: Mapping[str, Any], known: tuple[str, ...]) -> bool:
-        """Whether a config has these keys alone, as v1 wants it."""
+        """Whether a config has no keys but these, as v1 demands; else a mistake is noted."""
         if strange := next((name for name in config if name not in ("name", *known)), None):
             self.refuse(key, f"it has {strange}, which is no key of it; known are {', '.join(known)}", "unknown-key")
         return strange is None
@@ -189,7 +189,7 @@ class _File:
             self.refuse("model", f"{text}counts from 0; batching_strategy: padding_free counts from 0, too")
 
     def _model_config(self) -> dict[str, Any]:
-        """Of a model in a folder; nothing where it cannot be read, which is told by whoever loads it."""
+        """The config of a model in a folder; {} where it cannot be read, which is reported where it is loaded."""
         try:
             found = json.loads((Path(resolve(self.own["model"], self.folder)) / "config.json").read_text("utf-8"))
         except (OSError, TypeError, ValueError):
@@ -213,7 +213,7 @@ class _File:
         if adapter and not isinstance(adapter, str):
             text = f"adapter_name_or_path is {shown(adapter)}; one path goes on from one adapter"
             self.refuse(key, text, "bad-value")
-        elif adapter:  # which says all else itself
+        elif adapter:  # the adapter says all else itself
             self.put(key, {"method": "lora", "adapter_name_or_path": self._found(adapter)})
         if adapter:
             return
@@ -283,7 +283,7 @@ class _File:
             self.refuse(key, "dcp_path has the weights to begin with in another form; give their folder as model")
 
     def _steps(self) -> None:
-        """How many rows a step has, how many steps there are, and how gradients are clipped."""
+        """Read the rows of a step, the number of steps, and how gradients are clipped."""
         numbers = {key: self._given(key) for key in ("micro_batch_size", "dp_size", "global_batch_size", "max_steps")}
         for key, value in numbers.items():
             if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
@@ -311,7 +311,7 @@ class _File:
             self._deepspeed(config)
 
     def _deepspeed(self, config: dict[str, Any]) -> None:
-        """What DeepSpeed's own file says of learning: how gradients are clipped, and whether bf16 computes."""
+        """Read what DeepSpeed's own file says of training: how gradients are clipped, and whether bf16 computes."""
         try:
             path = Path(self._found(config.get("config_file")))
             said = json.loads(path.read_text("utf-8"))
@@ -335,8 +335,8 @@ class _File:
         self.put("dist_config", {"bf16": "auto" if bf16 is True or (bf16 == fp16 == "auto") else False})
 
     def _precision(self) -> None:
-        """v1 computes in bf16 by FSDP2 or DeepSpeed; without them in the model's dtype, which full training makes
-        fp32."""
+        """Settle bf16: v1 computes in bf16 with FSDP2 or DeepSpeed, else in the model's dtype, which full training
+        makes fp32."""
         config, asked = self.configs["dist_config"], self._given("bf16")
         asked = "auto" if asked is None else asked
         if config.get("name") == "deepspeed":
@@ -360,11 +360,12 @@ class _File:
         self.put("custom_chat_template", {"chat_template": template})
 
     def _places(self) -> Iterator[Path]:
-        """Where relative paths start: the folder that v1 is run in, which is that of the file or any above it."""
+        """The folders at which relative paths may start: v1 is run in the file's folder or in one above it."""
         yield from (self.folder, *self.folder.parents)
 
     def _found(self, path: object) -> str:
-        """A path from the nearest place that has it; as it is written where none has. Raises TypeError."""
+        """A path, taken from the nearest of `_places` that has it; as it is written where none has. Raises
+        TypeError."""
         found = (resolve(path, place) for place in self._places())
         return next((one for one in found if Path(one).exists()), str(path))
 
@@ -389,7 +390,7 @@ class _File:
             self.refuse(key, error.what, "bad-value")
 
     def _entries(self, infos: Mapping[str, Any], place: Path) -> None:
-        """The datasets, whose paths start at `place`, where v1 is run."""
+        """Read the datasets, whose paths start at `place`, the folder where v1 is run."""
         found, wrong = entries_of(infos, place, seed=self._given("seed"))
         for name, error in wrong:
             code = "missing-file" if isinstance(error, OSError) else "bad-value"
@@ -398,7 +399,7 @@ class _File:
 
 
 def _plain(value: object) -> object:
-    """A value as v1 has it: texts that are numbers or switches are these."""
+    """A value as v1 reads it: a text that is a number or a switch becomes one."""
     if not isinstance(value, str):
         return value
     if value.lower() in ("true", "false"):
@@ -409,7 +410,7 @@ def _plain(value: object) -> object:
 
 
 def _enabled(said: Mapping[str, Any], name: str) -> object:
-    """A switch of DeepSpeed's file; "auto" where it says nothing."""
+    """A switch in DeepSpeed's file; "auto" where the file does not set it."""
     part = said.get(name)
     found = part.get("enabled", "auto") if isinstance(part, dict) else "auto"
     return _plain(found)
@@ -419,4 +420,4 @@ _CONFIGS: dict[str, Callable[[_File, dict[str, Any]], None]] = {
     "peft_config": _File._adapters, "quant_config": _File._quantized, "optim_config": _File._optimizer,
     "dist_config": _File._distributed,
 }  # fmt: skip
-"""Keys with mappings, in an order in which what is read may look at what was."""
+"""Keys with mappings, and their readers. Later ones may use what earlier ones have set."""

@@ -1,4 +1,4 @@
-"""The keys of a job that say what LoRA trains."""
+"""The keys of a job that say what LoRA trains: their checks and their defaults."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from planner.job.source import SWITCHED_OFF, Mistake, Source, shown
 ALL_LINEAR = "all-linear"
 """peft's word for every linear layer but the head."""
 PEFTS_OWN = "peft-default"
-"""What peft takes by itself for a model of this type."""
+"""The targets that peft chooses by itself for a model of this type."""
 
 DEFAULTS: dict[str, object] = {
     "lora_r": 16, "lora_alpha": 32.0, "lora_dropout": 0.05, "lora_target_modules": ALL_LINEAR,
 }  # fmt: skip
-"""TRL's."""
+"""The defaults with `method: lora`, which are TRL's."""
 KINDS = ("use_rslora", "use_dora", "load_in_4bit", "load_in_8bit", "quantize_moe_experts")
-"""Other kinds of LoRA, and of its base."""
+"""Switches for other kinds of LoRA, and for a quantized base."""
 ADAPTER, MODULES, PARAMETERS = "adapter_name_or_path", "lora_modules_to_save", "lora_target_parameters"
 WHERE = ("exclude_modules", "layers_to_transform", "layers_pattern", "rank_pattern", "alpha_pattern")
-"""Which layers have an adapter, and how large it is there."""
+"""Keys that say which layers have an adapter, and its size there."""
 BEGIN, PLUS, PLUS_EMBEDDING = "init_lora_weights", "loraplus_lr_ratio", "loraplus_lr_embedding"
 _SETS = ("lora_target_modules", PARAMETERS, MODULES, *WHERE[:3])
-"""Keys whose lists say the same in any order."""
+"""Keys whose lists mean the same in any order."""
 _PATTERN = re.compile(r"[\\^$*+?()\[\]|]")
 
 
 def check_lora(
     values: dict[str, Any], names: dict[str, str], source: Source, *, decided: bool = False
 ) -> list[Mistake]:  # fmt: skip
-    """Mistakes in the keys of LoRA; `values` by canonical name, `names`: canonical name -> the name in the file. Fills
-    the defaults into `values` for `method: lora`; else takes out keys that are switched off. `decided`: the keys say
-    all, whatever is by now in the folder of the adapter that the job goes on from."""
+    """Mistakes in the keys of LoRA. `values` by canonical name; `names`: canonical name -> the name in the file. With
+    `method: lora` the defaults are filled into `values`; otherwise keys that are switched off are taken out. `decided`:
+    the keys are complete, and the folder of the adapter that the job continues is not read again."""
     asked = values.get(PLUS_EMBEDDING) not in (None, AdapterKeys.model_fields[PLUS_EMBEDDING].default)
     if not decided and asked and values.get(PLUS) in SWITCHED_OFF:
         text = f"it has no effect without {PLUS}: give that too, or leave this key out"
@@ -50,14 +50,14 @@ def check_lora(
         given += [BEGIN] if values.get(BEGIN, True) is not True else []
         for key in (*DEFAULTS, *KINDS, ADAPTER, MODULES, PARAMETERS, *WHERE, BEGIN, PLUS):
             values.pop(key, None)
-        if values.get("method") not in (None, "full"):  # which is told
+        if values.get("method") not in (None, "full"):  # reported elsewhere
             return []
         return [source.mistake(names[key], "bad-value", "it is for method: lora; give that too") for key in given[:1]]
     mistakes = [] if decided else _as_the_adapter(values, names, source)
     targets = values.get("lora_target_modules")
     values["lora_target_modules"] = _targets(targets)
     if values.get(PARAMETERS) and source.values.get(names.get("lora_dropout", "lora_dropout")) is None:
-        values["lora_dropout"] = 0.0  # the only one that there is
+        values["lora_dropout"] = 0.0  # adapters on parameters have no other
     for key, default in DEFAULTS.items():
         if values.get(key) is None:
             values[key] = default
@@ -84,7 +84,7 @@ def check_lora(
 
 
 def _apart(values: Mapping[str, Any], names: Mapping[str, str], source: Source) -> Iterator[Mistake]:
-    """What peft does not do together."""
+    """Mistakes of keys that peft does not combine."""
 
     def bad(key: str, text: str, code: str = "bad-value") -> Mistake:
         return source.mistake(names.get(key, key), code, text)
@@ -114,7 +114,7 @@ def _apart(values: Mapping[str, Any], names: Mapping[str, str], source: Source) 
     exclude = values.get("exclude_modules")
     if isinstance(exclude, str) and (wrong := _broken(exclude)):
         yield bad("exclude_modules", wrong)
-    for key in ("layers_pattern", MODULES):  # which peft takes for parts of patterns
+    for key in ("layers_pattern", MODULES):  # peft uses these as parts of patterns
         listed = values.get(key)
         parts = listed if isinstance(listed, (list, tuple)) else [listed]
         if wrong := next(filter(None, (_broken(part) for part in parts if isinstance(part, str))), None):
@@ -126,7 +126,7 @@ def _apart(values: Mapping[str, Any], names: Mapping[str, str], source: Source) 
 
 
 def _apart_from_parts(values: Mapping[str, Any], bad: Callable[..., Mistake]) -> Iterator[Mistake]:
-    """What adapters cannot be, or be beside, that begin with a part of the model's own weights."""
+    """Mistakes of keys that do not go with adapters that begin with a part of the model's own weights."""
     begin = values[BEGIN]
     if quantized := [key for key in ("load_in_4bit", "load_in_8bit") if values.get(key) is True]:
         bits = quantized[0].removeprefix("load_in_").removesuffix("bit")
@@ -140,10 +140,10 @@ def _apart_from_parts(values: Mapping[str, Any], bad: Callable[..., Mistake]) ->
 
 
 def _as_the_adapter(values: dict[str, Any], names: dict[str, str], source: Source) -> list[Mistake]:
-    """Let the keys be those of the adapter that the job goes on from; the mistakes are in it, and keys of the file that
-    say something else."""
+    """Set the keys to those of the adapter that the job continues. Returns mistakes in the adapter, and those of keys
+    in the file that contradict it."""
     path = values.get(ADAPTER)
-    if not isinstance(path, str) or not (Path(path) / CONFIG).is_file():  # told where its path is looked at
+    if not isinstance(path, str) or not (Path(path) / CONFIG).is_file():  # reported where its path is checked
         return []
     try:
         found = adapter_keys(path)
@@ -159,7 +159,8 @@ def _as_the_adapter(values: dict[str, Any], names: dict[str, str], source: Sourc
 
 
 def _same(key: str, given: object, found: object) -> bool:
-    """Whether the file says what the adapter has. All linear layers are those that the adapter was made for."""
+    """Whether the file's value agrees with the adapter's. A word such as all-linear agrees with the layers that the
+    adapter was made for."""
     if key not in _SETS:
         return given == found
     given = (given,) if isinstance(given, int) and key == "layers_to_transform" else _targets(given)
@@ -171,18 +172,18 @@ def _same(key: str, given: object, found: object) -> bool:
 
 
 def _alone_among(targets: object) -> str | None:
-    """A word for targets that stands among others, and would be none of their names."""
+    """A word for targets (all, peft-default) that stands in a list, where it would be taken for a module's name."""
     return next((word for word in ("all", PEFTS_OWN) if isinstance(targets, tuple) and word in targets), None)
 
 
 def _by_a_word(targets: object) -> bool:
-    """Whether targets are, wholly or among others, what the model itself says: all linear layers, or peft's own."""
+    """Whether targets leave the choice to the model, wholly or in part: all linear layers, or peft's own choice."""
     return targets in (ALL_LINEAR, PEFTS_OWN) or (isinstance(targets, tuple) and ALL_LINEAR in targets)
 
 
 def of_the_adapter(values: dict[str, Any], source: Source, name: str) -> Iterator[str]:
-    """What to say of the adapter that the job goes on from: where the file leaves it to the model which layers have
-    adapters, and it has some; where it was made for another revision of the base. `name`: that of the targets in the
+    """Notes on the adapter that the job continues: where the file leaves the choice of layers to the model and the
+    adapter has its own; and where it was made for another revision of the base. `name`: the name of the targets in the
     file."""
     if values.get(ADAPTER) in SWITCHED_OFF:
         return
@@ -197,7 +198,7 @@ def of_the_adapter(values: dict[str, Any], source: Source, name: str) -> Iterato
 
 
 def check_weights(values: dict[str, Any], names: dict[str, str], source: Source) -> list[Mistake]:
-    """The mistake of training adapters beside weights that are not there."""
+    """The mistake of training adapters on a model without weights."""
     if values.get("method") == "lora" and isinstance(model := values.get("model"), str) and has_no_weights(model):
         text = f"lora needs a model with weights, and {model} has none"
         return [source.mistake(names["method"], "bad-value", text)]
@@ -205,7 +206,7 @@ def check_weights(values: dict[str, Any], names: dict[str, str], source: Source)
 
 
 def _broken(pattern: str) -> str | None:
-    """What is wrong with a pattern of names."""
+    """What is wrong with a pattern of names; None where nothing is."""
     try:
         re.compile(pattern)
     except re.error as error:
@@ -216,22 +217,22 @@ def _broken(pattern: str) -> str | None:
 
 
 def has_no_weights(model: str) -> bool:
-    """Whether `model` is a local folder with a config and no weights. Where there is an index, there are to be files
-    that it names: a download that is not complete."""
+    """Whether `model` is a local folder without weights. A folder with an index counts as having them: its files are
+    missing from a download that is not complete."""
     folder = Path(model)
     return folder.is_dir() and not any(any(folder.glob(f"*{end}")) for end in (".safetensors", ".bin", ".index.json"))
 
 
 def _targets(value: object) -> object:
-    """The modules as peft has them: of axolotl's `lora_target_linear: true`, of LLaMA-Factory's "all" and "a,b", of a
-    list that has one of peft's own words, or a pattern, alone."""
+    """The modules as peft has them. Read are axolotl's `lora_target_linear: true`, LLaMA-Factory's "all" and "a,b", and
+    a list whose only element is one of peft's own words or a pattern."""
     if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str):
         found = _targets(value[0])
         return found if isinstance(found, str) else tuple(value)
     if value in (True, "all", ALL_LINEAR):
         return ALL_LINEAR
     if isinstance(value, str) and (value == PEFTS_OWN or _PATTERN.search(value)):
-        return value  # peft's way: the whole name of a module is to match a pattern
+        return value  # as in peft: a pattern must match the whole name of a module
     if isinstance(value, str):
         return tuple(part.strip() for part in value.split(",") if part.strip())
     return tuple(value) if isinstance(value, list) else value

@@ -1,8 +1,8 @@
-"""Where a trained model goes: a folder that is empty or not there yet, and that only its own run may fill.
+"""Where a trained model goes: a folder that is empty or does not exist yet, and that only its own run may fill.
 
-Nothing is written through or over what is not the run's. All is made in a folder of an unguessable name, inside the
-output folder where that is there, beside it where it is not, and put in place by renames that replace nothing. What is
-removed is what the run made, by its name. Light: no torch.
+Nothing is written through links or over files that are not the run's. All files are first made in a folder with an
+unguessable name, inside the output folder where that exists, else beside it. Renames that replace nothing then put them
+in place. Only files that the run made are removed, by their names. Light: no torch.
 """
 
 from __future__ import annotations
@@ -25,24 +25,25 @@ MARK = "offmate.json"
 """The file in a model folder that names its run, under "token", and all the folder's files, under "files"."""
 
 _PREFIX = ".offmate-"
-_LONG = "model-00001-of-00001.safetensors.index.json"  # as long as the names of a model's files get
+_LONG = "model-00001-of-00001.safetensors.index.json"  # as long as a name of a model's files can be
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EMLINK, errno.ENOSYS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """The output folder `folder`, an absolute path, of the run that knows itself by `token` (see `new_token`)."""
+    """The output folder `folder`, an absolute path, of the run that recognizes its own files by `token` (see
+    `new_token`)."""
 
     folder: Path
     token: str
 
     def published(self) -> int | None:
-        """The step of this run's model that is there; None where there is none."""
+        """The step of this run's model in the folder; None where there is none."""
         mark = _mark(self.folder)
         return mark.step if mark is not None and mark.token == self.token else None
 
     def check(self) -> None:
-        """Raise UserError unless the folder is not there, is empty, or holds what this run has put there."""
+        """Raise UserError unless the folder does not exist, is empty, or holds what this run has put there."""
         with self._told():
             for path in (self.folder, *self.folder.parents):
                 if path.is_symlink() and not path.exists():
@@ -55,7 +56,7 @@ class Place:
                 raise self._taken()
 
     def try_out(self, needed_bytes: int = 0) -> None:
-        """`check`, and do what publishing does with a file of no meaning. Leaves nothing behind.
+        """`check`, and try all that publishing does with a meaningless file. Leaves nothing behind.
 
         Raises UserError when any of it fails, or when the disk has less than `needed_bytes` left.
         """
@@ -72,8 +73,8 @@ class Place:
                 _put(made / _LONG, self.folder / f"{probe._name}{_LONG}")
                 (self.folder / f"{probe._name}{_LONG}").unlink()
             else:
-                with contextlib.suppress(FileExistsError):  # another submission tries it, too
-                    self.folder.mkdir()  # its name may be too long, or have what this disk's names cannot have
+                with contextlib.suppress(FileExistsError):  # another submission may try it at the same time
+                    self.folder.mkdir()  # fails for a name too long, or with characters that this disk does not allow
                     self.folder.rmdir()
                 made.rename(made.with_name(f"{made.name}-"))
                 made.with_name(f"{made.name}-").rename(made)
@@ -88,7 +89,7 @@ class Place:
             )  # fmt: skip
 
     def begin(self) -> Path:
-        """A new folder of this run's, for the files that `finish` puts in place. What an earlier attempt left goes.
+        """A new folder of this run, for the files that `finish` puts in place. Removes what an earlier attempt left.
         Raises OSError."""
         self.clear()
         self.folder.parent.mkdir(parents=True, exist_ok=True)
@@ -97,9 +98,10 @@ class Place:
         return made
 
     def finish(self, made: Path, *, run: str, step: int) -> None:
-        """Put what is in `made`, as `begin` gave it, in place, all or nothing. `run` and `step` are noted beside.
+        """Put the content of `made`, the folder from `begin`, in place, all or nothing. `run` and `step` are noted in
+        `MARK`.
 
-        Raises UserError when something has come to be there meanwhile; then it stays as it is.
+        Raises UserError when something has come into the folder meanwhile; that then stays as it is.
         """
         files = sorted(path.relative_to(made).as_posix() for path in made.rglob("*") if not path.is_dir())
         mark = {"format": 2, "run": run, "step": step, "token": self.token, "files": files}
@@ -108,11 +110,11 @@ class Place:
         self.check()
         with self._told():
             if made.parent != self.folder:
-                made.rename(self.folder)  # which the system refuses where anything but an empty folder is there
+                made.rename(self.folder)  # the system refuses this unless the target is an empty folder or nothing
                 sync(self.folder.parent)
                 return
             try:
-                for path in sorted(made.iterdir(), key=lambda path: path.name == MARK):  # last: then it is whole
+                for path in sorted(made.iterdir(), key=lambda path: path.name == MARK):  # last: then all is there
                     _put(path, self.folder / path.name)
             except OSError:
                 self.clear()
@@ -127,7 +129,7 @@ class Place:
             if made.is_symlink() or not made.is_dir():
                 continue
             mark = _mark(made)
-            if parent == self.folder and mark is not None:  # it ended among the renames, of which that of MARK is last
+            if parent == self.folder and mark is not None:  # ended between the renames; MARK's is last
                 _remove(self.folder, [name for name in mark.files if _has_left(made / name, self.folder / name)])
             shutil.rmtree(made)
 
@@ -144,7 +146,7 @@ class Place:
         return f"{_PREFIX}{self.token}"
 
     def _others(self) -> list[str]:
-        """The names of what is in the folder and not this run's."""
+        """The names of all in the folder that is not this run's."""
         return sorted(path.name for path in self.folder.iterdir() if path.name != self._name)
 
     def _taken(self) -> UserError:
@@ -158,7 +160,7 @@ class Place:
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:
-        """Errors of the system as errors for people."""
+        """Turns an OSError into a UserError."""
         try:
             yield
         except OSError as error:
@@ -174,14 +176,14 @@ class Place:
 
 
 def delivered(job_says: str | None, run_folders_own: Path, token: str) -> Path | None:
-    """Where the finished model of the run `token` is: in the folder that its job says, or in the run folder's own, if
-    that place would not have it. None where it is in neither."""
+    """The folder with the finished model of the run `token`: the one that its job names, or the one in the run folder,
+    where the model goes if that place refuses it. None where it is in neither."""
     places = (Place(folder=Path(folder), token=token) for folder in (job_says, run_folders_own) if folder is not None)
     return next((place.folder for place in places if place.published() is not None), None)
 
 
 def new_token() -> str:
-    """A name that nobody else has and nobody guesses."""
+    """A name that is unique and that nobody can guess."""
     return secrets.token_hex(16)
 
 
@@ -193,7 +195,7 @@ class _Mark:
 
 
 def _mark(folder: Path) -> _Mark | None:
-    """What a folder's MARK says; None where there is none, or one that this version did not write."""
+    """The content of a folder's MARK; None where there is none, or one that this version did not write."""
     try:
         found = json.loads((folder / MARK).read_text("utf-8"))
         files = tuple(name for name in found["files"] if isinstance(name, str) and _is_inside(name))
@@ -225,7 +227,7 @@ def _put(path: Path, target: Path) -> None:
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
-        if os.path.lexists(target):  # on disks without links, like those of cameras, no rename refuses to replace
+        if os.path.lexists(target):  # without links, as on FAT, a rename would replace it
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target)) from None
         path.rename(target)
     else:
@@ -233,19 +235,19 @@ def _put(path: Path, target: Path) -> None:
 
 
 def _has_left(made: Path, put: Path) -> bool:
-    """Whether a file has got its second name, and perhaps lost its first one."""
+    """Whether a file has its new name `put` already, and perhaps no longer its old one, `made`."""
     return not made.exists() or (put.exists() and made.samefile(put))
 
 
 def _remove(folder: Path, names: list[str]) -> None:
-    """Remove files of a folder by their names, and the folders among them that are empty then."""
+    """Remove files of a folder by their names, and the folders of these files that are then empty."""
     for name in names:
         (folder / name).unlink(missing_ok=True)
         _remove_empty([folder / parent for parent in list(Path(name).parents)[:-1]])
 
 
 def _remove_empty(folders: list[Path]) -> None:
-    """Remove each of these, the innermost first, that is there and empty."""
+    """Remove those of these folders, the innermost first, that exist and are empty."""
     for folder in folders:
         with contextlib.suppress(OSError):
             folder.rmdir()

@@ -1,7 +1,7 @@
 """The one reader of training data: submission, previews, counting and training get their records from it. No torch.
 
-A record is the value of its JSON, the texts of its CSV cells, or what the types of Parquet and Arrow say. Nothing is
-inferred from other records, files or columns, and nothing is kept between two readings.
+A record is the value of its JSON, the texts of its CSV cells, or the value that the types of Parquet and Arrow give.
+Nothing is inferred from other records, files or columns, and nothing is kept between two readings.
 """
 
 from __future__ import annotations
@@ -24,22 +24,23 @@ from planner.units import counted
 __all__ = ["Reader", "Row", "rows_of"]
 
 _TABLE_ROWS = 1000
-"""Rows of a table that are read at a time, at most; also the most of a file where its beginning is enough."""
+"""The most rows of a table that are read at a time; also the most of a file where its beginning is enough."""
 _ROWS = 100_000
-"""Rows that are read at most where a beginning is enough: half a second. So many short ones are few bytes."""
+"""The most rows that are read where a beginning is enough, which takes half a second. Without it short rows would stay
+below the limit in bytes for long."""
 _BATCH_BYTES = 8 * 2**20
-"""Of the rows of a table that are read at a time, but for a row that is larger by itself."""
+"""The most bytes of the rows of a table that are read at a time, unless a single row is larger."""
 _GROWTH = 8
-"""By so many times a batch may be larger than the one before: only a batch that was read tells how large rows are. A
+"""How many times larger a batch may be than the one before: only a batch that was read tells how large rows are. A
 Parquet file of 40 kB may hold a text of 2 MB once and repeat it in a thousand rows."""
 
 
 class Reader:
     """Reads the files of an entry one after another.
 
-    `most_bytes`: at most so many bytes are read, of all files together, of tables in memory, and 100,000 rows; None:
-    everything. After a reading `whole` says whether that was all there is; `columns` has every column that was met,
-    unless everything was read.
+    `most_bytes`: the most bytes to read of all files together, for tables counted in memory, and with it the limit of
+    100,000 rows; None: everything is read. After a reading `whole` says whether that was all there is. `columns` has
+    every column that was met; when everything is read, it has only the columns of headers and schemas.
     """
 
     def __init__(self, data: LocalData, most_bytes: int | None = None) -> None:
@@ -80,7 +81,7 @@ class Reader:
 
     def records(self, start: int = 0, stop: int | None = None) -> Iterator[Row]:
         """The rows from record `start` to before record `stop`, numbered from 0. Rows that are no records have no
-        number, and come with the record behind them."""
+        number and come with the next record."""
         number = 0
         for row in self:
             if number == stop:
@@ -98,8 +99,8 @@ def rows_of(
     name: str, file: BinaryIO, kind: Kind, *, whole: bool = True, columns: dict[str, None] | None = None,
     delimiter: str = ",", limit: _Limit | None = None,
 ) -> Generator[Row]:  # fmt: skip
-    """The rows of one file called `name`. `whole`: the file is all of it, not its beginning. The header of a csv file
-    and the schema of a table are put into `columns`; of a table no more is read than the `limit` lets. Raises
+    """The rows of one file called `name`. `whole`: `file` is the whole file, not its beginning. The header of a csv
+    file and the schema of a table are put into `columns`. Of a table no more is read than `limit` allows. Raises
     ValueError where the file cannot be read on."""
     columns = {} if columns is None else columns
     if kind == "json":
@@ -113,8 +114,8 @@ def rows_of(
 
 
 class _Limit:
-    """What is read of a table whose beginning is enough: `most` bytes in memory, and `_TABLE_ROWS` rows. `bytes` and
-    `rows` are read so far; `reached`: there is more."""
+    """The limit for a table whose beginning is enough: `most` bytes in memory, and `_TABLE_ROWS` rows. `bytes` and
+    `rows` count what is read so far; `reached`: the limit ended the reading, and there is more."""
 
     def __init__(self, most: int) -> None:
         self.most, self.bytes, self.rows, self.reached = most, 0, 0, False
@@ -126,7 +127,7 @@ class _Limit:
 
 
 class _Beginning(io.RawIOBase):
-    """The first bytes of a file. `whole`: there are no more; `taken`: read so far."""
+    """The first bytes of a file. `whole`: the file has no more than these; `taken`: bytes read so far."""
 
     def __init__(self, file: IO[bytes], most: int | None) -> None:
         self._file, self._most = file, sys.maxsize if most is None else most
@@ -152,7 +153,7 @@ class _Beginning(io.RawIOBase):
 
 
 def _text_rows(name: str, file: BinaryIO, whole: bool, columns: dict[str, None]) -> Generator[Row]:
-    """A text file is one record, its line ends as they are, less a byte order mark."""
+    """A text file is one record, with its line ends as they are and without a byte order mark."""
     content = file.read()
     columns["text"] = None
     try:
@@ -167,7 +168,7 @@ def _text_rows(name: str, file: BinaryIO, whole: bool, columns: dict[str, None])
 def _csv_rows(
     name: str, file: BinaryIO, whole: bool, columns: dict[str, None], delimiter: str
 ) -> Generator[Row]:  # fmt: skip
-    """Each row is what Python's `csv` reads, a text for each name of the header. Cells that a row lacks are absent."""
+    """Each row is what Python's `csv` reads: a text for each name of the header. Cells that a row lacks are absent."""
     text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
     rows = _csv_lines(name, text, whole, delimiter)
     header = next((cells for _, cells in rows if cells[0].strip() or len(cells) > 1), [])
@@ -188,8 +189,8 @@ def _csv_rows(
 
 
 def _csv_lines(name: str, text: io.TextIOWrapper, whole: bool, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """The rows and the number of the line that each begins on. Lines with nothing in them are no rows. Raises
-    ValueError for a quote that is not closed; where the file goes on (not `whole`) the last row is left out."""
+    """The rows, each with the number of the line on which it begins. Empty lines are no rows. Raises ValueError for a
+    quote that is not closed; where the file goes on (not `whole`) the last row is left out instead."""
     is_at_end = False
 
     def noted() -> Iterator[str]:
@@ -204,7 +205,7 @@ def _csv_lines(name: str, text: io.TextIOWrapper, whole: bool, delimiter: str) -
     rows, start = csv.reader(noted(), delimiter=delimiter), 1
     try:
         for row in rows:
-            if is_at_end:  # csv asked for another line, as the row was not at its end
+            if is_at_end:  # csv asked for another line, so the row was not complete
                 if whole:
                     raise ValueError(f"{name}: the quote that line {start} opens is not closed")
                 return
@@ -216,15 +217,15 @@ def _csv_lines(name: str, text: io.TextIOWrapper, whole: bool, delimiter: str) -
 
 
 def _undecoded(text: str) -> str:
-    """The first byte of a text that is not UTF-8, "0xe9"; "" where all are."""
+    """The first byte of a text that is not UTF-8, as "0xe9"; "" where all of it is."""
     if text.isascii():
         return ""
     return next((f"0x{ord(sign) - 0xDC00:02x}" for sign in text if "\udc80" <= sign <= "\udcff"), "")
 
 
 def _parquet_batches(file: BinaryIO, columns: dict[str, None]) -> Iterator[Any]:
-    """The batches of a Parquet file, of about `_BATCH_BYTES`. A group of rows is begun anew where batches are to be of
-    another size, and the rows that were given are passed over."""
+    """The batches of a Parquet file, of about `_BATCH_BYTES`. To change the batch size, a row group is read again from
+    its start, and rows that were given already are skipped."""
     from pyarrow import parquet  # late: it is large, and hardly anybody needs it
 
     with parquet.ParquetFile(file) as content:
@@ -253,7 +254,7 @@ def _parquet_batches(file: BinaryIO, columns: dict[str, None]) -> Iterator[Any]:
 
 
 def _arrow_batches(file: BinaryIO, columns: dict[str, None]) -> Iterator[Any]:
-    """The batches of an Arrow stream, or of a file in Arrow's form of random access."""
+    """The batches of an Arrow stream, or of a file in Arrow's random access format."""
     import pyarrow as pa
 
     try:
@@ -269,8 +270,8 @@ def _arrow_batches(file: BinaryIO, columns: dict[str, None]) -> Iterator[Any]:
 
 
 def _pieces(batch: Any, limit: _Limit | None) -> Iterator[Any]:
-    """The batch in pieces of about `_BATCH_BYTES` of Python's, as far as the limit goes. Where a value that is there
-    once may stand in many rows, nothing but the row itself tells how large it is."""
+    """The batch in pieces that have about `_BATCH_BYTES` as Python objects, as far as the limit goes. Where rows may
+    share a value's bytes (`_shares`) a piece is one row, as only the row itself tells how large it is."""
     rows = min(_TABLE_ROWS, max(1, batch.num_rows * _BATCH_BYTES // max(1, batch.nbytes)))
     if any(_shares(field.type) for field in batch.schema):
         rows = 1
@@ -288,7 +289,7 @@ def _pieces(batch: Any, limit: _Limit | None) -> Iterator[Any]:
 
 
 def _shares(kind: Any) -> bool:
-    """Whether rows of an Arrow type may share a value's bytes: dictionaries, runs and views."""
+    """Whether rows of an Arrow type may share a value's bytes, as in dictionaries, runs and views."""
     import pyarrow as pa
 
     views = (pa.ListViewType, pa.LargeListViewType, pa.DictionaryType, pa.RunEndEncodedType)
@@ -298,7 +299,8 @@ def _shares(kind: Any) -> bool:
 
 
 def _table_rows(name: str, batches: Iterator[Any], limit: _Limit | None) -> Generator[Row]:
-    """The rows of a table. A key that is null is absent: in a table a record has the keys of all others, too."""
+    """The rows of a table. A key whose value is null is left out: in a table every record has the keys of all
+    others."""
     number, schema = 0, None
     convert: _Convert = _same
     for batch in batches:
@@ -318,7 +320,8 @@ def _table_rows(name: str, batches: Iterator[Any], limit: _Limit | None) -> Gene
 
 
 def _pylist(batch: Any) -> Iterator[Any]:
-    """The records of a batch; for one that cannot be read a ValueError. Only reading shows whether texts are UTF-8."""
+    """The records of a batch; a ValueError in place of one that cannot be read. Only reading shows whether texts are
+    UTF-8."""
     try:
         yield from batch.to_pylist(maps_as_pydicts="strict")
     except (UnicodeDecodeError, KeyError, OverflowError):
@@ -346,7 +349,8 @@ def _same(value: Any) -> Any:
 
 
 def _reader_of(kind: Any) -> _Convert:
-    """What makes a record's value of a value of this Arrow type. Raises ValueError, saying what is wrong."""
+    """The function that makes a record's value from a value of this Arrow type. It raises ValueError that says what is
+    wrong."""
     import pyarrow as pa
 
     if getattr(kind, "extension_name", "") == "arrow.json":  # the Json columns of `datasets`
@@ -367,7 +371,7 @@ def _reader_of(kind: Any) -> _Convert:
 
 
 def _struct_reader(fields: Any) -> _Convert:
-    """`fields`: a struct's type, or a schema."""
+    """As `_reader_of`, for the fields of a struct's type or of a schema. Raises ValueError where two have one name."""
     readers = {field.name: _reader_of(field.type) for field in fields}
     if len(readers) < len(fields):
         names = [field.name for field in fields]

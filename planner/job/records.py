@@ -1,4 +1,5 @@
-"""What records of training data are: their kind, by their columns, and whether they can be read as that. No torch."""
+"""Records of training data: their kind, which their columns show, and checks that they can be read as that kind. No
+torch."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ from planner.job.source import shown
 
 Record = Mapping[str, object]
 Message = dict[str, Any]
-"""`role`, `content`, and whatever else the record gives it (tool_calls, reasoning_content, name, …), which is for the
-chat template. `train` where the record says that this turn is learned, or is not."""
+"""`role`, `content`, and whatever else the record gives it (tool_calls, reasoning_content, name, …), which is passed to
+the chat template. `train` where the record says whether this turn is learned."""
 TrainOn = Literal["completions", "pairs", "answers", "all_answers", "all"]
 Kind = Literal["tokens", "messages", "conversations", "prompt", "alpaca", "text", "segments"]
 
@@ -26,17 +27,17 @@ _ROLES = {
 }  # fmt: skip
 ROLES = tuple(dict.fromkeys(_ROLES.values()))
 VALUES = "chat_template_kwargs"
-"""The key and the column of what the chat template is told beside the messages."""
+"""The key, and the column, with values that the chat template gets beside the messages."""
 _NOT_VALUES = frozenset({
     "messages", "conversation", "conversations", "tools", "chat_template", "add_generation_prompt", "tokenize",
     "continue_final_message", "return_assistant_tokens_mask", "return_dict", "return_tensors", "padding", "truncation",
     "max_length",
 })  # fmt: skip
-"""What whoever renders a template says himself."""
+"""Names that the code which renders a template sets itself."""
 _OWN = frozenset({"role", "from", "content", "value", "train", "weight"})
-"""The keys of a message that are read here; all others are the template's."""
+"""The keys of a message that this module reads; all others are passed to the template."""
 _INSTEAD = frozenset({"tool_calls", "function_call", "reasoning_content", "reasoning", "thinking"})
-"""What a message may say in place of content."""
+"""Keys of which a message may have one in place of content."""
 
 
 _NEEDED: dict[Kind, tuple[str, ...]] = {
@@ -44,7 +45,7 @@ _NEEDED: dict[Kind, tuple[str, ...]] = {
     "prompt": ("prompt", "completion"), "alpaca": ("instruction", "output"), "text": ("text",),
     "segments": ("segments",),
 }  # fmt: skip
-"""The columns that a kind is known by; of several kinds the first is meant."""
+"""The columns that show a kind; where several kinds match, the first counts."""
 
 
 def _known(columns: Collection[str]) -> Kind | None:
@@ -60,13 +61,14 @@ def check_kind(kind: Kind, record: Record) -> None:
 
 
 def lacks_of(kind: Kind, record: Record) -> str:
-    """Which columns of its kind a record lacks, as it follows its place: "has no prompt"; "" where all are there."""
+    """The columns of its kind that a record lacks, in words that follow its place: "has no prompt"; "" where it has
+    all."""
     missing = [column for column in _NEEDED[kind] if column not in record]
     return f"has no {' and '.join(missing)}" if missing else ""
 
 
 def kind_of(columns: Collection[str], name: str) -> Kind:
-    """The kind of records that the columns of the dataset `name` show. Raises UserError listing what was found."""
+    """The kind of records that the columns of the dataset `name` show. Raises UserError that lists the columns."""
     others = [kind for kind, needed in _NEEDED.items() if set(needed) <= set(columns) - {"input_ids"}]
     if (kind := _known(columns)) == "tokens" and others:
         raise UserError(
@@ -88,7 +90,7 @@ def kind_of(columns: Collection[str], name: str) -> Kind:
 
 
 def no_columns(name: str, what: str) -> UserError:
-    """The error of data that have not the columns their entry names."""
+    """The error of data without the columns that their entry names."""
     return UserError(
         f"The columns of {name} are not those that its entry names.", code="unknown-columns", exit_code=Exit.USAGE,
         numbers=(what,), hint="correct the entry of dataset, or the data",
@@ -106,8 +108,8 @@ def text_of(record: Record, column: str) -> str:
 
 
 def pair_of(record: Record) -> tuple[str, str]:
-    """The texts of a prompt and its completion. Raises ValueError, also where a completion has no prompt: it would be
-    learned as what the model says unasked."""
+    """The texts of a prompt and its completion. Raises ValueError, also for a completion without a prompt: the model
+    would learn to say it unasked."""
     prompt, completion = text_of(record, "prompt"), text_of(record, "completion")
     if record.get("prompt") is None and completion:
         raise ValueError("column prompt is null or missing, and there is a completion; write \"\" for an empty prompt")
@@ -115,7 +117,7 @@ def pair_of(record: Record) -> tuple[str, str]:
 
 
 def role_of(name: str) -> str | None:
-    """The role that data call by this name; None for a name that is none's."""
+    """The role that data call by this name; None for an unknown name."""
     return _ROLES.get(name)
 
 
@@ -136,7 +138,7 @@ def _message(entry: object) -> Message:
     more = {key: value for key, value in entry.items() if value is not None and key not in _OWN}
     for key, value in more.items():
         check_json(value, f"a message's {key}")
-    if isinstance(call := more.pop("function_call", None), dict):  # as OpenAI had it before `tool_calls`
+    if isinstance(call := more.pop("function_call", None), dict):  # OpenAI's form before `tool_calls`
         more.setdefault("tool_calls", [{"type": "function", "function": call}])
     named = entry.get("role") or entry.get("from")
     content = entry["content"] if entry.get("content") is not None else entry.get("value")
@@ -152,8 +154,8 @@ def _message(entry: object) -> Message:
 
 
 def _trained(entry: Mapping[str, object]) -> dict[str, bool]:
-    """What the record says of a turn's being learned: `train` (axolotl's), or `weight: 0` (OpenAI's, whose 1 is only
-    that nothing is said)."""
+    """Whether the record says that a turn is learned: by `train` (axolotl's), or by `weight: 0` (OpenAI's, whose 1 says
+    nothing)."""
     given = {key: entry[key] for key in ("train", "weight") if entry.get(key) is not None}
     for key, value in given.items():
         if value not in (0, 1):  # True and False are 1 and 0
@@ -177,7 +179,7 @@ def _calls(content: object) -> list[dict[str, Any]]:
 
 
 def check_json(value: object, what: str) -> None:
-    """Raise ValueError for a value that JSON has not, such as a date of a table's: a template would write its type."""
+    """Raise ValueError for a value that is not JSON's, such as a date from a table: a template would write its type."""
     if isinstance(value, dict):
         value = [*value.values()]
     if isinstance(value, list):
@@ -207,8 +209,8 @@ def tools_of(record: Record) -> list[Any] | None:
 
 
 def template_values(value: object) -> dict[str, Any]:
-    """What the chat template is told beside the messages, less what is null. Raises ValueError for what is no mapping,
-    or tells it what is not its own to be told."""
+    """The values that the chat template gets beside the messages, without nulls. Raises ValueError where this is no
+    mapping, or sets a name that is not the template's own (`_NOT_VALUES`)."""
     if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
         raise ValueError(f"{VALUES} is a mapping, this is {shown(value, 80)}")
     if taken := sorted(_NOT_VALUES & value.keys()):
@@ -248,7 +250,7 @@ _MASKS = ("completion_mask", "assistant_masks")
 def tokens_of(record: Record, *, prompts: bool = False) -> tuple[list[int], list[bool]]:
     """The tokens of a record that is tokenized already, without its padding, and which of them are learned: those with
     a label (`labels`, -100 for none), else those of TRL's masks (`completion_mask`, `assistant_masks`), else all.
-    `prompts`: whatever `completion_mask` says. Raises ValueError."""
+    `prompts`: ignore `completion_mask`. Raises ValueError."""
     tokens = _numbers(record, "input_ids", None)
     labels, there = (_numbers(record, column, len(tokens)) for column in ("labels", "attention_mask"))
     masks = [mask for column in _MASKS[prompts:] if (mask := _numbers(record, column, len(tokens)))]
@@ -269,7 +271,8 @@ def tokens_of(record: Record, *, prompts: bool = False) -> tuple[list[int], list
 
 
 def _numbers(record: Record, column: str, count: int | None) -> list[int]:
-    """The whole numbers in a column, so many where it is there; none where it is not."""
+    """The whole numbers in a column, which must be `count` (None: any number of them); [] where the column is
+    missing."""
     value = record.get(column)
     if value is None:
         return []
@@ -303,7 +306,7 @@ def is_chat(kind: Kind, record: Record) -> bool:
 
 
 def check_answers(train_on: TrainOn, kind: Kind, record: Record) -> None:
-    """Raise UserError where answers alone are to be learned, and the record is no conversation."""
+    """Raise UserError where only answers are to be learned and the record is no conversation."""
     if train_on in ("answers", "all_answers") and kind != "tokens" and not is_chat(kind, record):
         raise UserError(
             f"train_on: {train_on} learns the assistant's turns, and the data are not conversations.",
@@ -313,8 +316,8 @@ def check_answers(train_on: TrainOn, kind: Kind, record: Record) -> None:
 
 
 def check_record(kind: Kind, record: Record) -> bool:
-    """Whether there is something in a record to learn from; False: it is left out. Raises ValueError saying what is
-    wrong, as far as that can be told without a tokenizer."""
+    """Whether a record has something to learn; if not, it is left out. Raises ValueError that says what is wrong, as
+    far as that can be told without a tokenizer."""
     check_kind(kind, record)
     if kind == "tokens":
         return any(tokens_of(record)[1])

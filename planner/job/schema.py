@@ -1,8 +1,8 @@
 """The job file: what people write, checked, with every default filled in.
 
-Names are those of transformers' `TrainingArguments` and TRL; `planner/job/aliases.py` has the others. A file is read
-by `planner/job/source.py`, which finds the lines and the mistakes; `planner/job/fields.py` says what values there are,
-and this module what a right file is.
+Names are those of transformers' `TrainingArguments` and TRL; `planner/job/aliases.py` has the others.
+`planner/job/source.py` reads a file and finds lines and mistakes, `planner/job/fields.py` defines the types of values,
+and this module defines what a correct file is.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ from planner.optimizers.table import CHOICES, OPTIMIZERS, Optim
 
 
 class Job(AdapterKeys, LossKeys):
-    """One fine-tuning job, canonical names, defaults filled, paths absolute, sizes in bytes. A value.
+    """One fine-tuning job as an immutable value: canonical names, defaults filled in, absolute paths, sizes in bytes.
 
     `model`, `tokenizer` and the entries of `dataset` are absolute paths or Hugging Face ids. `chat_template` is the
     template's text. `warmup_steps` below 1 is a share of all steps. `max_grad_norm` None means no clipping. `schedule`
@@ -199,15 +199,15 @@ class Job(AdapterKeys, LossKeys):
 
     @classmethod
     def parse(cls, text: str, folder: Path, *, name: str = "job.yaml", told: Collection[str] = ()) -> Job:
-        """The job in the YAML `text`; relative paths start at `folder`, errors call the file `name`, but for keys that
-        the command line `told`."""
+        """The job in the YAML `text`; relative paths start at `folder`. Errors call the file `name`; keys in `told`
+        they name as the command line's (--set). Raises UserError (exit 2)."""
         return cls.parse_with_notes(text, folder, name=name, told=told)[0]
 
     @classmethod
     def parse_with_notes(
         cls, text: str, folder: Path, *, name: str = "job.yaml", told: Collection[str] = ()
     ) -> tuple[Job, tuple[str, ...]]:  # fmt: skip
-        """As `parse`, and what to tell the person who submits the file: what in it means something else here."""
+        """As `parse`, with notes for the person who submits the file: what in it has another effect here."""
         source = replace(read_yaml(text, name, allow_unclear=True), told=frozenset(told))
         job, notes = cls._checked(source, Path(folder).absolute())
         return job, (*notes, *job.notes)
@@ -216,10 +216,10 @@ class Job(AdapterKeys, LossKeys):
     def question(
         cls, text: str, folder: Path, *, name: str = "job.yaml", in_lines: bool = True, told: Collection[str] = ()
     ) -> Job:  # fmt: skip
-        """As `parse`, for planning only: the model's config is enough, weights, tokenizer and data need not be there.
+        """As `parse`, for planning only: the model's config is enough; weights, tokenizer and data need not be there.
 
-        Keys of `NOT_PLANNED` are as if they had not been given, so that jobs with the same plan are equal. `in_lines`:
-        there is a file, whose lines errors may name.
+        Keys in `NOT_PLANNED` are ignored, so that jobs with the same plan are equal. `in_lines`: the text comes from a
+        file, whose lines errors may name.
         """
         source = replace(read_yaml(text, name, allow_unclear=True), told=frozenset(told))
         source = source if in_lines else replace(source, lines={})
@@ -230,8 +230,8 @@ class Job(AdapterKeys, LossKeys):
     def _checked(
         cls, source: Source, folder: Path | None, *, only_planned: bool = False
     ) -> tuple[Job, tuple[str, ...]]:  # fmt: skip
-        """The job of a file's values, and notes on its keys; `folder` is that of relative paths, None where there are
-        none."""
+        """The job of a file's values, and notes on its keys. Relative paths start at `folder`; None: the values are
+        those of `resolved.yaml`, without relative paths."""
         told: tuple[str, ...] = ()
         unclear = source.unclear
         if folder is not None and is_v1(source.values):
@@ -250,7 +250,7 @@ class Job(AdapterKeys, LossKeys):
             notes = (*notes, *settle_precision(values, source, named_machine=only_planned))
         if only_planned:
             alike = NOT_PLANNED | ({"optim"} if OPTIMIZERS.get(str(values.get("optim")), AdamW) is AdamW else set())
-            if takes_from_base(values.get("init_lora_weights")):  # then no file has the weights as they are
+            if takes_from_base(values.get("init_lora_weights")):  # no file then has the weights as they are
                 alike = alike - {"init_lora_weights"}
             values = {key: value for key, value in values.items() if key not in alike}
         elif folder is not None:
@@ -284,9 +284,9 @@ class Job(AdapterKeys, LossKeys):
     def from_resolved(cls, path: Path) -> Job:
         """The job in a run folder's `resolved.yaml`, as `resolved_yaml` wrote it. Raises UserError.
 
-        Nothing beside the file makes a path of an id: run folders have an `output`, and `output/x` is a fine id.
+        An id stays an id, whatever lies beside the file: run folders have an `output`, and `output/x` is a valid id.
         """
-        # Longer than what was submitted: with every default, and the template's text.
+        # No limit: it is longer than the submitted file, as it has every default and the template's text.
         return cls._checked(read_yaml(read_text(path, longest=None), path.name, longest=None), None)[0]
 
     def resolved_yaml(self) -> str:
@@ -297,39 +297,40 @@ class Job(AdapterKeys, LossKeys):
 
     @property
     def data(self) -> tuple[DataEntry, ...]:
-        """What is trained on."""
+        """The entries of `dataset`, which are trained on."""
         return tuple(map(as_entry, self.dataset))
 
     @property
     def eval_data(self) -> tuple[DataEntry, ...]:
-        """What is evaluated on, where that is data of its own."""
+        """The entries of `eval_dataset`; none where there is no dataset for evaluation alone."""
         return tuple(map(as_entry, self.eval_dataset or ()))
 
     @property
     def slice_rows(self) -> int:
-        """Rows of a micro-batch, once they are decided."""
+        """Rows of a micro-batch; only for a job with `is_split`."""
         assert isinstance(self.per_device_train_batch_size, int), "the planner has not decided it yet"
         return self.per_device_train_batch_size
 
     @property
     def most_target_tokens(self) -> int:
-        """Of a row's completion, where it is apart from its prompt, as for an encoder-decoder."""
+        """The most tokens of a row's completion where it is apart from its prompt, as for an encoder-decoder."""
         return self.max_target_length or self.max_length
 
     @property
     def is_split(self) -> bool:
-        """Whether it is decided how the rows of a step are split; otherwise the planner does, see `with_slices`."""
+        """Whether the split of a step's rows into micro-batches is decided; otherwise the planner decides it
+        (`with_slices`)."""
         return self.per_device_train_batch_size != AUTO
 
     def with_slices(self, rows: int) -> Job:
-        """The job with micro-batches of so many of its `train_batch_size` rows."""
+        """The job with micro-batches of `rows` of its `train_batch_size` rows."""
         assert self.train_batch_size is not None and self.train_batch_size % rows == 0
         slices = self.train_batch_size // rows
         return self.model_copy(update={"per_device_train_batch_size": rows, "gradient_accumulation_steps": slices})
 
     def with_lengths(self, lengths: tuple[int, int]) -> Job:
-        """The job as one whose rows may have no more tokens than these, of what is read and of the labels: for
-        planning alone, as the rows themselves are padded to what `max_length` makes of them."""
+        """The job with rows of at most these numbers of tokens, of the input and of the labels. For planning alone: the
+        rows themselves are still padded by the job's own `max_length`."""
         read, labels = lengths
         apart = labels != read or self.max_target_length is not None
         return self.model_copy(update={"max_length": read, **({"max_target_length": labels} if apart else {})})
@@ -343,13 +344,13 @@ class Job(AdapterKeys, LossKeys):
 
     @property
     def state_homes(self) -> int:
-        """Places of each piece of the optimizer states on disk: with two a checkpoint names one, and copies nothing;
-        but a second checkpoint would need one more."""
+        """How many places each piece of the optimizer states has on disk. With two a checkpoint names one of them and
+        copies nothing; a second checkpoint would need a third place."""
         return 2 if self.save_total_limit == 1 else 1
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What to tell the person who submits this job, whatever its file looked like."""
+        """Notes for the person who submits this job, whatever its file looked like."""
         return notes_of(dict(self), self.model_fields_set)
 
 
@@ -359,7 +360,7 @@ CANONICAL = {alias: key for key, aliases in ALIASES.items() for alias in aliases
 _NULLABLE = {key for key, field in Job.model_fields.items() if field.default is None} | {
     "max_grad_norm", "save_minutes", "save_total_limit",
 }  # fmt: skip
-"""Keys whose null says something; of others it is as if they were not given."""
+"""Keys for which null is a value; for all others null means that the key was not given."""
 
 
 def _name_in(source: Source, canonical: str) -> str:
@@ -371,10 +372,10 @@ _OF_MODEL = {
     *AdapterKeys.model_fields, *LossKeys.model_fields, "gpu_budget", "cpu_budget", "add_tokens", "attn_implementation",
     "max_target_length", "packing", "special_tokens",
 }  # fmt: skip
-"""Keys that the model itself may have something against."""
+"""Keys whose values the model itself may not allow."""
 
 
 def says_of_model(job: Job) -> bool:
-    """Whether a job says more of its model than that it is trained: only the model tells whether that is right."""
+    """Whether a job sets a key of `_OF_MODEL`: only the model tells whether such a value is right."""
     fields = type(job).model_fields
     return any(getattr(job, key) != fields[key].get_default(call_default_factory=True) for key in _OF_MODEL)

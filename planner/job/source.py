@@ -1,4 +1,4 @@
-"""Reading a job's YAML: lines of keys, duplicate keys, and mistakes put into words."""
+"""Reads a job's YAML file: the line of each key, duplicate keys, and the texts of mistakes."""
 
 from __future__ import annotations
 
@@ -21,18 +21,20 @@ _SET = "--set "
 SHOWN_LENGTH = 200  # characters of a wrong value in an error
 
 MOST_CHARACTERS = 2**18
-"""Of a job file, and of what it says with every alias written out. Reading so many takes about half a second."""
+"""The most characters of a job file, also counted with every alias written out. Reading this many takes about half a
+second."""
 MOST_VALUES = 10_000
-"""Values in a job file, keys and lists among them, with every alias written out: a list of some thousand files fits."""
+"""The most values in a job file, counted with keys, lists and every alias written out: a list of some thousand files
+fits."""
 DEEPEST = 32
-"""Lists and mappings inside one another."""
+"""The most levels of lists and mappings inside one another."""
 MOST_MISTAKES = 50
-"""Told of one file."""
+"""The most mistakes that an error lists for one file."""
 _LONGEST_NUMBER = 100  # characters; arithmetic with a number of 200,000 digits takes seconds
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 SWITCHED_OFF: tuple[object, ...] = (None, False, 0, "", "no", "none", [], {})
-"""Values under which a key that asks for something asks for nothing."""
+"""Values that switch a key off: under them the key asks for nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,10 +53,10 @@ class Mistake:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A YAML mapping with the line of each of its keys, and of what is in their lists as "key[0]"; `name` is what
-    errors call the file. `told`: keys that are not the file's, but the command line's (--set). `written`: of keys whose
-    value YAML has made of other characters what these are, as no of false and 1e3 of 1000.0. `unclear`: the mistakes of
-    numbers that YAML reads as other ones than people do."""
+    """A YAML mapping with the line of each key; `lines` has the elements of lists, too, as "key[0]". `name` is what
+    errors call the file. `told`: keys that come from the command line (--set) and not from the file. `written`: the
+    text of each key whose value YAML reads as something else, such as no for false or 1e3 for 1000.0. `unclear`:
+    mistakes of numbers that YAML reads otherwise than people do."""
 
     name: str
     values: dict[str, Any]
@@ -64,7 +66,8 @@ class Source:
     unclear: tuple[Mistake, ...] = ()
 
     def shown(self, key: str, value: object) -> str:
-        """The `value` of a key as the file has it, and where YAML reads that as something else, as what."""
+        """The `value` of a key as the file writes it; where YAML reads another value from that text, the text says
+        so."""
         if (written := self.written.get(key)) is None or shown(self.values[key]) != shown(value):
             return shown(value)
         return f"{_cut(written)}, which YAML reads as {shown(value)}"
@@ -76,31 +79,32 @@ class Source:
         return Mistake(key=key, code=code, text=text, line=self.lines.get(key))
 
     def unknown(self, key: str, known: Iterable[str], meant: str | None = None) -> Mistake:
-        """The mistake of a key that is none of `known`, with the nearest one that is, or the one that is `meant`."""
+        """The mistake of a key that is not in `known`. It suggests the key that is `meant`, else the nearest known
+        one."""
         near = [meant] if meant else difflib.get_close_matches(key, list(known), n=1, cutoff=0.6)
         return self.mistake(key, "unknown-key", "unknown key" + (f"; did you mean {near[0]}?" if near else ""))
 
 
 class _TooMuch(yaml.composer.ComposerError):
-    """More than a job may say."""
+    """A file with more values, characters or levels than a job file may have."""
 
 
 class _Loader(yaml.SafeLoader):
     """Safe YAML that refuses a key given twice and reads 5e-5 as a number, as YAML 1.2 does (1.1 wants 5.0e-5).
 
-    A date is text: no key means one, and a run may well be named after a day. 1:30 and 010, which YAML 1.1 reads as 90
-    and 8, are kept as `unclear`, each with its node. A few bytes of aliases can stand for more than fits any memory, so
-    what they stand for is counted as it is read, and refused before it is built.
+    A date stays text: no key takes a date, and a run may be named after a day. 1:30 and 010, which YAML 1.1 reads as 90
+    and 8, are kept in `unclear`, each with its node. A few bytes of aliases can stand for more than any memory holds.
+    So the values and characters behind aliases are counted while they are read, and refused before they are built.
 
     Not ruamel.yaml: with YAML 1.2 it reads `yes` and `off` as texts, which transformers' files mean as switches, and
-    with 1.1 the key `n` as false; it counts no aliases, and takes tags it does not know.
+    with 1.1 it reads the key `n` as false. It does not count aliases, and it accepts tags that it does not know.
     """
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self._values = self._characters = self._depth = 0
         self._stands_for: dict[str, tuple[int, int]] = {}  # anchor -> values and characters
-        self.unclear: dict[int, tuple[yaml.ScalarNode, object]] = {}  # by place: what is merged in is read again
+        self.unclear: dict[int, tuple[yaml.ScalarNode, object]] = {}  # by position: a merged mapping is read twice
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         event = self.peek_event()  # type: ignore[no-untyped-call]
@@ -119,7 +123,7 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def _count(self, event: Any) -> None:
-        """Add what the event that comes next stands for. Raises `_TooMuch` and `ComposerError`."""
+        """Add the values and characters that the next event stands for. Raises `_TooMuch` and `ComposerError`."""
         values, characters = 1, len(event.value) if isinstance(event, yaml.ScalarEvent) else 0
         if isinstance(event, yaml.AliasEvent) and event.anchor in self.anchors:
             if event.anchor not in self._stands_for:
@@ -143,7 +147,7 @@ class _Loader(yaml.SafeLoader):
                 if _has_two_readings(node, value):
                     self.unclear[node.start_mark.index] = (node, value)
             return super().construct_object(node, deep)
-        except (ArithmeticError, AttributeError, LookupError, ValueError) as error:  # of `!!int abc` and the like
+        except (ArithmeticError, AttributeError, LookupError, ValueError) as error:  # from `!!int abc` and the like
             problem = f"{shown(node.value)} is no {node.tag.rpartition(':')[2]}"
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from error
 
@@ -163,15 +167,15 @@ _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
 
 def _has_two_readings(node: yaml.ScalarNode, value: Any) -> bool:
-    """Whether YAML 1.1 counts in sixties or in eights, and so comes to another number."""
+    """Whether YAML 1.1 reads a number in base 60 or base 8, and so gets another value than a person does."""
     written = node.value.replace("_", "")
     in_eights = re.fullmatch("[-+]?0[0-9]+", written) and node.tag == _NUMBERS[0] and int(written) != value
     return ":" in written or bool(in_eights)
 
 
 def _joined(node: Any) -> str:
-    """A text with characters written as JSON does, in two halves ("\\ud83d\\ude00"). Raises for a half alone, which
-    is no text: it can be neither stored nor sent."""
+    """A text whose characters may be written as JSON's surrogate pairs ("\\ud83d\\ude00"), with each pair joined.
+    Raises ComposerError for half a pair: it is no text and can be neither stored nor sent."""
     try:
         return str(node.value).encode("utf-16", "surrogatepass").decode("utf-16")
     except UnicodeDecodeError:
@@ -224,19 +228,19 @@ def _check_length(text: str, name: str, longest: int | None) -> None:
 
 
 def _if_data(name: str) -> str:
-    """What is said beside the name of a file whose kind is that of data, given for a job file."""
+    """A remark for the name of a file that was given as a job file but ends as a data file does; else nothing."""
     return ", which looks like data and no job file" if name.lower().endswith((".jsonl", ".csv")) else ""
 
 
 def read_yaml(
     text: str, name: str, *, longest: int | None = MOST_CHARACTERS, allow_unclear: bool = False
 ) -> Source:  # fmt: skip
-    """The mapping in `text`, of at most `longest` characters. Raises UserError (exit 2) when it is no YAML, no mapping,
-    gives a key twice, or holds more than a job may say (`MOST_VALUES`, `DEEPEST`); and for numbers with two readings,
-    unless `allow_unclear` leaves these to the caller."""
+    """The mapping in `text`, of at most `longest` characters. Raises UserError (exit 2) when the text is no YAML or no
+    mapping, gives a key twice, or holds more than a job may (`MOST_VALUES`, `DEEPEST`). A number with two readings
+    raises it, too, unless `allow_unclear` leaves such numbers to the caller."""
     _check_length(text, name, longest)
     try:
-        loader = _Loader(text)  # looks for characters that no YAML has
+        loader = _Loader(text)  # raises for characters that YAML does not allow
         try:
             node = loader.get_single_node()
             values = loader.construct_document(node) if node is not None else None
@@ -282,7 +286,7 @@ def read_yaml(
 
 
 def _unclear(mapping: yaml.MappingNode, number: yaml.ScalarNode, value: object) -> Mistake:
-    """The mistake of a `number` with two readings in the file's `mapping`; `value`: YAML's."""
+    """The mistake of a `number` with two readings in the file's `mapping`; `value` is YAML's reading."""
     key = next(
         str(key.value) for key, said in mapping.value
         if said.start_mark.index <= number.start_mark.index <= said.end_mark.index
@@ -292,7 +296,8 @@ def _unclear(mapping: yaml.MappingNode, number: yaml.ScalarNode, value: object) 
 
 
 def _line(error: yaml.MarkedYAMLError, text: str) -> int | None:
-    """The line of the mistake. One that lacks its colon is noticed only where the next begins, or the text ends."""
+    """The line of the mistake. YAML notices a line without a colon only where the next line begins, or where the text
+    ends."""
     mark = error.problem_mark or error.context_mark
     if error.context == "while scanning a simple key":
         mark = error.context_mark
@@ -305,8 +310,8 @@ def _line(error: yaml.MarkedYAMLError, text: str) -> int | None:
 
 
 def shown(value: object, length: int = SHOWN_LENGTH) -> str:
-    """`value` as people write it in YAML: "text", true, null, 0.1. No more of it is written than is shown, `length`
-    characters."""
+    """`value` as people write it in YAML: "text", true, null, 0.1. It is cut to `length` characters, and no more than
+    that is formatted."""
     if isinstance(value, float) and not math.isfinite(value):
         return {math.inf: ".inf", -math.inf: "-.inf"}.get(value, ".nan")
     text = ""
@@ -315,7 +320,7 @@ def shown(value: object, length: int = SHOWN_LENGTH) -> str:
             text += piece
             if len(text) > length:
                 break
-    except (TypeError, ValueError, RecursionError):  # keys that JSON has not; a list that holds itself
+    except (TypeError, ValueError, RecursionError):  # keys that JSON does not allow; a list that holds itself
         text = reprlib.repr(value)
     return _cut(text, length)
 
@@ -325,8 +330,8 @@ def _cut(text: str, length: int = SHOWN_LENGTH) -> str:
 
 
 def to_user_error(mistakes: list[Mistake], name: str) -> UserError:
-    """All mistakes of a file as one error (exit 2), the first of them told; its code is the mistake's own when there is
-    one only."""
+    """All mistakes of a file as one error (exit 2), in the order of their lines, at most `MOST_MISTAKES` of them. A
+    single mistake gives the error its own code."""
     ordered = sorted(mistakes, key=lambda mistake: mistake.line or 0)
     more = len(ordered) - MOST_MISTAKES
     count = "one mistake" if len(ordered) == 1 else counted(len(ordered), "mistake")
