@@ -1,4 +1,4 @@
-"""An adapter that is there, which a job goes on from: its folder, and what its config says. Light: no torch."""
+"""An existing adapter, which a job continues: its folder, and what its config says. Light: no torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from planner.job.source import SWITCHED_OFF, shown
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PEFTS: dict[str, object] = {"r": 8, "lora_alpha": 8, "lora_dropout": 0.0}
-"""What peft has for a key that is not in a config."""
+"""peft's defaults for keys that a config lacks."""
 _KEYS = {
     "r": "lora_r", "lora_alpha": "lora_alpha", "lora_dropout": "lora_dropout", "target_modules": "lora_target_modules",
     "use_rslora": "use_rslora", "use_dora": "use_dora", "modules_to_save": "lora_modules_to_save",
@@ -25,21 +25,22 @@ _SAYS_NOTHING = frozenset({
     "fan_in_fan_out", "loftq_config", "eva_config", "corda_config", "lora_ga_config", "runtime_config", "megatron_core",
     "qalora_group_size",
 })  # fmt: skip
-"""How it was made, or from what; once it is there, that is over."""
+"""Keys that say how or from what the adapter was made. They have no effect once it exists."""
 _FINE: dict[str, tuple[object, ...]] = {"bias": ("none",), "init_lora_weights": (True, "gaussian", "eva", "orthogonal")}
-"""Values beside those that ask for nothing. Of all other ways to begin, pissa and olora for two, peft takes what the
-adapter begins with off the model's own weights, each time that it loads such an adapter; ours are written converted."""
+"""Values that are fine besides those that ask for nothing. With other values of `init_lora_weights`, such as pissa and
+olora, peft subtracts the adapter's starting weights from the model's own weights each time it loads the adapter;
+offmate writes such adapters converted."""
 
 
 def takes_from_base(begin: object) -> bool:
-    """Whether adapters that begin so (`init_lora_weights`) take over a part of the model's own weights, which then are
-    without it: W - scale B A."""
+    """Whether adapters that begin by this value of `init_lora_weights` take over a part of the model's own weights,
+    which then become W - scale B A."""
     return isinstance(begin, str) and begin.startswith(("pissa", "olora"))
 
 
 def local_adapter(text: object, folder: Path | None) -> str:
-    """The absolute path of a folder with an adapter of peft's; relative ones start at `folder` (None: of
-    `resolved.yaml`, as it is). Raises FileNotFoundError, TypeError."""
+    """The absolute path of a folder with an adapter of peft's. Relative paths start at `folder`; None: `text` comes
+    from `resolved.yaml` and is returned as it is. Raises FileNotFoundError, TypeError."""
     if not isinstance(text, str) or not text:
         raise TypeError(f"it is {shown(text)}; it must be a folder with an adapter")
     if folder is None:
@@ -58,8 +59,8 @@ def local_adapter(text: object, folder: Path | None) -> str:
 
 
 def adapter_revision(path: str) -> str | None:
-    """The branch, tag or commit of its base that the config of the adapter in the folder `path` names; None for none.
-    What cannot be read is told by `adapter_keys`."""
+    """The branch, tag or commit of the base model that the config of the adapter in the folder `path` names; None where
+    it names none. A config that cannot be read is reported by `adapter_keys`."""
     try:
         found = json.loads((Path(path) / CONFIG).read_text("utf-8"))
     except (ValueError, OSError):
@@ -70,7 +71,7 @@ def adapter_revision(path: str) -> str | None:
 
 def adapter_keys(path: str) -> dict[str, Any]:
     """The keys of a job that the adapter in the folder `path` decides, and their values. Raises ValueError for an
-    adapter of another kind, OSError."""
+    adapter that is not supported, OSError."""
     try:
         found = json.loads((Path(path) / CONFIG).read_text("utf-8"))
     except ValueError:

@@ -1,7 +1,8 @@
-"""Chat templates that write what axolotl's of the same names write (its version 0.19), where no other file here does.
+"""Chat templates that write what axolotl's templates of the same names write (its version 0.19), where no other file
+here has them.
 
 What each writes is a fact of axolotl's files and of the models that they are for; the templates are our own. They mark
-what is an answer, its end mark included, by `{% generation %}`.
+an answer, its end mark included, by `{% generation %}`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ _SYSTEM_FIRST = (
     "{% if messages and messages[0]['role'] == 'system' %}{% set system = messages[0]['content'] %}"
     "{% set rest = messages[1:] %}{% else %}{% set rest = messages %}{% endif %}"
 )
-"""Sets `system`, undefined where nobody speaks as the system first, and `rest`, the messages behind."""
+"""Sets `system`, which stays undefined where the first message is not the system's, and `rest`, the messages behind
+it."""
 _ASKED = "{% if add_generation_prompt %}"
 _ALTERNATE = (
     "{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
@@ -31,17 +33,17 @@ _ALTERNATE = (
 
 
 def _quoted(text: str) -> str:
-    """The text as Jinja has it in an expression."""
+    """The text as a Jinja string literal."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def _learned(written: str) -> str:
-    """What an answer is, its end mark included."""
+    """The text of an answer, its end mark included, marked as learned."""
     return f"{{% generation %}}{written}{{% endgeneration %}}"
 
 
 def _turns(*cases: tuple[str, str], over: str = "messages", before: str = "", behind: str = "") -> str:
-    """For each message `m` of the list `over` what is written for the first of the conditions that holds."""
+    """A loop over the list `over` that writes, for each message `m`, the text of the first condition that holds."""
     first, *others = (f"if {condition} %}}{written}" for condition, written in cases)
     chosen = "".join(f"{{% el{case}" for case in others)
     return f"{{% for m in {over} %}}{before}{{% {first}{chosen}{{% endif %}}{behind}{{% endfor %}}"
@@ -153,7 +155,7 @@ _ID = (
 
 
 def _mistral(space: str, said: str) -> str:
-    """Versions 2 and 3: `space` behind some marks; `said`, what an answer is."""
+    """Mistral's versions 2 and 3. `space`: the text behind some marks; `said`: the expression for an answer."""
     calls = "m.tool_calls is defined and m.tool_calls is not none"
     return (
         _SYSTEM_FIRST + "{% set count = namespace(turns=0) %}{% for m in rest %}"
@@ -268,7 +270,7 @@ _EXAONE_4 = (
     + _ASKED + "{{ '[|assistant|]\n<think>\n' }}{% if enable_thinking is not defined or enable_thinking is not true %}"
     "{{ '\n</think>\n\n' }}{% endif %}{% endif %}"
 )  # fmt: skip
-"""Calls are not written: axolotl gives this template none."""
+"""Tool calls are not written, as in axolotl's template."""
 _JAMBA = (
     "{% if documents or knobs %}{{ raise_exception('documents and knobs are not there yet') }}{% endif %}"
     + _SYSTEM_FIRST + "<|startoftext|><|bom|><|system|>{{ ' ' }}{{ system if system is defined else '' }}"
@@ -312,7 +314,8 @@ _COMMAND_A = (
     )
     + _COMMAND_A_ANSWERS + _ASKED + "<|START_RESPONSE|>{% endif %}"
 )  # fmt: skip
-"""Tools, calls and their results are not written, as in axolotl's; one begins an answer behind the last turn, too."""
+"""Tools, calls and their results are not written, as in axolotl's template. As there, an answer begins behind the last
+turn, too."""
 
 TEMPLATES = {
     "alpaca": _ALPACA, "command_a": _COMMAND_A, "deepseek_v2": _DEEPSEEK_V2, "exaone": _EXAONE, "exaone4": _EXAONE_4,

@@ -1,5 +1,5 @@
-"""Records of training data that are no rows: counted, the first of each kind kept with place and reason, and by the
-job's `broken_rows` left out, or the job is refused. No torch."""
+"""Broken records of training data. They are counted, and for each kind of mistake the first record is kept with its
+place and the reason. By the job's `broken_rows` they are left out, or the job is refused. No torch."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from planner.units import counted
 log = logging.getLogger(__name__)
 
 SHOWN = 10
-"""Kinds of mistakes that are told."""
+"""The most kinds of mistakes that are reported."""
 ENOUGH = 1000
-"""Broken records, after which a job that is refused is read no further."""
+"""Broken records after which a job that is refused is read no further."""
 _OF_ONE_RECORD = re.compile(r"(?<=this is ).*|(?<=no JSON object: ).*|(?<=turn: ).*|\d+", re.DOTALL)
-"""What the reasons of two records may differ in though the mistake is the same: the value, and where it is."""
+"""The parts in which the reasons of two records may differ although the mistake is the same: the value, and its
+place."""
 
 
 class BrokenRecordsError(UserError):
@@ -27,7 +28,8 @@ class BrokenRecordsError(UserError):
 
 @dataclass(slots=True)
 class _Mistake:
-    """A kind of mistake: the first record that has it, what is wrong there, a line that tells both, and how many."""
+    """A kind of mistake: the place of the first record with it, its error, a line with both, and the number of such
+    records."""
 
     place: str
     error: UserError
@@ -39,11 +41,11 @@ class _Mistake:
 
 
 class BrokenRows:
-    """The broken records of a job's data: how many, and of each kind of mistake how many records have it, with place
-    ("line 3 of a.jsonl") and reason of the first."""
+    """The broken records of a job's data: their number, and for each kind of mistake the number of records with it, and
+    the first one's place ("line 3 of a.jsonl") and reason."""
 
     def __init__(self, *, skip: bool) -> None:
-        """`skip`: they are left out; else a job with any is refused."""
+        """`skip`: broken records are left out; else a job with any is refused."""
         self.skip = skip
         self._count = 0
         self._mistakes: dict[tuple[str, str], _Mistake] = {}
@@ -54,7 +56,7 @@ class BrokenRows:
         self.unread = 0
         """How many rows are no records."""
         self.rendered = 0
-        """How many records became documents, or were to."""
+        """How many records became documents, or failed to."""
 
     def __len__(self) -> int:
         return self._count
@@ -66,11 +68,11 @@ class BrokenRows:
 
     @property
     def is_full(self) -> bool:
-        """Whether the job is refused, and there are so many that no more are looked for."""
+        """Whether the job is refused, and so many mistakes are known that no more are looked for."""
         return not self.skip and (self._count >= ENOUGH or len(self._mistakes) >= SHOWN)
 
     def add(self, place: str, error: ValueError | UserError, record: object = None) -> None:
-        """Note a record, and what is wrong with it. `record`: what tells it from others, where it may come again."""
+        """Note a broken record and its error. `record`: a value that identifies it where it may come again."""
         told = error if isinstance(error, UserError) else _broken(str(error))
         self._add(place, told, f"{place}: {_reason(told)}", record)
 
@@ -80,7 +82,8 @@ class BrokenRows:
         self.unread += 1
 
     def add_lacking(self, place: str, lacks: str) -> None:
-        """Note a record that counts as empty since it lacks columns: told where the job is refused for others."""
+        """Note a record that counts as empty because it lacks columns. It is reported only where the job is refused for
+        others."""
         if (known := self._lacking.get(lacks)) is not None:
             known.count += 1
         elif len(self._lacking) < SHOWN:
@@ -99,7 +102,7 @@ class BrokenRows:
             self._mistakes[kind] = _Mistake(place, error, line)
 
     def refuse(self, seen: int) -> None:
-        """Raise BrokenRecordsError where the job is refused for one of the `seen` records."""
+        """Raise BrokenRecordsError where the job is refused; `seen`: the number of records looked at."""
         if not self.ends:
             return
         self._refuse_template()
@@ -116,8 +119,8 @@ class BrokenRows:
         raise BrokenRecordsError(what, code=code, exit_code=Exit.USAGE, numbers=numbers, hint=hint)
 
     def _refuse_template(self) -> None:
-        """Raise BrokenRecordsError where the chat template refuses all that it was given, and more than one record, for
-        one reason: that is the template's mistake rather than each record's."""
+        """Raise BrokenRecordsError where the chat template refuses, for one reason, every record that it was given, and
+        it was given more than one: then the template is wrong, not each record."""
         only = [*self._mistakes.values()]
         if len(only) == 1 and only[0].error.code == _REFUSES and only[0].count == self.rendered > 1:
             reason, _, origin = only[0].error.numbers
@@ -128,8 +131,8 @@ class BrokenRows:
             )  # fmt: skip
 
     def end(self, given: int, seen: int) -> None:
-        """Refuse or tell what was broken of all `seen` records, of which `given` are documents. Raises UserError where
-        none is."""
+        """Refuse the job, or log what was broken, after all `seen` records, of which `given` became documents. Raises
+        UserError where none did."""
         self.refuse(seen)
         self.say()
         if self._count and not given:
@@ -140,7 +143,8 @@ class BrokenRows:
             )  # fmt: skip
 
     def say(self, among: str = "") -> None:
-        """Tell how many are left out, and the first of them; `among`: of which records, before all else."""
+        """Log how many records are left out, and the first of each kind; `among`: a prefix that says which records are
+        meant."""
         if self._count and self.skip:
             records = f"{counted(len(self), 'record')} {'is' if len(self) == 1 else 'are'}"
             log.warning("data: %s%s broken and left out (broken_rows: skip)", among, records)
@@ -149,14 +153,14 @@ class BrokenRows:
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """Each kind of mistake, in words."""
+        """Each kind of mistake, in words; the last line counts the records with others."""
         more = len(self) - sum(each.count for each in self._mistakes.values())
         found = tuple(map(str, self._mistakes.values()))
         return (*found, f"and {counted(more, 'record')} with other mistakes") if more else found
 
 
 def no_records(name: object, *, left_out: int) -> UserError:
-    """The error of an entry without records, but for so many that are broken and left out."""
+    """The error of an entry without records; `left_out`: how many broken ones were left out."""
     more = (f"{left_out} broken and left out (broken_rows: skip)",) if left_out else ()
     return UserError(
         f"The dataset {name} is empty.", code="empty-dataset", exit_code=Exit.USAGE, numbers=("0 records", *more),

@@ -1,7 +1,8 @@
-"""A job's data files, looked at before the job is taken in: do they open, do their records say what they are? No torch.
+"""Checks a job's data files before the job is taken in: can they be opened, and are their records what they say? No
+torch.
 
-Only what the trainer would refuse is refused here, so that it is told now and not when the job has its turn. Of large
-files the beginning is read. What can be told by the tokenizer only, or of a dataset of the hub, stays for the trainer.
+Only what the trainer would refuse is refused here, so that the user learns it now and not when the job has its turn. Of
+large files only the beginning is read. What needs the tokenizer, or a dataset of the hub, is left to the trainer.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from planner.job.v1_records import check as check_of_v1
 from planner.units import counted
 
 MOST_BYTES = 32 * 2**20
-"""Read of each entry of `dataset`: about a second."""
+"""The most bytes read of each entry of `dataset`: about a second."""
 
 _NO_TEMPLATE = "The data are conversations, and the tokenizer has no chat template."
 _TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates", "tekken.json")
@@ -35,7 +36,8 @@ _TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json", "additional_chat
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstRows:
-    """What an entry begins with: rows, under the data's own names, and all `columns`. `whole`: there are no more."""
+    """The beginning of an entry: its first rows, under the data's own names, and all `columns`. `whole`: it has no more
+    rows."""
 
     columns: tuple[str, ...]
     rows: tuple[Row, ...]
@@ -43,9 +45,9 @@ class FirstRows:
 
 
 def check_data(job: Job, looking_at: Callable[[str], None] = lambda _: None) -> tuple[str, ...]:
-    """Look at the data of a job. Returns the entries that are of the hub, which nobody has looked at. Raises UserError
-    (exit 2) with the codes of the trainer, of all entries together. `looking_at` is told each entry before it is read.
-    """
+    """Check the data of a job. Returns the paths of the entries on the hub, which are not checked. Raises UserError
+    (exit 2) with the trainer's codes, for all entries together. `looking_at` is called for each entry before it is
+    read."""
     corpora = (job.data, job.eval_data)
     wrong = Errors()
     for entries in corpora:
@@ -67,7 +69,8 @@ def check_data(job: Job, looking_at: Callable[[str], None] = lambda _: None) -> 
 
 
 def _check_entry(entry: DataEntry, job: Job) -> tuple[str, ...] | None:
-    """What is told of an entry whose records are all empty or broken; None where there may be something to learn."""
+    """Lines about an entry whose records are all empty or broken; None where there may be something to learn. Raises
+    UserError."""
     path, broken = Path(entry.path), BrokenRows(skip=job.broken_rows == "skip")
     if not re.match(r"train(\[|$)", entry.split):
         hint = "files have a split train only, of which train[:10%] is a part; give other files as entries of their own"
@@ -76,7 +79,7 @@ def _check_entry(entry: DataEntry, job: Job) -> tuple[str, ...] | None:
     reader, kind = Reader(data, MOST_BYTES), None
     with wrong.apart():
         kind = _kind(entry, data)
-    if kind is None:  # no record is at the beginning, none with a column, or none with a column that is known
+    if kind is None:  # the beginning has no record, none with a column, or none with a known column
         seen = 0
         for row in _rows(reader, path):
             seen += 1
@@ -84,16 +87,16 @@ def _check_entry(entry: DataEntry, job: Job) -> tuple[str, ...] | None:
                 broken.add_row(row)
             elif not wrong.found:
                 kind_in(entry, (), path.name)
-        if data.kind != "csv" or _separator(reader.columns) is None:  # else all rows have that mistake
+        if data.kind != "csv" or _separator(reader.columns) is None:  # else every row is broken by the separator
             with wrong.apart():
                 broken.refuse(seen)
         wrong.refuse()
         if reader.whole:
             raise no_records(path, left_out=len(broken))
         return None
-    if not entry.whole:  # nobody knows here which records are in the part
+    if not entry.whole:  # which records the part has is not known here
         return None
-    has_template = entry.converter is not None or _has_template(job)  # v1 has one of its own for a tokenizer without
+    has_template = entry.converter is not None or _has_template(job)  # v1 has a template for tokenizers without
     most, records, learned = entry.most(job.max_samples), 0, False
     for row in _rows(reader, path):
         if records == most:
@@ -106,7 +109,7 @@ def _check_entry(entry: DataEntry, job: Job) -> tuple[str, ...] | None:
                 with wrong.apart():
                     check_answers(job.train_on, kind, entry.mapped(row.record or {}))
         if broken.met == met and not has_template and is_chat(kind, entry.mapped(row.record or {})):
-            has_template = True  # told once
+            has_template = True  # reported once
             wrong.found.append(UserError(
                 _NO_TEMPLATE, code="no-chat-template", exit_code=Exit.USAGE, numbers=(row.place,),
                 hint=GIVE_TEMPLATE,
@@ -123,8 +126,8 @@ def _check_entry(entry: DataEntry, job: Job) -> tuple[str, ...] | None:
 
 
 def learns(entry: DataEntry, kind: Kind, row: Row, broken: BrokenRows) -> bool:
-    """Whether a row of an entry whose records are of this kind has something to learn, as far as that can be told
-    without a tokenizer. A broken one is noted among the `broken`."""
+    """Whether a row has something to learn, as far as that can be told without a tokenizer. `kind` is that of the
+    entry's records. A broken row is added to `broken`."""
     if row.record is None:
         broken.add_row(row)
         return False
@@ -144,15 +147,15 @@ def learns(entry: DataEntry, kind: Kind, row: Row, broken: BrokenRows) -> bool:
 
 
 def is_rendered(job: Job) -> bool:
-    """Whether local data of a checked job are more than texts: a chat template or a prompt is around them, or not all
-    of them is learned."""
+    """Whether local data of a checked job are more than plain texts: a chat template or a prompt surrounds them, or
+    only parts of them are learned."""
     local = (entry for entry in (*job.data, *job.eval_data) if is_local(entry.path))
     return any(_kind(entry, local_data(Path(entry.path))) not in (None, "text") for entry in local)
 
 
 def count_of_few(entry: DataEntry, most: int, most_bytes: int) -> int | None:
-    """How many records an entry has; None where they are more than `most`, more than so many bytes, of the hub, a part
-    of a split, or no rows one by one (`converter`). Raises UserError."""
+    """How many records an entry has. None where it has more than `most` records or `most_bytes`, is on the hub or a
+    part of a split, or has rows that are no single records (`converter`). Raises UserError."""
     if not is_local(entry.path) or not entry.whole or entry.converter is not None:
         return None
     path, count = Path(entry.path), 0
@@ -165,8 +168,8 @@ def count_of_few(entry: DataEntry, most: int, most_bytes: int) -> int | None:
 
 
 def first_rows(entry: DataEntry, most: int) -> FirstRows | None:
-    """The first `most` rows of an entry; None where they are not to be had by reading a file: the hub's, and which part
-    of a split. Raises UserError."""
+    """The first `most` rows of an entry; None where reading a file does not give them: for the hub's data, and for a
+    part of a split. Raises UserError."""
     if not is_local(entry.path) or not entry.whole:
         return None
     path = Path(entry.path)
@@ -177,8 +180,8 @@ def first_rows(entry: DataEntry, most: int) -> FirstRows | None:
 
 
 def columns_of(data: LocalData) -> tuple[str, ...]:
-    """The columns of the first `MOST_BYTES` of data, by which its records are known; where no record with a column ends
-    in them, those of the first that has any. Raises OSError, ValueError."""
+    """The columns in the first `MOST_BYTES` of data, which show the kind of its records. Where no record with a column
+    ends within these, the columns of the first record that has any. Raises OSError, ValueError."""
     reader = Reader(data, MOST_BYTES)
     for _ in reader:
         pass
@@ -188,7 +191,7 @@ def columns_of(data: LocalData) -> tuple[str, ...]:
 
 
 def kind_in(entry: DataEntry, columns: tuple[str, ...], name: str) -> Kind:
-    """What the records of an entry are, by what it says or by their columns. Raises UserError."""
+    """The kind of an entry's records, as the entry says or as their columns show. Raises UserError."""
     try:
         names = entry.names(columns)
     except ValueError as error:
@@ -222,14 +225,14 @@ def _kind(entry: DataEntry, data: LocalData) -> Kind | None:
 
 
 def _csv_hint(columns: tuple[str, ...], otherwise: str) -> str:
-    """What helps where the first line of a csv file names no columns that are known."""
+    """The hint for a csv file whose first line names no known columns."""
     if (name := _separator(columns)) is not None:
         return f"its cells seem to be separated by {name}, and offmate reads commas only: save it with commas"
     return f"the first line of a csv file must name its columns, such as prompt,completion: add it; or {otherwise}"
 
 
 def _separator(columns: Iterable[str]) -> str | None:
-    """What seems to stand between the cells of a csv file, in words, where it is no comma."""
+    """The character that seems to separate the cells of a csv file, in words, where it is no comma; else None."""
     names = [*columns]
     signs = ((";", "semicolons"), ("\t", "tabs"), ("|", "vertical bars"))
     return next((name for sign, name in signs if len(names) == 1 and sign in names[0]), None)
@@ -261,7 +264,7 @@ def _has_template(job: Job) -> bool:
         return bool(json.loads((folder / "tokenizer_config.json").read_text("utf-8")).get("chat_template"))
     except FileNotFoundError:
         return False
-    except (OSError, ValueError, AttributeError):  # whoever loads it will say what is wrong with it
+    except (OSError, ValueError, AttributeError):  # loading it will report what is wrong
         return True
 
 

@@ -1,4 +1,4 @@
-"""LLaMA-Factory's datasets: names that `dataset_info.json` in its `dataset_dir` explains."""
+"""LLaMA-Factory's datasets: names that the `dataset_info.json` in its `dataset_dir` describes."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ _OPENAI = {"role_tag": "role", "content_tag": "content", **_TAGS}
 
 
 class OtherData(ValueError):
-    """Data that are about something else altogether."""
+    """Data for another kind of training: preferences, or pictures, videos and sounds."""
 
 
 def read_names(value: object, folder: str, *, pretraining: bool, find: Finder) -> list[str | DataEntry] | None:
-    """The entries that names with commas between them stand for; None where there is no dataset_info.json. Raises
-    ValueError for what is there and cannot be read, and FileNotFoundError."""
+    """The entries for which a list of names, or names with commas between them, stand; None where there is no
+    dataset_info.json. Raises ValueError for a dataset or a dataset_info.json that cannot be read, and
+    FileNotFoundError."""
     names = [name.strip() for name in value.split(",")] if isinstance(value, str) else value
     file = Path(folder) / "dataset_info.json"
     if not isinstance(names, list) or not file.is_file():
@@ -78,11 +79,12 @@ def _entry(name: str, said: dict[str, Any], folder: Path, pretraining: bool, fin
         fields |= {"type": "text", "columns": {"text": _pretraining_column(name, formatting, columns)}}
     elif formatting == "alpaca":
         theirs = {ours: columns[key] for key, ours in _INSTRUCTIONS.items() if key in columns}
-        # What is not named is not there, whatever the data have; without any names three are.
+        # A column that is not named is not used, even where the data have it. Where none is named at all,
+        # LLaMA-Factory uses instruction, input and output.
         theirs = dict.fromkeys(("system", "history", "tools", *(("input",) if columns else ())), "") | theirs
         fields |= {"type": "instructions", "columns": theirs}
     elif formatting in ("sharegpt", "openai"):
-        tags = said.get("tags") or (_SHAREGPT if formatting == "sharegpt" else _OPENAI)  # those alone, if any
+        tags = said.get("tags") or (_SHAREGPT if formatting == "sharegpt" else _OPENAI)  # tags replace all defaults
         more = {key: columns.get(key) or "" for key in ("system", "tools")}
         fields |= {
             "type": "messages", "columns": {"messages": columns.get("messages", "conversations"), **more, VALUES: ""},
@@ -101,7 +103,7 @@ def _entry(name: str, said: dict[str, Any], folder: Path, pretraining: bool, fin
 
 
 def _pretraining_column(name: str, formatting: str, columns: dict[str, Any]) -> str:
-    """The column whose texts are learned. Raises ValueError where the tool would put several columns together."""
+    """The column whose texts are learned. Raises ValueError where LLaMA-Factory would join several columns."""
     if formatting != "alpaca" or not columns.get("prompt"):
         raise ValueError(f"{name} is for stage: pt, and says no column of texts; give columns: {{prompt: text}} there")
     if more := [key for key in ("query", "history") if columns.get(key)]:

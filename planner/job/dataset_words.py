@@ -1,4 +1,4 @@
-"""The entries of `dataset` as people write them: a path, or axolotl's list of what to read and how."""
+"""Reads the entries of `dataset` as people write them: a path, or axolotl's mapping of what to read and how."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ALPACA = {
     + "### Input:\n{input}\n\n### Response:\n",
     "without_input": _ALPACA.format(more="") + "### Response:\n",
 }
-"""The prompt of the Alpaca data."""
+"""The prompt format of the Alpaca data."""
 
 _TYPES: dict[str, dict[str, Any]] = {
     "alpaca": {"type": "instructions", "prompt_format": ALPACA, "columns": {"system": "", "history": ""}},
@@ -31,12 +31,12 @@ _TYPES: dict[str, dict[str, Any]] = {
     "input_output": {"type": "segments"},
     **{name: {"type": name} for name in ("text", "messages", "prompt", "instructions", "segments", "tokens")},
 }
-"""A type -> the fields of the entry that it says; axolotl's, then offmate's own. A column that is none ("") is not
-taken, whatever the data have."""
+"""A type -> the fields of the entry that it sets; axolotl's types first, then offmate's own. A column set to "" is not
+used, even where the data have it."""
 DATASET_TYPES = tuple(_TYPES)
 CONVERSATIONS = tuple(name for name, says in _TYPES.items() if says["type"] == "messages")
 
-_UNUSED = ("ds_type", "preprocess_shards", "trust_remote_code")  # suffixes say what a file is; no code is run
+_UNUSED = ("ds_type", "preprocess_shards", "trust_remote_code")  # a file's suffix shows its type; no code is run
 _NOT_THERE = {
     "shards": "a shard of the data; give split, like train[:5%]",
     "shards_idx": "a shard of the data; give split, like train[:5%]",
@@ -53,8 +53,8 @@ _NOT_THERE = {
 _FIELDS = {"field": "text", "text_column": "text", "field_messages": "messages", "field_tools": "tools"}
 _MESSAGE_FIELDS = {"message_field_role": "role", "message_field_content": "content", "message_field_training": "train"}
 LEARNED_KEYS = ("roles_to_train", "train_on_eos", "train_on_eot")
-"""Keys of an entry that say which turns are learned, and with which end marks. `[]` and `none` switch off elsewhere and
-are choices here: no role is learned but by a turn's own word, and no end mark."""
+"""Keys of an entry that say which turns are learned, and with which end marks. `[]` and `none`, which switch off other
+keys, are choices here: only turns that say so themselves are learned, and no end mark is."""
 _FILE_READERS = ("json", "csv", "parquet", "arrow", "text")
 TEMPLATE_KEYS = ("chat_template", "chat_template_jinja", "conversation")
 """Keys of an entry that say which chat template its conversations have."""
@@ -63,8 +63,8 @@ Finder = Callable[[object], str]
 
 
 def read_entry(entry: object, find: Finder) -> list[str | DataEntry]:
-    """The entries that one item of the list stands for; `find` makes a path absolute. Raises ValueError, TypeError and
-    FileNotFoundError in words for people."""
+    """The entries for which one element of the list stands; `find` makes a path absolute. Raises ValueError, TypeError
+    and FileNotFoundError, with messages for people."""
     if isinstance(entry, DataEntry):
         return [entry]
     if not isinstance(entry, dict):
@@ -82,7 +82,7 @@ def read_entry(entry: object, find: Finder) -> list[str | DataEntry]:
         if inside is not None and not files:
             if path.startswith("/"):
                 return [simplest({**fields, "path": find(f"{path}/{inside}")})]
-            fields["data_dir"] = inside  # a split is among its files by their names, as in the whole dataset
+            fields["data_dir"] = inside  # the hub finds splits in it by the files' names
         if path.startswith("/") and files:
             return [simplest({**fields, "path": find(f"{path}/{file}")}) for file in files]
         return [simplest({**fields, "path": path, "data_files": tuple(files)})]
@@ -92,7 +92,7 @@ def read_entry(entry: object, find: Finder) -> list[str | DataEntry]:
 
 
 def _fields(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """What an entry says, but its path, as fields of `DataEntry`."""
+    """An entry's keys, without its path, as fields of `DataEntry`."""
     found: dict[str, Any] = {"columns": {}, "message_keys": {}, "roles": {}}
     for key, value in entry.items():
         if key in ("path", *TEMPLATE_KEYS) or value is None or (value in SWITCHED_OFF and key not in LEARNED_KEYS):
@@ -119,7 +119,7 @@ def _fields(entry: Mapping[str, Any]) -> dict[str, Any]:
             found["message_keys"] |= value
         elif key == "field_thinking":
             found["message_keys"][str(entry.get("template_thinking_key") or "reasoning_content")] = value
-        elif key == "split_thinking":  # a text is the key itself, as offmate writes it
+        elif key == "split_thinking":  # a text is the key that gets the thoughts, as offmate writes it
             key_of_thoughts = entry.get("template_thinking_key") or "reasoning_content"
             found[key] = value if isinstance(value, str) else str(key_of_thoughts)
         elif key == "roles" and isinstance(value, dict):
@@ -132,7 +132,7 @@ def _fields(entry: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError(f"{key} asks for {_NOT_THERE[key]}")
         elif key not in (*_UNUSED, "template_thinking_key"):
             raise ValueError(f"{key} is no key of an entry")
-    # That there is a column with the system text is not taken from its name alone.
+    # system: system stays: unlike other columns, `system` is not used for its name alone.
     found["columns"] = {our: theirs for our, theirs in found["columns"].items() if our != theirs or our == "system"}
     found["message_keys"] = {ours: theirs for ours, theirs in found["message_keys"].items() if ours != theirs}
     _check_learned(found)
@@ -140,7 +140,7 @@ def _fields(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _select(found: dict[str, Any], names: list[Any]) -> None:
-    """TRL's list of columns, beside which there are none."""
+    """Take TRL's list of columns; all other columns are ignored."""
     kinds: tuple[Type, ...] = ("messages", "prompt", "text")
     kind = next((kind for kind in kinds if set(COLUMNS[kind]) <= {*map(str, names)}), None)
     if kind is None:
@@ -152,7 +152,7 @@ def _select(found: dict[str, Any], names: list[Any]) -> None:
 
 
 def _check_learned(found: Mapping[str, Any]) -> None:
-    """Raise ValueError where it is not said as it must be which turns are learned."""
+    """Raise ValueError for a wrong value of a key that says which turns are learned."""
     given = found.get("roles_to_train", ["assistant"])
     if not isinstance(given, list):
         raise ValueError(f"roles_to_train is {shown(given)}; it must be a list of roles")
@@ -165,7 +165,7 @@ def _check_learned(found: Mapping[str, Any]) -> None:
 
 
 def _roles(given: Mapping[str, Any]) -> dict[str, str]:
-    """Role in the data -> role, written as axolotl does ({assistant: [gpt]}) or as offmate does ({gpt: assistant})."""
+    """Role in the data -> role, from axolotl's form ({assistant: [gpt]}) or offmate's ({gpt: assistant})."""
     found: dict[str, str] = {}
     for one, other in given.items():
         found |= dict.fromkeys(other, one) if isinstance(other, list) else {one: other}

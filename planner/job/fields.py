@@ -19,12 +19,12 @@ def _size(value: object) -> object:
 
 
 def _no_clip(value: object) -> object:
-    """0 is no clipping."""
+    """0 means no clipping."""
     return None if value == 0 and not isinstance(value, bool) else value
 
 
 def _no_limit(value: object) -> object:
-    """-1 is what `TrainingArguments` write for none."""
+    """-1 means no limit in `TrainingArguments`."""
     return None if value == -1 else value
 
 
@@ -37,12 +37,12 @@ def _prompts(value: object) -> object:
 
 
 def nothing(value: object) -> object:
-    """What people write to switch a thing off."""
+    """None for a value that people write to switch something off."""
     return None if value in SWITCHED_OFF else value
 
 
 def _tokens(value: object) -> object:
-    """A list in a mapping as a tuple; ValueError where one is for several tokens and the other is not."""
+    """The mapping with its lists as tuples. Raises ValueError unless exactly `additional_special_tokens` has a list."""
     if not isinstance(value, dict):
         return nothing(value)
     for name, tokens in value.items():
@@ -74,19 +74,19 @@ def _shares(value: object) -> object:
 
 
 def _off(value: object) -> object:
-    """YAML reads the bare word as false."""
+    """"off" for false, as YAML reads the bare word off."""
     return "off" if value is False else value
 
 
 def _trackers(value: object) -> object:
-    """One, several, or none, in any spelling."""
+    """One, several or no trackers, in any spelling, as a tuple."""
     if value in (*SWITCHED_OFF, ["none"]):
         return ()
     return tuple(value) if isinstance(value, list) else (value,) if isinstance(value, str) else value
 
 
 MOST = 10**9
-"""The upper bound of counts: beyond it there is a slip of the finger, not a job."""
+"""The upper bound of counts: a larger number is a typing mistake."""
 DEFAULT_EPOCHS = 3.0
 
 Switch = Annotated[bool, Field(description="true or false")]

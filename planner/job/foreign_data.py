@@ -1,5 +1,5 @@
-"""What other tools' files say of the data outside its entry, or in it of all: LLaMA-Factory's named datasets, TRL's
-split and column, axolotl's templates of an entry, and which turns are learned."""
+"""What other tools' files say of their data in keys outside the entries: LLaMA-Factory's named datasets, TRL's split
+and column, which turns are learned, and the chat templates of axolotl's entries, which become the job's."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _CODES = {OSError: "missing-file", TypeError: "wrong-type", ValueError: "bad-val
 def settle_data(
     values: dict[str, Any], names: dict[str, str], source: Source, tool: str | None, folder: Path
 ) -> list[Mistake]:
-    """Put what the file says of its data into the entries of `values`; `names`: canonical name -> that in the file.
+    """Put what the file says of its data into the entries of `values`. `names`: canonical name -> the name in the file.
     Returns mistakes."""
     for key in _DATA:  # a mapping is the one entry of a list whose dash was forgotten
         values |= {key: [values[key]]} if isinstance(values.get(key), dict) else {}
@@ -46,18 +46,18 @@ def settle_data(
                 for wrong in [*_wrong_names(values.pop(key), source, folder)] or [error]:
                     code = next(code for kind, code in _CODES.items() if isinstance(wrong, kind))
                     mistakes.append(source.mistake(names[key], code, str(wrong)))
-                    if isinstance(wrong, OtherData):  # which its template is of, too
+                    if isinstance(wrong, OtherData):  # its template is for that data, too
                         values.pop("chat_template", None)
     return mistakes
 
 
 def _as_texts(entry: Any) -> Any:
-    """Data that are given by their path, whose texts are learned as LLaMA-Factory learns them."""
+    """An entry whose texts are learned as in LLaMA-Factory, where only a path was given."""
     return {"path": entry, "formatting": "alpaca"} if isinstance(entry, str) else entry
 
 
 def _wrong_names(value: object, source: Source, folder: Path) -> Iterator[Exception]:
-    """What is wrong with each of several names by itself."""
+    """The errors of names that are wrong by themselves."""
     names = value.split(",") if isinstance(value, str) else value
     for name in names if isinstance(names, list) else ():
         try:
@@ -67,7 +67,7 @@ def _wrong_names(value: object, source: Source, folder: Path) -> Iterator[Except
 
 
 def _named(value: object, source: Source, folder: Path) -> object:
-    """LLaMA-Factory's names, explained by its dataset_info.json."""
+    """The entries of LLaMA-Factory's dataset names, as its dataset_info.json describes them."""
     given = source.values.get("dataset_dir") or "data"
     places = [resolve(given, start) for start in (folder, *folder.parents)] if given != "ONLINE" else []
     place = _place(places)
@@ -88,8 +88,8 @@ def _named(value: object, source: Source, folder: Path) -> object:
 
 
 def _place(places: Sequence[str]) -> str:
-    """The `dataset_dir`: beside the file, else above it, as the tool's own files lie in folders of their own and are
-    run from the one above. Nothing where there are no places."""
+    """The `dataset_dir`: the one beside the file, else one above it, as LLaMA-Factory's own files lie in subfolders and
+    are run from above. "" without places."""
     found = (place for place in places if (Path(place) / "dataset_info.json").is_file())
     return next(found, places[0] if places else "")
 
@@ -101,7 +101,7 @@ def _trls_dataset(values: dict[str, Any], source: Source, tool: str | None, fold
     if not isinstance(path, str):
         keys = [key for key, ours in _TRLS.items() if ours in said]
         return [source.mistake(key, "bad-value", "it is for one dataset; say it in the entries") for key in keys]
-    if tool == TRL:  # which learns no instructions
+    if tool == TRL:  # TRL does not learn from instructions
         said["columns"] = {"instruction": ""}
     if said:
         values["dataset"] = [{"path": path, **said}]
@@ -113,8 +113,8 @@ def _trls_dataset(values: dict[str, Any], source: Source, tool: str | None, fold
 
 
 def _learned(values: dict[str, Any], source: Source, tool: str | None) -> list[Mistake]:
-    """Which turns are learned, and with which end marks (`eot_tokens`), where the file says it of all its
-    conversations; of axolotl's also what it does where nothing is said."""
+    """Put into the entries which turns are learned, and with which end marks (`eot_tokens`), where the file says it for
+    all its conversations. Entries of axolotl also get its defaults. Returns mistakes."""
     said = {key: source.values[key] for key in LEARNED_KEYS if source.values.get(key) is not None}
     marks = source.values.get("eot_tokens")
     if said and tool == LLAMA_FACTORY:
@@ -135,13 +135,13 @@ def _learned(values: dict[str, Any], source: Source, tool: str | None) -> list[M
 
 def _with_learned(entry: Any, said: dict[str, Any]) -> Any:
     if not said or not isinstance(entry, (str, dict)) or not _of_turns(entry):
-        return entry  # what is wrong with it is told by whoever reads it
+        return entry  # its reader reports what is wrong
     return {**said, **({"path": entry} if isinstance(entry, str) else entry)}
 
 
 def _as_axolotl(entry: Any) -> Any:
     """An entry of conversations as axolotl reads it: the assistant's turns are learned by its rules, the column system
-    begins them, and a turn says itself whether it is learned only where the entry names the key."""
+    begins a conversation, and a turn's own word on whether it is learned counts only where the entry names that key."""
     if not isinstance(entry, dict) or entry.get("type") is None or not _of_turns(entry):
         return entry
     dropped = any(entry.get(key) not in SWITCHED_OFF for key in ("drop_system_message", "drop_system"))
@@ -149,19 +149,19 @@ def _as_axolotl(entry: Any) -> Any:
     said = {"columns": columns, "message_keys": {"train": "", "weight": ""}}
     for key, names in said.items():
         given = entry.get(key) or {}
-        said[key] = {**names, **given} if isinstance(given, dict) else given  # which is for whoever reads it
+        said[key] = {**names, **given} if isinstance(given, dict) else given  # its reader reports a wrong one
     roles = {} if entry.get("roles_to_train") is not None else {"roles_to_train": ["assistant"]}
     return {**said, **{key: value for key, value in entry.items() if key not in said}, **roles}
 
 
 def _of_turns(entry: Any) -> bool:
-    """Whether an entry may have conversations, by what it says of its type."""
+    """Whether an entry may have conversations, by its type."""
     kind = entry.get("type") if isinstance(entry, dict) else None
     return kind is None or str(kind).removesuffix(".default") in CONVERSATIONS
 
 
 def _templates(values: dict[str, Any], names: dict[str, str], source: Source) -> list[Mistake]:
-    """The chat template that the entries name, as the job's: there is one for all of them."""
+    """Make the chat template that the entries name the job's, which has one for all of them. Returns mistakes."""
     entries = values.get("dataset")
     found: dict[str, str] = {}
     for entry in entries if isinstance(entries, list) else ():

@@ -1,5 +1,5 @@
-"""What a job was handed in with: its data and the adapter it goes on from, which are what is trained on, or the job is
-refused, and the versions of the packages that train. No torch."""
+"""What a job was submitted with: its local data and the adapter it continues, and the versions of the packages that
+train. Where the data or the adapter have changed, the job is refused. No torch."""
 
 from __future__ import annotations
 
@@ -18,24 +18,25 @@ from planner.job.trackers import SETTINGS
 
 _SHOWN = 5
 Frozen = Mapping[str, Mapping[str, Any]]
-"""Path of a file -> its size in bytes and the hash of them: times of change are copied with files."""
+"""Path of a file -> its size in `bytes` and the `hash` of its content. Modification times are not noted: copying a file
+may keep them."""
 
 
 PACKAGES = ("offmate", "torch", "transformers", "tokenizers", "datasets", "trl", "peft", "bitsandbytes", "numpy")
-"""Those of which it depends what a job learns; of some of them only for some jobs."""
+"""Packages on which depends what a job learns; on some of them only for some jobs."""
 _NOT_LEARNED = {"run_name", "report_to", "output_dir", "schedule"}.union(*SETTINGS.values())
 
 
 def fingerprint(job: Job, frozen: Frozen, checkpoint: Path | None = None) -> str:
-    """The same for jobs that do the same on the same local data, from the start or from the same `checkpoint` of a
-    shorter run, whatever they are called and wherever their models go."""
+    """A hash that is the same for jobs that do the same work on the same local data, from the start or from the same
+    `checkpoint` of a shorter run. Names, trackers, output folder and schedule do not change it."""
     work = job.model_dump(mode="json", exclude=_NOT_LEARNED)
     parts = [work, frozen] if checkpoint is None else [work, frozen, str(checkpoint)]
     return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 def package_versions() -> dict[str, str]:
-    """The versions of `PACKAGES` that are installed; what is not is left out."""
+    """The versions of `PACKAGES`, without those that are not installed."""
     found = {}
     for name in PACKAGES:
         try:
@@ -46,7 +47,7 @@ def package_versions() -> dict[str, str]:
 
 
 def changed_packages(before: Mapping[str, str] | None) -> tuple[str, ...]:
-    """In words, which packages are others than `before`; None: nobody knows what there was."""
+    """Lines on the packages that differ from `before`; `before` None: the old versions are not known."""
     if before is None:
         return ()
     now = package_versions()
@@ -55,7 +56,7 @@ def changed_packages(before: Mapping[str, str] | None) -> tuple[str, ...]:
 
 
 def freeze(job: Job) -> dict[str, dict[str, Any]]:
-    """What tells the job's local files from others. Raises OSError."""
+    """What identifies the job's local files (`Frozen`). Raises OSError."""
     return {str(file): _told(file) for file in _files(job)}
 
 
@@ -63,8 +64,8 @@ def check_frozen(
     job: Job, frozen: Frozen | None, *,
     hint: str = "train on what is there now: offmate retry ID --allow-changed-data",
 ) -> None:  # fmt: skip
-    """Raise UserError `data-changed` where the local data, or the adapter that the job goes on from, are not those that
-    were handed in; `frozen` None: nobody knows what these were. `hint`: what there is to do beside putting the files
+    """Raise UserError `data-changed` where the local data, or the adapter that the job continues, are not those that
+    were submitted. `frozen` None: it is not known what these were. `hint`: what people can do besides putting the files
     back."""
     if frozen is None:
         return
@@ -91,8 +92,8 @@ def check_frozen(
 
 
 def other_content(before: Mapping[str, Mapping[str, Any]] | None, now: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Of files that were noted `before` and `now`, of data or of a base: a line for each whose content is another, or
-    may be as it was not read in full; `before` None: nobody knows what there was."""
+    """A line for each file, of data or of a base, whose content differs between the notes `before` and `now`, or may
+    differ as it was not read in full. `before` None: the old content is not known."""
     if before is None:
         return ["what they were when the job was handed in was not noted"]
     lines = [f"{path}, which is gone" for path in sorted(before.keys() - now.keys())]
@@ -110,20 +111,21 @@ def other_content(before: Mapping[str, Mapping[str, Any]] | None, now: Mapping[s
 
 
 def _is_as_before(path: Path, before: Mapping[str, Any]) -> bool:
-    """Whether a file is what an earlier version noted of one larger than a GiB, of which it hashed no more."""
+    """Whether a file above one GiB matches what an earlier version noted: that version hashed only a part of it, and
+    noted its modification time."""
     status = path.stat()
     return (status.st_size, status.st_mtime_ns) == (before["bytes"], before.get("changed_ns"))
 
 
 def _files(job: Job) -> list[Path]:
-    """The local files of all entries, and of the adapter that the job goes on from; what is gone is left out."""
+    """The local files of all entries, and of the adapter that the job continues, without missing ones."""
     found: dict[Path, None] = {}
     for entry in (*job.data, *job.eval_data):
         path = Path(entry.path)
         if is_local(entry.path) and path.exists():
             try:
                 data = local_data(path)
-            except (OSError, ValueError):  # nothing to read is there any more
+            except (OSError, ValueError):  # the data are no longer readable
                 continue
             found |= dict.fromkeys(data.files)
     if job.adapter_name_or_path is not None:

@@ -1,6 +1,6 @@
 """The rows of a JSON file: one value a line, values over several lines, or the elements of one array. No torch.
 
-A row is the value that Python's `json` reads at its place, and nothing else in the file changes it.
+A row is the value that Python's `json` reads at its place; nothing else in the file changes it.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ _SPACES = " \t\r\n"
 _BLANK = re.compile(r"[ \t\r\n]*")
 _LINE_END = re.compile(r"[ \t\r]*(\n|$)?")
 _TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
-_CUT_NEAR = 16  # characters before the end within which a number, a word or an escape may be cut
+_CUT_NEAR = 16  # characters before the end where a number, a word or an escape may be cut off
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What stands at one place of a data file.
+    """The content of one place in a data file.
 
-    `place`: where, in words ("line 3 of a.jsonl"). `record`: its value, None where it is no record; `wrong` then says
-    what is wrong with it, as it follows the place: "is no JSON: Expecting value (character 9)".
+    `place`: the place in words ("line 3 of a.jsonl"). `record`: the value there; None where it is no record, and
+    `wrong` then says what is wrong, in words that follow the place: "is no JSON: Expecting value (character 9)".
     """
 
     place: str
@@ -37,11 +37,12 @@ class Row:
 
 
 def json_rows(name: str, file: BinaryIO, *, whole: bool = True) -> Generator[Row]:
-    """The rows of the file `name`, in order. Blank lines are none; each text in an array is the record {"text": …}.
+    """The rows of the file `name`, in order. Blank lines are no rows; each text in an array is the record {"text": …}.
 
-    `whole`: `file` has all of it, and not only its beginning, of which the last line that is not ended is left out. A
-    value may go over several lines; where these turn out to be no JSON, the first of them is a broken row and reading
-    goes on with the next. Raises ValueError where an array stops being one: nothing tells where its elements go on.
+    `whole`: `file` is the whole file. Else it is only the beginning, and a last line that does not end is left out. A
+    value may extend over several lines. Where these turn out to be no JSON, the first of them is a broken row, and
+    reading goes on with the next line. Raises ValueError where an array is broken: nothing tells where its elements go
+    on.
     """
     text = _Text(file)
     _skip_blank_lines(text)
@@ -53,9 +54,9 @@ def json_rows(name: str, file: BinaryIO, *, whole: bool = True) -> Generator[Row
 
 
 class _Text:
-    """A file's text, decoded a piece at a time; bytes that are not UTF-8 are in it as `surrogateescape` has them.
+    """A file's text, decoded a piece at a time. Bytes that are not UTF-8 are kept in it by `surrogateescape`.
 
-    `text[at:]` is not read yet, and begins on line `line`; `ended`: nothing comes behind it.
+    `text[at:]` is not read yet and begins on line `line`; `ended`: nothing follows it in the file.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -66,10 +67,10 @@ class _Text:
         self.text = self.text.removeprefix("\ufeff")
 
     def more(self) -> bool:
-        """Read on, as much again as there is; False at the end of the file."""
+        """Read on, as much again as is still unread; False at the end of the file."""
         if self.ended:
             return False
-        piece = self._file.read(max(_PIECE, len(self.text) - self.at))  # doubled, or long values would be read often
+        piece = self._file.read(max(_PIECE, len(self.text) - self.at))  # doubled: else a long value is parsed often
         self.ended = not piece
         self.text, self.at = self.text[self.at :] + self._decoder.decode(piece, final=self.ended), 0
         return True
@@ -89,16 +90,16 @@ class _Text:
                 return
 
     def rest(self, count: int) -> str:
-        """The next so many characters; fewer at the end."""
+        """The next `count` characters; fewer at the end of the text read so far."""
         return self.text[self.at : self.at + count]
 
     def ends_early(self, error: json.JSONDecodeError) -> bool:
-        """Whether the error may be no more than that the text read so far ends within a value."""
+        """Whether the error may only mean that the text read so far ends within a value."""
         near = error.pos >= len(self.text.rstrip(_SPACES)) or error.pos > len(self.text) - _CUT_NEAR
         return near or error.msg.startswith("Unterminated string")
 
     def line_end(self, start: int) -> int:
-        """Where the line ends that `start` is on, a "\\n" or the end of the file."""
+        """The end of the line that `start` is on: a "\\n", or the end of the file."""
         while (end := self.text.find("\n", start)) < 0 and not self.ended:
             start -= self.at
             self.more()
@@ -145,7 +146,7 @@ class _CutError(Exception):
 
 
 def _skip_blank_lines(text: _Text) -> None:
-    """Go on with the next line that is not blank, from its beginning: places in it count from there."""
+    """Go on with the next line that is not blank, from its beginning: error positions count from there."""
     while True:
         found = _BLANK.match(text.text, text.at)
         assert found is not None
@@ -158,8 +159,8 @@ def _skip_blank_lines(text: _Text) -> None:
 
 
 def _values(text: _Text, decoder: JsonValues) -> tuple[list[Any], int]:
-    """The values up to the first line's end that is within none of them, and where that is. Raises _WrongError for a
-    first line to be left out, _CutError."""
+    """The values up to the first line end that lies within none of them, and that position. Raises _WrongError where
+    the first line is to be left out, and _CutError."""
     while True:
         decoder.forget()
         values: list[Any] = []
@@ -250,8 +251,7 @@ def _elements(name: str, text: _Text, whole: bool) -> Generator[Row]:
 
 
 def _element(name: str, text: _Text, decoder: JsonValues) -> tuple[Any, int]:
-    """The value that comes next, and where it ends. Raises _WrongError for one that can be passed over, _CutError,
-    ValueError."""
+    """The next value, and where it ends. Raises _WrongError for a value that can be skipped, _CutError, ValueError."""
     while True:
         decoder.forget()
         try:
@@ -285,7 +285,7 @@ def _no_object(text: str) -> str:
 
 
 def _past(text: str, start: int) -> int | None:
-    """Where the list or object ends that begins at `start`, whatever is in it; None where the text ends before."""
+    """The end of the list or object that begins at `start`, whatever is in it; None where the text ends before."""
     depth = 0
     for token in _TOKENS.finditer(text, start):
         depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(token[0], 0)

@@ -1,5 +1,5 @@
-"""What a dataset on this machine is: which files it has, and of which kind. No torch: a job is checked by it when it is
-handed in, and the trainer reads by it."""
+"""The files of a dataset on this machine, and their kind. Both the check at submission and the trainer use this. No
+torch."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ KINDS: dict[str, Kind] = {
     ".jsonl": "json", ".json": "json", ".ndjson": "json", ".csv": "csv", ".parquet": "parquet", ".arrow": "arrow",
     ".txt": "text",
 }  # fmt: skip
-"""Suffix of a file -> what is in it, by the names of the readers of `datasets`."""
+"""Suffix of a file -> the kind of its content, by the names of the readers of `datasets`."""
 
 _SUFFIXES = ", ".join(KINDS)
 _PACKED = (".gz", ".zst", ".xz", ".bz2", ".zip")
 _NOT_READ = (".tsv", ".feather", ".orc", ".xlsx")
 _NO_DATA = ("dataset_infos.json", "dataset_info.json", "state.json")
-"""What `datasets` notes beside data."""
+"""Files that `datasets` writes beside data."""
 _SPLIT = r"(^|[/._ -])(%s)([/._ -]|$)"
 _TRAIN = re.compile(_SPLIT % "train|training", re.IGNORECASE)
 _HELD_OUT = re.compile(_SPLIT % "test|testing|eval|evaluation|validation|valid|val|dev", re.IGNORECASE)
-"""How files of a split are called, as `datasets` goes by it."""
+"""The names of files of a split, by the rules of `datasets`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalData:
-    """The files of a dataset, in the order in which they are read. `delimiter`: what parts the cells of csv files;
-    `columns`: those that are taken, None for all."""
+    """The files of a dataset, in the order in which they are read. `delimiter`: the separator of cells in csv files;
+    `columns`: the columns that are used, None for all."""
 
     kind: Kind
     files: tuple[Path, ...]
@@ -41,13 +41,14 @@ class LocalData:
 
 
 def is_local(entry: str) -> bool:
-    """Whether an entry of a resolved job's `dataset` is a path; otherwise it is of the hub, whatever stands beside."""
+    """Whether an entry of a resolved job's `dataset` is a path; otherwise it is on the hub, even where a file has its
+    name."""
     return entry.startswith("/")
 
 
 def local_data(path: Path) -> LocalData:
-    """What is at `path`: a file, a folder with files of one kind, or one of `Dataset.save_to_disk`. Raises ValueError,
-    FileNotFoundError where there is nothing."""
+    """The dataset at `path`: a file, a folder with files of one kind, or a folder that `Dataset.save_to_disk` wrote.
+    Raises ValueError, FileNotFoundError where there is nothing."""
     if not path.exists():
         raise FileNotFoundError(f"there is no dataset at {path}")
     if (path / "state.json").is_file() and (path / "dataset_info.json").is_file():
@@ -67,8 +68,8 @@ def local_data(path: Path) -> LocalData:
 
 
 def _files_in(folder: Path) -> list[Path]:
-    """The data files in a folder and below, in order of their names. Raises ValueError where some would be left out,
-    or are by their names of other splits than others."""
+    """The data files in a folder and its subfolders, ordered by name. Raises ValueError where some data files cannot be
+    read, or where the names show files to train on and files of other splits."""
     found = []
     for file in sorted(folder.rglob("*")):
         parts = file.relative_to(folder).parts
@@ -92,7 +93,8 @@ def _files_in(folder: Path) -> list[Path]:
 
 
 def _saved(folder: Path) -> LocalData:
-    """What is in a folder of `Dataset.save_to_disk`, of the columns that its format names. Raises ValueError."""
+    """The dataset in a folder that `Dataset.save_to_disk` wrote, with the columns that its format names. Raises
+    ValueError."""
     try:
         state = json.loads((folder / "state.json").read_text("utf-8"))
         files = tuple(folder / file["filename"] for file in state["_data_files"])

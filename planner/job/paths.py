@@ -1,8 +1,9 @@
-"""What a job's `model`, `tokenizer`, `dataset` and `chat_template` point at: local files made absolute, or hub ids.
+"""Finds what a job's `model`, `tokenizer`, `dataset` and `chat_template` name: local files, made absolute, or hub ids.
 
-Each function takes the value as written and the folder relative paths start at; None for the values of `resolved.yaml`,
-in which a path is absolute, a template is its text, and all else is an id. It raises FileNotFoundError when a
-path that looks local is not there, ValueError when it is there and cannot serve, TypeError when it is no path at all.
+Each function takes the value as written and the folder at which relative paths start. The folder is None for the values
+of `resolved.yaml`, in which a path is absolute, a template is its text, and all else is an id. A function raises
+FileNotFoundError when a path that looks local does not exist, ValueError when it exists and cannot be used, and
+TypeError when the value is no path at all.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _TOKENIZER_FILES = (
 )  # fmt: skip
 _HUB_NAME = r"[A-Za-z0-9_]([\w.-]{0,94}\w)?"
 _HUB_ID = re.compile(rf"(?!.*(--|\.\.|\.git$))({_HUB_NAME}/)?{_HUB_NAME}")
-"""What the hub takes for a name; all else is a path."""
+"""Names that the hub accepts; all else is a path."""
 
 
 def resolve(text: object, folder: Path | None) -> str:
@@ -45,7 +46,7 @@ def resolve(text: object, folder: Path | None) -> str:
 
 
 def folders(value: object, folder: Path | None) -> tuple[str, ...]:
-    """One path or a list of them, absolute; they need not be there. Raises ValueError where one comes twice."""
+    """One path or a list of them, absolute; they need not exist. Raises ValueError where one comes twice."""
     found = tuple(resolve(text, folder) for text in (value if isinstance(value, (list, tuple)) else [value]))
     seen: dict[str, str] = {}
     for path in found if folder is not None else ():
@@ -56,7 +57,7 @@ def folders(value: object, folder: Path | None) -> tuple[str, ...]:
 
 
 def looks_local(text: str, folder: Path | None) -> bool:
-    """True for a path, False for a Hugging Face id ("name" or "owner/name" of which nothing is in `folder`)."""
+    """True for a path, False for a Hugging Face id: "name" or "owner/name" where `folder` has nothing of that name."""
     if folder is None:
         return text.startswith("/")
     if text.startswith(("/", ".", "~")) or text.endswith("/") or not _HUB_ID.fullmatch(text):
@@ -67,8 +68,8 @@ def looks_local(text: str, folder: Path | None) -> bool:
 
 
 def _path_or_id(text: object, folder: Path | None, what: str, kind: Kind = "model") -> Path | str:
-    """The absolute path of something that exists, or a hub id. `what` and `kind`: what it should be, in words and for
-    names that are near."""
+    """The absolute path of something that exists, or a hub id. `what`: what the path should be, for the error; `kind`:
+    the kind of names to suggest."""
     if not isinstance(text, str) or not text:
         raise TypeError(f"it is {shown(text)}; it must be a path or a Hugging Face id")
     if not looks_local(text, folder):
@@ -90,7 +91,7 @@ def local_model(text: object, folder: Path | None) -> str:
 
 
 def local_config(text: object, folder: Path | None) -> str:
-    """A folder with config.json, a config's file itself, or a hub id: enough to plan a model, not to train it."""
+    """A folder with config.json, a config file itself, or a hub id: enough to plan a model, not to train it."""
     path = _path_or_id(text, folder, "model config")
     if not isinstance(path, Path) or (path.is_file() and path.name != "config.json"):
         return str(path)
@@ -106,7 +107,7 @@ def local_tokenizer(text: object, folder: Path | None) -> str:
 
 
 def local_dataset(value: object, folder: Path | None) -> tuple[str | DataEntry, ...]:
-    """Files, folders or hub ids; also lists of what to read and how (`planner.job.dataset_words`)."""
+    """Files, folders or hub ids, also as entries that say how to read them (`planner.job.dataset_words`)."""
     entries = value if isinstance(value, (list, tuple)) else [value]
     if not entries:
         raise ValueError("the list is empty")
@@ -119,7 +120,7 @@ def local_dataset(value: object, folder: Path | None) -> tuple[str | DataEntry, 
 
 
 def data_finder(folder: Path | None) -> Callable[[object], str]:
-    """What makes a dataset's path absolute, once it has seen that there is something to read."""
+    """A function that makes a dataset's path absolute, and raises where there is nothing to read."""
 
     def find(text: object) -> str:
         path = _path_or_id(text, folder, "dataset", "dataset")
@@ -131,7 +132,7 @@ def data_finder(folder: Path | None) -> Callable[[object], str]:
 
 
 def local_file_or_template(text: object, folder: Path | None) -> str:
-    """The text of a Jinja template: read from a file, known by its name, or given as it is."""
+    """The text of a Jinja template: read from a file, found by its name, or given itself."""
     if not isinstance(text, str):
         raise TypeError(f"it is {shown(text)}; it must be a path to a Jinja template, or its text")
     if folder is None or "{{" in text or "{%" in text or slot_template(text) is not None:
@@ -139,7 +140,7 @@ def local_file_or_template(text: object, folder: Path | None) -> str:
     path = Path(resolve(text, folder))
     if not path.exists() and (known := named_template(text)) is not None:
         return known
-    if path.is_dir():  # TRL would take the tokenizer's tokens there, too
+    if path.is_dir():  # TRL would take the tokens of the tokenizer in it, too
         raise FileNotFoundError(f"{path} is a folder; give the template's file, such as chat_template.jinja in it")
     if not path.is_file():
         known = f"(known: {', '.join(NAMES)}; LLaMA-Factory's are {PREFIX}NAME)"
@@ -171,13 +172,13 @@ _PLANNED: dict[str, Callable[[object, Path | None], object]] = {
     "model": local_config, "adapter_name_or_path": local_adapter, "disk_paths": folders,
 }  # fmt: skip
 NOTHING = "none"
-"""The tokenizer and the data of a question."""
+"""Stands for the tokenizer and the data of a job that is only planned."""
 
 
 def _wrong_entries(
     find: Callable[[object, Path | None], object], value: object, folder: Path | None
 ) -> Iterator[tuple[int, Exception]]:  # fmt: skip
-    """The places, from 0, of a list's entries that are wrong by themselves, and what is."""
+    """The entries of a list that are wrong by themselves: their places, from 0, and errors."""
     for place, entry in enumerate(value if isinstance(value, list) else ()):
         try:
             find([entry], folder)
@@ -188,11 +189,11 @@ def _wrong_entries(
 def resolve_paths(
     values: dict[str, Any], folder: Path | None, source: Source, name_of: Callable[[str], str], *, only_planned: bool
 ) -> list[Mistake]:
-    """Make the paths in `values` (by canonical name) absolute, in place; the mistakes are those of missing or unfit
-    files. `name_of` gives the file's name of a key. `only_planned`: the model's config is enough."""
+    """Make the paths in `values` (by canonical name) absolute, in place. Returns mistakes for missing or unfit files.
+    `name_of` gives the name that the file uses for a key. `only_planned`: the model's config is enough."""
     mistakes: list[Mistake] = []
     for key, find in (_PLANNED if only_planned else _FINDERS).items():
-        if key == "tokenizer" and values.get(key) is None:  # it follows the model, whose own mistake says enough
+        if key == "tokenizer" and values.get(key) is None:  # it is the model's, whose own mistake is enough
             values.pop(key, None)
             if values.get("model") is not None and not mistakes:
                 values[key] = values["model"]

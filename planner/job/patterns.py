@@ -1,8 +1,8 @@
-"""Patterns that a job file has us match, each with an end to the work it may cost.
+"""Tests regular expressions from a job file, with a limit on the processor time that each may take.
 
-Python's `re` goes back over all ways to match, whose number may double with each letter, and nothing but the end of its
-process stops it. So what libraries are to match later is matched by a process of its own first. Only the standard
-library and nothing of this project, as this file is also run as that process.
+Python's `re` backtracks over all ways to match. Their number may double with each letter, and nothing but the end of
+its process stops it. So patterns that libraries match later are first matched in a process of their own. This file
+imports only the standard library and nothing of this project, as it is also run as that process.
 """
 
 from __future__ import annotations
@@ -16,19 +16,20 @@ import sys
 from collections.abc import Iterable
 
 LIMIT_S, NAME_S = 1.0, 1e-4
-"""Of a processor, for one pattern, and for each name besides: a hundred times what the slowest of use take."""
+"""Processor time for one pattern, and in addition for each name: a hundred times what the slowest useful patterns
+take."""
 TYPICAL = (
     "lm_head", "model.embed_tokens", "model.layers.31.self_attn.q_proj", "transformer.h.11.attn.c_attn.weight",
     "base_model.model.model.layers.31.mlp.experts.127.down_proj.lora_A.default.weight",
 )  # fmt: skip
-"""Names of modules and parameters, for when the model is not there yet."""
+"""Typical names of modules and parameters, for when the model is not loaded yet."""
 SIMPLER = "leave out repeats inside of repeats, as (.*)*, and of several .* all that one can do"
 _REPEATS = re.compile(r"[*+?{]")
 
 
 def too_slow(patterns: Iterable[str], names: Iterable[str] = TYPICAL) -> str | None:
-    """The first of `patterns`, regular expressions that are right, that takes longer than `LIMIT_S`, and
-    `NAME_S` a name, of a processor to be matched with all of `names`, from their beginning; None where none does."""
+    """The first of `patterns`, which are valid regular expressions, that takes more processor time than `LIMIT_S` plus
+    `NAME_S` a name to be matched with all of `names`, from their beginning. None where no pattern does."""
     repeats = tuple(pattern for pattern in patterns if _REPEATS.search(pattern))
     return _too_slow(repeats, tuple(names)) if repeats else None
 
@@ -45,7 +46,7 @@ def _too_slow(patterns: tuple[str, ...], names: tuple[str, ...]) -> str | None:
 
 
 def _match() -> None:
-    signal.signal(signal.SIGVTALRM, signal.SIG_DFL)  # which ends the process also inside of `re`
+    signal.signal(signal.SIGVTALRM, signal.SIG_DFL)  # the default action ends the process even inside of `re`
     patterns, names, limit_s = json.load(sys.stdin)
     for pattern in patterns:
         print(flush=True)

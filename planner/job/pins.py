@@ -1,4 +1,4 @@
-"""Commits of what a job has of the Hugging Face hub: what is uploaded later changes no job that was handed in."""
+"""Pins what a job takes from the Hugging Face hub to commits: a later upload changes no job that was submitted."""
 
 from __future__ import annotations
 
@@ -16,35 +16,36 @@ _COMMIT = re.compile("[0-9a-f]{40}")
 
 
 def revision_of(job: Job) -> str:
-    """The branch, tag or commit of the model's repository on the hub that is used."""
+    """The branch, tag or commit of the model's repository on the hub that the job uses."""
     return job.model_revision or "main"
 
 
 def tokenizer_revision(job: Job) -> str:
-    """Likewise of the tokenizer's; in the model's repository it is the model's where the job names none."""
+    """Likewise for the tokenizer's repository; where it is the model's and the job names no revision for it, it is the
+    model's revision."""
     return job.tokenizer_revision or (revision_of(job) if job.tokenizer == job.model else "main")
 
 
 class Run(Protocol):
-    """What is pinned of a run folder (`planner.run.folder.RunFolder`)."""
+    """The part of a run folder (`planner.run.folder.RunFolder`) that pinning uses."""
 
     @property
     def resolved(self) -> Path:
-        """The job's file."""
+        """The path of `resolved.yaml`."""
 
     def write_resolved(self, text: str) -> None:
-        """Write that anew."""
+        """Replace the content of `resolved.yaml`."""
 
     def last_checkpoint_step(self) -> int | None:
-        """None where there is no checkpoint."""
+        """The step of the last checkpoint; None where there is none."""
 
     def say(self, text: str) -> None:
         """Add a line to the job's log."""
 
 
 def pin(run: Run) -> Job:
-    """The job of a run folder, from now on with the commits of what it has of the hub. One that has a checkpoint is
-    left alone: that is of the job as it is."""
+    """The job of a run folder, rewritten with the commits of what it takes from the hub. A job with a checkpoint is not
+    changed: the checkpoint belongs to the job as it is."""
     job = Job.from_resolved(run.resolved)
     if run.last_checkpoint_step() is not None or (found := pinned(job)) == job:
         return job
@@ -55,9 +56,10 @@ def pin(run: Run) -> Job:
 
 
 def pinned(job: Job) -> Job:
-    """The job with a commit where it has a branch, a tag or nothing, of its model, its tokenizer where that is of
-    another repository or revision, and its datasets on the hub: as the hub says, or where that does not answer, the
-    last download's. What neither knows stays as it is. A repository's revision is asked for once."""
+    """The job with a commit in place of a branch, a tag or nothing, for its model, for its tokenizer where that has
+    another repository or revision, and for its datasets on the hub. The commit is the hub's answer, or the last
+    download's where the hub does not answer; where neither has one, the revision stays as it is. Each revision of a
+    repository is asked for once."""
     hub = _Hub()
     found = {"model_revision": job.model_revision, "tokenizer_revision": job.tokenizer_revision}
     if not is_local(job.model):
@@ -70,7 +72,7 @@ def pinned(job: Job) -> Job:
 
 
 def told(before: Job, after: Job) -> Iterator[str]:
-    """What `pinned` has made of a job, a line for each repository."""
+    """What `pinned` has changed in a job, a line for each repository."""
     if before.model_revision != after.model_revision:
         yield f"the model {before.model}, {before.model_revision or 'main'}, is commit {after.model_revision}"
     if before.tokenizer_revision != after.tokenizer_revision:
@@ -92,7 +94,8 @@ def _pinned(entry: str | DataEntry, hub: _Hub) -> str | DataEntry:
 
 
 class _Hub:
-    """Answers of one look at the hub. Where it cannot be reached it is not asked again: each time takes `ANSWER_S`."""
+    """The hub's answers, asked for once. Where the hub cannot be reached it is not asked again: each attempt takes
+    `ANSWER_S`."""
 
     def __init__(self) -> None:
         from huggingface_hub import constants
@@ -101,7 +104,8 @@ class _Hub:
         self._silent = constants.HF_HUB_OFFLINE
 
     def commit(self, name: str, kind: Kind, revision: str | None) -> str | None:
-        """The commit of a revision of a repository; `revision` itself where it is one, or none can be told."""
+        """The commit of a repository's revision; `revision` itself where it is a commit, or where no commit can be
+        found."""
         if revision is not None and _COMMIT.fullmatch(revision):
             return revision
         asked = (name, kind, revision)
@@ -116,7 +120,7 @@ class _Hub:
             return None
         try:
             return HfApi().repo_info(name, repo_type=kind, revision=revision, timeout=ANSWER_S).sha
-        except Exception as error:  # whatever a client of HTTP raises: loading meets it again, and says it
+        except Exception as error:  # any error of the HTTP client: loading meets it again and reports it
             self._silent = unreachable(error)
             return None
 

@@ -1,4 +1,5 @@
-"""In which precision a job computes whose file says nothing of it, and what dtype of the written model it names."""
+"""Settles the precision of a job whose file does not set it, and the dtype of the written model that other tools' keys
+name."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ _SWITCHES = {"pure_bf16": "bfloat16", "bfloat16": "bfloat16", "float32": "float3
 
 
 def settle_written(values: dict[str, Any], file: Mapping[str, object]) -> tuple[str, ...]:
-    """Put into `values` the `save_dtype` that the `file` asks for by other tools' keys of what dtype the weights have:
-    there they are trained in it, and written as they are. Returns what to tell of it."""
+    """Put into `values` the `save_dtype` that the `file` asks for by other tools' keys for the dtype of weights: those
+    tools train the weights in that dtype, and write them in it. Returns notes for the user."""
     asked = [(key, dtype) for key in ("dtype", "torch_dtype") if (dtype := _DTYPES.get(str(file.get(key))))]
     asked += [(key, dtype) for key, dtype in _SWITCHES.items() if file.get(key) is True]
     asked += [("bf16: full", "bfloat16")] if file.get("bf16") == "full" else []
@@ -31,11 +32,11 @@ def settle_written(values: dict[str, Any], file: Mapping[str, object]) -> tuple[
 
 
 def settle_precision(values: dict[str, Any], source: Source, *, named_machine: bool) -> tuple[str, ...]:
-    """Put `bf16: true` into `values` where a file of our own leaves it out and the card computes in it: this machine's,
-    or one that is known by its name (`named_machine`), as all of those do. Without a card all is fp32. Returns what to
-    tell of it.
+    """Put `bf16` into `values` where a file of offmate's own leaves it out: true where the card computes in bf16, this
+    machine's or a card known by its name (`named_machine`), as all of those do. Without a card all is fp32. Returns
+    notes for the user.
 
-    A run folder has the value, so that a job stays what it was when it was handed in.
+    The run folder stores the value, so that a job stays as it was submitted.
     """
     said = (source.values.get(name) for name in ("bf16", *ALIASES["bf16"]))
     if any(value not in (None, "") for value in said):

@@ -1,5 +1,7 @@
-"""A file's keys one by one: what is taken, what says nothing here and why, what is refused. What becomes of a key is in
-`planner.keys`; here it is done, and those are read that say something of their own.
+"""Reads a file's keys one by one: which are taken, which have no effect and why, which are refused.
+
+`planner.keys` says what becomes of each key. This module carries it out, and has functions for keys that need more than
+the table.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from planner.keys.meaning import (
 )
 
 REPORTING = ("wandb_", "mlflow_", "comet_", "swanlab_", "trackio_")
-"""How keys begin that say where to report to, in any version of a tool."""
+"""Beginnings of keys that say where to report to, in any version of a tool."""
 _BEGINNINGS = dict.fromkeys(REPORTING, REPORTS) | {
     "liger_": KERNELS, "unsloth_": KERNELS, "flash_attn_": KERNELS, "fsdp_": DECIDES, "ddp_": ONE_DEVICE,
 }  # fmt: skip
@@ -38,19 +40,20 @@ _PLUGINS = {
     "liger": KERNELS, "cut_cross_entropy": KERNELS, "kernels": KERNELS, "expert_parallel": ONE_DEVICE,
     "swanlab": REPORTS, "lm_eval": EVALUATES,
 }  # fmt: skip
-"""axolotl's that change no number that is learned -> why they say nothing."""
-_OTHER_STAGES = ("rm", "ppo", "dpo", "kto")  # LLaMA-Factory's that are not there
+"""axolotl's plugins that change nothing that is learned -> why they have no effect here."""
+_OTHER_STAGES = ("rm", "ppo", "dpo", "kto")  # LLaMA-Factory's stages that are not there
 _EIGHT = "load_in_8bit"
 PER_EPOCH = "evals_per_epoch"
-"""axolotl's, settled where all values are known."""
+"""axolotl's key, which is settled when all values are known."""
 _CHOOSING = ("load_best_model_at_end", "early_stopping_patience", "early_stopping_steps")
 _OTHER_TRAINING = (REWARDS, PICTURES, DISTILLED, DIFFUSION)
 _ALONE = (*_OTHER_TRAINING, ELSEWHERE, OTHER_FORM)
-"""What a file is about altogether: where that is not there, nothing else needs to be said of it."""
+"""Purposes of a whole file: where such a purpose is not there, only that mistake is reported."""
 
 
 class Reading:
-    """A file's keys as they are read: values under canonical names, mistakes, and what is not used and why."""
+    """A file's keys while they are read: values under canonical names, mistakes, and keys that are not used, with the
+    reason."""
 
     def __init__(self, source: Source, names: Mapping[str, str]) -> None:
         self.source, self.names = source, names
@@ -63,7 +66,7 @@ class Reading:
         self._quantized = False
 
     def meaning(self, key: str) -> Meaning | None:
-        """What becomes of a key; None for one that nobody knows."""
+        """What becomes of a key; None for an unknown key."""
         table = TABLES.get(self.dialect.tool or "", {})
         if key in table:
             return table[key]
@@ -73,17 +76,17 @@ class Reading:
         return ANY.get(key) or (Meaning(kind="unused", text=beginning) if beginning else None)
 
     def refuse(self, key: str, text: str, *, alone: bool = False) -> None:
-        """Something that is not there."""
+        """Note a mistake: something that is not there yet. `alone`: it is reported instead of all others."""
         (self.alone if alone else self.mistakes).append(self.source.mistake(key, "not-there", text))
 
     def read(self, key: str, value: object) -> None:
-        """Sort one key in."""
+        """Read one key: as its own function does, or as its meaning says."""
         meaning = self.meaning(key)
         if meaning is None and value is None and self.dialect.tool is not None:
             self.unused.setdefault("nobody knows it, and it asks for nothing", []).append(key)
         elif meaning is None:
             self.unknown.append(key)
-            # To look for a key that was meant takes a millisecond, and only the first mistakes are told.
+            # Finding a similar key takes a millisecond, and only the first mistakes are reported.
             known = {*self.names, *ANY} if len(self.mistakes) < MOST_MISTAKES else ()
             self.mistakes.append(self.source.unknown(key, known, SHORT.get(key)))
         elif key in _SPECIAL:
@@ -92,7 +95,7 @@ class Reading:
             self.read_as(meaning, key, value)
 
     def read_as(self, meaning: Meaning, key: str, value: object) -> None:
-        """Sort one key in by what becomes of it."""
+        """Read one key by its meaning."""
         if meaning.kind == "honoured":
             if key in METHODS and value == "qlora" and self.source.values.get("load_in_4bit") is not True:
                 self._refuse_quantized(key, "qlora trains adapters on a base in 4 bits; give load_in_4bit: true, too")
@@ -113,7 +116,7 @@ class Reading:
             self.unused.setdefault(f"it has no effect without {meaning.text}", []).append(key)
 
     def _told_beside(self, key: str) -> bool:
-        """Whether the line of another key says that what this one is of is not there."""
+        """Whether the error of another key already says that the thing to which this key belongs is not there."""
         file = self.source.values
         if key in ("optim_args", "optim_target_modules"):
             return other_optimizer(file)
@@ -122,14 +125,14 @@ class Reading:
         return key == "relora_steps" and file.get("relora") not in SWITCHED_OFF
 
     def _refuse_quantized(self, key: str, text: str) -> None:
-        """One line, whichever and how many keys ask for it."""
+        """Note one mistake for all keys that ask for a quantized base."""
         if not self._quantized:
             self.refuse(key, text)
         self._quantized = True
 
 
 def _plugins(reading: Reading, key: str, value: object) -> None:
-    """axolotl's; those that would change what is learned are refused."""
+    """axolotl's plugins; those that would change what is learned are refused."""
     plugins = [value] if isinstance(value, str) and value else value
     for plugin in plugins if isinstance(plugins, list) else ():
         why = next((why for known, why in _PLUGINS.items() if known in str(plugin).lower()), None)
@@ -154,7 +157,7 @@ def _stage(reading: Reading, key: str, value: object) -> None:
 
 
 def _bnb_config(reading: Reading, key: str, value: object) -> None:
-    """axolotl's; what is here without it says nothing."""
+    """axolotl's bitsandbytes config; values that are offmate's own have no effect."""
     here = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
     asks = value if isinstance(value, dict) else {}
     other = [name for name, wanted in here.items() if asks.get(name, wanted) != wanted]
@@ -169,7 +172,7 @@ def _bnb_config(reading: Reading, key: str, value: object) -> None:
 
 
 def _unpacked(reading: Reading, key: str, value: object) -> None:
-    """axolotl's way to say that a model published in mxfp4 or fp8 is unpacked, as it is here by itself."""
+    """axolotl's way to say that a model published in mxfp4 or fp8 is unpacked; here that happens by itself."""
     more = reading.source.values.get("model_quantization_config_kwargs")
     if value in ("Mxfp4Config", "FineGrainedFP8Config") and isinstance(more, dict) and more == {"dequantize": True}:
         why = "a model that was saved in mxfp4 or fp8 is unpacked as it is read"
@@ -179,7 +182,7 @@ def _unpacked(reading: Reading, key: str, value: object) -> None:
 
 
 def _metric(reading: Reading, key: str, value: object) -> None:
-    """What a best model is the best by."""
+    """The metric that chooses the best model, and its direction."""
     file = reading.source.values
     chosen = any(file.get(name) not in SWITCHED_OFF for name in _CHOOSING) or reading.dialect.chooses_best(file)
     fine = (*SWITCHED_OFF, "eval_loss", "loss") if key == "metric_for_best_model" else SWITCHED_OFF
@@ -196,13 +199,14 @@ def _resume(reading: Reading, key: str, value: object) -> None:
 
 
 def _frozen(reading: Reading, key: str, value: object) -> None:
-    """LLaMA-Factory's, read by `planner.job.trainable`."""
+    """LLaMA-Factory's keys for frozen layers, which `planner.job.trainable` reads."""
     if reading.source.values.get("finetuning_type") != "freeze" and value not in SWITCHED_OFF:
         reading.unused.setdefault("it has no effect without finetuning_type: freeze", []).append(key)
 
 
 def _rate_of_embeddings(reading: Reading, key: str, value: object) -> None:
-    """LoRA+'s. In offmate's own files it is refused alone, see `planner.job.lora`; here it is a default written out."""
+    """LoRA+'s rate for embeddings. Without LoRA+ it is refused in offmate's own files (`planner.job.lora`); in a tool's
+    file it has no effect, as tools write out their defaults."""
     if reading.dialect.tool is None or reading.source.values.get(PLUS) not in SWITCHED_OFF:
         reading.found.setdefault(key, []).append(key)
     elif value not in SWITCHED_OFF:
@@ -210,7 +214,7 @@ def _rate_of_embeddings(reading: Reading, key: str, value: object) -> None:
 
 
 def _uncut(reading: Reading, key: str, value: object) -> None:
-    """TRL's rows without an end."""
+    """`max_length`: TRL's null, which cuts no row, is refused."""
     if value is None and reading.dialect.tool == TRL:
         text = "it is null, and TRL then cuts no row; give a number of tokens, at least those of the longest row"
         reading.mistakes.append(reading.source.mistake(key, "not-there", text))
@@ -219,7 +223,7 @@ def _uncut(reading: Reading, key: str, value: object) -> None:
 
 
 def _padding(reading: Reading, key: str, value: object) -> None:
-    """LLaMA-Factory's."""
+    """LLaMA-Factory's `ignore_pad_token_for_loss`."""
     if value in (False, "no", "false"):
         reading.refuse(key, "it is false; learning the padding is not there yet; leave this key out")
     else:
@@ -227,7 +231,7 @@ def _padding(reading: Reading, key: str, value: object) -> None:
 
 
 def _merged_first(reading: Reading, key: str, value: object) -> None:
-    """LLaMA-Factory's, of the adapter that is there."""
+    """LLaMA-Factory's `create_new_adapter`, for the adapter that the job continues."""
     if reading.source.values.get(ADAPTER) in SWITCHED_OFF and value not in SWITCHED_OFF:
         reading.unused.setdefault(f"it has no effect without {ADAPTER}", []).append(key)
     else:
@@ -235,7 +239,7 @@ def _merged_first(reading: Reading, key: str, value: object) -> None:
 
 
 def _tokens(reading: Reading, key: str, value: object) -> None:
-    """axolotl's. A mapping is what its first files have for `special_tokens`."""
+    """axolotl's `tokens`. A mapping is the early form of `special_tokens`."""
     if isinstance(value, dict) and reading.dialect.tool == AXOLOTL:
         reading.found.setdefault("special_tokens", []).append(key)
     else:

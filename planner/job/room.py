@@ -1,4 +1,4 @@
-"""What a job takes on its disks, and whether they have that. Light: no torch."""
+"""The room that a job takes on its disks, and a check that it is there. Light: no torch."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from planner.job.output_dir import Place
 from planner.job.schema import Job
 
 STATE_BYTES_PER_PARAMETER = 12
-"""What a checkpoint has of a trained parameter at most: master and moments, fp32."""
+"""The most bytes that a checkpoint has for a trained parameter: master and moments, fp32."""
 FILES_BYTES = 2**24
-"""About what is beside the weights in a model folder: configs, tokenizer, headers."""
+"""About the bytes of a model folder beside its weights: configs, tokenizer, headers."""
 
 
 def checkpoint_bytes(job: Job, saved: int, on_disk: int = 0) -> int:
-    """What a checkpoint takes with so many bytes of masters and moments (`Chain.saved_bytes`). `on_disk`: bytes of them
-    that are on disk, which it only names where it is no copy."""
+    """The bytes of a checkpoint with `saved` bytes of masters and moments (`Chain.saved_bytes`). `on_disk`: those of
+    them that are on disk; a checkpoint that is no copy only names these."""
     return saved - (on_disk if job.state_homes > 1 else 0) + 2**20
 
 
 def check_room(run_folder: Path, place: Place, *, checkpoint_bytes: int, weight_bytes: int, best: bool = False) -> int:
-    """Try the place where the model will go, and see that there is room for a checkpoint, the trained weights and the
-    model folder with them; with `best`, for the weights of the best evaluation, too, and of the next best one beside
-    them. Returns the bytes that checkpoints may take of the run folder's disk. Raises UserError."""
+    """Try the place where the model will go, and check that there is room for a checkpoint, the trained weights and the
+    model folder; with `best`, also for the weights of the best evaluation and of the next best one beside them. Returns
+    the bytes that checkpoints may take on the run folder's disk. Raises UserError."""
     model_bytes = weight_bytes + FILES_BYTES
     place.try_out(model_bytes)
     taken = (3 if best else 1) * weight_bytes + (model_bytes if _disk_of(place.folder) == _disk_of(run_folder) else 0)

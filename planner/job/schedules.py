@@ -1,4 +1,4 @@
-"""The learning rate's schedules, which are transformers', and what their keys say together. Light: no torch."""
+"""The learning rate's schedules, which are those of transformers, and checks of their keys. Light: no torch."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _WANTS = {
     "cosine_with_min_lr": ("min_lr", "min_lr_rate"), "cosine_warmup_with_min_lr": ("min_lr", "min_lr_rate"),
     "warmup_stable_decay": ("num_decay_steps",),
 }  # fmt: skip
-"""Schedule -> of these keys one must be given."""
+"""Schedule -> the keys of which at least one must be given."""
 _WHOLE = ("timescale", "num_decay_steps", "num_stable_steps")
 _SHAPES = ("linear", "cosine", "1-sqrt")
 
 
 def check_schedule(values: dict[str, Any], names: dict[str, str], source: Source) -> list[Mistake]:
-    """Mistakes in the keys of the schedule; `values` by canonical name, `names`: canonical name -> that in the file.
-    axolotl's `cosine_min_lr_ratio` becomes the schedule that it is."""
+    """Mistakes in the keys of the schedule. `values` by canonical name; `names`: canonical name -> the name in the
+    file. axolotl's `cosine_min_lr_ratio` is replaced by the schedule that it means."""
     ratio = source.values.get("cosine_min_lr_ratio")
     if ratio not in SWITCHED_OFF:
         if values.get("lr_scheduler_type", "cosine") != "cosine":

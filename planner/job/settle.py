@@ -1,5 +1,4 @@
-"""The values of a file under offmate's names: of several keys that mean one, and with the defaults of the file's tool.
-"""
+"""Settles a file's values under offmate's names: merges several keys that mean one, and adds its tool's defaults."""
 
 from __future__ import annotations
 
@@ -55,7 +54,7 @@ def canonical(source: Source, names: Mapping[str, str]) -> tuple[dict[str, Any],
 
 
 def _settle(name: str, keys: list[str], reading: Reading, values: dict[str, Any], given: dict[str, str]) -> None:
-    """The value of a canonical key from the keys of the file that mean it: those that ask for nothing give way."""
+    """Settle the value of a canonical key from the file's keys that mean it. Keys that ask for nothing give way."""
     source, tool = reading.source, reading.dialect.tool
     said = {key: source.values[key] for key in keys}
     wrong = [mistake for key in keys for mistake in check_value(key, name, said[key], source)]
@@ -82,7 +81,7 @@ def _settle(name: str, keys: list[str], reading: Reading, values: dict[str, Any]
 
 
 def _settle_pissa(reading: Reading, values: dict[str, Any], given: dict[str, str]) -> None:
-    """LLaMA-Factory's, which approximates unless it is told not to."""
+    """LLaMA-Factory's PiSSA, which is approximate unless `pissa_iter` is -1."""
     if given.get("init_lora_weights") != "pissa_init" or values["init_lora_weights"] != "pissa":
         return
     count = reading.source.values.get("pissa_iter")
@@ -95,7 +94,7 @@ def _settle_pissa(reading: Reading, values: dict[str, Any], given: dict[str, str
 
 
 def _settle_adapters(reading: Reading, values: dict[str, Any], given: dict[str, str]) -> None:
-    """Leave out what a tool's file says of adapters that are not made, as the tool does."""
+    """Leave out the adapter keys of a tool's file that makes no adapters, as the tool does."""
     if reading.dialect.tool is None or values.get("method") == "lora":
         return
     for name in (*DEFAULTS, MODULES, PARAMETERS, *WHERE, BEGIN, PLUS, PLUS_EMBEDDING, "use_rslora", "use_dora"):
@@ -105,8 +104,8 @@ def _settle_adapters(reading: Reading, values: dict[str, Any], given: dict[str, 
 
 
 def _settle_evaluations(reading: Reading, values: dict[str, Any], given: dict[str, str]) -> None:
-    """axolotl's evaluations per epoch, which count where there is something to evaluate on: a share of all steps, which
-    depends on `values` with the defaults of the file's tool in them."""
+    """Settle axolotl's evaluations per epoch, where there is something to evaluate on, as a share of all steps. It
+    depends on `values`, with the defaults of the file's tool in them."""
     source, asked = reading.source, reading.source.values.get(PER_EPOCH)
     epochs = values.get("num_train_epochs", DEFAULT_EPOCHS)
     text, code = None, "bad-value"

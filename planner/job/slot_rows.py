@@ -1,6 +1,6 @@
-"""Records as LLaMA-Factory reads them: a system text, tools, and turns of the user's and of the assistant's in turn.
+"""Reads records as LLaMA-Factory does: a system text, tools, and alternating turns of the user and the assistant.
 
-Those that it leaves out, with a warning, are left out; those that it fails at are broken. No torch.
+Records that LLaMA-Factory leaves out with a warning are left out; those at which it fails are broken. No torch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from planner.job.records import Kind, Record, conversation, role_of, text_of
 from planner.job.source import shown
 
 Formatting = Literal["alpaca", "sharegpt", "openai"]
-"""How the tool reads a dataset, as its dataset_info.json says it."""
+"""How LLaMA-Factory reads a dataset, as its dataset_info.json says."""
 Role = Literal["user", "assistant", "calls", "results"]
 _ASKS, _ANSWERS = ("user", "results"), ("assistant", "calls")
 _ROLES: dict[str | None, Role] = {"user": "user", "assistant": "assistant", "function_call": "calls", "tool": "results"}
@@ -25,7 +25,8 @@ _SHORT = "detailed thinking off"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """What is said; of `calls` the JSON of it, maybe with thoughts before. `learned`: unless the record says no."""
+    """One turn. For `calls` the content is their JSON, perhaps with thoughts before it. `learned`: false only where the
+    record says so."""
 
     role: Role
     content: str
@@ -34,7 +35,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """A record, as the tool has it. `tools`: JSON of a list, or nothing."""
+    """A record, as LLaMA-Factory reads it. `tools`: JSON of a list, or "" for none."""
 
     turns: tuple[Turn, ...]
     system: str = ""
@@ -43,14 +44,14 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
-    """A record that the tool leaves out, and `why`."""
+    """A record that LLaMA-Factory leaves out, and `why`."""
 
     why: str
 
 
 def read(kind: Kind, record: Record, formatting: Formatting | None) -> Conversation | LeftOut:
-    """A record under offmate's names. `formatting` None: of a file that is given by its path. Raises ValueError for one
-    that the tool fails at."""
+    """The conversation in a record with offmate's names. `formatting` None: the file is given by its path. Raises
+    ValueError for a record at which LLaMA-Factory fails."""
     if kind == "alpaca":
         return _instruction(record)
     if formatting is None:
@@ -76,10 +77,10 @@ def read(kind: Kind, record: Record, formatting: Formatting | None) -> Conversat
 
 
 def check(kind: Kind, record: Record, formatting: Formatting) -> bool:
-    """Whether there is something in a record to learn from. Raises ValueError for one that the tool fails at."""
+    """Whether a record has something to learn. Raises ValueError for one at which LLaMA-Factory fails."""
     if kind == "text":
         text_of(record, "text")
-        return True  # an end token, at the least
+        return True  # at least an end token is learned
     return isinstance(read(kind, record, formatting), Conversation)
 
 
@@ -99,7 +100,7 @@ def _instruction(record: Record) -> Conversation | LeftOut:
 
 
 def _messages(kind: Kind, record: Record) -> list[dict[str, Any]]:
-    """The messages of a record, with roles by offmate's names, None for what is none."""
+    """The messages of a record, with roles by offmate's names; None for an unknown role."""
     if kind == "prompt":
         asked = [{**message, "train": False} for message in _list(record.get("prompt"))]
         return [_message(message) for message in chain(asked, _list(record.get("completion")))]
@@ -107,7 +108,7 @@ def _messages(kind: Kind, record: Record) -> list[dict[str, Any]]:
 
 
 def _check_written(messages: object) -> None:
-    """Raise ValueError for what a message says and the tool's templates do not write."""
+    """Raise ValueError for content of a message that LLaMA-Factory's templates do not write."""
     for message in messages if isinstance(messages, list) else ():
         said = {key for key, value in message.items() if value} if isinstance(message, Mapping) else set()
         if thoughts := sorted(said & {"reasoning_content", "reasoning", "thinking"}):
@@ -134,7 +135,7 @@ def _message(message: Any) -> dict[str, Any]:
         given = [call.get("function") if isinstance(call, Mapping) else None for call in _list(calls)]
         return {**message, "role": "function_call", "content": _json(given)}
     said = [message | {"from": None, "role": "user"}] if isinstance(message, dict) else []
-    (read,) = conversation(said)  # its content and whether it is learned, as of all conversations
+    (read,) = conversation(said)  # content and `train` are read as in all conversations
     return {**read, "role": role}
 
 
@@ -152,12 +153,12 @@ def _tools(record: Record) -> str:
 def _json(value: object) -> str:
     try:
         return json.dumps(value, ensure_ascii=False)
-    except TypeError as error:  # what tables have types for, such as dates
+    except TypeError as error:  # types of tables, such as dates
         raise ValueError(f"tools and calls are of what JSON has, this is not: {str(value)[:80]}") from error
 
 
 def _with_joined_results(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Results that follow one another are one turn; the last ones are no turn, where nothing is said of them."""
+    """Join consecutive results into one turn. Results at the end, with no message behind them, are dropped."""
     found: list[dict[str, Any]] = []
     results: list[str] = []
     for message in messages:
@@ -172,7 +173,7 @@ def _with_joined_results(messages: list[dict[str, Any]]) -> list[dict[str, Any]]
 
 
 def _with_short_thoughts(system: str, tools: str) -> str:
-    """The system's text as the tool has it of OpenAI's form."""
+    """The system's text as LLaMA-Factory has it for OpenAI's form."""
     if tools:
         return f"{system}\n" if system else ""
     if "detailed thinking on" in system or _SHORT in system:

@@ -1,4 +1,4 @@
-"""LLaMA-Factory's named templates (its version 0.9.6): what each writes around what is said. No torch."""
+"""LLaMA-Factory's named templates (its version 0.9.6): what each writes around the messages. No torch."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 PREFIX = "llama_factory:"
-"""How a job's `chat_template` begins that is one of these by its name."""
+"""The beginning of a job's `chat_template` that names one of these templates."""
 PARSED = f"{PREFIX}parsed"
-"""What the tool makes of the tokenizer's own chat template where its file names none."""
+"""The template that LLaMA-Factory derives from the tokenizer's own chat template where its file names none."""
 BOS, EOS = "{{bos}}", "{{eos}}"
 _CONTENT = "{{content}}"
 _BORDER = re.compile(r"(\{\{(?:bos|eos|cut|token:[^}]+)\}\})")
@@ -21,15 +21,17 @@ _BORDER = re.compile(r"(\{\{(?:bos|eos|cut|token:[^}]+)\}\})")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotTemplate:
-    """What a template writes: for a turn of each kind a text with `{{content}}` for what is said, `{{bos}}`, `{{eos}}`
-    and `{{token:…}}` for tokens. At these and at `{{cut}}` the text ends for the tokenizer, and begins anew.
+    """What a template writes: a text for each kind of turn, with `{{content}}` for the message and `{{bos}}`, `{{eos}}`
+    and `{{token:…}}` for tokens. At each of these tokens, and at `{{cut}}`, the text is split, and the pieces are
+    tokenized apart.
 
-    `calls` and `results` are turns that call tools, and what these give back; None: as `assistant` and `user`. `tools`:
-    the form in which both are written (`planner.job.slot_tools`). `stops`: tokens that end an answer. `system_in_user`:
-    the system's words are part of the user's first turn. `reasons`: an answer without thoughts gets empty ones, between
-    the two of `thought`; `closes_thought`: of which only the end is written. `call_marks`: what stands around calls in
-    the data. `ends_once`: one end token behind the last answer. `replaces_eos`: the first of `stops` becomes the
-    tokenizer's end token; `replaces_jinja`: the tokenizer's own chat template is replaced.
+    `calls` and `results`: the turns that call tools, and those with the tools' results; None: as `assistant` and
+    `user`. `tools`: the form in which both are written (`planner.job.slot_tools`). `stops`: tokens that end an answer.
+    `system_in_user`: the system's text is part of the user's first turn. `reasons`: an answer without thoughts gets
+    empty ones, between the two texts of `thought`. `closes_thought`: only the second of these is written for them.
+    `call_marks`: the marks around calls in the data. `ends_once`: only the last answer has an end token behind it.
+    `replaces_eos`: the first of `stops` becomes the tokenizer's end token. `replaces_jinja`: the tokenizer's own chat
+    template is replaced.
     """
 
     user: str
@@ -52,19 +54,20 @@ class SlotTemplate:
 
     @property
     def empty_thought(self) -> str:
-        """The thoughts of an answer that has none."""
+        """The empty thoughts that an answer without thoughts gets."""
         return self.thought[1] if self.closes_thought else "".join(self.thought)
 
     @property
     def tokens(self) -> tuple[str, ...]:
-        """What must be single tokens: those that the tool looks up, and the ends of answers that it makes tokens."""
+        """The texts that must be single tokens: those that LLaMA-Factory looks up, and the ends of answers that it
+        makes tokens."""
         texts = (self.prefix, self.system, self.user, self.results or "", self.assistant, self.calls or "")
         named = [border[8:-2] for text in texts for border in _BORDER.findall(text) if border.startswith("{{token:")]
         return tuple(dict.fromkeys((*named, *(stop for stop in self.stops if any(stop in text for text in texts)))))
 
     def jinja(self, bos: str, eos: str) -> str | None:
-        """The chat template that the tool gives to a tokenizer: without tools, and beginning the answer behind each
-        turn of the user's. None where it gives none."""
+        """The chat template that LLaMA-Factory gives to a tokenizer. It has no tools, and each turn of the user's ends
+        with the beginning of the answer. None where LLaMA-Factory gives none."""
         texts = (self.prefix, self.system, self.user, self.assistant)
         if any("{{token:" in text for text in texts):
             return None
@@ -94,15 +97,15 @@ class SlotTemplate:
 
 
 def parts(text: str, content: str, **more: str) -> Iterator[tuple[str, bool]]:
-    """A template's text with what is said, in the pieces that are tokenized apart, and whether each is a token's place:
-    `{{bos}}`, `{{eos}}` or `{{token:…}}`."""
+    """A template's text, filled with the message, in the pieces that are tokenized apart. Each comes with whether it
+    stands for a token: `{{bos}}`, `{{eos}}` or `{{token:…}}`."""
     for part in _BORDER.split(text):
         if _BORDER.fullmatch(part):
             if part != "{{cut}}":
                 yield part, True
             continue
         for name, said in {"content": content, **more}.items():
-            part = part.replace(f"{{{{{name}}}}}", said, 1)  # also within what is said, as there
+            part = part.replace(f"{{{{{name}}}}}", said, 1)  # also within filled-in text, as LLaMA-Factory does
         if part:
             yield part, False
 
@@ -118,14 +121,14 @@ def _table() -> dict[str, dict[str, Any]]:
 
 
 def has_slots(name: object) -> bool:
-    """Whether the tool's template of this name is there."""
+    """Whether LLaMA-Factory's template of this name is known here."""
     return isinstance(name, str) and name in _table()
 
 
 @cache
 def slot_template(chat_template: str | None) -> SlotTemplate | None:
-    """The template that a job's `chat_template` names; None where it is another one. `PARSED` is here what a tokenizer
-    without a chat template gets. Raises ValueError for a name that is none."""
+    """The template that a job's `chat_template` names; None for a template of another kind. `PARSED` gives here the
+    template for a tokenizer without a chat template. Raises ValueError for an unknown name."""
     if chat_template is None or not chat_template.startswith(PREFIX):
         return None
     if chat_template == PARSED:

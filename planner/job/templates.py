@@ -21,8 +21,9 @@ _UNASKED = "{{% if messages[0]['role'] != 'system' %}}{{{{ {text} }}}}{{% endif 
 
 
 def _of_turns(system: str, user: str, learned: str, *, behind: str = "", unasked: str = "") -> str:
-    """A template by what it writes for each kind of turn, and first where nobody speaks as the system: expressions with
-    what is said as `said`. What begins an answer stands behind what the user says; `behind` is a template, too."""
+    """A template, from what it writes for each kind of turn, and (`unasked`) first where no system message begins the
+    conversation. These are Jinja expressions in which `said` stands for the message's content. The text that begins an
+    answer belongs to the end of the user's turn. `behind` is template text."""
     parts = {"system": system, "user": user, "learned": learned}
     said = {name: part.replace("said", "message['content']") for name, part in parts.items()}
     return (_UNASKED.format(text=unasked) if unasked else "") + _TURNS.format(**said, behind=behind)
@@ -50,7 +51,7 @@ _OWN = {
         unasked="'<|system|>\nYou are Zephyr, a helpful assistant.' + eos_token",
     ),
 }  # fmt: skip
-"""For base models, whose tokenizers have none, as LLaMA-Factory writes them."""
+"""Templates for base models, whose tokenizers have none, as LLaMA-Factory writes them."""
 _FILES = {
     "llama3": "llama3", "qwen": "qwen2_5", "qwen_25": "qwen2_5", "qwen3": "qwen3", "qwen3_5": "qwen3", "gemma": "gemma",
     "gemma3": "gemma3", "phi": "phi3", "cohere": "cohere", "aya": "cohere", "qwen3_nothink": "qwen3_instruct_2507",
@@ -58,15 +59,15 @@ _FILES = {
 }  # fmt: skip
 _CHATMLS = ("chatml", "qwen3_5_nothink")
 NAMES = (*_CHATMLS, *_FILES, *_OWN, *TEMPLATES)
-"""What a template may be called; those that axolotl has, too, write what they write there. `qwen3_5_nothink` is ChatML:
-what that Qwen writes where it does not think."""
+"""The names of templates; those that axolotl has, too, write the same as axolotl's. `qwen3_5_nothink` is ChatML: what
+that Qwen writes when it does not think."""
 
 GIVE_TEMPLATE = "give chat_template in the job file: the path of a Jinja template, or a name such as chatml"
-"""What helps where a tokenizer has none."""
+"""The hint where a tokenizer has no chat template."""
 
 
 def named_template(name: str) -> str | None:
-    """The template of that name, which may be a file of TRL's; None for others. Imports nothing of TRL."""
+    """The template of that name, which may be a file of TRL's; None for an unknown name. Does not import TRL."""
     if name in TEMPLATES:
         return TEMPLATES[name]
     if name in _CHATMLS:

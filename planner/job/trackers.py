@@ -1,5 +1,5 @@
-"""Which trackers a file wants its figures told to, in any of the three tools' words. No secrets: these are the
-trackers' own, in their own files and variables."""
+"""Which trackers a file wants its metrics reported to, in the keys of any of the three tools. No secrets: they stay in
+the trackers' own files and environment variables."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from urllib.parse import parse_qsl, urlsplit
 from planner.job.source import SWITCHED_OFF, Mistake, Source, shown
 
 TRACKERS = ("tensorboard", "wandb", "trackio", "mlflow")
-"""Each the name of a package, and of an extra of offmate."""
+"""Each is the name of a package, and of an extra of offmate."""
 SETTINGS = {
     "wandb": ("wandb_project", "wandb_entity", "wandb_mode"),
     "trackio": ("trackio_project_name", "trackio_space_id"),
     "mlflow": ("mlflow_experiment_name", "mlflow_tracking_uri"),
 }
-"""Tracker -> the keys that say where its figures go."""
+"""Tracker -> the keys that say where its metrics go."""
 _ASKING = {"wandb_project": "wandb", "trackio_project_name": "trackio", "mlflow_experiment_name": "mlflow"}
-"""axolotl: who names a project wants its tracker."""
+"""axolotl's keys for a project, each of which asks for its tracker."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reports:
-    """What a file says of trackers: those it wants, entries that nobody here tells figures to, keys that say nothing
-    without a tracker (tracker -> keys), and what is wrong."""
+    """What a file says of trackers: `trackers` that it wants, `others` that offmate does not report to, `idle` keys
+    that have no effect without their tracker (tracker -> keys), and mistakes."""
 
     trackers: tuple[str, ...]
     others: tuple[str, ...]
@@ -35,7 +35,8 @@ class Reports:
 
 
 def reports(keys: Sequence[str], source: Source) -> Reports:
-    """Of the file's `keys` that mean `report_to` (`use_wandb` and the like among them), and of its projects."""
+    """The reports that the file's `keys` for `report_to` ask for (`use_wandb` and its like among them), and that its
+    projects do."""
     file, found, off, others, mistakes = source.values, list[str](), list[str](), list[str](), list[Mistake]()
     for key in keys:
         value = file[key]
@@ -74,7 +75,7 @@ def reports(keys: Sequence[str], source: Source) -> Reports:
 
 
 def missing_package(tracker: str) -> str | None:
-    """What to tell of a tracker whose package is not there; None where it is."""
+    """A note on a tracker whose package is not installed; None where it is."""
     if find_spec(tracker) is not None:
         return None
     return (f"report_to: the package {tracker} is not there, and figures are in metrics.jsonl only; "

@@ -1,7 +1,7 @@
-"""Records as LLaMA-Factory's v1 reads them, and which rows it makes of each: one for every answer that is learned, with
-all that stands before it. No torch.
+"""Reads records as LLaMA-Factory's v1 does, and makes its rows of them: one for each answer that is learned, with all
+messages before it. No torch.
 
-What v1 drops from a record with a warning, or fails at, is broken here.
+A record counts as broken where v1 drops something from it with a warning, or fails.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from planner.job.records import Record, check_json
 from planner.job.source import shown
 
 Converter = Literal["v1", "alpaca", "sharegpt"]
-"""How v1 reads the records of a dataset; `v1`: they have its own form."""
+"""How v1 reads the records of a dataset; `v1`: records in its own form."""
 Part = tuple[Literal["text", "reasoning", "tool_call"], str]
-"""A piece of a message: what it is, and what it says; of a call the JSON of it."""
+"""A piece of a message: its kind and its text; for a call the text is JSON."""
 _PICTURES = ("images", "videos", "audios")
 _PLACES = ("<image>", "<video>", "<audio>")
 _TAGS = {"system": "system", "human": "user", "gpt": "assistant", "observation": "tool", "function_call": "assistant"}
@@ -30,8 +30,8 @@ _LEAST = 1e-6  # a weight up to which nothing is learned
 
 
 class Draw(BaseModel):
-    """Which rows of an entry v1 takes: `size` of all, then `weight` times as many as these are, each drawn anew, so
-    that one may come several times. They are those that Python's generator gives under `seed`, after `skip` others."""
+    """Which rows of an entry v1 takes: it draws `size` rows from all, then `weight` times as many from these. A row may
+    be drawn several times. Python's random generator draws them under `seed`, after `skip` other numbers."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -41,7 +41,7 @@ class Draw(BaseModel):
     skip: Annotated[int, Field(ge=0, le=10**9)] = 0
 
     def times(self, rows: int) -> Counter[int]:
-        """How often each of so many rows, counted from 0, is taken."""
+        """How often each of `rows` rows, counted from 0, is taken."""
         generator = random.Random(self.seed)
         for _ in range(self.skip):
             generator.random()
@@ -55,14 +55,14 @@ class Draw(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Said:
-    """A message. `learned`: as an answer of its own row."""
+    """A message. `learned`: it is an answer with a row of its own."""
 
     role: str
     parts: tuple[Part, ...]
     learned: bool
 
     def told(self) -> dict[str, Any]:
-        """The message as a chat template gets it."""
+        """The message in the form that a chat template takes."""
         found: dict[str, Any] = {"role": self.role, "content": self._joined("text")}
         if calls := [json.loads(value) for kind, value in self.parts if kind == "tool_call"]:
             found["tool_calls"] = [
@@ -77,21 +77,22 @@ class Said:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Talk:
-    """A record. `tools`: JSON, or nothing."""
+    """A record. `tools`: JSON, or "" for none."""
 
     messages: tuple[Said, ...]
     tools: str = ""
 
     @property
     def rows(self) -> tuple[int, ...]:
-        """Of each row how many messages it has, the last of them the answer. A record without an answer to learn is
-        one row, of which nothing is learned."""
+        """For each row, how many messages it has, the last of which is the answer. A record without an answer to learn
+        makes one row, with nothing learned."""
         found = (place for place, said in enumerate(self.messages, 1) if said.role == "assistant" and said.learned)
         return tuple(found) or (len(self.messages),)
 
 
 def talk_of(converter: Converter, record: Record) -> Talk:
-    """The conversation that a record is. Raises ValueError for one that v1 drops something from, or fails at."""
+    """The conversation in a record. Raises ValueError for a record from which v1 drops something, or at which it
+    fails."""
     if pictures := [column for column in _PICTURES if record.get(column)]:
         raise ValueError(f"it has {pictures[0]}; offmate trains on texts and conversations")
     if "chosen_messages" in record or "rejected_messages" in record:
@@ -107,12 +108,12 @@ def talk_of(converter: Converter, record: Record) -> Talk:
 
 
 def check(converter: Converter, record: Record) -> bool:
-    """Whether there is something in a record to learn from. Raises ValueError as `talk_of`."""
+    """Whether a record has something to learn. Raises ValueError as `talk_of`."""
     return any(said.role == "assistant" and said.learned for said in talk_of(converter, record).messages)
 
 
 def times_taken(draw: Draw, converter: Converter, records: Iterable[Record]) -> list[int]:
-    """How often each row of these records is taken; records that are broken have none."""
+    """How often each row of these records is taken; broken records have no rows."""
     count = 0
     for record in records:
         try:
@@ -124,7 +125,7 @@ def times_taken(draw: Draw, converter: Converter, records: Iterable[Record]) -> 
 
 
 def _instruction(record: Record) -> Talk:
-    """The instruction and its input stand one behind the other, with nothing between them."""
+    """Read a record with an instruction. The instruction and its input are joined with nothing between them."""
     found = []
     if (system := _column(record, "system")) is not None:
         found.append(Said(role="system", parts=(("text", system),), learned=False))
@@ -191,7 +192,7 @@ def _text(value: str) -> Part:
 
 
 def _call(call: object, written: str | None = None) -> Part:
-    """A call, whose arguments are an object: v1 would write JSON that is text as text."""
+    """A call. Its arguments must be an object: v1 would write JSON in a text as a text."""
     named = isinstance(call, dict) and isinstance(call.get("name"), str)
     if not isinstance(call, dict) or not named or not isinstance(call.get("arguments"), dict):
         raise ValueError(f"a call has a name, and as arguments an object, this is {shown(call, 80)}")
@@ -199,7 +200,7 @@ def _call(call: object, written: str | None = None) -> Part:
 
 
 def _tools(record: Record, *, again: bool) -> str:
-    """`again`: written anew, as v1 does it of these."""
+    """The record's tools. `again`: written anew from their JSON, as v1 does for this form."""
     value = record.get("tools")
     if not value:
         return ""

@@ -1,4 +1,4 @@
-"""Values of other tools' keys: what they are under offmate's names, and what several that mean one say together."""
+"""Values of other tools' keys: translates them to offmate's, and merges those of several keys that mean one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from planner.optimizers.table import OPTIMIZERS
 
 METHODS_NOT_THERE = ("dpo", "orpo", "kto", "grpo", "oft", "llama-adapter")
 ADAMW = ("adamw_hf", "adamw_torch_npu_fused", "paged_adamw_32bit", "paged_adamw", "adamw_apex_fused", "adamw")
-"""Other names of what `adamw_torch` is."""
+"""Other names of `adamw_torch`."""
 _ADAMW_8BIT = ("adamw_bnb_8bit", "paged_adamw_8bit", "adamw_torch_8bit")
 _ADAMW_4BIT = "adamw_torch_4bit"
 RATES = ("loraplus_lr_ratio", "embedding_lr", "embedding_lr_scale")
@@ -30,20 +30,20 @@ _SWITCHES = (
 )  # fmt: skip
 _FLASH = ("flash_attention", "kernels-", "flex_attention", "xformers", "sage", "fp8", "flash_attn")
 _ADDED = {"add_tokens", "add_special_tokens", "new_special_tokens"}
-"""LLaMA-Factory's, each "a,b"."""
+"""LLaMA-Factory's keys, each with a value "a,b"."""
 _SPECIAL = ("special_tokens", "tokens")
 """Keys whose mapping names tokens; `tokens` is axolotl's."""
 _TEMPLATES = ("chat_template", "template")
 METHODS = ("adapter", "finetuning_type", "method")
 _STRATEGIES = ("bfd", "wrapped")
 _CONFIGS = ("model_config", "overrides_of_model_config")
-"""axolotl's, what of the model's config is to be otherwise."""
+"""axolotl's keys that change the model's config."""
 _ROUTERS, _SHARE = "output_router_logits", "router_aux_loss_coef"
 _LONG = {"truncate": "cut", "raise": "refuse"}
 
 
 def translated(key: str, value: object) -> object:
-    """The value as the canonical key has it; None where it asks for nothing."""
+    """The value in the canonical key's form; None where it asks for nothing."""
     if key == "adapter" and value in SWITCHED_OFF:
         return "full"
     if key in ("train_on_inputs", "train_on_prompt"):
@@ -77,9 +77,9 @@ def translated(key: str, value: object) -> object:
     if key == "pissa_init" and isinstance(value, bool):
         return "pissa" if value else None
     if key == "moe_aux_loss_coef":
-        return value or None  # the config's then, as it is
+        return value or None  # the config's own value then
     if key in _CONFIGS and isinstance(value, dict):
-        share = value.get(_SHARE)  # null says nothing: the config's then
+        share = value.get(_SHARE)  # null: the config's own value
         return (("auto" if share is None else share) if value.get(_ROUTERS) else 0) if value else None
     if key == "use_muon":
         return Muon.kind if value is True else None
@@ -119,13 +119,13 @@ def translated(key: str, value: object) -> object:
 
 
 def other_optimizer(file: Mapping[str, object]) -> bool:
-    """Whether a file names an optimizer that is not there."""
+    """Whether a file names an optimizer that offmate does not have."""
     named = [file[key] for key in ("optim", "optimizer") if file.get(key) not in SWITCHED_OFF]
     return any(translated("optim", value) not in OPTIMIZERS for value in named)
 
 
 def done_otherwise(key: str, name: str, value: object) -> str | None:
-    """What to say of a value that is done in another way than it asks for; None where nothing is to say."""
+    """A note on a value that is carried out in another way than it asks for; None where no note is needed."""
     if name == "attn_implementation" and key != "eager_attention" and value not in ("sdpa", "eager", *SWITCHED_OFF):
         return "attention is PyTorch's sdpa, which takes its flash kernel where there is one"
     if name == "save_steps" and isinstance(value, float) and value < 1:
@@ -138,8 +138,8 @@ def done_otherwise(key: str, name: str, value: object) -> str | None:
 
 
 def merged(said: Mapping[str, object]) -> dict[str, object]:
-    """Of several keys that mean the same: those that disagree. Those that ask for nothing give way, and some say one
-    thing together."""
+    """Of several keys that mean the same, those that disagree; one where they agree. Keys that ask for nothing give
+    way, and some pairs are combined into one value."""
     if "packing_strategy" in said and len(said) == 2:
         packing = next(value for key, value in said.items() if key != "packing_strategy")
         return {"packing": "wrapped" if packing is True and said["packing_strategy"] == "wrapped" else packing}
@@ -161,7 +161,7 @@ def merged(said: Mapping[str, object]) -> dict[str, object]:
         if not linear or named in SWITCHED_OFF:
             return {"lora_target_linear": True} if linear else {"lora_target_modules": named}
         return {"lora_target_modules": [ALL_LINEAR, *(named if isinstance(named, list) else [named])]}
-    if said.get("use_muon") is True:  # LLaMA-Factory looks at no other name then
+    if said.get("use_muon") is True:  # LLaMA-Factory then ignores all other names
         return {"use_muon": True}
     asking = {key: value for key, value in said.items() if value not in SWITCHED_OFF}
     found: dict[str, object] = {}
@@ -174,7 +174,7 @@ def merged(said: Mapping[str, object]) -> dict[str, object]:
 
 
 def check_optimizer(values: Mapping[str, object], names: Mapping[str, str], source: Source) -> list[Mistake]:
-    """The mistakes of states on a disk that may not be there, and of rates that exclude one another."""
+    """Mistakes of optimizer states that cannot be on disk, and of learning rates that exclude one another."""
     apart = [key for key in RATES if values.get(key) not in SWITCHED_OFF]
     if apart and values.get("decay_all") is True:
         text = f"{names[apart[0]]} says which weights decay; leave one of the two out"
@@ -194,7 +194,7 @@ def check_optimizer(values: Mapping[str, object], names: Mapping[str, str], sour
 
 
 def check_value(key: str, name: str, value: object, source: Source) -> list[Mistake]:
-    """Mistakes in values whose meaning depends on the name they came under, or that we know by name."""
+    """Mistakes in values whose meaning depends on the name of their key in the file, or that are known by name."""
     if key == "warmup_ratio" and value is not None and not (isinstance(value, (int, float)) and 0 <= value < 1):
         return [source.mistake(key, "bad-value", f"it is {shown(value)}; it must be a share of all steps, below 1")]
     if key == TEXTS:

@@ -1,8 +1,9 @@
-"""The files of a model's weights, looked at before a job is taken in: are all of them there, and whole? No torch.
+"""Checks the files of a model's weights before a job is taken in: are all of them there, and whole? No torch.
 
-Of each file its header is read, and its size compared with it: what a download left out is told now, and not when the
-job has its turn. That the numbers are right only who reads all of them can tell. Of a pickle, as `.bin` files are, the
-opcodes are looked at, and none is carried out: PyTorch's safe loading takes those that make tensors alone.
+The header of each file is read and compared with the file's size, so that the user learns now, and not when the job has
+its turn, what a download left out. Whether the numbers are right shows only when all of them are read. Of a pickle, as
+`.bin` files are, the opcodes are looked at and none is executed: PyTorch's safe loading accepts only those that make
+tensors.
 """
 
 from __future__ import annotations
@@ -22,26 +23,26 @@ from planner.job.schema import Job
 from planner.units import counted
 
 _NAMES = ("model.safetensors", "pytorch_model.bin")
-"""In transformers' order; of each the file itself goes before its index."""
+"""In transformers' order; each file goes before its index."""
 _INDEX = ".index.json"
 _OTHER_FORMS = (".pth", ".pt", ".h5", ".msgpack", ".gguf", ".ckpt", ".ckpt.index", ".npz", ".onnx")
-"""How files of weights end that transformers does not read."""
+"""Suffixes of weight files that transformers does not read."""
 _OF_A_RUN = re.compile("optimizer|scheduler|scaler|rng_state|training_args|tokenizer|imatrix|embeddings")
-"""What a checkpoint has beside weights."""
+"""Names of a checkpoint's files that are no weights."""
 _POINTER = b"version https://git-lfs"
-_LONGEST_HEADER = 100_000_000  # bytes, of safetensors' own reader
+_LONGEST_HEADER = 100_000_000  # bytes; the limit of safetensors' own reader
 _MOST_NAMED = 5
 _MOST_PICKLED = 64 * 2**20  # bytes of a pickle that are looked at; that of a large model has less than one MiB
-_PICKLES = 4  # in a file of PyTorch before 1.6: two numbers and a description, then the tensors
+_PICKLES = 4  # of a file of PyTorch before 1.6: two numbers and a description, then the tensors
 _TENSORS = re.compile(
     r"collections\.(OrderedDict|Counter)|_codecs\.encode|builtins\.(bytearray|set|complex)"
     r"|torch\.(Size|device|bool|[a-z]+\d\w*|per_(tensor|channel)_\w+)|torch\.(cuda\.)?(sparse\.)?\w*(Tensor|Storage)"
     r"|torch\.nn\.parameter\.Parameter|torch\.storage\.\w+Storage|torch\._utils\._rebuild_\w+"
     r"|torch\._tensor\._rebuild_from_type_v2|torch\.serialization\._get_layout"
 )
-"""Names that PyTorch's safe loading knows."""
+"""Names that PyTorch's safe loading accepts."""
 _MAKES = ("STACK_GLOBAL", "INST", "OBJ", "NEWOBJ_EX", "EXT1", "EXT2", "EXT4")
-"""Opcodes that it does not know, which make or call what has a name."""
+"""Opcodes that it does not accept: they make or call something by its name."""
 _CONVERT = (
     "import glob, torch, safetensors.torch as s; w = {}; [w.update(getattr(x, 'state_dict', lambda: x)()) for x in "
     "(torch.load(f, 'cpu', weights_only=False) for f in glob.glob('pytorch_model*.bin'))]; s.save_file({k: "
@@ -51,8 +52,8 @@ _CONVERT = (
 
 
 def check_weights(job: Job) -> None:
-    """Look at the weights of a job whose model is a folder. Raises UserError `weights-not-usable` (exit 2) where files
-    are missing, or are not what their names say, and `unknown-weights` where all are in a form that is not read. A
+    """Check the weights of a job whose model is a folder. Raises UserError `weights-not-usable` (exit 2) where files
+    are missing or are not what their names say, and `unknown-weights` where all are in a form that is not read. A
     folder without weights is fine, and so is one whose weights have names that only transformers knows."""
     folder = Path(job.model)
     if not folder.is_absolute() or not folder.is_dir():
@@ -67,8 +68,8 @@ def check_weights(job: Job) -> None:
 
 
 def _refuse_other_forms(folder: Path) -> None:
-    """Raise UserError where a folder has weights only in forms that are not read: it would be trained from random ones.
-    """
+    """Raise UserError where a folder has weights only in forms that are not read: the job would train from random
+    weights."""
     names = [file.name for file in sorted(folder.iterdir()) if file.is_file() and file.name.endswith(_OTHER_FORMS)]
     if names := [name for name in names if not _OF_A_RUN.match(name)]:
         raise UserError(
@@ -102,8 +103,8 @@ def _check(folder: Path, files: list[Path]) -> None:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files that transformers reads the weights of a model's folder from, there or not; none where they have names
-    that only transformers knows. Raises UserError `weights-not-usable` for an index that is none, OSError."""
+    """The files from which transformers reads the weights of a model's folder, whether they exist or not; [] where
+    their names are known only to transformers. Raises UserError `weights-not-usable` for a broken index, OSError."""
     for name in _NAMES:
         if (folder / name).is_file():
             return [folder / name]
@@ -128,12 +129,12 @@ def _is_pointer(file: Path) -> bool:
 
 
 def _wrong(file: Path) -> str | None:
-    """What is wrong with a file of weights, as far as its header tells."""
+    """What is wrong with a file of weights, as far as its header shows; None where nothing is."""
     size = file.stat().st_size
     with file.open("rb") as content:
         start = content.read(8)
         if file.suffix != ".safetensors":
-            torn = start.startswith(b"PK") and not zipfile.is_zipfile(file)  # its list is at its end
+            torn = start.startswith(b"PK") and not zipfile.is_zipfile(file)  # a zip's directory is at its end
             return "it is empty" if not size else f"it was cut short, at {size:,} bytes" if torn else None
         length = int.from_bytes(start, "little")
         header = json_object(content.read(length)) if len(start) == 8 and length <= min(size, _LONGEST_HEADER) else None
@@ -149,7 +150,7 @@ def _wrong(file: Path) -> str | None:
 
 
 def _beyond_tensors(file: Path) -> str | None:
-    """Why PyTorch's safe loading refuses a pickle; None where nothing shows that it does."""
+    """Why PyTorch's safe loading refuses a pickle; None where nothing shows that it would."""
     pickles = b""
     try:
         pickles, number = _pickles(file)
@@ -160,14 +161,14 @@ def _beyond_tensors(file: Path) -> str | None:
                 if (opcode.name == "GLOBAL" and not _TENSORS.fullmatch(asked)) or opcode.name in _MAKES:
                     return f"it is a pickle of more than tensors ({asked}), and reading it may run code"
     except (ValueError, LookupError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
-        if len(pickles) < _MOST_PICKLED:  # else it ends where looking ended
+        if len(pickles) < _MOST_PICKLED:  # else the error only comes from the cut at _MOST_PICKLED
             return f"it is no file of PyTorch's: {first_line(error)}"
     return None
 
 
 def _pickles(file: Path) -> tuple[bytes, int]:
-    """The pickles that a file of PyTorch's begins with, no more of them than is looked at, and their number. Raises
-    LookupError, RuntimeError and what zipfile does for one that is none."""
+    """The pickles at the beginning of a file of PyTorch, at most `_MOST_PICKLED` bytes, and their number. Raises
+    LookupError, RuntimeError and zipfile's errors for a file that is none of PyTorch's."""
     with file.open("rb") as content:
         if content.read(2) != b"PK":
             content.seek(0)

@@ -18,7 +18,7 @@ _CLOCK = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)-([01]?\d|2[0-4]):([0-5]\d)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """From one moment to another, in seconds since 1970."""
+    """A span of time, in seconds since 1970."""
 
     opens: float
     closes: float
@@ -26,9 +26,9 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """Hours of the wall's clock, in minutes after midnight; one whose `end` is not after its `begin` ends on the next
-    day. `days` are those on which it begins, 0 a Monday. `timezone` None: that of this machine. `Window.parse(str(w))
-    == w`."""
+    """Hours of local time, in minutes after midnight. A window whose `end` is not after its `begin` ends on the next
+    day. `days`: the days on which it begins, 0 for Monday. `timezone` None: this machine's. `Window.parse(str(w)) ==
+    w`."""
 
     begin: int
     end: int
@@ -37,7 +37,7 @@ class Window:
 
     @classmethod
     def parse(cls, text: str) -> Window:
-        """The window of a text: hours, then days and a time zone where there are any. Raises ValueError that says what
+        """The window in a text: hours, then optional days and an optional time zone. Raises ValueError that says what
         is wrong."""
         hours, *more = text.split()[:4] or [""]
         found = _CLOCK.fullmatch(hours)
@@ -79,10 +79,11 @@ class Window:
         return " ".join(filter(None, (hours, days, self.timezone)))
 
     def span(self, now: float) -> Span:
-        """The one that is open at `now`, else the next."""
+        """The span that is open at `now`, else the next one."""
         zone = ZoneInfo(self.timezone) if self.timezone is not None else None
         today = datetime.fromtimestamp(now, zone).date()
-        # A night that began yesterday may not be over; at most one week has none, and a clock may leave an hour out.
+        # A night that began yesterday may not be over. Up to a week may pass without a window, and the clock change
+        # may skip one.
         for offset in range(-1, 9):
             day = today + timedelta(days=offset)
             if day.weekday() in self.days:
@@ -93,11 +94,11 @@ class Window:
         raise AssertionError("a window has a day in every week")
 
     def opening(self, now: float) -> float:
-        """When it is open next: `now`, where it is."""
+        """When the window is open next: `now`, if it is open."""
         return max(now, self.span(now).opens)
 
     def next_opening(self, now: float) -> float:
-        """When it opens next, after `now`: of one that is open the next time."""
+        """When the window opens next after `now`; if it is open now, the opening after it has closed."""
         span = self.span(now)
         return span.opens if span.opens > now else self.opening(span.closes)
 
@@ -116,8 +117,8 @@ def check_window(values: dict[str, Any], names: Mapping[str, str], source: Sourc
 
 
 def _moment(day: date, minutes: int, zone: ZoneInfo | None) -> float:
-    """An hour that the clock leaves out in spring is the one after it; of the one it has twice in autumn it is the
-    first."""
+    """The time of `minutes` after midnight. An hour that the clock skips in spring counts as the hour after it; of an
+    hour that comes twice in autumn the first counts."""
     whole, rest = divmod(minutes, 24 * 60)
     at = datetime.combine(day + timedelta(days=whole), time(rest // 60, rest % 60), zone)
     return at.timestamp()
