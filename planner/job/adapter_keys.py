@@ -1,4 +1,4 @@
-"""The keys of a job that say what is trained of the model, by what, and at which rate."""
+"""The keys of a job that say which parts of the model are trained, by which method, and at which learning rate."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from planner.job.fields import MOST, Beta, Count, Modules, Positive, Switch, Tex
 
 
 def _numbers(value: object) -> object:
-    """A number, or a list of them."""
+    """A number or a list of numbers, as a tuple."""
     return (value,) if isinstance(value, int) and not isinstance(value, bool) else listed(value)
 
 

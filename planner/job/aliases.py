@@ -9,7 +9,8 @@ PARTS = (
     "dataset_config", "dataset_train_split", "dataset_text_field", "roles_to_train", "train_on_eos", "train_on_eot",
     "cosine_min_lr_ratio", "eot_tokens",
 )  # fmt: skip
-"""Read by `planner.job.foreign_data`, of TRL's one dataset and axolotl's turns, and by `planner.job.schedules`."""
+"""Keys without a canonical one. `planner.job.foreign_data` reads those of TRL's one dataset and axolotl's turns,
+`planner.job.schedules` the schedule's."""
 ALIASES: dict[str, tuple[str, ...]] = {
     key: tuple(name for name in (*other_names().get(key, ()), *_MORE.get(key, ())) if name not in PARTS)
     for key in (*other_names(), *_MORE)
@@ -24,4 +25,4 @@ SHORT = {
     "data": "dataset", "output": "output_dir", "r": "lora_r", "rank": "lora_r", "alpha": "lora_alpha",
     "dropout": "lora_dropout", "target_modules": "lora_target_modules", "lora": "method",
 }  # fmt: skip
-"""Everyday names of keys, which no tool has: what to give instead is told."""
+"""Everyday names of keys, which no tool has -> the key that the error suggests."""

@@ -1,4 +1,5 @@
-"""Whether a job's data can be read before anybody waits for them: where they are, and how many bytes they have."""
+"""Says whether a job's data can be read before anybody waits for them: it depends on where they are, and on their
+size."""
 
 from __future__ import annotations
 
@@ -9,11 +10,11 @@ from planner.job.schema import Job
 from planner.units import format_bytes
 
 MOST_BYTES = 64 * 2**20
-"""Of all files together: tokenizing takes a minute at most."""
+"""The most bytes of all files together: tokenizing them takes a minute at most."""
 
 
 def why_not_at_hand(job: Job) -> str | None:
-    """Why the data are not read before the job has its turn; None where they are."""
+    """Why the data are not read before the job has its turn; None where they are read."""
     size = 0
     for entry in (*job.data, *job.eval_data):
         if not is_local(entry.path):

@@ -1,4 +1,4 @@
-"""What some of axolotl's chat templates say as the system: by themselves, or of the tools that are offered."""
+"""System texts of some of axolotl's chat templates: their own, and those about the tools that are offered."""
 
 from __future__ import annotations
 

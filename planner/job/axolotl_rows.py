@@ -1,6 +1,6 @@
-"""Conversations as axolotl reads them from whatever file: nulls are absent, and texts that are to be JSON are read.
+"""Reads conversations as axolotl does, from any file: nulls count as absent, and texts that are to be JSON are parsed.
 
-axolotl's `remove_none_values`, `_get_messages`, `_get_tools` and `transform_message` (version 0.19). No torch.
+This is axolotl's `remove_none_values`, `_get_messages`, `_get_tools` and `transform_message` (version 0.19). No torch.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ _COLUMNS = ("messages", "conversations", "tools")
 
 
 def as_axolotl(record: dict[str, Any]) -> dict[str, Any]:
-    """A record under offmate's names, less the keys that are null. Messages, tools and parameters of a tool that are
-    texts are read as JSON, with its nulls. Raises ValueError."""
+    """A record with offmate's names, without keys that are null. Where messages, tools or a tool's parameters are
+    texts, they are parsed as JSON, whose nulls stay. Raises ValueError."""
     found: dict[str, Any] = _without_nulls(record)
     for column in _COLUMNS:
         _read_in(found, column, column)
@@ -25,8 +25,8 @@ def as_axolotl(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_arguments(message: Any) -> Any:
-    """A message of such a record under offmate's names. Arguments of its calls that are JSON are what that says, so
-    that a template writes them its own way. Raises ValueError."""
+    """A message of such a record, with offmate's names. Its calls' arguments that are texts are parsed as JSON, so that
+    a template writes them its own way. Raises ValueError."""
     for call in _objects(message.get("tool_calls") if isinstance(message, dict) else None):
         _read_in(call.get("function"), "arguments", "arguments of a call")
     return message
@@ -43,7 +43,7 @@ def _objects(value: Any) -> list[dict[str, Any]]:
 
 
 def _read_in(place: Any, key: str, what: str) -> None:
-    """Have what is under a key, where that is a text, be what the text is JSON of."""
+    """Replace a text under a key by the JSON value in it."""
     if isinstance(place, dict) and isinstance(said := place.get(key), str):
         try:
             place[key] = json_in(said)

@@ -1,4 +1,4 @@
-"""The keys of a job that say how many rows a step has, and in how many micro-batches they are run."""
+"""Checks the keys of a job that say how many rows a step has, and in how many micro-batches they are run."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ _SIZE, _COUNT, _TOTAL = "per_device_train_batch_size", "gradient_accumulation_st
 
 
 def check_batch(values: dict[str, Any], names: dict[str, str], source: Source) -> list[Mistake]:
-    """Mistakes in what the three keys say together; fills in what two of them say of the third. `names`: canonical name
-    -> the name in the file.
+    """Mistakes where the three keys contradict one another. Where two are given, the third is filled in. `names`:
+    canonical name -> the name in the file.
 
     Rows of a step = rows of a micro-batch × micro-batches. Where the rows of a micro-batch are `auto`, or only those of
     a step are given, the planner decides the split.
     """
     given = {key: values[key] for key in (_SIZE, _COUNT, _TOTAL) if values.get(key) is not None}
     if any(not _is_count(value) for key, value in given.items() if (key, value) != (_SIZE, AUTO)):
-        return []  # told by their types
+        return []  # the check of types reports it
     total = given.get(_TOTAL)
     if given.get(_SIZE) == AUTO or given.keys() == {_TOTAL}:
         if given.get(_COUNT, 1) != 1:

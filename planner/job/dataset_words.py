@@ -132,7 +132,7 @@ def _fields(entry: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError(f"{key} asks for {_NOT_THERE[key]}")
         elif key not in (*_UNUSED, "template_thinking_key"):
             raise ValueError(f"{key} is no key of an entry")
-    # system: system stays: unlike other columns, `system` is not used for its name alone.
+    # system: system stays: that column begins conversations only where the entry names it.
     found["columns"] = {our: theirs for our, theirs in found["columns"].items() if our != theirs or our == "system"}
     found["message_keys"] = {ours: theirs for ours, theirs in found["message_keys"].items() if ours != theirs}
     _check_learned(found)

@@ -9,11 +9,11 @@ from planner.job.slot_templates import PREFIX, has_slots, slot_template
 
 
 def replace_end(values: dict[str, Any], file: Mapping[str, object]) -> str:
-    """Put the end token of the `template` in a LLaMA-Factory `file` into `values`, whose keys are canonical. Returns
-    what to say of it; "" where nothing is replaced."""
+    """Put the end token of the `template` in a LLaMA-Factory `file` into `values`, whose keys are canonical. Returns a
+    note for the user; "" where nothing is replaced."""
     name, special = file.get("template"), values.get("special_tokens") or {}
     template = slot_template(f"{PREFIX}{name}") if has_slots(name) else None
-    texts = file.get("stage") == "pt" and name == "llama3"  # there its texts end with another one
+    texts = file.get("stage") == "pt" and name == "llama3"  # LLaMA-Factory ends these texts with another token
     if template is None or not template.replaces_eos or texts:
         return ""
     if not isinstance(special, dict) or "eos_token" in special:

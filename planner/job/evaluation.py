@@ -1,4 +1,4 @@
-"""The keys of a job that ask for evaluation, and what they say together."""
+"""Checks the keys of a job that ask for evaluation."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 from planner.job.source import SWITCHED_OFF, Mistake, Source, shown
 
 EVALUATED = ("eval_dataset", "val_size", "sample_prompts")
-"""What there is to evaluate on, or to show."""
+"""Keys that say what to evaluate on, or what to show."""
 _TIMES = ("eval_strategy", "eval_steps", "eval_on_start")
 _CHOICES = ("load_best_model_at_end", "early_stopping_patience")
 
 
 def check_evaluation(values: dict[str, Any], names: dict[str, str], source: Source) -> list[Mistake]:
-    """Mistakes in what the keys of evaluation say together. `values` by canonical name; `names`: canonical name -> the
-    name in the file. `eval_strategy: no` takes the others out of `values`."""
+    """Mistakes where the keys of evaluation contradict one another. `values` by canonical name; `names`: canonical name
+    -> the name in the file. `eval_strategy: no` takes the keys of evaluation out of `values`."""
     choices = [key for key in _CHOICES if values.get(key) not in SWITCHED_OFF]
     if choices and not any(values.get(key) not in SWITCHED_OFF for key in ("val_size", "eval_dataset")):
         text = "it goes by the loss of evaluations; give val_size or eval_dataset, too"

@@ -111,8 +111,8 @@ def other_content(before: Mapping[str, Mapping[str, Any]] | None, now: Mapping[s
 
 
 def _is_as_before(path: Path, before: Mapping[str, Any]) -> bool:
-    """Whether a file above one GiB matches what an earlier version noted: that version hashed only a part of it, and
-    noted its modification time."""
+    """Whether a file larger than a GiB matches what an earlier version noted: that version hashed no more than a GiB of
+    it, and noted its modification time."""
     status = path.stat()
     return (status.st_size, status.st_mtime_ns) == (before["bytes"], before.get("changed_ns"))
 

@@ -1,4 +1,4 @@
-"""What a job has of the hub by name, where each name may be a path with a mistake in it."""
+"""Names that a job takes from the hub. Each may be a path with a typing mistake."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from planner.job.schema import Job
 
 
 def of_hub(job: Job) -> tuple[tuple[str, str, Kind], ...]:
-    """Key, name and kind of what a job has of the hub."""
+    """Key, name and kind of all that a job takes from the hub."""
     named: list[tuple[str, str, Kind]] = [("model", job.model, "model"), ("tokenizer", job.tokenizer, "model")]
     for key, entries in (("dataset", job.data), ("eval_dataset", job.eval_data)):
         named += [(key, entry.path, "dataset") for entry in entries]
@@ -21,8 +21,8 @@ def of_hub(job: Job) -> tuple[tuple[str, str, Kind], ...]:
 
 
 def taken_from_hub(job: Job) -> tuple[str, ...]:
-    """What to say of a job's model and datasets that are not there, and that this machine has no download of: each may
-    be a path with a mistake in it."""
+    """Notes on a job's model and datasets that are no local paths and have no download on this machine: each may be a
+    path with a typing mistake."""
     return tuple(
         f"{key}: there is no {'folder' if kind == 'model' else 'file or folder'} {name} beside the job file, and no"
         " download of it; it is taken as a name on the Hugging Face hub"
@@ -32,8 +32,8 @@ def taken_from_hub(job: Job) -> tuple[str, ...]:
 
 
 def no_such_name(key: str, name: str, kind: Kind, folder: Path | None, why: UserError) -> UserError:
-    """The error of a name that is no path and no download, while the hub does not answer (`why`). Near names are looked
-    for below `folder`, that of the job file."""
+    """The error of a name that is no path and has no download, while the hub does not answer (`why`). Similar names are
+    searched for below `folder`, the job file's folder."""
     found = () if folder is None else near(name, kind, folder)
     meant = f"did you mean {' or '.join(found)}? Else " if found else ""
     what = "folder" if kind == "model" else "file or folder"

@@ -1,4 +1,4 @@
-"""A job file of another tool, written again in offmate's words, with a comment on each key."""
+"""Rewrites a job file of another tool in offmate's keys, with a comment on each key."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _READ_FROM = {
     "special_tokens": ("template", "tokens"),
     "load_best_model_at_end": ("saves_per_epoch", "save_steps", "evals_per_epoch", "eval_steps"),
 }  # fmt: skip
-"""Key -> the tool's keys that it may follow from, which are no other names of it."""
+"""Key -> the tools' keys from which its value may come although they are no other names of it."""
 
 
 def imported(text: str, folder: Path, name: str) -> str:
-    """The job in the YAML `text`, whose relative paths start at `folder`: a file that means the same, whatever its tool
-    leaves unsaid. Raises UserError for what cannot be run as it is written."""
+    """A job file that means the same as the YAML `text` and writes out its tool's defaults. Relative paths start at
+    `folder`. Raises UserError for what cannot be run as it is written."""
     job, notes = Job.parse_with_notes(text, folder, name=name)
     source = read_yaml(text, name)
     tool = V1 if is_v1(source.values) else Dialect.of(source.values).tool
@@ -64,7 +64,7 @@ def _comment(key: str, said: str | None, tool: str | None) -> str:
 
 
 def _plain(key: str, value: Any, written: object) -> Any:
-    """The value as people write it: a template by its name, an entry without what it leaves unsaid."""
+    """The value as people write it: a template by its name, an entry without fields that say nothing."""
     if key == "chat_template" and isinstance(written, str) and named_template(written) == value is not None:
         return written
     if key == "bf16" and written in (None, "auto"):

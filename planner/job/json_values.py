@@ -1,4 +1,4 @@
-"""Values of JSON as Python's `json` reads them, and what is wrong with those that it passes over. No torch."""
+"""Reads JSON values as Python's `json` does, and finds mistakes in them that it ignores. No torch."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import json
 from typing import Any
 
 MOST_DEPTH = 100
-"""Lists and objects within each other. Templates and `copy` recurse into them, and Python's stack has an end."""
+"""The most levels of lists and objects within each other. Templates and `copy` recurse into them, and Python's stack is
+limited."""
 
 
 def json_in(text: str) -> Any:
-    """The one value that a text is JSON of. Raises ValueError, saying what is wrong as it follows "it"."""
+    """The one JSON value in a text. Raises ValueError that says what is wrong, in words that follow "it"."""
     values, start = JsonValues(), len(text) - len(text.lstrip())
     try:
         value, end = values.at(text, start)
@@ -28,7 +29,7 @@ def json_in(text: str) -> Any:
 
 
 class JsonValues:
-    """Reads JSON values and notes what Python's `json` passes over: keys that an object has twice."""
+    """Reads JSON values and notes what Python's `json` ignores: a key that an object has twice."""
 
     def __init__(self) -> None:
         self._decoder = json.JSONDecoder(object_pairs_hook=self._object)
@@ -39,7 +40,7 @@ class JsonValues:
         return self._decoder.raw_decode(text, start)
 
     def wrong(self, text: str, values: list[Any]) -> str:
-        """What is wrong with the values just read, of this text; "" for nothing. Forgets the keys it has noted."""
+        """What is wrong with `values`, just read from `text`; "" for nothing. Forgets the keys noted so far."""
         twice, self._twice = self._twice, None
         if not text.isascii() and (byte := not_utf8(text)):
             return byte
@@ -76,7 +77,7 @@ def _depth(value: Any) -> int:
 
 
 def not_utf8(text: str) -> str:
-    """What to say of text with bytes that are not UTF-8; "" for others."""
+    """What is wrong with a text that has bytes that are not UTF-8; "" for other texts."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -1,4 +1,4 @@
-"""What is told of runs that are shorter than their job says of them. Light: no torch."""
+"""Notes on runs that are shorter than their job says. Light: no torch."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from planner.job.notes import all_warmup
 from planner.job.schema import Job
 from planner.units import counted
 
-_MOST_BYTES = 2**20  # read of each entry: data that are few are small
+_MOST_BYTES = 2**20  # read of each entry: few records are few bytes
 _MOST = 1000
 
 
 def notes_on_length(job: Job) -> tuple[str, ...]:
-    """Notes on a checked job whose data are so few that it is seen by their records alone."""
+    """Notes on a checked job whose data are so few that counting their records shows the run's length."""
     if job.packing == "wrapped" or job.long_rows == "split" or job.mix_strategy == "interleave_over":
         return ()  # a record may be several rows
     records = 0

@@ -26,7 +26,7 @@ class LossKeys(BaseModel):
 
 
 def check_loss(values: Mapping[str, object], names: Mapping[str, str], source: Source) -> list[Mistake]:
-    """The mistakes of parts of the loss that leave one another out."""
+    """Mistakes of keys of the loss that exclude one another."""
     found = []
     if values.get(_WEIGHTING) == "documents" and values.get("packing") == "wrapped":
         text = "packing: wrapped cuts rows from all documents together, and has none to weigh; use packing: true"

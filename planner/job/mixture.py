@@ -1,4 +1,4 @@
-"""The keys that say how the entries of `dataset` are mixed, LLaMA-Factory's, and what they say together."""
+"""Checks the keys for mixing the entries of `dataset`, which are LLaMA-Factory's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ _NOT_REPEATED = {
 
 
 def check_mixture(values: dict[str, Any], names: dict[str, str], source: Source) -> list[Mistake]:
-    """Mistakes in what the keys say together; `values` by canonical name, `names`: canonical name -> the file's."""
+    """Mistakes where the keys contradict one another. `values` by canonical name; `names`: canonical name -> the name
+    in the file."""
     shares, entries = values.get(_SHARES), values.get("dataset")
     if isinstance(entries, (list, tuple)) and (mistakes := _repeats(entries, values, names, source)):
         return mistakes
@@ -48,7 +49,7 @@ def check_mixture(values: dict[str, Any], names: dict[str, str], source: Source)
 def _repeats(
     entries: Sequence[object], values: dict[str, Any], names: dict[str, str], source: Source
 ) -> list[Mistake]:  # fmt: skip
-    """Mistakes of keys that say nothing of records that come several times."""
+    """Mistakes of keys that do not work with records that come several times."""
     mistakes = []
     if len(entries) > 1 and values.get(_STRATEGY) == "interleave_over":
         over = "mix_strategy: interleave_over repeats records"

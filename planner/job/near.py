@@ -1,4 +1,4 @@
-"""The folders and files whose names are near that of one which is not there: what a person may have meant."""
+"""Finds folders and files whose names are similar to a missing one: what a person may have meant."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ _SHOWN = 3
 
 
 def near(name: str, kind: Kind, folder: Path) -> tuple[str, ...]:
-    """What lies below `folder` and is called nearly as `name`, as paths from there ("./models/tiny"), the nearest
-    first: folders with a config.json for a model, data files and folders for a dataset. None of it is opened."""
+    """The paths below `folder` with a name similar to `name`, the nearest first, written relative to it
+    ("./models/tiny"): folders with a config.json for a model, data files and folders for a dataset. No file is
+    opened."""
     places = {f"./{path}": path for path in _places(folder, kind)}
     paths = difflib.get_close_matches(name, list(places.values()), n=_SHOWN)
     last = {place: Path(path).stem for place, path in places.items()}
@@ -29,8 +30,8 @@ def near(name: str, kind: Kind, folder: Path) -> tuple[str, ...]:
 
 
 def near_path(path: Path, kind: Kind, folder: Path) -> tuple[str, ...]:
-    """What is called nearly as `path`, which is not there: beside it, else below `folder`, that of the job file. As
-    `near` tells it from `folder`; what is elsewhere by its whole path."""
+    """The paths with a name similar to the missing `path`: those beside it, else those below `folder`, the job file's
+    folder. They are written as by `near`, or in full where they are outside of `folder`."""
     with suppress(OSError):
         beside = {place.name: place for place in islice(path.parent.iterdir(), _MOST) if _serves(place, kind)}
         if found := difflib.get_close_matches(path.name, list(beside), n=_SHOWN):

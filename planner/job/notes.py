@@ -1,4 +1,4 @@
-"""What to tell the person who submits a job: what is not used, made, or rounded."""
+"""Notes for the person who submits a job: what is not used, is created, or is rounded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from planner.units import counted
 
 
 def all_warmup(schedule: str, warmup_steps: float, steps: int) -> str | None:
-    """What to say of a warm-up that a run of so many steps is no longer than; None for others."""
+    """A note on a warm-up that is at least as long as a run of `steps`; None for a shorter one."""
     if schedule == "constant" or warmup_steps < 1 or warmup_steps < steps:
         return None
     run = f"the run has {counted(steps, 'step')}"
@@ -21,7 +21,7 @@ def all_warmup(schedule: str, warmup_steps: float, steps: int) -> str | None:
 
 
 def notes_of(values: Mapping[str, Any], given: Collection[str]) -> tuple[str, ...]:
-    """The notes on a job of these values by canonical key, of which its file gives the keys in `given`."""
+    """The notes on a job with these values, by canonical key; `given`: the keys that its file sets."""
     notes = []
     if values["gradient_checkpointing"] is not None:
         notes.append("gradient_checkpointing: the planner decides it, block by block; the value is not used.")

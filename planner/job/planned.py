@@ -1,4 +1,4 @@
-"""Which keys of a job say nothing about its plan."""
+"""The keys of a job that do not affect its plan."""
 
 from __future__ import annotations
 
@@ -19,4 +19,4 @@ NOT_PLANNED = frozenset({
     "decay_all", "loraplus_lr_ratio", "loraplus_lr_embedding", "embedding_lr", "embedding_lr_scale",
     *OPTIMIZER_KEYS,
 })  # fmt: skip
-"""Keys that no estimate of a plan depends on, but for a few rows of an embedding (`add_tokens`)."""
+"""Keys on which no estimate of a plan depends, except that `add_tokens` may add a few rows to an embedding."""

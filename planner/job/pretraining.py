@@ -1,4 +1,4 @@
-"""axolotl's `pretraining_dataset`: texts that it reads as a stream, packed or one a row."""
+"""axolotl's `pretraining_dataset`: texts that axolotl reads as a stream, packed or one a row."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _APART = "pretrain_multipack_attn"
 
 
 def entries_of(value: object) -> object:
-    """The entries of `dataset` that mean the same; `skip` is a part of the split there."""
+    """The entries of `dataset` that mean the same. axolotl's `skip` becomes a part of the split."""
     if isinstance(value, (dict, str)) and value:
         value = [value]
     if not isinstance(value, list):
@@ -27,7 +27,7 @@ def entries_of(value: object) -> object:
 def _entry(given: Mapping[str, Any]) -> dict[str, Any]:
     found = {"type": "pretrain"} | {key: said for key, said in given.items() if key != "skip" and said is not None}
     split = str(found.get("split", "train"))
-    if given.get("skip") and _counts(given["skip"]) and "[" not in split:  # all else is told by `check_texts`
+    if given.get("skip") and _counts(given["skip"]) and "[" not in split:  # `check_texts` reports all else
         found["split"] = f"{split}[{given['skip']}:]"
     return found
 
@@ -37,7 +37,7 @@ def _counts(skip: object) -> bool:
 
 
 def check_texts(value: object, source: Source) -> list[Mistake]:
-    """Mistakes in the key's value, and in those beside it that say how its texts come into rows."""
+    """Mistakes in the value of `pretraining_dataset`, and in keys beside it that say how its texts become rows."""
     entries = entries_of(value)
     if value in SWITCHED_OFF or not isinstance(entries, list):
         return []
@@ -68,12 +68,12 @@ def check_texts(value: object, source: Source) -> list[Mistake]:
 
 
 def long_texts(file: Mapping[str, object], *, packs: bool) -> str:
-    """What becomes of texts longer than a row; nothing of a file without the key."""
+    """What becomes of texts longer than a row: "split" or "cut"; "" for a file without the key."""
     return "" if file.get(TEXTS) in SWITCHED_OFF else "split" if packs else "cut"
 
 
 def read_otherwise(file: Mapping[str, object], *, packs: bool) -> str:
-    """What is done in another way than axolotl does it: nothing, or words."""
+    """A note on what is done otherwise than in axolotl; "" for nothing."""
     entries = entries_of(file.get(TEXTS))
     if file.get(TEXTS) in SWITCHED_OFF or not isinstance(entries, list):
         return ""

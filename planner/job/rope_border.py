@@ -1,4 +1,4 @@
-"""Where a model's rotary frequencies change with the length of a row."""
+"""The row length at which a model's rotary frequencies change."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RopeBorder:
-    """Up to `tokens` a model has the frequencies it was made with. Beyond, it has others (`longrope`), or others for
-    every length (`by_length`: `dynamic`). Those of a batch are those of its largest position."""
+    """Up to `tokens` a model has the frequencies it was made with. For longer rows it has one other set of frequencies
+    (`longrope`), or another set for each length (`by_length`: `dynamic`). The largest position in a batch decides for
+    the whole batch."""
 
     tokens: int
     by_length: bool

@@ -1,4 +1,4 @@
-"""Tools and calls as LLaMA-Factory writes them, by its names of these forms (`tool_format`). No torch."""
+"""Writes tools and calls as LLaMA-Factory does, in its named forms (`tool_format`). No torch."""
 
 from __future__ import annotations
 
@@ -247,7 +247,7 @@ _AS_GIVEN = "phi4_mini"
 
 
 def tools_text(form: str, tools: str) -> str:
-    """What is written of tools that are JSON of a list. Raises ValueError for others."""
+    """The text in which the form `form` writes tools, which are JSON of a list. Raises ValueError for others."""
     if form == _AS_GIVEN:
         return f"<|tool|>{tools}<|/tool|>"
     try:
@@ -258,8 +258,8 @@ def tools_text(form: str, tools: str) -> str:
 
 
 def calls_text(form: str, calls: str) -> str:
-    """What is written of calls that are JSON of one, or of a list: objects with name and arguments. Raises ValueError
-    for others."""
+    """The text in which the form `form` writes calls, which are JSON of one call or a list: objects with name and
+    arguments. Raises ValueError for others."""
     try:
         found = json_in(calls)
         given = [(call["name"], call["arguments"]) for call in (found if isinstance(found, list) else [found])]

@@ -1,4 +1,4 @@
-"""Answers that begin with what the assistant thinks, split into that and what it says: axolotl's `split_thinking`."""
+"""Splits answers that begin with the assistant's thoughts into thoughts and answer: axolotl's `split_thinking`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _SOLUTION = ("<|begin_of_solution|>", "<|end_of_solution|>")
 
 
 def with_thinking(message: dict[str, Any], key: str) -> dict[str, Any]:
-    """The message; of the assistant's answers what stands between the marks of thoughts is under `key`, stripped, and
-    the content is what follows, or the solution in it. Raises ValueError where that leaves words out, which axolotl
-    does in silence."""
+    """The message. In an answer of the assistant's, the text between the marks of thoughts goes under `key`, stripped;
+    the content becomes the text behind it, or the solution in that text. Raises ValueError where words would be lost,
+    which axolotl drops silently."""
     name = "content" if message.get("content") is not None else "value"
     said = message.get(name)
     if role_of(str(message.get("role") or message.get("from"))) != "assistant" or not isinstance(said, str):

@@ -11,14 +11,14 @@ from planner.job.source import SWITCHED_OFF, Mistake, Source, shown
 
 TRAINABLE, LAYERS = "trainable", "trainable_layers"
 PLACE = "{layers}"
-"""In a pattern: the numbers of the layers that `trainable_layers` means."""
+"""Stands in a pattern for the numbers of the layers that `trainable_layers` means."""
 _RANGE = re.compile(r"\[\d*:?\d*\]$")
 _DOT = re.compile(r"(?<!\\)\.(?!\+)")
 
 
 def check_trainable(values: dict[str, Any], names: Mapping[str, str], source: Source) -> list[Mistake]:
-    """Mistakes in these keys; `values` by canonical name, `names`: canonical name -> the name in the file. Fills in
-    that layers are trained as a whole where nothing else is said of them."""
+    """Mistakes in these keys. `values` by canonical name; `names`: canonical name -> the name in the file. Where only
+    `trainable_layers` is given, the pattern for whole layers is filled in."""
 
     def bad(key: str, text: str, code: str = "bad-value") -> list[Mistake]:
         return [source.mistake(names.get(key, key), code, text)]
@@ -49,14 +49,14 @@ def check_trainable(values: dict[str, Any], names: Mapping[str, str], source: So
 
 
 def of_axolotl(patterns: object) -> object:
-    """`unfrozen_parameters` as regular expressions: dots in them stand for themselves."""
+    """`unfrozen_parameters` as regular expressions, in which dots stand for themselves."""
     if not isinstance(patterns, list):
         return patterns
     return [_DOT.sub(r"\\.", pattern) if isinstance(pattern, str) else pattern for pattern in patterns]
 
 
 def with_rows(patterns: object) -> str | None:
-    """A pattern of axolotl that means some rows of a weight; None for none."""
+    """A pattern of axolotl's that means some rows of a weight; None where there is none."""
     listed = patterns if isinstance(patterns, list) else [patterns]
     return next((text for text in listed if isinstance(text, str) and _RANGE.search(text)), None)
 

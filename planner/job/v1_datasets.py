@@ -1,4 +1,4 @@
-"""The datasets in a file of LLaMA-Factory's v1, as entries of a job's `dataset`."""
+"""Reads the datasets in a file of LLaMA-Factory's v1 as entries of a job's `dataset`."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _UNKNOWN = -1
 def entries_of(
     infos: Mapping[str, Any], place: Path, *, seed: object
 ) -> tuple[list[dict[str, Any]], list[tuple[str, Exception]]]:  # fmt: skip
-    """The entries of datasets by their names, whose paths start at `place`, and what is wrong with which. `seed`: of
-    their draws, the file's."""
+    """The entries for v1's datasets, whose paths start at `place`, and the errors, each with its dataset's name.
+    `seed`: the file's, for draws."""
     found, wrong, drawn = [], list[tuple[str, Exception]](), 0
     for name, info in infos.items():
         try:
@@ -30,8 +30,8 @@ def entries_of(
 
 
 def _entry(info: object, place: Path, drawn: int, seed: object) -> tuple[dict[str, Any], int]:
-    """A dataset as an entry; `drawn`: numbers that v1's generator gave before it, or `_UNKNOWN`. Returns also how many
-    it has given then. Raises OSError, TypeError and ValueError."""
+    """A dataset as an entry, and how many numbers v1's generator has given after it. `drawn`: the numbers that it gave
+    before, or `_UNKNOWN`. Raises OSError, TypeError and ValueError."""
     if not isinstance(info, dict) or not isinstance(info.get("path"), str):
         raise ValueError(f"a dataset has a path, this is {shown(info)}")
     if strange := next((key for key in info if key not in _INFO), None):

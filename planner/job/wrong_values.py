@@ -1,4 +1,4 @@
-"""Values that a key cannot have, told as people wrote them."""
+"""Turns pydantic's errors into mistakes in the words of the file."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ def mistakes_of(
     error: ValidationError, values: Mapping[str, Any], source: Source, names: Mapping[str, str],
     fields: Mapping[str, FieldInfo],
 ) -> list[Mistake]:  # fmt: skip
-    """One mistake per key of pydantic's errors, in our words. `names`: what the file calls the keys it has."""
+    """One mistake per key with an error of pydantic's, in our words. `names`: canonical name -> the name in the
+    file."""
     mistakes: dict[str, Mistake] = {}
     for detail in error.errors():
         field = str(detail["loc"][0])
-        if field in mistakes:  # one entry of a list is enough
+        if field in mistakes:  # one wrong element of a list is enough
             continue
         key = names.get(field, field)
         phrase = fields[field].description

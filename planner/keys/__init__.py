@@ -1,5 +1,5 @@
-"""The keys of the files of axolotl, LLaMA-Factory and TRL, and what becomes of each: read by `planner.job.reading`, and
-written out in docs/keys.md by `python -m planner.keys`."""
+"""The keys of axolotl's, LLaMA-Factory's and TRL's files, and what becomes of each. `planner.job.reading` reads them,
+and `python -m planner.keys` writes them to docs/keys.md."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ TABLES: Mapping[str, Table] = {"axolotl": AXOLOTL, "LLaMA-Factory": LLAMA_FACTOR
 """Tool -> its keys."""
 V1 = "LLaMA-Factory's v1"
 ALL_TABLES: Mapping[str, Table] = {**TABLES, V1: LLAMA_FACTORY_V1}
-"""That of v1, too, whose files are in offmate's own keys before these are read (`planner.job.llama_factory_v1`)."""
+"""All tables, with v1's. Files of v1 are rewritten in offmate's keys before `TABLES` are used
+(`planner.job.llama_factory_v1`)."""
 
 _TELLING = "beta num_generations reward_funcs reward_model_path max_prompt_length max_completion_length"
 _OF_TRL_ALONE = PREFERENCES.keys() - {*_TELLING.split()}
 ANY: Table = {
     **{key: meaning for key, meaning in TRL.items() if key not in _OF_TRL_ALONE}, **LLAMA_FACTORY, **AXOLOTL,
 }  # fmt: skip
-"""All of them, for files that no tool's keys tell apart. Where tools differ, it is what axolotl has."""
+"""The keys of all tools, for files whose keys show no tool. Where tools differ, axolotl's meaning counts."""
 
 
 def other_names() -> dict[str, tuple[str, ...]]:
-    """offmate's key -> the names that it has elsewhere."""
+    """offmate's key -> its names in other tools."""
     found: dict[str, dict[str, None]] = {}
     for table in TABLES.values():
         for name, meaning in table.items():

@@ -1,4 +1,4 @@
-"""docs/keys.md, written from the tables: `python -m planner.keys > docs/keys.md`."""
+"""Writes docs/keys.md from the tables: `python -m planner.keys > docs/keys.md`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The keys of axolotl's files, those of earlier versions among them."""
+"""The keys of axolotl's files, including those of earlier versions."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The keys of LLaMA-Factory's files, beside those of transformers: its model, data, fine-tuning, generating and
-training arguments; those of earlier versions among them."""
+"""The keys of LLaMA-Factory's files beside those of transformers: its model, data, fine-tuning, generating and training
+arguments. Those of earlier versions are among them."""
 
 from __future__ import annotations
 

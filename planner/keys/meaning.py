@@ -1,4 +1,4 @@
-"""What becomes of a key of another tool's file, as a value; tables of them are built by `table`."""
+"""Says what becomes of a key of another tool's file; `table` builds the tables of such keys."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Kind = Literal["honoured", "unused", "planner", "not there", "part"]
 class Meaning:
     """What becomes of a key that asks for something.
 
-    `text` by `kind`: "honoured": the key of offmate that it is; "unused": why it has no effect here; "planner": what
-    the planner decides instead; "not there": what it asks for, which offmate does not do, and behind "; " what to give
-    instead; "part": the key of the same file without which it says nothing, and whose line tells all. `fine`: values
-    of a key that is not there which ask for nothing, beside those that switch anything off.
+    `text`, by `kind`: "honoured": the key of offmate that it is. "unused": why it has no effect here. "planner": what
+    the planner decides instead. "not there": what it asks for and offmate does not do, and behind "; " what to give
+    instead. "part": the key of the same file without which it has no effect, and whose error covers both. `fine`:
+    values of a key of kind "not there" that ask for nothing, besides those that switch any key off.
     """
 
     kind: Kind
@@ -75,9 +75,9 @@ def table(
     parts: Mapping[str, str] | None = None,
     fine: Mapping[str, tuple[object, ...]] | None = None,
 ) -> dict[str, Meaning]:
-    """A table, of names with spaces between them. `same`: keys with offmate's own names; `honoured`: offmate's key ->
-    the tool's names of it; `unused`, `not_there`: `Meaning.text` -> keys; `planner`: keys; `parts`: the key that they
-    belong to -> keys; `fine`: key -> `Meaning.fine`."""
+    """A table of keys; each text lists names with spaces between them. `same`: keys with offmate's own names;
+    `honoured`: offmate's key -> the tool's names for it; `unused`, `not_there`: `Meaning.text` -> keys; `planner`:
+    keys; `parts`: the key to which they belong -> keys; `fine`: key -> `Meaning.fine`."""
     found: dict[str, Meaning] = {}
 
     def add(names: str, meaning: Meaning) -> None:

@@ -1,5 +1,5 @@
-"""The keys of transformers' `TrainingArguments` (and `Seq2SeqTrainingArguments`), which TRL's and LLaMA-Factory's files
-have, too; those of earlier versions among them."""
+"""The keys of transformers' `TrainingArguments` and `Seq2SeqTrainingArguments`, which TRL's and LLaMA-Factory's files
+have, too. Those of earlier versions are among them."""
 
 from __future__ import annotations
 

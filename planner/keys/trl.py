@@ -1,5 +1,5 @@
-"""The keys of TRL's files: `SFTConfig`, `ModelConfig`, `ScriptArguments` and `DatasetMixtureConfig`, beside those of
-transformers; those of earlier versions among them, and those of its trainers by preferences and rewards."""
+"""The keys of TRL's files beside those of transformers: `SFTConfig`, `ModelConfig`, `ScriptArguments` and
+`DatasetMixtureConfig`, with those of earlier versions, and those of its trainers for preferences and rewards."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ PREFERENCES = table(
         """,
     },
 )
-"""What is of `DPOConfig`, `KTOConfig`, `GRPOConfig`, `RLOOConfig` and `RewardConfig` alone. In a file that is not known
-as TRL's some would be slips of the finger."""
+"""Keys of `DPOConfig`, `KTOConfig`, `GRPOConfig`, `RLOOConfig` and `RewardConfig` alone. In a file that is not
+recognized as TRL's some of them would be typing mistakes."""
 TRL: Table = PREFERENCES | TRANSFORMERS | table(
     same="""
         use_rslora use_dora attn_implementation lora_r
