@@ -1,4 +1,4 @@
-"""The names people know from other tools for the keys of a job."""
+"""The names of a job's keys in other tools."""
 
 from __future__ import annotations
 

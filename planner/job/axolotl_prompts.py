@@ -29,7 +29,7 @@ MISTRAL_V7 = (
     'their request (e.g. "What are some good restaurants around me?" => "Where are you?" or "When is the next flight '
     'to Tokyo" => "Where do you travel from?")',
 )
-"""Before the day's date and behind it."""
+"""The text before the day's date, and the text behind it."""
 FALCON_H1_TOOLS = (
     "You are a function calling AI model. You are provided with function signature within <tools> </tools> XML tags. "
     "You may call one or more functions to assist with the user query. Don't make assumptions about what values to "
@@ -38,7 +38,7 @@ FALCON_H1_TOOLS = (
     "</tool_call> tags with the following schema:\n<tool_call>\n{'arguments': <args-dict>, 'name': <function-name>}\n"
     "</tool_call>\n",
 )
-"""Before the tools and behind them; likewise below."""
+"""The text before the tools, and the text behind them; below likewise."""
 EXAONE_4_TOOLS = (
     "# Available Tools\nYou can use none, one, or multiple of the following tools by calling them as functions to help "
     "with the user’s query.\nHere are the tools available to you in JSON format within <tool> and </tool> tags:\n",

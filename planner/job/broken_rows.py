@@ -52,7 +52,7 @@ class BrokenRows:
         self._lacking: dict[str, _Mistake] = {}
         self._known: set[object] = set()
         self.met = 0
-        """How often a broken record came by: a mixture repeats records."""
+        """How often a broken record was met: a mixture repeats records."""
         self.unread = 0
         """How many rows are no records."""
         self.rendered = 0

@@ -50,7 +50,7 @@ class PromptFormat(BaseModel):
     system: str = ""
 
     def written(self, instruction: str, more: str, system: str) -> str:
-        """The prompt of a record."""
+        """The prompt of a record with this instruction, input (`more`) and system text."""
         texts = {"system": system or self.system, "input": more, "instruction": instruction}
         # One pass: a `{input}` in a record's own text is not replaced.
         return _PLACES.sub(lambda found: texts[found[1]], self.with_input if more else self.without_input)

@@ -72,7 +72,7 @@ class Dialect:
         return next(named, None)
 
     def missing(self, values: Mapping[str, Any]) -> list[str]:
-        """Keys that the tool wants given."""
+        """Keys that the tool requires and `values` lack."""
         of_adapters = ("lora_r", "lora_alpha", "lora_target_modules") if _makes_adapters(values) else ()
         wanted = ("learning_rate", *of_adapters) if self.tool == AXOLOTL else ()
         return [key for key in wanted if values.get(key) is None]
@@ -104,7 +104,7 @@ class Dialect:
             if file.get("stage") == "pt":
                 del absent["long_rows"]  # texts are cut at their end
                 absent |= {"packing": "wrapped"}
-                if values.get("packing") is True:  # the tool has one way of packing texts
+                if values.get("packing") is True:  # the tool can pack texts in this way only
                     values["packing"] = "wrapped"
         if _makes_adapters(absent | values):
             absent |= LORA_DEFAULTS[self.tool]
@@ -167,7 +167,7 @@ def _new_tokens(values: Mapping[str, Any]) -> list[object]:
         return []
     more = special.get("additional_special_tokens")
     named = [token for name, token in special.items() if name != "additional_special_tokens"]
-    tokens = [*named, *given, *(more if isinstance(more, list) else ())]  # in its order
+    tokens = [*named, *given, *(more if isinstance(more, list) else ())]  # in axolotl's order
     return [token for place, token in enumerate(tokens) if token not in tokens[:place]]
 
 

@@ -29,7 +29,7 @@ def settle_data(
 ) -> list[Mistake]:
     """Put what the file says of its data into the entries of `values`. `names`: canonical name -> the name in the file.
     Returns mistakes."""
-    for key in _DATA:  # a mapping is the one entry of a list whose dash was forgotten
+    for key in _DATA:  # a mapping alone counts as a list with one entry, without its dash
         values |= {key: [values[key]]} if isinstance(values.get(key), dict) else {}
     mistakes = _templates(values, names, source)
     mistakes += _trls_dataset(values, source, tool, folder)

@@ -256,7 +256,7 @@ def _element(name: str, text: _Text, decoder: JsonValues) -> tuple[Any, int]:
         decoder.forget()
         try:
             value, end = decoder.at(text.text, text.at)
-            if end < len(text.text) or text.ended:  # a number that the text ends with may go on
+            if end < len(text.text) or text.ended:  # else a number at the end of the text may go on
                 return value, end
         except json.JSONDecodeError as error:
             wrong = _no_array(name, text, error.msg, error.pos)

@@ -26,7 +26,7 @@ def check_mixture(values: dict[str, Any], names: dict[str, str], source: Source)
         try:
             shares = [float(part) for part in shares.split(",")]
         except ValueError:
-            return []  # told by their types
+            return []  # the check of types reports it
     if not isinstance(shares, (list, tuple)) or not isinstance(entries, (list, tuple)):
         return []
     text = None
@@ -40,7 +40,7 @@ def check_mixture(values: dict[str, Any], names: dict[str, str], source: Source)
         try:
             total = math.fsum(map(float, shares))
         except (TypeError, ValueError):
-            return []  # told by their types
+            return []  # the check of types reports it
         if abs(total - 1) > 1e-6:
             text = f"its shares are {total:g} together; they must be 1"
     return [source.mistake(names[_SHARES], "bad-value", text)] if text is not None else []

@@ -125,7 +125,7 @@ def conversation(value: object) -> list[Message]:
     """Messages from a record's list, in either spelling (role/content, from/value): see `Message`. A turn of the role
     `function_call` holds calls as JSON and becomes the assistant's `tool_calls`.
 
-    Raises ValueError saying what is wrong.
+    Raises ValueError that says what is wrong.
     """
     if not isinstance(value, list) or not value:
         raise ValueError(f"a conversation is a list of messages, this is {shown(value, 80)}")

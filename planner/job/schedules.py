@@ -44,7 +44,7 @@ def check_schedule(values: dict[str, Any], names: dict[str, str], source: Source
         given = {}
     key = names.get("lr_scheduler_kwargs", "lr_scheduler_kwargs") if ratio in SWITCHED_OFF else "cosine_min_lr_ratio"
     if not isinstance(given, dict) or schedule not in SCHEDULES:
-        return []  # told by their types
+        return []  # the check of types reports it
     takes, wants = _TAKES.get(schedule, ()), _WANTS.get(schedule, ())
     if other := [name for name in given if name not in takes]:
         text = f"{schedule} has no {other[0]}; " + (f"it has {', '.join(takes)}" if takes else "leave this key out")

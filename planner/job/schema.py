@@ -145,7 +145,7 @@ class Job(AdapterKeys, LossKeys):
         Field(description="bfloat16, float16, float32, or null for the base's"),
     ] = None
     seed: Annotated[int, Field(ge=0, lt=2**63, description="a whole number, 0 or more, below 2^63")] = 42
-    bf16: Annotated[bool, Field(description="true, false or auto")] = False  # auto: settled where keys are read
+    bf16: Annotated[bool, Field(description="true, false or auto")] = False  # auto is settled when keys are read
     attn_implementation: Annotated[Literal["sdpa", "eager"], Field(description="sdpa or eager")] = "sdpa"
     exact: Switch = True
     compile: Compile = "auto"

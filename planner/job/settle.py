@@ -21,9 +21,8 @@ from planner.units import counted
 
 
 def canonical(source: Source, names: Mapping[str, str]) -> tuple[dict[str, Any], list[Mistake], tuple[str, ...]]:
-    """The file's values under canonical names, what is wrong with its keys, and notes to the user about keys of other
-    tools. `names`: every name a key may have -> its canonical name. Raises UserError for a file
-    that is about something else altogether."""
+    """The file's values under canonical names, the mistakes of its keys, and notes for the user on keys of other tools.
+    `names`: every name a key may have -> its canonical name. Raises UserError for a file with another purpose."""
     reading = Reading(source, names)
     for key, value in source.values.items():
         reading.read(key, value)

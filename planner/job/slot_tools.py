@@ -157,7 +157,8 @@ def _gemma4_call(name: str, arguments: Any) -> str:
 
 
 def _each(form: str, value: str, end: str) -> Callable[[Sequence[Call]], str]:
-    """Calls with an element for each argument: `form` begins a call, `value` writes an argument, `end` ends a call."""
+    """A function that writes calls with an element for each argument: `form` begins a call, `value` writes an argument,
+    `end` ends a call."""
 
     def written(calls: Sequence[Call]) -> str:
         texts = []

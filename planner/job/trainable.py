@@ -34,7 +34,7 @@ def check_trainable(values: dict[str, Any], names: Mapping[str, str], source: So
         return []
     listed = [patterns] if isinstance(patterns, str) else patterns
     if not isinstance(listed, (list, tuple)) or not all(isinstance(pattern, str) for pattern in listed):
-        return []  # told as a wrong type
+        return []  # the check of types reports it
     asked = any(PLACE in pattern for pattern in listed)
     if asked != (layers not in SWITCHED_OFF):
         return bad(given[0], f"{PLACE} in a pattern and {LAYERS} belong together; give both, or none")
