@@ -48,7 +48,7 @@ another change. Large weights also have a `glance`: the hash of some pieces of t
 AT_ONCE_BYTES = 2 * 2**30
 """The most bytes of weights that are read while somebody waits for the answer; more is left to the planner's
 process."""
-_SETTLED_NS = 2 * 10**9  # file systems round times to at most 2 s and may hide a second change
+_SETTLED_NS = 2 * 10**9  # file systems note times in steps of up to 2 s: a second change within one is not seen
 _THREADS = 4
 _RUNS_ASKED = 100
 _PIECES, _PIECE_BYTES = 16, 64 * 2**10

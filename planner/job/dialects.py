@@ -153,7 +153,8 @@ class Dialect:
 
 
 def _leave_room(values: dict[str, Any], absent: dict[str, Any]) -> None:
-    """Reduce `max_length` by one: LLaMA-Factory's packed rows are a token shorter than `cutoff_len`."""
+    """Reduce `max_length` by one, for a file that packs: LLaMA-Factory's packed rows are a token shorter than
+    `cutoff_len`."""
     for said in (values, absent):
         if isinstance(said.get("max_length"), int) and not isinstance(said["max_length"], bool):
             said["max_length"] -= 1

@@ -270,8 +270,9 @@ def _arrow_batches(file: BinaryIO, columns: dict[str, None]) -> Iterator[Any]:
 
 
 def _pieces(batch: Any, limit: _Limit | None) -> Iterator[Any]:
-    """The batch in pieces that have about `_BATCH_BYTES` as Python objects, as far as the limit goes. Where rows may
-    share a value's bytes (`_shares`) a piece is one row, as only the row itself tells how large it is."""
+    """The batch in pieces of about `_BATCH_BYTES`, each of which becomes Python objects at once, as far as the limit
+    goes. Where rows may share a value's bytes (`_shares`) a piece is one row, as only the row itself tells how large it
+    is."""
     rows = min(_TABLE_ROWS, max(1, batch.num_rows * _BATCH_BYTES // max(1, batch.nbytes)))
     if any(_shares(field.type) for field in batch.schema):
         rows = 1
