@@ -1,7 +1,7 @@
-"""Places for the tensors of a program's step, in which little of the device's memory is lost.
+"""Finds places for the tensors of a program's step, so that little of the device's memory is lost.
 
-Dynamic storage allocation, whose spans of time are known: `pack.c` says how. Where there is no C compiler, its first
-attempts are made here, with more of the memory lost.
+This is dynamic storage allocation with known life spans; `pack.c` describes the method. Where there is no C compiler,
+only its first attempts are made, in this module, and more of the memory is lost.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from planner.schedule.plan import Plan
 log = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_name("pack.c")
-EFFORT = 200_000_000  # comparisons: a second
-_ENOUGH = 200  # of the least there could be a two-hundredth may be lost
+EFFORT = 200_000_000  # comparisons; they take a second
+_ENOUGH = 200  # the search ends when at most a two-hundredth of the least is lost
 
 Sides = tuple[Callable[[Span], bool], ...]
 _SIDES: Sides = (
@@ -36,13 +36,13 @@ class _Span(ctypes.Structure):
 
 
 def can_arrange() -> bool:
-    """Whether places can be found that are worth it, and taken: both wants a C compiler."""
+    """Whether good places can be found, and used: both need a C compiler."""
     return _library() is not None
 
 
 def with_places(plan: Plan, chain: Chain) -> Plan:
-    """The plan with a place for each of its tensors, and the peak that this makes of it. As it is where the chain does
-    not say what its turns allocate."""
+    """The plan with a place for each of its tensors, and the peak that results. The plan is unchanged where the chain
+    does not say what its turns allocate."""
     if not chain.lifetimes:
         return plan
     spans = Spans(order_program(plan, chain), chain)
@@ -57,7 +57,8 @@ def arranged_bytes(program: Program, chain: Chain) -> int:
 
 
 def pack(spans: Spans) -> tuple[int, ...]:
-    """An offset for each span. The same for the same spans, where there is a C compiler, and where there is none."""
+    """An offset for each span. Equal spans always get equal offsets, on machines with a C compiler and, other ones, on
+    machines without. Raises MemoryError where the host has no memory for the search."""
     if not spans.spans:
         return ()
     goal = spans.least_bytes() - spans.below_bytes
@@ -96,7 +97,8 @@ def _without_compiler(spans: Sequence[Span], goal: int) -> tuple[int, ...]:
 
 
 def _attempt(spans: Sequence[Span], order: Sequence[int], goal: int, side: Callable[[Span], bool]) -> tuple[int, ...]:
-    """Each span in this order at the lowest place that is free as long as it lives, or the highest up to the goal."""
+    """Put each span, in this order, at the lowest place that is free throughout its life, or (where `side` says so) at
+    the highest below the goal."""
     offsets = [0] * len(spans)
     placed: list[tuple[int, int]] = []
     for i in order:

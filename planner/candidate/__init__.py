@@ -1,2 +1,2 @@
-"""Candidates before they are plans: what is asked, a decision per tensor, and what a candidate costs. Imports
-`schedule` and `machine`."""
+"""Candidates before they become plans: the problem they answer, a schedule per tensor, and what a candidate costs.
+Imports `schedule` and `machine`."""

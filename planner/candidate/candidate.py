@@ -1,6 +1,6 @@
-"""Where each tensor goes in a step, and the plan these schedules add up to.
+"""Candidates: a schedule per tensor that says where the tensor is during a step, and the plan made of all schedules.
 
-Every candidate, greedy or solved, is a list of schedules; `assemble` writes them into the stages of a `Plan`.
+Every candidate, greedy or solved, is a list of schedules. `assemble` writes them into the stages of a `Plan`.
 Stages are numbered 0 … T-1 in `stage_order`; T = 2L - 1 for L blocks.
 """
 
@@ -27,9 +27,9 @@ class Side(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Absence:
-    """An absence from the device: after the end of stage `evict`, until stage `prefetch`, around the cycle if need be.
+    """An absence from the device: from the end of stage `evict` to stage `prefetch`, perhaps of the next step.
 
-    `offload` is the stage that copies to the host first; None where the host's copy is current.
+    `offload` is the stage that copies to the host before; None where the host's copy is current.
     """
 
     evict: int
@@ -39,10 +39,10 @@ class Absence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSchedule:
-    """One tensor's step. `send` and `drop` are the stages that copy the gradient to the host and release it there
-    (on the GPU side only between rounds), `fetch` the one that brings it back for the next round (None: the one that
-    adds to it); `update` is the stage the update is listed at. `trails`: its states on disk are updated in the next
-    step.
+    """What one tensor does in a step. `update`: the stage at which the update is listed. `send`: the stage that copies
+    the gradient to the host. `drop`: the stage that releases the gradient's device copy. If the GPU updates the tensor,
+    these two apply only between rounds. `fetch`: the stage that brings the gradient back for the next round (None: the
+    stage that adds to it). `trails`: its states on disk are updated in the next step.
     """
 
     tensor: Tensor
@@ -62,7 +62,7 @@ def backward_stage(chain: Chain, block: int) -> int:
 
 
 def movable(chain: Chain, hardware: Hardware) -> list[list[Tensor]]:
-    """Per block the tensors that may leave the device: used by this block only, and worth a transfer."""
+    """Per block, the tensors that may leave the device: used by this block only, and large enough for a transfer."""
     users = chain.users()
     return [
         [t for t in block.tensors if len(users[t.name]) == 1 and t.bytes >= max(1, hardware.min_transfer_bytes)]
@@ -71,7 +71,8 @@ def movable(chain: Chain, hardware: Hardware) -> list[list[Tensor]]:
 
 
 def settled(chain: Chain, hardware: Hardware) -> list[list[Tensor]]:
-    """Per block the tensors whose states may leave, but not the weight: shared with later blocks, first used here."""
+    """Per block, the tensors whose states may leave, but not the weight, as later blocks use it, too; this is the first
+    block that uses it."""
     users = chain.users()
     return [
         [
@@ -85,7 +86,8 @@ def settled(chain: Chain, hardware: Hardware) -> list[list[Tensor]]:
 
 
 def at_home(chain: Chain, tensor: Tensor, clip: bool) -> TensorSchedule:
-    """Always on the device; updated there as soon as its gradient is complete, with clipping at the end."""
+    """The schedule of a tensor that is always on the device. It is updated there as soon as its gradient is complete,
+    with clipping at the step's end."""
     if not tensor.trainable:
         return TensorSchedule(tensor=tensor, side=Side.NOBODY)
     first = chain.users()[tensor.name][0]
@@ -105,8 +107,8 @@ WORDS = ("prefetch", "offload", "evict", "cpu_update", "gpu_update", "states_upd
 
 
 class Entry(NamedTuple):
-    """An item, or a tensor's name, in one of a stage's lists; those of a list are in order of urgency, then of number
-    and place."""
+    """An item, or a tensor's name, in one of a stage's lists. A list is sorted by urgency, then by number and place.
+    `word`: which list. `number`: the schedule's, in its candidate. `place`: among the schedule's entries."""
 
     stage: int
     word: str
@@ -117,7 +119,7 @@ class Entry(NamedTuple):
 
 
 def entries_of(chain: Chain, schedule: TensorSchedule, number: int, *, rounds: int) -> list[Entry]:
-    """What the schedule, the candidate's of this number, puts into the lists of the stages."""
+    """What `schedule`, number `number` of its candidate, puts into the lists of the stages."""
     found: list[Entry] = []
     stages = 2 * len(chain.blocks) - 1
     name = schedule.tensor.name
@@ -146,7 +148,7 @@ def entries_of(chain: Chain, schedule: TensorSchedule, number: int, *, rounds: i
     elif schedule.side is Side.CPU:
         assert schedule.update is not None and schedule.send is not None
         put(schedule.update, "cpu_update", blocks[0], name)
-        if schedule.trails:  # the drive does it when it is done with what this step's forward needs
+        if schedule.trails:  # the drive first does what this step's forward needs
             put(0, "states_update", stages - blocks[0], name)
     if schedule.send is not None:
         assert schedule.drop is not None
@@ -159,7 +161,7 @@ def entries_of(chain: Chain, schedule: TensorSchedule, number: int, *, rounds: i
 
 
 def _residents(schedule: TensorSchedule) -> list[Item]:
-    """Its items that are on the device when a step begins."""
+    """The items of its tensor that are on the device when a step begins."""
     items = [(WEIGHT, schedule.weight)] + ([(STATES, schedule.states)] if schedule.side is Side.GPU else [])
     return [
         Item.of(kind, schedule.tensor.name)
@@ -169,7 +171,7 @@ def _residents(schedule: TensorSchedule) -> list[Item]:
 
 
 def assemble(chain: Chain, candidate: Candidate, *, slices: int, clip: bool, rounds: int = 1) -> Plan:
-    """The plan in which every tensor follows its schedule. Within a stage, items go in order of their next use."""
+    """The plan in which every tensor follows its schedule. Within a stage, items are in the order of their next use."""
     lists: list[dict[str, list[Entry]]] = [{word: [] for word in WORDS} for _ in range(2 * len(chain.blocks) - 1)]
     for number, schedule in enumerate(candidate.schedules):
         for entry in entries_of(chain, schedule, number, rounds=rounds):

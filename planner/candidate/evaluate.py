@@ -1,4 +1,4 @@
-"""What a candidate does: bytes, seconds, and whether its program is right."""
+"""What a candidate costs: bytes and seconds; and the proof that its program is right."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from planner.schedule.verify import verify
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """What a candidate does: its plan, bytes left on the device per stage, on the host, and on disk for activations,
-    below zero where it does not fit, seconds of a step, and operations that its stage model has."""
+    """What a candidate costs. `room_bytes`, `host_bytes`, `disk_bytes`: bytes left on the device per stage, on the
+    host, and on disk for activations; below 0 where it does not fit. `step_s`: seconds of a step. `operations`: how
+    many operations its stage model has."""
 
     candidate: Candidate
     plan: Plan
@@ -38,7 +39,7 @@ class Evaluation:
 
 
 def evaluate(setting: Setting, candidate: Candidate) -> Evaluation:
-    """What the candidate does. Nothing says that it is right: see `proven`."""
+    """What the candidate costs. This does not prove that its program is right: see `proven`."""
     model = StageModel(setting, candidate)
     chain, hardware = setting.chain, setting.hardware
     return Evaluation(
@@ -50,8 +51,8 @@ def evaluate(setting: Setting, candidate: Candidate) -> Evaluation:
 
 
 def _disk_room(plan: Plan, setting: Setting) -> int:
-    """What is left on disk beside states and activations, all of which a step writes; 0 where there are no activations
-    on disk. (Where states alone have no room, an error says so, with how much they need.)"""
+    """Bytes left on disk beside states and activations, all of which a step writes; 0 where no activations are on disk.
+    (If states alone have no room, an error elsewhere says so, with how much they need.)"""
     stored = plan.rounds * sum(stored_activations(plan, setting.chain).values())
     if not stored:
         return 0
@@ -60,8 +61,8 @@ def _disk_room(plan: Plan, setting: Setting) -> int:
 
 
 def predicted_step_s(program: Program, chain: Chain, hardware: Hardware) -> float:
-    """The simulated step, and not less than the host's memory takes for all transfers and CPU updates of a step, and
-    the drive for all that is written to it."""
+    """Seconds of the simulated step, but at least what the host's memory takes for all transfers and CPU updates of a
+    step, and what the drive takes (`least_step_s`)."""
     return max(simulate(program, chain, hardware).step_s, least_step_s(program, chain, hardware))
 
 
@@ -71,12 +72,12 @@ def assembled(candidate: Candidate, setting: Setting) -> Plan:
 
 
 def device_bytes(candidate: Candidate, setting: Setting) -> int:
-    """Its peak on the device."""
+    """The candidate's peak on the device."""
     return _peak_bytes(assembled(candidate, setting), setting.chain)
 
 
 def host_bytes(candidate: Candidate, setting: Setting) -> int:
-    """Its bytes on the host."""
+    """The candidate's bytes on the host."""
     return cpu_peak_bytes(assembled(candidate, setting), setting.chain)
 
 
@@ -93,7 +94,7 @@ def _peak_bytes(plan: Plan, chain: Chain) -> int:
 
 
 def _room_bytes(plan: Plan, program: Program, setting: Setting) -> list[int]:
-    """Per stage, what the budget leaves free."""
+    """Per stage, the bytes that the device's budget leaves free."""
     order = {stage.name: number for number, stage in enumerate(plan.stages)}
     room = [setting.budgets.gpu_bytes] * len(order)
     for stage, peak in gpu_peaks(program, setting.chain):
@@ -105,7 +106,7 @@ def _room_bytes(plan: Plan, program: Program, setting: Setting) -> list[int]:
 
 
 def proven(candidate: Candidate, setting: Setting) -> Plan:
-    """The plan with its prediction. One that `verify` rejects is our bug: InvalidProgram."""
+    """The candidate's plan with its prediction. Raises InvalidProgram if `verify` rejects it, which is our bug."""
     plan = assembled(candidate, setting)
     program = compile_program(plan, setting.chain)
     verify(program, setting.chain, gpu_budget_bytes=setting.budgets.gpu_bytes)

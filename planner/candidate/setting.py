@@ -1,4 +1,4 @@
-"""What is asked of the solver and of all candidates for a plan: the chain, the machine, budgets and freedoms."""
+"""The problem that the solver and all candidates for a plan answer: the chain, the machine, budgets and freedoms."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from planner.schedule.chain import Block, Chain, Option
 
 @dataclass(frozen=True, slots=True)
 class RateScale:
-    """The share of each queue's rate that the solver counts on, as whole tensors waste some."""
+    """The share of each queue's rate that the solver counts on, since whole tensors waste some of it."""
 
     h2d: float = 1.0
     d2h: float = 1.0
@@ -33,8 +33,8 @@ class Budgets:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What all candidates of one problem share. `slices` are those of a round. `states_anywhere`: which states are on
-    disk is to be decided, whatever the chain's tensors say of it."""
+    """What all candidates of one problem share. `slices`: slices of a round. `states_anywhere`: which states are on
+    disk is still to be decided, whatever the chain's tensors say."""
 
     chain: Chain
     hardware: Hardware

@@ -1,8 +1,8 @@
-"""A candidate as a model of stages: what each stage does, in numbers, and how long a step then lasts.
+"""A fast model of a candidate: what each stage does, in numbers, and how long a step takes.
 
-The operations of every stage are those of `planner.schedule.serial_order`, and the clock is `planner.schedule.simulate`
-to the last bit: clipping, rounds, shared cores and offloaded activations included. Where a schedule changes its stages,
-only these stages are written anew.
+The operations of every stage are those of `planner.schedule.serial_order`. The step is as long as in
+`planner.schedule.simulate`, to the last bit: clipping, rounds, shared cores and offloaded activations included. When a
+schedule changes, only the stages that it changes are written anew.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _Work = tuple[int, float, _Numbers, _Numbers, tuple[str, ...]]  # kind, seconds,
 
 @dataclass(slots=True)
 class _Copies:
-    """Numbers of copies, "d:" + item and "h:" + item; those that a single queue touches have none."""
+    """Numbers of copies ("d:" + item, "h:" + item ...). Copies that only one queue touches have no number."""
 
     number: dict[str, int] = field(default_factory=dict)
 
@@ -50,7 +50,7 @@ class _Copies:
 
 
 class StageModel:
-    """One candidate's stages. `program`: its operations as they were at first."""
+    """One candidate's stages, with `schedules` that may change. `program`: its operations before any change."""
 
     def __init__(self, setting: Setting, candidate: Candidate) -> None:
         chain = setting.chain
@@ -87,8 +87,8 @@ class StageModel:
         return list(accesses(op, self.setting.chain, self.candidate.options, self._lost))
 
     def _encoded(self, ops: Sequence[Op], touched: Sequence[list[tuple[str, bool]]]) -> list[_Work]:
-        """A stage's operations in numbers. Memory that is freed only waits; what is fetched is allocated before, so
-        that its copy waits for the device to get there."""
+        """A stage's operations in numbers. A release only waits. What is fetched has to be allocated before, so its
+        copy waits until the device has got there."""
         found: list[_Work] = []
         freed: list[int] = []
         gone: list[str] = []
@@ -121,7 +121,7 @@ class StageModel:
         return found
 
     def change(self, changed: Iterable[tuple[int, TensorSchedule]]) -> None:
-        """Other stages for the schedules of these numbers; what moves at all, and who updates what, must stay."""
+        """Give the schedules with these numbers other stages. What moves at all, and who updates what, must stay."""
         if not self._lists:
             self._list()
         stages: set[int] = set()
@@ -144,11 +144,11 @@ class StageModel:
                 work[n] = self._encoded(ops, [self._touched(op) for op in ops])
 
     def _others(self, schedule: TensorSchedule) -> Iterator[int]:
-        """Stages whose order hangs on when the tensor comes or is updated, without it being in other lists there."""
+        """Stages whose order depends on when the tensor comes or is updated, although their lists do not change."""
         if schedule.states and schedule.update is not None:
             yield schedule.update  # updates on the device go in the order of arrival
         if self.setting.clip and schedule.send is not None:
-            yield len(self._lists) - 1  # what waits for the norm, and replays
+            yield len(self._lists) - 1  # updates that wait for the norm, and replays
 
     def _list(self) -> None:
         self._lists = [{word: [] for word in WORDS} for _ in self.plan.stages]
@@ -168,8 +168,8 @@ class StageModel:
         return sum(len(stage) for stages in self._work for stage in stages)
 
     def critical(self) -> list[tuple[str, str]]:
-        """What the length of a step hangs on and could be otherwise: ("fetch", item) that waited for the device,
-        ("evict", item) whose release waited for its copy to the host."""
+        """What determines the step's length and could change: ("fetch", item) where the fetch waited for the device,
+        ("evict", item) where the release waited for the item's copy to the host."""
         return _critical(self._step(), len(self._copies.number))
 
     def _step(self) -> list[_Work]:
@@ -179,7 +179,7 @@ class StageModel:
 
 
 def _sharing(work: Sequence[_Work], part: float) -> list[_Work]:
-    """Turns take longer by a part of what other queues do about then, as in `planner.schedule.simulate`."""
+    """Turns take longer by a part of what other queues do at about that time, as in `planner.schedule.simulate`."""
     turns = [number for number, item in enumerate(work) if item[0] == _TURN]
     shared, pending = list(work), 0.0
     for number in (*range(turns[-1] + 1, len(work)), *range(turns[-1] + 1)):
@@ -193,8 +193,8 @@ def _sharing(work: Sequence[_Work], part: float) -> list[_Work]:
 
 
 def _played_s(work: Sequence[_Work], copies: int) -> float:
-    """Seconds of the last of a few steps: each operation starts after those before it that touch the same copies, one
-    of both writing."""
+    """Seconds of the last of a few steps. Each operation starts after all earlier ones that touch the same copy, if one
+    of the two writes it."""
     written = [0.0] * copies  # when a copy is there
     used = [0.0] * copies  # when the last of its readers and writers is done
     now = h2d = d2h = cpu = disk = writer = before = 0.0
@@ -247,12 +247,12 @@ def _played_s(work: Sequence[_Work], copies: int) -> float:
 
 
 def _critical(work: Sequence[_Work], copies: int) -> list[tuple[str, str]]:
-    """The longest path to the end of a few steps, over two of them: each operation hangs on the one that it started
-    after, the one before it in its queue where nothing else was later."""
+    """The longest path to the end of a few steps, followed back over two of them. Each operation depends on the one
+    that it waited for last: the one before it in its queue, where no other ended later."""
     written, used = [0.0] * copies, [0.0] * copies
     wrote, last_use = [-1] * copies, [-1] * copies  # numbers of operations
     free, last = [0.0] * 6, [-1] * 6  # computing, and the other queues
-    hangs: list[tuple[int, int]] = []  # on which, and by which of its own copies
+    hangs: list[tuple[int, int]] = []  # the operation waited for, and by which of its own copies
     for at in range(STEPS * len(work)):
         kind, seconds, reads, writes, _ = work[at % len(work)]
         queue = max(0, kind - _FREE)

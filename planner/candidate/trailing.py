@@ -1,8 +1,8 @@
-"""States on disk that trail their weight: which of a candidate's.
+"""Which of a candidate's states on disk trail their weight.
 
-With clipping an update waits for the norm of all gradients, and the drive idles through the backward. Where states
-trail, they are read for the weight alone when the norm is known, and beside the next step read again, updated and
-written. Its price is that the gradient has memory of its own until then, and a read.
+With clipping an update waits for the norm of all gradients, and the drive idles during the backward pass. States that
+trail are read when the norm is known, to update the weight alone. During the next step they are read again, updated and
+written. The price is a second read, and memory of its own for the gradient until then.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ _PARTS = 6
 
 
 def trailing_bytes(tensor: Tensor, rounds: int) -> int:
-    """What the host has more for a tensor whose states trail: a gradient beside the working copy, which is made anew
+    """Bytes more on the host for a tensor whose states trail: a gradient beside the working copy, which is made anew
     while the states still need the gradient."""
     return tensor.gradient_bytes - tensor.host_gradient_bytes(rounds)
 
 
 def ways_to_trail(chain: Chain, candidate: Candidate, *, rounds: int, host_bytes: int) -> Iterator[Candidate]:
-    """The candidate with states of more or fewer tensors trailing: none, and parts of those for which `host_bytes` more
-    on the host are enough; those first whose next gradients come last. Nothing where none can."""
+    """The candidate with states of more or fewer tensors trailing: none, and growing parts of those for which
+    `host_bytes` more on the host are enough. Tensors whose next gradients come last are the first to trail. Yields
+    nothing where no states can trail."""
     users, last = chain.users(), len(chain.blocks) - 1
     host_bytes += sum(trailing_bytes(j.tensor, rounds) for j in candidate.schedules if j.trails)
     chosen: list[str] = []

@@ -1,8 +1,8 @@
-"""CPU updates ahead of the norm: which of a candidate's need not wait for it.
+"""Which of a candidate's CPU updates run ahead of the norm.
 
-With clipping an update waits for the norm of all gradients, so that the CPU idles through the backward. One that runs
-ahead, as if the norm did not clip, starts when its gradient has come. It writes to other memory than it reads, so that
-a step whose norm does clip can do it once more: that memory is its price, and a little more traffic.
+With clipping an update waits for the norm of all gradients, so the CPU idles during the backward pass. An update ahead
+starts when its gradient has come, as if the norm did not clip. It writes to other memory than it reads, so that it can
+be repeated if the norm does clip. Its price is this memory and a little more traffic.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ _PARTS = 4
 
 
 def ahead_bytes(chain: Chain, tensor: Tensor, rounds: int) -> int:
-    """What an update ahead takes on the host: master and moments once more, and the gradient beside the working copy,
-    which the update makes anew before a replay reads the gradient again; less what packed states then spare."""
+    """Bytes more on the host for an update ahead: another master and moments, and the gradient beside the working copy,
+    which the update makes anew before a replay reads the gradient again; less the bytes that packed states save."""
     beside = tensor.gradient_bytes - tensor.host_gradient_bytes(rounds)
     packed = chain.packed_bytes(tensor, rounds, ahead=True) - chain.packed_bytes(tensor, rounds)
     return tensor.master_bytes + beside - packed
 
 
 def ahead_of_norm(chain: Chain, candidate: Candidate, *, rounds: int, host_bytes: int) -> Iterator[Candidate]:
-    """The candidate with some of its updates ahead, a quarter to all of those for which `host_bytes` more on the host
-    are enough; those first whose gradients come first. Nothing where there are none.
+    """The candidate with some updates ahead: a quarter to all of those for which `host_bytes` more on the host are
+    enough. Tensors whose gradients come first are chosen first. Yields nothing where no update can run ahead.
 
-    A replay takes longer than an update that waits: it may be better that what the next step needs first waits.
+    A replay takes longer than an update that waits. So waiting may be better for what the next step needs first.
     """
     last = 2 * len(chain.blocks) - 2
     users = chain.users()
@@ -48,8 +48,8 @@ def ahead_of_norm(chain: Chain, candidate: Candidate, *, rounds: int, host_bytes
 
 
 def _earliest(chain: Chain, block: int, schedule: TensorSchedule) -> int | None:
-    """The first stage after the gradient was sent and the weight released; None for what the CPU does not update, and
-    where states are on disk: nothing there is kept as it was."""
+    """The first stage after the gradient is sent and the weight released. None for tensors that the CPU does not update
+    or whose optimizer cannot update ahead, and for states on disk, where no old values are kept."""
     tensor = schedule.tensor
     if schedule.side is not Side.CPU or schedule.send is None or tensor.states_on_disk or not tensor.optimizer.ahead:
         return None

@@ -1,5 +1,5 @@
-"""The absences of a candidate's items, one by one: what a schedule leaves to decide once it is known what moves at
-all."""
+"""Windows: the absences of a candidate's items, one by one. Once it is known which items move, they are what is left to
+decide."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from planner.schedule.update_work import cpu_work
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Window:
-    """One absence of one item. Stages count on past a step's end.
+    """One absence of one item. Stage numbers count on past a step's end.
 
-    `last`: the stage that touches it before; `use`: that needs it back, of a gradient: its weight. `evict`, `fetch`: by
-    the candidate. `copy`: the stage that makes what the host must get, None where the host's copy is right. `update_s`:
-    the CPU's work before it may come back; `drive_s`: the drive's, where the states are on disk. What follows is for
-    `planner.search.list_schedule`, which decides it.
+    `last`: the last stage that touches the item before the absence. `use`: the stage that needs it back (for a
+    gradient: that needs its weight). `evict`, `fetch`: these stages as the candidate has them. `copy`: the stage that
+    makes what the host must get; None where the host's copy is current. `update_s`: seconds of the CPU's work before
+    the item may come back; `drive_s`: those of the drive, where the states are on disk. `sent` and the fields after it
+    are for `planner.search.list_schedule`, which decides them.
     """
 
-    key: int  # order of items that are needed in one stage: weights before states
+    key: int  # orders items that are needed in the same stage: weights before states
     item: Item
     absence: int
     size: int
@@ -37,21 +38,21 @@ class Window:
     left: int | None = None
     updated: int | None = None
     came: int | None = None
-    sent_s: float = 0.0  # when it is on the host
-    ready_s: float = 0.0  # when the host's copy is right; once it came: when it is there
+    sent_s: float = 0.0  # when the item is on the host
+    ready_s: float = 0.0  # when the host's copy is current; after the fetch: when the device's copy is there
 
     @property
     def order(self) -> tuple[int, int]:
-        """What is needed first comes first."""
+        """A sort key: windows whose items are needed first come first."""
         return self.use, self.key
 
     @property
     def is_gradient(self) -> bool:
-        """It only leaves."""
+        """Whether the item is a gradient, which only leaves."""
         return self.item.kind == GRADIENT
 
     def after(self, stages: int) -> Window:
-        """The same so many stages later, nothing decided."""
+        """The same window so many stages later, with nothing decided."""
         return Window(
             key=self.key, item=self.item, absence=self.absence, size=self.size, last=self.last + stages,
             use=self.use + stages, evict=self.evict + stages, fetch=self.fetch + stages,
@@ -107,8 +108,9 @@ def _absences(
 
 
 def with_lead(setting: Setting, candidate: Candidate, lead: int) -> Candidate:
-    """The candidate with everything fetched `lead` stages before its use and, where it is copied, released as many
-    after; with 0, in the very stage: slow, and never more on the device than in any other order.
+    """The candidate with every item fetched `lead` stages before its use and, if it is copied to the host, released
+    `lead` stages after its last one. With 0, both happen in these stages: that is slow, but no order has less on the
+    device.
     """
     stages = 2 * len(setting.chain.blocks) - 1
     windows: dict[str, list[Window]] = {}

@@ -1,1 +1,1 @@
-"""Kinds of optimizers, one file each: what one keeps for a tensor, what its updates take, and the updates."""
+"""Kinds of optimizers, one file each: what a kind keeps for a tensor, what its updates need, and the updates."""

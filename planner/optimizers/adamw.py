@@ -28,11 +28,11 @@ class AdamW(Optimizer):
     states: ClassVar[str] = "AdamW's states"
 
     def moment_bytes(self, elements: int) -> tuple[int, ...]:
-        """Two of fp32."""
+        """Two moments in fp32."""
         return 4 * elements, 4 * elements
 
     def scratch_bytes(self, elements: int, *, narrow: bool) -> int:
-        """The gradient in fp32."""
+        """A narrow gradient's copy in fp32."""
         return 4 * elements * narrow
 
 
@@ -58,7 +58,7 @@ class AdamWGroup(Group):
         if not settings["decoupled_weight_decay"]:
             raise NotUsable("its weight decay is not decoupled", "use torch.optim.AdamW as it is")
         beta1, beta2 = (float(beta) for beta in settings["betas"])
-        if not (0 <= beta1 < 1 and 0 <= beta2 < 1):  # as AdamW itself has it, which looks only when it is made
+        if not (0 <= beta1 < 1 and 0 <= beta2 < 1):  # AdamW checks this itself, but only when it is made
             raise NotUsable(f"its betas are {beta1} and {beta2}", "each must be at least 0 and less than 1")
         check_not_negative(settings, "lr", "eps", "weight_decay")
         return cls(
@@ -67,7 +67,7 @@ class AdamWGroup(Group):
         )  # fmt: skip
 
     def optimizer_of(self, weight: Tensor) -> Optimizer:
-        """With fp32 moments."""
+        """AdamW with fp32 moments."""
         return AdamW()
 
     def target(self, name: str, work: Tensor, states: Sequence[Tensor], gradient: Tensor) -> Target:
@@ -99,8 +99,8 @@ class AdamWGroup(Group):
 
 
 def update(targets: Sequence[Target], step: Step, known: Known = None) -> None:
-    """One AdamW step on `targets`, all of them on one device. `known`: what bytes stand for, on the device, where
-    moments are in 8 bits."""
+    """One AdamW step on `targets`, all of them on one device. `known`: where moments are in 8 bits, the numbers that
+    their bytes stand for, on that device."""
     from planner.cpu.adamw import cpu_kernel
 
     if targets and targets[0].master.device.type == "cpu":
@@ -110,11 +110,11 @@ def update(targets: Sequence[Target], step: Step, known: Known = None) -> None:
 
 
 def update_in_lists(targets: Sequence[Target], step: Step, known: Known = None) -> None:
-    """The same by PyTorch's kernel, in as few calls as memory allows: each starts work on the GPU. A gradient as wide
-    as the master is scaled in place.
+    """The same by PyTorch's kernel, in as few calls as memory allows, since each call starts work on the GPU. A
+    gradient as wide as the master is scaled in place.
 
-    With lists, never with concatenations: the last elements of each tensor take another path. Those whose moments are
-    in 8 bits come last, one after the other, in chunks.
+    The kernel gets lists of tensors, never concatenations: it computes the last elements of each tensor on another
+    path. Targets whose moments are in 8 bits come last, one after the other, in chunks.
     """
     import torch
 
@@ -140,8 +140,8 @@ def update_in_lists(targets: Sequence[Target], step: Step, known: Known = None) 
 
 
 def _batches(targets: Sequence[Target]) -> Iterator[Sequence[Target]]:
-    """Targets that are updated in one call: together their fp32 gradients are not larger than the largest one alone,
-    which is what the plan has memory for. Gradients as wide as the master need no copy."""
+    """Groups of targets that are updated in one call. The fp32 gradients of a group together are not larger than the
+    largest one alone, which is what the plan has memory for. Gradients as wide as the master need no copy."""
     sizes = [t.master.nbytes if t.gradient.dtype != t.master.dtype else 0 for t in targets]
     limit, start, total = max(sizes, default=0), 0, 0
     for i, size in enumerate(sizes):

@@ -16,16 +16,17 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 _GPU_SHARE = 0.2
-"""Of the rate of an update with fp32 moments: on a device, one in 8 bits passes over memory as many times more."""
+"""Share of the rate of an update with fp32 moments: on a device, an update in 8 bits passes over memory more often, by
+the inverse of this factor."""
 _CPU_SHARE = 0.5
-"""Likewise: memory has half as much to do, and a core four times as much."""
+"""The same share on the CPU, where memory has half as much to do, and a core four times as much."""
 _SCALES = "_scales"
 _SIGNED = {"exp_avg": True, "exp_avg_sq": False}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdamW8bit(AdamW):
-    """AdamW of which the moments are rounded to 8 bits after each update. An update expands them again."""
+    """AdamW whose moments are rounded to 8 bits after each update. The next update expands them again."""
 
     kind: ClassVar[str] = "adamw_8bit"
     states: ClassVar[str] = "states in 8 bits"
@@ -38,15 +39,15 @@ class AdamW8bit(AdamW):
     resident_bytes: ClassVar[int] = NUMBERS_BYTES
 
     def moment_bytes(self, elements: int) -> tuple[int, ...]:
-        """Two, of a byte for each element and a scale for each block."""
+        """Two moments, each with a byte for each element and a scale for each block."""
         return moment_bytes(elements), moment_bytes(elements)
 
     def scratch_bytes(self, elements: int, *, narrow: bool) -> int:
-        """What a chunk is expanded to."""
+        """The memory into which a chunk is expanded."""
         return scratch_bytes(elements)
 
     def rates(self, hardware: Hardware) -> Rates:
-        """As measured, or shares of AdamW's."""
+        """The measured rates, or, where there are none, shares of AdamW's."""
         gpu, cpu = hardware.gpu_update_parameters_per_s, hardware.cpu_update_parameters_per_s
         return Rates(
             gpu=hardware.gpu_rounded_update_parameters_per_s or _GPU_SHARE * gpu,
@@ -67,7 +68,7 @@ class AdamW8bit(AdamW):
 
     @classmethod
     def chosen(cls, model: nn.Module) -> Mapping[str, Any]:
-        """As in bitsandbytes not small parameters, as in transformers' Trainer not those of embeddings."""
+        """All parameters except small ones, as in bitsandbytes, and embeddings, as in transformers' Trainer."""
         from torch import nn
 
         embedded = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
@@ -77,7 +78,7 @@ class AdamW8bit(AdamW):
         }  # fmt: skip
 
     def moment_layouts(self, weight: Tensor) -> list[tuple[torch.dtype, torch.Size]]:
-        """Bytes in one row."""
+        """Each moment is one row of bytes."""
         import torch
 
         return [(torch.uint8, torch.Size([moment_bytes(weight.numel())]))] * 2
@@ -93,7 +94,7 @@ class AdamW8bit(AdamW):
         return parts
 
     def in_fp32(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Moments expanded."""
+        """The states by name, with moments expanded to fp32."""
         from planner.cpu.rounded import expand
 
         wide = {part: tensor for part, tensor in parts.items() if not part.endswith(_SCALES)}
@@ -103,7 +104,7 @@ class AdamW8bit(AdamW):
         return wide
 
     def round_moments(self, moments: Mapping[str, Tensor]) -> None:
-        """To 8 bits and back."""
+        """Round moments to 8 bits and expand them again, in place."""
         from planner.cpu.rounded import rounded
 
         for part, signed in _SIGNED.items():

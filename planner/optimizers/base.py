@@ -1,7 +1,7 @@
 """How one tensor is trained: what its optimizer keeps for it, and what an update takes. Light: torch is imported late.
 
 A kind of optimizer is one class in a file of its own in this folder, and a line in `planner.optimizers.table`. Chains,
-plans, the engine and checkpoints ask its values, and never which kind they are.
+plans, the engine and checkpoints read the attributes of its instances and never ask of which kind they are.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ class Rates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Optimizer:
-    """The optimizer of one tensor. States are its moments, then, where the weight is narrower than fp32, its fp32
-    master; each class says what its moments are.
+    """The optimizer of one tensor. The tensor's states are its moments, followed by an fp32 master where the weight is
+    narrower than fp32. Each class says what its moments are.
 
     kind       its name in files
     moments    the names of its moments in checkpoints, in order
     states     what the states are called in messages
     on_disk    whether states may be on a drive, and be updated piece by piece
     packs      whether a bf16 weight and its master may share bytes (`planner.cpu.packed`)
-    ahead      whether the CPU may update before the gradients' norm is known, and do it again where that clips
+    ahead      whether the CPU may update before the gradients' norm is known, and repeat the update if the norm clips
     together   whether the device updates several tensors in one call
-    rounds     whether it rounds moments after each update, which PyTorch's own does not
-    own_seconds  whether an update takes seconds of its own, and not as many as its elements take at `rates`
-    own_rates  whether its `rates` are not AdamW's, and are measured where a job asks for it
+    rounds     whether it rounds moments after each update, which PyTorch's own optimizer does not
+    own_seconds  whether `gpu_s` and `cpu_s` say how long an update takes, instead of its elements and `rates`
+    own_rates  whether its `rates` differ from AdamW's, and are measured where a job asks for the kind
     resident_bytes  device memory that all tensors of the kind need together, all the time
     host_scratch  what `host_scratch_bytes` are called in receipts
     keys       the keys of a job that only this kind reads
-    log        what a run's log says of it, with the share of the trained parameters
+    log        what a run's log says of it; a format for its share of the trained parameters in percent
     one_rate   whether all parameters of a job have the same learning rate
     """
 
@@ -67,24 +67,24 @@ class Optimizer:
 
     @property
     def gpu_s(self) -> float:
-        """Seconds of an update on the device; 0: as many as its elements take at `rates`."""
+        """Seconds of an update on the device; 0: the time that its elements take at `rates`."""
         return 0.0
 
     @property
     def cpu_s(self) -> float:
-        """Likewise on the CPU."""
+        """Seconds of an update on the CPU; 0: the time that its elements take at `rates`."""
         return 0.0
 
     def timed(self, *, gpu_s: float, cpu_s: float) -> Self:
-        """The same with these seconds, where the kind has seconds of its own."""
+        """The same optimizer with these seconds, if the kind has seconds of its own."""
         return self
 
     def estimated(self, elements: int, hardware: Hardware) -> Self:
-        """The same with estimated seconds for a tensor of so many elements."""
+        """The same optimizer with estimated seconds for a tensor of so many elements."""
         return self
 
     def trial(self, elements: int, device: torch.device) -> tuple[Callable[[], None], float]:
-        """One update to be timed, and what its time is multiplied by; of kinds with seconds of their own."""
+        """An update to be timed, and the factor for its time. Only for kinds with seconds of their own."""
         raise NotImplementedError
 
     def moment_bytes(self, elements: int) -> tuple[int, ...]:
@@ -97,7 +97,7 @@ class Optimizer:
         raise NotImplementedError
 
     def host_scratch_bytes(self, elements: int, *, narrow: bool) -> int:
-        """Likewise on the CPU; 0 for what is done in a cache."""
+        """The same for an update on the CPU; 0 where the CPU's cache is enough."""
         return 0
 
     def rates(self, hardware: Hardware) -> Rates:
@@ -110,7 +110,7 @@ class Optimizer:
 
     @classmethod
     def notes(cls, values: Mapping[str, Any]) -> Iterator[str]:
-        """What to tell the person who submits a job of these values, by key, that names this kind."""
+        """Notes for the person who submits a job that names this kind. `values`: the job's, by key."""
         yield from ()
 
     @classmethod
@@ -121,7 +121,8 @@ class Optimizer:
 
     @classmethod
     def chosen(cls, model: nn.Module) -> Mapping[str, Any]:
-        """Parameter name -> its optimizer, where a job trains `model` by this kind; AdamW trains all others."""
+        """Parameter name -> its optimizer, for the parameters of `model` that a job of this kind does not leave to
+        AdamW."""
         return {}
 
     def moment_layouts(self, weight: Tensor) -> list[tuple[torch.dtype, torch.Size]]:
@@ -131,7 +132,7 @@ class Optimizer:
         return [(torch.float32, weight.shape)] * len(self.moments)
 
     def named(self, moments: Sequence[Tensor], shape: torch.Size) -> dict[str, Tensor]:
-        """The moments of a tensor of this shape as checkpoints have them, by name, as views."""
+        """Name -> moment, as checkpoints store those of a tensor of this shape; the moments are views."""
         return dict(zip(self.moments, moments, strict=True))
 
     def in_fp32(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -139,15 +140,15 @@ class Optimizer:
         return dict(parts)
 
     def round_moments(self, moments: Mapping[str, Tensor]) -> None:
-        """Round fp32 moments in place, as an update of this kind leaves them."""
+        """Round fp32 moments in place, as an update of this kind does."""
 
     def constants(self, place: Callable[[Tensor], Tensor]) -> object:
-        """What updates on a device read beside their tensors; `place` puts a tensor there."""
+        """What updates on a device read beside their tensors; `place` puts a tensor on that device."""
         return None
 
 
 def shares(optimizers: Mapping[Any, int], parameters: int) -> list[str]:
-    """What a run's log says of `optimizers`, each with how many of the trained `parameters` it updates."""
+    """What a run's log says of `optimizers`: optimizer -> how many of the trained `parameters` it updates."""
     counts = dict[str, int]()
     for optimizer, count in optimizers.items():
         counts[optimizer.log] = counts.get(optimizer.log, 0) + count
@@ -155,7 +156,7 @@ def shares(optimizers: Mapping[Any, int], parameters: int) -> list[str]:
 
 
 def untimed(optimizer: _O) -> _O:
-    """The same without seconds."""
+    """The same optimizer without seconds."""
     return optimizer.timed(gpu_s=0.0, cpu_s=0.0)
 
 
@@ -167,7 +168,7 @@ class Target(Protocol):
 
     @property
     def name(self) -> str:
-        """Of the parameter."""
+        """The parameter's name."""
 
     @property
     def work(self) -> Tensor:
@@ -179,7 +180,7 @@ class Target(Protocol):
 
 
 class NotUsable(Exception):
-    """A setting that no update here has: what it is, and what to do."""
+    """A setting that no update here supports. `number`: what it is. `hint`: what to do."""
 
     def __init__(self, number: str, hint: str) -> None:
         super().__init__(number)
@@ -187,7 +188,7 @@ class NotUsable(Exception):
 
 
 def check_not_negative(settings: Mapping[str, Any], *keys: str) -> None:
-    """Raises NotUsable where one of the settings is below 0, or no number."""
+    """Raises NotUsable where one of the settings is below 0 or not a number."""
     for key in keys:
         if not float(settings[key]) >= 0:
             raise NotUsable(f"its {key} is {float(settings[key])}", "it must be at least 0")
@@ -196,7 +197,7 @@ def check_not_negative(settings: Mapping[str, Any], *keys: str) -> None:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
     """Settings of a parameter group. Parameters in `decay_names` decay by `weight_decay`, others do not. `names`: the
-    parameters of the group, one of several; None: all.
+    parameters of the group, if there are several groups; None: all.
 
     trains     the kinds of optimizers whose tensors such a group updates
     pytorch    the class of `torch.optim` that has such groups
@@ -223,7 +224,7 @@ class Group:
         raise NotImplementedError
 
     def optimizer_of(self, weight: Tensor) -> Optimizer:
-        """That of a parameter in such a group."""
+        """The optimizer of a parameter in this group."""
         raise NotImplementedError
 
     def target(self, name: str, work: Tensor, states: Sequence[Tensor], gradient: Tensor) -> Target:
@@ -234,8 +235,8 @@ class Group:
         self, targets: Sequence[Any], *, learning_rate: float, count: Tensor, coefficient: Tensor | None,
         constants: object = None,
     ) -> None:  # fmt: skip
-        """One step on `targets`, all on one device. `count`: the step's number, and `coefficient`: what gradients are
-        multiplied by, None without clipping; both float32 without dimensions, beside the tensors. `constants`: what
+        """One step on `targets`, all on one device. `count`: the step's number. `coefficient`: the factor for the
+        gradients, None without clipping. Both are float32 without dimensions, on the same device. `constants`: what
         `Optimizer.constants` gave for that device."""
         raise NotImplementedError
 

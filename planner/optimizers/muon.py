@@ -1,9 +1,9 @@
 """Muon on matrices, bit for bit as `torch.optim.Muon` computes it, in memory of known size.
 
-The method is that of Jordan et al. (2024) as `torch.optim.Muon` has it: a momentum is made orthogonal by five steps of
-a Newton-Schulz iteration in bf16. The step along it may have the size that one of AdamW would have (Liu et al., 2025,
-equation 4). Each operation is PyTorch's, on tensors laid out as its own are, since last bits depend on that; only the
-memory of the results is ours. So a matrix is never cut.
+The method is that of Jordan et al. (2024) as `torch.optim.Muon` has it: five steps of a Newton-Schulz iteration in bf16
+make the momentum orthogonal. The step along it may have the size of an AdamW step (Liu et al., 2025, equation 4). Each
+operation is PyTorch's, on tensors laid out as in PyTorch's optimizer, since the last bits depend on the layout. Only
+the memory of the results is ours. Therefore a matrix is never cut.
 """
 
 from __future__ import annotations
@@ -22,38 +22,38 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 STEPS = 5
-"""Of the iteration."""
+"""Steps of the iteration."""
 COEFFICIENTS = (3.4445, -4.775, 2.0315)
 EPS = 1e-7
 MOMENTUM = 0.95
 ADJUST = "muon_adjust_lr_fn"
-"""The key of a job that says it."""
+"""The job's key that says how the learning rate is adjusted."""
 Adjust = Literal["match_rms_adamw", "original"]
 MATCH_RMS, ORIGINAL = get_args(Adjust)
-"""What the learning rate is multiplied by: 0.2 √(longer side), or √(rows / columns) where that is more than 1."""
+"""The learning rate's factor: 0.2 √(longer side) for MATCH_RMS; √(rows / columns), at least 1, for ORIGINAL."""
 _AS_THEY_ARE = {"nesterov": True, "ns_steps": STEPS, "ns_coefficients": COEFFICIENTS, "eps": EPS}
 TRAFFIC_BYTES = 90
-"""About what an update reads and writes of each element: in fp32 gradient, momentum and weight, in bf16 the products'
-operands."""
+"""Bytes that an update reads and writes per element, roughly: gradient, momentum and weight in fp32, the operands of
+the products in bf16."""
 CALLS = 30
-"""About how many operations it is."""
+"""Operations of one update, roughly."""
 _CALL_S = 5e-6
 _CPU_FLOPS_PER_S = 4e11
-"""Of products in bf16 on a usual desktop's processor. A core with AVX-512 was seen to do 90 to 370 GFLOP/s; those
-without convert what they multiply, and do a quarter of that."""
-_MOST_FLOPS = {"cpu": 2e10, "cuda": 1e13}  # of what is measured: larger matrices are taken for as fast
+"""Rate of bf16 products on a usual desktop's processor. A core with AVX-512 was seen to do 90 to 370 GFLOP/s. Cores
+without it convert what they multiply, and do a quarter of that."""
+_MOST_FLOPS = {"cpu": 2e10, "cuda": 1e13}  # the most that is measured: larger matrices are taken to be as fast
 _ALIGNED = 512
 
 
 def flops(side: int, elements: int) -> int:
-    """Of the products of one update, where the matrix' shorter side is `side`: in each step X Xᵀ, its square, and that
-    times X."""
+    """Operations in the products of one update; `side` is the matrix' shorter side. Each step computes X Xᵀ, its
+    square, and the product of a sum of these with X."""
     return STEPS * (4 * side * elements + 2 * side**3)
 
 
 def scratch_parts(side: int, elements: int, *, narrow: bool) -> tuple[int, ...]:
-    """Bytes of what an update needs beside the tensor: the gradient in fp32 where it is `narrow`, the matrix, X Xᵀ and
-    what that is multiplied with, all in bf16, and the norm."""
+    """Bytes of each part that an update needs beside the tensor: the gradient in fp32 where it is `narrow`; in bf16 the
+    matrix, X Xᵀ and the factor made of it; and the norm."""
     parts = (4 * elements * narrow, 2 * elements, 2 * side * side, 2 * side * side, 2)
     return tuple(-(-part // _ALIGNED) * _ALIGNED for part in parts)
 
@@ -68,7 +68,7 @@ class Muon(Optimizer):
     states: ClassVar[str] = "Muon's states"
     on_disk: ClassVar[bool] = False
     packs: ClassVar[bool] = False
-    ahead: ClassVar[bool] = False  # an update again would do the products again
+    ahead: ClassVar[bool] = False  # repeating an update would repeat the products
     together: ClassVar[bool] = False
     own_seconds: ClassVar[bool] = True  # they grow faster than elements
     host_scratch: ClassVar[str] = "Muon's products"
@@ -81,7 +81,7 @@ class Muon(Optimizer):
     cpu_s: float = 0.0
 
     def timed(self, *, gpu_s: float, cpu_s: float) -> Self:
-        """With these seconds."""
+        """The same with these seconds."""
         return replace(self, gpu_s=gpu_s, cpu_s=cpu_s)
 
     def moment_bytes(self, elements: int) -> tuple[int, ...]:
@@ -89,7 +89,7 @@ class Muon(Optimizer):
         return (4 * elements,)
 
     def scratch_bytes(self, elements: int, *, narrow: bool) -> int:
-        """What it multiplies in."""
+        """Bytes of the parts of `scratch_parts`."""
         return sum(scratch_parts(self.shorter_side, elements, narrow=narrow))
 
     def host_scratch_bytes(self, elements: int, *, narrow: bool) -> int:
@@ -108,7 +108,7 @@ class Muon(Optimizer):
 
     @classmethod
     def groups(cls, settings: Group, model: nn.Module, values: Mapping[str, Any]) -> tuple[Group, ...]:
-        """AdamW's for the rest, and Muon's for matrices."""
+        """AdamW's group for the other parameters, and Muon's for matrices."""
         matrices = frozenset(cls.chosen(model))
         rest = frozenset(name for name, _ in model.named_parameters()) - matrices
         muon = MuonGroup(
@@ -118,8 +118,8 @@ class Muon(Optimizer):
 
     @classmethod
     def chosen(cls, model: nn.Module) -> Mapping[str, Any]:
-        """Matrices but those of embeddings and of the head, told by what they are and, as in LLaMA-Factory and axolotl,
-        by name."""
+        """All matrices except those of embeddings and of the head, which are recognized by their module and, as in
+        LLaMA-Factory and axolotl, by name."""
         from torch import nn
 
         head = getattr(model, "get_output_embeddings", lambda: None)()
@@ -131,7 +131,7 @@ class Muon(Optimizer):
         }  # fmt: skip
 
     def estimated(self, elements: int, hardware: Hardware) -> Self:
-        """By arithmetic and memory traffic."""
+        """The same with seconds estimated from arithmetic and memory traffic."""
 
         def seconds(parameters_per_s: float, flops_per_s: float) -> float:
             moving = TRAFFIC_BYTES * elements / (UPDATE_TRAFFIC_BYTES * parameters_per_s)
@@ -144,7 +144,8 @@ class Muon(Optimizer):
         )
 
     def trial(self, elements: int, device: torch.device) -> tuple[Callable[[], None], float]:
-        """Of a matrix with these sides, or where that takes long of one with smaller sides, times the arithmetic."""
+        """An update of a matrix with these sides. Where that takes long, a smaller matrix is updated, and the factor is
+        the ratio of the arithmetic."""
         import torch
 
         side, longer = self.shorter_side, elements // self.shorter_side
@@ -181,7 +182,7 @@ class MuonGroup(Group):
         )  # fmt: skip
 
     def optimizer_of(self, weight: Tensor) -> Optimizer:
-        """For a matrix of its shape."""
+        """Muon for a matrix of the weight's shape."""
         return Muon(shorter_side=min(weight.shape))
 
     def target(self, name: str, work: Tensor, states: Sequence[Tensor], gradient: Tensor) -> Matrix:
@@ -228,7 +229,7 @@ def update(
     matrix: Matrix, *, learning_rate: float, momentum: float, adjust: str = MATCH_RMS, coefficient: Tensor | None = None
 ) -> None:  # fmt: skip
     """One step. `adjust`: torch's `adjust_lr_fn`; `coefficient`: what the gradient is multiplied by first. An fp32
-    gradient is lost."""
+    gradient is overwritten."""
     import torch
 
     shape, master = matrix.gradient.shape, matrix.master
@@ -257,8 +258,8 @@ def _ratio(shape: torch.Size, adjust: str) -> float:
 
 
 def _orthogonal(matrix: Tensor, spare: Tensor, scratch: tuple[Tensor, ...]) -> Tensor:
-    """What the Newton-Schulz iteration makes of a bf16 matrix, in its memory, lying: [shorter, longer]. `spare` has
-    more memory than the matrix takes."""
+    """The result of the Newton-Schulz iteration on a bf16 matrix, in the matrix' memory, as [shorter, longer]. `spare`:
+    other memory, larger than the matrix."""
     import torch
 
     a, b, c = COEFFICIENTS
@@ -277,5 +278,5 @@ def _orthogonal(matrix: Tensor, spare: Tensor, scratch: tuple[Tensor, ...]) -> T
 
 
 def _view(memory: Tensor, dtype: torch.dtype, shape: torch.Size) -> Tensor:
-    """The first of the memory's bytes as a tensor."""
+    """The first bytes of `memory` as a tensor."""
     return memory.view(dtype)[: shape.numel()].view(shape)

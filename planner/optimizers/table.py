@@ -16,13 +16,13 @@ Optim = Literal["adamw_torch_fused", "adamw_torch", "adamw_8bit", "muon"]
 OPTIMIZERS: Mapping[str, type[Optimizer]] = {
     "adamw_torch_fused": AdamW, "adamw_torch": AdamW, "adamw_8bit": AdamW8bit, "muon": Muon,
 }  # fmt: skip
-"""Value of a job's `optim` -> the kind. AdamW trains what the kind does not."""
+"""Value of a job's `optim` -> the kind. AdamW trains the parameters that the kind does not."""
 GROUPS: tuple[type[Group], ...] = (AdamWGroup, MuonGroup)
 """Parameter groups that PyTorch's optimizers may have."""
 *_FIRST, _LAST = OPTIMIZERS
 CHOICES = f"{', '.join(_FIRST)} or {_LAST}"
 OPTIMIZER_KEYS = frozenset(key for kind in OPTIMIZERS.values() for key in kind.keys)
-"""Keys of a job that one of the kinds alone reads."""
+"""Keys of a job that only one kind reads."""
 ADAMW = AdamW()
 NONE: Mapping[str, AnyOptimizer] = MappingProxyType({})
-"""Of no parameter another optimizer than AdamW."""
+"""No parameter has another optimizer than AdamW."""

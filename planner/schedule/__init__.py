@@ -1,2 +1,2 @@
-"""Chain, plan and program, and what a program means: its bytes, its seconds, and the proof that it is right. Imports
-`machine` only; knows neither torch nor a solver."""
+"""Chain, plan and program, with the bytes and seconds that a program takes, and the proof that it is right. Imports
+`machine` only; needs neither torch nor a solver."""

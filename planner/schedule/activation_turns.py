@@ -1,4 +1,4 @@
-"""When offloaded activations come back and are released, and how those that go to disk pass through their ring."""
+"""When offloaded activations come back and are released, and how those on disk pass through their ring."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ _Turns = dict[int, list[tuple[Item, int]]]
 
 
 class StoredActivations:
-    """Those that go to disk in each round and come back, through the slots of a ring. In forward they use these in
-    turns. Those that are in the ring when backward begins, and are the first to be fetched, stay there, and go to no
-    disk. What is read then has a slot as soon as another has been fetched from it.
+    """Activations that go to disk and come back in each round, through the slots of a ring. In forward they use the
+    slots in turn. Those that backward fetches first are still in the ring when it begins: they stay there and are not
+    written. Each later item is read into a slot as soon as another item has been fetched from it.
 
-    slots       item -> its slot on its way from the device; of those in `reads` it has another one on its way back
-    sizes       item -> bytes on disk, of those that are written
+    slots       item -> its slot on its way from the device; items in `reads` have another slot on their way back
+    sizes       item -> bytes on disk, for items that are written
     reads       item -> the slot it is read into
-    first       items that are read before any is fetched, from turn number `first_turn` on, the head's first
-    after       item -> the one that is read into its slot when it has been fetched
+    first       items that are read before any is fetched, from turn number `first_turn` on, which is the head's first
+    after       item -> the item that is read into its slot when it has been fetched
     """
 
     def __init__(self, plan: Plan, chain: Chain, back_at: _Turns) -> None:
@@ -51,9 +51,9 @@ def stored_activations(plan: Plan, chain: Chain) -> dict[Item, int]:
 
 
 def activation_turns(plan: Plan, chain: Chain) -> tuple[_Turns, _Turns]:
-    """Turn number -> offloaded activations that come back before it, and that are released after it.
+    """Turn number -> offloaded activations that come back before it; and turn number -> those released after it.
 
-    Both are one turn away from the block's own: the copies have a turn to hide behind.
+    Both turns are one turn away from the block's own, so that the copies overlap with that turn's computing.
     """
     numbers = {stage.name: n for n, stage in enumerate(plan.stages)}
     back: dict[int, list[tuple[Item, int]]] = {}

@@ -1,8 +1,8 @@
-"""Which memory a step allocates on the device and lets go of, tensor by tensor, in the order in which the host does it.
+"""Which memory a step allocates and releases on the device, tensor by tensor, in the host's order.
 
-`planner.schedule.memory` counts bytes; this is for those who must know where they are. Only the computing queue
-allocates and frees, so its order is the host's. What turns do is in the chain's lifetimes; it is put together here with
-what the program says of items, of gradients and of what blocks hand to their backward.
+`planner.schedule.memory` counts bytes; this module is for callers that must know where the bytes are. Only the
+computing queue allocates and frees, so its order is the host's. The chain's lifetimes say what turns do. This module
+combines them with what the program says of items, of gradients and of what blocks pass to their backward.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _INDEX_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Tensor `number` comes into being with `bytes`; with 0 bytes it goes. `most`: with fewer, perhaps, or as several
-    that have no more together. `own`: an operation's alone, its scratch. `sum_of`: it is a copy of this weight's first
-    gradient, to which others are added."""
+    """Tensor `number` is allocated with `bytes`; with 0 bytes it is released. `most`: it may have fewer bytes, or be
+    several tensors that have no more together. `own`: it is scratch of one operation alone. `sum_of`: it is a copy of
+    this weight's first gradient, to which others are added."""
 
     number: int
     bytes: int
@@ -36,7 +36,7 @@ class Event:
 @dataclass(frozen=True, slots=True)
 class Allocations:
     """`standing`: item -> tensors (number, bytes) on the device when a step begins; `others_bytes`: buffers and scalars
-    beside them. `steps`: each operation of the computing queue with what it does, in order."""
+    beside them. `steps`: each operation of the computing queue with its events, in order."""
 
     standing: dict[str, tuple[Event, ...]]
     others_bytes: int
@@ -44,7 +44,7 @@ class Allocations:
 
 
 def allocations(program: Program, chain: Chain) -> Allocations:
-    """Those of one step of a program that `planner.schedule.verify` accepts, of a chain that has lifetimes."""
+    """The allocations of one step. `planner.schedule.verify` accepts the program, and the chain has lifetimes."""
     host = _Host(program, chain)
     standing = {item: tuple(Event(n, host.sizes[n]) for n in numbers) for item, numbers in host.items.items()}
     steps = tuple((op, tuple(host.perform(op))) for op in program.ops if op.queue is Queue.COMPUTE)
@@ -55,28 +55,28 @@ def allocations(program: Program, chain: Chain) -> Allocations:
 
 @functools.cache
 def _events(text: str) -> tuple[tuple[str, str, str], ...]:
-    """(kind, what, of what) of each word."""
+    """The words of a text of lifetimes, each as (kind, what, of what)."""
     return tuple((word[0], *word[1:].partition(":")[::2]) for word in text.split())
 
 
 def _names(text: str) -> list[str]:
-    """Between commas: none where nothing is there, as of the gradients that come to a frozen embedding."""
+    """The names between commas; none in an empty text, as for the gradients that come to a frozen embedding."""
     return text.split(",") if text else []
 
 
 @dataclass(slots=True)
 class _Call:
-    """What a block on a slice hands to its backward."""
+    """What a block's forward on a slice passes to its backward."""
 
     lifetimes: Lifetimes
-    names: Sequence[str]  # of what is saved, in the lifetimes' words
-    saved: list[int]  # where it does not travel
-    sizes: Sequence[int]  # for the way back, where it does
+    names: Sequence[str]  # of the saved tensors, in the lifetimes' words
+    saved: list[int]  # saved tensors that stay
+    sizes: Sequence[int]  # of saved tensors that travel, for their return
     kept: list[int]
 
 
 class _Host:
-    """What the host holds: a tensor goes with the last who holds it."""
+    """What the host holds; a tensor is released when its last holder releases it."""
 
     def __init__(self, program: Program, chain: Chain) -> None:
         self.program, self.chain = program, chain
@@ -101,7 +101,7 @@ class _Host:
         self.events.clear()
 
     def perform(self, op: Op) -> Iterator[Event]:
-        """What one operation does."""
+        """The events of one operation."""
         match op.kind:
             case OpKind.ALLOC:
                 self._allocate(op.item)
@@ -138,7 +138,7 @@ class _Host:
         self.items[item] = [self._new(size) for size in self._sizes(item) if size]
 
     def _sizes(self, item: Item) -> Sequence[int]:
-        """Of the item's tensors: weight and gradient are one, states are moments and, perhaps, a master."""
+        """Bytes of the item's tensors: a weight or gradient is one, states are moments and perhaps a master."""
         if item.kind == ACTIVATIONS:
             block, k = item.turn
             return self.calls[block, k].sizes
@@ -148,8 +148,8 @@ class _Host:
         return tensor.state_sizes
 
     def _update(self, op: Op) -> None:
-        """Narrow gradients are copied to fp32, as many at once as the largest one takes; then come, one by one, tensors
-        that are not updated together."""
+        """Narrow gradients are copied to fp32, together in at most as many bytes as the largest copy takes. Then come,
+        one by one, tensors that are not updated together."""
         tensors = [self.tensors[name] for name in op.names]
         sizes = [tensor.scratch_bytes for tensor in tensors if tensor.optimizer.together]
         batch: list[int] = []
@@ -215,12 +215,12 @@ class _Host:
         there = [self._hold(names[name]) for name in saved]
         sent = [self._hold(names[f"a{its.sent}"])] if its.sent is not None else []
         saved = [*saved, *([f"a{its.sent}"] if sent else [])]
-        for name, number in names.items():  # what the code made is the frame's or the call's now
+        for name, number in names.items():  # the frame or the call now holds what the code made
             if name[0] != "a":
                 self._release(number)
         kept = [self._hold(names[f"a{j}"]) for j in its.kept if f"a{j}" in names]
         option = self.chain.blocks[block].option(its.option)
-        if option.offloaded_bytes and not option.saved_bytes:  # what is saved travels, too
+        if option.offloaded_bytes and not option.saved_bytes:  # the saved tensors travel, too
             there, sent = [], [*there, *sent]
         self.calls[block, k] = _Call(its, saved, there, [self.sizes[number] for number in sent], kept)
         if option.offloaded_bytes:
@@ -265,7 +265,7 @@ class _Host:
         return self.lifetimes[self.chain.blocks[block].kind, self.program.options[block]]
 
     def _sum(self, op: Op, which: int, gradient: int | None, size: int = 0) -> None:
-        """A slice's gradient of the block's tensor `which` becomes the sum (None: a copy of it does), or is added."""
+        """A slice's gradient of the block's tensor `which` becomes the sum (if None: its copy does), or is added."""
         _, block, k = op.turn
         tensor = self.chain.blocks[block].tensors[which]
         rows = self.rows[op.round > 0].get(tensor.name)
@@ -283,7 +283,7 @@ class _Host:
                 self.items[item] = [self._hold(gradient)]
 
     def _put_aside(self, name: str, k: int, rows: Rows) -> bool:
-        """The head's rows wait for the embedding's. False: they begin the sum."""
+        """Put the head's rows aside until the embedding's come. False: they begin the sum instead."""
         self.aside[name, k] = put = [self._new(rows.counts[k] * _INDEX_BYTES, most=True)]
         if Item.gradient(name) not in self.items:
             return False
@@ -297,7 +297,7 @@ class _Host:
         self._release_all(self.aside.pop((name, k)))
 
     def _frame_sum(self, name: str, frame: dict[str, int], made: str) -> None:
-        """Autograd adds the frame's gradients up: the first slice's stays."""
+        """Autograd adds up the frame's gradients: the first slice's tensor stays as the sum."""
         if Item.gradient(name) not in self.items:
             self.items[Item.gradient(name)] = [self._hold(frame[made])]
         else:

@@ -1,8 +1,8 @@
 """A plan spelled out as operations on queues, with what each waits for.
 
-`planner.schedule.serial_order` writes the operations down in one serial order that is right by itself, one step after
-another; then the data each operation touches gives what it must wait for on other queues, and waits implied by others
-are dropped. A wait on an operation that stands later in the program means the one of the step before.
+`planner.schedule.serial_order` writes the operations in a serial order that is correct without any waits, if one step
+follows another. From the data that each operation touches follows what it must wait for on other queues. Waits implied
+by others are dropped. A wait on an operation that stands later in the program means the one of the step before.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ __all__ = [
 
 
 def compile_program(plan: Plan, chain: Chain) -> Program:
-    """The operations of one step under `plan`. Raises ValueError for a plan that does not speak of this chain.
+    """The operations of one step under `plan`, with their waits. Raises ValueError for a plan of another chain.
 
-    Whether the plan makes sense is for `planner.schedule.verify` to say.
+    This does not check whether the plan makes sense: `planner.schedule.verify` does.
     """
     program = order_program(plan, chain)
     return replace(program, ops=with_waits(program.ops, chain, program.options))
 
 
 def order_program(plan: Plan, chain: Chain, *, by_pieces: bool = True) -> Program:
-    """`compile_program` without the waits: all that `planner.schedule.memory` needs, in a fraction of the time. The
-    device's memory does not even need updates of states on disk `by_pieces`, of which there are thousands."""
+    """`compile_program` without the waits: all that `planner.schedule.memory` needs, in a fraction of the time. To
+    count the device's memory, updates of states on disk need not even be `by_pieces`, of which there are thousands."""
     if len(plan.options) != len(chain.blocks):
         raise ValueError(f"the plan has {len(plan.options)} blocks, the chain {len(chain.blocks)}")
     return Program(
@@ -42,11 +42,12 @@ def order_program(plan: Plan, chain: Chain, *, by_pieces: bool = True) -> Progra
 
 
 def with_waits(serial: tuple[Op, ...], chain: Chain, options: Sequence[str]) -> tuple[Op, ...]:
-    """What each operation must wait for on other queues, transitively reduced, in the steady state.
+    """The operations with what each must wait for on other queues in the steady state, transitively reduced.
 
-    Three steps are unrolled. Of the operations of one queue that touch the same copies only the latest counts: a queue
-    runs in order. Neighbours wait as one where that delays nothing: of fetches the first waits for all allocations,
-    which take no time, and of releases the first waits for all that the others need: nothing computes between them.
+    Three steps are unrolled. Of the operations of one queue that touch the same copies only the latest counts, since a
+    queue runs in order. Neighbours wait as one where that delays nothing. Of several fetches the first waits for the
+    allocations of all, since these take no time. Of several releases the first waits for all that the others need,
+    since nothing computes between them.
     """
     numbers = {queue: number for number, queue in enumerate(Queue)}
     queue_of = [numbers[op.queue] for op in serial]
@@ -89,7 +90,7 @@ def with_waits(serial: tuple[Op, ...], chain: Chain, options: Sequence[str]) -> 
 
 
 def _neighbours(serial: Sequence[Op]) -> list[int]:
-    """How many fetches, or releases, of one stage follow each other from here on; 1 for all else."""
+    """For each operation, how many fetches, or releases, of its stage follow each other from it on; 1 for others."""
     lengths = [1] * len(serial)
     for number in reversed(range(len(serial) - 1)):
         op, following = serial[number : number + 2]
@@ -101,7 +102,8 @@ def _neighbours(serial: Sequence[Op]) -> list[int]:
 def _latest_conflicts(
     at: int, touched: Sequence[Access], writer: dict[str, int], readers: dict[str, list[int]], queue_of: list[int]
 ) -> list[int]:
-    """Per queue the latest operation before `at` that touches the same copy, one of both writing; -1 for none."""
+    """Per queue, the latest operation before `at` that touches a copy in `touched`, if one of the two writes it; -1 for
+    none. Also records what `at` reads and writes."""
     need = [-1] * len(Queue)
     for resource, written in touched:
         earlier = [writer[resource]] if resource in writer else []

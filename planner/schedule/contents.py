@@ -8,18 +8,18 @@ from planner.schedule.items import ACTIVATIONS, GRADIENT, STATES, WEIGHT, Item
 from planner.schedule.operations import gradient_slots_of
 from planner.schedule.plan import Direction
 
-_GRADIENT = -1  # in place of a version: the gradient is there
-_NOTHING = Item(), 0  # in a slot
+_GRADIENT = -1  # in place of a weight's version: the gradient has overwritten it
+_NOTHING = Item(), 0  # an empty slot
 
 
 class InvalidProgram(ValueError):
-    """The program would compute something else, or not fit."""
+    """The program would compute something else than it should, or not fit."""
 
 
 class Contents:
-    """What is where, and which version of it: a serial walk over some steps.
+    """Where each item is, and in which version, during a serial walk over some steps.
 
-    `apply` and `end_step` raise InvalidProgram where an operation would read what is not there, or not current.
+    `apply` and `end_step` raise InvalidProgram where an operation would read data that is missing or not current.
     """
 
     def __init__(self, program: Program, chain: Chain) -> None:
@@ -31,24 +31,24 @@ class Contents:
             if item.kind not in (WEIGHT, STATES) or item.name not in known:
                 raise InvalidProgram(f"{item} cannot be on the device when a step begins")
         self.version = dict.fromkeys(known | self.frame, 0)
-        self.device = dict.fromkeys(program.resident, 0)  # item -> version; of "g:" the contributions added
+        self.device = dict.fromkeys(program.resident, 0)  # item -> version; for "g:" the contributions added
         self.host = {Item.of(kind, name): 0 for name in known for kind in (WEIGHT, STATES)}
         self.gradient: dict[str, int] = {}  # tensor -> contributions so far
         self.sent: set[str] = set()  # complete gradients on the host
         self.on_disk = {t.name for t in chain.tensors() if t.on_disk}
-        self.gradient_slots = gradient_slots_of(chain)  # of what is wholly on disk
-        self.slots: dict[int | None, tuple[Item, int]] = {}  # weights that were read last, and their versions
-        self.in_gradient_slot: dict[int | None, tuple[Item, int]] = {}  # likewise, of gradients and what they become
+        self.gradient_slots = gradient_slots_of(chain)  # of tensors wholly on disk
+        self.slots: dict[int | None, tuple[Item, int]] = {}  # slot -> the weight read last, and its version
+        self.in_gradient_slot: dict[int | None, tuple[Item, int]] = {}  # gradients, or weights in their place
         self.pieces = {t.name: len(chain.state_pieces(t)) for t in chain.tensors() if t.states_on_disk}
-        self.written: dict[Item, int] = {}  # piece of states -> the version that is on disk
+        self.written: dict[Item, int] = {}  # piece of states -> its version on disk
         self.in_ring: dict[int | None, tuple[Item, int]] = {}  # piece of states in a slot, and its version
-        self.passing: dict[int | None, tuple[str, OpKind]] = {}  # activations in a slot, and how they came there
-        self.on_drive: set[str] = set()  # activations that were written, and not read yet
+        self.passing: dict[int | None, tuple[str, OpKind]] = {}  # activations in a slot, and what put them there
+        self.on_drive: set[str] = set()  # activations that were written and not read yet
         self.can_trail = {t.name for t in chain.tensors() if t.can_trail}
-        self.followed_pieces: dict[str, set[int]] = {}  # of tensors whose states have begun to follow
+        self.followed_pieces: dict[str, set[int]] = {}  # of tensors whose trailing states are being updated
         self.updated_pieces: dict[str, set[int]] = {}  # of tensors whose update has begun
-        self.trailing: set[str] = set()  # whose states are a version behind the weight
-        self.tentative: set[str] = set()  # updated ahead of the norm, not replayed yet
+        self.trailing: set[str] = set()  # tensors whose states are one version behind the weight
+        self.tentative: set[str] = set()  # tensors updated ahead of the norm, not replayed yet
         self.updated: dict[str, int] = {}
         self.normed: set[str] = set()
         self.clipped = False
@@ -59,7 +59,7 @@ class Contents:
         return self.gradient.get(name, 0) == self._of_round(name) * self.program.rounds
 
     def _of_round(self, name: str) -> int:
-        """What a round adds to the gradient."""
+        """How many contributions a round adds to the gradient."""
         return len(self.users[name]) * self.program.slices
 
     def gone(self, op: Op, item: Item) -> None:
@@ -125,7 +125,7 @@ class Contents:
                 self._run(op)
 
     def _used(self, item: Item) -> bool:
-        """The gradient's sum is on the host, or the update is done."""
+        """Whether the gradient has been used: its sum is on the host, or the update is done."""
         on_host = item in self.host and self.host[item] == self.gradient.get(item.name)
         return on_host or (self.complete(item.name) and bool(self.updated.get(item.name)))
 
@@ -184,8 +184,8 @@ class Contents:
         self.host[item] = self.device[item]
 
     def _pass_whole(self, op: Op) -> None:
-        """A gradient on its way to its drive, or back; or the weight that has taken its place. What is on the drive
-        counts as the host's."""
+        """Read a gradient from its drive, or write it there, or write the weight that has taken its place in the slot.
+        What is on the drive counts as the host's copy."""
         item = op.item
         if op.kind is OpKind.READ:
             if item not in self.host:
@@ -198,7 +198,7 @@ class Contents:
         self.host[item] = version
 
     def _pass(self, op: Op) -> None:
-        """Activations on their way to a drive, or back: each time once."""
+        """Write activations to a drive, or read them back. Each write is read once."""
         item = op.item
         if op.kind is OpKind.WRITE:
             if self.passing.get(op.slot) != (item, OpKind.SEND):
@@ -240,7 +240,8 @@ class Contents:
                 self.sent.discard(Item.gradient(name))
 
     def _ready_on_host(self, op: Op, name: str, *kinds: str) -> None:
-        """The gradient is there, and so are its items of these kinds, current, and nowhere else."""
+        """Check that the tensor's gradient and its items of these kinds are on the host, current, and that these items
+        are not on the device."""
         if Item.gradient(name) not in self.sent:
             raise InvalidProgram(f"{op.name}: the gradient of {name} is not on the host")
         slot, gradient = self.gradient_slots.get(name), Item.gradient(name)
@@ -254,7 +255,7 @@ class Contents:
                 raise InvalidProgram(f"{op.name}: {item} is on the device, and would be stale there")
 
     def _update_piece(self, op: Op, name: str, piece: int | None, *, trails: bool = False) -> None:
-        """The tensor is updated when all its pieces are. `trails`: but for its states."""
+        """Update one piece; the tensor is updated when all its pieces are. `trails`: its states are not updated yet."""
         if piece is None or op.kind not in (OpKind.CPU_UPDATE, OpKind.CPU_WEIGHT):
             raise InvalidProgram(f"{op.name}: states on disk are updated once, when the norm is known")
         if trails and not (self.program.clip and name in self.can_trail):
@@ -286,7 +287,7 @@ class Contents:
                 self.sent.discard(Item.gradient(name))
 
     def _follow(self, op: Op, name: str, piece: int | None) -> None:
-        """The states have followed their weight when all pieces have; then nobody needs the gradient."""
+        """Update one piece of trailing states. When all pieces are updated, nobody needs the gradient any more."""
         if name not in self.trailing or Item.gradient(name) not in self.sent:
             raise InvalidProgram(f"{op.name}: the states of {name} are not behind, or its gradient is not on the host")
         if self.in_ring.get(op.slot) != (Item.states(name, piece), self.version[name] - 1):
@@ -343,7 +344,8 @@ class Contents:
             raise InvalidProgram(f"the cycle does not close: {odd} is on the device at one end of the step only")
         if self.tentative:
             raise InvalidProgram(f"{min(self.tentative)} is updated ahead of the norm and never replayed")
-        for name in self.gradient.keys() - self.gradient_slots.keys():  # an update may read those in the next step
+        # Gradients of tensors wholly on disk stay: an update may read them in the next step.
+        for name in self.gradient.keys() - self.gradient_slots.keys():
             self.host.pop(Item.gradient(name), None)
         self.gradient.clear()
         self.normed.clear()

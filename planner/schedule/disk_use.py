@@ -1,4 +1,4 @@
-"""What a run does to its drives, and how much of what may be written to them it uses. Light: no torch."""
+"""What a run writes to its drives, and how much of their rated life that takes. Light: no torch."""
 
 from __future__ import annotations
 
@@ -16,17 +16,16 @@ from planner.units import counted
 ACCEPT = "accept"
 _UNITS = (("PB", 1e15), ("TB", 1e12), ("GB", 1e9), ("MB", 1e6))
 MOST_WORN = 0.1
-"""Of what may be written to a drive in its life: a run that takes more of it has to be asked for."""
+"""Share of a drive's rated life: a run that takes more must be allowed by the job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskUse:
-    """What is on disk. `written_bytes`: in each step; as much is read, and `again_bytes` of states twice, which trail
-    their weight. `activation_bytes`: of what is written, activations; `weight_bytes`: gradients and working copies, of
-    which the latter are read in each pass. `rated_bytes`: what may
-    be written to the drives altogether until the first is worn, 0: not known; `stated`: somebody said so, else it is
-    taken from their sizes; `accepted`: somebody said that it does not matter. `steps`: of the whole run, None: not
-    known yet."""
+    """How a run uses disks. `written_bytes`: written in each step; as much is read. `again_bytes`: states that trail
+    their weight, and so are read twice. `activation_bytes`: activations among the written bytes. `weight_bytes`:
+    gradients and working copies among them; the working copies are read in each pass. `rated_bytes`: all that may be
+    written to the drives until the first is worn; 0: not known. `stated`: the job stated it; else it is estimated from
+    the drives' sizes. `accepted`: the job accepts any wear. `steps`: steps of the whole run; None: not known yet."""
 
     written_bytes: int
     rated_bytes: int = 0
@@ -39,17 +38,17 @@ class DiskUse:
 
     @property
     def share(self) -> float | None:
-        """The part of the drives' life that the run takes; None where it is not known."""
+        """The share of the drives' life that the run takes; None where it is not known."""
         return self.written_bytes * self.steps / self.rated_bytes if self.rated_bytes and self.steps else None
 
     @property
     def steps_of_life(self) -> int | None:
-        """In how many steps all is written that may be; None where it is not known."""
+        """After how many steps all that may be written is written; None where it is not known."""
         return self.rated_bytes // self.written_bytes if self.rated_bytes else None
 
     def check(self) -> None:
-        """Raise UserError "disk-worn" where the run takes more of the drives' life than a tenth, and nobody asked for
-        it."""
+        """Raises UserError "disk-worn" where the run takes more than a tenth of the drives' life and the job does not
+        accept it."""
         if self.accepted or self.share is None or self.share <= MOST_WORN:
             return
         raise UserError(
@@ -60,7 +59,7 @@ class DiskUse:
         )  # fmt: skip
 
     def lines(self) -> Iterator[str]:
-        """For people, in powers of ten, as makers count."""
+        """Lines of text for people, with sizes in powers of ten, as makers of drives count."""
         states = self.written_bytes - self.activation_bytes - self.weight_bytes
         twice = f" ({_decimal(self.again_bytes)} read twice)" if self.again_bytes else ""
         each = {
@@ -87,9 +86,9 @@ def disk_use(
     plan: Plan, chain: Chain, folders: Sequence[str], said: int | str | None, *, steps: int | None,
     parts: Callable[[], Sequence[float]] | None = None,
 ) -> DiskUse | None:  # fmt: skip
-    """Of a run on this machine, of so many `steps`, with states or activations in `folders`; None where none are.
-    `said`: the job's `disk_rated_writes`. `parts`: asked where nobody said it, which part of these each of `folders`
-    has, to one another; None: equal ones."""
+    """The disk use of a run of `steps` steps on this machine, with states or activations in `folders`; None where the
+    run writes none there. `said`: the job's `disk_rated_writes`. `parts`: called only where that is no number; returns
+    the relative share of the writes that each of `folders` has; None: equal shares."""
     activations, weights = step_activation_bytes(plan, chain), step_weight_bytes(plan, chain)
     written = chain.stored_bytes(plan.cpu_updated()) + weights + activations
     if not written:
@@ -103,12 +102,12 @@ def disk_use(
 
 
 def step_activation_bytes(plan: Plan, chain: Chain) -> int:
-    """Of activations, what a step writes to disk."""
+    """Bytes of activations that a step writes to disk."""
     return plan.rounds * sum(stored_activations(plan, chain).values())
 
 
 def step_weight_bytes(plan: Plan, chain: Chain) -> int:
-    """Of what is wholly on disk, what a step writes there: working copies, and the gradients of each round."""
+    """Bytes that a step writes of tensors wholly on disk: working copies, and the gradients of each round."""
     there = [t for t in chain.tensors() if t.wholly_on_disk and t.name in plan.cpu_updated()]
     return sum(t.bytes + plan.rounds * t.gradient_bytes for t in there)
 
@@ -117,8 +116,8 @@ def most_written_bytes(
     folders: Sequence[str], said: int | str | None, *, steps: int | None,
     parts: Callable[[], Sequence[float]] | None = None,
 ) -> int | None:  # fmt: skip
-    """What each of so many steps may write, so that nobody has to be asked for the run; None where that is no matter,
-    or is not known. Other arguments are those of `disk_use`."""
+    """Bytes that each of `steps` steps may write without a need for the job to accept the wear; None where the job
+    accepts any wear, or where the limit is not known. Other arguments are those of `disk_use`."""
     if not steps or said == ACCEPT:
         return None
     rated = said if isinstance(said, int) else _rated(folders, parts)

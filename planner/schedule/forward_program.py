@@ -1,7 +1,7 @@
-"""Forward only: the program that serves evaluation and generation under a plan's residency and budget.
+"""The forward program: it serves evaluation and generation with a plan's resident items and budget.
 
-It starts and ends at the drained state. What a plan keeps on the device between steps stays there, the other weights
-come block by block, as early as there is room, and go again.
+It starts and ends at the drained state. What a plan keeps on the device between steps stays there. The other weights
+come block by block, as early as there is room, and leave again.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from planner.schedule.plan import Plan
 class ForwardBytes:
     """Device bytes of one slice in a forward without gradients, weights and buffers not counted.
 
-    start   the most before it arrives at its first block
-    held    what it holds when it arrives at each block, and in the end
-    peak    the most from its arrival at each block to its arrival at the next, or to the end
+    start   the most before the slice arrives at its first block
+    held    what the slice holds when it arrives at each block, and at the end
+    peak    the most from the slice's arrival at each block to its arrival at the next, or to the end
     """
 
     start: int
@@ -54,10 +54,11 @@ class TooLarge(ValueError):
 
 
 def forward_program(plan: Plan, chain: Chain, measured: ForwardBytes, *, slices: int, budget_bytes: int) -> Program:
-    """The operations of one forward over `slices` slices in lockstep, each weight travelling once.
+    """The operations of one forward over `slices` slices in lockstep; each weight travels once.
 
-    `resident` is what stays on the device: of the plan's own, states and weights that have a place on the host go
-    first where room is needed (the caller moves them, and brings them back afterwards). Raises TooLarge.
+    The program's `resident` is what stays on the device. Where the plan's resident items leave too little room, first
+    the states and then also the weights that have a place on the host are not among them: the caller moves them away,
+    and brings them back afterwards. Raises TooLarge.
     """
     moved = {item for stage in plan.stages for item in (*stage.prefetch, *stage.offload)}
     states = {item for item in moved if item.kind == STATES}
@@ -92,7 +93,7 @@ def forward_peak_bytes(program: Program, chain: Chain, measured: ForwardBytes) -
 
 
 class _Layout:
-    """When each weight that is not resident comes, so that the budget holds at every stage."""
+    """When each weight that is not resident comes, so that every stage stays within the budget."""
 
     def __init__(self, chain: Chain, measured: ForwardBytes, resident: Sequence[Item], slices: int) -> None:
         self.chain, self.slices, self.slots = chain, slices, slots_of(chain)
@@ -108,7 +109,7 @@ class _Layout:
                 self.used[stage] += self.sizes[name]
 
     def operations(self, budget_bytes: int) -> Iterator[Op]:
-        """In serial order. Raises TooLarge."""
+        """The operations in serial order. Raises TooLarge."""
         if max(self.used) > budget_bytes:
             raise TooLarge(max(self.used))
         comes = self._comes(budget_bytes)
@@ -128,7 +129,7 @@ class _Layout:
                     yield Op(kind=OpKind.FREE, stage=label, subject=Item.weight(name), bytes=self.sizes[name])
 
     def _comes(self, budget_bytes: int) -> dict[str, int]:
-        """The stage at whose start each weight's copy is issued: as early as it fits, in the order of first use."""
+        """Weight -> the stage at whose start its copy is issued: as early as it fits, in the order of first use."""
         comes: dict[str, int] = {}
         earliest = 0
         for name, (first, _) in self.travelling.items():

@@ -1,4 +1,4 @@
-"""Items: weights, gradients, optimizer states and activations as plans and programs name what they move."""
+"""Items: the names that plans and programs give to the weights, gradients, states and activations they move."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ WEIGHT, GRADIENT, STATES, ACTIVATIONS = "w", "g", "s", "a"
 
 
 class Item(str):
-    """One item. It is its own text, the same in plans, programs, logs and files, and knows its parts.
+    """One item: a text, the same in plans, programs, logs and files, with properties for its parts.
 
     weight        "w:NAME": the working copy of the tensor NAME
     gradient      "g:NAME"
-    states        "s:NAME": the optimizer's, the master among them; "s:NAME#3": piece 3 of them
+    states        "s:NAME": the optimizer states, the master included; "s:NAME#3": piece 3 of them
     activations   "a:3.1": what block 3 offloads of slice 1
     """
 

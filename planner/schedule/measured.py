@@ -1,4 +1,4 @@
-"""When the operations of two steps ran, of a real run."""
+"""The times at which the operations of two steps of a real run began and ended."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from dataclasses import dataclass
 from planner.schedule.compile import OpKind, Program, Queue
 
 TIMELINE = "timeline.json"
-"""Beside a plan.json, of its run."""
+"""The file with these times, beside the run's plan.json."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """`first_step`: the number of the first of the two, from 1. `program`: `digest` of what ran. Begin and end of each
-    operation, in the program's order, a row for each step: whole nanoseconds from the moment at which the first one
-    began to compute; both 0 for an operation that did not run in the step, or of which it is not known. `paused`: a
-    checkpoint or an evaluation came between the two, which has no time here."""
+    """Times of two steps. `first_step`: the number of the first one, counted from 1. `program`: `digest` of the program
+    that ran. `start_ns`, `end_ns`: a row for each step, with each operation in the program's order, in whole
+    nanoseconds from the moment at which the first step began to compute. Both are 0 for an operation that did not run
+    in the step, or whose times are not known. `paused`: a checkpoint or an evaluation came between the two steps; its
+    time is not counted here."""
 
     first_step: int
     program: str
@@ -25,17 +26,17 @@ class Measured:
     paused: bool = False
 
     def step_ns(self, program: Program) -> int:
-        """From where the first step begins to compute to where the second one does."""
+        """Nanoseconds from the start of the first step's computing to that of the second's."""
         first, second = (_begin_ns(program, row) for row in self.start_ns)
         return second - first
 
     def is_of(self, program: Program) -> bool:
-        """Whether that is what ran."""
+        """Whether `program` is the one that ran."""
         return self.program == digest(program) and all(len(row) == len(program.ops) for row in self.start_ns)
 
 
 def digest(program: Program) -> str:
-    """Of a program's operations and their order."""
+    """A hash of a program's operations and their order."""
     return hashlib.sha256("\n".join(op.name for op in program.ops).encode()).hexdigest()
 
 
@@ -46,8 +47,8 @@ def _begin_ns(program: Program, starts_ns: tuple[int, ...]) -> int:
 def measured(
     program: Program, first_step: int, spans: dict[tuple[int, int], tuple[int, int]], *, paused: bool = False
 ) -> Measured:
-    """Of `spans`, begin and end in nanoseconds of any clock by (number of the step, place in the program). Raises
-    ValueError where a turn of one of the two steps is not there."""
+    """The times of step `first_step` and the next. `spans`: (number of the step, place in the program) -> begin and end
+    in nanoseconds of any clock. Raises ValueError where a turn of one of the two steps is missing."""
     turns = [(n, op) for n, op in enumerate(program.ops) if op.queue is Queue.COMPUTE and op.kind is OpKind.RUN]
     steps = first_step, first_step + 1
     if missing := [op.name for step in steps for n, op in turns if (step, n) not in spans]:

@@ -1,7 +1,7 @@
-"""Bytes on the device at every operation of a program, and on the host.
+"""How many bytes a program takes on the device, operation by operation, and on the host.
 
-Only the computing queue allocates and frees, so its order alone fixes what is on the device at any time: the walk gives
-the peak exactly, whatever the copies and the CPU do.
+Only the computing queue allocates and frees, so its order alone fixes what is on the device at any time. Walking that
+order gives the exact peak, however fast copies and CPU updates are.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from planner.schedule.peak_moments import LOSS_BYTES, NORM_BYTES, lasting_bytes,
 from planner.schedule.plan import Direction, Plan, stage_order
 from planner.schedule.state_pieces import PAGE, whole_pages
 
-_BETWEEN = 4 * PAGE  # tensors begin at multiples of 64 bytes
+_BETWEEN = 4 * PAGE  # for gaps between tensors, which begin at multiples of 64 bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Device bytes around one operation of the computing queue: at most during it, and after it."""
+    """Device bytes around one operation of the computing queue: the most during it, and those after it."""
 
     op: Op
     peak_bytes: int
@@ -34,12 +34,12 @@ class Parts:
     """Device bytes by what they are for; `total_bytes` is their sum.
 
     frame_bytes      the frame's weights, states and sums of gradients, and norms
-    weights_bytes, gradients_bytes, states_bytes    of the blocks' tensors; gradient rows kept aside included
+    weights_bytes, gradients_bytes, states_bytes    of the blocks' tensors; gradients include rows kept aside
     saved_bytes      activations that stay from forward to backward, block inputs included
     offloaded_bytes  activations on their way to the host or back
-    waiting_bytes    what slices hold that are between two blocks, the next block's input among it
-    running_bytes    what the running operation needs beside all that: a turn's working memory, outputs and gradients in
-                     the making, an update's scratch
+    waiting_bytes    what slices between two blocks hold, the next block's input included
+    running_bytes    what the running operation needs beside all that: a turn's working memory, outputs and gradients
+                     not finished yet, an update's scratch
     """
 
     frame_bytes: int = 0
@@ -59,7 +59,7 @@ class Parts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Breakdown:
-    """What a `Usage` consists of: `peak.total_bytes == usage.peak_bytes`, and `after` likewise."""
+    """A `Usage` by parts: `peak.total_bytes == usage.peak_bytes`, `after.total_bytes == usage.after_bytes`."""
 
     usage: Usage
     peak: Parts
@@ -72,7 +72,7 @@ def gpu_usage(program: Program, chain: Chain) -> Iterator[Usage]:
 
 
 def gpu_peaks(program: Program, chain: Chain) -> Iterator[tuple[str, int]]:
-    """(stage, the most bytes during it) of each operation of `gpu_usage`."""
+    """(stage, most bytes during the operation) for each operation of `gpu_usage`."""
     return ((op.stage, peak) for op, peak, _ in _Walk(program, chain).run())
 
 
@@ -82,7 +82,7 @@ def gpu_peak_bytes(program: Program, chain: Chain) -> int:
 
 
 def gpu_breakdown(program: Program, chain: Chain) -> Iterator[Breakdown]:
-    """`gpu_usage` with its parts."""
+    """`gpu_usage`, divided into parts."""
     walk = _Walk(program, chain)
     before = walk.parts()
     for op, peak_bytes, after_bytes in walk.run():
@@ -101,7 +101,7 @@ def parts_at_peak(program: Program, chain: Chain) -> Breakdown:
     return max(gpu_breakdown(program, chain), key=lambda found: found.usage.peak_bytes)
 
 
-_ROWS, _SAVED = "rows", "saved"  # what is counted beside items: rows of tied gradients, and what stays on the device
+_ROWS, _SAVED = "rows", "saved"  # counted beside items: rows of tied gradients, and what stays for backward
 
 
 class _Walk:
@@ -119,7 +119,7 @@ class _Walk:
             self._add(item, self.tensors[item.name].item_bytes(item.kind), item.kind)
         self.frame = lasting_bytes(chain, program.slices, program.rounds)
         self.frame_names = frozenset(t.name for t in chain.frame_tensors)
-        self.others = self.waiting = 0  # held by slices between blocks: beside the last turn, and after it
+        self.others = self.waiting = 0  # held by slices between blocks: while the last turn ran, and after it
 
     def parts(self) -> Parts:
         """What is on the device now."""
@@ -135,13 +135,13 @@ class _Walk:
         return block.backward_held_bytes if direction is Direction.BACKWARD else block.forward_held_bytes
 
     def run(self) -> Iterator[tuple[Op, int, int]]:
-        """Each operation of the computing queue with the most bytes during it, and the bytes after it."""
+        """Each operation of the computing queue, the most bytes during it, and the bytes after it."""
         slices, done = self.program.slices, 0
         stages = len(self.held) - 1
         for op in self.program.ops:
             if op.queue is not Queue.COMPUTE:
                 continue
-            peak = change = 0  # of the frame
+            peak = change = 0  # `change`: of the frame's bytes
             match op.kind:
                 case OpKind.ALLOC:
                     self._add(op.subject, op.bytes, op.item.kind)
@@ -169,7 +169,7 @@ class _Walk:
             yield op, max(peak, after), after
 
     def _run(self, op: Op, stage: int) -> int:
-        """The peak of one turn, waiting slices not counted; keeps the books of what it makes and leaves."""
+        """The peak of one turn, without waiting slices; records what the turn makes and what it releases."""
         direction, index, k = op.turn
         block, option = self.chain.blocks[index], self.options[index]
         peak = self.now + self.chain.start_bytes if stage == 0 else 0
@@ -195,7 +195,7 @@ class _Walk:
         return max(peak, self.now + after)
 
     def _frame_gradients(self, op: Op) -> int:
-        """Sums of the frame's gradients that are new after this turn; while it ran, they were part of what it held."""
+        """Bytes of the frame's gradient sums new after this turn; while it ran, its slice held them."""
         direction, index, k = op.turn
         return 0 if op.round or k or direction is Direction.FORWARD else self.chain.blocks[index].frame_gradient_bytes
 
@@ -206,7 +206,7 @@ class _Walk:
         return option.backward_peak_bytes + sums if first is None else first
 
     def _gradients(self, op: Op) -> int:
-        """Keeps the books of the gradients a turn makes; returns what it needs beside them while it makes them."""
+        """Records the gradients that a turn makes; returns the bytes it needs beside them while it makes them."""
         _, index, k = op.turn
         transient = 0
         for tensor in self.chain.blocks[index].tensors:
@@ -216,7 +216,7 @@ class _Walk:
             rows = self.rows[op.round > 0].get(tensor.name)
             if rows is None:
                 continue
-            # The head's gradient rows wait, slice by slice, for the embedding's, to be added in plain order.
+            # Each slice's gradient rows of the head wait for those of the embedding, to be added in plain order.
             item = f"rows:{tensor.name}.{k}"
             if index == self.users[tensor.name][0]:
                 transient += rows.taking_bytes(k)
@@ -240,18 +240,19 @@ class _Walk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostParts:
-    """Host bytes of a plan by what they are for, thesis (4.18) with gradients; all of it all the time.
+    """Host bytes of a plan by what they are for: thesis (4.18), with gradients. All of them are there all the time.
 
     weights_bytes      working copies of weights that ever leave the device or that the CPU updates
-    states_bytes       their optimizer states, likewise; packed where they are (`Chain.packed_bytes`)
-    gradients_bytes    gradients of tensors the CPU updates, and others that leave between rounds, where they do not
-                       take the working copy's place
-    offloaded_bytes    activations of a round's slices, but for those that go on to a disk
-    ring_bytes         slots through which weights come from disk, and gradients go there and come back
-    state_ring_bytes   slots through which states come from disk and go there
+    states_bytes       optimizer states that ever leave the device or that the CPU updates, but for those on disk; less
+                       what packing saves (`Chain.packed_bytes`)
+    gradients_bytes    gradients of tensors that the CPU updates, and others that leave between rounds, except those
+                       that take the working copy's place
+    offloaded_bytes    activations of a round's slices, except those that go on to a disk
+    ring_bytes         slots through which weights come from disk, and gradients go to disk and come back
+    state_ring_bytes   slots through which states come from disk and go back
     activation_ring_bytes    slots through which activations go to disk and come back
-    kept_bytes         weights and states before an update that runs ahead of the norm
-    products_bytes     what the largest update needs that is done apart (`Tensor.host_scratch_bytes`)
+    kept_bytes         the old weights and states, kept by updates that run ahead of the norm
+    products_bytes     scratch of the CPU update that needs most (`Tensor.host_scratch_bytes`)
     """
 
     weights_bytes: int = 0
@@ -271,9 +272,9 @@ class HostParts:
 
 
 def cpu_parts(plan: Plan, chain: Chain) -> HostParts:
-    """What has a host copy."""
+    """The host bytes of a plan, by what they are for."""
     updated, ahead = plan.cpu_updated(), plan.ahead()
-    again = ahead | plan.trailing()  # whose gradient is read once more
+    again = ahead | plan.trailing()  # tensors whose gradient is read a second time
     moved = {item for stage in plan.stages for item in (*stage.prefetch, *stage.offload)}
     weights, states, gradients = (
         {item.name for item in moved if item.kind == kind} for kind in (WEIGHT, STATES, GRADIENT)
@@ -307,41 +308,42 @@ def cpu_parts(plan: Plan, chain: Chain) -> HostParts:
 
 
 def slot_bytes(chain: Chain) -> int:
-    """Of a slot that any weight on disk fits into, from wherever in a file it comes; 0 where none is there."""
+    """Bytes of a slot that any weight on disk fits into, wherever it begins in a file; 0 where no weight is on disk."""
     return max((whole_pages(t.bytes) + PAGE for t in chain.tensors() if t.on_disk), default=0)
 
 
 def gradient_slot_bytes(chain: Chain) -> int:
-    """Of a slot that any gradient of what is wholly on disk fits into; 0 where nothing is."""
+    """Bytes of a slot that any gradient of a tensor wholly on disk fits into; 0 where there is no such tensor."""
     return max((whole_pages(t.bytes) for t in chain.tensors() if t.wholly_on_disk), default=0)
 
 
 def ring_bytes(chain: Chain) -> int:
-    """All slots of both kinds."""
+    """Bytes of all slots for weights and for gradients."""
     return SLOTS * slot_bytes(chain) + GRADIENT_SLOTS * gradient_slot_bytes(chain)
 
 
 def state_slot_bytes(chain: Chain) -> int:
-    """Of a slot that any piece of states on disk fits into; 0 where none is there."""
+    """Bytes of a slot that any piece of states on disk fits into; 0 where no states are on disk."""
     return max((chain.state_pieces(t)[0].bytes for t in chain.tensors() if t.states_on_disk), default=0)
 
 
 def state_ring_bytes(chain: Chain) -> int:
-    """All of these slots."""
+    """Bytes of all slots for pieces of states."""
     return STATE_SLOTS * state_slot_bytes(chain)
 
 
 def activation_slot_bytes(option: Option) -> int:
-    """Of a slot that a slice's activations under this option fit into, tensor by tensor; 0 where none go to disk."""
+    """Bytes of a slot that a slice's activations under this option fit into, with gaps between tensors; 0 where none
+    go to disk."""
     return option.stored_bytes + _BETWEEN if option.on_disk else 0
 
 
 def products_bytes(chain: Chain, updated: Collection[str] | None = None) -> int:
-    """What updates on the CPU need beside their items, one after another: those of tensors called so, or of any."""
+    """Bytes that CPU updates, one after another, need beside their items: of the tensors `updated`; None: of all."""
     named = (t for t in chain.tensors() if updated is None or t.name in updated)
     return max((t.host_scratch_bytes for t in named), default=0)
 
 
 def cpu_peak_bytes(plan: Plan, chain: Chain) -> int:
-    """The bytes of `cpu_parts`."""
+    """The total host bytes of a plan."""
     return cpu_parts(plan, chain).total_bytes

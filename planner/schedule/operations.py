@@ -14,8 +14,8 @@ from planner.schedule.state_pieces import Piece
 
 
 class Queue(StrEnum):
-    """COMPUTE on the device, H2D and D2H copies, CPU updates, DISK_READ and DISK_WRITE. Each runs its operations in
-    program order."""
+    """COMPUTE: the device; H2D, D2H: copies; CPU: updates; DISK_READ, DISK_WRITE: the drive. Each queue runs its
+    operations in program order."""
 
     COMPUTE = "compute"
     H2D = "h2d"
@@ -37,13 +37,13 @@ class OpKind(StrEnum):
     FETCH = "fetch"
     SEND = "send"
     CPU_UPDATE = "cpu_update"
-    CPU_AHEAD = "cpu_ahead"  # a CPU update before the norm is known, as if it did not clip; what was before is kept
+    CPU_AHEAD = "cpu_ahead"  # a CPU update before the norm is known, as if it did not clip; the old values are kept
     READ = "read"  # of a file, into a slot of host memory; a fetch follows, or an update
     WRITE = "write"  # from its slot: what was sent, an updated piece of states, a working copy that an update made
-    PEEK = "peek"  # a read of a piece of states that stay as they are
-    CPU_WEIGHT = "cpu_weight"  # a CPU update whose states are forgotten: those on disk trail the weight
-    CPU_STATES = "cpu_states"  # the same update in the next step, of the states, from the same gradient
-    CPU_REPLAY = "cpu_replay"  # once more from what was before, where the norm does clip
+    PEEK = "peek"  # a read of a piece of states that is not updated
+    CPU_WEIGHT = "cpu_weight"  # a CPU update whose new states are not kept: the states on disk trail the weight
+    CPU_STATES = "cpu_states"  # the same update in the next step, from the same gradient, to keep the new states
+    CPU_REPLAY = "cpu_replay"  # the update ahead done again from the old values, if the norm does clip
 
 
 _QUEUES = {
@@ -67,9 +67,9 @@ class Op:
     `stage` and `round` say where in the step it stands; `place` is both ("F3", and "F3/1" in the second round).
     `subject`: an item, a turn ("F3.1"), tensor names, comma-separated, or "all"; "NAME#3" in an update is piece 3 of
     the tensor. `bytes`: moved, allocated or freed; for an update its scratch.
-    `slot`: of a read, and of what is done with what was read, which part of the host's ring it goes through.
-    A `carried` CPU update works on the gradient of the step before: it is left out right after a drain, and run by the
-    drain.
+    `slot`: which slot of the host's rings the operation reads into, takes data from, or works in.
+    A `carried` CPU update works on the gradient of the step before. A drain runs it, so the step right after a drain
+    leaves it out.
     """
 
     kind: OpKind
@@ -80,7 +80,7 @@ class Op:
     carried: bool = False
     round: int = 0
     slot: int | None = None
-    _name: str = field(default="", init=False, repr=False, compare=False)  # made once: a step asks for it every time
+    _name: str = field(default="", init=False, repr=False, compare=False)  # made once, as each step asks for it
 
     @property
     def queue(self) -> Queue:
@@ -116,19 +116,19 @@ class Op:
 
     @property
     def piece(self) -> int | None:
-        """Which piece of the states it reads, updates or writes; None where it is about all of them, or none."""
+        """Which piece of the states it reads, updates or writes; None where it concerns all states, or none."""
         number = self.subject.partition("#")[2]
         return int(number) if number else None
 
     @property
     def passes_whole(self) -> bool:
-        """Whether it reads or writes a whole gradient, or writes the weight that has taken its place, in a slot of what
-        is wholly on disk."""
+        """Whether it concerns a tensor wholly on disk and reads or writes its whole gradient, or writes the weight that
+        has taken the gradient's place in its slot."""
         return self.kind in _OF_ITEMS and (self.kind, self.item.kind) in _WHOLE
 
     @property
     def turn(self) -> tuple[Direction, int, int]:
-        """(direction, block, slice) of a RUN, and (block, slice) with FORWARD for activations."""
+        """(direction, block, slice) of a RUN; (FORWARD, block, slice) of activations."""
         if self.kind is not OpKind.RUN:
             return Direction.FORWARD, *self.item.turn
         block, _, k = self.subject[1:].partition(".")
@@ -161,9 +161,9 @@ class Op:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """Operations of one step in serial order. `resident` is what the device holds when the step begins and ends;
-    `slices` those of one round. Without `options` it is a program of `planner.schedule.forward_program`: every block
-    runs forward, and nothing is kept."""
+    """Operations of one step in serial order. `resident`: the items on the device when the step begins and ends.
+    `slices`: slices of one round. A program without `options` is one of `planner.schedule.forward_program`: every block
+    runs forward, and nothing is kept for backward."""
 
     ops: tuple[Op, ...]
     resident: tuple[Item, ...]
@@ -186,8 +186,8 @@ Access = tuple[str, bool]  # (resource, written)
 
 
 def overwritten(chain: Chain, ops: Sequence[Op]) -> frozenset[str]:
-    """Names of the tensors whose gradient takes their working copy's place on the host. A replay, and states that
-    trail, read the gradient after the update has made the working copy anew."""
+    """Names of the tensors whose gradient takes their working copy's place on the host. Tensors with a replay or with
+    trailing states are not among them: these read the gradient after the update has made the working copy anew."""
     rounds = ops[-1].round + 1
     again = {name for op in ops if op.kind in (OpKind.CPU_REPLAY, OpKind.CPU_STATES) for name in op.names}
     lost = {
@@ -197,16 +197,16 @@ def overwritten(chain: Chain, ops: Sequence[Op]) -> frozenset[str]:
 
 
 def packed(chain: Chain, ops: Sequence[Op]) -> frozenset[str]:
-    """Names of the tensors whose states are packed on the host (`Chain.packs`): the CPU updates them, and the working
-    copy is there when it does."""
+    """Names of the tensors whose states are packed on the host (`Chain.packs`): the CPU updates them, and their working
+    copy is still there at the update."""
     updated = {name for op in ops if op.queue is Queue.CPU for name in op.names}
     able = {t.name for t in chain.tensors() if chain.packs and t.shared_bytes and not t.states_on_disk}
     return frozenset((updated & able) - overwritten(chain, ops))
 
 
 def accesses(op: Op, chain: Chain, options: Sequence[str], overwritten: Collection[str]) -> Iterator[Access]:
-    """The copies an operation reads and writes: "d:" + item on the device, "h:" + item on the host, "slot:" + number,
-    "disk:" + piece or item, "clip". Of a tensor that is wholly on disk, "h:g:" and "h:w:" are what its slot holds for
+    """The copies that an operation reads or writes: "d:" + item on the device, "h:" + item on the host, "slot:" +
+    number, "disk:" + piece or item, "clip". For a tensor wholly on disk, "h:g:" and "h:w:" are what its slot holds for
     its update."""
     match op.kind:
         case OpKind.ALLOC | OpKind.FREE:
@@ -234,7 +234,7 @@ def accesses(op: Op, chain: Chain, options: Sequence[str], overwritten: Collecti
                 yield f"d:g:{name}", False
         case OpKind.CLIP:
             yield "clip", True
-        case OpKind.CPU_STATES:  # it leaves nothing of the gradient
+        case OpKind.CPU_STATES:  # it counts as a write of the gradient, which nobody needs after it
             for name in op.names:
                 yield f"h:g:{name}", True
             yield f"slot:{op.slot}", True
@@ -278,23 +278,23 @@ def reads(chain: Chain, options: Sequence[str], direction: Direction, index: int
 
 
 SLOTS = 4
-"""Tensors of the ring of host memory through which weights come from disk: one is copied to the device, the others are
-read ahead of it."""
+"""Slots of the ring of host memory through which weights come from disk, one tensor each: while one is copied to the
+device, the others are read ahead."""
 
 
 def slots_of(chain: Chain) -> dict[str, int]:
-    """Tensor read from disk -> its slot, in turns: so neighbours have different ones, in either direction."""
+    """Tensor on disk -> its slot. Slots are assigned in turn: neighbours have different ones in either direction."""
     return {t.name: number % SLOTS for number, t in enumerate(t for t in chain.tensors() if t.on_disk)}
 
 
 STATE_SLOTS = 6
-"""Pieces of the ring of host memory through which states come from disk and go there: while one is updated, others are
-read ahead of it and written behind it."""
+"""Slots of the ring of host memory through which states come from disk and go back, one piece each: while one is
+updated, others are read ahead of it and written behind it."""
 
 
 def state_slots_of(chain: Chain, *, clip: bool) -> dict[str, tuple[tuple[Piece, int], ...]]:
-    """Tensor whose states may be on disk -> its pieces, each with its slot, in the order in which they are updated:
-    from the chain's last to its first, as backward gives gradients; after the norm from the first to the last."""
+    """Tensor whose states may be on disk -> its pieces, each with its slot. Slots are assigned in the order of updates:
+    from the chain's last tensor to its first, as backward gives gradients; with clipping, from first to last."""
     each = [(t.name, piece) for t in chain.tensors() if t.states_on_disk for piece in chain.state_pieces(t)]
     found: dict[str, list[tuple[Piece, int]]] = {}
     for number, (name, piece) in enumerate(each if clip else reversed(each)):
@@ -304,28 +304,28 @@ def state_slots_of(chain: Chain, *, clip: bool) -> dict[str, tuple[tuple[Piece, 
 
 ACTIVATION_SLOTS = 3
 """Slots of the ring of host memory through which activations go to disk and come back: while those of one turn are
-written, or were read, others come from the device, or go there."""
+written (or read), others are copied from the device (or to it)."""
 FIRST_ACTIVATION_SLOT = SLOTS + STATE_SLOTS
 
 
 def activation_slots() -> Iterator[int]:
-    """Of whatever goes through that ring, one after another: a slot is empty again when all of them had their turn."""
+    """The slots of that ring, in turn, for items one after another: each is used again after all others."""
     return itertools.cycle(range(FIRST_ACTIVATION_SLOT, FIRST_ACTIVATION_SLOT + ACTIVATION_SLOTS))
 
 
 GRADIENT_SLOTS = 3
-"""Tensors of the ring of host memory through which gradients of what is wholly on disk go there and come back for their
-updates: while one is updated, the next is read and the one before is written, as a weight."""
+"""Slots of the ring of host memory through which gradients of tensors wholly on disk go there and come back for their
+updates: while one is updated, the next is read, and the new weight of the one before is written."""
 FIRST_GRADIENT_SLOT = FIRST_ACTIVATION_SLOT + ACTIVATION_SLOTS
 
 
 def gradient_slots_of(chain: Chain) -> dict[str, int]:
-    """Tensor that is wholly on disk -> the slot of its gradient, in turns: so neighbours have different ones."""
+    """Tensor wholly on disk -> the slot of its gradient. Slots are assigned in turn, as in `slots_of`."""
     there = (t for t in chain.tensors() if t.wholly_on_disk)
     return {t.name: FIRST_GRADIENT_SLOT + number % GRADIENT_SLOTS for number, t in enumerate(there)}
 
 
 def ring_at_turn(slices: int, items: int = ACTIVATION_SLOTS) -> int:
-    """How many of so many items stay in that ring from the end of forward on: those of the last blocks, which backward
-    fetches first, as far as all slices of a block have room there."""
+    """How many of `items` activations stay in the activation ring when forward ends: those of the last blocks, which
+    backward fetches first, for as many blocks as have room there with all their slices."""
     return min(items, ACTIVATION_SLOTS // slices * slices)

@@ -1,10 +1,10 @@
-"""When device memory may peak: moments of each stage, linear in the options, for `planner.ilp.program` and
+"""The moments of each stage at which device memory may peak, linear in the options, for `planner.ilp.program` and
 `planner.ilp.lower_bound`.
 
 `planner.schedule.memory` walks a finished program and counts to the byte. A solver needs the same before there is a
-program: for each stage the few moments one of which is its peak, with weights, states and gradients that may be
-elsewhere left out. Slices run one after another, and all figures change evenly from one slice to the next, or ever
-more, so the first and the last ones of a stage decide; only the rows of a tied embedding become fewer in another way.
+program: for each stage, a few moments of which one is its peak. Weights, states and gradients that may be elsewhere are
+left out. Slices run one after another, and from slice to slice each figure changes by an equal or a growing amount, so
+the first and the last slices of a stage decide. Only the rows of a tied embedding decrease in another way.
 
 Symbols: L blocks, m slices, T = 2L - 1 stages, i the block of a stage, k the running slice.
 """
@@ -20,7 +20,7 @@ from planner.schedule.plan import Direction, stage_order
 LOSS_BYTES = 4  # what a finished slice leaves: its loss
 NORM_BYTES = 4
 _INDEX_BYTES = 8
-_WORD_BYTES = 16  # of which what is staged takes whole ones
+_WORD_BYTES = 16  # a staged tensor takes whole words of this size
 ROWS_AT_ONCE = 1024  # rows of a tied embedding's gradient that are added together
 
 
@@ -28,7 +28,7 @@ ROWS_AT_ONCE = 1024  # rows of a tied embedding's gradient that are added togeth
 class Moment:
     """Device bytes at one moment of stage `stage`: `fixed_bytes` + `bytes_of[block, option]` of the options chosen +
     what the options of blocks `before` … 0 keep for all slices. The gradient sums that the stage makes are included.
-    `update`: the optimizer is at work, with scratch for the largest tensor it could be given.
+    `update`: the optimizer runs, with scratch for the largest tensor it may have to update.
     """
 
     stage: int
@@ -45,11 +45,11 @@ def kept_bytes(block: Block, option: Option) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Bytes of a tied embedding's gradient rows: what each slice has aside from the head's backward to the embedding's.
+    """Bytes of a tied embedding's gradient rows, which each slice keeps aside from the head's backward to the
+    embedding's backward.
 
-    A slice's rows are those of the tokens of all slices of its round up to it, each with its number; the first slice of
-    a step keeps only the numbers, as its rows begin the sum (`worker.engine.gradients`). `begun`: a round before has
-    done so.
+    Slice k keeps a row, with its number, for each token of slices 0 … k of its round. The first slice of a step keeps
+    only the numbers, since its rows begin the sum (`worker.engine.gradients`). `begun`: an earlier round began the sum.
     """
 
     row_bytes: int
@@ -59,21 +59,21 @@ class Rows:
     begun: bool
 
     def aside_bytes(self, k: int) -> int:
-        """What slice k has aside."""
+        """Bytes that slice k keeps aside."""
         return self.counts[k] * (_INDEX_BYTES + (self.row_bytes if k or self.begun else 0))
 
     def masking_bytes(self, k: int) -> int:
-        """What the head's turn needs beside, to add the other rows to the sum."""
+        """Bytes that the head's turn needs in addition, to add the other rows to the sum."""
         return self.all_rows * self.element_bytes if k or self.begun else 0
 
     def taking_bytes(self, k: int) -> int:
-        """What the embedding's turn needs beside, to add the rows aside."""
+        """Bytes that the embedding's turn needs in addition, to add the rows kept aside."""
         return min(self.counts[k], ROWS_AT_ONCE) * self.row_bytes
 
 
 def tied_rows(chain: Chain, slices: int, rounds: int, *, begun: bool) -> dict[str, Rows]:
-    """Name -> rows of each tied embedding whose gradients are added by rows: with several slices in a step. `begun`: in
-    rounds after the first."""
+    """Name -> rows of each tied embedding whose gradients are added by rows; none where a step has only one slice.
+    `begun`: in rounds after the first."""
     users = chain.users()
     found = {}
     for tensor in chain.tensors():
@@ -86,8 +86,8 @@ def tied_rows(chain: Chain, slices: int, rounds: int, *, begun: bool) -> dict[st
 
 
 def distinct_tokens(chain: Chain, slices: int) -> tuple[int, ...]:
-    """Per slice of a round the most distinct tokens that it and those before it have. The chain's numbers are those of
-    a step of one round; where data are not known every token may be another."""
+    """For each slice of a round, the most distinct tokens that it and the slices before it have together. The chain's
+    numbers are those of a step of one round. Where the data is not known, every token may be a different one."""
     if len(chain.distinct_tokens) == slices:
         return chain.distinct_tokens
     most = max(chain.distinct_tokens, default=slices * chain.slice_tokens)
@@ -95,8 +95,9 @@ def distinct_tokens(chain: Chain, slices: int) -> tuple[int, ...]:
 
 
 def staged_bytes(chain: Chain, slices: int, rounds: int) -> int:
-    """What is brought to the device before a step's first fetch: each slice's batch, and rows of tied embeddings."""
-    if not chain.staged_bytes:  # nothing is
+    """Bytes brought to the device before a step's first fetch: each slice's batch, and row numbers of tied
+    embeddings."""
+    if not chain.staged_bytes:  # nothing is staged
         return 0
     rows = tied_rows(chain, slices, rounds, begun=False).values()
     index = sum(staged_size(_INDEX_BYTES * count) for its in rows for count in its.counts)
@@ -104,20 +105,21 @@ def staged_bytes(chain: Chain, slices: int, rounds: int) -> int:
 
 
 def lasting_bytes(chain: Chain, slices: int, rounds: int) -> int:
-    """What is on the device from a step's start to its end: the frame, what is staged, and where a round has several
-    slices what matrix products keep for each slice's thread, which is beside the one that runs backward."""
+    """Bytes on the device from a step's start to its end: the frame, what is staged, and, where a round has several
+    slices, what matrix products keep for each slice's thread. These threads are not the one that runs backward."""
     threads = slices if slices > 1 else 0
     return chain.frame_bytes + staged_bytes(chain, slices, rounds) + threads * chain.thread_bytes
 
 
 def staged_size(size: int) -> int:
-    """What a tensor of `size` bytes takes among what is staged: the next one may be of any dtype."""
+    """Bytes that a staged tensor of `size` bytes takes: whole words, since the next one may have any dtype."""
     return -(-size // _WORD_BYTES) * _WORD_BYTES
 
 
 def standing_bytes(chain: Chain, slices: int, clip: bool, rounds: int = 1) -> list[int]:
-    """Per stage: the frame, norms, losses of rounds before, and gradients of tied tensors and the frame's from the
-    stage after the one that made them on, to their last use; in rounds in all stages but the one that adds to them."""
+    """Bytes per stage of the frame, norms, losses of earlier rounds, and gradients of tied tensors and of the frame.
+    These gradients count from the stage after the one that makes them to their last use; with several rounds, in all
+    stages except the one that adds to them."""
     last, rows = len(chain.blocks) - 1, tied_rows(chain, slices, rounds, begun=rounds > 1)
     fixed = lasting_bytes(chain, slices, rounds)
     bytes_at = [fixed + (rounds - 1) * slices * LOSS_BYTES] * (2 * last + 1)
@@ -142,8 +144,8 @@ def standing_bytes(chain: Chain, slices: int, clip: bool, rounds: int = 1) -> li
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """Gradients of a stage: the sums it makes, the frame's after it; rows of tied embeddings that its slices put aside,
-    or take up. `begun`: these sums are there from a round before."""
+    """Gradients of a stage: the sums it makes, those of the frame after it, and rows of tied embeddings that its slices
+    put aside or take up. `begun`: these sums exist from an earlier round."""
 
     begun: bool
     sums: int
@@ -164,19 +166,19 @@ class _Made:
         )
 
     def during(self, k: int) -> int:
-        """Bytes of rows and of the frame's sums while slice k runs, above the rows that wait for all slices where an
-        earlier stage put them."""
+        """Bytes of rows and of the frame's sums while slice k runs. Rows that an earlier stage put aside
+        count relative to those of all slices."""
         beside = sum(r.masking_bytes(k) for r in self.put) + sum(r.taking_bytes(k) for r in self.taken)
         put = sum(r.aside_bytes(j) for r in self.put for j in range(k + 1))
         return beside + put - self._gone(k - 1) + self.frame - self.new(k)
 
     def after(self, k: int) -> int:
-        """Likewise after slice k, without the frame's new sums."""
+        """The same after slice k, without the frame's new sums."""
         put = sum(r.aside_bytes(j) for r in self.put for j in range(k + 1))
         return put - self._gone(k) + self.frame - self.new(k)
 
     def new(self, k: int) -> int:
-        """Sums of the frame that slice k begins: until the next block has its turn, part of what the frame holds."""
+        """Bytes of the frame's sums that slice k begins. Until the next block's turn, what the frame holds has them."""
         return 0 if k or self.begun else self.frame
 
     def _gone(self, k: int) -> int:
@@ -184,8 +186,8 @@ class _Made:
 
 
 def moments(chain: Chain, slices: int, clip: bool, rounds: int = 1) -> Iterator[Moment]:
-    """All moments of a cycle, stage by stage; `slices` are those of a round, and of the rounds it is one after the
-    first, when sums of gradients are there. Those that other stages make are in `standing_bytes`."""
+    """All moments of a cycle, stage by stage. `slices`: slices of a round. With several rounds, the moments are those
+    of a round after the first, when sums of gradients exist. Sums that other stages make are in `standing_bytes`."""
     rows = tied_rows(chain, slices, rounds, begun=rounds > 1)
     for stage, (direction, index) in enumerate(stage_order(len(chain.blocks))):
         made = _Made.of(chain, index, rounds, rows)
@@ -231,7 +233,7 @@ def _head(chain: Chain, stage: int, i: int, m: int, k: int, made: _Made) -> Mome
         )
         for o, option in enumerate(block.options)
     }
-    if k == 0 or k == m - 1:  # the last forward is still leaving, or the first backward comes back
+    if k == 0 or k == m - 1:  # the last forward's activations still leave, or the first backward's come back
         _add_offloaded(bytes_of, chain, i - 1)
     return Moment(stage=stage, before=i - 1, fixed_bytes=fixed, bytes_of=bytes_of)
 
@@ -261,7 +263,7 @@ def _backward(chain: Chain, stage: int, i: int, m: int, k: int, made: _Made) -> 
 def _update(chain: Chain, stage: int, i: int, m: int, made: _Made, clip: bool) -> Moment:
     """The end of a backward stage: all slices wait for the next block while the optimizer works.
 
-    With clipping that is at the end of block 0's backward only, for whatever the device updates.
+    With clipping this is only at the end of block 0's backward, for all that the device updates.
     """
     held = m * (chain.blocks[i - 1].backward_held_bytes if i else LOSS_BYTES)
     norms = _norm_bytes(chain, i) if clip else 0
@@ -277,7 +279,7 @@ def _update(chain: Chain, stage: int, i: int, m: int, made: _Made, clip: bool) -
 
 
 def _norm_bytes(chain: Chain, i: int) -> int:
-    """Norms of the gradients that are complete with block i's backward; with block 0's also the frame's."""
+    """Bytes of the norms of gradients that block i's backward completes; for block 0, also those of the frame."""
     complete = [t for t in chain.blocks[i].tensors if t.trainable and chain.users()[t.name][0] == i]
     return NORM_BYTES * (len(complete) + (0 if i else len(chain.frame_tensors)))
 

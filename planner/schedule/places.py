@@ -1,11 +1,12 @@
-"""Where each tensor of a step lies in the device's memory: the spans that want places, and the proof of places.
+"""Where each tensor of a step lies in the device's memory: the spans that need places, and the proof that places do not
+overlap.
 
-PyTorch's allocator takes the smallest gap that is large enough, and knows nothing of what comes next: of a plan's
-memory it loses a fifth to a half between its blocks. But a program's order is known, and so is when each tensor comes
-and goes: `planner.arrange` finds places in which nearly nothing is lost.
+PyTorch's allocator takes the smallest gap that is large enough, and does not know what comes next. So it loses a fifth
+to a half of a plan's memory between its blocks. But a program's order is known, and with it when each tensor comes and
+goes: `planner.arrange` finds places in which nearly nothing is lost.
 
-What is there all the time lies below, all else above. Tensors of up to a megabyte are not placed: all of them together
-are small beside the others, and have a part of their own.
+Tensors that are there all the time lie below, all others above. Tensors of up to a megabyte are not placed: together
+they are small beside the others, and share a part of the memory, the loose part.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from planner.schedule.chain import Chain
 from planner.schedule.compile import Op, OpKind, Program
 
 GRAIN_BYTES = 512
-"""What PyTorch's allocators round sizes up to; addresses are multiples of it."""
+"""PyTorch's allocators round sizes up to a multiple of this; addresses are multiples of it, too."""
 SMALL_BYTES = 2**20
 """Tensors of up to this size are not placed."""
 
 PAGE_BYTES = 2**21
-_LOOSE_GAPS = 4  # what has no place loses a quarter between its blocks, and two that are just not large enough
+_LOOSE_GAPS = 4  # the loose part loses a quarter between its blocks, and two gaps just too small
 
 
 class Misplaced(ValueError):
@@ -33,9 +34,10 @@ class Misplaced(ValueError):
 
 @dataclass(slots=True)
 class Span:
-    """A tensor's life, from `start` to `end` (which it does not reach), in placed allocations since the step began. One
-    that does not outlive its turn is the same in all slices of the stage: `group` numbers the stage, `low` and `high`
-    are its life within the turn. One that comes back for the next step is there until `before`, too."""
+    """A tensor's life, from `start` to before `end`, counted in placed allocations since the step began. A tensor that
+    does not outlive its turn has one span for all slices of the stage: `group` numbers the stage, `low` and `high` are
+    its life within the turn. A tensor that is there when a step begins and leaves is also there until `before`.
+    `most`: as in `Place`."""
 
     bytes: int
     start: int
@@ -49,8 +51,8 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a tensor of `bytes` lies: `offset` bytes from the beginning. `most`: one of as many at most, or several.
-    `own`: for what an operation allocates for itself."""
+    """Where a tensor of `bytes` lies: `offset` bytes from the beginning. `most`: the place is for one tensor of at most
+    `bytes`, or for several. `own`: the place is for what an operation allocates for itself."""
 
     bytes: int
     offset: int
@@ -60,10 +62,11 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrangement:
-    """`placed_bytes` for tensors that have a place, `loose_bytes` for those that have none: of `small_bytes` at most.
+    """An arrangement of a step's tensors. `placed_bytes`: for tensors that have a place. `loose_bytes`: for those that
+    have none, each of at most `small_bytes`.
 
-    `standing`: item -> places of what is on the device when a step begins; `steps`: operation -> places of what it
-    allocates, in order, under `key_of`.
+    `standing`: item -> places of its tensors, for items on the device when a step begins. `steps`: operation (its
+    `key_of`) -> places of what it allocates, in order.
     """
 
     placed_bytes: int
@@ -79,25 +82,25 @@ class Arrangement:
 
 
 def key_of(op: Op, rounds: int) -> str:
-    """An operation's name in `Arrangement.steps`: rounds between the first two and the last are like the second."""
+    """An operation's name in `Arrangement.steps`: rounds between the second and the last one share the second's."""
     number = 1 if 1 < op.round < rounds - 1 else op.round
     return f"{op.kind.value}@{op.stage}/{number}:{op.subject}"
 
 
 def few_rounds(program: Program) -> Program:
-    """The program without the rounds that are like the second. Its waits are not those of a program."""
+    """The program without the rounds that are like the second. The waits of the result are not valid."""
     ops = tuple(op for op in program.ops if op.round < 2 or op.round == program.rounds - 1)
     return replace(program, ops=ops)
 
 
 def grains(size: int) -> int:
-    """`size` up to a multiple of the grain."""
+    """`size`, rounded up to a multiple of the grain."""
     return -(-size // GRAIN_BYTES) * GRAIN_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class _Birth:
-    """A tensor's size, when it came, and which one of an operation's placed tensors it is; `item`: of an allocation."""
+    """A tensor's size, when it came, and which of its operation's placed tensors it is. `item`: the item allocated."""
 
     bytes: int
     clock: int
@@ -108,21 +111,21 @@ class _Birth:
 
 
 class Spans:
-    """The spans of a step that places are wanted for, in an order that depends on the program alone.
+    """The spans of a step that need places, in an order that depends on the program alone.
 
-    below_bytes     of what is placed and always there
-    loose_bytes     for all that is not placed
+    below_bytes     bytes of placed tensors that are always there
+    loose_bytes     bytes for all tensors that are not placed
     """
 
     def __init__(self, program: Program, chain: Chain) -> None:
-        """Of a program that `planner.schedule.verify` accepts, and of a chain that has lifetimes."""
+        """`planner.schedule.verify` accepts the program, and the chain has lifetimes."""
         self.spans: list[Span] = []
         self._rounds = program.rounds
         self._found = found = allocations(few_rounds(program), chain)
         self._where: dict[str, list[int]] = {}  # operation -> spans of what it allocates
         self._alive: dict[int, _Birth] = {}
         self._shared: dict[tuple[int, int], int] = {}  # (group, number in the turn) -> span
-        self._left: dict[str, list[int]] = {}  # what is there when a step begins, and leaves -> spans
+        self._left: dict[str, list[int]] = {}  # item that is there when a step begins, and leaves -> spans
         self._loose = self._most_loose = self._clock = 0
         for item, events in found.standing.items():
             for number, event in enumerate(events):
@@ -174,7 +177,7 @@ class Spans:
         self.spans.append(Span(grains(birth.bytes), birth.clock, end, most=birth.most))
 
     def _share(self, birth: _Birth, group: int, high: int, end: int) -> None:
-        """A turn's own tensor: another slice's lies in the same place."""
+        """The span of a turn's own tensor; that of another slice lies in the same place."""
         at = self._shared.get((group, birth.number))
         size = grains(birth.bytes)
         if at is None or (self.spans[at].bytes, self.spans[at].high) != (size, high):
@@ -184,7 +187,7 @@ class Spans:
         self._where[birth.key][birth.number] = at
 
     def _end(self) -> None:
-        """What is left when the step ends came in it and stays, or is back."""
+        """The spans of tensors that are there when the step ends: each came in the step and stays, or is back."""
         for birth in self._alive.values():
             if birth.key and birth.bytes > SMALL_BYTES:
                 if birth.item in self._left:
@@ -195,7 +198,7 @@ class Spans:
                     self._span(birth, self._clock)
 
     def least_bytes(self) -> int:
-        """The most placed bytes that are there at one time: no arrangement has fewer."""
+        """The most placed bytes that are there at the same time: no arrangement has fewer."""
         changes: dict[int, int] = {}
 
         def there(start: int, end: int, size: int) -> None:
@@ -216,7 +219,7 @@ class Spans:
         return self.below_bytes + most
 
     def arrangement(self, offsets: Sequence[int]) -> Arrangement:
-        """The places that `offsets` are, of each span, above all that is always there."""
+        """The places for `offsets`, one for each span, counted from above what is always there."""
         standing: dict[str, tuple[Place, ...]] = {}
         below, above = 0, self.below_bytes
         for item, events in self._found.standing.items():
@@ -241,8 +244,8 @@ class Spans:
         )  # fmt: skip
 
     def prove(self, found: Arrangement) -> None:
-        """Play a step, and the beginning of the next. Raises Misplaced where a tensor would lie on another one that is
-        alive."""
+        """Play a step. Raises Misplaced where a tensor would overlap another one that is alive, or where the next step
+        would not find what stays in its place."""
         live = _Live()
         for item, events in self._found.standing.items():
             for event, place in zip(_large(events), found.standing[item], strict=True):
@@ -264,7 +267,7 @@ def _large(events: Sequence[Event]) -> list[Event]:
 
 
 class _Live:
-    """Tensors in memory, the lowest first."""
+    """The tensors in memory now, the lowest first."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []

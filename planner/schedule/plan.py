@@ -1,4 +1,4 @@
-"""The decisions of a plan, rounded to whole tensors. A value; its stages have a one-line text form.
+"""The plan: all decisions about a step, for whole tensors. An immutable value; each stage has a one-line text form:
 
 B3 prefetch=w:l2.up,s:l2.up offload=g:l3.up evict=w:l3.up,g:l3.up cpu=l3.up gpu=l3.norm states=l2.down
 """
@@ -29,22 +29,23 @@ _OF_ITEMS = frozenset(("prefetch", "offload", "evict"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """One block's forward or backward, all slices of a round, and what happens beside it.
+    """One block's forward or backward on all slices of a round, and what happens beside it.
 
     prefetch    items whose device copy is allocated at the stage's start and filled during it (from the host); the
                 stage waits for those it reads itself
-    offload     items copied to the host during the stage; one that the stage itself completes, at its end
+    offload     items copied to the host during the stage; an item that the stage itself completes, at its end
     evict       items whose device copy is released at the stage's end (after their copies are done)
-    cpu_update  tensors whose update runs on the CPU during the stage, their gradients being on the host; with clipping
-                one before the last stage does not wait for the norm, and is replayed where the norm clips
+    cpu_update  tensors that the CPU updates during the stage, their gradients being on the host; with clipping, an
+                update before the last stage does not wait for the norm, and is replayed if the norm clips
     gpu_update  tensors updated on the GPU at the stage's end
-    states_update  tensors whose states on disk trail their weight: with clipping the CPU makes the weight of them after
-                the last stage, when the norm is known, and leaves them as they are; they are updated from the stage's
-                start in the next step on, before its gradient comes
+    states_update  tensors whose states on disk trail their weight: with clipping, the CPU computes the new weight after
+                the last stage, when the norm is known, and leaves the states as they are; the states are updated in the
+                next step, from this stage's start on, before the tensor's next gradient comes
 
-    All rounds have the same stages, but updates, states' transfers and copies of what was updated belong to the last
-    round (to the next step's first where they are listed before the update's stage), and gradients come back from the
-    second round on. A gradient that the device updates from is in the last round neither sent nor released before that.
+    All rounds have the same stages. But updates, transfers of states and copies of what was updated belong to the last
+    round (or, if they are listed before the update's stage, to the first round of the next step), and gradients come
+    back from the second round on. In the last round, a gradient that the device's update needs is neither sent nor
+    released before the update.
     """
 
     block: int
@@ -67,7 +68,7 @@ class Stage:
 
     @classmethod
     def parse(cls, text: str) -> Stage:
-        """`Stage.parse(str(stage)) == stage`. Raises ValueError."""
+        """The stage that `text` describes: `Stage.parse(str(stage)) == stage`. Raises ValueError."""
         head, *parts = text.split()
         lists: dict[str, Any] = {}
         for part in parts:
@@ -91,16 +92,15 @@ def stage_order(blocks: int) -> tuple[tuple[Direction, int], ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a step does, as data. `options[i]` names block i's option; `resident` the items on the device when a step
-    begins. `clip` is True when updates depend on the gradients' global norm. A step has `rounds` × `slices`
-    micro-batches.
+    """What a step does, as data. `options[i]`: the name of block i's option. `resident`: the items on the device when a
+    step begins. `clip`: updates depend on the gradients' global norm. A step has `rounds` × `slices` micro-batches.
 
     `offsets`: where tensors lie in the device's memory, in the order of `planner.schedule.places.Spans`; empty where
     memory is not arranged.
 
-    `step_s` is the simulated step, `lp_step_s` the solver's objective before rounding, `bound_s` a lower bound for any
-    schedule, `solver_gap` the solver's own gap (0.01 = 1%); `source` the candidate that won. `cut_short`: a time limit
-    ended the search, and another run may find a better plan.
+    `step_s`: seconds of the simulated step. `lp_step_s`: the solver's objective before rounding. `bound_s`: a lower
+    bound for any schedule. `solver_gap`: the solver's own gap (0.01 = 1%). `source`: who proposed the candidate that
+    won. `cut_short`: a time limit ended the search, and another run may find a better plan.
     """
 
     stages: tuple[Stage, ...]

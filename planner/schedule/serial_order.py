@@ -1,8 +1,9 @@
-"""The operations of a plan's step in one serial order that is right by itself.
+"""The operations of a plan's step in a serial order that is correct without any waits.
 
 A step is `plan.rounds` rounds, each through all stages with `plan.slices` slices. Weights come and go in every round,
-and gradients that leave come back for the next one. What belongs to the update happens once: the update, the schedules
-of its states and the copies of what it changed, in the last round or, around the cycle, in the first.
+and gradients that leave come back for the next one. What belongs to the update happens once a step: the update, the
+transfers of its states and the copies of what it changed. It happens in the last round or, past the step's end, in the
+first round of the next step.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from planner.schedule.plan import Direction, Plan, Stage
 
 
 def serial_order(plan: Plan, chain: Chain, *, by_pieces: bool = True) -> Iterator[Op]:
-    """All operations of a step. Raises ValueError for a plan that moves what the chain does not have. Not `by_pieces`:
-    updates of states on disk are one operation each, and nothing is read or written for them."""
+    """All operations of a step. Without `by_pieces`, each update of states on disk is one operation, and nothing is
+    read or written for it. Raises ValueError for a plan that moves items the chain does not have."""
     order = SerialOrder(plan, chain, by_pieces=by_pieces)
     for number in range(plan.rounds):
         for n in range(len(plan.stages)):
@@ -37,7 +38,7 @@ def serial_order(plan: Plan, chain: Chain, *, by_pieces: bool = True) -> Iterato
 
 
 class SerialOrder:
-    """The operations of a plan, stage by stage; other stages may take the place of the plan's."""
+    """The operations of a plan, stage by stage; `replace` changes single stages."""
 
     def __init__(self, plan: Plan, chain: Chain, *, by_pieces: bool = True) -> None:
         self.plan, self.chain = plan, chain
@@ -66,7 +67,7 @@ class SerialOrder:
         self.stored = StoredActivations(plan, chain, self.back_at)
 
     def replace(self, changed: Mapping[int, Stage]) -> None:
-        """Put these in the place of the stages of their numbers. What moves at all, and who updates what, stays."""
+        """Replace the stages with these numbers. Which items move and who updates which tensor must stay the same."""
         for n, stage in changed.items():
             self.stages[n] = stage
             self.sent |= {item: n for item in stage.offload if item.kind == GRADIENT}
@@ -105,7 +106,7 @@ class SerialOrder:
         yield from self._stage_end(n, stage, r, made)
 
     def _read(self, item: Item, n: int, r: int) -> Op:
-        """Of activations from disk."""
+        """The read of activations from disk."""
         slot, size = self.stored.reads[item], self.stored.sizes[item]
         return Op(kind=OpKind.READ, stage=self.names[n], subject=item, bytes=size, round=r, slot=slot)
 
@@ -113,15 +114,16 @@ class SerialOrder:
         return r == self.plan.rounds - 1
 
     def _fetched(self, item: Item, r: int) -> bool:
-        """A gradient comes back for the next round, states come for the update."""
+        """Whether round `r` fetches the item: gradients come back after the first round, states in the last one, for
+        the update."""
         return {WEIGHT: True, GRADIENT: r > 0, STATES: self._last(r)}[item.kind]
 
     def _once(self, item: Item, n: int, r: int) -> bool:
-        """Stage `n` of round `r` is the first of its number after the update on the device."""
+        """Whether stage `n` of round `r` is the first stage `n` after the item's update on the device."""
         return self._last(r) if n >= self.gpu_update.get(item.name, 0) else r == 0
 
     def _sends(self, item: Item, n: int, r: int) -> bool:
-        if item.kind == GRADIENT:  # the device needs the sum itself in the end, the CPU in any case
+        if item.kind == GRADIENT:  # an update on the device keeps the last sum there
             return item.name not in self.gpu_update or not self._last(r)
         return self._once(item, n, r)
 
@@ -135,7 +137,7 @@ class SerialOrder:
         return item.kind != STATES or self._once(item, n, r)
 
     def _made(self, stage: Stage, r: int) -> frozenset[Item]:
-        """Items that change during the stage, so that their copy to the host can only start at its end."""
+        """Items that the stage changes, so that their copy to the host can start only at its end."""
         grads = self.chain.blocks[stage.block].tensors if stage.direction is not Direction.FORWARD else ()
         updated = stage.gpu_update if self._last(r) else ()
         return frozenset(
@@ -146,7 +148,7 @@ class SerialOrder:
     def _stage_start(self, n: int, stage: Stage, r: int, made: frozenset[Item]) -> Iterator[Op]:
         fetches = [self._move(OpKind.FETCH, n, item, r) for item in stage.prefetch if self._fetched(item, r)]
         for through_slot, together in itertools.groupby(fetches, key=lambda fetch: fetch.slot is not None):
-            if not through_slot:  # all memory first: they wait for it as one
+            if not through_slot:  # allocate for all first, so that they wait once
                 run = list(together)
                 yield from (replace(fetch, kind=OpKind.ALLOC) for fetch in run)
                 yield from run
@@ -171,7 +173,7 @@ class SerialOrder:
             if item in made and self._sends(item, n, r):
                 yield from self._sent(n, item, r)
         updates = list(self._cpu_updates(n, stage, r, made)) if self._last(r) else []
-        stale = {Item.weight(name) for op in updates for name in op.names}  # they leave before the host has newer ones
+        stale = {Item.weight(name) for op in updates for name in op.names}  # freed before the host has newer ones
         evicted = [item for item in stage.evict if self._evicts(item, n, r)]
         yield from (self._move(OpKind.FREE, n, item, r) for item in evicted if item in stale)
         yield from updates
@@ -196,11 +198,11 @@ class SerialOrder:
             yield Op(kind=OpKind.UPDATE, stage=self.names[n], subject=",".join(names), bytes=scratch, round=r)
 
     def _apart(self, names: Sequence[str], n: int) -> Iterator[tuple[str, ...]]:
-        """Tensors updated in stage `n`: those that stay at once, then each that travels by itself, in order of arrival,
-        so that its update waits for its own states only, and its copies for its own update."""
+        """Groups of tensors that are updated together in stage `n`: first all that stay, then each travelling tensor
+        alone, in order of arrival. So its update waits for its own states only, and its copies for its own update."""
 
         def waits(name: str) -> tuple[int, int]:
-            fetched, place = self.arrival.get(Item.states(name), (n + 1, 0))  # those at home longest of all
+            fetched, place = self.arrival.get(Item.states(name), (n + 1, 0))  # states that never leave come first
             return -((n - fetched) % len(self.stages)), place
 
         if staying := tuple(name for name in names if name not in self.travelling):
@@ -209,8 +211,8 @@ class SerialOrder:
             yield (name,)
 
     def _cpu_updates(self, n: int, stage: Stage, r: int, made: frozenset[Item]) -> Iterator[Op]:
-        """Updates at the stage's end: of gradients it made, and with clipping after the last stage all that waited and
-        the replays of the others."""
+        """CPU updates at the stage's end: those of gradients that the stage made. With clipping, the last stage has all
+        updates that waited for the norm, and the replays of those that ran ahead."""
         for name in stage.cpu_update:
             if Item.gradient(name) in made and not self._waits_for_norm(name):
                 yield from self._update_on_cpu(self.early, n, name, r)
@@ -219,8 +221,9 @@ class SerialOrder:
                 yield from self._of_block(list(names), n, r)
 
     def _of_block(self, names: Sequence[str], n: int, r: int) -> Iterator[Op]:
-        """What waited for the norm of tensors that are needed at the same time: those that are updated as a whole
-        evenly between pieces of others, for which the drive would wait, its slots being full."""
+        """The operations that waited for the norm, for tensors that are needed at the same time. Updates of whole
+        tensors are spread evenly between those of pieces: in one run they would make the drive wait, whose slots would
+        be full."""
         parts: list[tuple[float, tuple[Op, ...]]] = []
         for stored in (False, True):
             ops = [op for name in names if (name in self.pieces) == stored for op in self._after_norm(name, n, r)]
@@ -237,15 +240,15 @@ class SerialOrder:
             yield from self._update_on_cpu(kind, n, name, r)
 
     def _sent(self, n: int, item: Item, r: int) -> Iterator[Op]:
-        """To the host, or through it to disk."""
+        """Copy the item to the host and, if it has a slot, from there to disk."""
         send = self._move(OpKind.SEND, n, item, r)
         yield send
         if send.slot is not None:
             yield replace(send, kind=OpKind.WRITE)
 
     def _update_on_cpu(self, kind: OpKind, n: int, name: str, r: int, *, carried: bool = False) -> Iterator[Op]:
-        """Where its states are on disk, piece by piece: read, update, write. Where it is wholly there, its gradient is
-        read before, and what has become of the weight is written from the same slot."""
+        """The update on the CPU. If the states are on disk, it goes piece by piece: read, update, write. If the tensor
+        is wholly on disk, its gradient is read first, and the new weight is written from the gradient's slot."""
         update = Op(kind=kind, stage=self.names[n], subject=name, carried=carried, round=r)
         if name not in self.pieces:
             yield update
@@ -262,7 +265,7 @@ class SerialOrder:
             yield replace(gradient, kind=OpKind.WRITE, subject=weight, bytes=self.sizes[weight])
 
     def _weight_on_cpu(self, n: int, name: str, r: int) -> Iterator[Op]:
-        """Piece by piece, by states that stay on disk as they are."""
+        """Update only the weight, piece by piece; the states are read, and stay on disk as they are."""
         for piece, slot in self.pieces.get(name, ()):
             weight = Op(
                 kind=OpKind.CPU_WEIGHT, stage=self.names[n], subject=f"{name}#{piece.number}", round=r, slot=slot
@@ -271,7 +274,7 @@ class SerialOrder:
             yield weight
 
     def _trailing_states(self, n: int, stage: Stage) -> Iterator[Op]:
-        """Of weights that were made at the end of the step before: read, update, write."""
+        """Update the states of weights that were updated at the end of the step before: read, update, write."""
         pieces = [(name, piece) for name in stage.states_update for piece, _ in self.pieces.get(name, ())]
         for number, (name, piece) in enumerate(pieces):
             its = Op(
@@ -285,22 +288,22 @@ class SerialOrder:
         return self.plan.clip and name not in self.ahead
 
     def _by_need(self) -> list[str]:
-        """All that the CPU updates; what the next step needs first comes first."""
+        """All tensors that the CPU updates; those that the next step needs first come first."""
         order = {name: number for number, s in enumerate(self.stages) for name in s.cpu_update}
         return sorted(order, key=lambda n: (self.users[n][0], order[n]))
 
     def _move(self, kind: OpKind, n: int, item: Item, r: int) -> Op:
-        """A copy, through a slot where the item is on disk; memory that is freed is the device's alone."""
+        """A copy, through a slot if the item is on disk, or a FREE, which concerns the device alone and has no slot."""
         slot = self.slots[item.kind].get(item.name) if kind is not OpKind.FREE else None
         return Op(kind=kind, stage=self.names[n], subject=item, bytes=self.sizes[item], round=r, slot=slot)
 
     def _completes(self, name: str, stage: Stage) -> bool:
-        """The stage is the last that adds to the gradient of `name`: the backward of its first block."""
+        """Whether the stage is the last that adds to the gradient of `name`: the backward of its first block."""
         return self.users[name][0] == stage.block
 
 
 def _what_of(op: Op) -> object:
-    """The same for all operations on one piece of a tensor's states: what reads, updates and writes it."""
+    """A key shared by the operations that read, update and write one piece of a tensor's states."""
     if op.piece is None:
         return op.subject
     return (op.names[0] if op.queue is Queue.CPU else op.item.name), op.piece

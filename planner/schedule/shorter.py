@@ -1,11 +1,11 @@
 """Places for the tensors of slices that are shorter than the plan's.
 
-A plan's places are for slices of the largest shape. Code for a shorter one is traced anew, and nearly always does the
-same with smaller tensors: then each lies where the larger one would. Where it does something else, as beyond no window
-a mask is needed, what outlives its turn lies where a tensor would that stays as long, and what the turn makes and lets
-go of lies in what the turn's own places leave. What kernels allocate for themselves nobody has found out for a shorter
-slice; it is hardly ever more, and lies where that of the longest does. So a short slice takes no memory but that of the
-long one in its stead, whatever the other slices of the step are.
+A plan's places are for slices of the largest shape. Code for a shorter slice is traced anew, and nearly always does the
+same with smaller tensors: then each lies where the larger one would. Sometimes it does something else: a row shorter
+than the attention window needs no mask. Then a tensor that outlives its turn takes the place of one that stays as long,
+and a tensor that the turn makes and releases takes what is left of the turn's own places. What kernels allocate for
+themselves is not known for a shorter slice. It is hardly ever more than in the longest one, and lies where the same
+lies there. So a short slice takes only memory of the long one in its stead, whatever the other slices of the step are.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ LOOSE = -1
 """The offset of a tensor that has no place."""
 _NEVER = 2**62
 _Taken = tuple[int, int, int, int]
-"""From one byte to another, from one event of an operation to another."""
+"""Memory taken for a time: first byte, end byte, first event and end event of an operation."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Life:
-    """A tensor that an operation allocates, as event `born`, and which operation lets go of it, as its event `died`."""
+    """A tensor that an operation allocates with its event `born`. Operation number `until` releases it with its event
+    `died`."""
 
     number: int
     bytes: int
@@ -41,8 +42,8 @@ class _Life:
 def places_of_shorter(
     program: Program, chain: Chain, arrangement: Arrangement, shorter: Chain
 ) -> dict[str, tuple[Place, ...]]:
-    """Operation (under `key_of`) -> every tensor that it allocates where its slice has the lifetimes of `shorter`, in
-    order, and its place within those that `arrangement` has for slices of `chain`."""
+    """Operation (its `key_of`) -> the places of all tensors that it allocates if its slice has the lifetimes of
+    `shorter`, in order. They lie within the places that `arrangement` has for slices of `chain`."""
     few = few_rounds(program)
     planned, found = allocations(few, chain), allocations(few, shorter)
     there: dict[int, tuple[int, int]] = {}  # tensor -> where it begins and ends
@@ -53,7 +54,7 @@ def places_of_shorter(
             for event, place in zip(large, arrangement.standing[item], strict=True)
         }
     steps: dict[str, tuple[Place, ...]] = {}
-    moved = False  # some lie elsewhere than where the longest slice's do
+    moved = False  # some tensors lie elsewhere than the longest slice's
     both = zip(planned.steps, _lives(planned), _lives(found), strict=True)
     for at, ((op, _), its, lives) in enumerate(both):
         given = iter(arrangement.steps.get(key_of(op, program.rounds), ()))
@@ -82,10 +83,11 @@ def places_of_shorter(
 def _with_own(
     places: Sequence[Place], order: Sequence[bool], own: Sequence[tuple[int, Place | None]], sizes: Mapping[int, int]
 ) -> tuple[Place, ...]:  # fmt: skip
-    """With the places of what the longest slice's operations have for themselves, which are for anything of no more
-    bytes. Lest it take the place of a tensor, that of the size which is most likely has its turn in the `order`, too.
-    `sizes`: those of the longest slice's tensors -> the shorter's. What is as large as one of those in the longest
-    slice, as a copy is, will be so here; else its size may come from the card or from whole blocks, and is the same."""
+    """The `places`, together with those of the scratch (`own`) of the longest slice's operation. The latter are for any
+    scratch of no more bytes. So that scratch does not take a tensor's place, a place for its most likely size also has
+    its turn in the `order`. `sizes`: size of a tensor in the longest slice -> in the shorter one. Scratch as large as a
+    tensor in the longest slice, as a copy is, will be so here, too. Else its size may come from the card or from whole
+    blocks, and is the same."""
     found: list[Place] = []
     rest, its = iter(places), iter(own)
     for is_own in order:
@@ -102,7 +104,7 @@ def _with_own(
 
 
 def _lives(found: Allocations) -> Iterator[list[_Life]]:
-    """Of what each operation allocates, in order."""
+    """The lives of what each operation allocates, in order."""
     ends: dict[int, tuple[int, int]] = {}
     for at, (_, events) in enumerate(found.steps):
         ends |= {event.number: (at, n) for n, event in enumerate(events) if not event.bytes}
@@ -115,7 +117,7 @@ def _lives(found: Allocations) -> Iterator[list[_Life]]:
 
 
 def _alike(its: Sequence[_Life], lives: Sequence[_Life]) -> bool:
-    """Whether the same happens with tensors that are no larger."""
+    """Whether the shorter slice does the same as the longest one, with tensors that are no larger."""
     return len(its) == len(lives) and all(
         (one.until, one.most) == (other.until, other.most) and one.bytes >= other.bytes
         for one, other in zip(its, lives, strict=True)
@@ -123,7 +125,7 @@ def _alike(its: Sequence[_Life], lives: Sequence[_Life]) -> bool:
 
 
 def _clash(at: int, lives: Sequence[_Life], places: Sequence[Place | None], leaving: Sequence[_Taken]) -> bool:
-    """Whether something that was there before is in the way."""
+    """Whether one of these places is taken by a tensor that was there before and has not left yet."""
     return any(
         place is not None and _in_the_way(place.offset, grains(life.bytes), leaving, life, at)
         for life, place in zip(lives, places, strict=True)
@@ -131,7 +133,7 @@ def _clash(at: int, lives: Sequence[_Life], places: Sequence[Place | None], leav
 
 
 def _leaving(events: Sequence[Event], lives: Sequence[_Life]) -> Iterator[tuple[int, int]]:
-    """What was there before and goes, and with which event."""
+    """Tensors that were there before the operation and leave during it, each with the event that releases it."""
     own = {life.number for life in lives}
     return ((e.number, n) for n, e in enumerate(events) if not e.bytes and e.number not in own)
 
@@ -139,8 +141,8 @@ def _leaving(events: Sequence[Event], lives: Sequence[_Life]) -> Iterator[tuple[
 def _chosen(
     at: int, its: Sequence[_Life], places: Sequence[Place | None], lives: Sequence[_Life], leaving: Sequence[_Taken]
 ) -> list[Place | None]:  # fmt: skip
-    """A place for each of `lives`, of operation number `at`, in the `places` of what was planned there. `leaving`:
-    what is there before, and goes."""
+    """A place for each of the `lives` of operation number `at`, within the `places` planned for `its` lives; None where
+    there is none. `leaving`: memory of tensors that were there before and leave."""
     chosen: list[Place | None] = [None] * len(lives)
     rest = [(one, place) for one, place in zip(its, places, strict=True) if place is not None]
     busy = list(leaving)
@@ -174,7 +176,7 @@ def _in_the_way(offset: int, size: int, busy: Sequence[_Taken], life: _Life, at:
 
 
 def _met(busy: Sequence[_Taken], life: _Life, at: int) -> Iterator[tuple[int, int]]:
-    """What is taken at some time of its life in operation number `at`."""
+    """The memory that is taken at some time of this life, in operation number `at`."""
     died = life.died if life.until == at else _NEVER
     return ((start, end) for start, end, since, until in busy if since < died and life.born < until)
 
@@ -190,7 +192,7 @@ def _joined(intervals: Iterator[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _gaps(low: int, high: int, met: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """What is between `low` and `high` beside `met`, which is sorted."""
+    """The gaps between `low` and `high` that `met`, which is sorted, leaves."""
     for start, end in met:
         if start > low:
             yield low, min(start, high)

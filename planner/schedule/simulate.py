@@ -13,10 +13,10 @@ from planner.schedule.issuing import issue_s
 from planner.schedule.plan import Direction
 from planner.schedule.update_work import parameters_of, update_work
 
-STEPS = 4  # a step depends on the one before only; from the third on they look alike
+STEPS = 4  # a step depends only on the one before; from the third on, steps are alike
 
 
-# Host memory traffic per parameter. In most plans it is what an update takes its time for.
+# Host memory traffic per parameter. In most plans it determines how long an update takes.
 _UPDATE_BYTES = {
     OpKind.CPU_UPDATE: UPDATE_TRAFFIC_BYTES,
     OpKind.CPU_WEIGHT: UPDATE_TRAFFIC_BYTES,
@@ -54,7 +54,7 @@ class Durations:
         self.options = [block.option(name) for block, name in zip(chain.blocks, options, strict=True)]
 
     def of(self, op: Op, share: float = 1.0) -> float:
-        """Seconds. `share`: which part of a full slice's tokens the operation's slice has."""
+        """Seconds of `op`. `share`: which part of a full slice's tokens the operation's slice has."""
         machine = self.hardware
         match op.kind:
             case OpKind.FETCH:
@@ -86,7 +86,8 @@ class Durations:
         return issue_s(self.options[index], direction, self.hardware)
 
     def _on_drive(self, op: Op) -> float:
-        """A piece is read and written, and the drive does one at a time: each takes as long as both do."""
+        """Seconds to read or write a piece. Each piece is read and written, and the drive does one thing at a time: so
+        each of the two is taken to last as long as both together."""
         return op.bytes * self.hardware.disk_s_per_byte
 
 
@@ -95,8 +96,8 @@ def _sum(work: Mapping[str, float], op: Op) -> float:
 
 
 def durations_s(program: Program, chain: Chain, hardware: Hardware, shares: Sequence[float] = ()) -> list[float]:
-    """How long each operation takes on its queue when nothing makes it wait. `shares`: of each slice of the step, which
-    part of a full slice's tokens it has; computing and activations are taken for proportional to them."""
+    """How long each operation takes on its queue when nothing makes it wait. `shares`: for each slice of the step,
+    which part of a full slice's tokens it has; computing and activations are taken to be proportional to it."""
     durations = Durations(program.options, chain, hardware)
     alone = [durations.of(op, _share(op, program, shares)) for op in program.ops]
     if hardware.operation_s:
@@ -105,8 +106,8 @@ def durations_s(program: Program, chain: Chain, hardware: Hardware, shares: Sequ
 
 
 def issuing_s(program: Program, chain: Chain, hardware: Hardware) -> list[float]:
-    """How long the host issues each turn, with what is issued after the turn before: by other threads, which share its
-    lock of Python. 0 for what is no turn."""
+    """Seconds in which the host issues each turn and what is issued between the turn before and this one. Other threads
+    issue the latter, but they share Python's lock. 0 for operations that are no turns."""
     durations = Durations(program.options, chain, hardware)
     found, between = [0.0] * len(program.ops), 0
     turns = [number for number, op in enumerate(program.ops) if op.kind is OpKind.RUN]
@@ -120,8 +121,8 @@ def issuing_s(program: Program, chain: Chain, hardware: Hardware) -> list[float]
 
 
 def _sharing(program: Program, durations: list[float], part: float) -> list[float]:
-    """Where computing shares its cores, a turn takes longer by a part of what other queues do about then: of what is
-    issued after the turn before. What follows the last turn meets the first of the next step."""
+    """Where computing shares its cores, a turn takes longer by a part of what other queues do at about that time: what
+    is issued after the turn before. What follows the last turn delays the first turn of the next step."""
     turns = [number for number, op in enumerate(program.ops) if op.kind is OpKind.RUN]
     shared, pending = list(durations), 0.0
     for number in (*range(turns[-1] + 1, len(durations)), *range(turns[-1] + 1)):
@@ -141,8 +142,8 @@ def _share(op: Op, program: Program, shares: Sequence[float]) -> float:
 
 
 def host_traffic_bytes(program: Program, chain: Chain, shares: Sequence[float] = ()) -> float:
-    """What a step moves through the host's memory: copies and CPU updates, replays by their share of steps. `shares`:
-    see `durations_s`."""
+    """Bytes that a step moves through the host's memory: copies and CPU updates; replays count by the share of steps
+    that need them. `shares`: see `durations_s`."""
     parameters = parameters_of(chain)
     moves = (OpKind.FETCH, OpKind.SEND, OpKind.READ, OpKind.PEEK, OpKind.WRITE)
     moved = (op for op in program.ops if op.kind in moves)
@@ -152,13 +153,13 @@ def host_traffic_bytes(program: Program, chain: Chain, shares: Sequence[float] =
 
 
 def written_bytes(program: Program) -> int:
-    """What a step writes to disk."""
+    """Bytes that a step writes to disk."""
     return sum(op.bytes for op in program.queue(Queue.DISK_WRITE))
 
 
 def least_step_s(program: Program, chain: Chain, hardware: Hardware) -> float:
-    """What a step takes at least for what the host's memory moves in it, for what the drive reads and writes, which
-    does one thing at a time, and for what it writes hour by hour."""
+    """The least seconds of a step: for what the host's memory moves; if the step writes to the drive, for what the
+    drive reads and writes, one thing at a time; and for what it writes, at the rate it sustains for hours."""
     memory_s = host_traffic_bytes(program, chain) / hardware.cpu_memory_bytes_per_s
     sustained = hardware.disk_sustained_bytes_per_s
     written = written_bytes(program)
@@ -168,8 +169,8 @@ def least_step_s(program: Program, chain: Chain, hardware: Hardware) -> float:
 
 
 def simulate(program: Program, chain: Chain, hardware: Hardware, shares: Sequence[float] = ()) -> Timeline:
-    """Run the program on queues that each do one operation at a time, in order, after what it waits for. `shares`: see
-    `durations_s`."""
+    """Simulate the program. Each queue does one operation at a time, in order, each after those it waits for.
+    `shares`: see `durations_s`."""
     durations = durations_s(program, chain, hardware, shares)
     *_, before, last = _run(program, durations, STEPS)
     busy = {queue: sum(d for d, op in zip(durations, program.ops, strict=True) if op.queue is queue) for queue in Queue}
@@ -181,8 +182,8 @@ def simulate(program: Program, chain: Chain, hardware: Hardware, shares: Sequenc
 def last_steps(
     program: Program, chain: Chain, hardware: Hardware, count: int, *, around: int = 0
 ) -> tuple[tuple[Span, ...], ...]:
-    """The spans of the last `count` simulated steps, and of `around` more before and after: what these do at the same
-    time. Seconds from the start of the first of the `count`.
+    """The spans of the last `count` simulated steps, and of `around` more steps before and after, whose operations may
+    overlap them in time. Seconds count from the start of the first of the `count` steps.
     """
     every = count + 2 * around
     steps = _run(program, durations_s(program, chain, hardware), STEPS - 2 + every)[-every:]
@@ -191,7 +192,7 @@ def last_steps(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Step:
-    """One simulated step: per operation start and end; the computing queue's work begins and ends the step."""
+    """One simulated step: start and end of each operation. The computing queue's work begins and ends the step."""
 
     starts_s: list[float]
     ends_s: list[float]

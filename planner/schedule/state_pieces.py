@@ -1,4 +1,4 @@
-"""Optimizer states on disk: the pieces they are read, updated and written by, and what these take."""
+"""Optimizer states on disk: the pieces in which they are read, updated and written, and the bytes of these pieces."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import dataclass
 PAGE = 4096
 PARTS = ("exp_avg", "exp_avg_sq", "master")
 LEAST_BYTES = 2**20
-"""Smaller states take a drive nearly as long, and stay in memory."""
+"""States of fewer bytes stay in memory, since they take a drive nearly as long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """Elements `first` … of the flattened tensor `name`, the piece `number` of it. `widths`: bytes an element of each
-    of its states, which lie one after the other: exp_avg, exp_avg_sq and, where weights are narrower than fp32, the
-    master."""
+    """Piece `number` of the flattened tensor `name`: `elements` elements from element `first` on. `widths`: bytes per
+    element of each of its states, which lie one after the other: exp_avg, exp_avg_sq and, where weights are narrower
+    than fp32, the master."""
 
     name: str
     number: int
@@ -26,7 +26,7 @@ class Piece:
 
     @property
     def bytes(self) -> int:
-        """In memory and in the file: whole pages."""
+        """Bytes of the piece in memory and in the file, in whole pages."""
         return whole_pages(self.elements * sum(self.widths))
 
 
@@ -44,8 +44,8 @@ class StoredTensor:
         return PARTS[: len(self.widths)]
 
     def pieces(self, piece_elements: int) -> tuple[Piece, ...]:
-        """In order; all but the last have `piece_elements`, a multiple of 1024: so of what a vector takes, and no bit
-        of an update depends on where a tensor is cut."""
+        """The pieces in order. All but the last have `piece_elements` elements. This is a multiple of 1024, and so of a
+        vector's elements: no bit of an update depends on where a tensor is cut."""
         assert piece_elements % 1024 == 0
         elements = math.prod(self.shape)
         return tuple(
@@ -58,10 +58,10 @@ class StoredTensor:
 
 
 def whole_pages(size: int) -> int:
-    """So many bytes, and the rest of their last page."""
+    """`size` bytes, rounded up to whole pages."""
     return -(-size // PAGE) * PAGE
 
 
 def stored_bytes(pieces: Iterable[Piece], homes: int) -> int:
-    """What the pieces take on disk, with so many homes for each."""
+    """Bytes that the pieces take on disk if each has `homes` places there."""
     return homes * sum(piece.bytes for piece in pieces)

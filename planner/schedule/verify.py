@@ -1,10 +1,10 @@
 """Proof, before anything runs, that a program is right.
 
-Order: every two operations that touch the same copy, one of them writing, are ordered by queues and waits, whatever the
-queues' speeds; a drain and the step after it leave operations out, but not their places, and so have that order.
-Content: every read has its data in place and current. Updates: every trainable tensor exactly once a step. Memory: the
-peak is within the budget, and where tensors have places, no two that are there at the same time overlap. The cycle
-closes.
+Order: any two operations that touch the same copy, one of them writing, are ordered by queues and waits, whatever the
+queues' speeds. A drain and the step after it leave operations out, but these keep their places, so the order holds.
+Content: every read finds current data. Updates: every trainable tensor is updated exactly once a step. Memory: the peak
+is within the budget, and where tensors have places, no two that are there at the same time overlap. The cycle closes:
+a step ends with the same items on the device with which it begins.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def verify(
     program: Program, chain: Chain, *, gpu_budget_bytes: int | None = None, measured: ForwardBytes | None = None,
     offsets: Sequence[int] = (),
 ) -> None:  # fmt: skip
-    """Raise InvalidProgram with the first thing that is wrong. `measured`: the bytes of a forward program. `offsets`:
-    where tensors lie, in the order of `Spans`; empty where memory is not arranged."""
+    """Raises InvalidProgram with the first thing that is wrong. `measured`: the bytes of a forward program; None for a
+    step. `offsets`: where tensors lie, in the order of `Spans`; empty where memory is not arranged."""
     names = [op.name for op in program.ops]
     if len(set(names)) != len(names):
         raise InvalidProgram(f"an operation stands twice: {next(n for n in names if names.count(n) > 1)}")
@@ -37,7 +37,7 @@ def verify(
     _conflicts_are_ordered(program, chain)
     _contents_are_right(program, chain)
     if gpu_budget_bytes is not None:
-        if offsets:  # tensor by tensor, which is nearer than the sum of what turns need at most
+        if offsets:  # counted tensor by tensor: closer than the sum of what turns need at most
             peak = _proven_places(program, chain, offsets)
         else:
             peak = gpu_peak_bytes(program, chain) if measured is None else forward_peak_bytes(program, chain, measured)
@@ -46,7 +46,7 @@ def verify(
 
 
 def _proven_places(program: Program, chain: Chain, offsets: Sequence[int]) -> int:
-    """The bytes of an arrangement in which no two tensors lie in the same memory at the same time."""
+    """The bytes of the arrangement with these offsets. Raises InvalidProgram where two tensors would overlap."""
     spans = Spans(program, chain)
     if len(offsets) != len(spans.spans) or min(offsets) < 0:
         raise InvalidProgram(f"there are {len(offsets)} places for {len(spans.spans)} tensors")
@@ -59,7 +59,7 @@ def _proven_places(program: Program, chain: Chain, offsets: Sequence[int]) -> in
 
 
 def _turns_are_complete(program: Program, chain: Chain) -> None:
-    """In every round every block runs every slice once per direction, stage by stage, slices in order."""
+    """Check that in every round every block runs each slice once per direction, stage by stage, slices in order."""
     count = len(chain.blocks)
     stages = stage_order(count) if program.trains else tuple((Direction.FORWARD, index) for index in range(count))
     order = [f"{direction}{index}.{k}" for direction, index in stages for k in range(program.slices)]
@@ -71,7 +71,7 @@ def _turns_are_complete(program: Program, chain: Chain) -> None:
 
 
 def _conflicts_are_ordered(program: Program, chain: Chain) -> None:
-    """Happens-before by vector clocks over unrolled steps; conflicting accesses must be in it."""
+    """Check that of two conflicting accesses one happens before the other, by vector clocks over unrolled steps."""
     ops, count = program.ops, len(program.ops)
     position = {op.name: number for number, op in enumerate(ops)}
     for op in ops:
@@ -116,7 +116,7 @@ def _conflicts_are_ordered(program: Program, chain: Chain) -> None:
 
 
 def _contents_are_right(program: Program, chain: Chain) -> None:
-    """From the drained state into the steady one, through a drain, and on."""
+    """Check what is where: from the drained state into the steady one, then through a drain and one more step."""
     contents = Contents(program, chain)
     carried = tuple(op for op in program.ops if op.carried)
     for cycle in range(_CYCLES):
@@ -127,7 +127,7 @@ def _contents_are_right(program: Program, chain: Chain) -> None:
 
 
 def _one_step(contents: Contents, *, drained: bool) -> None:
-    """Apply a step's operations; after a drain there is nothing carried to do."""
+    """Apply a step's operations; after a drain, those that are carried have nothing to do."""
     contents.updated = {}
     for op in contents.program.ops:
         if not (drained and op.carried):
