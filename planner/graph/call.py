@@ -1,7 +1,7 @@
-"""A block in the frame's autograd graph, which is cut around it.
+"""Calls of blocks inside the frame's autograd graph, which is cut around each of them.
 
-Forward runs inside the model's own forward. Backward does not run inside autograd: a plain loop computes each block's
-backward and drives the frame's pieces between the blocks through gradient edges, which hold no data.
+A block's forward runs inside the model's own forward. Its backward does not run inside autograd: a plain loop computes
+each block's backward and runs the frame's pieces between the blocks, through gradient edges, which hold no data.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from planner.graph.result import Mappings
 from planner.graph.tangents import Layout, layout_of
 
 Given = Pieces["FrameCall"]
-"""What blocks of one slice were given."""
+"""The tensors that the blocks of one slice were given."""
 
 
 class FrameCall:
     """One block on one slice as the frame's graph sees it, from its forward to its backward.
 
-    tangents    gradients of the outputs, None until one of them has arrived from the frame; where it is several times
-                (from the loss and from the next block), each output has what has arrived for it
-    later       argument -> its gradient as far as later readers have made it: later blocks, or the model's code after
-                the block (a residual around it). The block's backward begins with it
-    shares      argument -> the block before that was given the same tensor, and as which argument, where that can only
-                be known so: of views, and of parameters of the frame
-    layout      of what backward was given
+    tangents    gradients of the outputs; None until the first arrives from the frame. They may arrive in several parts
+                (from the loss and from the next block): each output has the sum of what has arrived for it
+    later       argument -> the part of its gradient that comes from later readers: later blocks, or the model's code
+                after the block (a residual around it). The block's backward begins with it
+    shares      argument -> the earlier call that was given the same tensor, and as which argument. Only for tensors
+                that no call owns as a node of the graph: views, and parameters of the frame
+    layout      how the gradients that backward was given are laid out
     """
 
     def __init__(self, pair: BlockCode, tensors: Sequence[Tensor], given: Given | None = None) -> None:
-        """`tensors`: the tensor arguments of the call, as the frame gives them; `given`: what blocks of the same slice
-        were given before, which the call adds to."""
+        """`tensors`: the tensor arguments of the call, as the frame gives them. `given`: what earlier blocks of the
+        same slice were given; the call adds its own."""
         self.pair = pair
         self.edges: list[GradientEdge | None] = [get_gradient_edge(t) if t.requires_grad else None for t in tensors]
         self.pieces: Given = Pieces() if given is None else given
@@ -65,7 +65,7 @@ class FrameCall:
         return torch.zeros(output.shape, dtype=output.dtype, device=output.device)
 
     def arrive(self, grads: Sequence[Tensor | None]) -> None:
-        """Take gradients of all outputs, None where there is none. Gradients of one output add up."""
+        """Take one gradient per output, None where none has come. Several gradients of one output add up."""
         if self.tangents is None:
             self.tangents = list(grads)
             return
@@ -75,8 +75,8 @@ class FrameCall:
                 self.tangents[i] = new if old is None else self.sum(i, old, new)
 
     def keep(self, tensors: Sequence[Tensor], anchor: Tensor) -> None:
-        """From now on let the gradients of tensors that the frame made, and the call was given, come to the call: what
-        reads them from now on are later readers."""
+        """Join the arguments that the frame made to this call: from now on their readers are later readers, whose
+        gradients come to the call (`later`)."""
         apply = cast(Callable[..., Tensor], _Given.apply)
         for index, (tensor, edge) in enumerate(zip(tensors, self.edges, strict=True)):
             if edge is None or tensor.is_leaf or tensor._is_view() or self.pieces.owner(edge) is not None:
@@ -85,7 +85,7 @@ class FrameCall:
                 tensor.detach_()
                 node = apply(self, index, anchor, tensor).grad_fn
             assert node is not None
-            self._kept.append(node)  # alive: it is known by its id
+            self._kept.append(node)  # keeps the node alive: `pieces` knows it by its id
             self.pieces.made(self.number, node, self, itself=False)
 
     def sum(self, output: int, old: Tensor, new: Tensor) -> Tensor:
@@ -93,7 +93,7 @@ class FrameCall:
         return old + new
 
     def complete(self) -> None:
-        """All has arrived that will: what is missing is zero, as autograd would make it."""
+        """Nothing more will arrive: gradients that are missing become zeros, as autograd would make them."""
         if self.tangents is not None:
             outputs, differentiable = self.pair.output_values, self.pair.result.differentiable
             self.tangents = [
@@ -102,8 +102,9 @@ class FrameCall:
             ]
 
     def take_tangents(self) -> list[Tensor]:
-        """Gradients of the differentiable outputs, which the call forgets, and those of arguments that have begun. All
-        is frozen up to here if it has none. From now on `pair` is the code for these, laid out as they are."""
+        """The gradients of the differentiable outputs, then those of arguments that have begun elsewhere. The call
+        forgets them. The list is empty if no output is differentiable: everything up to here is frozen. Afterwards
+        `pair` is the code for gradients of this layout."""
         differentiable = self.pair.result.differentiable
         if not any(differentiable):
             return []
@@ -122,14 +123,14 @@ class FrameCall:
         return [*taken, *(begun[index] for index in sorted(begun))]
 
     def _take_begun(self, index: int, edge: GradientEdge) -> Tensor | None:
-        """What there is of the gradient of an argument."""
+        """The part of an argument's gradient that is there before the block's backward, None if there is none."""
         maker = self.pieces.owner(edge)
         if maker is not None and index not in self.later and self.pieces.begins(self.number, edge):
             return maker.take_arrived(edge)
         return self.later.pop(index, None)
 
     def take_arrived(self, edge: GradientEdge) -> Tensor | None:
-        """What has arrived at this node of the call's so far, which the call forgets."""
+        """The gradient that has arrived so far at `edge`, a node of this call; the call forgets it."""
         if not self.__dict__:
             raise RuntimeError("a gradient comes to a block that has run backward")
         argument = getattr(edge.node, "argument", None)
@@ -141,12 +142,12 @@ class FrameCall:
         return gradient
 
     def pass_on(self, grads: list[Tensor | None], before: FrameCall | None) -> None:
-        """Send the gradients of the arguments through the frame's pieces of graph, to the block `before` and to the
-        frame's weights, as far as the pieces are due. Empties `grads`."""
+        """Send the gradients of the arguments through those pieces of the frame's graph that are due, to the block
+        `before` and to the frame's weights. Empties `grads`."""
         pairs, ends = self.pieces.due(self.number, list(self._own(grads)))
         grads.clear()
         if len(pairs) == 1 and before is not None and pairs[0][0].node is before.node:
-            # Nothing of the frame lies between: no trip through autograd.
+            # The frame has no operation between the two blocks: autograd is not needed.
             edge, gradient = pairs.pop()
             outputs: list[Tensor | None] = [None] * before.pair.n_outputs
             outputs[edge.output_nr] = gradient
@@ -157,9 +158,10 @@ class FrameCall:
             before.complete()
 
     def _own(self, grads: Sequence[Tensor | None]) -> Iterator[tuple[GradientEdge, Tensor]]:
-        """The gradients that go on from here, those of later readers in them; others are left to the block before."""
+        """The gradients that go on from this call, with those of later readers added. The gradient of an argument that
+        an earlier call shares is left to that call."""
         for index, (edge, grad) in enumerate(zip(self.edges, grads, strict=True)):
-            total = self.later.pop(index, None)  # of what the block's code has not begun with
+            total = self.later.pop(index, None)  # only where the block's code has not begun with it
             if grad is not None:
                 total = grad if total is None else total + grad
             if edge is None or total is None:
@@ -171,13 +173,13 @@ class FrameCall:
                 yield edge, total
 
     def clear(self) -> None:
-        """Break the cycle call -> node -> call, which runs through C++, where no collector sees it."""
+        """Break the cycle call -> node -> call: it goes through C++, where Python's collector does not see it."""
         self.__dict__.clear()
 
 
 def run_backward(pieces: Given, pairs: list[Due], ends: Sequence[End]) -> None:
-    """Run pieces of the frame's graph backward, from `pairs`, which is emptied. What has arrived at their `ends` comes
-    first: its readers were later in the forward."""
+    """Run pieces of the frame's graph backward from `pairs`, which is emptied. Gradients that have already arrived at
+    their `ends` are added first: they come from readers that were later in the forward."""
     edges, gradients = map(list, zip(*pairs, strict=True))
     pairs.clear()
     for end in ends:
@@ -193,16 +195,17 @@ class BlockCall(FrameCall, ABC):
 
     @abstractmethod
     def forward(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Outputs of the block for its (detached) tensor arguments. The list is the subclass's to empty."""
+        """Outputs of the block for its (detached) tensor arguments. The subclass may empty the list."""
 
     def enter(self, tensors: Sequence[Tensor], mappings: Mappings, anchor: Tensor) -> Any:
-        """Run `forward` as a node of the frame's graph and nest its outputs as the block would, also in the tables that
-        it is given.
+        """Run `forward` as a node of the frame's graph. Returns its outputs nested as the block's result, and puts into
+        `mappings`, the tables that the block was given, what the block leaves there.
 
         `anchor`: a scalar that requires grad, so that a block without a differentiable argument has a node too.
         """
         apply = cast(Callable[..., tuple[Tensor, ...]], _Cut.apply)
-        with torch._C.DisableTorchFunction():  # what looks at the frame's operations; a block's own code it may see
+        # Modes that watch the frame's operations must not see these; they may see a block's own code.
+        with torch._C.DisableTorchFunction():
             detached = [t.detach() for t in tensors]
         outputs = apply(self, anchor, *detached)
         del detached
@@ -216,7 +219,7 @@ class BlockCall(FrameCall, ABC):
 
 
 class _Given(torch.autograd.Function):
-    """A tensor that a block was given, for those who read it later: what comes back of them is the call's."""
+    """Marks a tensor that a block was given: the gradients of those who read it later go to the call."""
 
     @staticmethod
     def forward(ctx: Any, call: FrameCall, argument: int, anchor: Tensor, tensor: Tensor) -> Tensor:
@@ -239,7 +242,7 @@ class _Cut(torch.autograd.Function):
         ctx.call = call
         given = list(tensors)
         del tensors
-        # The block's own casts are in its code; what else is in there is not to be cast again.
+        # The block's code contains its casts: autocast must not add any.
         with autocast_off(anchor.device.type):
             outputs = tuple(call.forward(given))
         differentiable = call.pair.result.differentiable
@@ -249,12 +252,12 @@ class _Cut(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[None, ...]:
-        ctx.call.arrive(grads)  # not for the last time, perhaps: the loss may read a block's result too
+        ctx.call.arrive(grads)  # more may arrive later: the loss may read a block's result too
         return (None, None, *(None for _ in ctx.call.edges))
 
 
 def autocast_off(device_type: str) -> AbstractContextManager[object]:
-    """Inside, nothing is cast; where nothing is anyway, that costs next to nothing."""
+    """Inside, autocast is off. Where it is off already, this costs next to nothing."""
     on = torch.is_autocast_enabled(device_type)
     return torch.autocast(device_type, enabled=False) if on else contextlib.nullcontext()
 
@@ -283,7 +286,8 @@ def loss_of(result: Any) -> Tensor:
 
 
 def items_for(model: nn.Module, count: int) -> dict[str, int]:
-    """The number of tokens that a step's loss is the mean over, as models take it; nothing for one that does not."""
+    """The keyword argument num_items_in_batch = `count`, the number of tokens that a step's loss is the mean over;
+    empty for a model that does not take it."""
     known = inspect.signature(model.forward).parameters
     takes = "num_items_in_batch" in known or any(p.kind is p.VAR_KEYWORD for p in known.values())
     return {"num_items_in_batch": count} if takes else {}
@@ -294,16 +298,16 @@ def run_slice(
     given: Given,
 ) -> Tensor:  # fmt: skip
     """The model's own forward on one slice, and backward from the loss to the head. Returns the loss, detached.
-    `given`: what its blocks were given, which they add to.
+    `given`: filled by the slice's blocks with the tensors that they are given.
 
     `batch` may be on the device already: the model gets a copy, which dies as the forward ends.
     """
-    # copy=True: after the last slice's forward nothing reads the batches, and the next step's may take their place.
+    # copy=True: after the last slice's forward nothing reads the batches, so the next step's may take their memory.
     loss = loss_of(
         model(**{name: t.to(device, copy=True, non_blocking=True) for name, t in batch.items()}, **model_kwargs)
     )
     value = loss.detach()
-    with autocast_off(device.type):  # plain code leaves autocast before backward
+    with autocast_off(device.type):  # as plain code, which leaves autocast before backward
         edge = get_gradient_edge(loss)
         run_backward(given, *given.due(given.enter([edge]), [(edge, torch.ones_like(loss))]))
     return value

@@ -1,8 +1,9 @@
-"""Head and loss in chunks of rows: the logits of a whole slice never exist.
+"""Computes head and loss in chunks of rows, so that the logits of a whole slice never exist at once.
 
-The head's call gives `ChunkedLogits`, a tensor without data that remembers the head's input and what is done to each
-logit on the way to the loss. When cross entropy arrives, chunk by chunk is computed, and its gradients right with it.
-Chunks add up in another order than one matrix product does, so the last bits are not plain PyTorch's.
+The head's call returns `ChunkedLogits`, a tensor without data that remembers the head's input and the elementwise
+operations on the way to the loss. When cross entropy is called, it is computed chunk by chunk, each chunk's gradients
+together with its loss. Chunks add up in another order than one matrix product does, so the last bits are not plain
+PyTorch's.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from planner.graph.interface import BlockCode
 from planner.graph.result import Mappings
 
 _FROZEN_ROWS = 256
-"""A product with so many rows is 256 FLOPs a byte of a 16-bit weight; an RTX 4090 does 164 while it reads one."""
+"""Most rows of a chunk where the head's weight is frozen. A product with 256 rows is 256 FLOPs for each byte of a
+16-bit weight; an RTX 4090 computes 164 in the time in which it reads a byte."""
 
 Elementwise = Callable[[Tensor], Tensor]
 Sink = Callable[[str, Tensor], None]
@@ -34,7 +36,8 @@ _FACTS = frozenset({"__get__", "size", "dim", "ndimension", "__len__", "is_float
 
 
 class Loss(Protocol):
-    """Computes the sum of the losses of `rows` [rows, width], whose logits go through `post`, each times its share."""
+    """Computes the sum of the losses of `rows` [rows, width], each times its share if there are `shares`. The logits go
+    through the operations of `post` first; rows whose target is `ignored` have no loss."""
 
     def __call__(
         self, rows: Tensor, post: Sequence[Elementwise], target: Tensor, ignored: int, shares: Tensor | None = None
@@ -42,7 +45,9 @@ class Loss(Protocol):
 
 
 class ChunkedLogits(torch.Tensor):
-    """Logits that are not there: [..., vocabulary] for the head's input `hidden` [..., width]."""
+    """Logits without data, [..., vocabulary], for the head's input `hidden` [..., width]. `post`: the elementwise
+    operations that were applied to them; `loss` computes their loss. Any use that chunks do not support raises
+    UserError "loss-not-in-chunks"."""
 
     hidden: Tensor
     post: tuple[Elementwise, ...]
@@ -52,7 +57,7 @@ class ChunkedLogits(torch.Tensor):
     def of(
         hidden: Tensor, vocabulary: int, loss: Loss, dtype: torch.dtype, post: tuple[Elementwise, ...] = ()
     ) -> ChunkedLogits:
-        """The logits of `hidden`, with `dtype` as they are after `post`."""
+        """The logits of `hidden`; `dtype` is theirs after `post`."""
         make = cast(Any, torch.Tensor)._make_wrapper_subclass
         made = make(ChunkedLogits, (*hidden.shape[:-1], vocabulary), dtype=dtype, device=hidden.device)
         made.hidden, made.post, made.loss = hidden, post, loss
@@ -109,8 +114,8 @@ def _cross_entropy(
 
 
 def weighted_cross_entropy(logits: Tensor, target: Tensor, shares: Tensor, ignored: int) -> Tensor:
-    """The sum of each row's loss times its share, in fp32; logits [rows, vocabulary], perhaps in chunks, the others
-    [rows]. Rows whose target is `ignored` have none."""
+    """The sum over rows of loss times share, in fp32. `logits` [rows, vocabulary] may be `ChunkedLogits`; `target` and
+    `shares` are [rows]. Rows whose target is `ignored` have no loss."""
     if isinstance(logits, ChunkedLogits):
         return logits.loss(logits.hidden, logits.post, target, ignored, shares)
     return (F.cross_entropy(logits, target, ignore_index=ignored, reduction="none") * shares).sum()
@@ -125,21 +130,22 @@ def _refused(what: str) -> UserError:
 
 
 def check_chunked(module: nn.Module) -> None:
-    """Raise UserError when a head is none that chunks can be computed of."""
+    """Raise UserError "loss-not-in-chunks" if the head `module` is not a plain linear layer."""
     if type(module) is not nn.Linear:
         raise _refused(f"what {type(module).__name__} does, which is no linear layer")
 
 
 def chunk_rows(weight: Tensor) -> int:
-    """Rows of a chunk for a head with this weight: logits in fp32 take a quarter of what the weight's gradient takes in
-    fp32. A frozen one has none, and no sum that every chunk reads and writes: fewer rows are enough to keep a card
-    busy computing."""
+    """Rows of a chunk for a head with this weight: so many that a chunk's logits in fp32 take a quarter of the bytes of
+    the weight's gradient in fp32, at least 128. A frozen weight has no gradient, so no sum that every chunk reads and
+    writes: fewer rows are enough to keep a card busy computing."""
     rows = max(128, weight.shape[-1] // 4)
     return rows if weight.requires_grad else min(rows, _FROZEN_ROWS)
 
 
 def loss_only(module: nn.Module, count: int) -> Callable[[Tensor], ChunkedLogits]:
-    """The forward of the head `module` for a loss without gradients, on the weights it has when it is called."""
+    """A forward of the head `module` for a loss without gradients, in chunks of `count` rows. It uses the weights that
+    `module` has when the forward is called."""
 
     def forward(hidden: Tensor) -> ChunkedLogits:
         weight, bias = cast(Tensor, module.weight).detach(), module.bias
@@ -172,8 +178,8 @@ def _chunk_loss(
 class ChunkedHead(FrameCall, ABC):
     """The head on one slice, with its loss and gradients in chunks of `chunk_rows` rows.
 
-    Between forward and backward it holds the gradients of the summed loss; backward multiplies them by the gradient of
-    that sum, which is what the frame makes of it (one over the step's tokens).
+    Between forward and backward it holds the gradients of the summed loss. Backward multiplies them by the gradient of
+    that sum, `scale`, which arrives from the frame (one over the step's tokens).
     """
 
     def __init__(self, pair: BlockCode, tensors: Sequence[Tensor], chunk_rows: int, given: Given | None = None) -> None:
@@ -189,7 +195,7 @@ class ChunkedHead(FrameCall, ABC):
         """The weights by local name: weight [vocabulary, width], and bias [vocabulary] if there is one."""
 
     def enter(self, tensors: Sequence[Tensor], mappings: Mappings, anchor: Tensor) -> Any:
-        """The logits, which are computed when the loss is."""
+        """The logits, as `ChunkedLogits`: they are computed together with the loss. Raises UserError under autocast."""
         if torch.is_autocast_enabled(anchor.device.type):
             raise _refused("a loss under autocast")
         self.anchor = anchor
@@ -206,7 +212,8 @@ class ChunkedHead(FrameCall, ABC):
     def compute(
         self, rows: Tensor, post: Sequence[Elementwise], target: Tensor, ignored: int, shares: Tensor | None
     ) -> Tensor:
-        """The loss, summed; its gradients stay here, of one loss: a second one would come with a scale of its own."""
+        """The summed loss; its gradients stay in this call. Raises UserError for a second loss, which would need a scale
+        of its own."""
         if self.of_rows is not None or self.of_weights:
             raise _refused("more than one loss")
         weights = self.weights()
@@ -244,7 +251,8 @@ class ChunkedHead(FrameCall, ABC):
             self.of_weights[name] = part
 
     def finish(self, sink: Sink) -> list[Tensor | None]:
-        """The gradient of the head's input; those of weights go to `sink`, all with the scale that has arrived."""
+        """Returns the gradient of the head's input, None where there is none; gradients of weights go to `sink`. All are
+        multiplied by the scale that has arrived. Raises UserError if none has."""
         scale, of_rows = self.scale, self.of_rows
         if scale is None:
             raise _refused("something else than the loss")
@@ -262,7 +270,7 @@ class ChunkedHead(FrameCall, ABC):
 
 
 class _ChunkedLoss(torch.autograd.Function):
-    """Forward computes loss and gradients; backward only takes the scale."""
+    """The loss as a node of autograd: forward computes loss and gradients, backward only stores the scale."""
 
     @staticmethod
     def forward(

@@ -1,4 +1,4 @@
-"""A block that cannot be traced: its own code runs in forward, and again, with autograd, in backward."""
+"""Runs a block that cannot be traced: its own code runs in forward, and again in backward, where autograd runs it."""
 
 from __future__ import annotations
 
@@ -30,25 +30,26 @@ from planner.graph.work import Counting, Work
 
 
 class EagerPair(BlockCode):
-    """Keeps the block's arguments, and the random state and its buffers as they were, from forward to backward."""
+    """One block run by its own code. From forward to backward it keeps the block's arguments, and the random state and
+    the buffers as they were before the forward."""
 
     recipe = EAGER
     reason = ""
-    moves = False  # results go where the plan has a place for them, out of the area of all else that the code makes
-    changes_buffers = False  # as far as was seen
+    moves = False  # results are copied to the place that the plan has for them, out of the area of all other tensors
+    changes_buffers = False  # whether a measured run has changed a buffer
     _begun: tuple[int, ...] = ()  # arguments whose gradients have begun elsewhere
     output_bytes = forward_peak = 0
     _work: tuple[Sequence[Work], Sequence[Work]] = (), ()
-    _bytes: tuple[int, int, int] = 0, 0, 0  # of a run: the forward's peak, the results', the backward's peak
+    _bytes: tuple[int, int, int] = 0, 0, 0  # of the last run: forward's peak, results, backward's peak
 
     def __init__(self, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, name: str) -> None:
-        """`module` called with these arguments, which may be fake. Its weights come with every call, so they may be
-        anywhere; its forward must be its own."""
+        """The code of `module` for a call with these arguments, which may be fake. Weights are passed with every call,
+        so those of `module` may be on any device. `module.forward` must be the module's own."""
         call, tensors = flatten_call(args, kwargs)
         self.name, self._flat, self._fakes = name, Flat(module, call), FakeMode.of(tensors)
         self._device = tensors[0].device
         self._rng = rng_of(self._device)
-        self.own_code: Callable[[bool], None] = lambda on: None  # told when what is allocated is the code's own
+        self.own_code: Callable[[bool], None] = lambda on: None  # called with True where the block's code allocates
         kind = self._device.type
         self._autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
         self._anchor = torch.zeros((), requires_grad=True)
@@ -72,10 +73,10 @@ class EagerPair(BlockCode):
 
     def forward(self, values: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         states = [self._rng.get()]
-        buffers = [buffer.clone() for buffer in values[self._buffers]]  # the code may change them, and read what it did
+        buffers = [buffer.clone() for buffer in values[self._buffers]]  # the code may change and read its buffers
         given = self._given(values, [])
         values.clear()
-        # With autograd, though nothing of its graph stays: code may take another way without, which rounds elsewhere.
+        # Gradients are on although the graph is dropped: without them code may take a branch that rounds otherwise.
         self.own_code(True)
         try:
             with torch.enable_grad(), self._holding(given, keep=True):
@@ -91,18 +92,20 @@ class EagerPair(BlockCode):
         return [*(self._settled(t.detach()) for t in made), *buffers], states
 
     def _settled(self, tensor: Tensor) -> Tensor:
-        """In memory of its own."""
+        """`tensor`, copied to memory of its own if results are moved and it fills its storage."""
         dense = tensor.untyped_storage().nbytes() == tensor.nbytes
         return tensor.clone() if self.moves and dense else tensor
 
     def lifetimes(self) -> tuple[str, str]:
-        """As for any code of which only the peaks are known; results are made in the area, too, and then moved."""
+        """As for any code of which only the peaks are known, but the area also has room for the results and the input
+        gradients: they are made there and then moved."""
         forward, backward = super().lifetimes()
         working = max(0, self.forward_peak - self.saved_bytes), self.backward_peak[False]
         return _with_area(forward, working[0]), _with_area(backward, working[1])
 
     def _as_before(self, made: Sequence[Tensor]) -> bool:
-        """Whether a result is nested as the first one was, its tensors with a gradient in the same places."""
+        """Whether the last result nests as the first one did, and its tensors with a gradient have the same places,
+        shapes and dtypes."""
         now = self._flat.result
         if now.spec != self.result.spec or now.differentiable != self.result.differentiable:
             return False
@@ -113,7 +116,7 @@ class EagerPair(BlockCode):
         count, n_weights = len(self._trained), self.n_params + self.n_buffers
         tangents, buffers = values[count:], values[: self.n_buffers]
         grads: list[Tensor | None] = [None] * (count - n_weights)
-        if not any(self._trained):  # frozen, and so is all that comes before it
+        if not any(self._trained):  # nothing here is trained, and nothing before this block
             values.clear()
             return grads
         given = self._given([*values[self.n_buffers : n_weights], *buffers, *values[n_weights:count]], grads)
@@ -135,7 +138,7 @@ class EagerPair(BlockCode):
         now = self._rng.get()
         self._rng.set(states[0])
         self.own_code(True)
-        with self._holding(given):  # in its backward, too: what the code has checkpointed it runs again there
+        with self._holding(given):  # during backward, too: code that checkpoints parts of itself runs them again there
             try:
                 with torch.enable_grad():
                     made = self._run(given)
@@ -148,12 +151,12 @@ class EagerPair(BlockCode):
         self.own_code(False)
         grads = [None if g is None else self._settled(g) for g in grads]
         for local in list(missing):
-            del missing[local]  # its hook knows `missing`: a circle that no collector sees would keep the weight
-            sink(local, None)  # nothing chose this expert
+            del missing[local]  # the weight's hook refers to `missing`: a cycle that no collector sees
+            sink(local, None)  # no gradient reached this weight: an expert that no row chose
         return grads
 
     def for_tangents(self, layout: Layout) -> EagerPair:
-        """As it is for any layout; with what has begun in its place."""
+        """The same code, which serves any layout, with the arguments whose gradients have begun elsewhere noted."""
         begun = tuple(index for index, _ in layout.begun)
         if begun == self._begun:
             return self
@@ -165,8 +168,8 @@ class EagerPair(BlockCode):
         return self._work
 
     def _given(self, values: Sequence[Tensor], grads: list[Tensor | None]) -> list[Tensor]:
-        """What the code gets: leaves of autograd's, and inputs whose gradients go to `grads` as they are laid out,
-        which those of a leaf would not be."""
+        """The tensors that the code gets: weights and buffers as autograd leaves, and inputs whose gradients go to
+        `grads` with the strides that backward gives them. Autograd may change the strides of a leaf's gradient."""
         n_weights = self.n_params + self.n_buffers
         given = [v.detach().requires_grad_(t) for v, t in zip(values[:n_weights], self._trained, strict=False)]
         with torch.enable_grad():
@@ -176,13 +179,13 @@ class EagerPair(BlockCode):
 
     @contextlib.contextmanager
     def _holding(self, given: Sequence[Tensor], *, keep: bool = False) -> Iterator[None]:
-        """Inside, the module's weights and buffers are those of `given`. `keep`: buffers get what the code puts in
-        their place, too. Not in backward, which reads what was there."""
+        """Inside, the module's weights and buffers are those of `given`. `keep`: where the code puts another tensor in
+        a buffer's place, its values are copied to the buffer. Backward does not keep them: it reads the old values."""
         weights = dict(zip(self._names, given, strict=False))
         with _reparametrize_module(self._flat, weights, tie_weights=True):
             yield
         for part in self._flat.modules():
-            if isinstance(part, nn.RNNBase):  # it has a list of what it ran with, which would stay on the device
+            if isinstance(part, nn.RNNBase):  # it lists the weights it ran with, which would stay on the device
                 part._init_flat_weights()
         if keep:
             for name, leaf in zip(self._names[self._buffers], given[self._buffers], strict=True):
@@ -190,10 +193,10 @@ class EagerPair(BlockCode):
                     leaf.data.copy_(weights[name].detach())
 
     def _run(self, given: Sequence[Tensor], *, keep: bool = False) -> tuple[Tensor, ...]:
-        """`keep`: it is the forward."""
+        """Run the block's code. `keep`: as the forward, not again in backward."""
         kind, dtype = self._device.type, self._autocast
-        # Autocast has one cast of each weight, whose gradients add up before they are cast. In forward it would hold it
-        # until the model's forward ends, and nobody asks for gradients.
+        # Autocast caches one cast of each weight, so gradients add up before they are cast. In forward nobody asks for
+        # gradients, and the cache would hold the cast weights until the model's forward ends: there it is off.
         with torch.autocast(kind, dtype=dtype, enabled=dtype is not None, cache_enabled=not keep):
             made: tuple[Tensor, ...] = self._flat(*given[len(self._names) :])
         return made
@@ -202,13 +205,13 @@ class EagerPair(BlockCode):
     def measured(
         cls, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, name: str, reason: str
     ) -> EagerPair:
-        """With the figures of runs on random weights and inputs; arguments that are real are taken as they are.
-        `reason`: why the block cannot be traced, a sentence. Raises UserError "block-not-usable".
+        """The code with its bytes and work measured in runs on random weights and inputs; real arguments are used as
+        they are. `reason`: a sentence that says why the block cannot be traced. Raises UserError "block-not-usable".
 
-        What code that looks at data needs may depend on the data. A mixture of experts needs most where all rows choose
-        the same experts, so rows that are all alike are one of the runs, and the most of any run counts. Where code
-        takes a way by a number (`if x.sum() > 0`), it is made to take the others, too, and what each needs more is
-        added. Raises UserError "block-depends-on-data" where ways have no end, or give other results.
+        If code looks at data, its memory may depend on the data. A mixture of experts needs most where all rows choose
+        the same experts, so one run has equal rows, and the largest need of any run counts. Where code chooses a branch
+        by a number (`if x.sum() > 0`), it is made to take the other branches, too, and what each needs beyond the first
+        is added. Raises UserError "block-depends-on-data" where branches have no end, or give other results.
         """
         pair = cls(module, args, kwargs, name=name)
         pair.reason = reason
@@ -230,7 +233,7 @@ class EagerPair(BlockCode):
                 pair._take_other_ways([*weights, *inputs], taken)
             except UserError:
                 raise
-            except Exception as error:  # the block's own code failed; that is the cause to name
+            except Exception as error:  # the block's own code failed: the message names its error as the cause
                 raise UserError(
                     f"Block {name} can neither be traced nor run as it is: {type(error).__name__}: {first_line(error)}",
                     code="block-not-usable", numbers=(reason,),
@@ -245,14 +248,15 @@ class EagerPair(BlockCode):
         return pair
 
     def _take(self, needed: tuple[int, int, int]) -> None:
-        """Have at least these bytes: the forward's peak, the results', the backward's peak."""
+        """Raise the figures to at least these bytes: forward's peak, results, backward's peak."""
         forward, output, backward = needed
         self.forward_peak, self.output_bytes = max(self.forward_peak, forward), max(self.output_bytes, output)
         self.backward_peak = {**self.backward_peak, False: max(self.backward_peak[False], backward)}
 
     def _take_other_ways(self, values: Sequence[Tensor], taken: Decisions) -> None:
-        """Run once more for each number that the code looked at, with another one there, and for those that it then
-        looks at; add what a way needs more than the one from which it goes off."""
+        """For each number that the code looked at, run once more with each alternative number in its place. Do the same
+        for numbers that only such a run looks at. Add to the figures what each branch needs beyond the one that it
+        leaves."""
         todo, known = [(dict[Site, Number](), taken, self._bytes)], set(taken.times)
         while todo:
             forced, before, base = todo.pop()
@@ -265,7 +269,7 @@ class EagerPair(BlockCode):
                         after = self._measure(values, way)
                     except UserError:
                         raise
-                    except Exception:  # it says that such a number cannot be: a check, perhaps
+                    except Exception:  # the code refuses this number, perhaps by a check
                         continue
                     if after.times[site] != before.times[site]:
                         raise depends_on_data(self.name, f"{site[0]}, line {site[1]}, decides how often it is run")
@@ -278,9 +282,9 @@ class EagerPair(BlockCode):
                         todo.append((way, after, self._bytes))
 
     def _measure(self, values: Sequence[Tensor], forced: Mapping[Site, Number]) -> Decisions:
-        """Run forward and backward, with the numbers of `forced` leaving first at their sites. What they need is in
-        `_bytes`."""
-        torch.manual_seed(0)  # ways differ by nothing else
+        """Run forward and backward; at each site of `forced` the first number that the code gets is the forced one.
+        Sets `_bytes` to what the run needs."""
+        torch.manual_seed(0)  # so that branches differ by the forced numbers only
         meter, decisions = ScratchMeter(self._device.type), Decisions(forced)
         with contextlib.ExitStack() as stack:
             stack.enter_context(meter.watch())
@@ -313,14 +317,15 @@ class EagerPair(BlockCode):
 
 
 def _real(tensor: Tensor, device: torch.device, *, alike: bool = False) -> Tensor:
-    """A tensor with data: its own, in a copy, or random data laid out like it."""
+    """A tensor with data: a copy of `tensor`, or random data with its layout if it has none."""
     if not isinstance(tensor, FakeTensor) and not tensor.is_meta:
         return tensor.detach().clone()
     return random_data(tensor, device, alike=alike)
 
 
 class _Input(torch.autograd.Function):
-    """A block's input, as a tensor that other code has made. Its gradient is put away as autograd has it."""
+    """Makes a block's input a non-leaf, as other code's results are. Its gradient is stored in `grads` as autograd has
+    it."""
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, value: Tensor, grads: list[Tensor | None], index: int) -> Tensor:
@@ -338,7 +343,7 @@ _input = cast(Callable[..., Tensor], _Input.apply)
 
 
 def _with_area(text: str, size: int) -> str:
-    """The lifetimes with an area of that size; a quarter more is lost between tensors."""
+    """The lifetimes with an area of `size` bytes and a quarter more, for gaps between tensors."""
     return re.sub(r"~(\d+):\d+", lambda found: f"~{found[1]}:{size + size // 4}", text)
 
 

@@ -1,10 +1,10 @@
-"""What an operation allocates on a GPU for itself and lets go of before it ends: its scratch, found by running it.
+"""Finds the scratch of operations: the GPU memory that an operation allocates for itself and frees before it ends.
 
-No trace shows it. The backward of fused attention has sums in fp32 and copies of what is not contiguous, a sum over
-rows one part for each multiprocessor; how much that is depends on the card, the kernel, the version of PyTorch, and on
-whether deterministic algorithms are asked for. So each operation of a GPU's code runs twice on data of its own when it
-is first seen, and the second time the allocator says what came and went. A planner does that, inside `trials`. A
-trainer must not: its memory is full, and each of its allocations has a place.
+No trace shows scratch. The backward of fused attention has sums in fp32 and copies of tensors that are not contiguous;
+a sum over rows has one part for each multiprocessor. Their size depends on the card, the kernel, the version of
+PyTorch, and whether deterministic algorithms are asked for. So each operation of a GPU's code runs twice on sample
+data when it is first seen, and in the second run the allocator's history tells what was allocated and freed. The
+planner does that, inside `trials`. A trainer must not: its memory is full, and each of its allocations has a place.
 """
 
 from __future__ import annotations
@@ -30,25 +30,26 @@ from planner.out_of_memory import is_out_of_memory
 log = logging.getLogger(__name__)
 
 _NOT_TRIED = frozenset((
-    torch.Tag.pointwise,  # one kernel, which needs nothing
+    torch.Tag.pointwise,  # one kernel, which needs no scratch
     torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape,  # the host would wait
 ))  # fmt: skip
-# They look at what their data say, and on a GPU an assertion about data ends all use of the device by this process.
+# These check the values of their data. On a GPU a failed check (a device assertion) ends all use of the device by this
+# process.
 _LOOK_AT_DATA = frozenset((
     "masked_scatter", "masked_scatter_backward", "binary_cross_entropy", "binary_cross_entropy_backward",
     "_assert_async", "segment_reduce", "_segment_reduce_backward",
 ))  # fmt: skip
 _ON_CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 _DEVICE_ERROR = re.compile(r"CUDA (driver )?error\b")
-_ENTRIES = 100_000  # of the history of one operation
+_ENTRIES = 100_000  # most entries in the history of one operation
 
 
 @dataclass(frozen=True, slots=True)
 class Scratch:
-    """What one call of an operation allocates and lets go of, in order.
+    """The allocations and frees of one call of an operation, in order.
 
-    events     (number, bytes) of what comes, (number, 0) of what goes; results come and stay
-    results    number -> which leaf of what the call returns lies in it
+    events     (number, bytes) for an allocation, (number, 0) for its free; results are never freed
+    results    number -> index of the leaf of the returned value that lies in this allocation
     """
 
     events: tuple[tuple[int, int], ...]
@@ -56,7 +57,7 @@ class Scratch:
 
     @property
     def peak_bytes(self) -> int:
-        """The most that there is of it at one time, results included."""
+        """Most bytes allocated at one time, results included."""
         sizes: dict[int, int] = {}
         most = 0
         for number, size in self.events:
@@ -66,25 +67,26 @@ class Scratch:
 
 
 class AllocationLog(Protocol):
-    """Writes down what the allocator of this process's device memory does."""
+    """Records what the allocator of this process's device memory does."""
 
     def begin(self) -> None:
-        """Begin to write down."""
+        """Begin to record."""
 
     def end(self) -> list[tuple[int, int]]:
-        """Stop: (address, bytes) of each tensor that came since, (address, 0) of each that went, in order."""
+        """Stop recording. Returns (address, bytes) for each allocation since `begin`, (address, 0) for each free, in
+        order."""
 
 
 class History:
     """The log of PyTorch's own allocator."""
 
     def begin(self) -> None:
-        """Begin to write down."""
-        records = getattr(torch._C, "_cuda_isHistoryEnabled", None)  # a name of PyTorch's own
+        """Begin to record. Raises RuntimeError if the allocator's history is recorded already."""
+        records = getattr(torch._C, "_cuda_isHistoryEnabled", None)  # a private name of PyTorch
         if records is not None and records():
             raise RuntimeError("somebody else records the history of the allocator")
         record: Any = torch.cuda.memory._record_memory_history
-        record("all", context=None, stacks="python", max_entries=_ENTRIES)  # stacks of C++ take symbols to load
+        record("all", context=None, stacks="python", max_entries=_ENTRIES)  # C++ stacks would load symbols
 
     def end(self) -> list[tuple[int, int]]:
         """See `AllocationLog`."""
@@ -103,7 +105,7 @@ _trying = False
 
 
 def ask_allocator(its: AllocationLog) -> None:
-    """Ask this log from now on: another allocator is in the place of the one before."""
+    """Use this log from now on: the process has another allocator."""
     global _log
     _log = its
 
@@ -115,7 +117,7 @@ def forget() -> None:
 
 @contextlib.contextmanager
 def trials(on: bool = True) -> Iterator[None]:
-    """Inside, operations are tried, or, with `on` False, not. Outside they are not."""
+    """Inside, operations are tried (run for their scratch), or not tried if `on` is False. By default they are not."""
     global _trying
     before, _trying = _trying, on
     try:
@@ -130,9 +132,9 @@ def are_on() -> bool:
 
 
 def scratch_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Scratch | None:
-    """Of a call with these arguments, whose tensors are fake, perhaps. None: it allocates its results in their order
-    and nothing else, or does not run on a GPU, or is not tried; where that failed the log says why. Raises
-    RuntimeError where the device does not answer any more."""
+    """The scratch of a call with these arguments, whose tensors may be fake. None if the call allocates nothing but its
+    results, in their order, or does not run on a GPU, or is not tried, or the trial failed; the log then says why.
+    Raises RuntimeError if the device cannot be used any more."""
     if not _trying or not _can_be_tried(func, args, kwargs):
         return None
     args, kwargs = _without_dropout(func, args, kwargs)
@@ -142,43 +144,44 @@ def scratch_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Scr
         try:
             _known[key] = _tried(func, args, kwargs)
         except RuntimeError as error:
-            # An operation that refuses data which nobody will give it, or has no such kernel, needs no plan that fails:
-            # where the model calls it so, training says it. But after an error of the device's own, as an assertion in
-            # a kernel is, nothing can be measured in this process: to go on would blame something else.
+            # An operation may refuse the sample data, which training will not give it, or may have no such kernel. That
+            # is no reason to fail the plan: if the model really calls it so, training reports it. But after an error of
+            # the device itself, such as an assertion in a kernel, nothing more can be measured in this process, and a
+            # later error would blame something else.
             out_of_memory = is_out_of_memory(error)
             if not out_of_memory and _DEVICE_ERROR.match(first_line(error)):
                 raise
             log.info("device: what %s allocates for itself is not known: %s", func, first_line(error))
-            if out_of_memory:  # perhaps there is more room next time
+            if out_of_memory:  # not remembered: next time there may be more room
                 return None
             _known[key] = None
     return _known[key]
 
 
 def let_go() -> None:
-    """Give back what trying operations has left on the GPU."""
+    """Free the GPU memory that trials have left allocated: cuBLAS's workspaces and PyTorch's cache."""
     forget_workspaces()
     torch.cuda.empty_cache()
 
 
 def forget_workspaces() -> None:
     """Free cuBLAS's workspaces: each thread has its own, and PyTorch keeps them when threads end."""
-    if (clear := getattr(torch._C, "_cuda_clearCublasWorkspaces", None)) is not None:  # a name of PyTorch's own
+    if (clear := getattr(torch._C, "_cuda_clearCublasWorkspaces", None)) is not None:  # a private name of PyTorch
         clear()
 
 
 class ScratchMeter(Meter):
-    """A meter that counts scratch, too, in the order in which it comes and goes."""
+    """A meter that counts scratch, too, in the order in which it is allocated and freed."""
 
     def come(self, size: int) -> int:
-        """Scratch of so many bytes comes; a number for it."""
+        """Scratch of `size` bytes is allocated. Returns a number for it."""
         with self._lock:
             self.now += size
             self.peak, self._mark = max(self.peak, self.now), max(self._mark, self.now)
         return 0
 
     def go(self, number: int, size: int) -> None:
-        """That scratch goes."""
+        """The scratch `number`, of `size` bytes, is freed."""
         with self._lock:
             self.now -= size
 
@@ -200,10 +203,11 @@ class ScratchMeter(Meter):
 
 
 def estimate(func: Any, args: Sequence[Any]) -> Scratch | None:
-    """What a GPU would allocate for itself where a trace on the CPU has a call of `func`: known of attention's backward
-    alone. There it would be flash's, with dq in fp32, in rows and columns as its blocks have them, and dk and dv of all
-    heads where heads are grouped. That of fp32 numbers needs about as much. Under deterministic algorithms flash has
-    several dq, as many as it takes to occupy the multiprocessors, whose number no preset has: then this is too low."""
+    """The scratch that a GPU would need for a call of `func` in a trace on the CPU; None if unknown. It is known for
+    attention's backward alone. A GPU would run flash attention's, which holds dq in fp32, rows and columns padded to
+    its block sizes, and dk and dv of all heads where heads are grouped. The kernel for fp32 numbers needs about as
+    much. Under deterministic algorithms flash attention holds several dq, enough to occupy all multiprocessors. No
+    preset has the number of these: the estimate is then too low."""
     if func is not _ON_CPU:
         return None
     query, key = args[1:3]
@@ -221,13 +225,14 @@ def _up(size: int, unit: int) -> int:
 
 
 def _can_be_tried(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether it computes, on a GPU alone, from nothing but what its arguments say."""
+    """Whether the call can run on sample data: an operation of aten that computes something, on a GPU alone, and does
+    not check the values of its data."""
     if not isinstance(func, OpOverload) or func.namespace != "aten" or func.is_view or _NOT_TRIED & set(func.tags):
         return False
     if func._schema.name.removeprefix("aten::").rstrip("_") in _LOOK_AT_DATA:
         return False
     if torch.Tag.nondeterministic_seeded in func.tags and "attention" not in func._schema.name:
-        return False  # what draws looks at its data first, which have to be probabilities
+        return False  # operations that draw check first that their data are probabilities
     leaves = tree_leaves((args, kwargs))
     devices = [leaf.device for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()]
     devices += [leaf for leaf in leaves if isinstance(leaf, torch.device)]
@@ -237,8 +242,8 @@ def _can_be_tried(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
 def _without_dropout(
     func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[Sequence[Any], Mapping[str, Any]]:  # fmt: skip
-    """Attention's arguments, so that it draws no numbers: where it has drawn them the host reads a seed, which lies in
-    memory of its own that a trace does not show. Scratch is the same."""
+    """The arguments with a dropout probability of 0, for attention. With dropout attention draws numbers, and the host
+    reads a seed in memory that no trace shows. Scratch is the same without."""
     names = [argument.name for argument in func._schema.arguments]
     if "dropout_p" not in names:
         return args, kwargs
@@ -249,7 +254,8 @@ def _without_dropout(
 
 
 def _data(value: Tensor) -> Tensor:
-    """Data laid out as `value`, for which every type has a kernel."""
+    """Sample data laid out as `value`: random where it is floating point of two bytes or more, else zeros, or True.
+    Every dtype has a kernel to fill it so."""
     if value.dtype.is_floating_point and value.dtype.itemsize > 1:
         return random_data(value, value.device)
     size = value.untyped_storage().nbytes()
@@ -271,20 +277,20 @@ def _key(value: Any) -> Any:
 def _tried(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Scratch | None:
     with _aside():
         its, named = tree_map_only(Tensor, _data, (tuple(args), dict(kwargs)))
-        func(*its, **named)  # what libraries keep for the next time comes now
+        func(*its, **named)  # now libraries allocate what they keep for later calls
         _log.begin()
         try:
             found = func(*its, **named)
         finally:
             events = _log.end()
-        torch.cuda.synchronize()  # so that what a kernel says comes here
+        torch.cuda.synchronize()  # so that an error of a kernel is raised here
         starts = [leaf.untyped_storage().data_ptr() if isinstance(leaf, Tensor) else 0 for leaf in tree_leaves(found)]
     return _read(events, starts)
 
 
 @contextlib.contextmanager
 def _aside() -> Iterator[None]:
-    """Inside, operations compute whatever is traced or counted outside, and draw no numbers of anybody's."""
+    """Inside, operations really run, unseen by traces and meters outside. Afterwards the random state is as before."""
     state = torch.cuda.get_rng_state()
     try:
         with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
@@ -294,9 +300,10 @@ def _aside() -> Iterator[None]:
 
 
 def _read(log: Sequence[tuple[int, int]], starts: Sequence[int]) -> Scratch | None:
-    """`starts`: where the memory of each result begins."""
+    """The scratch that `log` tells; None if results alone were allocated, in their order. `starts`: the address at
+    which each result's memory begins, 0 for a result that is no tensor."""
     alive: dict[int, int] = {}
-    lives: dict[int, tuple[int, bool]] = {}  # number -> bytes, whether it went
+    lives: dict[int, tuple[int, bool]] = {}  # number -> bytes, whether it was freed
     order: list[tuple[int, bool]] = []
     for address, size in log:
         if size:
@@ -310,6 +317,6 @@ def _read(log: Sequence[tuple[int, int]], starts: Sequence[int]) -> Scratch | No
     inner = {number for number, (_, went) in lives.items() if went}
     if not inner and list(results.values()) == sorted(results.values()):
         return None
-    counted = inner | results.keys()  # beside these, what a library keeps
+    counted = inner | results.keys()  # other allocations are what a library keeps
     events = ((number, lives[number][0] if comes else 0) for number, comes in order if number in counted)
     return Scratch(tuple(events), results)
