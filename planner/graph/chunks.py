@@ -212,8 +212,8 @@ class ChunkedHead(FrameCall, ABC):
     def compute(
         self, rows: Tensor, post: Sequence[Elementwise], target: Tensor, ignored: int, shares: Tensor | None
     ) -> Tensor:
-        """The summed loss; its gradients stay in this call. Raises UserError for a second loss, which would need a scale
-        of its own."""
+        """The summed loss; its gradients stay in this call. Raises UserError for a second loss, which would need its
+        own scale."""
         if self.of_rows is not None or self.of_weights:
             raise _refused("more than one loss")
         weights = self.weights()
@@ -251,7 +251,7 @@ class ChunkedHead(FrameCall, ABC):
             self.of_weights[name] = part
 
     def finish(self, sink: Sink) -> list[Tensor | None]:
-        """Returns the gradient of the head's input, None where there is none; gradients of weights go to `sink`. All are
+        """Returns the gradient of the head's input, None where there is none; weights' gradients go to `sink`. All are
         multiplied by the scale that has arrived. Raises UserError if none has."""
         scale, of_rows = self.scale, self.of_rows
         if scale is None:

@@ -1,4 +1,5 @@
-"""A list of traced operations as a straight-line Python function that frees every value after its last use."""
+"""Generates, from a list of traced operations, a straight-line Python function that frees every value after its last
+use."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ def rng_of(device: torch.device) -> Rng:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One line of the function: its node, the nodes that die after it, the weights whose gradient it is."""
+    """One line of the function: its node, the nodes whose values are freed after it, and the weights whose gradient its
+    value is."""
 
     node: fx.Node
     dead: tuple[fx.Node, ...]
@@ -51,8 +53,9 @@ class Generated:
 
 
 def cpu_dropout(x: torch.Tensor, p: float, train: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Dropout with eager's arithmetic on the CPU: it multiplies by a noise rounded to x's dtype, `native_dropout`
-    (which the tracer emits) by float(1 / (1 - p)). They differ in bf16, and in fp32 for some p (0.15)."""
+    """Dropout with eager PyTorch's arithmetic on the CPU. Eager multiplies by a noise rounded to x's dtype;
+    `native_dropout`, which the tracer emits, multiplies by float(1 / (1 - p)). The results differ in bf16, and in fp32
+    for some p (0.15)."""
     mask = torch.empty_like(x, dtype=torch.bool).bernoulli_(1 - p)
     return x * mask.to(x.dtype).div_(1 - p), mask
 
@@ -65,8 +68,8 @@ def _cpu_dropout_backward(p: float) -> Callable[..., torch.Tensor]:
 
 
 def eager_dropouts(graph: fx.Graph) -> dict[fx.Node, Callable[..., Any]]:
-    """What to call for the dropout nodes whose native operation is not bitwise eager's. Each needs scratch: the noise,
-    as large as its result. On CUDA eager calls the native one itself."""
+    """Dropout node (forward or backward) -> the function to call for it, where the native operation is not bitwise
+    eager's. Each needs scratch: the noise, as large as its result. On CUDA eager itself calls the native operation."""
     table: dict[fx.Node, Callable[..., Any]] = {}
     for node in graph.nodes:
         if not (is_op(node) and node.target is _aten.native_dropout.default):
@@ -86,7 +89,8 @@ def eager_dropouts(graph: fx.Graph) -> dict[fx.Node, Callable[..., Any]]:
 
 
 def on_demand(nodes: Sequence[fx.Node], forward: set[fx.Node]) -> list[fx.Node]:
-    """`nodes` reordered so that what belongs to `forward` is computed again right before its first use."""
+    """`nodes` reordered so that nodes of `forward` among them, which are computed again, run right before their first
+    use."""
     wanted, done, order = set(nodes), set[fx.Node](), list[fx.Node]()
     for root in [*(n for n in nodes if n not in forward), *nodes]:
         stack = [root]
@@ -196,7 +200,7 @@ def generate(
 
 
 def _unpack(inputs: Sequence[fx.Node | None], used: set[fx.Node], sinks: Mapping[fx.Node, Sequence[str]]) -> list[str]:
-    """Name the inputs, empty the caller's list, forget what is not used."""
+    """Lines that name the inputs, empty the caller's list and delete inputs that are not used."""
     if not inputs:
         return []
     names = "".join(f"{n.name if n is not None else f'_{i}'}, " for i, n in enumerate(inputs))

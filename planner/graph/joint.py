@@ -1,4 +1,4 @@
-"""The joint forward and backward graph of one block, traced without the memory of its weights."""
+"""Traces the joint forward and backward graph of one block, without taking memory for its weights."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ _UNKNOWN = {
     _aten.mkldnn_rnn_layer.default: "only {} itself knows what it saves for backward",  # laid out as oneDNN likes
     _aten.rrelu_with_noise_functional.default: "{} lays its result out otherwise than the operation it stands for",
 }
-"""What a trace cannot follow, and why."""
+"""Operations that a trace cannot reproduce -> the reason, with {} for the operation."""
 
 
 @dataclass(slots=True)
 class Joint:
-    """The joint graph of one block by role. It keeps no data.
+    """The joint graph of one block, its nodes sorted by role. It holds no data.
 
-    params, buffers   local name -> placeholder, only those the graph has
+    params, buffers   local name -> placeholder, only for those that the graph reads
     inputs            placeholder per tensor argument, None where the block does not read it
     input_bytes       bytes of the storage under each tensor argument
-    tangents          placeholder per differentiable output, and behind them per gradient that has begun elsewhere
+    tangents          placeholder per differentiable output, then one per gradient that has begun elsewhere
     outputs           node per tensor that the block makes
     grads             parameter name or input index -> node, None where there is no gradient
-    for_tangents      traces the block again, for gradients of its results that arrive under a layout
+    for_tangents      traces the block again, for gradients of its results that arrive with the given layout
     begun             the arguments whose gradients have begun elsewhere
     """
 
@@ -71,7 +71,7 @@ class Joint:
 
 
 def trace_block(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, name: str = "block") -> Joint:
-    """The joint graph of `module` called with these arguments (real or fake; weights on any device, meta too).
+    """The joint graph of `module` for a call with these arguments (real or fake; weights on any device, also meta).
 
     Raises UserError "block-not-traceable", which names the block and the cause.
     """
@@ -86,8 +86,9 @@ def trace_block(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any
 
 
 class _Traced(Flat):
-    """As a trace runs it. `layout`: how the gradients of the results are to arrive where autograd goes on from them,
-    and which of arguments have begun, which are given behind the arguments; None: laid out as the results, and none."""
+    """The block as a trace runs it. `layout`: the strides with which the gradients of the results arrive, and the
+    arguments whose gradients have begun elsewhere; these gradients are passed after the arguments. None: gradients are
+    laid out as the results, and none has begun."""
 
     layout: Layout | None = None
 
@@ -104,8 +105,8 @@ def _trace(
     name: str, flat: _Traced, inputs: Sequence[torch.Tensor], input_bytes: tuple[int, ...],
     autocast: torch.dtype | None, layout: Layout | None,
 ) -> Joint:  # fmt: skip
-    """The joint graph of `flat` under the autocast of that dtype, for gradients under `layout` (None: laid out as the
-    results)."""
+    """The joint graph of `flat`, traced under autocast to dtype `autocast` (None: without), for gradients with `layout`
+    (None: laid out as the results)."""
     device = inputs[0].device
     flat.layout = layout
     try:
@@ -123,7 +124,7 @@ def _trace(
         ):
             given = (*inputs, *begun_gradients(inputs, layout))
             exported = aot_export_joint_with_descriptors(stack, flat, given)
-    except Exception as error:  # whatever the model's own code or the tracer raised is the cause to name
+    except Exception as error:  # an error of the model's own code or of the tracer: the message names it as the cause
         raise untraceable(name, error) from error
     if flat.replaced:
         raise untraceable(name, f"it puts another tensor in the place of its buffer {flat.replaced[0]}")
@@ -137,7 +138,8 @@ def _trace(
 
 
 def _cast_twice(graph: fx.Graph, module: nn.Module) -> str | None:
-    """A trained weight that is cast more than once, if there is one. Plain autocast keeps its casts, a trace cannot."""
+    """The name of a trained weight that is cast more than once, None if there is none. Plain autocast casts it once and
+    caches the cast, which a trace cannot do."""
     trained = {name for name, p in module.named_parameters() if p.requires_grad}
     for node in graph.find_nodes(op="placeholder"):
         role = node.meta["desc"]
@@ -215,7 +217,7 @@ def _by_role(
         buffers=buffers,
         inputs=[inputs.get(i) for i in range(len(input_bytes))],
         input_bytes=input_bytes,
-        # What is behind results and arguments is of those gradients that have begun.
+        # Placeholders after those of the arguments are the gradients that have begun elsewhere.
         tangents=[
             *(tangents[i] for i in sorted(tangents) if i < len(flat.result.differentiable)),
             *(inputs[i] for i in sorted(inputs) if i >= len(input_bytes)),
@@ -231,7 +233,7 @@ def _by_role(
 
 
 def _clean(joint: Joint) -> None:
-    """Forget detach, alias and arrivals, merge equal views: a recipe might otherwise save the same storage twice."""
+    """Remove detach, alias and arrival nodes and merge equal views: otherwise a recipe might save a storage twice."""
     seen: dict[object, fx.Node] = {}
     new: dict[fx.Node, fx.Node] = {}
     graph = joint.module.graph
@@ -241,7 +243,7 @@ def _clean(joint: Joint) -> None:
         same = None
         if node.target in (_aten.detach.default, _aten.alias.default):
             same = node.args[0]
-        elif is_arrival(node):  # a gradient as it will come, which is what the placeholder stands for
+        elif is_arrival(node):  # the gradient with the strides it will have, which the placeholder takes over
             same = node.args[0]
             same.meta["val"] = node.meta["val"]
         elif is_view(node) or node.target is operator.getitem:

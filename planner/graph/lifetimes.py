@@ -1,19 +1,19 @@
-"""The memory that generated code allocates and lets go of, storage by storage, as one line of text each way.
+"""Writes down the memory that a block's generated code allocates and frees, as a line of text for each direction.
 
     forward    "+0:4096 +1:512 -0 +2:4096 =2 ^1"
     backward   "-t0 +3:4096 !1:3 -1 -3 =t0,-"
 
-`+3:4096`   storage 3, of 4096 bytes, comes into being
-`~3:4096`   as many bytes at most, in any number of tensors
-`%3:4096`   storage 3 is an operation's own: its scratch (`planner.graph.scratch`)
-`-3`        the code has no more use for it, or the operation, if it is scratch
+`+3:4096`   storage 3, of 4096 bytes, is allocated
+`~3:4096`   an area: at most 4096 bytes in any number of tensors
+`%3:4096`   storage 3 is allocated by an operation for itself: its scratch (`planner.graph.scratch`)
+`-3`        storage 3 is freed: the code does not use it any more, or, for scratch, the operation does not
 `!1:3`      storage 3 is the gradient of the block's parameter 1, and may become the sum itself
-`?1:512`    the gradient of parameter 1 is not that: its sum takes 512 bytes of its own
+`?1:512`    the gradient of parameter 1 may not become the sum, which takes 512 bytes of its own
 `=2,-`      results: of forward the block's outputs, of backward the gradients of its arguments; "-": none
-`^1,4`      what forward hands to backward, in order
+`^1,4`      the storages that forward hands to backward, in order
 
-Storages are numbered through both directions; `a0` is the memory of the block's first tensor argument, `t0` that of the
-first gradient that comes in. Weights and buffers do not appear.
+Storages are numbered through both directions. `a0` is the memory of the block's first tensor argument, `t0` that of the
+first gradient that backward is given. Weights and buffers do not appear.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ from planner.graph.scratch import Scratch
 
 
 class Tape:
-    """Writes the two lines of one block's code. `forward` comes first: `backward` goes on with its numbers."""
+    """Writes the two lines for one block's code. Call `forward` first: `backward` continues its numbers."""
 
     def __init__(
         self, storages: Storages, given: Mapping[fx.Node, str | None], scratch: Mapping[fx.Node, Scratch]
     ) -> None:  # fmt: skip
-        """`given`: placeholder -> its memory's name, None for a weight or a buffer."""
+        """`given`: placeholder -> the name of its memory (`a0`, `t0`), None for a weight or a buffer. `scratch`: node ->
+        the scratch of its operation."""
         self._storages, self._scratch = storages, scratch
         self._given: dict[StorageId, str | None] = {}
         for node, name in given.items():
@@ -45,7 +46,7 @@ class Tape:
         self._holders: dict[str, set[fx.Node]] = {}
 
     def forward(self, steps: Sequence[Step], outputs: Sequence[fx.Node], saved: Sequence[fx.Node]) -> str:
-        """What forward does: `saved` of its results stay for backward."""
+        """The line for forward, which returns `outputs` and hands `saved` to backward."""
         events = list(self._steps(steps, {}, {}))
         self._holders.clear()
         return " ".join([*events, f"={self._list(outputs)}", f"^{self._list(saved)}"])
@@ -54,10 +55,11 @@ class Tape:
         self, steps: Sequence[Step], saved: Sequence[fx.Node], tangents: Sequence[fx.Node],
         results: Sequence[fx.Node | None], numbers: Mapping[str, int], adoptable: Mapping[str, bool],
     ) -> str:  # fmt: skip
-        """What backward does with what was `saved` and the gradients that come in. `numbers`: of the parameters."""
+        """The line for backward, which is given `saved` and the gradients `tangents` and returns `results`. `numbers`:
+        weight -> its number; `adoptable`: weight -> its gradient may become the sum itself."""
         used = {a for step in steps for a in step.node.all_input_nodes} | {r for r in results if r is not None}
         there = {storage: self._names[storage] for node in saved for storage in self._storages.of[node]}
-        self._names = self._given | there  # what is computed again is another one
+        self._names = self._given | there  # a value that is computed again gets another storage
         events: list[str] = []
         for node in (*saved, *tangents):
             self._hold(node)
@@ -103,7 +105,7 @@ class Tape:
             self._names[storage] = name = self._number()
             yield f"+{name}:{size}"
         elif self._names[storage] is not None:
-            # Computed again although another of its results was saved: that storage exists twice.
+            # The node runs again although this result of it was saved: its storage exists twice.
             again.setdefault(storage[0], []).append(name := self._number())
             yield f"+{name}:{size}"
 
@@ -131,7 +133,7 @@ class Tape:
 
 
 def with_areas_of(text: str, other: str) -> str:
-    """The text with areas (`~`) of the sizes that those of the other one have."""
+    """`text` with the sizes of its areas (`~`) replaced by those of the areas of `other`, in order."""
     sizes = iter(re.findall(r"~\d+:(\d+)", other))
     return re.sub(r"~(\d+):\d+", lambda found: f"~{found[1]}:{next(sizes)}", text)
 

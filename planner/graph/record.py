@@ -1,4 +1,4 @@
-"""One forward of a model on fake weights, recorded as operations and module calls."""
+"""Records one forward pass of a model on fake weights, as operations and module calls."""
 
 from __future__ import annotations
 
@@ -27,8 +27,12 @@ _MATMULS = (_aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.conv
 
 @dataclass(slots=True)
 class ModuleCall:
-    """One call of a module: operations `start` to `end` of the record. `made`: how what it returns, and what it leaves
-    in tables that it is given, nests, and the storages (or types) in it."""
+    """One call of a module: operations `start` to `end` of the record.
+
+    key     text that is equal for calls whose arguments are equal in nesting, shapes, strides, dtypes and constants
+    given   the tables among its arguments, each with a copy of what was in it before
+    made    nesting of what the call returns and of what it leaves in these tables, and the storages (or types) in it
+    """
 
     name: str
     module: nn.Module
@@ -48,8 +52,8 @@ class ModuleCall:
 
 @dataclass(slots=True)
 class Operation:
-    """One dispatched operation: what makes it equal to another, whether it reads its inputs' values, and its cost in
-    bytes made (matmuls weigh more)."""
+    """One dispatched operation. `text` is equal for equal operations; `inputs` and `outputs` are storages; `cost` is the
+    bytes of its results, 50 times that for matrix products; `reads`: it reads its inputs' values."""
 
     text: str
     inputs: list[int]
@@ -59,8 +63,8 @@ class Operation:
 
 
 class Record(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records operations. Storages are kept alive so that their addresses stay their names; `parameters` maps those of
-    the parameters to their first names."""
+    """Records operations. Storages are identified by address, so they are kept alive. `parameters`: storage of a
+    parameter -> its first name."""
 
     def __init__(self, parameters: Sequence[tuple[str, torch.Tensor]], others: Sequence[torch.Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -83,7 +87,7 @@ class Record(TorchDispatchMode):  # type: ignore[no-untyped-call]
         tensors = [t for t in given if torch.is_tensor(t)]
         outs = [t for t in tree_leaves(result) if torch.is_tensor(t)]
         constants = [x for x in given if isinstance(x, (bool, int, float, str, torch.dtype))]
-        # A tensor out of nowhere is a constant of the model's code: its value is part of the operation.
+        # A tensor that nothing recorded has made is a constant of the model's code: its value is part of the operation.
         data = [_digest(t) for t in tensors if storage_of(t) not in self.known]
         self.kept += outs
         self.known.update(map(storage_of, outs))
@@ -94,7 +98,8 @@ class Record(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _check_rows(self, table: torch.Tensor, indices: torch.Tensor) -> None:
-        """A table of positions has a row for each: beyond its end plain PyTorch fails, and fake weights do not."""
+        """Raise UserError "max-length-too-long" if `indices` go beyond the rows of `table`, as positions do: plain
+        PyTorch fails there, fake weights do not."""
         if (
             _digest(indices[..., :0]) == "fake"
             or not indices.numel()
@@ -110,7 +115,7 @@ class Record(TorchDispatchMode):  # type: ignore[no-untyped-call]
         )  # fmt: skip
 
     def add_layer(self, module: nn.Module, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
-        """Record a layer as one operation, which costs what its weights in one matmul would."""
+        """Record a layer as one operation, at the cost of a matrix product whose result is as large as its weights."""
         weights = [*module.parameters()]
         self.kept += outputs
         self.known.update(map(storage_of, outputs))
@@ -144,16 +149,17 @@ def record_forward(
     model: nn.Module, batch: Mapping[str, torch.Tensor], device: torch.device, running: list[str],
     around: Callable[[Record, FakeMode], contextlib.AbstractContextManager[None]],
 ) -> tuple[ModuleCall, Record]:  # fmt: skip
-    """One forward, inside of `around`, with fake parameters but real buffers and a real batch: only what depends on
-    weights is fake, so code that looks at positions or masks takes the same way as when it trains.
+    """Record one forward, inside the context `around`, with fake parameters but real buffers and a real batch. Only
+    values that depend on weights are fake, so code that looks at positions or masks takes the same branch as in
+    training.
 
-    After a UserError `running` names the modules that were running, from the outside.
+    After a UserError `running` names the modules that were running, outermost first.
     """
     mode = FakeMode()
     batch = {name: tensor.to(device) for name, tensor in batch.items()}
     root = ModuleCall("", model, 0, "")
     stack, hooks = [root], []
-    own = [*model.named_parameters()]  # code may have a reference to one
+    own = [*model.named_parameters()]  # the model's code may hold a reference to a real parameter
     with fake_weights(model, mode, device, buffers=False), same_buffers(model):
         record = Record([*own, *model.named_parameters()], [*model.buffers(), *batch.values()])
         for name, module in model.named_modules():
@@ -172,14 +178,14 @@ def record_forward(
 
             hooks += [
                 module.register_forward_pre_hook(before, with_kwargs=True),
-                module.register_forward_hook(after, prepend=True),  # the module's own hooks are its caller's work
+                module.register_forward_hook(after, prepend=True),  # the module's own hooks count for its caller
             ]
         try:
             with around(record, mode), _quiet(), torch.random.fork_rng(devices=[]), torch.enable_grad(), record:
                 model(**batch)
         except UserError:
             raise
-        except Exception as error:  # the model's own code failed; that is the cause to name
+        except Exception as error:  # the model's own code failed: the message names its error as the cause
             running[:] = [call.name for call in stack[1:]]
             if running:
                 raise untraceable(running[-1], error) from error
@@ -209,7 +215,7 @@ def not_found(cause: str) -> UserError:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Inside, torch does not log what its fake tensors cannot do: it is told in our own words."""
+    """Inside, torch does not log what its fake tensors cannot do: our own error says it."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     before = logger.level
     logger.setLevel(logging.CRITICAL)

@@ -254,8 +254,8 @@ def _without_dropout(
 
 
 def _data(value: Tensor) -> Tensor:
-    """Sample data laid out as `value`: random where it is floating point of two bytes or more, else zeros, or True.
-    Every dtype has a kernel to fill it so."""
+    """Sample data laid out as `value`: random for floating point of two bytes or more, True for bool, else zeros. Other
+    data than random are filled in as bytes, which works for every dtype."""
     if value.dtype.is_floating_point and value.dtype.itemsize > 1:
         return random_data(value, value.device)
     size = value.untyped_storage().nbytes()
