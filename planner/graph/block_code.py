@@ -23,11 +23,12 @@ from planner.graph.work import Work, work_of
 
 
 class Pair(BlockCode):
-    """Generated code; no state, so that all blocks of a kind share one. `saved`: the saved tensors in order."""
+    """Generated code of one block under one recipe. It has no state, so all blocks of a kind share one. `saved`: the
+    nodes whose values forward hands to backward, in order."""
 
     def __init__(self, joint: Joint, recipe: Recipe, rng: Rng | None = None, *, for_gpu: bool = False) -> None:
         """`rng`: the generator of the random operations; None: the default one of the joint graph's device. `for_gpu`:
-        the graph was traced on the CPU and stands for a GPU's."""
+        the graph was traced on the CPU in place of a GPU, so scratch is estimated."""
         self.joint, self.recipe, self._for_gpu, self._tried = joint, recipe, for_gpu, are_on()
         self.name, self.result = joint.name, joint.result
         self.n_params, self.n_buffers = len(joint.param_names), len(joint.buffer_names)
@@ -126,7 +127,7 @@ class Pair(BlockCode):
         return self._others[layout]
 
     def _handed_over(self) -> object:
-        """What backward gets from forward."""
+        """Layouts of the saved tensors and indices of the primals that backward reads: equal for all tangent layouts."""
         saved = [n.meta["val"] for n in self.saved]
         return [(t.shape, t.stride(), t.dtype) for t in saved], self.backward_primals
 
@@ -137,7 +138,7 @@ class Pair(BlockCode):
         return work_of(self.forward_nodes), work_of(self.backward_nodes)
 
     def forward(self, values: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        with torch._C.DisableTorchFunction():  # what looks at the frame's operations would make these take longer
+        with torch._C.DisableTorchFunction():  # modes that watch the frame's operations would slow these down
             results, states = self._forward(values, [], None)
         return results, states
 
@@ -149,9 +150,9 @@ class Pair(BlockCode):
 
 
 def make_pairs(joint: Joint, recipes: Iterable[Recipe], *, for_gpu: bool = False) -> dict[str, Pair]:
-    """A pair per recipe, by its name: those that save alike share their code. Without those that would send an input
-    which backward does not read, or one with gaps: it would come back at another alignment, and a product of matrices
-    with gaps has other last bits there. `for_gpu`: as of `Pair`."""
+    """Recipe name -> its `Pair`; recipes that save the same values share their code. Left out are recipes that would
+    offload an input which backward does not read, and recipes that would offload an input with gaps: it would come back
+    at another alignment, where a product of matrices with gaps has other last bits. `for_gpu`: see `Pair`."""
     codes: dict[str, Pair] = {}
     made: dict[str, Pair] = {}
     for recipe in recipes:
@@ -168,7 +169,7 @@ def _result_bytes(node: fx.Node) -> int:
 
 
 def _scratch(node: fx.Node, for_gpu: bool) -> Scratch | None:
-    """What its operation allocates for itself, with the arguments that were traced."""
+    """The scratch of the node's operation with the arguments that were traced; None if it has none or is unknown."""
     if not is_op(node) or not all("val" in n.meta for n in node.all_input_nodes):
         return None
     args, kwargs = map_arg((node.args, node.kwargs), lambda n: n.meta["val"])

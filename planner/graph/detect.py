@@ -22,7 +22,7 @@ class BlockNames:
     """Names of the modules that are the blocks, in the order they run; `kinds` has one hash per block.
 
     Blocks of one kind do the same operations on the same shapes, strides, dtypes and constants: they share code.
-    `eager`: kind -> its own code, for layers whose code looks at data, so that detection could not follow it.
+    `eager`: kind -> its own code, for layers whose code looks at data: detection cannot trace these.
     """
 
     embedding: str
@@ -40,13 +40,13 @@ class BlockNames:
 def find_blocks(
     model: nn.Module, batch: Mapping[str, torch.Tensor], *, device: torch.device | None = None
 ) -> BlockNames:
-    """The blocks of `model` (weights anywhere, on meta too) when it is called with `batch`.
+    """The blocks of `model` (weights on any device, also meta) for a call with `batch`.
 
-    Embedding and head are what `get_input_embeddings` and `get_output_embeddings` give. The layers are the largest
-    non-leaf modules of one class beside each other that do at least half of the work. In an encoder-decoder the
-    decoder's embedding and layers follow the encoder's. Of a model without such a head the blocks are its segments
-    (`planner.graph.segments`), of which the first and the last stand for embedding and head. Raises UserError
-    "blocks-not-found", "layers-dropped".
+    Embedding and head are what `get_input_embeddings` and `get_output_embeddings` return. The layers are the largest
+    non-leaf sibling modules of one class that together do at least half of the work. In an encoder-decoder the
+    decoder's embedding and layers follow the encoder's. If either method returns no module, the blocks are the model's
+    segments (`planner.graph.segments`); the first and the last of them take the places of embedding and head. Raises
+    UserError "blocks-not-found", "layers-dropped".
     """
     _refuse_dropped_layers(model)
     device = device or next(iter(batch.values())).device
@@ -89,7 +89,8 @@ def _blocks(model: nn.Module, root: ModuleCall, record: Record) -> list[nn.Modul
 
 
 def _refuse_dropped_layers(model: nn.Module) -> None:
-    """LayerDrop (1909.11556), as transformers has it: a forward leaves layers out at random."""
+    """Raise UserError "layers-dropped" for LayerDrop (1909.11556) as transformers has it: each forward leaves out
+    layers at random."""
     for name, module in model.named_modules():
         rate = getattr(module, "layerdrop", 0)
         if isinstance(rate, float) and rate > 0:
@@ -102,7 +103,8 @@ def _refuse_dropped_layers(model: nn.Module) -> None:
 
 
 def repeated_layers(model: nn.Module, batch: Mapping[str, torch.Tensor], device: torch.device) -> list[nn.Module]:
-    """The layers of `model` as they run when it is called with `batch`: one that runs again is there again."""
+    """The layers of `model` in the order in which they run for `batch`; a layer that runs several times is listed once
+    for each run. Raises UserError "layers-dropped"."""
     _refuse_dropped_layers(model)
     root, record, _ = record_with_opaque_layers(model, batch, device)
     head = _own_module(model, "get_output_embeddings")
@@ -113,7 +115,8 @@ def repeated_layers(model: nn.Module, batch: Mapping[str, torch.Tensor], device:
 
 
 def _check_reads(model: nn.Module, blocks: Sequence[ModuleCall], record: Record) -> None:
-    """Nothing but a block may read its weights: they are elsewhere when it does not run. Raises UserError."""
+    """Raise UserError "weight-read-outside" if anything but a block reads the block's weights: they may be off the
+    device when the block does not run."""
     first = {id(p): name for name, p in model.named_parameters()}
     own = [{first[id(p)] for p in block.module.parameters()} for block in blocks]
     in_blocks = set().union(*own)
@@ -131,7 +134,8 @@ def _check_reads(model: nn.Module, blocks: Sequence[ModuleCall], record: Record)
 
 
 def _own_module(model: nn.Module, getter: str) -> nn.Module | None:
-    """What the model says is its embedding or head, as transformers' models do."""
+    """The embedding or head that the model's method `getter` returns, as transformers' models have it; None if there is
+    none."""
     try:
         module = getattr(model, getter, lambda: None)()
     except NotImplementedError:  # transformers' way to say that there is none
@@ -140,7 +144,7 @@ def _own_module(model: nn.Module, getter: str) -> nn.Module | None:
 
 
 def _embeddings(root: ModuleCall, model: nn.Module, head: nn.Module) -> list[nn.Module]:
-    """The input embedding; where it never runs itself, the modules that run with its weight, in their order."""
+    """The input embedding. If it never runs itself, the modules that run with its weight, in the order they run."""
     embedding = _own_module(model, "get_input_embeddings")
     assert embedding is not None
     ran = list({id(call.module): call.module for call in root.walk()}.values())
@@ -152,8 +156,9 @@ def _embeddings(root: ModuleCall, model: nn.Module, head: nn.Module) -> list[nn.
 
 
 def _layers(root: ModuleCall, record: Record, taken: set[int]) -> list[ModuleCall]:
-    """Descend to the repeated calls that make up at least half of what is below. Where it splits, into an encoder and a
-    decoder, both have some; what is less than a tenth is no chain of layers."""
+    """Descend from the root to repeated calls that do at least half of the work of the module around them, head and
+    embeddings aside. Where the descent splits, as into encoder and decoder, each part may have layers. A group of
+    layers with less than a tenth of all layers' work is dropped."""
 
     def cost(*calls: ModuleCall) -> int:
         return sum(operation.cost for call in calls for operation in record.operations[call.start : call.end])
@@ -174,13 +179,13 @@ def _layers(root: ModuleCall, record: Record, taken: set[int]) -> list[ModuleCal
 
 
 def _may_be_layer(module: nn.Module) -> bool:
-    """It has parts, and weights."""
+    """Whether `module` has parts and weights."""
     return any(True for _ in module.children()) and any(True for _ in module.parameters())
 
 
 def _kind(call: ModuleCall, record: Record) -> str:
-    """A hash of the class, the arguments, the parameters, every operation with how they feed each other, and what of it
-    is returned, or left in a table that was given."""
+    """A hash of the call: its class, arguments, parameters and buffers, its operations and how they feed each other,
+    and which values it returns or leaves in tables that it is given."""
     index: dict[int, int] = {}
     roles = {storage_of(t): name for name, t in (*call.module.named_parameters(), *call.module.named_buffers())}
     lines = [

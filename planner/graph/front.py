@@ -1,10 +1,10 @@
-"""Which values of a block are worth saving: the sets that are best at some price of a saved byte.
+"""Finds which values of a block are worth saving: the sets that are best at some price of a saved byte.
 
-A block's forward computes values that its backward reads. Each is saved, or computed again from others that are saved
-and from the block's input. At a given price in seconds a byte, the best choice is a minimum cut: an operation that runs
-again costs its time, a saved value its bytes, and no operation runs without what it reads. The prices at which the cut
-changes give all points of the lower convex hull of (bytes saved, seconds more). Rockmate's rk-checkmate (thesis,
-chapter 2) chooses among the same sets, by an integer program.
+A block's forward computes values that its backward reads. Each value is either saved, or computed again from other
+saved values and from the block's input. At a given price in seconds a byte, the best choice is a minimum cut: an
+operation that runs again costs its time, a saved value costs its bytes, and no operation runs without its inputs. The
+prices at which the cut changes give all points of the lower convex hull of (bytes saved, extra seconds). Rockmate's
+rk-checkmate (thesis, chapter 2) chooses among the same sets, by an integer program.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from planner.graph.saved import cut, forward_nodes, savable
 from planner.graph.work import work_of
 
 _FLOPS_PER_BYTE = 100
-"""What a card computes while it moves a byte. What is made is measured whole; this only says what to make."""
-_MOST = 4
-_NOTHING = 1e-9  # of a number that was rounded
+"""Floating point operations that a card does while it moves a byte. The number only decides which sets are proposed:
+the code made for them is measured as a whole."""
+_MOST = 4  # sets on the front
+_NOTHING = 1e-9  # relative: a smaller gain is a rounding error
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A set of nodes to save, the bytes that stay for it (the block's input included where backward reads it), and how
-    long what runs again takes, in bytes of memory traffic."""
+    """A set of nodes to save. `bytes`: what stays on the device for it, the block's input included where backward reads
+    it. `again`: the time of the operations that run again, in bytes of memory traffic."""
 
     nodes: frozenset[fx.Node]
     bytes: int
@@ -38,8 +39,8 @@ class Saved:
 
 
 def front(joint: Joint) -> list[Saved]:
-    """At most four sets, from the fewest bytes to the fewest seconds, without the empty one; none where the block
-    writes into what it has made."""
+    """At most four sets, from the fewest bytes to the fewest seconds, without the empty set. The list is empty for a
+    block with operations in place."""
     return _front_of(Cutter(joint))
 
 
@@ -50,7 +51,7 @@ def _front_of(cutter: Cutter) -> list[Saved]:
 
 
 def recipes_on_front(joint: Joint) -> Iterator[Recipe]:
-    """Those that save a set of the front, without what the named recipes do."""
+    """Recipes that save the sets of the front, without those that equal a recipe of RECIPES."""
     cutter = Cutter(joint)
     named = {
         cutter.saved({node for node in cutter.savable if recipe.may_save(node)}).nodes: recipe.saves
@@ -61,10 +62,11 @@ def recipes_on_front(joint: Joint) -> Iterator[Recipe]:
 
 
 class Cutter:
-    """Minimum cuts of one block. In the network, backward has what is on the sink's side: of operations those that run
-    again, of values those that are saved or computed again. A cut pays for an operation there (arc from the source),
-    and for a value there whose operation is not (arc from the operation: it is saved). What an operation reads comes
-    with it (an arc without bound)."""
+    """Minimum cuts of one block. The network has a node for each operation and each value of forward, and one for the
+    block's input. The sink's side is what backward has: operations that run again, and values that are saved or
+    computed again. A cut pays for each operation on that side (arc from the source), and for each value on that side
+    whose operation is not (arc from the operation): this value is saved. An arc of infinite capacity from each value
+    to its reader brings an operation's inputs to the side of the operation."""
 
     def __init__(self, joint: Joint) -> None:
         self.storages = Storages(joint.module.graph)
@@ -87,7 +89,8 @@ class Cutter:
         self.wanted = self._read_by_backward()
 
     def _read_by_backward(self) -> set[StorageId]:
-        """What backward's own operations read of forward and of the input."""
+        """The storages of forward's values and of placeholders (the input among them) that backward's own operations
+        read."""
         found, seen, todo = set[StorageId](), set[fx.Node](), list(self.grads)
         while todo:
             node = todo.pop()
@@ -122,7 +125,7 @@ class Cutter:
         })  # fmt: skip
 
     def saved(self, chosen: set[fx.Node]) -> Saved:
-        """The set that is really saved where `chosen` may be: some may be reached by no way."""
+        """The set that is really saved if `chosen` may be saved: backward may need only some of them."""
         saved, needed = cut(self.grads, chosen)
         kept = {s for node in saved for s in self.storages.of[node]}
         if self.input is not None and any(self.input in self.storages.of[a] for n in needed for a in n.all_input_nodes):
@@ -145,7 +148,7 @@ def hull(cutter: Cutter) -> list[Saved]:
 
 
 def _between(cutter: Cutter, few: Saved, many: Saved) -> list[Saved]:
-    """Those strictly between two of the hull."""
+    """The sets of the hull strictly between two of its sets."""
     if few.bytes >= many.bytes or few.again <= many.again:
         return []
     price = (few.again - many.again) / (many.bytes - few.bytes)
@@ -157,7 +160,7 @@ def _between(cutter: Cutter, few: Saved, many: Saved) -> list[Saved]:
 
 
 def _thinned(points: list[Saved]) -> list[Saved]:
-    """At most `_MOST` of a hull: again and again the one goes that a mixture of its neighbours replaces best."""
+    """At most `_MOST` sets of a hull: remove, one by one, the set that a mixture of its neighbours replaces best."""
     left = list(points)
     while len(left) > _MOST:
         left.pop(min(range(1, len(left) - 1), key=lambda k: _above(left[k - 1], left[k], left[k + 1])))
@@ -165,6 +168,6 @@ def _thinned(points: list[Saved]) -> list[Saved]:
 
 
 def _above(few: Saved, point: Saved, many: Saved) -> float:
-    """How much longer a mixture of the outer two takes than the one between, at its bytes."""
+    """How much longer a mixture of `few` and `many` with the bytes of `point` takes than `point`."""
     share = (point.bytes - few.bytes) / (many.bytes - few.bytes)
     return few.again + share * (many.again - few.again) - point.again

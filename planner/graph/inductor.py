@@ -1,4 +1,4 @@
-"""A block's forward and backward compiled by inductor: fewer passes over memory, and other last bits."""
+"""Compiles a block's forward and backward by inductor: fewer passes over memory, but other last bits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from planner.graph.nodes import is_random
 
 
 class CannotCompileError(Exception):
-    """Why a block stays as it is, in words for the log."""
+    """Says why a block is not compiled, in words for the log."""
 
 
 def why_not_compilable(device: torch.device) -> str | None:
@@ -42,11 +42,12 @@ def why_not_compilable(device: torch.device) -> str | None:
 
 
 class CompiledPair(Pair):
-    """A `Pair` whose functions are inductor's; what backward needs is the same list of tensors.
+    """A `Pair` whose functions are compiled by inductor; forward hands the same list of tensors to backward.
 
-    Its peaks are those of the generated functions. What the compiled ones need is measured: all of a block's weight
-    gradients exist when backward ends. What is laid out otherwise than when the block was traced, as the gradient of a
-    tensor that several blocks share may be, goes to the generated functions: inductor's take one layout only.
+    Its predicted peaks are those of the generated functions. What the compiled functions need is measured: all of a
+    block's weight gradients exist when backward ends. Tensors laid out otherwise than when the block was traced, as the
+    gradient of a tensor that several blocks share may be, go to the generated functions, because a compiled function
+    takes one layout only.
     """
 
     def __init__(self, pair: Pair) -> None:
@@ -54,7 +55,7 @@ class CompiledPair(Pair):
         self.__dict__.update(pair.__dict__)
         joint = pair.joint
         if any(is_random(node) for node in (*self.forward_nodes, *self.backward_nodes)):
-            # Inductor draws other numbers, and where a block is computed again it would draw them anew.
+            # Inductor draws other numbers than eager, and draws new ones where a block is computed again.
             raise CannotCompileError("it draws random numbers")
         self._input_grads = [joint.grads.get(i) for i in range(len(joint.inputs))]
         grads = [*self._input_grads, *(joint.grads[name] for name in self.param_grads)]
@@ -84,7 +85,7 @@ class CompiledPair(Pair):
 
 
 def _as_traced(values: Sequence[Tensor], nodes: Sequence[fx.Node | None]) -> bool:
-    """Whether the strides are those the code was compiled for; of dimensions of one element they say nothing."""
+    """Whether the strides are those the code was compiled for; strides of dimensions of one element do not count."""
     return all(
         node is None or all(
             size == 1 or own == traced
@@ -95,14 +96,14 @@ def _as_traced(values: Sequence[Tensor], nodes: Sequence[fx.Node | None]) -> boo
 
 
 def _own(tensor: Tensor, *, shared: bool) -> Tensor:
-    """The tensor in a storage of its own, of exactly its size: it may become a sum. Inductor makes one buffer of two
-    results that are always equal."""
+    """The tensor, copied if needed, in a storage of its own of exactly its size, because it may become a sum. Inductor
+    returns one buffer for two results that are always equal (`shared`)."""
     whole = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
     return tensor if whole and not shared else tensor.clone(memory_format=torch.contiguous_format)
 
 
 class _Function:
-    """`nodes` compiled: a list of values in, which is emptied, a list of the `outputs` that are not None out."""
+    """`nodes` compiled. Takes a list of values, which it empties; returns a list of the `outputs` that are not None."""
 
     def __init__(
         self,
@@ -141,8 +142,9 @@ class _Function:
 
 
 def _compile(module: fx.GraphModule, examples: Sequence[Tensor], device: torch.device) -> Any:
-    """Inductor's function: a list of tensors, which it empties as it goes, in; a sequence of tensors out."""
-    from torch._inductor.compile_fx import compile_fx, compile_fx_inner  # half a second that others need not wait
+    """Inductor's function for `module`: it takes a list of tensors, which it empties, and returns a sequence of them.
+    Raises CannotCompileError."""
+    from torch._inductor.compile_fx import compile_fx, compile_fx_inner  # takes half a second: only when needed
 
     found: list[Any] = []
 
@@ -151,7 +153,8 @@ def _compile(module: fx.GraphModule, examples: Sequence[Tensor], device: torch.d
         return found[-1]
 
     try:
-        # What leads to `inner` must run: the cache of what comes before it is off, inductor's own is not.
+        # The steps before `inner` must run so that `inner` is called: autograd's cache, which would skip them, is off.
+        # Inductor's own cache stays on.
         with (
             functorch_config.patch(enable_autograd_cache=False),
             _disable_current_modes(),
@@ -160,12 +163,12 @@ def _compile(module: fx.GraphModule, examples: Sequence[Tensor], device: torch.d
             torch.no_grad(),
         ):
             compile_fx(module, list(examples), inner_compile=inner, config_patches={"compile_threads": 1})
-    except Exception as error:  # of inductor, triton or a C++ compiler: the cause is for the log
+    except Exception as error:  # an error of inductor, triton or a C++ compiler: the log names it as the cause
         raise CannotCompileError(f"{type(error).__name__}: {first_line(error)[:200]}") from error
     if len(found) != 1:
         raise CannotCompileError(f"it became {len(found)} functions")
     if device.type == "cpu":
-        # Its buffers are made below the dispatcher, where nobody counts them.
+        # Inductor makes its buffers below the dispatcher, where no meter counts them: have PyTorch make them.
         call = found[0].current_callable  # a method, or a function where the graph is not partitioned
         names = getattr(getattr(call, "__func__", call), "__globals__", {})
         if "empty_strided_cpu" not in names:

@@ -34,8 +34,8 @@ class Tape:
     def __init__(
         self, storages: Storages, given: Mapping[fx.Node, str | None], scratch: Mapping[fx.Node, Scratch]
     ) -> None:  # fmt: skip
-        """`given`: placeholder -> the name of its memory (`a0`, `t0`), None for a weight or a buffer. `scratch`: node ->
-        the scratch of its operation."""
+        """`given`: placeholder -> the name of its memory (`a0`, `t0`), None for a weight or a buffer; `scratch`: node
+        -> the scratch of its operation."""
         self._storages, self._scratch = storages, scratch
         self._given: dict[StorageId, str | None] = {}
         for node, name in given.items():

@@ -29,7 +29,7 @@ _MATMULS = (_aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.conv
 class ModuleCall:
     """One call of a module: operations `start` to `end` of the record.
 
-    key     text that is equal for calls whose arguments are equal in nesting, shapes, strides, dtypes and constants
+    key     text of the form of its arguments (`CallShape.text`), equal for calls that may share code
     given   the tables among its arguments, each with a copy of what was in it before
     made    nesting of what the call returns and of what it leaves in these tables, and the storages (or types) in it
     """
@@ -52,8 +52,8 @@ class ModuleCall:
 
 @dataclass(slots=True)
 class Operation:
-    """One dispatched operation. `text` is equal for equal operations; `inputs` and `outputs` are storages; `cost` is the
-    bytes of its results, 50 times that for matrix products; `reads`: it reads its inputs' values."""
+    """One dispatched operation. `text` is equal for equal operations. `inputs` and `outputs` are storages. `cost`: the
+    bytes of its results, 50 times that for matrix products. `reads`: it reads its inputs' values."""
 
     text: str
     inputs: list[int]
