@@ -127,7 +127,8 @@ class Pair(BlockCode):
         return self._others[layout]
 
     def _handed_over(self) -> object:
-        """Layouts of the saved tensors and indices of the primals that backward reads: equal for all tangent layouts."""
+        """Layouts of the saved tensors, and indices of the primals that backward reads: equal for all layouts of
+        tangents."""
         saved = [n.meta["val"] for n in self.saved]
         return [(t.shape, t.stride(), t.dtype) for t in saved], self.backward_primals
 

@@ -65,8 +65,8 @@ class Cutter:
     """Minimum cuts of one block. The network has a node for each operation and each value of forward, and one for the
     block's input. The sink's side is what backward has: operations that run again, and values that are saved or
     computed again. A cut pays for each operation on that side (arc from the source), and for each value on that side
-    whose operation is not (arc from the operation): this value is saved. An arc of infinite capacity from each value
-    to its reader brings an operation's inputs to the side of the operation."""
+    whose operation is not (arc from the operation): this value is saved. Arcs without bound from values to their
+    readers bring the inputs of an operation that runs again to the sink's side, too."""
 
     def __init__(self, joint: Joint) -> None:
         self.storages = Storages(joint.module.graph)

@@ -1,4 +1,4 @@
-"""What every way of running a block offers: the planner reads its figures, the engine calls it."""
+"""The interface of a block's code: the planner reads its figures, the engine calls it."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from planner.graph.tangents import Layout
 from planner.graph.work import Work
 
 Sink = Callable[[str, Tensor | None], None]
-"""Takes the gradient of a weight, by its local name, as soon as it exists; None: none reached the weight."""
+"""Takes a weight's local name and its gradient, as soon as the gradient exists; None: no gradient reached the weight."""
 
 
 class BlockCode(ABC):
     """One block's forward and backward under one recipe, with the bytes they will allocate.
 
-    result                 how what the block returns nests
-    output_values          tensors (without data) laid out as those that the block makes
-    input_grad_values      likewise the gradient of each tensor argument, None where there is none
-    primal_values          likewise [*parameters, *buffers, *inputs], None for what the block does not read
-    tangent_values         likewise the gradients of the differentiable outputs, and those of arguments that have begun
-                           elsewhere
+    result                 how the value that the block returns nests
+    output_values          tensors without data, laid out as those that the block makes
+    input_grad_values      tensors without data, laid out as the gradient of each tensor argument; None: no gradient
+    primal_values          tensors without data, for [*parameters, *buffers, *inputs]; None: the block does not read it
+    tangent_values         tensors without data, for the gradients of the differentiable outputs, then for those of
+                           arguments that have begun elsewhere
     saved_bytes            device bytes of what forward hands to backward (weights, buffers and inputs not counted)
     output_bytes           bytes of the results
     forward_peak           most bytes alive in forward above its start, results and saved tensors included
@@ -33,9 +33,9 @@ class BlockCode(ABC):
                            True: a first slice, whose weight gradients become the sums and are counted; False: a later
                            slice, whose gradients are added to sums that exist
     interface              index of the input whose gradient leads to the block before; None: there is none
-    interface_bytes        bytes of the storage under it
-    reads_interface        backward reads it. Llama in bf16 casts first: with everything kept, backward does not
-    backward_primals       indices into [*parameters, *buffers, *inputs] of what backward reads
+    interface_bytes        bytes of the storage under that input
+    reads_interface        whether backward reads that input. Llama in bf16 casts first: with everything kept, it does not
+    backward_primals       indices into [*parameters, *buffers, *inputs] of the tensors that backward reads
     backward_weights       local names of the parameters among them
     param_grads            local names of the parameters that get a gradient
     adoptable              local name -> its gradient may become the sum itself: nothing else sees its storage
@@ -64,7 +64,7 @@ class BlockCode(ABC):
 
     @property
     def keeps_interface(self) -> bool:
-        """The block's input stays on the device from forward to backward."""
+        """Whether the block's input stays on the device from forward to backward."""
         return self.reads_interface and not self.recipe.offloads_input
 
     @property
@@ -74,11 +74,11 @@ class BlockCode(ABC):
 
     @abstractmethod
     def for_tangents(self, layout: Layout) -> BlockCode:
-        """The code for gradients that come in under `layout`; its forward, and what backward reads, are the same."""
+        """The code for gradients that arrive with `layout`. Its forward, and what its backward reads, are the same."""
 
     def lifetimes(self) -> tuple[str, str]:
-        """The memory that forward and backward allocate, in the words of `planner.graph.lifetimes`; here of code of
-        which only the peaks are known: one block of memory stands for all it needs meanwhile."""
+        """The memory that forward and backward allocate, as two lines of `planner.graph.lifetimes`. This method serves
+        code of which only the peaks are known: one area (`~`) stands for all that it needs while it runs."""
         outputs = [t.untyped_storage().nbytes() for t in self.output_values]
         made = [0 if t is None else t.untyped_storage().nbytes() for t in self.input_grad_values]
         working = max(0, self.forward_peak - sum(outputs) - self.saved_bytes)
@@ -95,7 +95,7 @@ class BlockCode(ABC):
         return " ".join(forward), " ".join(backward)
 
     def _gradient_bytes(self) -> Sequence[int]:
-        """Of each parameter's gradient, 0 where there is none."""
+        """Bytes of each parameter's gradient, 0 where the block does not read it; empty if nothing is trained."""
         values = self.primal_values[: self.n_params]
         return [v.numel() * v.element_size() if v is not None else 0 for v in values] if self.param_grads else ()
 

@@ -1,4 +1,4 @@
-"""The frame's graph between blocks, in pieces that can each run backward once."""
+"""Divides the frame's graph between blocks into pieces, each of which can run backward once."""
 
 from __future__ import annotations
 
@@ -12,26 +12,28 @@ from torch.autograd.graph import GradientEdge, Node
 
 Call = TypeVar("Call")
 Due = tuple[GradientEdge, Tensor]
-"""Where a gradient goes on, and the gradient."""
+"""An edge of the graph, and the gradient that goes into it."""
 
 Key = tuple[int, int]
 """A tensor of the graph: the id of the node that makes it, and which of the node's results it is."""
 
 
 def key_of(edge: GradientEdge) -> Key:
-    """The tensor whose gradient goes on there."""
+    """The tensor whose gradient goes into `edge`."""
     return id(edge.node), edge.output_nr
 
 
 def place_of(node: Any) -> int:
-    """Where a node is among those of its thread's graph: of those that can run, autograd runs the last one."""
+    """The node's place in the order in which its thread made nodes. Autograd always runs the last of the nodes that are
+    ready."""
     return cast(int, node._sequence_nr())
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """A tensor that a piece is made of and others too: a block has made it, or was given it before. `first`, `last`:
-    the places of the piece's nodes that read it, so many `times`."""
+    """A tensor at which a piece ends: the piece computes from it, but a block has made it or was given it before, and
+    others may read it too. `first`, `last`: the places of the first and the last node of the piece that reads it;
+    `times`: how often the piece reads it."""
 
     edge: GradientEdge
     first: float
@@ -39,17 +41,19 @@ class End:
     times: int = 1
 
     def together(self, other: End) -> End:
-        """Read by both."""
+        """This end with the reads of `other`, an end at the same tensor, added."""
         places = min(self.first, other.first), max(self.last, other.last)
         return End(self.edge, *places, self.times + other.times)
 
 
 @dataclass(slots=True, eq=False)
 class _Piece:
-    """Nodes that hang together. `first`: the number of the first call that was given a tensor of theirs; `after`: that
-    of the last call that `ends` belong to, -1 if there is none; `waiting`: gradients that later calls have left.
+    """Connected nodes of the frame. `first`: the number of the first call that was given one of their tensors. `after`:
+    the number of the last call that owns one of the `ends`, -1 if there is none. `waiting`: gradients that later calls
+    have left here.
 
-    Where `after` is not before `first`, no time is right for all of it: each call runs what leads to its arguments.
+    If `after` is not less than `first`, no single time is right for the whole piece: then each call runs the part that
+    leads to its own arguments.
     """
 
     first: int
@@ -59,19 +63,20 @@ class _Piece:
     ends: dict[Key, End] = field(default_factory=dict)
 
     def add(self, end: End) -> None:
-        """Its nodes read that tensor."""
+        """Note that nodes of the piece read this tensor."""
         known = self.ends.get(key_of(end.edge))
         self.ends[key_of(end.edge)] = end if known is None else known.together(end)
 
 
 class Pieces(Generic[Call]):
-    """What blocks were given in one slice's forward, and the pieces of the frame's graph that it came from.
+    """What blocks were given in one slice's forward, and the pieces of the frame's graph that made it.
 
     A model may make a tensor of which every layer is given a part (embeddings per layer), or give one tensor to several
-    (what an encoder made). Its graph can run backward only once, when the gradients of all layers are there: that is
-    when the first of them has run. Autograd then runs the nodes in the order in which it always does.
+    layers (what an encoder made). The graph behind that tensor can run backward only once, when the gradients of all
+    these layers are there: after the backward of the layer that is first in the forward. Autograd then runs the nodes
+    in its usual order.
 
-    given        where a tensor of the graph comes from -> the last call that was given it, and as which argument
+    given        tensor of the graph -> the last call that was given it, and as which argument
     disordered   how many gradients have arrived in another order than autograd's
     """
 
@@ -80,12 +85,12 @@ class Pieces(Generic[Call]):
         self.disordered = 0
         self._count = 0
         self._owners: dict[int, tuple[int, Call]] = {}  # id of a node that is a call's -> the call's number, the call
-        self._places: dict[int, int] = {}  # number of a call -> its node's
-        self._pieces: dict[int, _Piece] = {}  # by the ids of their nodes, which they keep alive
-        self._arrived: dict[Key, End] = {}  # whose gradients have arrived at a call's node
+        self._places: dict[int, int] = {}  # number of a call -> the place of its node
+        self._pieces: dict[int, _Piece] = {}  # id of a node -> its piece, which keeps the node alive
+        self._arrived: dict[Key, End] = {}  # tensor of a call -> the readers whose gradients have arrived there
 
     def enter(self, edges: Sequence[GradientEdge | None]) -> int:
-        """A call is given tensors with these edges. Returns its number."""
+        """Note that a call is given tensors with these edges. Returns the call's number."""
         number, self._count = self._count, self._count + 1
         for edge in edges:
             if edge is not None:
@@ -93,13 +98,14 @@ class Pieces(Generic[Call]):
         return number
 
     def made(self, number: int, node: Node, call: Call, *, itself: bool = True) -> None:
-        """`node` is that call in the graph, or (not `itself`) a tensor that it was given: pieces end there."""
+        """Note that `node` is that call in the graph, or (not `itself`) a tensor that the call was given: pieces end
+        there."""
         self._owners[id(node)] = number, call
         if itself:
             self._places[number] = place_of(node)
 
     def owner(self, edge: GradientEdge) -> Call | None:
-        """The call that gets what goes on there, if it is not the frame."""
+        """The call that gets the gradient that goes into `edge`; None if the frame gets it."""
         return self._owners[id(edge.node)][1] if id(edge.node) in self._owners else None
 
     def _visit(self, start: GradientEdge, number: int) -> None:
@@ -114,7 +120,7 @@ class Pieces(Generic[Call]):
                 piece.after = max(piece.after, self._owners[id(node)][0])
             elif id(node) in self._pieces:
                 met[id(self._pieces[id(node)])] = self._pieces[id(node)]
-            elif node.next_functions:  # else a leaf, which adds up whatever comes
+            elif node.next_functions:  # else a leaf, which adds up its gradients in any case
                 self._pieces[id(node)] = piece
                 piece.nodes.append(node)
                 todo += [(GradientEdge(n, k), place_of(node)) for n, k in node.next_functions if n is not None]
@@ -129,8 +135,9 @@ class Pieces(Generic[Call]):
             self._pieces.update(dict.fromkeys(map(id, other.nodes), piece))
 
     def due(self, number: int, gradients: Sequence[Due]) -> tuple[list[Due], list[End]]:
-        """What is to run backward now that call `number` has left its `gradients`: of the pieces that it is the first
-        one of, all that was left, and where it ends. The others are kept."""
+        """The gradients to run backward from, and the ends of this run, now that call `number` has left its `gradients`.
+        Pieces whose first call this is run now, from all gradients that were left in them. Gradients that go into other
+        pieces are kept there until then."""
         now: list[Due] = []
         ends: dict[Key, End] = {}
         place = self._places.get(number, math.inf)
@@ -152,14 +159,15 @@ class Pieces(Generic[Call]):
         for end in ends:
             before = self._arrived.get(key_of(end.edge))
             if before is not None:
-                # Of two numbers the order does not matter.
+                # The order of two numbers does not matter for their sum: only three or more gradients count.
                 self.disordered += end.last > before.first and before.times + end.times > 2
                 end = before.together(end)
             self._arrived[key_of(end.edge)] = end
 
     def begins(self, number: int, edge: GradientEdge) -> bool:
-        """Whether what has arrived at a block for that result, which call `number` was given, would come before what
-        the call makes. Then the call takes it."""
+        """Whether the gradient that has arrived at `edge`, the end of a tensor that call `number` was given, comes
+        before the gradient that the call makes, in autograd's order. Then the call takes it: it counts as not arrived
+        any more."""
         arrived = self._arrived.get(key_of(edge))
         if arrived is not None and arrived.first < self._places.get(number, math.inf):
             return False

@@ -1,4 +1,4 @@
-"""How a block's result nests, and what hooks inside the block record of it for the model's frame."""
+"""Takes a block's result apart into tensors and nests it again, with what hooks inside the block record for the frame."""
 
 from __future__ import annotations
 
@@ -22,22 +22,23 @@ Records = Mapping[str, Sequence[Any]]
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """The tensor `index` of those that the block makes."""
+    """Stands for tensor `index` of those that the block makes."""
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """The block's tensor argument `index`, returned as it is."""
+    """Stands for the block's tensor argument `index`, returned as it is."""
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How a block's result, its records, and what it leaves in tables that it is given nest: tensors it makes,
-    arguments it hands back, other values in between; and which of the tensors it makes have a gradient."""
+    """How a block's result, its records, and what it leaves in tables that it is given nest. `leaves`: tensors that the
+    block makes, arguments that it returns as they are, and other values. `differentiable`: for each tensor that the
+    block makes, whether it has a gradient."""
 
     spec: TreeSpec
     leaves: tuple[Any, ...]
@@ -47,8 +48,8 @@ class Result:
     def of(
         cls, value: Any, records: Records, left: Sequence[Mapping[Any, Any]], arguments: Sequence[Tensor]
     ) -> tuple[Result, tuple[Tensor, ...]]:
-        """Of a call with these tensor arguments that returned `value` and has `left` something in each table that it
-        was given, and the tensors it made."""
+        """The `Result` of a call with these tensor arguments, and the tensors that the call made. The call returned
+        `value`; `left`: what it has left in each table that it was given."""
         flat, spec = tree_flatten((value, {key: list(found) for key, found in records.items()}, list(left)))
         where = {id(tensor): index for index, tensor in enumerate(arguments)}
         made = tuple({id(leaf): leaf for leaf in flat if torch.is_tensor(leaf) and id(leaf) not in where}.values())
@@ -58,8 +59,8 @@ class Result:
         return cls(spec, tuple(leaves), tuple(tensor.requires_grad for tensor in made)), made
 
     def deliver(self, made: Sequence[Tensor], arguments: Sequence[Tensor], mappings: Mappings) -> Any:
-        """The block's result with `made` and `arguments` in their places; what was recorded is recorded once more, for
-        the frame that is running, and what the block leaves in tables is put into `mappings`."""
+        """The block's result with `made` and `arguments` in their places. Records are recorded once more, for the frame
+        that is running; what the block leaves in tables is put into `mappings`."""
         leaves = [
             made[leaf.index] if isinstance(leaf, _Made) else arguments[leaf.index] if isinstance(leaf, _Given) else leaf
             for leaf in self.leaves
@@ -74,14 +75,14 @@ class Result:
 
 
 def recorded_names() -> tuple[str, ...]:
-    """What hooks inside a block would record now. Hidden states are none of it: blocks' own hooks record them."""
+    """The names of what hooks inside a block would record now, without hidden states: blocks' own hooks record these."""
     running = _running.get() or {}
     return tuple(key for key in running if not key.lstrip("_").startswith("hidden_states"))
 
 
 @contextlib.contextmanager
 def recording(names: Sequence[str]) -> Iterator[Records]:
-    """Inside, hooks record into a table of its own what goes by these names."""
+    """Inside, hooks record what has these names, into the table that this context returns."""
     records: dict[str, list[Any]] = {name: [] for name in names}
     token = _running.set(records or None)
     try:

@@ -1,13 +1,14 @@
-"""Gradients that arrive laid out otherwise than a block's results, and those of its arguments that are there before.
+"""Lets a block be traced for gradients of other layouts than its results', and for gradients of its arguments that have
+begun elsewhere.
 
-What the frame does with a result may turn its gradient round or expand it. Autograd's code looks at that: it copies
-where a view is not possible, or where a kernel wants its memory in order. So a block is traced once more for such
-gradients: an operation whose backward gives them the layout in which they will come stands behind each result.
+The frame may transpose or expand the gradient of a result. Autograd's code depends on the layout: it copies where a
+view is not possible, or where a kernel wants its memory in order. So a block is traced once more for such gradients: in
+the trace each result goes through an alias whose backward gives the gradient the strides with which it will arrive.
 
 An argument may be read by others, too: later blocks, or the model's code after the block (a skip of a U-Net, a residual
-around a layer, what an encoder made). What they have made of its gradient is there before the block's backward, and
-autograd adds what the block makes of it one by one to that. So the block's code begins with it: in the trace the
-argument has one more reader, the last one, whose backward gives the gradient that is there.
+around a layer, what an encoder made). Their part of its gradient is there before the block's backward, and autograd
+adds the block's parts to it one by one. So the block's code begins with that part: in the trace the argument has one
+more reader, the last one, whose backward returns it.
 """
 
 from __future__ import annotations
@@ -20,20 +21,20 @@ import torch
 from torch import Tensor, fx
 
 Strides = tuple[int, ...]
-"""Of dimensions of one element, which say nothing, zero."""
+"""The strides of a tensor, 0 for dimensions of one element, whose strides do not matter."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The strides of each gradient of a block's results; of the arguments whose gradients have begun elsewhere, each
-    with its strides."""
+    """How gradients that a block's backward is given are laid out. `results`: the strides of each result's gradient.
+    `begun`: (argument, strides of its gradient) for each argument whose gradient has begun elsewhere."""
 
     results: tuple[Strides, ...]
     begun: tuple[tuple[int, Strides], ...] = ()
 
 
 def layout_of(tensors: Sequence[Tensor], begun: Mapping[int, Tensor] | None = None) -> Layout:
-    """How `tensors`, and gradients that have `begun` (by argument), are laid out."""
+    """The layout of `tensors`, gradients of results, and of gradients that have `begun` elsewhere, by argument."""
     others = tuple((index, _strides(gradient)) for index, gradient in sorted((begun or {}).items()))
     return Layout(tuple(map(_strides, tensors)), others)
 
@@ -43,26 +44,28 @@ def _strides(tensor: Tensor) -> Strides:
 
 
 def begun_gradients(inputs: Sequence[Tensor], layout: Layout | None) -> list[Tensor]:
-    """Without data, the gradients of `inputs` (fake) that are there before."""
+    """Fake gradients for those of `inputs` (fake) whose gradients have begun elsewhere."""
     begun = layout.begun if layout is not None else ()
     return [inputs[i].detach().new_empty_strided(inputs[i].shape, strides) for i, strides in begun]
 
 
 def beginning(arguments: Sequence[Tensor], layout: Layout, gradients: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """In a trace, the last readers of the arguments whose `gradients` have begun elsewhere."""
+    """In a trace, a last reader for each argument whose gradient has begun elsewhere; its backward returns that one of
+    `gradients`."""
     reader = cast(Any, _Reader.apply)
     return tuple(reader(arguments[i], gradient) for (i, _), gradient in zip(layout.begun, gradients, strict=True))
 
 
 def arriving(results: Sequence[Tensor], layout: Layout) -> tuple[Tensor, ...]:
-    """`results`, those that have a gradient as aliases, whose gradients get the strides of `layout` in a trace."""
+    """`results`, with aliases in place of those that have a gradient: in a trace these gradients get the strides of
+    `layout`."""
     strides = iter(layout.results)
     alias = cast(Any, _Alias.apply)
     return tuple(alias(t, next(strides)) if t.requires_grad else t for t in results)
 
 
 def is_arrival(node: fx.Node) -> bool:
-    """The node gives the gradient, its first argument, the strides in which it will come."""
+    """Whether the node gives a gradient, its first argument, the strides with which it will arrive."""
     return node.target is torch.ops.offmate.arrival.default
 
 
