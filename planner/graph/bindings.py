@@ -1,8 +1,8 @@
-"""How generated code calls an operation: by PyTorch's own binding of it, where that is the same call.
+"""Chooses how generated code calls an operation: through PyTorch's own binding of it, where that makes the same call.
 
-A binding in C reads its arguments in half the time that an overload's takes (1.6 instead of 2.3 µs for a product on a
-CPU). Which overload it calls depends on the arguments: so it is asked, without data, and taken where it calls the very
-overload with the very arguments that were traced.
+A binding in C reads its arguments in half the time that an overload takes (a product on a CPU takes 1.6 instead of
+2.3 µs). Which overload a binding calls depends on the arguments. So it is called once without data, and taken if it
+calls the very overload with the very arguments that were traced.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ _known: dict[object, Callable[..., Any]] = {}
 
 
 def binding_of(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], value: Any) -> Callable[..., Any]:
-    """What to call for an overload with such arguments, nodes of a trace among them, whose result was `value`."""
+    """What to call for the overload `target` with these arguments (nodes of a trace among them), whose traced result
+    was `value`."""
     if not isinstance(target, torch._ops.OpOverload):
         return target  # type: ignore[no-any-return]
     key = target, _kind((args, dict(kwargs)))
@@ -43,14 +44,14 @@ def _found(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], value: A
 
 
 class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes what is called."""
+    """Notes the operations of aten that are called inside."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.found: list[Any] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace == "aten":  # not the questions that are asked of tensors on the way
+        if func.namespace == "aten":  # other calls only ask tensors for their properties
             self.found.append([func, args, kwargs or {}])
         return func(*args, **(kwargs or {}))
 
@@ -66,7 +67,7 @@ def _calls(call: Callable[..., Any], given: Any) -> list[Any]:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Tensors are the same ones; all else is equal, and of the same type: 2 is not 2.0."""
+    """Whether tensors are the same objects, and all other values equal and of the same type: 2 is not 2.0."""
     if isinstance(one, Tensor) or isinstance(other, Tensor):
         return one is other
     if type(one) is not type(other):
@@ -79,7 +80,8 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _kind(value: Any) -> object:
-    """What a binding can tell apart: types, and of lists and names what is in them."""
+    """A key for what a binding can tell apart: types, and the contents of lists and dictionaries; of a tensor also its
+    dtype and number of dimensions."""
     if isinstance(value, (list, tuple)):
         return type(value), tuple(map(_kind, value))
     if isinstance(value, dict):

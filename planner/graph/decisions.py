@@ -1,4 +1,4 @@
-"""Numbers that leave tensors, by which code chooses a way; and what the other ways are."""
+"""Watches the numbers that leave tensors, by which code chooses a branch, and makes code take other branches."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ Site = tuple[str, int, int]
 Number = bool | int | float | complex
 
 _TORCH = str(Path(torch.__file__).parent)
-_FAR = 1e30  # beyond what code compares with
+_FAR = 1e30  # beyond any number that code compares with
 
 
 class Decisions(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees the numbers that leave tensors inside, as `bool(x)`, `float(x)` and `x.item()` have them.
+    """Inside, watches the numbers that leave tensors, by `bool(x)`, `float(x)` or `x.item()`.
 
     times   site -> how many numbers have left there
     first   site -> the first of them
     """
 
     def __init__(self, forced: Mapping[Site, Number]) -> None:
-        """`forced`: what is to leave first at a site, whatever the tensor says."""
+        """`forced`: site -> the number that code gets there the first time, whatever the tensor holds."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.times, self.first = Counter[Site](), dict[Site, Number]()
         self._forced = forced
@@ -50,18 +50,18 @@ class Decisions(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _site() -> Site:
-    """Where code that is not torch's asked."""
+    """The site in code outside of torch that asked for the number."""
     frame = sys._getframe(2)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_TORCH):
         frame = frame.f_back
-    # The interpreter puts other instructions in an instruction's place; where they come from in the text stays.
+    # The interpreter may replace instructions at run time, but not their positions in the source.
     line, _, column, _ = next(itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None))
     return frame.f_code.co_filename, line or 0, column or 0
 
 
 def others(number: Number) -> Iterator[Number]:
-    """What might have left instead, and taken code another way: the other truth, fractions far on both sides. Whole
-    numbers count and point; no other one need make sense."""
+    """Numbers that might have left instead and made code take another branch: the other truth value; for a float, 0 and
+    a number far on each side. None for whole numbers: they count or index, and another one may make no sense."""
     if isinstance(number, bool):
         yield not number
     elif isinstance(number, float):
@@ -69,7 +69,7 @@ def others(number: Number) -> Iterator[Number]:
 
 
 def depends_on_data(name: str, number: str) -> UserError:
-    """The error for a block of which nobody can say what it needs."""
+    """The error for a block whose memory cannot be bounded; `number` names the number that it depends on."""
     return UserError(
         f"What block {name} needs depends on its data in a way that cannot be bounded.",
         code="block-depends-on-data", numbers=(number,),

@@ -1,4 +1,4 @@
-"""Tensors without memory: shapes, strides, dtypes, devices and lifetimes are those of real ones."""
+"""Makes tensors without memory; shapes, strides, dtypes, devices and lifetimes are those of real tensors."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from planner.graph.true_layouts import knows, true_result
 
 FAKE_TYPES: tuple[type, ...] = (Tensor, nn.Parameter, FakeTensor)
-"""What a meter counts that is to count fake tensors too."""
+"""The tensor types that a meter must count if it counts fake tensors too."""
 
 
 class _Mode(FakeTensorMode):
-    """Knows more than torch's about how results are laid out."""
+    """Torch's fake mode, with the layouts of results corrected (`planner.graph.true_layouts`)."""
 
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         def usual() -> Any:
@@ -42,12 +42,12 @@ class FakeMode:
         return cls(next((t.fake_mode for t in tensors if isinstance(t, FakeTensor)), None))
 
     def empty(self, tensor: Tensor, device: torch.device) -> Tensor:
-        """A tensor of that shape and dtype on `device`, laid out contiguously."""
+        """A contiguous fake tensor with the shape and dtype of `tensor`, on `device`."""
         with self.mode:
             return torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
 
     def block(self, size: int, device: torch.device) -> Tensor:
-        """`size` bytes."""
+        """A fake tensor of `size` bytes (uint8)."""
         with self.mode:
             return torch.empty(size, dtype=torch.uint8, device=device)
 
@@ -57,13 +57,13 @@ class FakeMode:
             return torch.empty((), device=device)
 
     def like(self, tensor: Tensor) -> Tensor:
-        """A fake of a real tensor; a fake one itself. Detached, `requires_grad` kept."""
+        """A fake of a real tensor; a fake tensor as it is. Detached, with the same `requires_grad`."""
         fake = tensor if isinstance(tensor, FakeTensor) else self.mode.from_tensor(tensor.detach())
         return fake.detach().requires_grad_(tensor.requires_grad)
 
     def fresh(self, values: Sequence[Tensor], device: torch.device | None = None) -> list[Tensor]:
-        """Tensors laid out as `values`, in new storages, on `device` or where they are; those that share one in
-        `values` share one here."""
+        """Fake tensors laid out as `values`, in new storages, on `device` (None: the devices of `values`). Tensors that
+        share a storage in `values` share one in the result."""
         bases: dict[int, Tensor] = {}
         made = []
         for value in values:
@@ -79,29 +79,30 @@ class FakeMode:
 
 
 def keep_device_guard() -> None:
-    """Called by a thread that stays, before others trace: as good as always the main one.
+    """Keep a crash of PyTorch away. Call it in a thread that stays, nearly always the main one, before others trace.
 
-    Where a PyTorch built for CUDA sees no card, FakeTensorMode puts a guard in the place of CUDA's when it is first
-    entered, once for the process. But the guard is the thread's own (`thread_local` in c10/core/impl/
-    DeviceGuardImplInterface.cpp) and goes when that thread ends, as a slice's does with its engine; whoever traces next
-    uses memory that was freed, and the process ends by SIGSEGV.
+    Where a PyTorch built for CUDA sees no card, FakeTensorMode replaces CUDA's device guard when it is first entered,
+    once for the process. But the guard belongs to that thread (`thread_local` in c10/core/impl/
+    DeviceGuardImplInterface.cpp) and is freed when the thread ends, as a slice's thread does with its engine. The next
+    trace then uses freed memory, and the process ends by SIGSEGV.
     """
     ensure = getattr(torch._C, "_ensureCUDADeviceGuardSet", None)  # a private name, which a later PyTorch may not have
-    if ensure is not None and not torch.cuda.is_available():  # with a card nobody needs it, and it would begin CUDA
+    if ensure is not None and not torch.cuda.is_available():  # with a card it is not needed, and would initialize CUDA
         ensure()
 
 
 def fake_weights(
     module: nn.Module, mode: FakeMode, device: torch.device, *, buffers: bool = True
 ) -> AbstractContextManager[None]:
-    """Inside, all parameters of `module` (and buffers, if asked) are fake. Whether they were real, on meta, or
-    one-element expands does not matter: weights are contiguous when the block runs."""
+    """Inside, all parameters of `module` (and buffers, if asked) are fake and contiguous, as they are when the block
+    runs. It does not matter whether they were real, on meta, or one-element expands."""
     return other_weights(module, lambda tensor: mode.empty(tensor, device), buffers=buffers)
 
 
 @contextlib.contextmanager
 def other_weights(module: nn.Module, make: Callable[[Tensor], Tensor], *, buffers: bool = False) -> Iterator[None]:
-    """Inside, all parameters of `module` (and buffers, if asked) are what `make` makes of them, tied ones once."""
+    """Inside, all parameters of `module` (and buffers, if asked) are replaced by `make(tensor)`, called once for tied
+    ones."""
     made: dict[int, Tensor] = {}
     replaced: list[tuple[dict[str, Any], str, Tensor]] = []
     for part in module.modules():
@@ -126,7 +127,8 @@ def other_weights(module: nn.Module, make: Callable[[Tensor], Tensor], *, buffer
 
 @contextlib.contextmanager
 def same_buffers(module: nn.Module) -> Iterator[None]:
-    """Afterwards the buffers of `module` are what they were, though code inside may count its calls in one."""
+    """Afterwards the buffers of `module` are what they were before, even if code inside changes them (as one that
+    counts its calls)."""
     before = [
         (part._buffers, name, buffer, buffer.clone())
         for part in module.modules()

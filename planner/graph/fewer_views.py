@@ -1,8 +1,8 @@
-"""Views that generated code need not call: each operation takes time to issue, also one that computes nothing.
+"""Finds views that generated code need not call: each operation takes time to issue, even if it computes nothing.
 
 A trace of a linear layer's backward transposes a weight twice, and its gradient twice; views follow views. Where only
-views read a view, what it is a view of goes by its name instead. So each name stands for the memory that it stands for
-in the trace, from the same line to the same line: numbers and bytes are those of the whole list.
+views read a view, its name is bound to the tensor that it is a view of instead. So each name refers to the same memory
+as in the trace, over the same lines: results and bytes are those of the whole list.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _SHAPED = frozenset({_aten.view.default, _aten._unsafe_view.default})
 
 
 def not_called(nodes: Sequence[fx.Node], results: Collection[fx.Node], sinks: Collection[fx.Node]) -> set[fx.Node]:
-    """Those of `nodes` that are another name of their argument. `results` are made as they were traced: whoever gets
-    one may ask whether it is a view. `sinks` are handed out on the way."""
+    """Those of `nodes` that need no call, because their name can stand for their argument. `results` are made as they
+    were traced: who gets one may ask whether it is a view. `sinks` are handed out while the code runs."""
     among, found = set(nodes), set[fx.Node]()
-    has: dict[fx.Node, fx.Node] = {}  # whose value goes by a node's name, where that is not its own
+    has: dict[fx.Node, fx.Node] = {}  # node -> the node whose value has its name, where that is not its own value
     for node in nodes:
         if node in results or not is_op(node) or node.target not in _TURNED | _SHAPED:
             continue
@@ -34,7 +34,7 @@ def not_called(nodes: Sequence[fx.Node], results: Collection[fx.Node], sinks: Co
         else:
             kind = _SHAPED
             itself = made.shape == value.shape and made.stride() == value.stride()
-            can = value.is_contiguous()  # then any view of it is one of its views
+            can = value.is_contiguous()  # then each view of the view is also a view of the value
         readers = [user for user in node.users if user in among]
         if itself:
             found.add(node)

@@ -14,7 +14,7 @@ from planner.graph.tangents import Layout
 from planner.graph.work import Work
 
 Sink = Callable[[str, Tensor | None], None]
-"""Takes a weight's local name and its gradient, as soon as the gradient exists; None: no gradient reached the weight."""
+"""Takes a weight's local name and its gradient, as soon as that exists; None: no gradient reached the weight."""
 
 
 class BlockCode(ABC):
@@ -34,7 +34,8 @@ class BlockCode(ABC):
                            slice, whose gradients are added to sums that exist
     interface              index of the input whose gradient leads to the block before; None: there is none
     interface_bytes        bytes of the storage under that input
-    reads_interface        whether backward reads that input. Llama in bf16 casts first: with everything kept, it does not
+    reads_interface        whether backward reads that input. Llama in bf16 casts it first: with everything kept,
+                           backward does not
     backward_primals       indices into [*parameters, *buffers, *inputs] of the tensors that backward reads
     backward_weights       local names of the parameters among them
     param_grads            local names of the parameters that get a gradient

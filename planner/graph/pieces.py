@@ -135,9 +135,9 @@ class Pieces(Generic[Call]):
             self._pieces.update(dict.fromkeys(map(id, other.nodes), piece))
 
     def due(self, number: int, gradients: Sequence[Due]) -> tuple[list[Due], list[End]]:
-        """The gradients to run backward from, and the ends of this run, now that call `number` has left its `gradients`.
-        Pieces whose first call this is run now, from all gradients that were left in them. Gradients that go into other
-        pieces are kept there until then."""
+        """The gradients to run backward from, and the ends of this run, now that call `number` has its `gradients`.
+        Pieces whose first call is this one run now, from all gradients that were left in them. Gradients that go into
+        other pieces wait there for their first call."""
         now: list[Due] = []
         ends: dict[Key, End] = {}
         place = self._places.get(number, math.inf)

@@ -1,4 +1,4 @@
-"""Ways to treat the values a block computes in forward and reads again in backward, as data."""
+"""Recipes: how to treat the values that a block computes in forward and reads again in backward."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _SAVES = ("all", "matmul", "none")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """`saves`: which results forward hands to backward: "all", "matmul", "none", or the names of nodes of the traced
-    graph, separated by spaces; the rest is computed again. `offloads`: what is saved travels to the host in between;
-    `offloads_input`: so does the block's input, for backward reads it."""
+    """`saves`: the values that forward hands to backward: "all", "matmul", "none", or the names of nodes of the traced
+    graph, separated by spaces. Other values are computed again. `offloads`: saved values go to the host between forward
+    and backward. `offloads_input`: the block's input, which backward reads, goes there too."""
 
     name: str
     saves: str
@@ -34,13 +34,13 @@ class Recipe:
         return self.saves == "all" or node.name in self.saves.split(" ")
 
     def not_in(self, graph: fx.Graph) -> list[str]:
-        """The names among those of saved nodes that no node has."""
+        """The names in `saves` that no node of `graph` has."""
         names = {node.name for node in graph.nodes}
         return [] if self.saves in _SAVES else [name for name in self.saves.split(" ") if name not in names]
 
     @property
     def text(self) -> str:
-        """What `recipe_of` makes the recipe of."""
+        """The text from which `recipe_of` makes the recipe."""
         return self.name if self.name in (*RECIPES, EAGER.name) else f"{self.name.rpartition('-')[0]} {self.saves}"
 
 
@@ -57,8 +57,8 @@ RECIPES = {
 
 
 def recipes_saving(number: int, saves: str) -> Iterator[Recipe]:
-    """What "keep", "offload", "offload-input" and "offload-all" do with what they save and with the block's input, with
-    this that is saved; but for what is a recipe of RECIPES."""
+    """The recipes "keep", "offload", "offload-input" and "offload-all" with `saves` in place of their own, named with
+    `number` behind ("keep-2"); without those that equal a recipe of RECIPES."""
     named = {replace(recipe, name="") for recipe in RECIPES.values()}
     for word in ("keep", "offload", "offload-input", "offload-all"):
         recipe = replace(RECIPES[word], name=f"{word}-{number}", saves=saves)
@@ -67,7 +67,8 @@ def recipes_saving(number: int, saves: str) -> Iterator[Recipe]:
 
 
 def recipe_of(text: str, name: str = "") -> Recipe:
-    """The recipe of an option `name`: one of RECIPES, behind it what is saved instead. KeyError for others."""
+    """The recipe of an option `name`. `text`: the name of one of RECIPES, perhaps followed by a space and what is saved
+    instead. Raises KeyError for another name."""
     word, _, nodes = text.partition(" ")
     return replace(RECIPES[word], name=name or word, saves=nodes or RECIPES[word].saves)
 

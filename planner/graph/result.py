@@ -1,4 +1,4 @@
-"""Takes a block's result apart into tensors and nests it again, with what hooks inside the block record for the frame."""
+"""Takes a block's result apart into tensors and nests it again, with what hooks in the block record for the frame."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Result:
 
 
 def recorded_names() -> tuple[str, ...]:
-    """The names of what hooks inside a block would record now, without hidden states: blocks' own hooks record these."""
+    """The names of what hooks inside a block would record now, but hidden states: blocks' own hooks record these."""
     running = _running.get() or {}
     return tuple(key for key in running if not key.lstrip("_").startswith("hidden_states"))
 

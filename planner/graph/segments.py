@@ -1,6 +1,7 @@
-"""The parts of a model that is no chain of equal layers between an embedding and a head: a U-Net, an image classifier.
+"""Finds the blocks of a model that is no chain of equal layers between embedding and head: a U-Net, an image classifier.
 
-They are modules, one after the other as they run; what passes several of them, as skips do, the model's code carries.
+These blocks, its segments, are modules that run one after the other. Tensors that go past several of them, as skips do,
+are carried by the model's own code.
 """
 
 from __future__ import annotations
@@ -13,16 +14,16 @@ from torch import nn
 from planner.graph.record import ModuleCall, Operation, Record
 
 _SMALL = 16
-"""A module that does less than so great a share of the work is not parted further."""
+"""A module that does at most this part (a 16th) of the work is not divided further."""
 _COMBINES = ("aten.add", "aten.sub", "aten.mul")
 
 
 def segments(root: ModuleCall, record: Record) -> list[ModuleCall]:
-    """Calls that do not overlap, with all weights that are in modules below the root.
+    """Calls that do not overlap and together have all weights of the modules below the root.
 
-    From the root downwards, modules that are alike and do half of the work of the one around them are segments. So are
-    others that do little of all the work, that have no parts with parts, or whose own code combines what its parts
-    make, as that of a transformer's layer does.
+    From the root downwards, equal modules that together do half of the work of the module around them are segments.
+    Other segments are modules that do little of the whole work, modules whose parts have no parts themselves, and
+    modules whose own code combines the results of their parts, as a transformer layer's does.
     """
 
     def cost(*calls: ModuleCall) -> int:
@@ -54,12 +55,12 @@ def _with_weights(call: ModuleCall) -> list[ModuleCall]:
 
 
 def _looks(call: ModuleCall) -> tuple[type[nn.Module], tuple[tuple[int, ...], ...]]:
-    """What is equal in modules that are alike."""
+    """What makes modules equal here: their class and the shapes of their parameters."""
     return type(call.module), tuple(tuple(p.shape) for p in call.module.parameters())
 
 
 def _own(call: ModuleCall, record: Record) -> Iterator[Operation]:
-    """The operations of a module's own code."""
+    """The operations of the module's own code, without those of the modules that it calls."""
     at = call.start
     for kid in call.kids:
         yield from record.operations[at : kid.start]
@@ -68,6 +69,6 @@ def _own(call: ModuleCall, record: Record) -> Iterator[Operation]:
 
 
 def _combines(operation: Operation, record: Record) -> bool:
-    """It makes one tensor of two that are no weights."""
+    """Whether it adds, subtracts or multiplies two tensors that are no weights."""
     given = set(operation.inputs) - record.parameters.keys()
     return len(given) > 1 and operation.text[2:].startswith(_COMBINES)

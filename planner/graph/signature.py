@@ -12,7 +12,7 @@ from transformers import cache_utils
 
 from planner.graph.result import Mappings, recorded_names
 
-# Of layers, which later layers take. Not all versions of transformers have it.
+# Keys and values of layers, which later layers read. Not all versions of transformers have this class.
 _KeysAndValues: Any = getattr(cache_utils, "KVSharingDict", None)
 if _KeysAndValues is not None and _KeysAndValues not in SUPPORTED_NODES:
     register_pytree_node(
@@ -25,8 +25,9 @@ if _KeysAndValues is not None and _KeysAndValues not in SUPPORTED_NODES:
 
 @dataclass(frozen=True, slots=True)
 class CallShape:
-    """A call without its tensors. `rest` has None where a tensor was, `where` says where; `recorded` is what the hooks
-    inside record then; `key` equal: same code."""
+    """A call without its tensors. `rest`: the flat arguments, None in place of tensors. `where`: the positions of the
+    tensors. `recorded`: the names of what hooks inside the block record in this call. Calls with equal `key` share
+    code."""
 
     rest: tuple[Any, ...]
     where: tuple[int, ...]
@@ -36,7 +37,7 @@ class CallShape:
 
     @property
     def text(self) -> str:
-        """The same where `key` is, from one run to the next too: what is measured is kept under names made of it."""
+        """Equal where `key` is, also from one run to the next: measurements are stored under names made from it."""
         return repr((self.spec, *self.key[1:]))
 
     def nest(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -49,12 +50,12 @@ class CallShape:
 
 
 def mappings_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mappings:
-    """The arguments that are tables, into which the block may put what later blocks take."""
+    """The arguments that are tables: the block may put values into them that later blocks take."""
     return [value for value in (*args, *kwargs.values()) if isinstance(value, MutableMapping)]
 
 
 def left_in(mappings: Mappings, before: Sequence[Mapping[Any, Any]]) -> list[dict[Any, Any]]:
-    """What is new in each of the tables, `before` being what was in it. Raises TypeError where something is gone."""
+    """What is new in each of the tables; `before`: what was in them. Raises TypeError if something was taken out."""
     if any(old.keys() - mapping.keys() for old, mapping in zip(before, mappings, strict=True)):
         raise TypeError("it takes something out of a table that it is given")
     return [
@@ -74,7 +75,7 @@ def flatten_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[CallSh
         structure,
         recorded,
         tuple((tuple(t.shape), t.stride(), t.dtype, t.requires_grad) for t in tensors),
-        # What is no plain value (a configuration, a cache) counts by its type: it may have no equality of its own.
+        # Other values than plain ones (a configuration, a cache) count by type: they may define no equality.
         tuple(x if isinstance(x, (bool, int, float, str, type(None), torch.dtype)) else type(x) for x in rest),
     )
     return CallShape(rest, where, spec, recorded, key), tensors
@@ -84,8 +85,8 @@ _specs: dict[Hashable, TreeSpec] = {}
 
 
 def _flatten(value: Any) -> tuple[list[Any], Hashable, TreeSpec]:
-    """What is in a nest, how it nests as a value that is quick to compare, and as PyTorch has it. Every call of every
-    block is flattened: PyTorch takes a tenth of a millisecond to do it."""
+    """The leaves of `value`, its nesting as a value that is quick to compare, and its nesting as PyTorch's spec. Every
+    call of every block is flattened, and PyTorch's own flattening takes a tenth of a millisecond."""
     flat: list[Any] = []
     structure = _walk(value, flat)
     if structure is _UNUSUAL:
@@ -100,8 +101,8 @@ _UNUSUAL = "unusual"
 
 
 def _walk(value: Any, flat: list[Any]) -> Hashable:
-    """How `value` nests, its leaves appended to `flat` in PyTorch's order; None for a leaf. `_UNUSUAL` where there is
-    more than plain tuples, lists and dictionaries."""
+    """How `value` nests, None for a leaf; appends its leaves to `flat` in PyTorch's order. Returns `_UNUSUAL` if the
+    nest has other containers than plain tuples, lists and dictionaries."""
     kind = type(value)
     if kind is tuple or kind is list:
         parts = [_walk(part, flat) for part in value]

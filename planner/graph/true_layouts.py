@@ -1,6 +1,6 @@
-"""Operations whose results are laid out otherwise than torch's fake tensors have it, and how they are.
+"""Corrects the layouts of fake results for operations where torch's fake tensors get them wrong.
 
-Sizes and strides of fakes decide what traced code does and what its bytes are predicted to be.
+Sizes and strides of fake tensors decide what traced code does and how many bytes are predicted for it.
 """
 
 from __future__ import annotations
@@ -27,19 +27,21 @@ Named = Mapping[str, Any]
 
 @functools.cache
 def knows(func: Any) -> bool:
-    """Whether `true_result` may say something else of `func`."""
+    """Whether `true_result` may differ from torch's fake result for `func`."""
     return func in _KNOWN or (torch.Tag.pointwise in func.tags and not func._schema.is_mutable)
 
 
 def true_result(func: Any, usual: Usual, args: Arguments, kwargs: Named) -> Any:
-    """What `func` makes of fake arguments, within their mode; `usual()` is what torch's fakes make of them."""
+    """The fake result of `func` for fake arguments, laid out as the real one. Called inside their mode; `usual()` gives
+    torch's own fake result."""
     return _KNOWN.get(func, _pointwise)(usual, args, kwargs)
 
 
 def _pointwise(usual: Usual, args: Arguments, kwargs: Named) -> Any:
-    """Laid out as the arguments are that come. What was expanded lies in one piece once it is converted, in an order of
-    its own: fakes convert whatever is computed in another dtype, kernels only what is of another dtype than the rest,
-    and on the CPU alone."""
+    """The result's strides follow from those of the arguments as the kernel reads them. An expanded argument that is
+    converted to another dtype becomes dense, in an order of its own. Torch's fakes convert every argument that is
+    computed in another dtype. Kernels convert only arguments of another dtype than the common one, and only on the
+    CPU."""
     made = usual()
     tensors = [value for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
     given = [tensor for tensor in tensors if tensor.dim()]
@@ -53,18 +55,18 @@ def _pointwise(usual: Usual, args: Arguments, kwargs: Named) -> Any:
 
 
 def _input_first(usual: Usual, args: Arguments, kwargs: Named) -> Any:
-    """The kernel looks at what was the input first, and then at the gradient."""
+    """The kernel takes the strides of the forward's input first, and then those of the gradient."""
     return _pointwise(usual, (args[1], args[0]), kwargs)
 
 
 def _in_order(usual: Usual, args: Arguments, kwargs: Named) -> Any:
-    """In order, whatever the argument's layout; fakes keep it."""
+    """The result is contiguous, whatever the argument's layout. Torch's fakes keep that layout."""
     return torch.empty_like(usual(), memory_format=torch.contiguous_format)
 
 
 def _bincount(usual: Usual, args: Arguments, kwargs: Named) -> Any:
-    """Where code says how many kinds there are, as a mixture's auxiliary loss does of its experts, the count is as
-    long; how many there are in truth depends on data, which a fake has not."""
+    """Where code gives `minlength`, as a mixture's auxiliary loss gives the number of its experts, the result has this
+    length. The true length depends on data, which fakes do not have."""
     given = dict(zip(("self", "weights", "minlength"), args, strict=False)) | dict(kwargs)
     if not given.get("minlength") or given.get("weights") is not None:
         return usual()
@@ -72,18 +74,18 @@ def _bincount(usual: Usual, args: Arguments, kwargs: Named) -> Any:
 
 
 def _native_dropout_backward(usual: Usual, args: Arguments, kwargs: Named) -> Any:
-    """On the CPU a product; fakes have CUDA's layout."""
+    """On the CPU the result is laid out as a product of gradient and mask. Torch's fakes have CUDA's layout."""
     return args[0] * args[1] if args[0].device.type == "cpu" else usual()
 
 
 def _col2im(usual: Usual, args: Arguments, kwargs: Named) -> Any:
-    """What is folded keeps memory as large as the columns."""
+    """The folded result lies in a storage as large as that of the columns."""
     made = usual()
     return torch.empty_like(args[0]).as_strided(made.shape, made.stride())
 
 
 def _copy(usual: Usual, args: Arguments, kwargs: Named) -> Any:
-    """A copy of all the memory under the first argument, of which it may be a part."""
+    """The result is a part of a copy of the whole storage under the first argument, as that is a part of its own."""
     into, made = args[0], usual()
     size = into.untyped_storage().nbytes() // into.element_size()
     if size < made.untyped_storage().nbytes() // made.element_size() or made.stride() != into.stride():
@@ -92,7 +94,8 @@ def _copy(usual: Usual, args: Arguments, kwargs: Named) -> Any:
 
 
 def _batch_norm(usual: Usual, args: Arguments, kwargs: Named) -> Any:
-    """On the CPU in order, whatever the input's layout; fakes have CUDA's, which keeps it."""
+    """On the CPU the result is contiguous in its memory format, whatever the input's strides. Torch's fakes have CUDA's
+    layout, which keeps the input's."""
     made = usual()
     if made[0].device.type != "cpu":
         return made
@@ -100,7 +103,7 @@ def _batch_norm(usual: Usual, args: Arguments, kwargs: Named) -> Any:
 
 
 def _convolution_backward(usual: Usual, args: Arguments, kwargs: Named) -> Any:
-    """On the CPU the weight's gradient comes with the bias's, asked for or not."""
+    """On the CPU the kernel makes the weight's gradient whenever it makes the bias's, asked for or not."""
     made, weight, wanted = usual(), args[2], args[10]
     if weight.device.type == "cpu" and wanted[2] and not wanted[1]:
         return made[0], torch.empty_like(weight), made[2]
@@ -108,7 +111,7 @@ def _convolution_backward(usual: Usual, args: Arguments, kwargs: Named) -> Any:
 
 
 def _layer_norm_backward(usual: Usual, args: Arguments, kwargs: Named) -> Any:
-    """On the CPU in order, whatever the gradient's layout; fakes keep it."""
+    """On the CPU the result is contiguous, whatever the gradient's layout. Torch's fakes keep that layout."""
     made = usual()
     if args[0].device.type != "cpu" or made[0] is None:
         return made
