@@ -1,6 +1,6 @@
-"""Blocks of a model: finding them, tracing forward and backward together, cutting the trace, generating code.
+"""Finds the blocks of a model, traces their forward and backward together, cuts the trace, and generates code.
 
-Imports `cpu` only, for the meter. Others import what is named here.
+Imports `cpu` only, for the meter. Other packages import only the names listed here.
 """
 
 from planner.graph.block_code import Pair, make_pairs

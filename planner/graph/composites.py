@@ -1,7 +1,7 @@
-"""Composite operations as eager puts them together.
+"""Makes a trace decompose composite operations as eager PyTorch does.
 
 Torch has Python versions of some composites (recurrent layers, interpolation, matmul), which only a trace calls. They
-make the same of other operations, which round elsewhere: traced code would not have eager's bits.
+compute the same by other operations, which round otherwise: traced code would not have eager's bits.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import torch._decomp.decompositions  # registers the Python versions
 from torch._C import DispatchKey
 
 _KEYS = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)
-# A dropout is to stay one operation, whose mask takes a byte per element (`codegen.eager_dropouts` gives it eager's
-# arithmetic). Norms of batches call the same kernels, but say that they change their statistics.
+# Dropout must stay one operation, whose mask takes a byte per element (`codegen.eager_dropouts` gives it eager's
+# arithmetic). The Python versions of batch norms call the same kernels, but say that they change their statistics.
 _KEPT = ("aten::dropout", "aten::native_batch_norm", "aten::cudnn_batch_norm")
 
 
 @functools.cache
 def _in_python() -> tuple[Any, ...]:
-    """The operations that have such a version."""
+    """The operations that have a Python version, without `_KEPT`."""
     found = []
     for name in torch._C._dispatch_get_all_op_names():
         space, _, rest = name.partition("::")
@@ -38,7 +38,7 @@ def _in_python() -> tuple[Any, ...]:
 
 @contextlib.contextmanager
 def eager_composites() -> Iterator[None]:
-    """Inside, these operations go to C++, as they do in eager."""
+    """Inside, a trace calls the C++ versions of these operations, as eager does."""
     taken = []
     for operation in _in_python():
         taken.append((operation, {key: operation.py_kernels.pop(key) for key in _KEYS if key in operation.py_kernels}))

@@ -1,4 +1,4 @@
-"""A block as a function from tensors to tensors."""
+"""Presents a block as a function from tensors to tensors."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from planner.graph.signature import CallShape, left_in, mappings_of
 
 
 class Flat(nn.Module):
-    """Tensors in, tensors out; `result` remembers how the results of the last call were nested, `replaced` the buffers
-    in whose place it has put another tensor. It calls the forward that `module` has now, without the module's hooks:
-    these are the frame's, and run around what stands in for it."""
+    """Calls the block with a flat list of tensors and returns a flat tuple of tensors. `result`: how the results of the
+    last call were nested. `replaced`: the buffers in whose place that call has put another tensor. It calls the forward
+    that `module` has when this object is made, without the module's hooks: the frame runs these."""
 
     def __init__(self, module: nn.Module, call: CallShape) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
-"""Tensors that eager changes in place, and a trace makes anew: what is read of them later must be laid out alike.
+"""Checks in a trace that tensors which eager changes in place keep their layout.
 
-A trace has no operation in place: each becomes one that makes another tensor. Where what is changed is a part of a
-larger tensor, the other one may lie in one piece, and then kernels take other paths (tanh of numbers in a row, and of
-numbers apart, differ in the last bit).
+A trace has no operation in place: each becomes one that makes a new tensor. If the changed tensor is a part of a larger
+one, the new tensor may be contiguous where eager's is not. Kernels then take other paths (tanh of contiguous numbers
+and of numbers with gaps differ in the last bit).
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from torch.utils._pytree import tree_leaves
 
 
 class OtherLayoutError(Exception):
-    """The trace would go on from a tensor that is laid out otherwise than eager's."""
+    """Says that the trace would go on with a tensor that is laid out otherwise than eager's."""
 
 
 class SameLayouts(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Inside, in a trace: raises OtherLayoutError behind the operation that makes a difference."""
+    """Inside, in a trace, raises OtherLayoutError after an operation that leaves a tensor laid out otherwise than in
+    eager."""
 
     def __torch_dispatch__(
         self,

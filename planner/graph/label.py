@@ -1,4 +1,4 @@
-"""Names in profiles."""
+"""Names sections of code in profiles."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ import torch
 
 
 def label(text: str) -> AbstractContextManager[object]:
-    """Inside, a profile of torch's shows `text` (in NVTX ranges too, under `torch.autograd.profiler.emit_nvtx`). Where
-    none is taken it costs 0.1 µs, a hundredth of what `torch.profiler.record_function` takes."""
+    """Inside, a torch profile shows `text` (in NVTX ranges too, under `torch.autograd.profiler.emit_nvtx`). Where no
+    profile is taken it costs 0.1 µs, a hundredth of what `torch.profiler.record_function` takes."""
     return torch._C._profiler._RecordFunctionFast(text)

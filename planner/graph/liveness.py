@@ -1,4 +1,4 @@
-"""How many bytes a generated function has alive, from its text alone."""
+"""Computes the most bytes that a generated function has alive, from its steps alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from planner.graph.scratch import Scratch
 
 
 class _Live:
-    """Storages alive, each with its holders. What belongs to the caller (`foreign`) is held but not counted."""
+    """Storages that are alive, each with the nodes that hold it. Storages of the caller (`foreign`) are held but not
+    counted."""
 
     def __init__(self, storages: Storages) -> None:
         self.storages = storages
@@ -56,12 +57,12 @@ def peak_bytes(
     adoptable: Mapping[str, bool] | None = None,
     scratch: Mapping[fx.Node, int | Scratch] | None = None,
 ) -> int:
-    """The most bytes that `steps` has alive above what there was at the start.
+    """The most bytes that are alive while `steps` run, above what is alive at the start.
 
-    `borrowed` belongs to the caller throughout; `owned` exists at the start and dies with its last use. With
-    `adoptable` this is a first slice: each weight's gradient becomes its sum, by adoption or in a fresh buffer, and
-    stays; otherwise a gradient is added to a sum that is not counted, and dies. `scratch`: what a node's function needs
-    while it runs, besides its result.
+    Values of `borrowed` belong to the caller throughout. Values of `owned` exist at the start and are freed after their
+    last use. With `adoptable` this is a first slice: each weight's gradient stays as its sum, either itself or in a
+    fresh buffer. Otherwise a gradient is added to a sum that is not counted, and is freed. `scratch`: what a node's
+    function needs while it runs, beside its result.
     """
     live = _Live(storages)
     again: dict[fx.Node, int] = {}
@@ -74,7 +75,7 @@ def peak_bytes(
         for a in step.node.all_input_nodes:
             if not any(s in live.holders for s in storages.of[a]):
                 live.borrow(a)  # neither saved nor made here: a weight, an input, a tangent
-        # Computed again although another of its results was saved: that storage exists twice.
+        # The node runs again although one of its results was saved: the storage of that result exists twice.
         twice = sum(storages.bytes.get(s, 0) for s in storages.of[step.node] if s[0] is step.node and s in live.holders)
         again[step.node] = twice
         before = live.now

@@ -1,4 +1,4 @@
-"""Minimum cuts of small networks (Dinic's algorithm)."""
+"""Finds minimum cuts of small networks (Dinic's algorithm)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Network:
                 pass
 
     def _levels(self, source: int) -> dict[int, int]:
-        """How many arcs with room away from the source each node is that can be reached."""
+        """Node -> its distance from the source in arcs that have room, for each node that can be reached."""
         level, queue = {source: 0}, deque([source])
         while queue:
             node = queue.popleft()
@@ -45,7 +45,8 @@ class Network:
         return level
 
     def _push(self, source: int, sink: int, level: dict[int, int], at: list[int]) -> bool:
-        """Send as much as fits along one more path; False where there is none. `at`: arcs before these are used up."""
+        """Send as much as fits along one more path; False where there is none. `at`: for each node, the first of its
+        arcs that is not used up."""
         path: list[int] = []
         node = source
         while node != sink:

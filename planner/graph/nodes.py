@@ -1,4 +1,4 @@
-"""What the operations of a traced graph are: random, views, in place; and which storages their values fill."""
+"""Classifies the operations of a traced graph (random, view, in place), and finds the storages that their values fill."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ StorageId = tuple[fx.Node, int]
 
 
 def is_op(node: fx.Node) -> bool:
-    """A call of a dispatched operation (not `getitem`)."""
+    """Whether the node calls a dispatched operation (not `getitem`)."""
     return node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload)
 
 
 def is_random(node: fx.Node) -> bool:
-    """Draws random numbers. Attention is marked so, but without dropout it draws none."""
+    """Whether the node draws random numbers. Attention is tagged as random, but draws none without dropout."""
     if not is_op(node) or torch.Tag.nondeterministic_seeded not in _overload(node).tags:
         return False
     for i, argument in enumerate(_overload(node)._schema.arguments):
@@ -29,7 +29,7 @@ def is_random(node: fx.Node) -> bool:
 
 
 def is_view(node: fx.Node) -> bool:
-    """Returns memory of its first argument."""
+    """Whether the node returns memory of its first argument."""
     if node.op != "call_function":
         return False
     if node.target is operator.getitem:
@@ -40,7 +40,7 @@ def is_view(node: fx.Node) -> bool:
 
 
 def is_mutable(node: fx.Node) -> bool:
-    """Writes into an argument and returns it."""
+    """Whether the node writes into an argument and returns it."""
     return is_op(node) and _overload(node)._schema.is_mutable
 
 
@@ -71,7 +71,8 @@ def _overload(node: fx.Node) -> Any:
 
 
 class Storages:
-    """Which storages each node's value fills, so that liveness counts bytes once. `bytes` knows fresh storages only."""
+    """Which storages each node's value fills, so that liveness counts bytes once. `of`: node -> its storages. `bytes`:
+    the sizes of storages, those of views and of operations in place under the node that made them."""
 
     def __init__(self, graph: fx.Graph) -> None:
         self.of: dict[fx.Node, list[StorageId]] = {}
@@ -97,8 +98,8 @@ class Storages:
             self.of[node] = []
 
     def own(self, node: fx.Node) -> bool:
-        """The node's value fills a storage that the graph makes, of exactly its size, contiguously. It may be a view:
-        the gradient of a linear layer's weight is the transpose of a transpose."""
+        """Whether the node's value is contiguous and fills a storage of exactly its size that the graph makes. It may
+        be a view: the gradient of a linear layer's weight is the transpose of a transpose."""
         if node.op != "call_function" or [source.op for source, _ in self.of[node]] != ["call_function"]:
             return False
         value = node.meta["val"]

@@ -1,4 +1,4 @@
-"""Layers that a recorded forward cannot enter, because their code looks at data."""
+"""Records a forward of a model with layers whose code looks at data, which a record on fake weights cannot enter."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from planner.graph.signature import flatten_call, mappings_of
 
 
 class Opaque:
-    """Layers whose code looks at data. They run on random data instead, once for all that are alike, and the record has
-    one operation for each."""
+    """Layers whose code looks at data. Equal layers run once, on random data, and the record has one operation for each
+    call. `codes`: id of a layer -> its own code."""
 
     def __init__(self, model: nn.Module) -> None:
         self.codes: dict[int, EagerPair] = {}
@@ -29,8 +29,9 @@ class Opaque:
         self._alike: dict[object, EagerPair] = {}
 
     def add(self, names: Sequence[str], error: UserError) -> bool:
-        """Take the layers that failed, `names` being the modules that ran, from the outside: the outermost in a list of
-        its like, and those. False: there is none, or it was among them."""
+        """Add the layers that failed: the outermost of the modules `names` that is in a list of modules, and those of
+        its class in that list. `names`: the modules that were running, outermost first. False if there is no such
+        module, if it was added before, or if the list has no other module of its class."""
         for name in names:
             module, parent = (self._model.get_submodule(n) for n in (name, name.rpartition(".")[0]))
             if isinstance(parent, (nn.ModuleList, nn.Sequential)) and id(module) not in self._reasons:
@@ -41,7 +42,7 @@ class Opaque:
 
     @contextlib.contextmanager
     def stand_in(self, record: Record, mode: FakeMode) -> Iterator[None]:
-        """Inside, calls of the layers do what is said above."""
+        """Inside, calls of these layers are recorded as one operation each and return fake results."""
         layers = [(name, module) for name, module in self._model.named_modules() if id(module) in self._reasons]
         own = [module.__dict__.get("forward") for _, module in layers]
 
@@ -82,8 +83,8 @@ class Opaque:
 def record_with_opaque_layers(
     model: nn.Module, batch: Mapping[str, torch.Tensor], device: torch.device
 ) -> tuple[ModuleCall, Record, Mapping[int, EagerPair]]:
-    """The calls of a forward with `batch`, its operations, and the own code of layers that look at data, by the layer's
-    id. Raises UserError."""
+    """The module calls of a forward with `batch`, the record of its operations, and the own code of each layer that
+    looks at data, by the layer's id. Raises UserError."""
     opaque = Opaque(model)
     while True:
         running: list[str] = []

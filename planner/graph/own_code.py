@@ -1,4 +1,4 @@
-"""What a layer that runs by its own code makes of slices of a shape that nobody has measured."""
+"""Finds the results of a layer that runs by its own code, for slices of a shape that was not measured."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _CPU = torch.device("cpu")
 
 
 def tried_on_cpu(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, name: str) -> EagerPair:
-    """The layer's code for these arguments, fake perhaps, with the results of a forward on random data. That one runs
-    on the CPU, so no memory of the device is taken, with weights of nothing but zeros, which take none of the host's;
-    no peaks are measured. Raises UserError "block-not-usable"."""
+    """The layer's code for these arguments (perhaps fake), with its results laid out as those of a forward on random
+    data. That forward runs on the CPU, so it takes no memory of the device; its weights are all zeros, which take no
+    memory of the host. Peaks are not measured. Raises UserError "block-not-usable"."""
     pair = EagerPair(module, args, kwargs, name=name)
     call, tensors = flatten_call(args, kwargs)
     with _disable_current_modes(), torch.random.fork_rng(devices=[]):
@@ -33,7 +33,7 @@ def tried_on_cpu(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, 
             weights = [torch.zeros(p.shape, dtype=p.dtype) for p in module.parameters()]
             with torch.no_grad():
                 tried.forward([*weights, *map(_here, module.buffers()), *inputs])
-        except Exception as error:  # as code that only a GPU can run
+        except Exception as error:  # for example, code that only a GPU can run
             raise UserError(
                 f"Block {name} cannot be tried on the CPU: {type(error).__name__}: {first_line(error)}",
                 code="block-not-usable",
@@ -46,7 +46,7 @@ def tried_on_cpu(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, 
 
 
 def _here(tensor: Tensor) -> Tensor:
-    """In host memory, with data: its own, or random ones."""
+    """A copy in host memory, with the data of `tensor`, or random data if it has none."""
     if isinstance(tensor, FakeTensor) or tensor.is_meta:
         return random_data(tensor, _CPU)
     return tensor.detach().to(_CPU, copy=True)

@@ -1,4 +1,4 @@
-"""What of a block's forward its backward finds, and what it computes again."""
+"""Decides which values of a block's forward are saved for its backward, and which backward computes again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from planner.graph.nodes import is_op, is_view
 
 
 def forward_nodes(joint: Joint) -> list[fx.Node]:
-    """What the block's forward computes, in the graph's order."""
+    """The nodes that the block's forward computes, in the graph's order."""
     found: set[fx.Node] = set()
     todo = list(joint.outputs)
     while todo:
@@ -22,16 +22,16 @@ def forward_nodes(joint: Joint) -> list[fx.Node]:
         if node.op != "placeholder" and node not in found:
             found.add(node)
             todo += node.all_input_nodes
-    # A dropout's mask, the logsumexp of attention, mean and rstd of a norm are no ancestors of an output. Without them
-    # here they could not be saved, and "keep" would run those operations (and their random state) twice.
+    # A dropout's mask, the logsumexp of attention, mean and rstd of a norm are no ancestors of an output. They are
+    # added here: else they could not be saved, and "keep" would run their operations (and random state) twice.
     nodes = joint.module.graph.nodes
     found |= {n for n in nodes if n.target is operator.getitem and n.args[0] in found}
     return [n for n in nodes if n in found]
 
 
 def savable(forward: Sequence[fx.Node]) -> set[fx.Node]:
-    """Those of forward's nodes whose values it can hand to backward. Unpacked, quantized weights are none: they would
-    take the room that packing frees."""
+    """The nodes of `forward` whose values it can hand to backward. Quantized weights that forward unpacks are not among
+    them: they would take the room that packing frees."""
     todo = [n for n in forward if is_op(n) and cast(Any, n.target).namespace in ("bitsandbytes", "offmate")]
     unpacking = set[fx.Node]()
     while todo:
@@ -43,8 +43,8 @@ def savable(forward: Sequence[fx.Node]) -> set[fx.Node]:
 
 
 def cut(grads: Sequence[fx.Node], may_save: Container[fx.Node]) -> tuple[set[fx.Node], set[fx.Node]]:
-    """Walk back from the gradients and stop at what exists (inputs, tangents) or may be saved. Returns what is saved
-    and what backward computes."""
+    """Walk back from the gradients, and stop at values that exist (inputs, tangents) or may be saved. Returns the nodes
+    that are saved, and the nodes that backward computes."""
     saved, needed = set[fx.Node](), set[fx.Node]()
     todo = list(grads)
     while todo:

@@ -1,4 +1,5 @@
-"""Finds the blocks of a model that is no chain of equal layers between embedding and head: a U-Net, an image classifier.
+"""Finds the blocks of a model that is no chain of equal layers between embedding and head, as a U-Net or a classifier
+of images.
 
 These blocks, its segments, are modules that run one after the other. Tensors that go past several of them, as skips do,
 are carried by the model's own code.

@@ -1,4 +1,4 @@
-"""Puts modules that take turns where layers of a model run several times in one forward."""
+"""Replaces layers of a model that run several times in one forward by modules that take turns."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from planner.graph.repeated_layers import Turns
 
 
 def take_turns(model: nn.Module, batch: Mapping[str, torch.Tensor], device: torch.device) -> Callable[[], None]:
-    """Put `Turns` where layers of `model` run several times when it is called with `batch`. Returns what takes them
-    away again."""
+    """Put `Turns` in place of the layers of `model` that run several times in a forward with `batch`. Returns a
+    function that undoes this."""
     times = Counter(id(module) for module in repeated_layers(model, batch, device))
     slots = [
         (parent, name, module)

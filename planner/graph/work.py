@@ -1,4 +1,4 @@
-"""How much arithmetic and memory traffic a list of traced operations is."""
+"""Counts the arithmetic and the memory traffic of operations."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def _work(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], value: Any)
 
 
 def _one_head_a_query(func: Any, args: Sequence[Any]) -> Sequence[Any]:
-    """The arguments of fused attention with as many heads of keys and values as of queries, which it computes with;
-    PyTorch's formulas before 2.13 raise AssertionError where heads are grouped."""
+    """The arguments; those of fused attention with as many heads of keys and values as of queries, since it computes
+    that many. PyTorch's formulas before 2.13 raise AssertionError where heads are grouped."""
     if not func._schema.name.startswith("aten::_scaled_dot_product"):
         return args
     names = [argument.name for argument in func._schema.arguments]
