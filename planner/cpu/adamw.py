@@ -1,7 +1,8 @@
-"""AdamW(fused=True) on tensors in host memory, bit for bit, in one pass over memory where there is a C compiler; norms.
+"""Updates tensors in host memory as PyTorch's AdamW(fused=True) does, bit for bit, and computes norms of gradients.
 
-`cpu_kernel()` gives the fastest way that this machine has. Both ways split tensors only at multiples of a cache line
-and never join them: the last elements of each take another path, which rounds elsewhere.
+Where there is a C compiler, an update is one pass over memory. `cpu_kernel()` gives the fastest kernel that this machine
+has. Both kernels split tensors only at multiples of a cache line, and never join tensors: the last elements of each
+take another path, which rounds otherwise.
 """
 
 from __future__ import annotations
@@ -26,19 +27,19 @@ from planner.cpu.rounded import Chunk, Numbers, Scratch, both_numbers, table
 
 log = logging.getLogger(__name__)
 
-CHUNK = 1 << 19  # elements: what a pass leaves in the cache is still there for the next one
+CHUNK = 1 << 19  # elements: few enough that a pass finds in the cache what the pass before has left there
 SOURCE = Path(__file__).with_name("adamw.c")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Target:
-    """A tensor to update, with everything the update reads, on one device. Moments are fp32, or bytes where they are in
-    8 bits (`planner.cpu.rounded`).
+    """A tensor to update, with all tensors that the update reads, on one device. Moments are as wide as the master, fp32
+    where that is packed, and bytes where they are in 8 bits (`planner.cpu.rounded`).
 
-    `master` is what the optimizer works on, contiguous like the moments; `work` the copy that computes: `master` itself
-    where it is as narrow. Where states are packed (`planner.cpu.packed`; on the CPU), `master` is the int16 `low`.
-    `before`: master, moments and, where packed, working copy to read in place of these, which are then only written (on
-    the CPU).
+    `master` is what the optimizer works on, contiguous like the moments. `work` is the working copy, with which the
+    model computes: `master` itself where both have one dtype. Where states are packed (`planner.cpu.packed`, on the CPU
+    only), `master` is the int16 `low`. `before` (on the CPU only): master, moments and, where packed, working copy to
+    read in place of the tensors here, which are then only written.
     """
 
     name: str
@@ -52,7 +53,7 @@ class Target:
 
     @property
     def packed(self) -> bool:
-        """Whether `master` is only its lower half."""
+        """Whether states are packed: `master` is only the master's lower half."""
         return self.master.dtype == torch.int16
 
     @property
@@ -63,8 +64,8 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What an update reads beside its tensors. `count`: the step's number, and `coefficient`: what gradients are
-    multiplied by, None without clipping; both float32 without dimensions, beside the tensors."""
+    """What an update reads beside its tensors. `count`: the step's number. `coefficient`: what gradients are multiplied
+    by, None without clipping. Both are float32 without dimensions, on the device of the tensors."""
 
     learning_rate: float
     betas: tuple[float, float]
@@ -74,10 +75,10 @@ class Step:
 
 
 class Kernel(Protocol):
-    """A way of updating tensors in host memory, by as many threads as torch has in the calling thread.
+    """Updates tensors in host memory, by as many threads as torch has in the calling thread.
 
-    `description` says in a few words what it is, `shortcoming` why it is not a better one, "" if there is none;
-    `packs`: whether packed states take it no longer than others.
+    `description` says in a few words what the kernel is; `shortcoming` says why there is no better one, "" for the best.
+    `packs`: whether the kernel updates packed states as fast as others.
     """
 
     description: str
@@ -85,15 +86,15 @@ class Kernel(Protocol):
     packs: bool
 
     def update(self, targets: Sequence[Target], step: Step) -> None:
-        """One step of AdamW on every target. Gradients stay as they are."""
+        """Do one step of AdamW on every target. Gradients are not changed."""
 
     def norms(self, gradients: Sequence[Tensor]) -> list[Tensor]:
-        """The 2-norm of each in fp32, as `torch.linalg.vector_norm` takes that of the converted gradient; float32
-        tensors without dimensions."""
+        """The 2-norm of each gradient, as `torch.linalg.vector_norm` gives it for the gradient converted to fp32;
+        float32 tensors without dimensions."""
 
 
 class ChunkedKernel:
-    """PyTorch's own kernel, a chunk at a time: conversions, scaling and update find their data in the cache."""
+    """PyTorch's own kernel, a chunk at a time, so that conversion, scaling and update find their data in the cache."""
 
     description = "PyTorch's, in chunks"
     packs = False
@@ -142,8 +143,8 @@ def _update_in_chunks(target: Target, step: Step) -> None:
 
 
 def update_rounded(target: Target, step: Step, chunk: int, known: tuple[Numbers, Numbers]) -> None:
-    """One step of AdamW on a tensor whose moments are in 8 bits, on any device, `chunk` elements at a time. `known`: of
-    both moments, on that device."""
+    """Do one step of AdamW on a tensor whose moments are in 8 bits, on any device, `chunk` elements at a time. `known`:
+    the numbers of first and second moment, on that device."""
     master, gradient, work = (tensor.reshape(-1) for tensor in (target.master, target.gradient, target.work))
     for old, new in zip(target.before or (), (target.master, target.exp_avg, target.exp_avg_sq), strict=False):
         new.copy_(old)
@@ -194,14 +195,14 @@ _LAYOUTS = {
     (torch.bfloat16, torch.bfloat16, torch.bfloat16): 2,
     (torch.int16, torch.bfloat16, torch.bfloat16): 3,
 }
-"""Dtypes of master, gradient and working copy, by their numbers in adamw.c. Moments are as the master, fp32 where that
-is packed."""
+"""Dtypes of master, gradient and working copy -> the number of this layout in adamw.c. Moments have the master's dtype,
+fp32 where the master is packed."""
 _WIDE = torch.float32
-_ROUNDED = 4  # more, where moments are in 8 bits; then masters are fp32
+_ROUNDED = 4  # added to a layout's number where moments are in 8 bits; then masters are fp32
 
 
 class NativeKernel:
-    """One pass over memory by `adamw.c`: 28 bytes a parameter where it is bf16 with an fp32 master, or all fp32."""
+    """One pass over memory by `adamw.c`. It moves 28 bytes a parameter, for bf16 with an fp32 master and for all fp32."""
 
     description = "one pass, built for this processor"
     shortcoming = ""
@@ -222,7 +223,7 @@ class NativeKernel:
         known = [(t, layout) for t in targets if (layout := _layout(t)) is not None]
         if len(known) < len(targets):
             self._others.update([t for t in targets if _layout(t) is None], step)
-        gradients = [t.gradient.contiguous() for t, _ in known]  # alive until the call is over, should they be copies
+        gradients = [t.gradient.contiguous() for t, _ in known]  # copies, perhaps: they must live until the call is over
         tensors = (_Tensor * len(known))(
             *(_tensor(t, g, layout, step) for (t, layout), g in zip(known, gradients, strict=True))
         )
@@ -230,7 +231,7 @@ class NativeKernel:
         self._update(ctypes.byref(tensors), len(known), ctypes.byref(constants), torch.get_num_threads(), _numbers())
 
     def norms(self, gradients: Sequence[Tensor]) -> list[Tensor]:
-        """See `Kernel`. PyTorch would make an fp32 copy of a bf16 gradient; of an fp32 one its norm is as good."""
+        """See `Kernel`. For a bf16 gradient PyTorch would make an fp32 copy; for an fp32 one its norm is as fast."""
         return [
             torch.tensor(self._norm(gradient.data_ptr(), gradient.numel()), dtype=torch.float32)
             if gradient.dtype == torch.bfloat16 and gradient.is_contiguous()
@@ -241,7 +242,7 @@ class NativeKernel:
 
 @functools.cache
 def _numbers() -> ctypes.Array[ctypes.c_void_p]:
-    """Where adamw.c looks numbers up, signed and unsigned ones."""
+    """Addresses of the tables in which adamw.c looks numbers up, that of signed and that of unsigned ones."""
     return (ctypes.c_void_p * 2)(*(table(signed=signed).data_ptr() for signed in (True, False)))
 
 
@@ -268,7 +269,7 @@ def _tensor(target: Target, gradient: Tensor, layout: int, step: Step) -> _Tenso
 
 
 def _constants(step: Step) -> _Step:
-    """In double, as PyTorch computes them; each is rounded once, where it becomes a field."""
+    """The constants of a step, computed in double as PyTorch does. Each is rounded once, when it becomes a field."""
     count, (beta1, beta2) = float(step.count), step.betas
     return _Step(
         rise=1 - beta1, beta2=beta2, growth=1 - beta2, root=math.sqrt(1 - beta2**count),
@@ -281,8 +282,8 @@ _choosing = threading.Lock()  # building takes a second, and several threads may
 
 
 def cpu_kernel() -> Kernel:
-    """The fastest kernel that this machine has, and that is exact. The first call in a process tries it against
-    PyTorch's, and says in the log what was found."""
+    """The fastest exact kernel that this machine has. The first call in a process compares the native kernel with
+    PyTorch's, and logs which one is used."""
     with _choosing:
         return _chosen()
 
@@ -302,8 +303,8 @@ def _chosen() -> Kernel:
 
 
 def check(kernel: Kernel) -> None:
-    """Update small tensors of every layout beside PyTorch. Raises ArithmeticError when a bit differs: another
-    processor, another PyTorch, or ATEN_CPU_CAPABILITY may do the same arithmetic in another order."""
+    """Update small tensors of every layout by `kernel` and by PyTorch. Raises ArithmeticError if a bit differs: another
+    processor, another PyTorch, or ATEN_CPU_CAPABILITY may lead to another order of the same arithmetic."""
     plain, draw, same = ChunkedKernel(), torch.Generator().manual_seed(0), True
     layouts = [(False, dtypes) for dtypes in _LAYOUTS] + [(True, dtypes) for dtypes in _LAYOUTS if dtypes[0] == _WIDE]
     for rounded, dtypes in layouts:
@@ -332,7 +333,7 @@ def check(kernel: Kernel) -> None:
 def _sample(
     master_dtype: torch.dtype, gradient_dtype: torch.dtype, work_dtype: torch.dtype, *, rounded: bool
 ) -> list[Target]:
-    """Tensors with whole groups and without, and with remainders of several lengths."""
+    """Targets with and without whole groups of elements, with remainders of several lengths."""
     targets = []
     for size in (3, 77, 1003):
         packed = master_dtype == torch.int16

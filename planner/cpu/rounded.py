@@ -1,10 +1,10 @@
-"""AdamW with its moments in 8 bits, in blocks of 256 elements: the method of Dettmers et al. (2022), section 2, with
-the numbers, block and exceptions of bitsandbytes' AdamW8bit.
+"""Expands and rounds AdamW's moments in 8 bits, in blocks of 256 elements: the method of Dettmers et al. (2022),
+section 2, with the numbers, block size and exceptions of bitsandbytes' AdamW8bit.
 
 An update expands a block's moments to fp32, does what AdamW(fused=True) does with fp32 moments, and rounds them again:
-each is divided by the largest of its block, which is kept as the scale, and becomes the nearest of 256 numbers. The
-master is never rounded. Here that is written in PyTorch's operations, for any device; adamw.c does the same, bit for
-bit, in one pass.
+each moment is divided by the largest absolute value of its block, which is kept as the scale, and becomes the nearest
+of 256 numbers. The master is never rounded. This file uses PyTorch's operations, for any device; adamw.c does the same,
+bit for bit, in one pass.
 """
 
 from __future__ import annotations
@@ -18,33 +18,34 @@ from torch import Tensor
 
 from planner.cpu.eight_bits import BLOCK, moment_bytes, scale_count, scratch_bytes
 
-_LEAST = 1e-38  # a block of zeros has the scale 0: what it is divided by
+_LEAST = 1e-38  # least divisor: a block of zeros has the scale 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Numbers:
-    """The 256 numbers that a byte stands for, ascending, and what lies halfway between neighbours: at most it, and a
-    value becomes the lower one."""
+    """The 256 numbers that a byte stands for, ascending, and the points halfway between neighbours. A value up to and
+    including a halfway point becomes the lower neighbour."""
 
     values: Tensor
     halfway: Tensor
 
     def on(self, place: Callable[[Tensor], Tensor]) -> Numbers:
-        """The same where `place` puts them."""
+        """The same numbers, each tensor put on a device by `place`."""
         return Numbers(place(self.values), place(self.halfway))
 
 
-_FIRST_CELL, CELLS = 103 << 7, 25 << 7  # by the upper 16 bits of a float: from 2^-24 to below 2
+_FIRST_CELL, CELLS = 103 << 7, 25 << 7  # cells are named by the upper 16 bits of a float: from 2^-24 to below 2
 
 
 @functools.cache
 def table(*, signed: bool) -> Tensor:
-    """What adamw.c looks a number up in (`struct numbers` there), as bytes: values, halfways, and for each cell of
-    floats that share their upper 16 bits, then of negative ones, the place of its least. A cell has at most one halfway
-    in it: one comparison more gives the place."""
+    """The table in which adamw.c looks numbers up (`struct numbers` there), as bytes: the values, the halfway points,
+    and for each cell the place (index of the number) of its least float. A cell is the floats that share their upper 16
+    bits; positive cells come first, then negative ones. A cell has at most one halfway point in it, so one more
+    comparison gives the place."""
     known = numbers(signed=signed)
     ends = (torch.arange(_FIRST_CELL, _FIRST_CELL + CELLS + 1, dtype=torch.int32) << 16).view(torch.float32)
-    ends[0] = 0.0  # and all that is smaller
+    ends[0] = 0.0  # the first cell has all smaller floats, too
     above = torch.nextafter(ends[1:], torch.zeros(()))
     least = torch.cat([ends[:-1], -above])
     greatest = torch.cat([above, -ends[:-1]])
@@ -56,8 +57,8 @@ def table(*, signed: bool) -> Tensor:
 
 @functools.cache
 def numbers(*, signed: bool) -> Numbers:
-    """Those of the first moment, or of the second, which is never negative, in host memory: seven decades, each ten
-    times the one below and twice as finely divided, with 0 and 1 (section 1.3)."""
+    """The numbers of the first moment (`signed`), or of the second, which is never negative; in host memory. They are 0,
+    1 and seven decades, each ten times the one below and divided twice as finely (section 1.3)."""
     found = [0.0, 1.0]
     for decade in range(7):
         edges = torch.linspace(0.1, 1, 2 ** (decade + (not signed)) + 1, dtype=torch.float32)
@@ -69,26 +70,26 @@ def numbers(*, signed: bool) -> Numbers:
 
 
 def both_numbers(place: Callable[[Tensor], Tensor] = lambda tensor: tensor) -> tuple[Numbers, Numbers]:
-    """Those of both moments, where `place` puts them."""
+    """The numbers of first and second moment, each tensor put on a device by `place`."""
     return numbers(signed=True).on(place), numbers(signed=False).on(place)
 
 
 def split(moment: Tensor, elements: int) -> tuple[Tensor, Tensor]:
-    """The scales (fp32) and the bytes of a moment, as views of its memory."""
+    """The scales (fp32) and the bytes of a moment of so many `elements`, as views of its memory."""
     assert moment.dtype == torch.uint8 and moment.numel() == moment_bytes(elements), moment.shape
     start = 4 * scale_count(elements)
     return moment[:start].view(torch.float32), moment[start:]
 
 
 def expand(scales: Tensor, places: Tensor, *, signed: bool) -> Tensor:
-    """A moment as fp32 numbers, flat, in host memory."""
+    """A moment as fp32 numbers, flat, in host memory, from its scales and its bytes (`places`)."""
     found = torch.empty(places.shape)
     _expand(places, scales, numbers(signed=signed), found, torch.empty_like(found, dtype=torch.int32))
     return found
 
 
 def rounded(wide: Tensor, *, signed: bool) -> Tensor:
-    """What an fp32 moment is once it was rounded to 8 bits and expanded again."""
+    """An fp32 moment, rounded to 8 bits and expanded again."""
     known, flat = numbers(signed=signed).on(lambda tensor: tensor.to(wide.device)), wide.reshape(-1)
     blocks = torch.nn.functional.pad(flat, (0, -flat.numel() % BLOCK)).view(-1, BLOCK)
     scales = blocks.abs().amax(1, keepdim=True)
@@ -97,7 +98,7 @@ def rounded(wide: Tensor, *, signed: bool) -> Tensor:
 
 
 class Scratch:
-    """Memory for the updates of up to `elements` at a time, taken in one piece."""
+    """Memory for updates of up to `elements` elements at a time, allocated in one piece."""
 
     def __init__(self, elements: int, device: torch.device) -> None:
         whole = torch.empty(scratch_bytes(elements), dtype=torch.uint8, device=device).view(torch.float32)
@@ -107,7 +108,8 @@ class Scratch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Chunk:
-    """Some blocks of a tensor, flat: what an update with fp32 moments works on. `store` rounds these moments again."""
+    """Some blocks of a tensor, flat, with moments expanded to fp32 for an update; `store` rounds the moments again.
+    `span`: the elements of the tensor."""
 
     span: slice
     gradient: Tensor
@@ -121,8 +123,8 @@ class Chunk:
         cls, moments: tuple[Tensor, Tensor], known: tuple[Numbers, Numbers], gradient: Tensor, start: int,
         scratch: Scratch,
     ) -> Chunk:  # fmt: skip
-        """The elements from `start` on of a flat `gradient`, as many as there are or `scratch` is for. `start` is a
-        multiple of 256."""
+        """The elements from `start` (a multiple of 256) on of a tensor with this flat `gradient`: up to the tensor's
+        end, or as many as `scratch` holds."""
         stop = min(start + scratch.gradient.numel(), gradient.numel())
         blocks, count, stored = slice(start // BLOCK, scale_count(stop)), stop - start, []
         wide = [part[:count] for part in (scratch.gradient, scratch.exp_avg, scratch.exp_avg_sq)]
@@ -134,7 +136,7 @@ class Chunk:
         return cls(slice(start, stop), wide[0], wide[1], wide[2], tuple(stored), scratch)
 
     def store(self) -> None:
-        """Round the moments. The gradient is lost."""
+        """Round the moments into the tensor's own. Overwrites the gradient."""
         for wide, (places, scales, known) in zip((self.exp_avg, self.exp_avg_sq), self._stored, strict=True):
             _round(wide, places, scales, known, self._scratch)
 
@@ -147,7 +149,7 @@ def _expand(places: Tensor, scales: Tensor, known: Numbers, wide: Tensor, its_pl
 
 
 def _round(wide: Tensor, places: Tensor, scales: Tensor, known: Numbers, scratch: Scratch) -> None:
-    """`scratch.gradient` is free for it."""
+    """Round `wide` to `places` and `scales`. Overwrites `scratch.gradient`."""
     scaled, inverse = scratch.gradient[: wide.numel()], scratch.inverse[: scales.numel()]
     torch.abs(wide, out=scaled)
     for part, scale in zip(_blocks(scaled), _of_blocks(scales, wide), strict=True):
@@ -161,13 +163,13 @@ def _round(wide: Tensor, places: Tensor, scales: Tensor, known: Numbers, scratch
 
 
 def _blocks(flat: Tensor) -> list[Tensor]:
-    """Whole blocks by rows, and the rest as another, where there are any."""
+    """The whole blocks as rows of one tensor, and the rest as one row of another; empty ones are left out."""
     whole = flat.numel() // BLOCK * BLOCK
     parts = [flat[:whole].view(-1, BLOCK), flat[whole:].view(1, -1)]
     return [part for part in parts if part.numel()]
 
 
 def _of_blocks(scales: Tensor, flat: Tensor) -> list[Tensor]:
-    """The scales beside `_blocks`."""
+    """The scales as columns, one tensor for each that `_blocks` returns for `flat`."""
     whole = flat.numel() // BLOCK
     return [part.view(-1, 1) for part in (scales[:whole], scales[whole:]) if part.numel()]

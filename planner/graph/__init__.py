@@ -1,6 +1,6 @@
 """Finds the blocks of a model, traces their forward and backward together, cuts the trace, and generates code.
 
-Imports `cpu` only, for the meter. Other packages import only the names listed here.
+Imports `cpu` only, for the meter. Others import what is named here.
 """
 
 from planner.graph.block_code import Pair, make_pairs

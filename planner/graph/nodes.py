@@ -1,4 +1,4 @@
-"""Classifies the operations of a traced graph (random, view, in place), and finds the storages that their values fill."""
+"""Classifies operations of a traced graph (random, view, in place), and finds the storages that their values fill."""
 
 from __future__ import annotations
 

@@ -29,9 +29,9 @@ class Opaque:
         self._alike: dict[object, EagerPair] = {}
 
     def add(self, names: Sequence[str], error: UserError) -> bool:
-        """Add the layers that failed: the outermost of the modules `names` that is in a list of modules, and those of
-        its class in that list. `names`: the modules that were running, outermost first. False if there is no such
-        module, if it was added before, or if the list has no other module of its class."""
+        """Add the layers that failed: the outermost of the modules `names` that is in a list of modules and was not
+        added before, and those of its class in that list. `names`: the modules that were running, outermost first.
+        False if there is no such module, or no other one of its class in the list."""
         for name in names:
             module, parent = (self._model.get_submodule(n) for n in (name, name.rpartition(".")[0]))
             if isinstance(parent, (nn.ModuleList, nn.Sequential)) and id(module) not in self._reasons:
