@@ -1,8 +1,8 @@
 """Updates tensors in host memory as PyTorch's AdamW(fused=True) does, bit for bit, and computes norms of gradients.
 
-Where there is a C compiler, an update is one pass over memory. `cpu_kernel()` gives the fastest kernel that this machine
-has. Both kernels split tensors only at multiples of a cache line, and never join tensors: the last elements of each
-take another path, which rounds otherwise.
+Where there is a C compiler, an update is one pass over memory. `cpu_kernel()` gives the fastest kernel that this
+machine has. Both kernels split tensors only at multiples of a cache line, and never join tensors: the last elements of
+each take another path, which rounds otherwise.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ SOURCE = Path(__file__).with_name("adamw.c")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Target:
-    """A tensor to update, with all tensors that the update reads, on one device. Moments are as wide as the master, fp32
-    where that is packed, and bytes where they are in 8 bits (`planner.cpu.rounded`).
+    """A tensor to update, with all tensors that the update reads, on one device. Moments have the master's dtype, fp32
+    where that is packed; they are bytes where they are in 8 bits (`planner.cpu.rounded`).
 
     `master` is what the optimizer works on, contiguous like the moments. `work` is the working copy, with which the
     model computes: `master` itself where both have one dtype. Where states are packed (`planner.cpu.packed`, on the CPU
@@ -77,8 +77,8 @@ class Step:
 class Kernel(Protocol):
     """Updates tensors in host memory, by as many threads as torch has in the calling thread.
 
-    `description` says in a few words what the kernel is; `shortcoming` says why there is no better one, "" for the best.
-    `packs`: whether the kernel updates packed states as fast as others.
+    `description` says in a few words what the kernel is. `shortcoming` says why it is not a better one, "" for the
+    best. `packs`: whether the kernel updates packed states as fast as others.
     """
 
     description: str
@@ -202,7 +202,7 @@ _ROUNDED = 4  # added to a layout's number where moments are in 8 bits; then mas
 
 
 class NativeKernel:
-    """One pass over memory by `adamw.c`. It moves 28 bytes a parameter, for bf16 with an fp32 master and for all fp32."""
+    """One pass over memory by `adamw.c`: it moves 28 bytes a parameter, for bf16 with fp32 master and for all fp32."""
 
     description = "one pass, built for this processor"
     shortcoming = ""
@@ -223,7 +223,7 @@ class NativeKernel:
         known = [(t, layout) for t in targets if (layout := _layout(t)) is not None]
         if len(known) < len(targets):
             self._others.update([t for t in targets if _layout(t) is None], step)
-        gradients = [t.gradient.contiguous() for t, _ in known]  # copies, perhaps: they must live until the call is over
+        gradients = [t.gradient.contiguous() for t, _ in known]  # maybe copies: they must live until the call ends
         tensors = (_Tensor * len(known))(
             *(_tensor(t, g, layout, step) for (t, layout), g in zip(known, gradients, strict=True))
         )
@@ -231,7 +231,7 @@ class NativeKernel:
         self._update(ctypes.byref(tensors), len(known), ctypes.byref(constants), torch.get_num_threads(), _numbers())
 
     def norms(self, gradients: Sequence[Tensor]) -> list[Tensor]:
-        """See `Kernel`. For a bf16 gradient PyTorch would make an fp32 copy; for an fp32 one its norm is as fast."""
+        """See `Kernel`. For a bf16 gradient PyTorch would make an fp32 copy; for an fp32 one its norm is as good."""
         return [
             torch.tensor(self._norm(gradient.data_ptr(), gradient.numel()), dtype=torch.float32)
             if gradient.dtype == torch.bfloat16 and gradient.is_contiguous()

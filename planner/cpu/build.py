@@ -1,7 +1,7 @@
-"""C code built where it runs, by the compiler that is there, and kept in the user's cache.
+"""Builds C code on the machine where it runs, by the compiler that is there, and keeps it in the user's cache.
 
-A file's name has all that the code depends on: source, flags, compiler, the processor's instructions. So one that is
-there is the right one, also in a home that several machines share.
+The name of a built file contains a hash of all that the code depends on: source, flags, compiler, the processor's
+instructions. So a file that exists is the right one, even in a home that several machines share.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 COMPILERS = ("cc", "gcc", "clang")
-# No fast math and no contraction: what is computed is what is written, or it would not be PyTorch's to the last bit.
+# No fast math and no contraction: the code must compute exactly what is written, to equal PyTorch to the last bit.
 FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-shared", "-fPIC", "-pthread")
 _PATIENCE_S = 120
 _INCLUDED = re.compile(r'^#include "(.+)"$', re.MULTILINE)
 
 
 class CannotBuildError(Exception):
-    """Why there is no library, in words for the log."""
+    """Says why there is no library, in words for the log."""
 
 
 def load(source: Path) -> ctypes.CDLL:
-    """The library built from `source`, now or earlier; functions called through it leave Python's lock to others.
+    """The library built from `source`, now or earlier. Functions called through it release Python's lock.
 
     Raises CannotBuildError.
     """
@@ -66,7 +66,7 @@ def _built(source: Path) -> Path:
 
 
 def _code(source: Path) -> Iterator[str]:
-    """The text of a file, and of those beside it that it includes."""
+    """The text of a file and of the files in its folder that it includes."""
     code = source.read_text("utf-8")
     yield code
     for name in _INCLUDED.findall(code):
@@ -77,7 +77,7 @@ def _build(compiler: list[str], source: Path, built: Path) -> None:
     part = built.with_suffix(".part")
     _run([*compiler, *FLAGS, str(source), "-o", str(part), "-lm"])
     with part.open("rb") as file:
-        os.fsync(file.fileno())  # a name that outlives a power cut must not stand for half a file
+        os.fsync(file.fileno())  # after a power cut the name must not exist with half a file
     part.replace(built)
 
 
@@ -104,7 +104,7 @@ def _run(command: list[str]) -> str:
 
 
 def _instructions() -> Iterator[str]:
-    """What the processor can do: the code may use all of it, and would die elsewhere."""
+    """The processor's instructions: the code may use all of them, and would crash on a processor without them."""
     for line in Path("/proc/cpuinfo").read_text("utf-8").splitlines():
         if line.startswith(("flags", "Features")):
             yield line

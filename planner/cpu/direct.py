@@ -1,7 +1,8 @@
-"""Parts of files into host memory past the page cache (O_DIRECT), at the disk's depth.
+"""Reads parts of files into host memory past the page cache (O_DIRECT), several blocks at a time.
 
-Weights that a step reads again and again would only push each other out of the page cache, and everything else with
-them; and copies out of it cost the processor. Where a file system knows no O_DIRECT the files are read as usual.
+Weights that every step reads again would only push each other out of the page cache, and everything else with them;
+copies out of it also cost processor time. Where a file system does not support O_DIRECT, files are read through the
+page cache.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ _PROBED_S = 0.5
 
 
 def room(size: int) -> int:
-    """Memory that is enough to read `size` bytes from anywhere in a file."""
+    """Bytes of memory that are enough to read `size` bytes from any offset of a file."""
     return -(-size // ALIGNMENT) * ALIGNMENT + ALIGNMENT
 
 
 class OpenFile:
-    """A file to read from, as long as this object lives. Raises OSError where it cannot be opened."""
+    """A file that is open for reading as long as this object lives. Raises OSError if it cannot be opened."""
 
     def __init__(self, path: Path) -> None:
         self.path, self._direct = path, True
@@ -51,16 +52,16 @@ class OpenFile:
             os.close(self._fd)
 
     def read(self, offset: int, size: int, memory: Tensor) -> Tensor:
-        """The part of `memory` (bytes, at least `room(size)`, from a whole page on) that now has `size` bytes of the
-        file from `offset` on. Raises OSError."""
+        """Read `size` bytes of the file from `offset` on into `memory` (at least `room(size)` bytes, which begin at a
+        page). Returns the part of `memory` that holds them. Raises OSError."""
         first = offset // ALIGNMENT * ALIGNMENT
         lead = offset - first
         span = -(-(lead + size) // ALIGNMENT) * ALIGNMENT
         assert span <= memory.nbytes and memory.data_ptr() % ALIGNMENT == 0
         was_direct = self._direct
         error = _reader()(self._fd, memory, first, span, lead + size)
-        # Some file systems of networks and virtual machines open a file for direct reads and refuse them then, or stop
-        # short in its middle, where no block begins.
+        # Some file systems of networks and virtual machines open a file for direct reads, but then refuse the reads, or
+        # stop in the middle of one, where no block begins.
         if error == errno.EINVAL and was_direct:
             self._read_cached()
             error = _reader()(self._fd, memory, first, span, lead + size)
@@ -69,7 +70,7 @@ class OpenFile:
         return memory[lead : lead + size]
 
     def _read_cached(self) -> None:
-        """From now on through the page cache: the same file, also where another has its name by now."""
+        """Read through the page cache from now on. It is the same file, even if another one has its name by now."""
         cached = os.open(f"/proc/self/fd/{self._fd}", os.O_RDONLY | os.O_CLOEXEC)
         os.dup2(cached, self._fd, inheritable=False)
         os.close(cached)
@@ -94,7 +95,7 @@ class _Native:
 
 
 class _InPython:
-    """The same by Python's threads: a busy one beside them holds them up."""
+    """The same as `_Native` by Python's threads: another busy Python thread slows them down."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(DEPTH, "offmate-read")
@@ -127,7 +128,8 @@ def _reader() -> _Native | _InPython:
 
 
 def mapped_at(tensor: Tensor) -> tuple[Path, int] | None:
-    """The file, and the place in it, that the memory of a contiguous tensor is mapped from; None where it is memory."""
+    """The file from which the memory of a contiguous tensor is mapped, and the offset in it; None if it is not mapped
+    from a file."""
     start = tensor.data_ptr()
     for low, high, offset, path in _mappings():
         if low <= start and start + tensor.nbytes <= high and path is not None and path.is_file():
@@ -144,8 +146,8 @@ def _mappings() -> Iterator[tuple[int, int, int, Path | None]]:
 
 
 def read_rate(paths: Iterable[Path], memory: Tensor) -> float:
-    """Bytes a second at which the files are read from their beginning, measured for half a second; 0.0 where there is
-    nothing to read."""
+    """The rate, in bytes a second, at which the files are read from their beginnings, measured for half a second; 0.0
+    if there is nothing to read."""
     began, size = time.perf_counter(), 0
     for path in paths:
         file, length = OpenFile(path), path.stat().st_size

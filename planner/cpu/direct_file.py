@@ -1,7 +1,7 @@
-"""A file that is read and written past the page cache (O_DIRECT), in whole pages, with a sum of what passes.
+"""Reads and writes a file past the page cache (O_DIRECT), in whole pages, with a checksum of the bytes that pass.
 
-Transfers are done by threads in C, which need nothing of Python's lock; where there is no compiler, by Python's. Both
-sum alike: 32 lanes of h = h * odd + x over every 2^20 bytes, mixed, and the pieces added up.
+Transfers are done by threads in C, which do not need Python's lock; where there is no compiler, by Python's threads.
+Both compute the same sum: 32 lanes of h = h * odd + x over every 2^20 bytes, mixed, and the sums of these pieces added.
 """
 
 from __future__ import annotations
@@ -35,22 +35,23 @@ _EXPONENT = 0x7F800000
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """What passed: `sum`, 64 bits of its content and order, and whether all of its fp32 numbers are finite."""
+    """A checksum of bytes that passed. `sum`: 64 bits that depend on their content and order. `finite`: whether all of
+    their fp32 numbers are finite."""
 
     sum: int
     finite: bool
 
 
 class DirectFile:
-    """A file of this process, made where it is not there. Raises OSError, as do its methods: EINVAL where the file
-    system knows no direct transfers. Any number of threads may move different parts at a time."""
+    """A file of this process, created if it does not exist. This class and its methods raise OSError: EINVAL where the
+    file system does not support direct transfers. Any number of threads may move different parts at the same time."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_DIRECT | os.O_CLOEXEC, 0o600)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -60,8 +61,9 @@ class DirectFile:
             self.close()
 
     def reserve(self, size: int) -> None:
-        """Take so many bytes of the disk, durably: no write into them will find it full."""
-        usual = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)  # where it is done by writing, that is in single bytes
+        """Reserve `size` bytes of the disk for the file, durably: no write into them will find the disk full."""
+        # Not through the direct descriptor: where the space is reserved by writing, single bytes are written.
+        usual = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
         try:
             os.posix_fallocate(usual, 0, size)
             os.fsync(usual)
@@ -69,15 +71,16 @@ class DirectFile:
             os.close(usual)
 
     def read(self, offset: int, memory: Tensor, *, floats: int | None = None) -> Sum | None:
-        """Fill `memory` (bytes, in whole pages). `floats`: sum it up, of whose first bytes so many are fp32."""
+        """Fill `memory` (bytes, in whole pages) from `offset` on. With `floats` returns the sum of its bytes, the first
+        `floats` of which are fp32 numbers."""
         return self._move(False, offset, memory, floats)
 
     def write(self, offset: int, memory: Tensor, *, floats: int | None = None) -> Sum | None:
-        """Write all of `memory`, which is to stay as it is meanwhile. It is durable after `flush`."""
+        """Write all of `memory` (as for `read`), which must not change meanwhile. It is durable after `flush`."""
         return self._move(True, offset, memory, floats)
 
     def flush(self) -> None:
-        """Return when all that was written is durable, also from the drive's own memory."""
+        """Return when all bytes written are durable, those in the drive's own memory too."""
         os.fdatasync(self._fd)
 
     def _move(self, write: bool, offset: int, memory: Tensor, floats: int | None) -> Sum | None:
@@ -112,7 +115,7 @@ class _Native:
 
 
 class _InPython:
-    """The same by Python's threads: a busy one beside them holds them up."""
+    """The same as `_Native` by Python's threads: another busy Python thread slows them down."""
 
     def __init__(self) -> None:
         self._pools = {write: ThreadPoolExecutor(DEPTH, f"offmate-{write}") for write in (False, True)}
@@ -141,7 +144,8 @@ class _InPython:
 
 
 def sum_of(memory: NDArray[np.uint8], floats: int) -> Sum:
-    """What `DirectFile` finds of the bytes `memory`, in whole pages, of which the first `floats` are fp32."""
+    """The sum that `DirectFile` computes for the bytes of `memory` (whole pages), the first `floats` of which are fp32
+    numbers."""
     return _together(_sums(memory, 0, memory.nbytes, floats))
 
 

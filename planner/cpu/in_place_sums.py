@@ -1,8 +1,9 @@
-"""The sums of gradients that autograd makes in place, and makes elsewhere where a dispatch mode looks on.
+"""Recognizes the sums of gradients that autograd makes in place, but not under a dispatch mode.
 
-Where a tensor is used twice autograd adds the second gradient to the first, in the first one's memory if nobody else
-holds it (`InputBuffer::accumulate` in PyTorch). With a dispatch mode, or for a subclass of tensors, it always makes a
-new tensor. Whoever counts memory that way does the sum in place itself, or counts a tensor that training never has.
+Where a tensor is used twice, autograd adds the second gradient to the first, in the first one's memory if nothing else
+holds it (`InputBuffer::accumulate` in PyTorch). Under a dispatch mode, or for a subclass of tensors, it always makes a
+new tensor. So a mode that counts memory must do the sum in place itself. Otherwise it counts a tensor that training
+never has.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ _ADD = torch.ops.aten.add.Tensor
 
 
 def adds_in_place(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bool:
-    """Whether a call that is being dispatched is such a sum: of two tensors alike, in a backward, the first of which
-    only autograd holds. Asked by the dispatch function itself, whose own references are counted."""
+    """Whether a call that is being dispatched is a sum that autograd makes in place: in a backward, of two tensors of
+    one shape and dtype, the first of which only autograd holds. Call it directly in the dispatch function: that
+    function's own references are counted."""
     if func is not _ADD or kwargs or torch._C._current_graph_task_id() < 0 or torch.is_grad_enabled():
         return False
     first, second = args
@@ -36,7 +38,7 @@ def adds_in_place(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | No
 
 
 def _holders(tensor: Any) -> tuple[int, int, int]:
-    """Of the tensor in C++ and in Python, and of its memory."""
+    """The numbers of references to the tensor in C++, to the tensor in Python, and to its storage."""
     of_memory = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
     return tensor._use_count(), sys.getrefcount(tensor), of_memory
 
@@ -55,9 +57,9 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @functools.cache
 def _of_a_sum() -> tuple[int, int, int] | None:
-    """Holders of the first gradient in a sum that autograd makes in place: more than one, by this version of PyTorch
-    and the way through Python. Found by making such a sum, in a thread where nothing is being dispatched. Not before
-    somebody asks: the first backward of a process begins CUDA."""
+    """The holders of the first gradient in a sum that autograd makes in place. There is more than one; how many depends
+    on the version of PyTorch and the calls in Python. They are found by making such a sum, in a thread where nothing is
+    being dispatched, and only when they are needed: the first backward of a process initializes CUDA."""
     found: list[tuple[int, int, int] | None] = []
 
     def make() -> None:

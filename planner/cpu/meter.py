@@ -1,4 +1,4 @@
-"""Live device bytes, counted by storage. Where the device is the CPU, this meter is what "on the device" means."""
+"""Counts live device bytes by storage. Where the device is the CPU, this meter defines what "on the device" means."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Meter:
     """Counts the bytes of every storage that an operation returned while a `watch()` was on, until the storage dies.
 
     The counts are shared by all threads. A dispatch mode belongs to one thread, so each thread that computes enters
-    its own `watch()`; `host()` is per thread too. Blind to the scratch of operations and to `resize_` of storages.
+    its own `watch()`; `host()` is per thread too. The scratch of operations and `resize_` of storages are not counted.
 
     now         bytes alive
     peak        most bytes alive since the start or since `reset_peak()`
@@ -33,7 +33,7 @@ class Meter:
         self.now = self.peak = self._mark = 0
         self._sizes: dict[int, int] = {}
         self._alive: dict[int, weakref.ref[torch.UntypedStorage]] = {}
-        # Re-entrant: a garbage collection inside `add` may end the life of other storages in the same thread.
+        # Re-entrant: a garbage collection inside `add` may free other storages in the same thread.
         self._lock = threading.RLock()
         self._thread = threading.local()
 
@@ -61,30 +61,31 @@ class Meter:
     def returned(
         self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
     ) -> None:  # fmt: skip
-        """An operation has returned `result`."""
+        """Count what an operation has returned: `result`."""
         for leaf in tree_leaves(result):
             if type(leaf) in self.counted:
                 self.add(leaf)
 
     def bytes_of(self, tensor: torch.Tensor) -> int:
-        """What `tensor`'s storage counts for: 0 on the host or when never seen."""
+        """The bytes counted for the storage of `tensor`: 0 on the host or if it was never seen."""
         return self._sizes.get(tensor.untyped_storage()._cdata, 0)
 
     def mark(self, *, alive: bool = True) -> int:
-        """The peak since the last mark; sets a new mark. With `alive` False what is alive now is no peak by itself: the
-        next mark gives the peak over the moments at which something new was made, 0 when nothing was."""
+        """The peak since the last mark; sets a new mark. With `alive` False, bytes that are alive now do not count as a
+        peak by themselves: the next mark gives the peak over the moments at which something new was made, 0 if nothing
+        was."""
         with self._lock:
             peak, self._mark = self._mark, self.now if alive else 0
             return peak
 
     def reset_peak(self) -> None:
-        """Let `peak` begin anew at what is alive now."""
+        """Let `peak` start again from the bytes that are alive now."""
         with self._lock:
             self.peak = self.now
 
     @contextlib.contextmanager
     def host(self) -> Iterator[None]:
-        """What this thread makes inside is host memory, which counts nothing for as long as it lives."""
+        """Inside, storages that this thread makes are host memory: they are never counted."""
         before = getattr(self._thread, "on_host", False)
         self._thread.on_host = True
         try:

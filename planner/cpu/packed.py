@@ -1,9 +1,10 @@
-"""Ten bytes of optimizer states a parameter in place of twelve, and no bit less.
+"""Packs optimizer states into ten bytes a parameter in place of twelve, without loss.
 
-A bf16 working copy is its fp32 master's upper half, rounded to the nearest. Beside it the master's lower half is
-enough, once it is known whether the rounding went up; the second moment, which is never negative, has that as its sign.
-So exp_avg, exp_avg_sq and `low` (int16) stand for exp_avg, exp_avg_sq and master. Whole groups of numbers are
-converted by PyTorch here, where masters are saved and loaded; the kernel in adamw.c updates what is packed as it is.
+A bf16 working copy is the upper half of its fp32 master, rounded to the nearest. So the master follows from the working
+copy, the master's lower half, and whether the rounding went up. The sign of the second moment, which is never negative,
+says the latter. Thus exp_avg, exp_avg_sq and `low` (int16) stand for exp_avg, exp_avg_sq and master. The functions here
+convert whole tensors by PyTorch, where masters are saved and loaded; the kernel in adamw.c updates packed states as
+they are.
 """
 
 from __future__ import annotations
@@ -11,19 +12,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_PIECE = 1 << 19  # elements: what lies between is in the cache
+_PIECE = 1 << 19  # elements at a time: few enough that intermediate results stay in the cache
 _SIGN = 1 << 31
 
 
 def unpack(work: Tensor, low: Tensor, exp_avg_sq: Tensor, master: Tensor) -> None:
-    """Write the fp32 `master`, and give `exp_avg_sq` its own sign back. `low` may be the second half of the memory of
-    `master`: it is read before it is overwritten."""
+    """Write the fp32 `master` from the packed states, and make `exp_avg_sq` positive again. `low` may be the second
+    half of the memory of `master`: it is read before it is overwritten."""
     for part in _pieces(master):
         _join(*(tensor.view(-1)[part] for tensor in (work, low, exp_avg_sq, master)))
 
 
 def pack(master: Tensor, work: Tensor, low: Tensor, exp_avg_sq: Tensor) -> None:
-    """The way back; `work` becomes the rounding of `master`."""
+    """The reverse: write `low` and the sign of `exp_avg_sq` from `master`; `work` becomes `master`, rounded."""
     for part in reversed(_pieces(master)):
         _part(*(tensor.view(-1)[part] for tensor in (master, work, low, exp_avg_sq)))
 
@@ -47,6 +48,6 @@ def _part(master: Tensor, work: Tensor, low: Tensor, exp_avg_sq: Tensor) -> None
     rounded = (bits + 0x7FFF + (upper & 1)) >> 16
     work.view(torch.int16).copy_(rounded)
     low.copy_(bits)
-    upper ^= rounded  # odd where it was rounded up: by one
+    upper ^= rounded  # odd where it was rounded up, which adds one
     exp_avg_sq.abs_()
     exp_avg_sq.view(torch.int32).bitwise_or_((upper & 1).mul_(-_SIGN))

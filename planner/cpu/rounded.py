@@ -57,8 +57,8 @@ def table(*, signed: bool) -> Tensor:
 
 @functools.cache
 def numbers(*, signed: bool) -> Numbers:
-    """The numbers of the first moment (`signed`), or of the second, which is never negative; in host memory. They are 0,
-    1 and seven decades, each ten times the one below and divided twice as finely (section 1.3)."""
+    """The numbers of the first moment (`signed`), or of the second, which is never negative; in host memory. They are
+    0, 1 and seven decades, each ten times the one below and divided twice as finely (section 1.3)."""
     found = [0.0, 1.0]
     for decade in range(7):
         edges = torch.linspace(0.1, 1, 2 ** (decade + (not signed)) + 1, dtype=torch.float32)
