@@ -248,7 +248,7 @@ class EagerPair(BlockCode):
         return pair
 
     def _take(self, needed: tuple[int, int, int]) -> None:
-        """Raise the figures to at least these bytes: forward's peak, results, backward's peak."""
+        """Raise the figures to at least the bytes `needed`: forward's peak, results, backward's peak."""
         forward, output, backward = needed
         self.forward_peak, self.output_bytes = max(self.forward_peak, forward), max(self.output_bytes, output)
         self.backward_peak = {**self.backward_peak, False: max(self.backward_peak[False], backward)}

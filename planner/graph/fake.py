@@ -79,7 +79,7 @@ class FakeMode:
 
 
 def keep_device_guard() -> None:
-    """Keep a crash of PyTorch away. Call it in a thread that stays, nearly always the main one, before others trace.
+    """Prevent a crash of PyTorch. Call it in a thread that stays, nearly always the main one, before others trace.
 
     Where a PyTorch built for CUDA sees no card, FakeTensorMode replaces CUDA's device guard when it is first entered,
     once for the process. But the guard belongs to that thread (`thread_local` in c10/core/impl/

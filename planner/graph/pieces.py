@@ -165,9 +165,8 @@ class Pieces(Generic[Call]):
             self._arrived[key_of(end.edge)] = end
 
     def begins(self, number: int, edge: GradientEdge) -> bool:
-        """Whether the gradient that has arrived at `edge`, the end of a tensor that call `number` was given, comes
-        before the gradient that the call makes, in autograd's order. Then the call takes it: it counts as not arrived
-        any more."""
+        """Whether the gradient that has arrived at a block for its result `edge`, which call `number` was given, comes
+        before what the call makes, in autograd's order. If so, the call takes it, and it is forgotten here."""
         arrived = self._arrived.get(key_of(edge))
         if arrived is not None and arrived.first < self._places.get(number, math.inf):
             return False
