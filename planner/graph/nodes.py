@@ -71,8 +71,8 @@ def _overload(node: fx.Node) -> Any:
 
 
 class Storages:
-    """Which storages each node's value fills, so that liveness counts bytes once. `of`: node -> its storages; a view has
-    those of its base. `bytes`: storage -> its size."""
+    """Which storages each node's value fills, so that liveness counts bytes once. `of`: node -> its storages; a view
+    has those of its base. `bytes`: storage -> its size."""
 
     def __init__(self, graph: fx.Graph) -> None:
         self.of: dict[fx.Node, list[StorageId]] = {}
