@@ -51,7 +51,7 @@ def with_places(plan: Plan, chain: Chain) -> Plan:
 
 
 def arranged_bytes(program: Program, chain: Chain) -> int:
-    """What the program takes on the device once its tensors have places."""
+    """Bytes that the program takes on the device once its tensors have places."""
     spans = Spans(program, chain)
     return spans.arrangement(pack(spans)).total_bytes
 

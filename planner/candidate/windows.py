@@ -1,5 +1,5 @@
-"""Windows: the absences of a candidate's items, one by one. Once it is known which items move, they are what is left to
-decide."""
+"""Windows: the absences of a candidate's items, one by one. Once it is known which items move, the stages of these
+absences are left to decide."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def update(targets: Sequence[Target], step: Step, known: Known = None) -> None:
 
 
 def update_in_lists(targets: Sequence[Target], step: Step, known: Known = None) -> None:
-    """The same by PyTorch's kernel, in as few calls as memory allows, since each call starts work on the GPU. A
+    """One AdamW step by PyTorch's kernel, in as few calls as memory allows, since each call starts work on the GPU. A
     gradient as wide as the master is scaled in place.
 
     The kernel gets lists of tensors, never concatenations: it computes the last elements of each tensor on another

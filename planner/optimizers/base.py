@@ -97,7 +97,7 @@ class Optimizer:
         raise NotImplementedError
 
     def host_scratch_bytes(self, elements: int, *, narrow: bool) -> int:
-        """The same for an update on the CPU; 0 where the CPU's cache is enough."""
+        """Bytes that an update on the CPU needs in addition; 0 for what is done in a cache."""
         return 0
 
     def rates(self, hardware: Hardware) -> Rates:

@@ -93,7 +93,7 @@ class Muon(Optimizer):
         return sum(scratch_parts(self.shorter_side, elements, narrow=narrow))
 
     def host_scratch_bytes(self, elements: int, *, narrow: bool) -> int:
-        """The same."""
+        """The same bytes, on the host."""
         return self.scratch_bytes(elements, narrow=narrow)
 
     @classmethod

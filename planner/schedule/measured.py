@@ -16,8 +16,8 @@ class Measured:
     """Times of two steps. `first_step`: the number of the first one, counted from 1. `program`: `digest` of the program
     that ran. `start_ns`, `end_ns`: a row for each step, with each operation in the program's order, in whole
     nanoseconds from the moment at which the first step began to compute. Both are 0 for an operation that did not run
-    in the step, or whose times are not known. `paused`: a checkpoint or an evaluation came between the two steps; its
-    time is not counted here."""
+    in the step, or whose times are not known. `paused`: a checkpoint or an evaluation came between the two steps; it is
+    not recorded here."""
 
     first_step: int
     program: str

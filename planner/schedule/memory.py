@@ -53,7 +53,7 @@ class Parts:
 
     @property
     def total_bytes(self) -> int:
-        """All of it."""
+        """The sum of all parts."""
         return sum(getattr(self, field.name) for field in fields(self))
 
 
@@ -122,7 +122,7 @@ class _Walk:
         self.others = self.waiting = 0  # held by slices between blocks: while the last turn ran, and after it
 
     def parts(self) -> Parts:
-        """What is on the device now."""
+        """The bytes on the device now, by what they are for."""
         sort = self.by_sort
         return Parts(
             frame_bytes=self.frame, weights_bytes=sort[WEIGHT],
@@ -267,7 +267,7 @@ class HostParts:
 
     @property
     def total_bytes(self) -> int:
-        """All of it."""
+        """The sum of all parts."""
         return sum(getattr(self, field.name) for field in fields(self))
 
 

@@ -39,7 +39,7 @@ class Moment:
 
 
 def kept_bytes(block: Block, option: Option) -> int:
-    """What one slice keeps on the device from forward to backward under this option."""
+    """Bytes that one slice keeps on the device from forward to backward under this option."""
     return option.saved_bytes + (block.input_bytes if option.reads_input else 0)
 
 

@@ -77,7 +77,7 @@ class Arrangement:
 
     @property
     def total_bytes(self) -> int:
-        """All of it."""
+        """Bytes of the whole arrangement."""
         return self.placed_bytes + self.loose_bytes
 
 
