@@ -1,4 +1,4 @@
-"""A fast model of a candidate: what each stage does, in numbers, and how long a step takes.
+"""A model of a candidate, stage by stage: what each stage does, in numbers, and how long a step takes.
 
 The operations of every stage are those of `planner.schedule.serial_order`. The step is as long as in
 `planner.schedule.simulate`, to the last bit: clipping, rounds, shared cores and offloaded activations included. When a

@@ -48,8 +48,9 @@ class Rows:
     """Bytes of a tied embedding's gradient rows, which each slice keeps aside from the head's backward to the
     embedding's backward.
 
-    Slice k keeps a row, with its number, for each token of slices 0 … k of its round. The first slice of a step keeps
-    only the numbers, since its rows begin the sum (`worker.engine.gradients`). `begun`: an earlier round began the sum.
+    Slice k keeps a row, with its number, for each distinct token of slices 0 … k of its round. The first slice of a
+    step keeps only the numbers, since its rows begin the sum (`worker.engine.gradients`). `begun`: an earlier round
+    began the sum.
     """
 
     row_bytes: int
