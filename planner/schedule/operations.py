@@ -294,7 +294,7 @@ updated, others are read ahead of it and written behind it."""
 
 def state_slots_of(chain: Chain, *, clip: bool) -> dict[str, tuple[tuple[Piece, int], ...]]:
     """Tensor whose states may be on disk -> its pieces, each with its slot. Slots are assigned in the order of updates:
-    from the chain's last tensor to its first, as backward gives gradients; with clipping, from first to last."""
+    from the chain's last tensor to its first, as backward gives gradients; after the norm, from first to last."""
     each = [(t.name, piece) for t in chain.tensors() if t.states_on_disk for piece in chain.state_pieces(t)]
     found: dict[str, list[tuple[Piece, int]]] = {}
     for number, (name, piece) in enumerate(each if clip else reversed(each)):

@@ -123,7 +123,7 @@ class SerialOrder:
         return self._last(r) if n >= self.gpu_update.get(item.name, 0) else r == 0
 
     def _sends(self, item: Item, n: int, r: int) -> bool:
-        if item.kind == GRADIENT:  # an update on the device keeps the last sum there
+        if item.kind == GRADIENT:  # the CPU needs each sum; an update on the device needs the last one there
             return item.name not in self.gpu_update or not self._last(r)
         return self._once(item, n, r)
 
