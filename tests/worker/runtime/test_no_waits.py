@@ -23,7 +23,8 @@ from worker.runtime.cpu import CpuMachine
 from worker.runtime.host_values import HostValues
 
 INSIDE = (
-    "worker/engine/actions.py", "planner/optimizers/adamw.py",
+    "worker/engine/actions.py", "planner/optimizers/base.py", "planner/optimizers/adamw.py",
+    "planner/optimizers/muon.py",
     "worker/engine/answers.py", "worker/engine/block_calls.py",
     "worker/runtime/cuda.py",
     "worker/engine/device_items.py", "worker/engine/engine.py", "worker/engine/forward_only.py",
@@ -41,6 +42,7 @@ INSIDE = (
 NOT_THERE = {
     "planner/cpu/adamw.py": "updates on the CPU; those on a GPU only call PyTorch's kernel by it",
     "planner/schedule/operations.py": "knows no tensors",
+    "planner/schedule/items.py": "knows no tensors",
     "worker/engine/shorter_slices.py": "before a step, of tensors without data",
     "worker/runtime/cpu.py": "the CPU as device",
     "worker/engine/weights.py": "compares names at the end of a step, the rest is done between steps",
@@ -52,7 +54,11 @@ ALLOWED = {
     ("worker/engine/actions.py", "Actions._replay", "float"): "the coefficient's host copy, by the CPU's thread",
     ("worker/engine/actions.py", "Actions._update_on_cpu", "copy_"): "from the host to the host, by the CPU's thread",
     ("worker/engine/actions.py", "Actions._update_piece", "copy_"): "from the host to the host, by the CPU's thread",
+    ("planner/optimizers/base.py", "check_not_negative", "float"): "of settings, before a step",
     ("planner/optimizers/adamw.py", "AdamWGroup.from_pytorch", "float"): "of settings, before a step",
+    ("planner/optimizers/muon.py", "MuonGroup.from_pytorch", "float"): "of settings, before a step",
+    ("planner/optimizers/muon.py", "_orthogonal", "copy_"): "from the device to the device",
+    ("planner/optimizers/muon.py", "update", "copy_"): "from the device to the device",
     ("planner/optimizers/adamw.py", "update_in_lists", "to"): "from the device to the device",
     ("planner/optimizers/adamw.py", "update_in_lists", "copy_"): "from the device to the device",
     ("worker/runtime/cuda.py", "CudaMachine.place", "copy_"): "weights on their way to the device, when no step runs",
