@@ -1,9 +1,9 @@
 """The process of `offmate certify`: `python -m worker.certify JOB --folder FOLDER [--run RUN_DIR] [--steps N]
 [--layers N] [--device cpu|cuda] [--database URL]`.
 
-JOB is a resolved job file, that of RUN_DIR where the job is submitted; FOLDER an empty one. Prints the certificate as
-one JSON object, the last line; progress goes to stderr. Exit codes: 0 no difference is greater than allowed, 1 one is,
-else those of `planner.errors`.
+JOB is a resolved job file; of a submitted job it is the one in RUN_DIR. FOLDER is an empty folder. Prints the
+certificate as one JSON object, in the last line; progress goes to stderr. Exit codes: 0 where no difference is greater
+than allowed, 1 where one is, else those of `planner.errors`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from planner.run.plain_streams import speak_plainly
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command line; the process's exit code."""
+    """Run the command line; returns the process's exit code."""
     parser = argparse.ArgumentParser(prog="python -m worker.certify")
     parser.add_argument("job", type=Path)
     parser.add_argument("--folder", type=Path, required=True)
@@ -40,9 +40,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--database", metavar="URL")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    before_torch()  # which therefore is loaded below
+    before_torch()  # so torch is imported below, not at the top
     answers = sys.stdout
-    with contextlib.redirect_stdout(sys.stderr):  # what a library prints is no answer
+    with contextlib.redirect_stdout(sys.stderr):  # stdout is for the certificate alone, not for what libraries print
         return exit_code_of(lambda: _certify(options, answers), None)
 
 
@@ -60,7 +60,7 @@ def _certify(options: argparse.Namespace, answers: TextIO) -> Exit:
 
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     device = device_of(options.device)
-    if device.type == "cuda" and job.exact:  # compiled layers' memory is measured by PyTorch's own allocator
+    if device.type == "cuda" and job.exact:  # other jobs need PyTorch's own allocator to measure compiled layers
         take_over()
     cache = Cache(options.database) if options.database else None
     run = RunFolder(options.run) if options.run else None

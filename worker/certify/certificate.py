@@ -1,4 +1,5 @@
-"""The certificate of a job: its first steps under its plan and in plain PyTorch, of as much of its model as fits."""
+"""Makes the certificate of a job: compares its first steps under its plan with plain PyTorch, for as many of the
+model's layers as plain PyTorch has room for."""
 
 from __future__ import annotations
 
@@ -24,19 +25,20 @@ from worker.certify.layers_that_fit import Room, plain_bytes
 log = logging.getLogger(__name__)
 
 _ALLOWED = {torch.float32: 2e-6, torch.bfloat16: 1e-2}
-"""By how much of their size losses and norm of the first step may differ where every bit cannot be had. In
-fp32 what docs/exactness.md says; in bf16, whose numbers have 8 bits, gradients as near to those of fp32 as plain
-PyTorch's.
+"""The relative difference allowed between the first step's losses and norms where bit-equality is not possible. For
+fp32 it is the bound in docs/exactness.md. For bf16, whose numbers have 8 bits, it allows gradients as near to those of
+fp32 as plain PyTorch's are.
 """
 
 
 def certify(
     found: ItsPlan, *, steps: int, layers: int | None, device: torch.device, folder: Path, kernels: Kernels
 ) -> Certificate:
-    """Do the first `steps` steps of a job both ways. `layers`: with a model of its first layers; by default as many as
-    plain PyTorch has room for. `folder` is for files on the way, `kernels` those that this process takes.
+    """Do the first `steps` steps of a job under its plan and in plain PyTorch, and compare them. `layers`: how many of
+    the model's first layers to use; by default as many as plain PyTorch has room for. `folder`: for temporary files.
+    `kernels`: the kernels that this process uses.
 
-    Raises UserError, as the job would.
+    Raises UserError, as the job would, and "not-certified" for an encoder-decoder that does not fit whole.
     """
     job, plan, chain, batches = found.job, found.plan, found.chain, found.batches
     room = Room.of(chain, device)
@@ -76,8 +78,8 @@ def _reasons(job: Job, device: torch.device, chain: Chain) -> tuple[str, ...]:
 
 
 def _shorter_plan(whole: ItsPlan, chain: Chain) -> Plan:
-    """A plan for the shorter chain, as hard pressed as the job's: its budget is the same share of what plain PyTorch
-    takes, or the least possible."""
+    """A plan for the shorter chain under as tight a GPU budget as the job's: the same share of what plain PyTorch
+    takes, or the least possible budget where that share is too small."""
     plan, slices = whole.plan, whole.plan.rounds * whole.plan.slices
     least = Problem(
         chain=chain, hardware=whole.hardware, gpu_budget_bytes=0, cpu_budget_bytes=plan.cpu_budget_bytes,

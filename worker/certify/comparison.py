@@ -1,4 +1,5 @@
-"""The same steps under a plan and in plain PyTorch: their losses, norms, parameters and moments, number by number."""
+"""Does the same steps under a plan and in plain PyTorch, and compares losses, norms, parameters and moments number by
+number."""
 
 from __future__ import annotations
 
@@ -39,27 +40,27 @@ _SORTS = {"master": "parameters", "exp_avg": "moments", "exp_avg_sq": "moments",
 
 
 class _Result(Protocol):
-    """Of a step: see worker.engine.engine.StepResult."""
+    """What a step returns: see worker.engine.engine.StepResult."""
 
     @property
     def losses(self) -> Sequence[Tensor]:
-        """Per slice."""
+        """The loss of each slice."""
 
     @property
     def grad_norm(self) -> Tensor | None:
-        """Before clipping."""
+        """The gradients' norm before clipping."""
 
 
 Step = Callable[[list[dict[str, Tensor]], list[int], float | Sequence[float], Tensor], _Result]
-"""A step from its batches, seeds, learning rate and number of trained tokens."""
+"""Does a step; takes its batches, seeds, learning rate and number of trained tokens."""
 
 Numbers = list[tuple[str, str, Tensor]]
-"""Sort, place and value of what a run says of itself."""
+"""(sort, place, value) of each loss and norm that a run yields."""
 
 
 class Outcome(NamedTuple):
-    """Findings by sort, the greatest difference within each parameter, and by how much of their size losses and norm of
-    the first step differ at most: the gradients' norm, or where nobody takes it that of the first moments."""
+    """The findings by sort, the greatest difference within each parameter, and the greatest relative difference of the
+    first step's losses and norm. The norm is the gradients', or the first moments' where no gradient norm is taken."""
 
     findings: tuple[Finding, ...]
     parameters: tuple[Difference, ...]
@@ -68,8 +69,8 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Comparison:
-    """The first `steps` steps of `job`, with a model of its first `layers` layers, on `device`. `folder` is for the
-    state of plain PyTorch, so that only one of the two is in memory."""
+    """The first `steps` steps of `job`, with a model of its first `layers` layers, on `device`. The final state of
+    plain PyTorch is written to `folder`, so that only one of the two states is in memory."""
 
     job: Job
     batches: Batches
@@ -79,7 +80,7 @@ class Comparison:
     folder: Path
 
     def run(self, plan: Plan, chain: Chain) -> Outcome:
-        """Do the steps both ways. Raises UserError where plain PyTorch diverges, too."""
+        """Do the steps both ways and compare them. Raises UserError, also "non-finite" where plain PyTorch diverges."""
         expected, files = self._plain(plan, chain)
         gc.collect()
         if self.device.type == "cuda":
@@ -108,7 +109,7 @@ class Comparison:
                 if place.split(",")[0] == _place(0):
                     first = max(first, difference / float(wanted.abs().clamp(min=1e-30)))
             wanted_states = dict(read_shards(files))
-            still = (  # no gradient reaches them: to plain PyTorch they are trained, and stay as they are
+            still = (  # no gradient reaches these; plain PyTorch counts them as trained but leaves them unchanged
                 (name, {"master": parts["master"].float()}) for name, parts in engine.frozen() if name in wanted_states
             )
             ours = itertools.chain(_in_fp32(engine.state(), chain), still)
@@ -116,7 +117,7 @@ class Comparison:
         return Outcome(tuple(tally.finding() for tally in tallies.values() if tally.count), differences, first)
 
     def _plain(self, plan: Plan, chain: Chain) -> tuple[Numbers, list[Path]]:
-        """What plain PyTorch says, and the files with its state."""
+        """The numbers of plain PyTorch, and the files with its final state."""
         model = load_model(self.job, layers=self.layers)
         check_reach(self.job, model, self.batches.largest_token, max(self.batches.lengths))
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
@@ -147,7 +148,7 @@ class Comparison:
             numbers += [("losses", f"{place}, slice {k}", loss.cpu()) for k, loss in enumerate(result.losses)]
             if result.grad_norm is not None:
                 numbers.append(("gradient norms", place, result.grad_norm.cpu()))
-            elif number == 0:  # the only sign of the gradients that depends on nothing else
+            elif number == 0:  # only after the first step do the moments depend on the gradients alone
                 numbers.append(("first moments' norm", place, _first_moments_norm(state())))
             log.info("%s: step %d of %d", who, number + 1, self.steps)
         return numbers
@@ -159,8 +160,8 @@ def _in_fp32(state: Iterator[Item], chain: Chain) -> Iterator[Item]:
 
 
 def _first_moments_norm(state: Iterator[Item]) -> Tensor:
-    """Over all tensors, in double precision: after one step, the gradients' norm times 1 - beta1 (or 1 - momentum). The
-    sum is exact, so that one more tensor of zeros changes nothing."""
+    """The norm of the first moments of all tensors, in double precision. After one step it is the gradients' norm times
+    1 - beta1 (or 1 - momentum). The sum is exact, so that one more tensor of zeros changes nothing."""
     first = (parts["exp_avg"] if "exp_avg" in parts else parts["momentum_buffer"] for _, parts in state)
     norms = (float(torch.linalg.vector_norm(moment, dtype=torch.float64)) for moment in first)
     return torch.tensor(math.sqrt(math.fsum(norm * norm for norm in norms)), dtype=torch.float64)
@@ -204,7 +205,7 @@ class _Tally:
         return difference
 
     def finding(self) -> Finding:
-        """What was counted."""
+        """The result of all comparisons so far."""
         return Finding(
             what=self.sort, greatest=self.greatest, at=self.at, size=self.size, equal=self.equal, count=self.count
         )

@@ -1,5 +1,5 @@
-"""The plan that a job trains under, or gets when it has its turn, with its data: what `offmate certify` and `offmate
-verify-resume` ask about."""
+"""Finds the plan that a job trains under, or would get when its turn comes, together with its data, for `offmate
+certify` and `offmate verify-resume`."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ItsPlan:
-    """A job whose micro-batches are decided, its plan and what that is of, and its data. `decided`: the job has this
-    plan already; else it was made now. `other_kernels`: the job has one, too, but for kernels that need other memory
-    than those of this process. `document`: plan.json."""
+    """A job whose micro-batches are decided, its plan, the chain and hardware that the plan is for, and its data.
+    `decided`: the job already had this plan; else the plan was made now. `other_kernels`: the job has a plan of its
+    own, but for kernels that need other memory than those of this process. `document`: the content of plan.json."""
 
     job: Job
     plan: Plan
@@ -47,11 +47,11 @@ class ItsPlan:
 def its_plan(
     job: Job, run: RunFolder | None, device: torch.device, folder: Path, cache: Cache | None, *, anew: bool = False
 ) -> ItsPlan:
-    """Of a job, and its run folder where it is submitted. A final plan there is taken as it is: a new one would be for
-    the memory that is free now. Without one, or `anew`, or where it is for other kernels of a GPU than this process
-    takes, it is made as the job's is when it has its turn: with measurements, under the kernels that this process
-    takes, and after its data were counted. `folder` is for the data. Raises UserError, `base-changed` as a start of the
-    job does."""
+    """The plan of a job; `run`: its run folder where it is submitted. A final plan there is taken as it is, because a
+    new one would be for the memory that is free now. A plan is made where there is none, with `anew`, or where the
+    job's plan is for other GPU kernels than this process uses. It is made as at the job's turn: with measurements,
+    under the kernels of this process, and after the data were counted. `folder`: for the data. Raises UserError, among
+    them `base-changed` as a start of the job does."""
     if run is not None:
         hint = "give the job's file to ask about the model that is there now"
         check_base(job, run.read_base(), run.path.parent, hint=hint)

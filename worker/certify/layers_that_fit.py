@@ -1,4 +1,4 @@
-"""What a model takes in plain PyTorch, and how many of its layers there is room for."""
+"""Estimates the memory that a model takes in plain PyTorch, and how many of its layers fit."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from planner.schedule.chain import Block, Chain, Tensor
 from planner.units import format_bytes
 
 _MARGIN = 1.15  # autograd keeps more than the traced blocks do; the allocator has gaps
-_HOST_SHARE = 0.8  # of the memory that is free
+_HOST_SHARE = 0.8  # share of the free host memory to use
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """A job's chain, and the bytes there are for it on the device."""
+    """A job's chain, and the bytes that the device has for it."""
 
     chain: Chain
     there_bytes: int
 
     @classmethod
     def of(cls, chain: Chain, device: torch.device) -> Room:
-        """The room that `device` has now."""
+        """The chain with the room that `device` has: a GPU's budget, or a share of the free host memory."""
         free = int(_HOST_SHARE * psutil.virtual_memory().available)
         return cls(chain=chain, there_bytes=gpu_bytes(device) if device.type == "cuda" else free)
 
     @property
     def all_layers(self) -> int:
-        """Of the whole model."""
+        """The number of layers of the whole model."""
         return len(self.chain.blocks) - 2
 
     def layers(self) -> int:
-        """How many layers of the model there is room for. Raises UserError when there is none for a single one."""
+        """How many layers of the model fit. Raises UserError "no-room" when not even one does."""
         found = next((n for n in range(self.all_layers, 0, -1) if plain_bytes(self.shorter(n)) <= self.there_bytes), 0)
         if found == 0:
             raise UserError(
@@ -55,7 +55,8 @@ class Room:
 
 
 def plain_bytes(chain: Chain) -> int:
-    """About what a step of plain PyTorch takes: everything resident, all activations kept, one slice at a time."""
+    """About the bytes that a step of plain PyTorch takes: all tensors resident, all activations kept, one slice at a
+    time."""
     tensors = sum(map(_tensor_bytes, (*chain.tensors(), *chain.frame_tensors)))
     buffers = chain.frame_bytes - sum(t.bytes + t.state_bytes for t in chain.frame_tensors)
     kept = sum(map(_kept_bytes, chain.blocks))
@@ -63,7 +64,7 @@ def plain_bytes(chain: Chain) -> int:
 
 
 def _tensor_bytes(tensor: Tensor) -> int:
-    """Weight, gradient and states, and the fp32 form of a narrower gradient. All moments are fp32 here."""
+    """Bytes of weight, gradient and states, and of the fp32 form of a narrower gradient. Moments count as fp32."""
     converted = 4 * tensor.elements if tensor.trainable and tensor.gradient_bytes < 4 * tensor.elements else 0
     moments = tensor.optimizer.moment_bytes(tensor.elements)
     wide = sum(4 * tensor.elements - size for size in moments) if tensor.trainable else 0

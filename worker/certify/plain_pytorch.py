@@ -1,8 +1,9 @@
-"""A job's steps in plain PyTorch: what `offmate certify` compares with.
+"""Does a job's steps in plain PyTorch, the reference of `offmate certify`.
 
-The model's own forward and backward, gradient accumulation in order, `clip_grad_norm_`, `AdamW(fused=True)`. Where the
-weights are narrower than fp32, the optimizer has fp32 masters, and gradients become fp32 before clip and update. Where
-moments are in 8 bits, they are rounded so after each update. Other optimizers are PyTorch's own, too.
+It uses the model's own forward and backward, gradient accumulation in order, `clip_grad_norm_` and `AdamW(fused=True)`;
+other optimizers are PyTorch's own, too. Where the weights are narrower than fp32, the optimizer has fp32 masters, and
+gradients become fp32 before clipping and update. Where moments are in 8 bits, they are rounded to them after each
+update.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ class PlainResult:
 
 
 class PlainTraining:
-    """Trains `model`, which it moves to `device`. Tensors in `on_cpu` have their update on the CPU: the arithmetic of a
-    GPU's need not have the same last bits, and a plan says which of both it is."""
+    """Trains `model`, which it moves to `device`. Tensors in `on_cpu` are updated on the CPU, as the plan says: a GPU's
+    arithmetic need not give the same last bits."""
 
     def __init__(
         self, model: nn.Module, *, optimizer: Sequence[Group], max_grad_norm: float | None, device: torch.device,
         on_cpu: Collection[str], optimizers: Mapping[str, AnyOptimizer] = NONE,
     ) -> None:  # fmt: skip
-        """`optimizers`: of parameters that AdamW does not train, or not with moments in fp32."""
+        """`optimizers`: parameter -> its optimizer, where that is not AdamW with moments in fp32."""
         self._model, self._device, self._max_norm = model.train().to(device), device, max_grad_norm
         self._kinds = optimizers
         self._weights = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -59,8 +60,8 @@ class PlainTraining:
         self, batches: Sequence[Mapping[str, Tensor]], *, seeds: Sequence[int],
         learning_rate: float | Sequence[float], items: Tensor,
     ) -> PlainResult:  # fmt: skip
-        """One optimizer step; `items` is the number of tokens that the losses of all slices are divided by,
-        `learning_rate` that of all, or of each group."""
+        """Do one optimizer step. `items`: the number of tokens by which the losses of all slices are divided.
+        `learning_rate`: one for all groups, or one for each."""
         losses = []
         for batch, seed in zip(batches, seeds, strict=True):
             torch.manual_seed(seed)
@@ -81,7 +82,7 @@ class PlainTraining:
         return PlainResult(losses=tuple(losses), grad_norm=norm)
 
     def _clip(self) -> Tensor | None:
-        """Hand the gradients to the masters, clipped where that is wanted."""
+        """Move the gradients to the masters, clipped where the job asks for it; returns their norm, else None."""
         carriers = {name: nn.Parameter(w.grad.float()) for name, w in self._weights.items() if w.grad is not None}
         for name, carrier in carriers.items():
             carrier.grad, self._weights[name].grad = carrier.detach(), None
@@ -94,8 +95,8 @@ class PlainTraining:
         return norm
 
     def state(self) -> Iterator[Item]:
-        """(name, {"master", "exp_avg", "exp_avg_sq"}) of every trained parameter, in host memory; the moments are those
-        that its optimizer has."""
+        """Yield (name, {"master", "exp_avg", "exp_avg_sq"}) of every trained parameter, in host memory, with the
+        moments that its optimizer has."""
         for name, master in self._masters.items():
             state = self._state_of(master)
             moments = {

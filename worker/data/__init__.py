@@ -1,1 +1,1 @@
-"""From files to batches of tokens. Imports `planner.job` only."""
+"""Turns data files into batches of tokens. Imports `planner.job` only."""

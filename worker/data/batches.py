@@ -1,14 +1,14 @@
-"""Which tokens each step trains on. A pure function of the job, the corpus and the step.
+"""Decides which tokens each step trains on, as a pure function of the job, the corpus and the step.
 
-Rows are documents (cut at `max_length`); with `packing` several documents that fit into `max_length` tokens and
-do not see each other; with `packing: wrapped` chunks of `max_length` tokens of all documents one after another.
-Every epoch has its own order, drawn from (seed, epoch). Epochs follow each other without a seam: a step that an epoch
-cannot fill takes its remaining rows from the next epoch, so every step has the same number of rows and none is lost.
-So the position in the data is the number of the step, and a resumed run needs nothing else.
+A row is a document, cut at `max_length`. With `packing` a row is several documents that fit into `max_length` tokens
+together and do not see each other. With `packing: wrapped` all documents are joined and cut into rows of `max_length`
+tokens. Every epoch has its own order, drawn from (seed, epoch). Epochs follow each other without a gap: a step that an
+epoch cannot fill takes its remaining rows from the next epoch, so every step has the same number of rows and none is
+lost. The step number is therefore the position in the data, and a resumed run needs nothing else.
 
 The rows of one step are dealt to its slices by length, longest first, so that short rows share a slice and its padding
 is small. A slice's length is that of its longest row, rounded up to one of `padding.buckets`. With `group_by_length` an
-epoch's order is transformers' one in which rows of like length follow each other.
+epoch has transformers' order, in which rows of similar length follow each other.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ from worker.data.shown_row import ShownRow
 log = logging.getLogger(__name__)
 
 _SHOWN = 1500  # characters of the sample in the log
-_AT_ONCE = 2**18  # tokens that are counted together
+_AT_ONCE = 2**18  # how many tokens are counted together
 
 
 class Batches:
-    """The job's training data, step by step. Tokens live in `folder`, or in a temporary one that goes with the object.
+    """The job's training data, step by step. Tokens are kept in `folder`, or in a temporary folder that is removed with
+    the object.
 
-    Raises UserError when the data cannot be read, are not those that `frozen` says, or when nothing in it can be
-    trained on.
+    Raises UserError when the data cannot be read, differ from what `frozen` records, or hold nothing to train on.
     """
 
     def __init__(
@@ -62,8 +62,9 @@ class Batches:
         *, pairs: bool = False, masked: bool = False, border: RopeBorder | None = None,
         places: bool = False,
     ) -> None:  # fmt: skip
-        """`places`: rows that are shown say where their records stand; `pairs`: for an encoder-decoder; `masked`: for
-        a model that is to know what is padding; `border`: of a model whose positions go by the length of rows."""
+        """`pairs`: for an encoder-decoder. `masked`: for a model that must be told what is padding. `border`: for a
+        model whose rotary positions depend on the length of rows. `places`: note where records stand, so that shown
+        rows can say it."""
         self._job = job
         self._tokenizer = tokenizer
         if folder is None:
@@ -80,7 +81,7 @@ class Batches:
         rows = _rows(corpus, job, pad, closing, masked=masked, end=end, border=border)
         self.largest_token = int(corpus.tokens.max())
         self.evaluation: EvalBatches | None = None
-        """What is held out, or the job's `eval_dataset`."""
+        """The rows that are held out, or those of the job's `eval_dataset`; None without evaluation."""
         if job.val_size is not None:
             rows, held_out = _hold_out(rows, job)
             self.evaluation = EvalBatches(held_out, job.slice_rows)
@@ -113,7 +114,7 @@ class Batches:
 
     @property
     def steps_per_epoch(self) -> float:
-        """Steps that see every row once; not a whole number where an epoch ends within a step."""
+        """The number of steps in which every row is seen once; not whole where an epoch ends within a step."""
         return len(self._rows) / self.rows_per_step
 
     @property
@@ -121,7 +122,7 @@ class Batches:
         """`max_steps`, or as many as `num_train_epochs` need."""
         if self._job.max_steps is not None:
             return self._job.max_steps
-        # Rounded first: 0.1 × 30 rows are 3 rows, not 3.0000000000000004.
+        # Rounded before ceil: 0.1 × 30 rows are 3 rows, not 3.0000000000000004.
         return max(1, math.ceil(round(self._job.num_train_epochs * self.steps_per_epoch, 6)))
 
     def epochs(self, steps: int) -> int:
@@ -129,18 +130,18 @@ class Batches:
         return steps * self.rows_per_step // len(self._rows)
 
     def step(self, step: int) -> list[dict[str, Tensor]]:
-        """Step `step` (from 0): for each slice a batch as `worker.data.padding.Rows.batch` makes it."""
+        """The batches of step `step` (from 0), one for each slice, as `worker.data.padding.Rows.batch` makes them."""
         numbers = self._numbers(step)
         size = self._job.slice_rows
         return [self._rows.batch(numbers[start : start + size]) for start in range(0, len(numbers), size)]
 
     def num_tokens(self, step: int) -> int:
-        """Tokens of step `step`, learned or not, without padding."""
+        """The number of tokens of step `step`, learned or not, without padding."""
         return int(self._rows.lengths[self._numbers(step)].sum())
 
     @property
     def lengths(self) -> tuple[int, int]:
-        """Tokens of a row in the largest slice, of `input_ids` and of `labels`, padding included."""
+        """The row lengths in tokens of the largest slice, of `input_ids` and of `labels`, padding included."""
         read, labels = zip(*(rows.most for rows in self._every), strict=True)
         return max(read), max(labels)
 
@@ -149,14 +150,15 @@ class Batches:
         return [self._rows] if self.evaluation is None else [self._rows, self.evaluation.rows]
 
     def counted(self) -> Counted:
-        """What a plan of the job depends on; the tokens are counted where the step has, or may have, several slices."""
+        """What a plan depends on in the data. Distinct tokens are counted only where a step may have several slices."""
         several = self._job.gradient_accumulation_steps > 1 or self._job.train_batch_size is not None
         distinct_tokens = tuple(self.distinct_tokens()) if several else ()
         longest = max(int(rows.lengths.max()) for rows in self._every)
         return Counted(longest=longest, lengths=self.lengths, distinct_tokens=distinct_tokens, cut=self.cut)
 
     def distinct_tokens(self) -> list[int]:
-        """For each slice the most distinct tokens, padding included, that it and those before it have in any step."""
+        """For each slice, the most distinct tokens, padding included, that this slice and those before it have together
+        in any step."""
         most = [0] * self._job.gradient_accumulation_steps
         seen = np.zeros(max(self.largest_token, self._rows.pad) + 1, np.bool_)
         for step in range(self.total_steps):
@@ -167,34 +169,34 @@ class Batches:
         return most
 
     def num_items(self, batches: Sequence[dict[str, Tensor]]) -> int:
-        """What a step's loss is the mean over so many of: labels to be predicted from the token before, or documents
-        that have some."""
+        """The number of items over which a step's loss is the mean: labels to be predicted from the token before them,
+        or documents that have such labels."""
         return sum(map(self._rows.num_items, batches))
 
     @property
     def rows(self) -> int:
-        """Rows of an epoch."""
+        """The number of rows in an epoch."""
         return len(self._rows)
 
     @property
     def tokens(self) -> int:
-        """Tokens of an epoch, learned or not, without padding."""
+        """The number of tokens in an epoch, learned or not, without padding."""
         return int(self._rows.lengths.sum())
 
     @property
     def learned(self) -> int:
-        """Tokens of an epoch that are learned."""
+        """The number of tokens in an epoch that are learned."""
         pieces = self._rows.layout.pieces[np.argsort(self._rows.layout.pieces[:, 0])]
         return int(learned_of(self._rows.corpus, pieces[:, 0], pieces.sum(axis=1)).sum())
 
     @property
     def row_lengths(self) -> NDArray[np.int64]:
-        """Tokens of each row that is trained on, without padding."""
+        """The number of tokens of each row that is trained on, without padding."""
         return self._rows.lengths
 
     @property
     def cut(self) -> int | None:
-        """Documents that are cut at their end, trained on or held out; None where rows are not cut there."""
+        """The number of documents, trained on or held out, whose end is cut off; None where ends are not cut off."""
         if self._job.long_rows != "cut" or self._job.packing == "wrapped" or isinstance(self._rows, PairRows):
             return None
         return int((np.diff(self._rows.corpus.ends, prepend=0) > self._job.max_length).sum())
@@ -249,14 +251,15 @@ class Batches:
                 order = np.array(grouped, np.int64)
             else:
                 order = torch.randperm(len(self._rows), generator=generator).numpy()
-            # A step touches two epochs at most, or many tiny ones: the last two are enough to keep.
+            # A step touches two epochs at most, or many tiny ones: keeping the last two orders is enough.
             self._orders = {**dict(list(self._orders.items())[-1:]), epoch: order}
         return int(self._orders[epoch][index])
 
 
 def _hold_out(rows: Rows, job: Job) -> tuple[Rows, Rows]:
-    """The rows to train on, and those to evaluate on: `val_size` of them, drawn by the seed. Where documents are packed
-    whole, it is of the documents, which are then packed apart, as other tools do."""
+    """The rows to train on and the rows to evaluate on: `val_size` of them, drawn by the seed. With `packing: true`,
+    `val_size` counts documents instead; both sets are then packed separately, as other tools do. Raises UserError
+    "val-size-too-large"."""
     assert job.val_size is not None
     whole = job.packing is True
     pieces = rows.layout.pieces[np.argsort(rows.layout.pieces[:, 0])]
@@ -282,8 +285,8 @@ def _rows(
     corpus: Corpus, job: Job, pad: int, closing: int | None, *, masked: bool, end: int | None,
     border: RopeBorder | None,
 ) -> Rows:  # fmt: skip
-    """Those of a corpus; `closing`: of pairs, whose prompts have so many special tokens behind them; `end`: as
-    `Rows`."""
+    """The rows of a corpus. `closing`: the corpus is of pairs whose prompts end with this many special tokens; None for
+    other corpora. `end`: as in `Rows`."""
     if closing is None:
         rows = Rows(
             corpus, rows_of(corpus, job), max_length=job.max_length, pad=pad, masked=masked,
@@ -296,7 +299,8 @@ def _rows(
 
 
 def rows_of(corpus: Corpus, job: Job) -> Layout:
-    """Every row that has something to learn. Says what is cut and left out. Raises UserError where nothing is left."""
+    """All rows that have something to learn. Logs what is cut and left out. Raises UserError "nothing-to-train" where
+    nothing is left, and "rows-too-long"."""
     total, longest = len(corpus.tokens), job.max_length
     if job.packing == "wrapped":
         starts = np.arange(0, total, longest, dtype=np.int64)
@@ -324,7 +328,7 @@ def rows_of(corpus: Corpus, job: Job) -> Layout:
                 "packing: wrapped uses them all, a larger max_length more",
             )  # fmt: skip
         ends = np.minimum(ends, starts + longest)
-    # A row's first token has nothing before it to be predicted from.
+    # A row's first token is not learned: nothing stands before it from which to predict it.
     useful = learned_of(corpus, np.minimum(starts + 1, ends), ends) > 0
     if not useful.any():
         raise UserError(
@@ -344,8 +348,9 @@ def rows_of(corpus: Corpus, job: Job) -> Layout:
 
 
 def learned_of(corpus: Corpus, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How many tokens are learned from each of `starts` to its end, all in the order of the corpus. In pieces of some
-    tokens: a number for each of all would take eight times the memory of the tokens' own file."""
+    """How many tokens are learned from each of `starts` to the matching one of `ends`; the ranges are in the order of
+    the corpus. It counts `_AT_ONCE` tokens at a time, because running sums over all `trained` flags together would take
+    eight times the memory of the flags."""
     found = np.zeros(len(starts), np.int64)
     first = 0
     while first < len(starts):
@@ -358,7 +363,7 @@ def learned_of(corpus: Corpus, starts: NDArray[np.int64], ends: NDArray[np.int64
 
 
 def _long_rows(job: Job, count: int, documents: int, longest: int) -> None:
-    """Say that documents longer than `max_length` are left out, or raise UserError where the job wants that."""
+    """Log that documents longer than `max_length` are left out, or, with `long_rows: refuse`, raise UserError."""
     if job.long_rows == "refuse":
         raise UserError(
             "Documents are longer than max_length.", code="rows-too-long", exit_code=Exit.USAGE,
@@ -374,10 +379,10 @@ def _long_rows(job: Job, count: int, documents: int, longest: int) -> None:
 
 
 def _packed(pieces: NDArray[np.int64], longest: int) -> Layout:
-    """Best-fit decreasing: every piece, the longest first, goes into the row with the least room that it fits into."""
+    """Pack by best-fit decreasing: each piece, longest first, goes into the fullest row that still has room for it."""
     rows: list[list[int]] = []
     with_room: dict[int, list[int]] = {}  # tokens left -> rows
-    rooms: list[int] = []  # its keys, in order
+    rooms: list[int] = []  # the keys of with_room, in order
     for number in np.argsort(-pieces[:, 1], kind="stable"):
         length = int(pieces[number, 1])
         at = bisect_left(rooms, length)

@@ -1,5 +1,8 @@
-"""Bounds on what a chat template may take. It is a program that came with somebody's tokenizer; nothing in it can do
-harm, but it can count to infinity and multiply texts."""
+"""Bounds the time and memory that rendering a chat template may take.
+
+A template is a program that came with somebody's tokenizer. It can do no harm otherwise, but it can loop forever and
+multiply texts.
+"""
 
 from __future__ import annotations
 
@@ -14,33 +17,33 @@ from planner.errors import Exit, UserError
 from planner.units import format_bytes, format_seconds
 
 MOST_S = 10.0
-"""Of the processor, for one rendering; usual are milliseconds."""
+"""The most processor seconds for one rendering, which usually takes milliseconds."""
 MOST_BYTES = 2**29
-"""Of memory, beside what the process has."""
+"""The most memory for one rendering, beside what the process has already."""
 MOST_TEXT, MOST_TIMES = 2**24, 16
-"""Characters that any conversation's text may have, and how many times its own it may have beside these."""
+"""A rendering may have MOST_TEXT characters, and beside these MOST_TIMES the characters of its conversation."""
 
 
 class _OutOfTime(BaseException):
-    """No Exception: nobody who goes on after any error is to go on after this one."""
+    """Not an Exception, so that code that catches every Exception does not catch this one."""
 
 
 def check_length(text: str, said: int) -> None:
-    """Raise UserError where a rendering is long beyond reason for messages of `said` characters."""
+    """Raise UserError where a rendering is unreasonably long for messages of `said` characters."""
     if len(text) > MOST_TEXT + MOST_TIMES * said:
         raise _too_much(f"{MOST_TEXT} characters and {MOST_TIMES} times the conversation's {said}: {len(text)}")
 
 
 @contextlib.contextmanager
 def bounded() -> Iterator[None]:
-    """Raises UserError where what is done inside takes more than `MOST_S` or `MOST_BYTES`. Main thread only; other
-    threads have no work meanwhile."""
+    """Raises UserError where the code inside takes more than `MOST_S` or `MOST_BYTES`. Main thread only; other threads
+    must not work meanwhile."""
     _clock.install()
     limits = resource.getrlimit(resource.RLIMIT_AS)
     try:
         resource.setrlimit(resource.RLIMIT_AS, (_lower(limits[0], _mapped_bytes() + MOST_BYTES), limits[1]))
         _clock.runs = True
-        signal.setitimer(signal.ITIMER_PROF, MOST_S, 1.0)  # again, where the first was raised in nobody's hearing
+        signal.setitimer(signal.ITIMER_PROF, MOST_S, 1.0)  # repeated, as the first exception may be swallowed
         yield
     except _OutOfTime:
         raise _too_much(f"{format_seconds(MOST_S)} of the processor's time") from None
@@ -53,19 +56,19 @@ def bounded() -> Iterator[None]:
 
 
 class _Clock:
-    """Whether a rendering may be stopped: the signal may come a moment late."""
+    """Says whether a rendering is under way (`runs`): the signal may come a moment late, when there is none to stop."""
 
     def __init__(self) -> None:
         self.runs = self.installed = False
 
     def install(self) -> None:
-        """Listen to the signal from now on, for good: asking again for every conversation takes as long as it."""
+        """Handle the signal from now on, permanently: installing the handler anew takes as long as a rendering."""
         if not self.installed:
             signal.signal(signal.SIGPROF, self.stop)
             self.installed = True
 
     def stop(self, _number: int, _frame: FrameType | None) -> None:
-        """Stop what is being rendered."""
+        """Stop the rendering under way, if there is one."""
         if self.runs:
             raise _OutOfTime
 
@@ -78,7 +81,7 @@ def _lower(limit: int, other: int) -> int:
 
 
 def _mapped_bytes() -> int:
-    file = os.open("/proc/self/statm", os.O_RDONLY)  # thousands of times a second
+    file = os.open("/proc/self/statm", os.O_RDONLY)  # not by open(), as this runs thousands of times a second
     try:
         return int(os.read(file, 64).split()[0]) * resource.getpagesize()
     finally:

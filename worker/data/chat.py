@@ -1,4 +1,4 @@
-"""Conversations as text, with what the assistant says marked, through the tokenizer's chat template."""
+"""Renders conversations as text with the tokenizer's chat template, and finds in it what the assistant says."""
 
 from __future__ import annotations
 
@@ -34,21 +34,23 @@ _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _FILES = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
 _FIRST_MARK = 0xF0000  # of Unicode's private use, far from those of `shapes`
 _SHOWN = ("tool_calls", "refusal", *THOUGHTS)
-"""What a message may say beside its content. A template that leaves it out would train an answer without it."""
+"""Keys under which a message may say something beside its content. A template that does not show them would train an
+answer without what it says there."""
 
 
 class ChatTemplate:
     """Renders conversations. Raises UserError when the tokenizer has no template and none is given.
 
-    What the assistant says is what the template says it is: by `{% generation %}` in the template itself, or in the
-    form of it that TRL trains with, where TRL knows it; else by what a turn adds to the conversation before it.
+    The template decides what counts as said by the assistant. It does so by `{% generation %}`, in the template itself
+    or, where TRL knows the template, in the form of it that TRL trains with. Without `{% generation %}`, it is what a
+    turn adds to the conversation before it.
     """
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, *, everything: bool = False, learned: LearnedTurns | None = None,
         values: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
-        """`everything`: who says what does not matter, all of it is learned. `learned`: these turns are, found in the
+        """`everything`: all of the text is learned, whoever says it. `learned`: these turns are learned, found in the
         tokenizer's own template by axolotl's rules. `values`: what the template is told beside the messages."""
         if not tokenizer.chat_template:
             raise UserError(
@@ -75,7 +77,7 @@ class ChatTemplate:
         self._values = {**(values or {})}
         self._marks = sorted({str(token) for token in tokenizer.added_tokens_decoder.values()}, key=len, reverse=True)
         self._chosen = learned is not None
-        self._left_out: list[str] = []  # one for all that are `told` other values
+        self._left_out: list[str] = []  # one list shared by all copies that `told` makes
         self._shapes = Shapes(self._template)
         self._ended_by = self._ends()
         ends = self._ends(tokenizer.eos_token)
@@ -84,7 +86,7 @@ class ChatTemplate:
             self._turns.check_marks()
 
     def _check_syntax(self) -> None:
-        """Raise UserError for a template that is none, whatever it is given."""
+        """Raise UserError "bad-chat-template" for a template that fails to compile, whatever the data are."""
         try:
             with bounded():
                 render_jinja_template([[]], chat_template=self._template)
@@ -92,26 +94,26 @@ class ChatTemplate:
             if isinstance(error, TemplateSyntaxError):
                 what = f"line {error.lineno} of the template: {error.message}"
             else:
-                what = f"compiled to Python: {error.msg}"  # whose lines are others
+                what = f"compiled to Python: {error.msg}"  # no line: those of the compiled code are others
             raise UserError(
                 "The chat template has a mistake, whatever the data are.", code="bad-chat-template",
                 exit_code=Exit.USAGE, numbers=(what, self._origin),
                 hint="correct the template, or give another one: chat_template, the path of a file or a name such as "
                 "chatml",
             ) from error  # fmt: skip
-        except REFUSALS:  # it wants messages, which it is given below
+        except REFUSALS:  # it compiles, but wants messages, which it gets later
             pass
 
     def warn_of_split_end(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Say in the log where answers end with a mark that is no token."""
+        """Warn in the log where answers end with a mark that is no token."""
         with contextlib.suppress(*REFUSALS):
             note = split_end(lambda messages, **flags: self._render(messages, None, **flags)[0], tokenizer)
             if note is not None:
                 log.warning("data: %s", note)
 
     def warn_of_answers(self) -> None:
-        """Say in the log where answers are asked for otherwise than they begin in training, and where their end is not
-        learned."""
+        """Warn in the log where the generation prompt differs from how answers begin in training, and where the end of
+        answers is not learned."""
 
         def told(note: str | None) -> None:
             if note is not None:
@@ -125,13 +127,13 @@ class ChatTemplate:
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """The special tokens that the template ends an answer with, and nothing within one."""
-        with contextlib.suppress(*REFUSALS):  # a template that is not for such a conversation
+        """The special tokens with which the template ends an answer and which it never writes within one."""
+        with contextlib.suppress(*REFUSALS):  # the template refuses such a conversation
             return stops_of(lambda messages, **flags: self._render(messages, None, **flags)[0], self._marks)
         return ()
 
     def told(self, values: Mapping[str, Any]) -> ChatTemplate:
-        """The template that is told these values, too, and before its others of the same names."""
+        """A copy of this template that is also told these `values`, which take precedence over its own."""
         if not values:
             return self
         found = copy.copy(self)
@@ -139,11 +141,11 @@ class ChatTemplate:
         return found
 
     def render(self, messages: Sequence[Message], tools: list[Any] | None = None) -> tuple[str, Spans]:
-        """The conversation's text, and the spans of characters that the assistant writes, its end mark included, less
-        the turns whose message has `train: False`, and with others' that have `train: True`.
+        """The conversation's text, and the spans of characters that are learned: what the assistant writes, with its
+        end mark. Turns whose message has `train: False` are left out; turns of others with `train: True` are added.
 
-        Raises UserError when the template refuses the conversation, leaves out something that a message says, or shows
-        a turn in a form whose place cannot be told.
+        Raises UserError when the template refuses the conversation, does not show something that a message says, or
+        shows a turn so that its place in the text cannot be determined.
         """
         return _in_one_day(lambda: self._rendered(messages, tools))
 
@@ -170,8 +172,8 @@ class ChatTemplate:
     def pair(
         self, prompt: Sequence[Message], completion: Sequence[Message], tools: list[Any] | None = None
     ) -> tuple[str, Spans]:
-        """The text of both together, of which all is learned that the prompt, asked to be gone on from, does not have:
-        TRL's `completion_only_loss`. Raises UserError as `render`."""
+        """The text of prompt and completion together, and the span that is learned: all that follows the prompt with
+        its generation prompt, as with TRL's `completion_only_loss`. Raises UserError as `render`."""
         return _in_one_day(lambda: self._pair(_plain([*prompt, *completion]), len(prompt), tools))
 
     def _pair(self, messages: list[Message], asked: int, tools: list[Any] | None) -> tuple[str, Spans]:
@@ -184,8 +186,8 @@ class ChatTemplate:
     def asked(
         self, prompt: Sequence[Message], answer: Message, tools: list[Any] | None = None
     ) -> tuple[str, str]:  # fmt: skip
-        """What the template asks for the answer with, and the text of both. What earlier answers thought may be left
-        out of it: it is not learned here. Raises UserError as `render`."""
+        """(the text of the prompt with the generation prompt, the text of prompt and answer together). The template may
+        leave out the thoughts of earlier answers, as they are not learned here. Raises UserError as `render`."""
         bare = [{key: said for key, said in message.items() if key not in THOUGHTS} for message in prompt]
         with _refusals_told([*prompt, answer], self._origin):
             whole, without = (self._render([*messages, answer], tools)[0] for messages in (prompt, bare))
@@ -199,8 +201,8 @@ class ChatTemplate:
             return self._render(messages, None, add_generation_prompt=True)[0]
 
     def _shown(self, messages: list[Message], tools: list[Any] | None) -> tuple[list[Message], str, Spans]:
-        """The messages with their text and what the template marks in it. Arguments of calls may be JSON of an object,
-        as OpenAI has them; where the template would write that as JSON once more, they are the object."""
+        """(the messages, their text, the spans that the template marks in it). Arguments of calls may be a JSON text,
+        as OpenAI has them. Where the template would encode this as JSON once more, the messages get the object."""
         text, spans = self._render(messages, tools)
         if twice := {said for said in _arguments_as_json(messages) if json.dumps(said, ensure_ascii=False) in text}:
             messages = [_with_objects(message, twice) for message in messages]
@@ -210,7 +212,7 @@ class ChatTemplate:
     def _render(self, messages: Sequence[Message], tools: list[Any] | None, **flags: bool) -> tuple[str, Spans]:
         options: dict[str, Any] = {**self._special, **self._values, **flags}
         options["return_assistant_tokens_mask"] = self._marked
-        # Declared to return a string; it returns a list of texts and a list of spans, one each per conversation.
+        # Its annotation says str, but it returns a list of texts and a list of spans, one of each per conversation.
         with bounded():
             found: Any = render_jinja_template([list(messages)], tools=tools, chat_template=self._template, **options)
         (text,), spans = found
@@ -218,13 +220,13 @@ class ChatTemplate:
         return text, tuple((start, end) for start, end in spans[0]) if spans else ()
 
     def _ends(self, end: str | None = None) -> tuple[str, ...]:
-        with contextlib.suppress(*REFUSALS):  # a template that is not for such a conversation
+        with contextlib.suppress(*REFUSALS):  # the template refuses such a conversation
             return ends_of(lambda messages, **flags: self._render(messages, None, **flags)[0], self._marks, end)
         return ()
 
     def _conversation(self, text: str, messages: Sequence[Message], tools: list[Any] | None) -> Conversation:
-        """The conversation, whose text this is. Raises UserError where the template shows the same text without
-        something that was said: it is not the one for this data."""
+        """The conversation whose text this is. Raises UserError "template-drops" where the text is the same without
+        something that a message says: the template does not fit the data."""
         found = Conversation(
             self._render, self._shapes, messages, tools, text, values=repr(self._values), marks=self._marks,
             ends=self._ended_by,
@@ -245,7 +247,7 @@ class ChatTemplate:
         for key, (others, offered) in without.items():
             try:
                 same = self._render(others, offered)[0] == text
-            except REFUSALS:  # it cannot do without
+            except REFUSALS:  # the template needs the key
                 same = False
             if same:
                 raise UserError(
@@ -259,8 +261,8 @@ class ChatTemplate:
     def _refuse_dropped_calls(self, text: str, messages: Sequence[Message], tools: list[Any] | None) -> None:
         """Raise UserError where the text is the same without one of a message's calls, or without its arguments.
 
-        One rendering with marks in place of all names and arguments proves most calls; those whose marks it does not
-        show are left out one by one.
+        One rendering with marks in place of all names and arguments proves that most calls are shown. Each call whose
+        marks are missing there is then tested alone, by leaving it out.
         """
         marks: dict[tuple[int, int], str] = {}
         marked = [*messages]
@@ -285,7 +287,7 @@ class ChatTemplate:
         del without["tool_calls"][place]
         _called(bare)[place]["arguments"] = {}
         for other in (without, bare) if call.get("arguments") else (without,):
-            with contextlib.suppress(*REFUSALS):  # it cannot do without
+            with contextlib.suppress(*REFUSALS):  # the template needs the call or its arguments
                 if self._render([*messages[:index], other, *messages[index + 1 :]], tools)[0] == text:
                     raise UserError(
                         f"The chat template does not show all calls of turn {index + 1} of a conversation.",
@@ -294,7 +296,7 @@ class ChatTemplate:
                     )  # fmt: skip
 
     def _tell_left_out(self, text: str, messages: Sequence[Message]) -> None:
-        """Say once where the template leaves out a part of what an answer says or thinks."""
+        """Warn once where the template leaves out a part of what an answer says or thinks."""
         for index in _answers(messages):
             for said in (messages[index].get(key) for key in ("content", *THOUGHTS)):
                 if isinstance(said, str) and not self._left_out and not any(as_is in text for as_is in written(said)):
@@ -305,7 +307,8 @@ class ChatTemplate:
                     )  # fmt: skip
 
     def _learned(self, spans: Spans, messages: Sequence[Message], found: Conversation) -> Spans:
-        """The spans of the turns that are learned."""
+        """Those of the template's marked `spans` whose turns are learned. Raises UserError "turns-not-marked" where the
+        spans cannot be assigned to turns."""
         answers = _answers(messages)
         wanted = [messages[index].get("train", True) for index in answers]
         if all(wanted):
@@ -323,7 +326,7 @@ class ChatTemplate:
 
 
 def _in_one_day(render: Callable[[], tuple[str, Spans]]) -> tuple[str, Spans]:
-    """What `render` gives, once more where midnight passes meanwhile: templates show dates, and texts are compared."""
+    """Call `render`, and again if it fails while midnight passes: templates show dates, and texts are compared."""
     day = date.today()
     try:
         return render()
@@ -348,7 +351,7 @@ def _refusals_told(messages: Sequence[Message], origin: str) -> Iterator[None]:
 def _origin(tokenizer: PreTrainedTokenizerBase) -> str:
     """Where a tokenizer's chat template came from, in words."""
     own = tokenizer.init_kwargs.get("chat_template")
-    if isinstance(own, list):  # of which transformers makes a mapping
+    if isinstance(own, list):  # transformers turns the list into a mapping
         own = {each["name"]: each["template"] for each in own}
     if tokenizer.chat_template != own:
         return "the template: chat_template of the job"
@@ -358,12 +361,12 @@ def _origin(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def _plain(messages: Sequence[Message]) -> list[Message]:
-    """The messages as the template gets them."""
+    """The messages as the template gets them: without the key `train`."""
     return [{key: value for key, value in message.items() if key != "train"} for message in messages]
 
 
 def _arguments_as_json(messages: Sequence[Message]) -> Iterator[str]:
-    """Arguments of calls that are JSON of an object."""
+    """The arguments of calls that are a JSON text of an object."""
     for said in (function.get("arguments") for message in messages for function in _called(message)):
         with contextlib.suppress(ValueError):
             if isinstance(said, str) and isinstance(json_in(said), dict):
@@ -371,7 +374,7 @@ def _arguments_as_json(messages: Sequence[Message]) -> Iterator[str]:
 
 
 def _with_objects(message: Message, arguments: set[str]) -> Message:
-    """The message, in whose calls these arguments are the objects that they are JSON of."""
+    """A copy of the message in whose calls these JSON `arguments` are replaced by the objects that they encode."""
     message = copy.deepcopy(message)
     for function in _called(message):
         if isinstance(said := function.get("arguments"), str) and said in arguments:
@@ -380,7 +383,7 @@ def _with_objects(message: Message, arguments: set[str]) -> Message:
 
 
 def _called(message: Message) -> list[dict[str, Any]]:
-    """The functions that a message calls, as far as they are told as OpenAI does, or at once."""
+    """The functions that a message calls, given under `function` as OpenAI does, or directly as the call."""
     calls = message.get("tool_calls")
     told = [call.get("function", call) for call in (calls if isinstance(calls, list) else []) if isinstance(call, dict)]
     return [function for function in told if isinstance(function, dict)]
@@ -391,12 +394,12 @@ def _answers(messages: Sequence[Message]) -> list[int]:
 
 
 def _training_form(tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """The template as TRL trains with it; None where TRL does not know it."""
+    """The form of the tokenizer's template that TRL trains with; None where TRL does not know the template."""
     from trl.chat_template_utils import get_training_chat_template  # late: it takes a second
 
     try:
         with bounded():
             found: str | None = get_training_chat_template(tokenizer)
-    except REFUSALS:  # not among those it knows: its own trial renders a conversation, in which anything may be raised
+    except REFUSALS:  # TRL does not know it; its own trial rendering may raise anything
         return None
     return found

@@ -1,4 +1,4 @@
-"""The job's data as tokens: three arrays on disk, made once per run, so that a resumed run sees the very same data.
+"""Tokenizes the job's data into three arrays on disk, once per run, so that a resumed run sees the very same data.
 
 `tokens.npy` int32 [tokens], `trained.npy` bool [tokens], `ends.npy` int64 [documents]: document i is the tokens from
 `ends[i - 1]` (or 0) to `ends[i]`.
@@ -38,12 +38,12 @@ from worker.data.sharing import Sharing
 log = logging.getLogger(__name__)
 
 _KEYS = ("dataset", "tokenizer", "chat_template", "max_samples", "packing", "train_on")
-_CUT = ("max_length", "long_rows")  # of which it depends what is there twice, and what is cut before it is kept
+_CUT = ("max_length", "long_rows")  # they decide what counts as a duplicate, and what is cut before it is stored
 _ONCE = ("dataset_exact_deduplication", *_CUT)
 _WHERE_GIVEN = ("chat_template_kwargs", "min_sample_len", "special_tokens", "model_revision", "tokenizer_revision")
-_MIXED = ("mix_strategy", "interleave_probs", "seed")  # of which the tokens depend where entries are mixed
+_MIXED = ("mix_strategy", "interleave_probs", "seed")  # the tokens depend on these where entries are mixed
 _SAY_EVERY_S = 10.0
-_PIECE = 2**20  # values written at a time
+_PIECE = 2**20  # how many values are written at a time
 _PLACES = "places.txt"
 _BATCH = 512  # the most documents given to the tokenizer at once
 
@@ -64,9 +64,10 @@ def load_corpus(
 ) -> Corpus:  # fmt: skip
     """The job's data, tokenized into `folder`, or as found there from an earlier start of the same job.
 
-    `pairs`: see `worker.data.pairs`; `places`: a file beside them has a line for each document, where its record
-    stands. Raises UserError when a dataset cannot be read or understood, holds nothing to
-    train on, or is to be read and is not what `frozen` says it was (`planner.job.frozen`; None: nobody knows).
+    `pairs`: see `worker.data.pairs`. `places`: also write a file that says for each document, in a line of its own,
+    where its record stands. `frozen`: a record of what the data were (`planner.job.frozen`); None: nobody knows. Raises
+    UserError when a dataset cannot be read or understood, holds nothing to train on, or must be read and differs from
+    `frozen`.
     """
     values, mixed = job.model_dump(mode="json"), job.mix_strategy != "concat"
     more = (*(key for key in _WHERE_GIVEN if values[key]), *(_MIXED if mixed else []),
@@ -84,7 +85,7 @@ def load_corpus(
     temporary.mkdir(parents=True)
     try:
         _write(job, tokenizer, temporary, pairs, places)
-        check_frozen(trained_on, frozen)  # nor others since: reading may take hours
+        check_frozen(trained_on, frozen)  # again: reading may take hours, and the data may have changed meanwhile
         found = {"format": 1, "keys": keys, "fingerprint": _fingerprint(temporary)}
         (temporary / "corpus.json").write_text(json.dumps(found, indent=1), "utf-8")
     except BaseException:
@@ -98,7 +99,7 @@ def load_corpus(
 
 
 def _open(folder: Path, keys: dict[str, object]) -> Corpus | None:
-    """The corpus in `folder`; None when there is none, it is damaged, or it was made for other keys."""
+    """The corpus in `folder`; None when there is none, when it is damaged, or when it was made for other keys."""
     try:
         found = json.loads((folder / "corpus.json").read_text("utf-8"))
         if found["keys"] != keys or found["fingerprint"] != _fingerprint(folder):
@@ -120,7 +121,7 @@ def _fingerprint(folder: Path) -> str:
 
 
 def check_tokenizer(job: Job, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raise UserError for one that does not know which characters a token is of."""
+    """Raise UserError "slow-tokenizer" for a tokenizer that cannot say from which characters a token is made."""
     if not tokenizer.is_fast:
         raise UserError(
             f"The tokenizer {job.tokenizer} does not tell where its tokens are in the text.", code="slow-tokenizer",
@@ -129,7 +130,7 @@ def check_tokenizer(job: Job, tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def places_of(folder: Path, documents: set[int]) -> dict[int, str]:
-    """Where the records of these documents stand; nothing where that was not noted."""
+    """Document number -> where its record stands, in words; empty where places were not noted."""
     if not (folder / _PLACES).exists():
         return {}
     with (folder / _PLACES).open(encoding="utf-8", errors="surrogateescape") as lines:
@@ -180,13 +181,13 @@ def _write(job: Job, tokenizer: PreTrainedTokenizerBase, folder: Path, pairs: bo
 
 
 def _begins_rows(job: Job) -> bool:
-    """Whether each row of packed texts begins with the tokenizer's first token in place of its own, as LLaMA-Factory
-    has it where the tokenizer adds one."""
+    """Whether the tokenizer's first token replaces the first token of each row of packed texts, as in LLaMA-Factory
+    where the tokenizer adds one."""
     return job.packing == "wrapped" and any(entry.formatting is not None for entry in job.data)
 
 
 def _save(path: Path, values: NDArray[Any]) -> None:
-    """As np.save, which does not tell a full disk from another error."""
+    """Like np.save, but a full disk can be told from other errors."""
     with path.open("wb") as file:
         np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(values))
         for start in range(0, len(values), _PIECE):
@@ -194,7 +195,7 @@ def _save(path: Path, values: NDArray[Any]) -> None:
 
 
 def batched(documents: Iterator[Document]) -> Iterator[list[Document]]:
-    """Runs of documents that the tokenizer treats alike, `_BATCH` at most."""
+    """Runs of consecutive documents that are tokenized in the same way, at most `_BATCH` in each."""
     for _, alike in groupby(documents, key=lambda document: (document.special, bool(document.pieces or document.rows))):
         while batch := list(islice(alike, _BATCH)):
             yield batch
@@ -203,8 +204,8 @@ def batched(documents: Iterator[Document]) -> Iterator[list[Document]]:
 def encode(
     documents: list[Document], tokenizer: PreTrainedTokenizerBase, *, pairs: bool = False
 ) -> Iterator[tuple[NDArray[np.int32], NDArray[np.bool_]]]:
-    """Tokens of each document, or of each row of it, and which of them are learned: those that share a character with a
-    trained span."""
+    """Yield the tokens of each document, or of each of its rows, and which of them are learned: those that share a
+    character with a trained span."""
     if pairs:
         yield from encode_pairs(documents, tokenizer)
         return
@@ -227,7 +228,7 @@ def encode(
             learned[:] = True
         else:
             _mark_learned(learned[:count], document, encoding)
-            if closed or len(tokens) > count:  # an end-of-text token has no place in the text
+            if closed or len(tokens) > count:  # an end-of-text token may have no characters of the text
                 ends = bool(document.trained) and document.trained[-1][1] == len(document.text)
                 learned[-1] = ends or (closed and bool(learned[-1]))
         yield np.array(tokens, np.int32), learned
@@ -247,9 +248,9 @@ def _encode_pieces(
 
 
 def _mark_learned(learned: NDArray[np.bool_], document: Document, encoding: Encoding) -> None:
-    """Set `learned`, all false, where a token shares a character with a trained span."""
+    """Set `learned`, which is all false, to true where a token shares a character with a trained span."""
     size = len(document.text)
-    if document.trained == ((0, size),):  # all but what the tokenizer adds at both ends; places take long to be told
+    if document.trained == ((0, size),):  # all but what the tokenizer adds at both ends; getting all places is slow
 
         def is_added(token: int) -> bool:
             place = encoding.token_to_chars(token)

@@ -1,4 +1,4 @@
-"""The records of a job's entries, read one after another or mixed, as documents."""
+"""Turns the records of a job's entries, one entry after another or mixed, into documents."""
 
 from __future__ import annotations
 
@@ -31,12 +31,13 @@ _UNTIL: dict[str, Any] = {
     "interleave_under": "first_exhausted", "interleave_over": "all_exhausted",
     "interleave_once": "all_exhausted_without_replacement",
 }  # fmt: skip
-"""A mixture in the words of `datasets`."""
-_PIECE = 2**12  # records of a mixture drawn at a time
+"""`mix_strategy` -> the stopping strategy of `datasets`."""
+_PIECE = 2**12  # how many records of a mixture are drawn at a time
 
 
 def documents_of(job: Job, tokenizer: PreTrainedTokenizerBase, pairs: bool) -> Iterator[Document]:
-    """The documents of all entries of the dataset in their order, or mixed as the job says, empty records left out."""
+    """Yield the documents of all entries, in order or mixed as the job says. Empty records are left out. Raises
+    UserError."""
     if job.mix_strategy != "concat" and len(job.data) > 1:
         yield from _mixed(job, tokenizer, pairs)
         return
@@ -51,7 +52,7 @@ def documents_of(job: Job, tokenizer: PreTrainedTokenizerBase, pairs: bool) -> I
                 broken.add_row(row)
                 continue
             records += 1
-            form = form or _form(job, source, tokenizer, pairs)  # not before: a file may have no record, and no column
+            form = form or _form(job, source, tokenizer, pairs)  # only now: without records there may be no columns
             met = broken.met
             document = document_of(form, entry, row, broken)
             read += broken.met == met
@@ -89,14 +90,14 @@ def _tell(source: Source, form: Format, records: int) -> None:
 
 
 class _Drawn:
-    """The records of a source that is mixed with others, drawn one after another and from the first again."""
+    """The records of a source that is mixed with others, drawn in order, and again from the first."""
 
     def __init__(self, source: Source) -> None:
         self._source, self._next = source, 0
         self._records: Iterator[Row] = iter(())
 
     def __call__(self, number: int) -> Row:
-        """Record `number` from 0: the first, or the one behind the last that was asked for. Raises UserError."""
+        """Record `number` (from 0), which must be 0 or the one after the last that was asked for. Raises UserError."""
         if number == 0:
             self._records, self._next = (row for row in self._source.rows() if row.record is not None), 0
         assert number == self._next
@@ -105,9 +106,9 @@ class _Drawn:
 
 
 def _mixed(job: Job, tokenizer: PreTrainedTokenizerBase, pairs: bool) -> Iterator[Document]:
-    """The documents of all entries, drawn from one and another as LLaMA-Factory does: by `datasets`, under the job's
-    seed, until the first entry (`interleave_under`) or every one has come to its end; the others then begin again
-    (`interleave_over`), or are left out (`interleave_once`)."""
+    """Yield the documents of all entries, mixed as LLaMA-Factory does it: drawn by `datasets` under the job's seed.
+    Drawing ends when the first entry is exhausted (`interleave_under`), or when every entry is. Until then an exhausted
+    entry begins again (`interleave_over`), or is drawn no more (`interleave_once`)."""
     broken, given = BrokenRows(skip=job.broken_rows == "skip"), 0
     sources, counts = [*map(open_source, job.data)], list[int]()
     for entry, source in zip(job.data, sources, strict=True):
@@ -147,7 +148,8 @@ def _mixed(job: Job, tokenizer: PreTrainedTokenizerBase, pairs: bool) -> Iterato
 
 
 def mixture(job: Job, counts: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Entry and record, both from 0, of all that is trained on, in order; `counts`: records of each entry."""
+    """Yield (entry, record), both from 0, for all that is drawn, in order. `counts`: the number of each entry's
+    records."""
     from datasets.arrow_dataset import Dataset
     from datasets.combine import interleave_datasets
 
@@ -169,8 +171,8 @@ def form_of(
     job: Job, entry: DataEntry, kind: Kind, columns: tuple[str, ...], tokenizer: PreTrainedTokenizerBase, *,
     pairs: bool = False, source: Source | None = None,
 ) -> Format:  # fmt: skip
-    """How an entry's records of this kind, with these columns by offmate's names, become documents; `source`: of all of
-    them, None where not all are seen. Raises UserError."""
+    """The format by which an entry's records of this kind become documents. `columns`: by offmate's names. `source`:
+    all of the entry's records; None where only some of them are seen. Raises UserError."""
     if entry.converter is not None:
         if pairs:
             raise v1_rows.refuse_pairs(entry)
@@ -190,14 +192,15 @@ _OF_RECORDS = frozenset({
     "chat-template-refuses", "chat-template-too-much", "template-drops", "assistant-turn-not-found", "turns-not-apart",
     "turns-not-marked", "turn-not-shown",
 })  # fmt: skip
-"""What a chat template has against a single record; all else is wrong with the job."""
+"""Error codes by which a chat template refuses a single record; any other error concerns the whole job."""
 
 
 def document_of(
     form: Format, entry: DataEntry, row: Row, broken: BrokenRows, *, again: bool = False
 ) -> Document | None:  # fmt: skip
-    """The document of a row, which is under the data's own names; None for an empty record, and for a row that is now
-    among the `broken`. `again`: it may come once more. Raises UserError for what is wrong with more than the record."""
+    """The document of a row, whose record has the data's own column names. None for an empty record, and for a row that
+    this adds to the `broken` ones. `again`: the row may be drawn again. Raises UserError for an error that concerns
+    more than this record."""
     if row.record is None:
         broken.add_row(row)
         return None

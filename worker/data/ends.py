@@ -1,4 +1,4 @@
-"""The tokens that a job teaches its model to end with."""
+"""Finds the tokens that a job teaches its model to end with."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from planner.job.slot_templates import PARSED, slot_template
 from worker.data.chat import ChatTemplate
 from worker.data.corpus import Corpus
 
-_AT_ONCE = 2**20  # tokens that are looked at together
+_AT_ONCE = 2**20  # how many tokens are looked at together
 _DOCUMENTS = 1000
 
 
 def taught_ends(job: Job, tokenizer: PreTrainedTokenizerBase, corpus: Corpus) -> tuple[int, ...]:
-    """Ids of the tokens that end what the model learns to say: those that the chat template ends an answer with, and
-    the tokenizer's end token, as far as they are learned in `corpus`; where none is, the special tokens that are the
-    last of a document that is learned, of its first `_DOCUMENTS`."""
+    """Ids of the tokens with which the model learns to end. These are the tokens with which the chat template ends an
+    answer, and the tokenizer's end token, as far as they are learned in `corpus`. Where none of them is, they are the
+    special tokens that are the last learned token of one of the first `_DOCUMENTS` documents."""
     wanted = _possible_ends(job, tokenizer)
     found: set[int] = set()
     for start in range(0, len(corpus.tokens), _AT_ONCE):
@@ -52,7 +52,7 @@ def _possible_ends(job: Job, tokenizer: PreTrainedTokenizerBase) -> tuple[int, .
         marks = [vocabulary[stop] for stop in slots.stops if stop in vocabulary]
     elif tokenizer.chat_template:
         for everything, told in sorted({_template_of(job, entry) for entry in job.data}):
-            with contextlib.suppress(UserError):  # several templates, none for conversations: no data are such
+            with contextlib.suppress(UserError):  # no template is for conversations: then the data are not such
                 stops = ChatTemplate(tokenizer, everything=everything, values=json.loads(told)).stops
                 marks += [cast(int, tokenizer.convert_tokens_to_ids(mark)) for mark in stops]
     own = tokenizer.eos_token_id
@@ -60,7 +60,8 @@ def _possible_ends(job: Job, tokenizer: PreTrainedTokenizerBase) -> tuple[int, .
 
 
 def _template_of(job: Job, entry: DataEntry) -> tuple[bool, str]:
-    """Whether the template is the tokenizer's own one for an entry, and not TRL's form of it, and what it is told."""
+    """(whether the entry uses the tokenizer's own template rather than TRL's form of it, the values that the template
+    is told, as JSON)."""
     values = {**(job.chat_template_kwargs or {}), **(entry.chat_template_kwargs or {})}
     own = job.train_on != "completions" or entry.learned is not None or entry.converter is not None
     return own, json.dumps(values, sort_keys=True)

@@ -1,4 +1,4 @@
-"""The token that a tokenizer's own file has texts begin with."""
+"""Finds the token with which texts begin according to the tokenizer's own file."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from planner.job.schema import Job
 
 
 def first_token_of(tokenizer: PreTrainedTokenizerBase, job: Job) -> int | None:
-    """The token that a tokenizer begins texts with where its own file says `add_bos_token`, which transformers 5 no
-    longer reads; None for others."""
+    """The tokenizer's first token, where its own file says `add_bos_token`, which transformers 5 no longer reads; None
+    for other tokenizers."""
     try:
         said = get_tokenizer_config(job.tokenizer, revision=tokenizer_revision(job)).get("add_bos_token")
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Documents that a job leaves out of its data, whatever they are about: short ones, and those that are there twice."""
+"""Leaves documents out of a job's data: short ones, and those that came before."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ log = logging.getLogger(__name__)
 
 
 class LeftOut:
-    """Documents that the job leaves out: those shorter than `min_sample_len`, and such as came before, the same tokens
-    learned alike (`dataset_exact_deduplication`). As in axolotl, what is cut away makes no difference between two."""
+    """Finds the documents that the job leaves out: those shorter than `min_sample_len`, and, with
+    `dataset_exact_deduplication`, those with the same tokens and the same of them learned as an earlier one. As in
+    axolotl, what is cut off at `max_length` is not compared."""
 
     def __init__(self, job: Job, *, pairs: bool = False) -> None:
-        """`pairs`: for an encoder-decoder, each side of which is cut by itself."""
+        """`pairs`: for an encoder-decoder, where prompt and completion are cut separately."""
         self._least = job.min_sample_len or 0
         self._once = job.dataset_exact_deduplication
         self._seen_of = None if pairs or job.long_rows != "cut" or job.packing == "wrapped" else job.max_length
@@ -28,7 +29,7 @@ class LeftOut:
         self._all = self._short = self._again = self._longest = 0
 
     def takes(self, ids: NDArray[np.int32], learned: NDArray[np.bool_]) -> bool:
-        """Whether a document is left out."""
+        """Whether this document is left out. Called once for each document."""
         self._all += 1
         self._longest = max(self._longest, len(ids))
         if len(ids) < self._least:
@@ -44,7 +45,7 @@ class LeftOut:
         return False
 
     def check(self) -> None:
-        """Raise UserError where all documents are left out; one of those that are alike is not."""
+        """Raise UserError "nothing-to-train" where every document is too short. Duplicates cannot all be left out."""
         if self._all and self._short == self._all:
             raise UserError(
                 "Every document has fewer tokens than min_sample_len.", code="nothing-to-train", exit_code=Exit.USAGE,
@@ -53,7 +54,7 @@ class LeftOut:
             )  # fmt: skip
 
     def say(self) -> None:
-        """Tell how many they were."""
+        """Log how many documents were left out."""
         if self._least:
             log.info(
                 "data: %d of %d documents have fewer than %s and are left out (min_sample_len)",

@@ -1,4 +1,5 @@
-"""Rows of an encoder-decoder's pairs (`worker.data.pairs`), and batches of them, padded on both sides."""
+"""Makes rows and batches from an encoder-decoder's pairs (`worker.data.pairs`); prompts and completions are padded
+separately."""
 
 from __future__ import annotations
 
@@ -19,8 +20,9 @@ log = logging.getLogger(__name__)
 
 
 def layout_of_pairs(corpus: Corpus, job: Job, closing: int) -> Layout:
-    """A row for every pair. Of prompts that are cut the `closing` tokens stay, of completions the beginning alone. Says
-    what is cut and left out. Raises UserError where nothing is left."""
+    """The layout with one row for every pair. A prompt that is cut keeps its last `closing` tokens behind its
+    beginning; a completion that is cut keeps its beginning only. Logs what is cut and left out. Raises UserError
+    "nothing-to-train" where nothing is left, and "rows-too-long"."""
     ends = corpus.ends
     starts = np.concatenate((np.zeros(1, np.int64), ends[:-1])) if len(ends) else ends
     learned = np.array([corpus.trained[a:b].sum() for a, b in zip(starts, ends, strict=True)], np.int64)
@@ -61,14 +63,14 @@ def layout_of_pairs(corpus: Corpus, job: Job, closing: int) -> Layout:
 
 
 class PairRows(Rows):
-    """Rows of a corpus of pairs."""
+    """Rows of a corpus of pairs, and batches of them. `most_target`: the most tokens of a completion."""
 
     def __init__(self, corpus: Corpus, layout: Layout, *, max_length: int, pad: int, most_target: int) -> None:
         super().__init__(corpus, layout, max_length=max_length, pad=pad)
         self._most_target = most_target
 
     def chosen(self, which: NDArray[np.bool_]) -> PairRows:
-        """Some of them."""
+        """The rows that `which` selects."""
         return PairRows(
             self.corpus, self.layout.chosen(which), max_length=self._max_length, pad=self.pad,
             most_target=self._most_target,
@@ -76,7 +78,8 @@ class PairRows(Rows):
 
     @property
     def most(self) -> tuple[int, int]:
-        """As `Rows.most`: of the longest prompt, and of the longest completion, which may be another row's."""
+        """As `Rows.most`: the padded lengths of the longest prompt and of the longest completion, which may be in
+        different rows."""
         pieces, first = self.layout.pieces, np.r_[0, self.layout.ends[:-1]]
         learned = [int(self.corpus.trained[start : start + length].sum()) for start, length in pieces]
         targets = np.add.reduceat(learned, first)
@@ -85,24 +88,25 @@ class PairRows(Rows):
 
     def batch(self, numbers: NDArray[np.int64]) -> dict[str, Tensor]:
         """`input_ids` with their `attention_mask` [rows, length] and `labels` [rows, length of completions], int64,
-        each padded on the right to one of its `buckets`."""
+        each padded on the right to one of every other of its `buckets`."""
         rows = [[np.concatenate(parts) for parts in zip(*self.pieces(number), strict=True)] for number in numbers]
         ids, there = _padded([ids[~learned] for ids, learned in rows], self._max_length, self.pad)
         labels, _ = _padded([ids[learned] for ids, learned in rows], self._most_target, IGNORED)
         return {"input_ids": ids, "attention_mask": there, "labels": labels}
 
     def learned(self, batch: dict[str, Tensor]) -> int:
-        """Tokens of a batch that are to be predicted: the decoder's first label, too."""
+        """The number of a batch's tokens that are to be predicted, the decoder's first label included."""
         return int((batch["labels"] != IGNORED).sum())
 
 
 def _padded_length(longest: int, most: int) -> int:
-    """Of the buckets every other one is taken: each pair of lengths has code of its own."""
+    """The length to which a longest row of `longest` tokens is padded. Only every other one of the buckets is used,
+    because each pair of lengths has code of its own."""
     return next(bucket for bucket in reversed(buckets(most)[::-1][::2]) if bucket >= longest)
 
 
 def _padded(rows: list[NDArray[np.int32]], most: int, pad: int) -> tuple[Tensor, Tensor]:
-    """Rows as one tensor, and where they are in it, both int64."""
+    """The rows as one tensor, and a tensor that is 1 at their tokens and 0 at padding, both int64."""
     length = _padded_length(max(map(len, rows)), most)
     ids, there = np.full((len(rows), length), pad, np.int64), np.zeros((len(rows), length), np.int64)
     for place, row in enumerate(rows):

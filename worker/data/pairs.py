@@ -1,7 +1,7 @@
-"""The data of an encoder-decoder: a prompt is what its encoder reads, a completion what it learns to write.
+"""Encodes the data of an encoder-decoder: the encoder reads a prompt, the decoder learns to write a completion.
 
-In a corpus a pair's tokens follow each other, those of the completion marked as learned, so that a row is parted again
-by what is learned. Each side has the special tokens that the tokenizer gives it.
+In a corpus the tokens of a prompt and its completion follow each other. Only those of the completion are marked as
+learned, so that the two can be separated again. Each side has the special tokens that the tokenizer gives it.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Encoded = tuple[NDArray[np.int32], NDArray[np.bool_]]
 
 
 def entry_of_pairs(entry: DataEntry, kind: Kind) -> DataEntry:
-    """The entry of a dataset whose instructions are written without a chat template. Raises UserError where
-    its records of this kind are no pairs."""
+    """The entry, changed so that its instructions are written with a prompt format instead of a chat template. Raises
+    UserError "no-pairs" where its records of this kind are no pairs."""
     if kind not in ("prompt", "alpaca"):
         raise _no_pairs(f"the records of {entry.path} are read as {kind}")
     written = entry.prompt_format or PromptFormat.model_validate(ALPACA_PROMPT)
@@ -39,7 +39,8 @@ def _no_pairs(number: str) -> UserError:
 
 
 def encode_pairs(documents: list[Document], tokenizer: PreTrainedTokenizerBase) -> Iterator[Encoded]:
-    """As `worker.data.corpus.encode`; a completion without an end-of-text token gets one. Raises UserError."""
+    """Like `worker.data.corpus.encode`, for pairs. A completion without an end-of-text token gets one. Raises UserError
+    "no-pairs"."""
     borders = [document.trained[0][0] for document in documents if document.special and document.trained]
     if len(borders) < len(documents):
         raise _no_pairs("a prompt is a conversation")
@@ -57,6 +58,6 @@ def encode_pairs(documents: list[Document], tokenizer: PreTrainedTokenizerBase) 
 
 
 def closing_tokens(tokenizer: PreTrainedTokenizerBase) -> int:
-    """How many special tokens stand behind a prompt."""
+    """How many special tokens the tokenizer puts at the end of a prompt."""
     marks = tokenizer("a", return_special_tokens_mask=True)["special_tokens_mask"]
     return next((count for count, mark in enumerate(reversed(marks)) if not mark), len(marks))

@@ -1,4 +1,4 @@
-"""LLaMA-Factory's template of a file that names none: taken from what the tokenizer's own chat template writes."""
+"""Derives LLaMA-Factory's template from the tokenizer's own chat template, for a file that names no template."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _CONTENT = "{{content}}"
 
 
 def parsed_slots(tokenizer: PreTrainedTokenizerBase) -> SlotTemplate:
-    """The template that LLaMA-Factory (0.9.6, `parse_template`) makes of the tokenizer's. Raises UserError for one of
-    which it makes none."""
+    """The template that LLaMA-Factory (0.9.6, `parse_template`) derives from the tokenizer's chat template. Raises
+    UserError "no-chat-template" where it cannot derive one."""
     try:
         with bounded():
             return _parsed(tokenizer)
     except UserError:
         raise
-    except Exception as error:  # of a template anything may come
+    except Exception as error:  # a template may raise anything
         raise UserError(
             "LLaMA-Factory can make no template of the tokenizer's chat template.", code="no-chat-template",
             exit_code=Exit.USAGE, numbers=(f"{type(error).__name__}: {first_line(error)}",),
@@ -45,7 +45,7 @@ def _parsed(tokenizer: PreTrainedTokenizerBase) -> SlotTemplate:
     reasons = "<think>" in assistant
     assistant = assistant.replace("<think>", "").replace("</think>", "").lstrip("\n")
     default = ""
-    if len(user) > len(asked):  # a system text of its own
+    if len(user) > len(asked):  # the template adds a default system text
         default = _more(asked, user)
         user = user[len(system.replace(_CONTENT, default, 1)) :]
     if missing := [text for text in (system, user, assistant) if _CONTENT not in text]:
@@ -56,7 +56,7 @@ def _parsed(tokenizer: PreTrainedTokenizerBase) -> SlotTemplate:
 
 
 def _more(short: str, long: str) -> str:
-    """What `long` has besides the characters of `short`, in order."""
+    """The characters of `long` that remain when those of `short` are matched in order; ends with the last match."""
     at, more = 0, ""
     for char in long:
         if at == len(short):

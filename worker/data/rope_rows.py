@@ -1,4 +1,4 @@
-"""Rows for models whose rotary positions go by the length of a row: none is computed by another's length."""
+"""Checks that, in models whose rotary positions depend on row length, no row is computed by another row's length."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from worker.data.padding import Rows
 
 def check_sides(job: Job, rows: Rows, border: RopeBorder | None) -> None:
     """Raise UserError "rope-by-length" where rows, or documents of a packed row, would be computed by the length of
-    others: a micro-batch has the frequencies of its longest one."""
+    others: all of a micro-batch get the frequencies of its longest one."""
     if border is None:
         return
     lengths = rows.layout.pieces[:, 1] if rows.layout.isolated else rows.lengths

@@ -1,4 +1,5 @@
-"""Random seeds that depend on nothing but their place: the same in every process, on every machine, after a resume."""
+"""Derives random seeds from the place where they are used, so that they are the same in every process, on every
+machine, and after a resume."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ def micro_batch_seed(seed: int, step: int, slice: int) -> int:
 
 
 def epoch_seed(seed: int, epoch: int) -> int:
-    """The seed of the order of the examples in epoch `epoch`."""
+    """The seed that draws the order of the rows in epoch `epoch`."""
     return _hash(b"epoch", seed, epoch)
 
 

@@ -1,5 +1,5 @@
-"""Documents that are too long, cut as LLaMA-Factory cuts them (`long_rows: share`): turn by turn, prompt and answer
-share the room that is left, so that of a long prompt the answer stays."""
+"""Cuts documents that are too long as LLaMA-Factory does (`long_rows: share`): turn by turn, prompt and answer share
+the room that is left, so that an answer is kept even behind a long prompt."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ log = logging.getLogger(__name__)
 
 
 class Sharing:
-    """Cuts the documents of a job that shares; those of others stay as they are."""
+    """Cuts the documents of a job with `long_rows: share`; those of other jobs stay as they are."""
 
     def __init__(self, job: Job, *, pairs: bool = False) -> None:
-        """`pairs`: for an encoder-decoder, each side of which is cut by itself."""
+        """`pairs`: for an encoder-decoder, where prompt and completion are cut elsewhere, each by itself."""
         self._shares = job.long_rows == "share" and job.packing != "wrapped" and not pairs
         self._most = job.max_length
         slots = slot_template(job.chat_template)
-        self._ends = int(slots is not None and slots.ends_once)  # one token, for which there is always room
+        self._ends = int(slots is not None and slots.ends_once)  # tokens at the end (0 or 1) that are always kept
         self._all = self._cut = self._lost = 0
 
     def cut(
         self, ids: NDArray[np.int32], learned: NDArray[np.bool_]
     ) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:  # fmt: skip
-        """What is left of a document: the beginnings of its prompts and answers. A turn is what is not learned and what
-        is learned behind it."""
+        """The part of a document that is kept: the beginnings of its prompts and answers. A turn is a run of tokens that
+        are not learned (the prompt) and the learned tokens behind it (the answer)."""
         self._all += 1
         if not self._shares or len(ids) <= self._most:
             return ids, learned
@@ -49,7 +49,7 @@ class Sharing:
         return ids[kept], learned[kept]
 
     def say(self) -> None:
-        """Tell how many were cut."""
+        """Log how many documents were cut."""
         if self._cut:
             log.warning(
                 "data: %d of %d documents are longer than max_length %d and cut, prompts and answers (long_rows: "
@@ -58,8 +58,8 @@ class Sharing:
 
 
 def shares(prompt: int, answer: int, room: int) -> tuple[int, int]:
-    """How many tokens of a turn's prompt and of its answer there is room for: the shorter one is whole where it takes
-    less than half of the room, else each has its part of it. LLaMA-Factory's `infer_seqlen`."""
+    """How many tokens of a turn's prompt and of its answer are kept in `room` tokens. A side that takes less than half
+    of the room stays whole; else the two share it in proportion. This is LLaMA-Factory's `infer_seqlen`."""
     if 2 * answer < room:
         most = room
     elif 2 * prompt < room:

@@ -1,4 +1,4 @@
-"""A row of the data as people see it."""
+"""Shows a row of the data to people."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownRow:
-    """A row as text: its pieces and whether each is learned, and how many tokens are, of how many. `places`: where the
-    records stand that it is of, in words, as far as that is known."""
+    """A row as text: its pieces and whether each is learned, the number of its `tokens`, and how many are `learned`.
+    `places`: where its records stand, in words, as far as that is known."""
 
     pieces: tuple[tuple[str, bool], ...]
     tokens: int
@@ -17,8 +17,8 @@ class ShownRow:
     places: tuple[str, ...] = ()
 
     def marked(self, most: int, begin: str = "⟦", end: str = "⟧") -> str:
-        """The text, learned pieces between the marks. Of one longer than `most` characters the middle is cut out, and
-        what is learned on either side of the gap has both marks."""
+        """The text, with learned pieces between the marks `begin` and `end`. The middle of a text longer than `most`
+        characters is cut out; a learned piece next to the gap keeps both marks."""
         half, length = most // 2, sum(len(text) for text, _ in self.pieces)
         if length <= most:
             return _between(self.pieces, begin, end)

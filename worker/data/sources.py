@@ -1,5 +1,5 @@
-"""The records of one entry of a job's `dataset`: which files are read, which part of them, and what is said where they
-cannot be."""
+"""Opens the records of one entry of a job's `dataset`: decides which files and which part of them are read, and reports
+what cannot be read."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from worker.data.hub_files import data_of_hub, first_rows_of_hub
 class Source:
     """The rows of one entry, in the order of its files.
 
-    `columns`: of the beginning, by which a submission knows the records, too; `parts`: files, and of their records the
-    first and the one behind the last, None for all of them.
+    `columns`: those at the beginning of the data, by which a submission recognizes the records, too. `parts`: (reader
+    of files, first record, the one after the last record); None as the last means up to the end.
     """
 
     entry: DataEntry
@@ -33,15 +33,15 @@ class Source:
     parts: tuple[tuple[Reader, int, int | None], ...]
 
     def rows(self) -> Iterator[Row]:
-        """The rows from the beginning, read anew each time. Raises UserError."""
+        """Yield the rows from the beginning, read anew at each call. Raises UserError."""
         with _refusals(self.entry):
             for reader, start, stop in self.parts:
                 yield from reader.records(start, stop)
 
 
 def open_source(entry: DataEntry) -> Source:
-    """The records of a file, a folder (its data files in order of their names), or a hub id: its split. A text file is
-    one record. Raises UserError when nothing can be read."""
+    """Open the records of an entry: a file, a folder (its data files in order of their names), or the split of a hub
+    id. A text file is one record. Raises UserError when nothing can be read."""
     _be_quiet()
     with _refusals(entry):
         names = re.findall(r"(?:^|\+)([\w.-]+)", entry.split)
@@ -60,8 +60,8 @@ def open_source(entry: DataEntry) -> Source:
 
 
 def first_of_hub(entry: DataEntry, most: int) -> FirstRows | None:
-    """The first `most` rows of a dataset of the hub, of which no more is downloaded than they need; None where they are
-    not to be had like this. Raises UserError where the hub does not give them, and for a name or split that the dataset
+    """The first `most` rows of a dataset of the hub, downloading no more than they need; None where the first rows
+    cannot be had alone. Raises UserError where the hub does not give them, and for a name or split that the dataset
     does not have."""
     _be_quiet()
     with _refusals(entry):
@@ -81,12 +81,12 @@ def _be_quiet() -> None:
     from datasets.utils.tqdm import disable_progress_bars
 
     disable_progress_bars()
-    config.HF_UPDATE_DOWNLOAD_COUNTS = False  # else the hub is asked to count each reading
+    config.HF_UPDATE_DOWNLOAD_COUNTS = False  # else each reading counts as a download on the hub
 
 
 @contextmanager
 def _refusals(entry: DataEntry) -> Iterator[None]:
-    """Says for people what reading meets. Raises UserError."""
+    """Turns the errors that reading the entry raises into UserError."""
     from datasets.exceptions import DatasetGenerationError, DatasetsError
 
     name = entry.path
@@ -105,7 +105,7 @@ def _refusals(entry: DataEntry) -> Iterator[None]:
 
 
 def _causes(error: BaseException) -> list[str]:
-    """The error's message and those of its causes, one short line each."""
+    """The messages of the error and of its causes, one short line each, at most three."""
     lines: list[str] = []
     cause: BaseException | None = error
     while cause is not None and len(lines) < 3:

@@ -1,7 +1,7 @@
-"""Activations on disk, and weights that are wholly there with their gradients: a place for each in a file without a
-name, which goes when its process does.
+"""Keeps activations on disk, and weights that live wholly on disk, with their gradients.
 
-Nothing of it belongs to a checkpoint, so nothing is made durable, and whatever ends the process, nothing is left.
+Each item has a place in a file whose name is removed at once, so that the file goes when its process ends, whatever
+ends it. A checkpoint needs none of this, so nothing is flushed to make it durable.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from worker.storage.striped import File, Part, Striped, file_sizes, parts_of_pie
 
 
 class ActivationsOnDisk:
-    """A file in each of `folders`, which are this run's alone.
+    """Items in one file in each of `folders`, which belong to this run alone.
 
-    read_bytes       since it was made
-    written_bytes    likewise
+    read_bytes       bytes read since this object was made
+    written_bytes    bytes written since this object was made
     """
 
     def __init__(
         self, folders: Sequence[Path], sizes: Mapping[Item, int], *, shares: Callable[[], Sequence[int]] | None = None,
         open_file: Callable[[Path], File] = DirectFile,
     ) -> None:  # fmt: skip
-        """`sizes`: the bytes of each item at most, in whole pages. `shares`: asked which part of every item each folder
-        gets, to one another; None: equal ones. Raises UserError "disk-is-memory", "disk-not-direct", "disk-too-small",
+        """`sizes`: the most bytes of each item, in whole pages. `shares`: gives the relative share of every item that
+        each folder gets; None: equal shares. Raises UserError "disk-is-memory", "disk-not-direct", "disk-too-small",
         "disk-failed"."""
         self.read_bytes = self.written_bytes = 0
         self._lock = threading.Lock()
@@ -51,7 +51,7 @@ class ActivationsOnDisk:
         self._places = dict(zip(sizes, places, strict=True))
         self._files: dict[int, File] = {}
         self._striped = Striped(self._files, len(folders))
-        tidy(self._folders, "activations-*.bin")  # of a process that was killed as it made one
+        tidy(self._folders, "activations-*.bin")  # a process killed between making and unlinking a file leaves it
         try:
             self._open(file_sizes(places, len(folders), homes=1), open_file)
         except BaseException:
@@ -69,19 +69,19 @@ class ActivationsOnDisk:
                 self._files[k] = open_file(path)
                 self._files[k].reserve(size)
                 page = torch.zeros(2 * PAGE, dtype=torch.uint8)
-                self._files[k].write(0, page[-page.data_ptr() % PAGE :][:PAGE])  # some open, and refuse then
+                self._files[k].write(0, page[-page.data_ptr() % PAGE :][:PAGE])  # some refuse only when written to
             except OSError as error:
                 raise refused(path, size, error, self._what) from error
             finally:
                 path.unlink(missing_ok=True)
 
     def write(self, item: Item, memory: Tensor) -> None:
-        """The item is what is in `memory` (bytes, in whole pages, no more than its size), until it is written again.
-        Raises UserError "disk-failed"."""
+        """Write the item from `memory` (bytes, in whole pages, no more than its size). Raises UserError
+        "disk-failed"."""
         self._move(item, memory, write=True)
 
     def read(self, item: Item, memory: Tensor) -> None:
-        """The beginning of the item, as it was written last, into `memory`. Raises UserError "disk-failed"."""
+        """Fill `memory` with the beginning of the item, as last written. Raises UserError "disk-failed"."""
         self._move(item, memory, write=False)
 
     def _move(self, item: Item, memory: Tensor, *, write: bool) -> None:
@@ -106,7 +106,7 @@ class ActivationsOnDisk:
         return failed
 
     def close(self) -> None:
-        """Let go of the files, which are gone then, and of folders in which nothing else is."""
+        """Close the files, which thereby disappear, and remove the folders that are empty."""
         self._striped.close()
         for file in self._files.values():
             file.close()

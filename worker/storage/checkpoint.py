@@ -1,14 +1,14 @@
-"""Checkpoints: `checkpoints/step-N/`, complete or not there.
+"""Writes and reads checkpoints, the folders `checkpoints/step-N/`, each of which is complete or absent.
 
-A checkpoint is written to `.step-N.tmp` beside, flushed to disk, then renamed. `manifest.json` lists every file with
-its size and checksum and carries a checksum of itself; `latest` reads every byte before it trusts one, and falls back
-to the one before. Older ones are removed only when a newer one is durable.
+A checkpoint is written to `.step-N.tmp` beside its final name, flushed to disk, then renamed. `manifest.json` lists
+every file with its size and checksum and carries a checksum of itself. `latest` reads every byte of a checkpoint before
+it trusts it, and falls back to the previous one. Older checkpoints are removed only when a newer one is durable.
 
-What is in it: masters and moments (fp32, in safetensors), the step, and what the run depends on (`Origin`). Of states
-that are on disk anyway (`worker/storage/states.py`) it may only say where they are, with sums of them: what it names is
-not written again while it is the newest. The place in the data is the step (see `worker/data/batches.py`), and no
-random state is kept: every micro-batch draws from a generator seeded by (seed, step, slice), nothing else in a run is
-random. Working copies are roundings of the masters.
+A checkpoint holds masters and moments (fp32, in safetensors), the step, and what the run depends on (`Origin`).
+Optimizer states that are on disk anyway (`worker/storage/states.py`) may be named instead of copied: the checkpoint
+then says where they are and gives their sums, and they are not overwritten while it is the newest. The step is the
+place in the data (see `worker/data/batches.py`). No random state is kept: every micro-batch draws from a generator
+seeded by (seed, step, slice), and nothing else in a run is random. Working copies are roundings of the masters.
 """
 
 from __future__ import annotations
@@ -45,21 +45,23 @@ _FREE_KEYS = frozenset(
      "sample_prompts", "sample_tokens", "schedule", "load_best_model_at_end", "early_stopping_patience",
      "early_stopping_threshold"}.union(*SETTINGS.values())
 )  # fmt: skip
-"""Keys of a job that do not change what is learned (`val_size` does, and is seen in the data's fingerprint)."""
+"""Keys of a job that `Origin` leaves out, as they do not change what is learned. `val_size` does change it, but shows
+in the data's fingerprint."""
 
 
 _LENGTH = ("num_train_epochs", "max_steps")
 
 
 class TornCheckpoint(Exception):
-    """A checkpoint that cannot be trusted; the message says why."""
+    """Raised for a checkpoint that cannot be trusted; the message says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """What a run's numbers depend on: the job's keys that matter, the data's fingerprint, all steps, the plan's digest.
+    """What a run's numbers depend on: the job's keys that matter, the data's fingerprint, the total number of steps,
+    and the plan's digest.
 
-    Under another plan the same job goes on rightly, though not with the same bits: it is no difference.
+    `differences` does not count another plan: the job goes on correctly under it, though not with the same bits.
     """
 
     job: dict[str, object]
@@ -74,12 +76,12 @@ class Origin:
         return cls(job=keys, data=data, total_steps=total_steps, plan=_checksum(to_json(plan))[:16])
 
     def of_length(self, other: Origin) -> Origin:
-        """This one with the length of `other`, for a run that goes on with a shorter one."""
+        """A copy with the length of `other` (epochs or steps), for a longer run that goes on from a shorter one."""
         job = {**self.job, **{key: other.job[key] for key in _LENGTH if key in other.job}}
         return replace(self, job=job, total_steps=other.total_steps)
 
     def differences(self, other: Origin) -> tuple[str, ...]:
-        """One line per thing that differs, `self` being the older: "learning_rate: 0.1, was 0.2"."""
+        """One line per thing that differs, where `self` is the older: "learning_rate: 0.1, was 0.2"."""
         before, now = _as_learned(self.job), _as_learned(other.job)
         lines = [
             f"{key}: {now.get(key)}, was {before.get(key)}"
@@ -94,8 +96,8 @@ class Origin:
 
 
 def _as_learned(job: dict[str, object]) -> dict[str, object]:
-    """The job's keys with those that are newer than its checkpoint at their defaults, as they were before they existed.
-    Exact jobs compile nothing, whatever they say of it."""
+    """The job's keys, completed for comparison. A key that is newer than the checkpoint gets its default, which is how
+    jobs ran before the key existed. `compile` counts as off in exact jobs, which never compile."""
     defaults = {
         key: field.get_default() for key, field in Job.model_fields.items()
         if key not in _FREE_KEYS and not field.is_required()
@@ -106,8 +108,9 @@ def _as_learned(job: dict[str, object]) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """A checkpoint whose every byte was found right, those that it only names apart: `states`, read when asked for.
-    `evaluations`: step and loss of each until then; None where it was written without them."""
+    """A checkpoint whose every byte was read and found right, except the optimizer states that it only names: `states`,
+    which are read when asked for. `evaluations`: step and loss of each evaluation so far; None where the checkpoint was
+    written without them."""
 
     path: Path
     step: int
@@ -117,9 +120,9 @@ class Checkpoint:
     evaluations: tuple[tuple[int, float], ...] | None = None
 
     def tensors(self, *, taken_over: bool = False) -> Iterator[tuple[str, dict[str, Tensor]]]:
-        """(parameter, {"master", "exp_avg", "exp_avg_sq"}) or, of trained weights, (parameter, {"weight"}); mapped from
-        disk one at a time. `taken_over`: only what is in the checkpoint itself, for an engine that has taken over the
-        states that it names. Raises UserError "states-torn", "disk-failed"."""
+        """Yield (parameter, {"master", "exp_avg", "exp_avg_sq"}), or (parameter, {"weight"}) for trained weights, one
+        parameter at a time, mapped from disk. `taken_over`: yield only what the checkpoint itself holds, for an engine
+        that has taken over the states that the checkpoint names. Raises UserError "states-torn", "disk-failed"."""
         nothing: Mapping[str, Iterator[Mapping[str, Tensor]]] = {}
         with contextlib.nullcontext(nothing) if taken_over or self.states is None else self.states.read() as states:
             named = dict(states)
@@ -130,8 +133,8 @@ class Checkpoint:
 
 
 class Checkpoints:
-    """The checkpoints of one run, in `folder`. `keep`: how many to keep, None for all. `longer`: the run goes on with
-    one that was shorter, whose checkpoint is among them. One process at a time."""
+    """The checkpoints of one run, in `folder`. `keep`: how many to keep, None for all. `longer`: the run goes on from a
+    shorter run, whose checkpoint is in `folder`. Only one process at a time may use the folder."""
 
     def __init__(self, folder: Path, *, keep: int | None, origin: Origin, longer: bool = False) -> None:
         self._longer = longer
@@ -145,9 +148,10 @@ class Checkpoints:
             shutil.rmtree(leftover)
 
     def latest(self) -> Checkpoint | None:
-        """The newest checkpoint that is whole; None when there is none. Torn ones are passed over, and it is said.
+        """The newest checkpoint that is whole; None when there is none. Torn ones are skipped with a warning.
 
-        Raises UserError when it belongs to a job, data or a length other than now, or when the disk does not answer.
+        Raises UserError "job-changed" when the job, its data or its length differ from the checkpoint's, and
+        "checkpoint-not-readable" when the disk does not answer.
         """
         for path in reversed(_steps(self._folder)):
             try:
@@ -175,12 +179,12 @@ class Checkpoints:
         self, step: int, state: Iterable[Written], state_bytes: int, states: StatesOnDisk | None = None,
         evaluations: Sequence[tuple[int, float]] | None = None,
     ) -> Path:  # fmt: skip
-        """Write the checkpoint of `step`; when this returns it is durable, and older ones beyond `keep` are gone.
+        """Write the checkpoint of `step`. When this returns, it is durable and older ones beyond `keep` are gone.
 
-        `state_bytes` is about what it takes on disk. `states`: those on disk, which with two homes are named and not
-        copied; nothing is written to them meanwhile. `evaluations`: step and loss of each so far. Raises UserError
-        when the disk has no room, or when the state holds a number that is not finite; the checkpoints before stay as
-        they are.
+        `state_bytes`: about what the checkpoint takes on disk. `states`: the optimizer states on disk; with two homes
+        they are named, not copied, and nothing may be written to them meanwhile. `evaluations`: step and loss of each
+        evaluation so far. Raises UserError when the disk has no room, or when the state holds a number that is not
+        finite; earlier checkpoints then stay as they are.
         """
         what = f"the checkpoint of step {step}"
         at = states if states is not None and states.homes > 1 else None
@@ -193,7 +197,7 @@ class Checkpoints:
             path = write_checkpoint(self._folder, step, self._origin, "state", items, named, evaluations)
         except BaseException as error:
             if at is not None and not (self._folder / f"step-{step}").exists():
-                at.withdrawn()  # else nobody can know which of the two is there after a power cut
+                at.withdrawn()  # if it exists, nobody can know which of the two checkpoints survives a power cut
             if not isinstance(error, OSError) or not is_disk_full(error):
                 raise
             raise disk_full(error, what) from error
@@ -204,7 +208,7 @@ class Checkpoints:
         return path
 
     def last(self) -> Path | None:
-        """The folder of the newest checkpoint not known to be torn, unread."""
+        """The folder of the newest checkpoint that is not known to be torn; its files are not read."""
         whole = [path for path in _steps(self._folder) if path not in self._torn]
         return whole[-1] if whole else None
 
@@ -228,9 +232,9 @@ def write_checkpoint(
     folder: Path, step: int, origin: Origin, stem: str, items: Iterable[Written], named: StatesRecord | None = None,
     evaluations: Sequence[tuple[int, float]] | None = None,
 ) -> Path:  # fmt: skip
-    """Write `step-N/` in `folder`, with the items in files called `stem-…`; `named` are the states that stay where they
-    are. When this returns it is durable. An earlier one of the step becomes `.step-N.old`. Nothing new is left where
-    this raises, as on a full disk: OSError."""
+    """Write `step-N/` in `folder`, with the items in files called `stem-…`. `named`: the states that stay where they
+    are. When this returns, the checkpoint is durable; an earlier one of the same step has become `.step-N.old`. Raises
+    OSError, for example on a full disk, and then leaves nothing new."""
     temporary = folder / f".step-{step}.tmp"
     shutil.rmtree(temporary, ignore_errors=True)
     try:
@@ -243,7 +247,7 @@ def write_checkpoint(
         _write_manifest(temporary, step, origin, files, evaluations)
         sync(temporary)
         path = folder / f"step-{step}"
-        if path.exists():  # a torn one of this very step
+        if path.exists():  # a torn checkpoint of this same step
             path.rename(folder / f".step-{step}.old")
         temporary.rename(path)
     except BaseException:
@@ -254,8 +258,9 @@ def write_checkpoint(
 
 
 def finite(state: Iterable[Written], step: int, last: Path | None) -> Iterator[Written]:
-    """The items of `state`, taken after `step`. Raises UserError at a number that is not finite; `last` is the
-    checkpoint to go back to. What is streamed was looked at when it was written to disk."""
+    """Yield the items of `state`, taken after `step`. Raises UserError "non-finite" at a number that is not finite;
+    `last` is the checkpoint to go back to. Streamed tensors are not checked: that was done when they were written to
+    disk."""
     for name, parts in state:
         for part, tensor in (parts.rest if isinstance(parts, Streamed) else parts).items():
             if not torch.isfinite(tensor.sum()) and not bool(torch.isfinite(tensor).all()):
@@ -273,8 +278,9 @@ def non_finite(what: str, step: int, last: Path | None) -> UserError:
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """The checkpoint in the folder `path`, every file of it read and compared. Raises TornCheckpoint when a file is not
-    there or not what was written; OSError when that cannot be told, which says nothing against the checkpoint."""
+    """The checkpoint in the folder `path`; every file is read and compared with the manifest. Raises TornCheckpoint
+    when a file is missing or is not what was written, and OSError when a file cannot be read now, which does not mean
+    that the checkpoint is torn."""
     try:
         sealed = json.loads((path / "manifest.json").read_text("utf-8"))
         manifest = sealed["manifest"]
@@ -306,7 +312,7 @@ def _named(path: Path) -> StatesRecord:
 
 
 def _named_files(path: Path) -> set[Path]:
-    """Files of optimizer states that a checkpoint needs; none where that cannot be told any more."""
+    """The files of optimizer states that a checkpoint names; empty where its record is missing or unreadable."""
     try:
         return set(map(Path, _named(path).files))
     except (OSError, ValueError):
@@ -329,12 +335,12 @@ def _write_manifest(
 
 
 def _checksum(value: object) -> str:
-    """Of a JSON value's content, however it is spaced."""
+    """The checksum of a JSON value's content, whatever its spacing."""
     content = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(content.encode(), digest_size=32).hexdigest()
 
 
 def _steps(folder: Path) -> list[Path]:
-    """The checkpoint folders by step, unread."""
+    """The checkpoint folders in order of their steps; their files are not read."""
     found = [path for path in folder.glob("step-*") if path.name.removeprefix("step-").isdigit()]
     return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))

@@ -1,4 +1,4 @@
-"""Folders on the drives that a job gives: whether they are on drives, and have room."""
+"""Checks and makes the folders on the drives that a job names: each must be on a real drive and have room."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _IN_MEMORY = {0x01021994: "tmpfs", 0x858458F6: "ramfs"}
 
 
 def prepared(folder: Path, what: str) -> Path:
-    """The folder, made where it is not there, by its true name; with the one that it is in, but no more: else what is
-    meant for a drive that is not mounted would be on the disk below. `what`: is to be kept there, for people. Raises
-    UserError."""
+    """Make the folder where it does not exist, and return its resolved path. Its parent is made too, but nothing above
+    it: else files meant for a drive that is not mounted would land on the disk below. `what`: what is to be kept there,
+    for messages. Raises UserError "disk-is-memory", "disk-failed", and what `check_place` raises."""
     check_place(folder.parent)
     try:
         folder.parent.mkdir(exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
         kind = _IN_MEMORY.get(_file_system(folder))
     except OSError as error:
-        if is_disk_full(error):  # it is missed where it is to have a part
+        if is_disk_full(error):  # `check_room` raises later, if the folder is to have a share
             return folder.resolve()
         raise UserError(
             f"A folder for {what} cannot be used.", code="disk-failed", numbers=(first_line(error),),
@@ -44,7 +44,7 @@ def prepared(folder: Path, what: str) -> Path:
 
 
 def _file_system(folder: Path) -> int:
-    """The number of its kind, as statfs tells it in its first word."""
+    """The type number of the folder's file system: the first word that statfs gives."""
     told = (ctypes.c_long * 64)()
     if ctypes.CDLL(None, use_errno=True).statfs(os.fsencode(folder), told) != 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(folder))
@@ -52,8 +52,8 @@ def _file_system(folder: Path) -> int:
 
 
 def tidy(folders: Sequence[Path], pattern: str, needed: Sequence[Path] = ()) -> None:
-    """Remove files of such names that nobody knows of: a process that was killed before its first checkpoint leaves
-    some."""
+    """Remove files that match `pattern` and are not `needed`: a process that was killed before its first checkpoint
+    leaves some."""
     for path in (path for folder in folders for path in folder.glob(pattern)):
         if path not in needed:
             log.info("disk: %s belongs to no checkpoint; removed", path)
@@ -61,8 +61,8 @@ def tidy(folders: Sequence[Path], pattern: str, needed: Sequence[Path] = ()) -> 
 
 
 def check_room(paths: Sequence[Path], sizes: Sequence[int], what: str) -> None:
-    """Raise UserError "disk-too-small" where files have no room for so many bytes each. Several folders may be on one
-    disk."""
+    """Raise UserError "disk-too-small" where the disks have no room for files of these `sizes` (bytes). Several folders
+    may be on one disk."""
     needed: dict[int, int] = {}
     used = {path: size for path, size in zip(paths, sizes, strict=True) if size}
     for path, size in used.items():
@@ -85,7 +85,8 @@ def _too_small(folder: Path, needed: int, free: int, what: str) -> UserError:
 
 
 def refused(path: Path, size: int, error: OSError, what: str) -> UserError:
-    """What is told where a file cannot be made."""
+    """The error to raise where a file of `size` bytes cannot be made: "disk-too-small", "disk-not-direct" or
+    "disk-failed"."""
     if is_disk_full(error):
         return _too_small(path.parent, size, shutil.disk_usage(path.parent).free, what)
     if error.errno == errno.EINVAL:

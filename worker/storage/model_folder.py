@@ -1,10 +1,10 @@
-"""The folder a job ends with: weights, configs, tokenizer; loadable by `from_pretrained`.
+"""Writes the folder a job ends with: weights, configs and tokenizer, loadable by `from_pretrained`.
 
-That of LoRA has adapters instead of weights, in peft's form, loadable by `PeftModel.from_pretrained`.
+A LoRA job writes adapters instead of weights, in peft's form, loadable by `PeftModel.from_pretrained`.
 
 The weights come from files and go to files, so memory holds no second copy of the model: transformers' own
 `save_pretrained` gives them the names, shards and index that `from_pretrained` expects. Where the folder is and how it
-gets there is for `planner.job.output_dir` to say.
+gets there is decided by `planner.job.output_dir`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from planner.job.output_dir import Place
 from planner.job.room import FILES_BYTES
 
 Converted = Callable[[nn.Module, Mapping[str, Tensor]], contextlib.AbstractContextManager[Mapping[str, Tensor]]]
-"""Gives of trained weights what is written of them; inside, the model's configs say so."""
+"""Takes the model and the trained weights and gives, as a context manager, the weights to write. While it is open, the
+model's configs describe these."""
 
 
 class Output:
@@ -33,9 +34,10 @@ class Output:
     def __init__(
         self, model: nn.Module, dtype: torch.dtype, *, converted: Converted | None = None, stops: bool = False
     ) -> None:  # fmt: skip
-        """`dtype`: what weights are written in, but for those that the model keeps in fp32 beside narrower ones, as
-        some routers. `converted`: for adapters that are written in another form, of twice the rank. `stops`: the model
-        stops at other tokens than its base, whose generation config is written beside adapters, too."""
+        """`dtype`: the dtype in which weights are written. Weights that the model keeps wider than its narrowest, such
+        as some routers in fp32, keep their own dtype. `converted`: for adapters that are written in another form, of
+        twice the rank. `stops`: the model stops at other tokens than its base; a generation config is then written
+        beside adapters, too."""
         self._first: dict[str, str] = {}  # every name of a parameter -> its first
         seen: dict[int, str] = {}
         for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -45,7 +47,7 @@ class Output:
         written = {n: p for n, p in model.named_parameters() if p.requires_grad or not self._adapters}
         narrowest = min((p.dtype.itemsize for p in written.values()), default=0)
         self.dtypes = {n: p.dtype if p.dtype.itemsize > narrowest else dtype for n, p in written.items()}
-        """Name of each tensor that is written, the frozen ones of a model too -> its dtype."""
+        """Name of each tensor that is written -> its dtype; without adapters the frozen tensors are written, too."""
         weight_bytes = sum(self.dtypes[name].itemsize * p.numel() for name, p in written.items())
         self.weight_bytes = weight_bytes if converted is None else 2 * weight_bytes
 
@@ -56,9 +58,9 @@ class Output:
         """Write the model folder of the trained `weights` (name -> values in the folder's dtype), with `card` as its
         README.md. Returns its path.
 
-        `model` gives the structure, buffers and configs, and the parameters that `weights` does not have: those that an
-        engine took away must be in it, the frozen ones too. Of LoRA only the adapters are written. Raises OSError,
-        UserError, or what a library makes of a full disk; then nothing of it is there.
+        `model` gives the structure, buffers and configs, and the parameters that `weights` lacks. Every weight that an
+        engine took away from the model, frozen ones included, must therefore be in `weights`. For LoRA only adapters
+        are written. Raises OSError, UserError, or what a library makes of a full disk; then nothing is left behind.
         """
         made = place.begin()
         try:
@@ -70,7 +72,7 @@ class Output:
                 state_dict = self._state_dict(model, weights)
                 cast(Any, model).save_pretrained(made, state_dict=state_dict, max_shard_size="5GB")
                 _name_dtype(cast(Any, model).config, weights)
-                cast(Any, model).config.save_pretrained(made)  # before, it named the dtype that computes
+                cast(Any, model).config.save_pretrained(made)  # save_pretrained named the dtype of the computation
             tokenizer.save_pretrained(made)
             if card is not None:
                 (made / "README.md").write_text(card, "utf-8")
@@ -89,7 +91,7 @@ class Output:
             model.get_base_model().generation_config.save_pretrained(folder)
 
     def write_files(self, folder: Path, model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Write what is beside the weights into `folder`. Raises what the libraries raise."""
+        """Write the configs and the tokenizer, but no weights, into `folder`. Raises what the libraries raise."""
         found = cast(Any, model)
         configs = [*found.peft_config.values()] if self._adapters else [found.config]
         if not self._adapters or self._stops:
@@ -100,7 +102,7 @@ class Output:
         tokenizer.save_pretrained(folder)
 
     def _state_dict(self, model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The model's state dictionary with the trained weights, tied ones under all their names as one tensor."""
+        """The model's state dictionary with the trained weights. A tied weight is one tensor under all its names."""
         found = {name: weights.get(self._first.get(name, name), tensor) for name, tensor in model.state_dict().items()}
         taken = [name for name in self._first if name in found and _is_hollow(found[name])]
         assert not taken, f"nobody gave the weights of {taken[0]}"
@@ -108,7 +110,7 @@ class Output:
 
 
 def _name_dtype(config: Any, weights: Mapping[str, Tensor]) -> None:
-    """Have the `config` name the dtype that most of the weights are written in, in which they are loaded then."""
+    """Set the `config`'s dtype to the one that most of the weights are written in: they are loaded in it later."""
     elements: Counter[torch.dtype] = Counter()
     for tensor in weights.values():
         elements[tensor.dtype] += tensor.numel()
@@ -119,5 +121,5 @@ def _name_dtype(config: Any, weights: Mapping[str, Tensor]) -> None:
 
 
 def _is_hollow(tensor: Tensor) -> bool:
-    """Has fewer bytes than elements: an engine holds the weights."""
+    """Whether the tensor's storage is smaller than the tensor: then an engine holds the weights."""
     return tensor.untyped_storage().nbytes() < tensor.nbytes

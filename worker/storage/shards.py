@@ -1,4 +1,4 @@
-"""Tensors to safetensors files and back, a bounded piece at a time, each file with its size and checksum."""
+"""Writes tensors to safetensors files and reads them back, a bounded piece at a time; records files' checksums."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from planner.disk import sync
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Streamed:
-    """Tensors of one shape and `dtype` that are nowhere whole: `pieces` gives from which element on, and some of each
-    of `parts`, flat, until the next ones come. `rest` are tensors beside them."""
+    """Tensors of one shape and `dtype`, one for each of `parts`, that are nowhere in memory as a whole. `pieces` yields
+    the index of a first element and, from there on, some flat elements of each part; they are valid until the next
+    piece. `rest`: whole tensors that belong to the same item."""
 
     shape: tuple[int, ...]
     parts: tuple[str, ...]
@@ -30,13 +31,13 @@ class Streamed:
 
     @property
     def bytes(self) -> int:
-        """Of all of them."""
+        """Bytes of all the tensors, `rest` included."""
         streamed = self.dtype.itemsize * math.prod(self.shape) * len(self.parts)
         return streamed + sum(tensor.nbytes for tensor in self.rest.values())
 
 
 Item = tuple[str, Mapping[str, Tensor]]
-"""A parameter's name, and tensors that belong to it by their part: {"master": …, "exp_avg": …}."""
+"""A parameter's name and its tensors by part: {"master": …, "exp_avg": …}."""
 Written = Item | tuple[str, Streamed]
 
 SHARD_BYTES = 256 * 2**20
@@ -66,8 +67,8 @@ class FileRecord:
 
 
 class _Shard:
-    """A safetensors file that takes one tensor after another and keeps none of them. The header stands first and tells
-    where each one is: it has its room from the start, and is written in the end."""
+    """A safetensors file that takes one tensor after another and keeps none in memory. The header comes first and says
+    where each tensor is; its space is reserved at the start, and it is written at the end."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.bytes = path, 0
@@ -78,7 +79,7 @@ class _Shard:
 
     @property
     def full(self) -> bool:
-        """Whether the header's room may not do for another item."""
+        """Whether the header may have no room for another item."""
         return self._entries_bytes > _HEADER_BYTES // 2
 
     def write(self, name: str, tensor: Tensor) -> None:
@@ -87,7 +88,7 @@ class _Shard:
         self._file.write(_bytes_of(tensor))
 
     def write_pieces(self, name: str, item: Streamed) -> None:
-        """Append tensors piece by piece, beside each other."""
+        """Append the tensors of `item.parts` one after another, filling all of them piece by piece."""
         starts = [self._add(f"{name}/{part}", item.dtype, item.shape) for part in item.parts]
         for first, pieces in item.pieces():
             for start, piece in zip(starts, pieces, strict=True):
@@ -96,7 +97,7 @@ class _Shard:
         self._file.seek(_HEADER_BYTES + self.bytes)
 
     def _add(self, name: str, dtype: torch.dtype, shape: Sequence[int]) -> int:
-        """Where a tensor begins."""
+        """Reserve the place of a tensor in the header; returns where it begins, in bytes behind the header."""
         start, self.bytes = self.bytes, self.bytes + math.prod(shape) * dtype.itemsize
         entry = {"dtype": _DTYPES[dtype], "shape": list(shape), "data_offsets": [start, self.bytes]}
         self._entries[name] = entry
@@ -104,7 +105,7 @@ class _Shard:
         return start
 
     def finish(self) -> None:
-        """Write the header, and all of it to disk."""
+        """Write the header, close the file and flush it to disk."""
         header = json.dumps(self._entries).encode().ljust(_HEADER_BYTES - 8)  # the format allows spaces at its end
         assert len(header) == _HEADER_BYTES - 8
         self._file.seek(0)
@@ -113,7 +114,7 @@ class _Shard:
         sync(self.path)
 
     def close(self) -> None:
-        """Let go of the file as it is."""
+        """Close the file as it is."""
         self._file.close()
 
 
@@ -124,8 +125,8 @@ def _bytes_of(tensor: Tensor) -> memoryview:
 def write_shards(folder: Path, stem: str, items: Iterable[Written], *, shard_bytes: int = SHARD_BYTES) -> list[Path]:
     """Write `stem-00001.safetensors` … with about `shard_bytes` each, flushed to disk; returns them in order.
 
-    Tensors are on the host, and those of one item need not outlive the next: they go straight to the file. An item's
-    tensors share a file, under "name/part".
+    Tensors must be in host memory. They go straight to the file, so one item's tensors need not outlive the next item.
+    An item's tensors share a file, under "name/part".
     """
     paths: list[Path] = []
     shard: _Shard | None = None
@@ -151,7 +152,7 @@ def write_shards(folder: Path, stem: str, items: Iterable[Written], *, shard_byt
 
 
 def read_shards(paths: Iterable[Path]) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """The items of the files, one at a time, mapped from disk: copy what is to be changed."""
+    """Yield the items of the files, one at a time. Tensors are mapped from disk: copy a tensor before changing it."""
     for path in paths:
         with safe_open(path, framework="pt", device="cpu") as file:
             for name, keys in groupby(sorted(file.keys()), key=lambda key: key.rpartition("/")[0]):

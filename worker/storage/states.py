@@ -1,9 +1,9 @@
-"""Optimizer states on disk, in pieces with two homes each: so checkpoints copy nothing.
+"""Keeps optimizer states on disk in pieces with two homes each, so that checkpoints copy nothing.
 
-The home that the newest checkpoint names is never written. Updates go to the other one, over what steps since that
-checkpoint left there. A checkpoint is: flush the files, publish a record of which home of each piece is current, and
-the sum of what is in it. Whatever stops the process or the machine, the homes of the last record are whole. That takes
-twice the states' room; where checkpoints are copies, pieces have one home.
+The home that the newest checkpoint names is never written. Updates go to the other home and overwrite what earlier
+steps since that checkpoint left there. To checkpoint, the files are flushed; then a record is published that says which
+home of each piece is current and gives the sum of its content. Whatever stops the process or the machine, the homes in
+the last record are whole. Two homes take twice the disk space. Where checkpoints are copies, pieces have one home.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _WHAT = "optimizer states"
 
 
 class StatesOnDisk:
-    """The states of some tensors in a file in each of `folders`, which are this run's alone: files that neither it nor
-    the newest checkpoint needs are removed from them.
+    """The optimizer states of some tensors, in one file in each of `folders`. The folders belong to this run alone:
+    states files that neither it nor the newest checkpoint needs are removed from them.
 
     homes            2 where checkpoints name homes, 1 where they are copies
-    resumed          whether the files of the newest checkpoint were taken over, states and all
-    read_bytes       since it was made
-    written_bytes    likewise
+    resumed          whether the newest checkpoint's files were taken over with the states in them
+    read_bytes       bytes read since this object was made
+    written_bytes    bytes written since this object was made
     """
 
     def __init__(
@@ -46,17 +46,17 @@ class StatesOnDisk:
         found: StatesRecord | None = None, open_file: Callable[[Path], File] = DirectFile,
         shares: Callable[[], Sequence[int]] | None = None,
     ) -> None:  # fmt: skip
-        """`found`: what the newest checkpoint names. Its files are taken over where they are laid out as wanted; else
-        new ones are made beside. `shares`: asked then, which part of every piece each of these gets, to one another;
-        None: equal ones. A folder without a part has no file. Raises UserError "disk-is-memory", "disk-not-direct",
-        "disk-too-small", "disk-failed", "states-torn"."""
+        """`found`: the states that the newest checkpoint names. Their files are taken over where their layout is the
+        one wanted here; else new files are made beside them. `shares`: called only for new files; gives the relative
+        share of every piece that each folder gets. None: equal shares. A folder without a share has no file. Raises
+        UserError "disk-is-memory", "disk-not-direct", "disk-too-small", "disk-failed", "states-torn"."""
         self.homes, self.read_bytes, self.written_bytes = homes, 0, 0
         self._tensors, self._piece_elements = tuple(tensors), piece_elements
         self.pieces = all_pieces(tensors, piece_elements)
         self._numbers = {(piece.name, piece.number): k for k, piece in enumerate(self.pieces)}
         self._lock = threading.Lock()
         self._failed: UserError | None = None
-        self._published = True  # what was flushed last
+        self._published = True  # False from `flush` until `published` or `withdrawn`
         self._not_finite: set[int] = set()
         self._current, self._sums = [0] * len(self.pieces), [0] * len(self.pieces)
         self._kept: list[int] | None = None  # the homes that the newest checkpoint names
@@ -90,14 +90,14 @@ class StatesOnDisk:
         else:
             check_room(self._paths, sizes, _WHAT)
         for k, (path, size) in enumerate(zip(self._paths, sizes, strict=True)):
-            if not size:  # a full drive, or one that is slow enough
+            if not size:  # a drive without a share: it is full, or too slow
                 continue
             try:
                 self._files[k] = open_file(path)
                 if not self.resumed:
                     self._files[k].reserve(size)
                     page = torch.zeros(2 * PAGE, dtype=torch.uint8)
-                    self._files[k].write(0, page[-page.data_ptr() % PAGE :][:PAGE])  # some open, and refuse then
+                    self._files[k].write(0, page[-page.data_ptr() % PAGE :][:PAGE])  # some refuse only when written to
             except OSError as error:
                 raise refused(path, size, error, _WHAT) from error
         for folder in {self._paths[k].parent for k in self._files}:
@@ -105,8 +105,9 @@ class StatesOnDisk:
             sync(folder.parent)
 
     def read(self, name: str, piece: int, memory: Tensor) -> None:
-        """Piece `piece` of tensor `name`, as it was written last, into `memory`: bytes from a whole page on, at least
-        `Piece.bytes`. Any number of threads may read and write different pieces. Raises UserError "disk-failed"."""
+        """Read piece `piece` of tensor `name`, as last written, into `memory`: bytes that begin at a page boundary, at
+        least `Piece.bytes`. Any number of threads may read and write different pieces. Raises UserError
+        "disk-failed"."""
         self._read(self._numbers[name, piece], memory)
 
     def _read(self, k: int, memory: Tensor, *, floats: int | None = None) -> Sum | None:
@@ -119,8 +120,8 @@ class StatesOnDisk:
         return found
 
     def write(self, name: str, piece: int, memory: Tensor) -> None:
-        """Write a piece from `memory`, to the home that the newest checkpoint does not name. After an error every later
-        write and checkpoint raises, too. Raises UserError "disk-failed"."""
+        """Write a piece from `memory` to the home that the newest checkpoint does not name. Raises UserError
+        "disk-failed"; after an error every later write and flush raises it too."""
         k = self._numbers[name, piece]
         assert self._published, "between flush and publication both homes are kept"
         if self._failed is not None:
@@ -140,12 +141,12 @@ class StatesOnDisk:
         return 1 - self._kept[k] if self._kept is not None and self.homes == 2 else self._current[k]
 
     def parts(self, name: str, piece: int, memory: Tensor) -> list[Tensor]:
-        """The piece's states in `memory`, flat: exp_avg, exp_avg_sq and, where there is one, the master."""
+        """The piece's states as flat views of `memory`: exp_avg, exp_avg_sq and, where there is one, the master."""
         return parts_of(self.pieces[self._numbers[name, piece]], memory)
 
     def check(self, memory: Tensor) -> Iterator[tuple[Piece, list[Tensor]]]:
-        """Every piece of the checkpoint that was taken over, and its states in `memory`, read and compared. Raises
-        UserError "states-torn", "disk-failed"."""
+        """Read every piece of the checkpoint that was taken over into `memory`, compare its sum, and yield the piece
+        with its states. Raises UserError "states-torn", "disk-failed"."""
         for k, piece in enumerate(self.pieces):
             found = self._read(k, memory, floats=_floats(piece))
             assert found is not None
@@ -154,8 +155,8 @@ class StatesOnDisk:
             yield piece, parts_of(piece, memory)
 
     def streamed(self, name: str, memory: Tensor, rest: Mapping[str, Tensor]) -> Streamed:
-        """A tensor's states for a checkpoint that is a copy, read piece by piece through `memory`; `rest` is written
-        with them."""
+        """A tensor's states for a checkpoint that is a copy, read piece by piece through `memory`. `rest`: tensors to
+        write beside them."""
         tensor = next(tensor for tensor in self._tensors if tensor.name == name)
 
         def pieces() -> Iterator[tuple[int, list[Tensor]]]:
@@ -178,18 +179,18 @@ class StatesOnDisk:
         return Streamed(states.shape, ("weight",), pieces, {}, dtype)
 
     def not_finite(self) -> str | None:
-        """A tensor of whose states some number is not finite, as they were written last."""
+        """The name of a tensor whose states, as last written, hold a number that is not finite; None without one."""
         return self.pieces[min(self._not_finite)].name if self._not_finite else None
 
     def flush(self) -> StatesRecord:
-        """Make what was written durable; what a checkpoint names. Until `published` or `withdrawn` nothing may be
-        written. Raises UserError "disk-failed"."""
+        """Make what was written durable, and return the record that a checkpoint stores. Nothing may be written until
+        `published` or `withdrawn` is called. Raises UserError "disk-failed"."""
         if self._failed is not None:
             raise self._failed
         for number, file in self._files.items():
             try:
                 file.flush()
-            except OSError as error:  # what the drive lost it does not tell a second time
+            except OSError as error:  # the drive reports lost data only once
                 raise self._fail("written to", number, error) from error
         self._published = False
         return StatesRecord.of(
@@ -197,30 +198,30 @@ class StatesOnDisk:
         )  # fmt: skip
 
     def published(self) -> None:
-        """The record that `flush` gave is durable: only now may the other homes be written."""
+        """Say that the record from `flush` is durable: only now may the other homes be written."""
         self._kept, self._published = list(self._current), True
 
     def withdrawn(self) -> None:
-        """The record that `flush` gave is nowhere: the checkpoint before stands."""
+        """Say that the record from `flush` was not stored: the previous checkpoint stays the newest."""
         self._published = True
 
     def files(self) -> list[Path]:
-        """Where they are."""
+        """The paths of the files, one for each folder."""
         return list(self._paths)
 
     def close(self) -> None:
-        """Let go of the files, which stay."""
+        """Close the files; they stay on disk."""
         self._striped.close()
         for file in self._files.values():
             file.close()
         self._files.clear()
 
     def delete(self) -> None:
-        """Remove the files, and folders that nothing else is in: nothing needs them any more."""
+        """Remove the files, which nothing needs any more, and the folders that are then empty."""
         self.close()
         for path in self._paths:
             path.unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # another's files are there, or it was here before
+            with contextlib.suppress(OSError):  # the folder holds other files, or was removed already
                 path.parent.rmdir()
 
     def _fail(self, done: str, file: int, error: OSError) -> UserError:

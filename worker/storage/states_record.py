@@ -1,4 +1,4 @@
-"""What a checkpoint names of optimizer states on disk, and reading them by that alone."""
+"""The record by which a checkpoint names optimizer states on disk, and how to read the states by the record alone."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ _DTYPES = {4: torch.float32, 2: torch.int16}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatesRecord:
-    """The files by their full names, how they are laid out, the home of each piece, a digit each, and its sum, 16.
-    `shares`: of every piece the parts of the files, to one another; not as many as files are where it was written
-    before there were shares, and pieces are dealt whole. A file that no part is in is not there."""
+    """The files by their full paths, their layout, the home of each piece (one digit each) and the sum of each piece
+    (16 hexadecimal digits each). `shares`: the relative share of every piece in each file. Several files with only one
+    share mean that the record is older than shares: its pieces are dealt whole. A file without a share does not
+    exist."""
 
     files: tuple[str, ...]
     shares: tuple[int, ...] = (1,)
@@ -38,7 +39,7 @@ class StatesRecord:
         cls, paths: Sequence[Path], shares: Sequence[int], tensors: tuple[StoredTensor, ...], piece_elements: int,
         homes: int, current: Sequence[int], sums: Sequence[int],
     ) -> StatesRecord:  # fmt: skip
-        """The record of states that are in such homes."""
+        """The record of states whose pieces have the homes `current` and the `sums`."""
         return cls(
             files=tuple(map(str, paths)), shares=tuple(shares), tensors=tensors, piece_elements=piece_elements,
             homes=homes, in_homes="".join(map(str, current)), in_sums="".join(f"{each:016x}" for each in sums),
@@ -55,13 +56,14 @@ class StatesRecord:
     def is_laid_out(
         self, folders: Sequence[Path], tensors: Sequence[StoredTensor], piece_elements: int, homes: int
     ) -> bool:  # fmt: skip
-        """Whether the files are in these folders, and the pieces where they would be."""
+        """Whether the files are in these folders, and tensors, piece size and homes are the same, so that each piece is
+        where new files would have it."""
         there = [str(Path(file).parent) for file in self.files]
         same = (self.tensors, self.piece_elements, self.homes) == (tuple(tensors), piece_elements, homes)
         return same and there == list(map(str, folders))
 
     def parts(self) -> list[tuple[Part, ...]]:
-        """Of each piece where its parts are."""
+        """The places of each piece's parts."""
         pieces = all_pieces(self.tensors, self.piece_elements)
         if len(self.shares) != len(self.files):
             return parts_in_turn(pieces, len(self.files), self.homes)
@@ -69,8 +71,9 @@ class StatesRecord:
 
     @contextlib.contextmanager
     def read(self) -> Iterator[Mapping[str, Iterator[Mapping[str, Tensor]]]]:
-        """Tensor -> its states by part, fp32, whole, from an iterator that reads them when asked for its one value,
-        while this is open. Raises UserError "states-torn", "disk-failed", as do they."""
+        """Tensor name -> an iterator whose one value is the tensor's states by part, whole and in fp32. The states are
+        read when the value is asked for, which must be while this context is open. Both this and the iterators raise
+        UserError "states-torn", "disk-failed"."""
         where = self.parts()
         used = [k for k, size in enumerate(file_sizes(where, len(self.files), self.homes)) if size]
         for missing in (self.files[k] for k in used if not Path(self.files[k]).is_file()):
@@ -119,7 +122,7 @@ def all_pieces(tensors: Sequence[StoredTensor], piece_elements: int) -> tuple[Pi
 
 
 def parts_of(piece: Piece, memory: Tensor) -> list[Tensor]:
-    """The states of a piece that lies in `memory`, flat, one after the other."""
+    """The states of a piece as flat views of `memory`, where they lie one after the other."""
     parts, start = [], 0
     for width in piece.widths:
         end = start + width * piece.elements
@@ -129,7 +132,7 @@ def parts_of(piece: Piece, memory: Tensor) -> list[Tensor]:
 
 
 def torn(what: str) -> UserError:
-    """The error for states that are not what the checkpoint names."""
+    """The UserError "states-torn" for states that are not what the checkpoint names."""
     return UserError(
         "The optimizer states on disk are not those of the checkpoint.", code="states-torn", numbers=(what,),
         hint="see whether the drive is there and whole; without them the job begins anew: submit it again",

@@ -1,5 +1,5 @@
-"""Pieces of states over the files of several drives: each file has its part of every piece, so that all drives work on
-the one that is read or written, for as long as each other."""
+"""Distributes pieces over the files of several drives. Each file has a part of every piece, sized so that all drives
+work on a piece at the same time and take equally long."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WORD = (1 << 64) - 1
 
 
 class File(Protocol):
-    """What is asked of a file: see planner.cpu.direct_file."""
+    """The methods that a file must have: see planner.cpu.direct_file."""
 
     def reserve(self, size: int) -> None: ...
     def read(self, offset: int, memory: Tensor, *, floats: int | None = None) -> Sum | None: ...
@@ -30,8 +30,8 @@ class File(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """`bytes` of a piece from its byte `start` on, in the file of number `file`; its first home begins at `offset`, and
-    the others follow."""
+    """`bytes` bytes of a piece, from its byte `start` on, in file number `file`. In the file, the part's first home
+    begins at `offset`, and its other homes follow."""
 
     file: int
     offset: int
@@ -39,12 +39,12 @@ class Part:
     bytes: int
 
     def floats(self, floats: int | None) -> int | None:
-        """How many of its bytes are among the first `floats` of the piece."""
+        """How many of the part's bytes are among the first `floats` bytes of the piece; None for None."""
         return None if floats is None else max(0, min(floats - self.start, self.bytes))
 
 
 def parts_of_pieces(pieces: Sequence[Piece], shares: Sequence[int], homes: int) -> list[tuple[Part, ...]]:
-    """Of each piece its parts, in whole pages: to every file in proportion to its share."""
+    """The parts of each piece, in whole pages, divided among the files in proportion to their shares."""
     ends, found = [0] * len(shares), []
     upto = [sum(shares[:k]) for k in range(len(shares) + 1)]
     for piece in pieces:
@@ -57,7 +57,7 @@ def parts_of_pieces(pieces: Sequence[Piece], shares: Sequence[int], homes: int) 
 
 
 def parts_in_turn(pieces: Sequence[Piece], files: int, homes: int) -> list[tuple[Part, ...]]:
-    """Of each piece one part, the whole: dealt to the files in turn, as checkpoints have it that tell no shares."""
+    """One part for each piece, all of it, dealt to the files in turn: the layout of checkpoints without shares."""
     ends = [0] * files
     found: list[tuple[Part, ...]] = []
     for k, piece in enumerate(pieces):
@@ -67,7 +67,7 @@ def parts_in_turn(pieces: Sequence[Piece], files: int, homes: int) -> list[tuple
 
 
 def file_sizes(parts: Sequence[Sequence[Part]], files: int, homes: int) -> list[int]:
-    """Bytes of each file."""
+    """The bytes of each file."""
     sizes = [0] * files
     for part in (part for piece in parts for part in piece):
         sizes[part.file] += homes * part.bytes
@@ -75,7 +75,8 @@ def file_sizes(parts: Sequence[Sequence[Part]], files: int, homes: int) -> list[
 
 
 class Striped:
-    """Files by their numbers, that will be `count` at most, moved in parts at the same time."""
+    """Reads and writes pieces whose parts are in several files, all parts at the same time. `files`: by number, at most
+    `count` of them; the mapping may be filled later."""
 
     def __init__(self, files: Mapping[int, File], count: int) -> None:
         self._files = files
@@ -85,8 +86,9 @@ class Striped:
         self, parts: Sequence[Part], home: int, memory: Tensor, *, write: bool, floats: int | None,
         failed: Callable[[int, OSError], Exception],
     ) -> Sum | None:  # fmt: skip
-        """A piece out of its parts, or into them; all are done, or have failed, when it returns. `floats` as for a
-        file, of the piece; its sum is that of the parts. Raises what `failed` makes of a file's number and error."""
+        """Read a piece from its parts into `memory`, or write it. When this returns, every part is done or has failed.
+        `floats`: as for a file, but for the whole piece. Returns the piece's sum, made of the parts' sums. Raises what
+        `failed` makes of a file's number and error."""
 
         def one(part: Part) -> Sum | None:
             file = self._files[part.file]
@@ -104,13 +106,13 @@ class Striped:
         return together([each.result() for each in moving])
 
     def close(self) -> None:
-        """End its threads; the files stay open."""
+        """End the threads; the files stay open."""
         if self._pool is not None:
             self._pool.shutdown()
 
 
 def together(sums: Sequence[Sum | None]) -> Sum | None:
-    """The sum of what is in several parts, one after the other; of one part it is that part's."""
+    """Combine the sums of several parts in order; one part keeps its sum. None where a part has none."""
     total, finite = 0, True
     for each in sums:
         if each is None:

@@ -1,7 +1,7 @@
-"""The trained weights between the last step and the model folder, and the room on the disk that they will need.
+"""Keeps the trained weights between the last step and the model folder, and reserves the disk space for them.
 
-They are written first, in the run folder, so that nothing is trained again whatever becomes of the model folder: it may
-be on another disk, and anything may have happened there. They go once it is in place.
+They are first written in the run folder, so that nothing must be trained again if the model folder fails: it may be on
+another disk, where anything may have happened. They are removed once the model folder is in place.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class TrainedWeights:
         self._origin = origin
 
     def find(self) -> Checkpoint | None:
-        """The newest that are there, every byte of them found right; None where there are none for this job, its data
-        and its length. Older ones are there where a process was killed while it removed them."""
+        """The newest trained weights whose every byte was found right; None where there are none for this job, its data
+        and its length. Older ones remain where a process was killed while it removed them."""
         for step in sorted(self._steps(), reverse=True):
             try:
                 found = read_checkpoint(self._folder / f"step-{step}")
@@ -42,7 +42,8 @@ class TrainedWeights:
         return None
 
     def write(self, weights: Iterable[Written], *, step: int) -> Checkpoint:
-        """Write the `weights`, a "weight" of each tensor, as they are after `step`, the last one. Raises OSError."""
+        """Write the `weights`, one part "weight" for each tensor, as they are after `step`, and remove any others.
+        Raises OSError."""
         self._folder.mkdir(exist_ok=True)
         path = write_checkpoint(self._folder, step, self._origin, "weights", weights)
         for other in self._folder.iterdir():
@@ -52,7 +53,7 @@ class TrainedWeights:
         return Checkpoint(path=path, step=step, origin=self._origin, files=files)
 
     def step(self) -> int | None:
-        """The step that they are of, unread; None where there are none."""
+        """The step after which the weights here were written, by the folder's name alone; None where there are none."""
         return max(self._steps(), default=None)
 
     def _steps(self) -> list[int]:
@@ -60,7 +61,7 @@ class TrainedWeights:
         return [int(name) for name in names if name.isdigit()]
 
     def take(self, found: Checkpoint) -> Checkpoint:
-        """Have `found`, those of another folder on this disk, instead of what is here. Raises OSError."""
+        """Move `found`, weights in another folder on this disk, here in place of what is here. Raises OSError."""
         self.remove()
         self._folder.mkdir()
         path = found.path.rename(self._folder / found.path.name)
@@ -68,20 +69,20 @@ class TrainedWeights:
         return replace(found, path=path)
 
     def remove(self) -> None:
-        """Remove them: the model folder is in place."""
+        """Remove the weights, once they are not needed any more."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def weights_room(weight_bytes: int) -> int:
-    """What the files of so many bytes of weights take at most, headers and manifest included."""
+    """The most bytes that the files of `weight_bytes` bytes of weights take, headers and manifest included."""
     return weight_bytes + weight_bytes // 64 + 2**20
 
 
 @contextlib.contextmanager
 def room_kept(folder: Path, size: int, what: str = "the trained weights") -> Iterator[Callable[[], None]]:
-    """Inside, there is room for `size` bytes on the disk of `folder`, until what is given is called. It is held by a
-    file without a name, which goes when the process does. Disks that know no such thing hold none. Raises UserError
-    when there is no room for `what` it is."""
+    """Reserve `size` bytes on the disk of `folder` while this context is open, or until the function that it gives is
+    called. A file without a name holds the room, and goes when the process ends. On file systems without fallocate
+    nothing is reserved. Raises UserError where there is no room; `what` the room is for is named in the error."""
     with tempfile.TemporaryFile(dir=folder) as file:
         fallocate = ctypes.CDLL(None, use_errno=True).fallocate  # posix_fallocate writes where it cannot do that
         fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)

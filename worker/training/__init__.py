@@ -1,1 +1,1 @@
-"""A run: the loop of steps, evaluation, metrics, when to stop. Imports `engine`, `data` and `storage`."""
+"""Runs a training: the loop of steps, evaluation, metrics, stopping. Imports `engine`, `data` and `storage`."""

@@ -1,4 +1,4 @@
-"""The files of a base that adapters are merged into, as transformers would load it from them."""
+"""Finds the files of a base that adapters are merged into: those from which transformers would load it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from planner.job.pins import revision_of
 from planner.job.schema import Job
 
 BESIDE = (".json", ".jinja", ".txt", ".model")
-"""How files beside those of weights end."""
-# Mistral's own form beside that of transformers, the base once more: a server that finds it would take that.
+"""The suffixes of the files beside the weights."""
+# Mistral's own form of the base, beside that of transformers: a server that finds it would load the unmerged base.
 ANOTHER_FORM = ("consolidated*", "params.json")
 
 
 def base_folder(job: Job) -> Path:
-    """The folder of the base, downloaded where it is one of the hub's. Raises UserError."""
+    """The folder of the base, downloaded where it is on the hub. Raises UserError."""
     if Path(job.model).is_dir():
         return Path(job.model)
     try:
@@ -37,12 +37,13 @@ def base_folder(job: Job) -> Path:
 
 
 def is_sharded(base: Path) -> bool:
-    """As transformers asks: one file of all weights goes before an index."""
+    """Whether the base has its weights in several files. As in transformers, a single file takes precedence over an
+    index."""
     return not (base / SAFE_WEIGHTS_NAME).is_file() and (base / SAFE_WEIGHTS_INDEX_NAME).is_file()
 
 
 def weight_files(base: Path) -> list[Path]:
-    """The files that transformers loads the base from, and none that lie beside them. Raises UserError."""
+    """The files from which transformers loads the base, and no others in the folder. Raises UserError."""
     names = {SAFE_WEIGHTS_NAME}
     if is_sharded(base):
         try:
@@ -55,7 +56,7 @@ def weight_files(base: Path) -> list[Path]:
 
 
 def not_mergeable(number: str) -> UserError:
-    """The error for a base whose files have not what is to become another, as `number` says."""
+    """The UserError "not-mergeable" for a base whose files lack a weight that the merge changes; `number` names it."""
     return UserError(
         "The base has its weights in another form than its layers, and cannot be merged file by file.",
         code="not-mergeable", exit_code=Exit.USAGE, numbers=(number,),

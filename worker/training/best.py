@@ -1,7 +1,7 @@
-"""Which evaluation of a run was the best, and when it has gone on for long enough without a better one.
+"""Finds the best evaluation of a run, and ends the run after enough evaluations without a better one.
 
-The rules are those of transformers' Trainer and its `EarlyStoppingCallback`, by the evaluations' losses alone, which
-stand in metrics.jsonl: a run that goes on from a checkpoint comes to the same end.
+The rules are those of transformers' Trainer and its `EarlyStoppingCallback`. They use only the losses of the
+evaluations, which are in metrics.jsonl, so a run that goes on from a checkpoint comes to the same end.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from worker.storage.trained import TrainedWeights
 log = logging.getLogger(__name__)
 
 Evaluated = tuple[int, float]
-"""The step after which, and the loss."""
+"""An evaluation: the step after which it was made, and its loss."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """`step` and `loss` of the best evaluation so far, 0 and infinity where none had a loss that is a number;
-    `without`: how many since then were no better by more than the threshold."""
+    """`step` and `loss` of the best evaluation so far, 0 and infinity where no loss was a number. `without`: how many
+    evaluations in a row, up to the last, did not improve on the best loss before them by more than the threshold."""
 
     step: int
     loss: float
@@ -34,7 +34,7 @@ class Standing:
 
 
 def losses_of(events: Sequence[Event]) -> list[Evaluated]:
-    """The evaluations among what a run has written down."""
+    """The evaluations among a run's `events`; a loss that is no number becomes nan."""
     found = [(event["step"], event.get("eval_loss")) for event in events if event["event"] == "eval"]
     return [
         (step, float(loss) if isinstance(loss, (int, float)) else float("nan"))
@@ -43,8 +43,8 @@ def losses_of(events: Sequence[Event]) -> list[Evaluated]:
 
 
 def known_losses(events: Sequence[Event], last: Checkpoint | None) -> list[Evaluated]:
-    """The evaluations of a run that goes on from its checkpoint `last`, in their order: by what that says, and after
-    its steps by what is written down. One that is not known is made again, and has the same loss."""
+    """The evaluations of a run that goes on from its checkpoint `last`, in order: those that the checkpoint records,
+    then those in `events` from its step on. A missing evaluation is made again, with the same loss."""
     written = losses_of(events)
     if last is None or last.evaluations is None:
         return written
@@ -53,8 +53,8 @@ def known_losses(events: Sequence[Event], last: Checkpoint | None) -> list[Evalu
 
 
 def standing(evaluations: Sequence[Evaluated], threshold: float) -> Standing | None:
-    """How things stand after these evaluations, which are in order; None without any. The model that nothing was done
-    to yet (step 0) is not among those to choose from."""
+    """The standing after these evaluations, which are in order; None without any. The untrained model (step 0) cannot
+    be the best."""
     found: Standing | None = None
     for step, loss in evaluations:
         if step == 0:
@@ -68,7 +68,8 @@ def standing(evaluations: Sequence[Evaluated], threshold: float) -> Standing | N
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Best:
-    """Keeps the weights of the best evaluation in `kept`, where the job wants them; `write` writes those of now."""
+    """Keeps the weights of the best evaluation in `kept`, where the job wants them. `write`: writes the current
+    weights."""
 
     job: Job
     kept: TrainedWeights
@@ -76,11 +77,12 @@ class Best:
 
     @classmethod
     def wanted(cls, job: Job) -> bool:
-        """Whether a job asks for any of this."""
+        """Whether the job asks for the best model or for early stopping."""
         return job.load_best_model_at_end or job.early_stopping_patience is not None
 
     def ends(self, evaluations: Sequence[Evaluated], step: int) -> bool:
-        """After `step` steps: keep the weights where the evaluation after them is the best one. Whether to stop."""
+        """Called after `step` steps. Keep the weights where the evaluation after this step is the best one. Returns
+        whether to stop."""
         if not evaluations or evaluations[-1][0] != step:
             return False
         found = standing(evaluations, self.job.early_stopping_threshold)
@@ -99,8 +101,8 @@ class Best:
         return True
 
     def chosen(self, evaluations: Sequence[Evaluated]) -> Checkpoint | None:
-        """The kept weights, at the end of training; None where those of the last step are wanted, or are all there
-        is."""
+        """The kept weights, at the end of training; None where the last step's weights are wanted, or are the only
+        ones."""
         if not self.job.load_best_model_at_end:
             return None
         found = standing(evaluations, 0.0)

@@ -1,4 +1,4 @@
-"""The README.md of a trained model: from what, on what and how it was trained, as the hub reads it."""
+"""Writes the README.md of a trained model as the hub reads it: its base, its data, and how it was trained."""
 
 from __future__ import annotations
 
@@ -23,23 +23,24 @@ _NEVER = frozenset({
     # told in words above the table
     "model", "dataset", "eval_dataset", "run_name", "per_device_train_batch_size", "gradient_accumulation_steps",
     "train_batch_size",
-    # of the machine, and of those whose it is
+    # about the machine and its owners
     "tokenizer", "chat_template", "output_dir", "disk_paths", "disk_budget", "disk_rated_writes", "gpu_budget",
     "cpu_budget", "schedule", "gradient_checkpointing",
     "report_to", "wandb_project", "wandb_entity", "wandb_mode", "trackio_project_name", "trackio_space_id",
     "mlflow_experiment_name", "mlflow_tracking_uri",
-    # of what happens on the way
+    # about what happens during training
     "save_steps", "save_minutes", "save_total_limit", "eval_on_start", "per_device_eval_batch_size", "sample_prompts",
     "sample_tokens",
 })  # fmt: skip
-"""Keys that no table has; of all others those are told that are not as they are by default."""
+"""Keys that are never in the table. Of the others, those in `_ALWAYS` and those not at their default are."""
 
 
 def model_card(
     job: Job, events: Sequence[Event], step: int, *, pairs: bool = False, stops: str | None = None
 ) -> str:  # fmt: skip
-    """The card of the model after `step` steps, whose run wrote down `events`. Of local files and folders it has the
-    names alone, and no paths. `stops`: a sentence on where the model stops, if that is new."""
+    """The card of the model after `step` steps of a run with these `events`. It names local files and folders without
+    their paths. `pairs`: the model is an encoder-decoder. `stops`: a sentence on where the model stops, if that is
+    new."""
     base = Path(job.model).name if is_local(job.model) else job.model
     data = [Path(entry.path).name if is_local(entry.path) else entry.path for entry in job.data]
     head: dict[str, object] = {"library_name": "peft" if job.method == "lora" else "transformers"}
@@ -69,7 +70,7 @@ def model_card(
 
 
 def _lines(job: Job) -> Iterator[str]:
-    """The table of the job's keys."""
+    """The lines of the table of the job's keys."""
     own = frozenset(OPTIMIZERS[job.optim].keys)
     always, never = _ALWAYS | own, _NEVER | (OPTIMIZER_KEYS - own)
     for key, value in job.model_dump(mode="json").items():

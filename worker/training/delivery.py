@@ -1,4 +1,4 @@
-"""The last leg of a run: from the trained weights, which are safe in the run folder, to the model folder."""
+"""Writes the model folder at the end of a run, from the trained weights, which are safe in the run folder."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ log = logging.getLogger(__name__)
 def without_overflow(
     dtypes: Mapping[str, torch.dtype], weights: Callable[[], Iterable[tuple[str, Mapping[str, Tensor]]]]
 ) -> Mapping[str, torch.dtype]:
-    """The dtypes that tensors are to be written in; where that is fp16, and a number of the `weights` (name ->
-    "master") is beyond it, bf16 instead, and it is said."""
+    """The `dtypes` in which tensors are to be written. Where one is fp16 and some number of the `weights` (name ->
+    {"master"}) is too large for fp16, bf16 takes its place in all of them, with a warning."""
     if torch.float16 not in dtypes.values():
         return dtypes
     most = torch.finfo(torch.float16).max
@@ -39,25 +39,25 @@ def without_overflow(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Delivery:
-    """Where the model of a run goes. `place` is what the job says, or the run folder's own `output/`."""
+    """Takes the model of a run to its `place`, the folder that the job names, or the run folder's own `output/`."""
 
     run: RunFolder
     place: Place
     output: Output
     trained: TrainedWeights
     card: Callable[[int], str] | None = None
-    """The README.md of the model after so many steps."""
+    """Gives the text of the model's README.md after a number of steps."""
 
     @property
     def at_home(self) -> Place:
-        """The run folder's own place, where the model is also when the job's will not have it."""
+        """The run folder's own place, where the model goes if it cannot go to the job's place."""
         return replace(self.place, folder=self.run.output)
 
     def deliver(self, found: Checkpoint, model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> Path:
         """Write the model folder from the trained weights `found`; returns its path.
 
-        Raises UserError when the place will not have it. Then the trained weights are kept, for `offmate retry`, and
-        the model is in the run folder, if that has room.
+        Raises UserError when the model cannot be written to its place. Then the trained weights are kept for `offmate
+        retry`, and the model is in the run folder, if that has room.
         """
         try:
             path = self._write(self.place, found, model, tokenizer)
@@ -69,7 +69,7 @@ class Delivery:
         return path
 
     def tidy(self) -> None:
-        """Remove what was kept until the model is in place."""
+        """Remove what was kept only until the model is in place."""
         if self.place != self.at_home:
             self.at_home.withdraw()
         self.trained.remove()
@@ -86,7 +86,7 @@ class Delivery:
     def _kept(
         self, error: Exception, found: Checkpoint, model: nn.Module, tokenizer: PreTrainedTokenizerBase
     ) -> UserError:  # fmt: skip
-        """The error for people; the model stays in the run folder."""
+        """Write the model to the run folder, if that has room, and return the error to raise."""
         needs = Room(str(self.place.folder), sum(file.stat().st_size for file in found.path.iterdir()))
         if isinstance(error, UserError):
             code, reasons = error.code, (error.what, *error.numbers)
@@ -101,7 +101,7 @@ class Delivery:
                 kept = f"the trained model is in {self.run.output}"
             except Exception as second:
                 log.warning("the model folder has no room in the run folder either: %s", first_line(second))
-        full = code == "disk-full"  # then the job waits for room
+        full = code == "disk-full"  # the job then waits for room
         mended = "free some space there, and it goes there by itself" if full else (
             f"mend that, then offmate retry {self.run.path.name}"
         )  # fmt: skip

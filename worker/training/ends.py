@@ -1,7 +1,7 @@
-"""The tokens at which a trained model stops: those that it had, and those that it was taught to end with.
+"""Sets the tokens at which a trained model stops: those of its base, and those that it was taught to end with.
 
-transformers' `generate` and servers stop where `generation_config` says, which of a base model is not where the answers
-of a chat template end.
+transformers' `generate` and servers stop at the tokens that `generation_config` names. In a base model these are not
+the tokens with which a chat template ends answers.
 """
 
 from __future__ import annotations
@@ -29,25 +29,26 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ends:
-    """Ids of end tokens: those that are `taught` (`worker.data.ends`), and those that the model stopped at `before`."""
+    """Ids of end tokens: those that the data teach (`taught`, see `worker.data.ends`), and those at which the model
+    stopped `before`."""
 
     taught: tuple[int, ...]
     before: tuple[int, ...]
     is_known: bool = True
-    """Whether it is known what is taught, as it is not of an encoder-decoder."""
+    """Whether the taught end tokens are known; for an encoder-decoder they are not."""
 
     @property
     def new(self) -> tuple[int, ...]:
-        """Those taught that the model did not stop at."""
+        """The taught end tokens at which the model did not stop before."""
         return tuple(end for end in self.taught if end not in self.before)
 
     @property
     def every(self) -> tuple[int, ...]:
-        """All at which the trained model stops, those taught first."""
+        """All tokens at which the trained model stops, the taught ones first."""
         return tuple(dict.fromkeys((*self.taught, *self.before)))
 
     def note(self, job: Job, tokenizer: PreTrainedTokenizerBase) -> str | None:
-        """What to say of a job whose model stops at other tokens than before; None of others."""
+        """A text for the log where the model stops at other tokens than before, or learns no end token; else None."""
         if not self.taught and self.is_known:
             return (
                 "nothing that is learned ends with an end token, so the model is not taught to stop: end answers with "
@@ -63,7 +64,7 @@ class Ends:
         )
 
     def line(self, job: Job, tokenizer: PreTrainedTokenizerBase) -> str | None:
-        """The same for the card of the model, in Markdown."""
+        """A sentence in Markdown for the model's card, where the model stops at new tokens; else None."""
         if not self.new:
             return None
         told = f"The model was taught to end with {_names(self.new, tokenizer, '`')}"
@@ -77,8 +78,8 @@ class Ends:
 
 
 def tell_ends(job: Job, model: nn.Module, tokenizer: PreTrainedTokenizerBase, batches: Batches) -> Ends:
-    """Have the job's `model` stop where its `special_tokens` say, and at what it is taught to end with. Says in the log
-    what is new. Returns the tokens."""
+    """Make the job's `model` stop at its `special_tokens` and at the tokens that it is taught to end with. Logs what is
+    new. Returns the end tokens."""
     before = ends_of_model(model)
     tell_special_tokens(job, model, tokenizer)
     # An encoder-decoder ends with its tokenizer's end token from the start.
@@ -91,46 +92,46 @@ def tell_ends(job: Job, model: nn.Module, tokenizer: PreTrainedTokenizerBase, ba
 
 
 def ends_of_files(job: Job) -> tuple[int, ...]:
-    """Ids of the tokens at which the job's model stops, by its files. Raises UserError for a model that cannot be
-    used."""
+    """Ids of the tokens at which the job's model stops, read from its files. Raises UserError for a model that cannot
+    be used."""
     try:
         generation = GenerationConfig.from_pretrained(job.model, trust_remote_code=False, revision=revision_of(job))
-    except Exception:  # there is none, or it is broken: transformers makes one of the config then
+    except Exception:  # it is missing or broken; transformers then makes one from the config
         generation = None
     return _ends_in(generation, model_config(job))
 
 
 def ends_of_model(model: nn.Module) -> tuple[int, ...]:
-    """Likewise of one that is loaded, with adapters or without."""
+    """Ids of the tokens at which a loaded model, with adapters or without, stops."""
     writer = _writer(model)
     return _ends_in(writer.generation_config, writer.config)
 
 
 def name_ends(model: nn.Module, ends: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> None:
-    """Have `model`, with adapters or without, stop at `ends` (ids)."""
+    """Make `model`, with adapters or without, stop at `ends` (ids)."""
     writer = _writer(model)
     found = writer.generation_config
     found.eos_token_id = [*ends]
-    found._original_object_hash = hash(found)  # else a base whose file has faults of its own could not be saved
+    found._original_object_hash = hash(found)  # else a base whose own file has faults could not be saved
     align_config(writer.config, found, tokenizer)
 
 
 def take_ends(model: nn.Module, folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Have `model`, a base with adapters, stop where the generation config beside them in `folder` says, if there is
-    one."""
+    """Make `model`, a base with adapters, stop at the tokens named by the generation config beside the adapters in
+    `folder`, if there is one."""
     if ends := ends_in_folder(folder):
         name_ends(model, ends, tokenizer)
 
 
 def ends_in_folder(folder: Path) -> tuple[int, ...]:
-    """What the generation config in `folder` says; none where there is no such file."""
+    """The end tokens (ids) that the generation config in `folder` names; empty where there is no such file."""
     file = folder / GENERATION_CONFIG_NAME
     return _listed(json.loads(file.read_text("utf-8")).get("eos_token_id")) if file.is_file() else ()
 
 
 def align_config(config: PreTrainedConfig, generation: GenerationConfig, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Have a model's `config` name the tokenizer's end token where its generation config does, in the place of another
-    or before a list of them: what transformers' `align_special_tokens` makes of it."""
+    """Write the tokenizer's end token into a model's `config` where its generation config names it. It replaces another
+    end token, or goes before a list of them, as with transformers' `align_special_tokens`."""
     text, own = config.get_text_config(), tokenizer.eos_token_id
     there = getattr(text, "eos_token_id", None)
     if own in _listed(generation.eos_token_id) and own not in _listed(there):
@@ -152,7 +153,7 @@ def _names(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, quote: str = 
 
 
 def _writer(model: nn.Module) -> Any:
-    """The module that writes texts."""
+    """The module of the model that generates text."""
     from planner.measure.forward_bytes import generator  # late: it loads the tracer
 
     return generator(model)

@@ -1,6 +1,6 @@
-"""When a run evaluates, and what it writes down: the mean loss of all rows, samples.
+"""Runs the evaluations of a run when they are due, and records the mean loss of all rows and the samples.
 
-The mean is over all tokens to be predicted, or over all documents: as the job's loss is.
+Like the job's loss, the mean is over all tokens to be predicted, or over all documents.
 """
 
 from __future__ import annotations
@@ -28,38 +28,38 @@ _TOGETHER = 8  # batches given to the engine at once, between two looks at the s
 
 
 class Losses(Protocol):
-    """What an evaluation gives: see worker.engine.forward_only.Evaluation."""
+    """What an evaluation returns: see worker.engine.forward_only.Evaluation."""
 
     @property
     def losses(self) -> tuple[Tensor, ...]:
-        """Per batch."""
+        """The loss of each batch."""
 
     @property
     def peak_bytes(self) -> int | None:
-        """On the device."""
+        """The most bytes on the device; None where they were not metered."""
 
 
 class Evaluates(Protocol):
-    """What an evaluation needs of an engine: see worker.engine.engine.Engine."""
+    """The methods that an evaluation calls on an engine: see worker.engine.engine.Engine."""
 
     steps_done: int
 
     def evaluate(self, batches: list[dict[str, Tensor]]) -> Losses:
-        """The loss of each batch with the weights of now."""
+        """The loss of each batch with the current weights."""
 
     def check_evaluation(self, batches: list[dict[str, Tensor]]) -> None:
-        """Raise UserError when it will not fit the budget."""
+        """Raise UserError when evaluating these batches will not fit the budget."""
 
     def generate(self, prompts: Sequence[Sequence[int]], *, new_tokens: int, pad: int) -> list[list[int]]:
-        """What the model says after each prompt with the weights of now."""
+        """The tokens that the model generates after each prompt with the current weights."""
 
     def check_generation(self, prompts: Sequence[Sequence[int]], *, new_tokens: int) -> None:
-        """Raise UserError when it will not fit the budget."""
+        """Raise UserError when generating this much will not fit the budget."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Evaluations:
-    """The evaluations of a run. `done`: (event, step) of what it has written down already, before a resume."""
+    """The evaluations of a run. `done`: (event, step) of all events that it wrote before a resume."""
 
     job: Job
     engine: Evaluates
@@ -69,32 +69,32 @@ class Evaluations:
     samples: Samples | None = None
     done: Collection[tuple[object, object]] = ()
     losses: list[tuple[int, float]] = field(default_factory=list)
-    """(step, loss) of all so far, in their order."""
+    """(step, loss) of all evaluations so far, in order."""
 
     def check(self) -> None:
-        """Raise UserError now when an evaluation will not fit the budget."""
+        """Raise UserError now when a later evaluation or sample will not fit the budget."""
         if (held_out := self.batches.evaluation) is not None:
             self.engine.check_evaluation([held_out.batch(0)])
         if (samples := self.samples) is not None:
             self.engine.check_generation(samples.tokens, new_tokens=samples.new_tokens)
 
     def try_out(self) -> Iterator[str]:
-        """Evaluate on the longest rows, and begin the answers to all prompts; nothing of it counts. What was done, in
-        words; nothing where the whole of it is due at once."""
+        """Evaluate the longest rows, and begin the answers to all prompts, without recording anything. Yields what was
+        done, in words. Does nothing where a whole evaluation is due at the start anyway."""
         if self.job.eval_on_start:
             return
         if (held_out := self.batches.evaluation) is not None:
             self.engine.evaluate([held_out.batch(0)])
             yield "an evaluation of the longest rows"
         if (samples := self.samples) is not None:
-            begun = min(2, samples.new_tokens)  # the prompt, and a token after what is kept of it
+            begun = min(2, samples.new_tokens)  # one token from the prompt, and one from its cache
             for answer in self.engine.generate(samples.tokens, new_tokens=begun, pad=samples.pad):
                 samples.text(answer)
             yield "samples"
 
     def run_if_due(self) -> bool:
-        """Evaluate if it is due after the steps that are done. False: a stop cut it short; after a resume from these
-        steps it is made up for."""
+        """Evaluate if an evaluation is due after the steps done so far. Returns False where a stop cut it short; a run
+        that resumes from this step then makes up for it."""
         step = self.engine.steps_done
         if not self._due(step):
             return True
@@ -118,7 +118,7 @@ class Evaluations:
         return self.batches.epochs(step) > self.batches.epochs(step - 1)
 
     def _evaluate(self, held_out: EvalBatches, step: int) -> bool:
-        """False: left out for a stop."""
+        """Evaluate all batches; returns False where a stop was asked for meanwhile, and nothing was recorded."""
         began = time.perf_counter()
         loss, items, tokens = 0.0, 0, 0
         peaks: list[int] = []

@@ -1,4 +1,4 @@
-"""How long a step should take under the plan, by the lengths of its slices: the plan itself is for full ones."""
+"""Predicts a step's time under the plan from the lengths of its slices; the plan's own time is for full slices."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from worker.data.padding import width
 
 
 class Forecast:
-    """`hardware` has the rates that the plan rests on, `most` is the width of a full slice's rows: see
+    """Predicts step times. `hardware`: the rates that the plan rests on. `most`: the width of a full slice's rows, see
     `worker.data.padding.width`."""
 
     def __init__(self, plan: Plan, chain: Chain, hardware: Hardware, most: int) -> None:

@@ -1,7 +1,7 @@
-"""A model folder as one GGUF file, made by llama.cpp's own converter where that is installed.
+"""Converts a model folder to one GGUF file with llama.cpp's own converter, where that is installed.
 
-The converter is a program of its own (`convert_hf_to_gguf.py`), which knows each family's names and tokenizers: it runs
-as a child process, says on stderr what it does, and reads weights one at a time.
+The converter is a separate program (`convert_hf_to_gguf.py`) that knows each family's names and tokenizers. It runs as
+a child process, reports on stderr, and reads weights one at a time.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from planner.job.room import FILES_BYTES
 from planner.job.schema import Job
 
 LLAMA_CPP = "LLAMA_CPP"
-"""The variable that names the converter, or the folder it is in."""
+"""The environment variable that names the converter, or the folder it is in."""
 TYPES = ("auto", "f32", "f16", "bf16", "q8_0")
-"""What weights become, in the converter's words; auto: 16 bits, bf16 where the model has that."""
+"""The types that weights may get, in the converter's words; auto: 16 bits, bf16 where the model has that."""
 _NAMES = ("convert_hf_to_gguf.py", "convert_hf_to_gguf")
 
 
 def converter() -> list[str]:
     """The beginning of the command that converts. Raises UserError `no-converter` where none is found.
 
-    A clone of llama.cpp has the converter's library beside it: there it runs in this Python, which has all else that it
-    needs. An installed one knows its own.
+    A clone of llama.cpp has the converter's library beside it, so the converter runs in this Python, which has all else
+    that it needs. An installed converter starts with its own Python.
     """
     if named := os.environ.get(LLAMA_CPP, "").strip():
         place = Path(named).expanduser()
@@ -53,9 +53,9 @@ def converter() -> list[str]:
 
 
 def write_gguf(job: Job, output: Path, target: Path, kind: str) -> None:
-    """Write the model of `job` as the file `target`, which is new, with weights of `kind` (one of TYPES). `output` is
-    its model folder; adapters there are merged into their base first, in a folder that goes again. Raises UserError;
-    then nothing of it is there."""
+    """Write the model of `job` to the new file `target`, with weights of `kind` (one of TYPES). `output`: its model
+    folder; adapters there are first merged into their base, in a temporary folder. Raises UserError; then nothing is
+    left behind."""
     if kind not in TYPES:
         raise UserError(
             f"--gguf {kind}: GGUF files are written as {', '.join(TYPES)}.", code="bad-gguf-type", exit_code=Exit.USAGE,
@@ -70,7 +70,7 @@ def write_gguf(job: Job, output: Path, target: Path, kind: str) -> None:
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
     try:
-        model, larger = output, 2 if kind == "f32" else 1  # of weights in 16 bits
+        model, larger = output, 2 if kind == "f32" else 1  # the file's size in multiples of the weights' in 16 bits
         if (output / "adapter_config.json").is_file():
             from worker.training.merged import write_merged
 
@@ -101,14 +101,14 @@ def write_gguf(job: Job, output: Path, target: Path, kind: str) -> None:
 
 
 def _ending_as_taught(job: Job, model: Path, folder: Path) -> Path:
-    """`model`; or where it stops at a token that its base did not, and that is not its tokenizer's end token, a
-    `folder` that links to it with a tokenizer whose end token is that one. Of all end tokens the converter writes the
-    tokenizer's alone; llama.cpp knows some others by their texts, as <|im_end|>."""
+    """The folder to convert: `model`, or `folder` where the model stops at a new token that is not its tokenizer's end
+    token. Then `folder` links to the files of `model`, but has a tokenizer whose end token is the new one. The
+    converter writes only the tokenizer's end token; llama.cpp knows some others by their texts, such as <|im_end|>."""
     from transformers import AddedToken, AutoTokenizer
 
     from worker.training.ends import Ends, ends_in_folder, ends_of_files
 
-    with contextlib.suppress(UserError):  # the base is gone: then nobody knows which are new
+    with contextlib.suppress(UserError):  # where the base is gone, nobody knows which end tokens are new
         ends = Ends(taught=ends_in_folder(model), before=ends_of_files(job))
         tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
         if ends.new and tokenizer.eos_token_id not in ends.new:
@@ -123,6 +123,6 @@ def _ending_as_taught(job: Job, model: Path, folder: Path) -> Path:
 
 
 def _alone(folder: Path) -> dict[str, str]:
-    """The converter's environment, without bars. It would run code that a tokenizer names in a repository of
-    the hub: with nothing to download and nothing downloaded before, there is none."""
+    """The converter's environment, without progress bars and without the hub. Else the converter would run code that a
+    tokenizer names in a repository of the hub; offline and with an empty cache there is no such code."""
     return {**os.environ, "TQDM_DISABLE": "1", "HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(folder / "no-hub")}

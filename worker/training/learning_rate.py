@@ -1,4 +1,4 @@
-"""The learning rate of a step, and the optimizer: the values of transformers' Trainer, as pure functions."""
+"""Gives the learning rate of a step and the optimizer with the values of transformers' Trainer, as pure functions."""
 
 from __future__ import annotations
 
@@ -37,14 +37,15 @@ def learning_rate(job: Job, step: int, total_steps: int) -> float:
 
 
 def learning_rates(job: Job, step: int, total_steps: int) -> float | tuple[float, ...]:
-    """Likewise, as an engine takes it: one of each group of `optimizer_of` where these have their own."""
+    """The rate of step `step` (from 0) as an engine takes it: one for all, or one for each group of `optimizer_of`
+    where the groups have their own."""
     share = _share_of(job, step, total_steps)
     highest = _highest(job)
     return highest[0] * share if len(highest) == 1 else tuple(rate * share for rate in highest)
 
 
 def _highest(job: Job) -> tuple[float, ...]:
-    """The rates that a schedule has shares of: of all groups, or of each."""
+    """The highest rates, of which the schedule takes a share: one for all groups, or one for each."""
     if job.loraplus_lr_ratio is not None:
         return job.learning_rate, job.loraplus_lr_embedding, job.learning_rate * job.loraplus_lr_ratio
     if job.embedding_lr_scale is not None:
@@ -75,7 +76,7 @@ def _shares(
 def decay_names(model: nn.Module) -> frozenset[str]:
     """Names (as in `named_parameters()`) of the parameters that weight decay applies to.
 
-    All but biases and the weights of norms, told by `nn.LayerNorm` and by name, as in transformers'
+    These are all but biases and the weights of norms, recognized by `nn.LayerNorm` and by name, as in transformers'
     `Trainer.get_decay_parameter_names`.
     """
     owners = {name: module for name, module in model.named_modules() if isinstance(module, nn.LayerNorm)}
@@ -91,8 +92,7 @@ def _trained(model: nn.Module) -> frozenset[str]:
 
 
 def optimizer_of(job: Job, model: nn.Module) -> tuple[Group, ...]:
-    """The job's optimizer for the parameters of `model`, in the groups that it has, or one for each
-    of the job's rates."""
+    """The job's optimizer for the parameters of `model`, in its groups, or in one group for each of the job's rates."""
     adamw = AdamWGroup(
         betas=(job.adam_beta1, job.adam_beta2), eps=job.adam_epsilon, weight_decay=job.weight_decay,
         decay_names=_trained(model) if job.decay_all else decay_names(model),
@@ -106,13 +106,13 @@ def optimizer_of(job: Job, model: nn.Module) -> tuple[Group, ...]:
 
 
 def _loraplus(adamw: AdamWGroup, model: nn.Module) -> tuple[Group, ...]:
-    """In groups as peft decays them: all but some of what has one dimension."""
+    """The groups of LoRA+, with weight decay as in peft: on all but some parameters of one dimension."""
     first, embedding, second, still = loraplus_names(model)
     decay = first | embedding | second
     return tuple(replace(adamw, names=own, decay_names=own & decay) for own in (first, embedding, second | still))
 
 
 def _embeddings_apart(adamw: AdamWGroup, model: nn.Module) -> tuple[Group, ...]:
-    """As axolotl divides them: what has its own rate does not decay."""
+    """Two groups as in axolotl: the embeddings, which have their own rate and no weight decay, and all else."""
     names, apart = frozenset(name for name, p in model.named_parameters() if p.requires_grad), embedding_names(model)
     return replace(adamw, names=names - apart), replace(adamw, names=apart, decay_names=frozenset())

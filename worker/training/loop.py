@@ -1,4 +1,4 @@
-"""The steps of a run, from where it stands to its end or a stop."""
+"""Does the steps of a run, from where it stands to its end or a stop."""
 
 from __future__ import annotations
 
@@ -31,31 +31,31 @@ from worker.training.timeline import Timeline
 log = logging.getLogger(__name__)
 
 _SAY_EVERY_S = 10.0
-_SAVE_SHARE = 20  # checkpoints by the clock take no more than one part in so many of the time
+_SAVE_SHARE = 20  # checkpoints by `save_minutes` take at most about 1/20 of the time
 
 
 class StepResult(Protocol):
-    """What a step gives: see worker.engine.engine.StepResult."""
+    """What a step returns: see worker.engine.engine.StepResult."""
 
     @property
     def losses(self) -> Sequence[Tensor]:
-        """Per slice."""
+        """The loss of each slice."""
 
     @property
     def grad_norm(self) -> Tensor | None:
-        """Before clipping."""
+        """The gradients' norm before clipping."""
 
     @property
     def peak_bytes(self) -> int | None:
-        """On the device."""
+        """The most bytes on the device; None where they were not metered."""
 
 
 class Trains(Evaluates, Protocol):
-    """What the loop needs of an engine: see worker.engine.engine.Engine."""
+    """The methods that the loop calls on an engine: see worker.engine.engine.Engine."""
 
     @property
     def waited_s(self) -> float:
-        """Seconds that computation has waited so far."""
+        """Seconds that the computation has waited so far."""
 
     def step(
         self,
@@ -71,27 +71,27 @@ class Trains(Evaluates, Protocol):
         """Finish every update."""
 
     def stop_metering(self) -> None:
-        """Count device bytes no more."""
+        """Stop counting device bytes."""
 
     def state(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
         """Masters and moments."""
 
     def state_to_save(self) -> Iterator[Written]:
-        """Likewise, for a checkpoint."""
+        """Masters and moments in the form in which a checkpoint writes them."""
 
     def masters(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
-        """Masters, or what they round to."""
+        """Masters, or the weights that they round to."""
 
     def load_state(self, tensors: Iterable[tuple[str, Mapping[str, Tensor]]], *, step: int) -> None:
-        """Go on from `state()` after `step` steps."""
+        """Continue from `tensors`, the `state()` after `step` steps."""
 
     def close(self) -> None:
         """End the engine's threads."""
 
 
 class _Metering:
-    """Whether the device is metered (`on`). Says once when it has been long enough: for two steps, and until one had a
-    slice of the largest shape, which the plan is for; but not for more than twenty."""
+    """Whether the device is metered (`on`). Metering ends after two steps, or once a step had a slice of the largest
+    shape, which the plan is for, whichever is later; but after twenty steps at the latest."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -100,7 +100,7 @@ class _Metering:
         self.on = True
 
     def seen_enough(self, batches: Sequence[Mapping[str, Tensor]]) -> bool:
-        """After each step, with its batches; True the first time it is enough."""
+        """Called after each step with its batches. True once: when metering ends."""
         if not self.on:
             return False
         self._steps += 1
@@ -121,22 +121,22 @@ class Training:
     stop: StopRequest
     state_bytes: int
     states: StatesOnDisk | None = None
-    """Those of the optimizer that are on disk."""
+    """The optimizer states on disk, where there are any."""
     evaluations: Evaluations
     best: Best | None = None
-    """Which evaluation counts, where the job asks that."""
+    """Finds the best evaluation, where the job asks for that."""
     timeline: Timeline | None = None
-    """Where two steps are to be recorded."""
+    """Records two steps, where they are wanted."""
     predicted_s: Callable[[Sequence[Mapping[str, Tensor]]], float]
-    """How long a step on these batches should take."""
+    """The predicted seconds of a step on these batches."""
     width: int
-    """That of the largest slice that is planned for: see `worker.data.padding.width`."""
+    """The width of the largest slice that the plan is for: see `worker.data.padding.width`."""
 
     def run(self) -> bool:
-        """Train until the last step, then drain: True. Or until a stop is asked for, then checkpoint: False. A stop
-        cuts the last evaluation short, too, but not what is done after it.
+        """Train to the last step, finish every update, and return True. Where a stop is asked for first, write a
+        checkpoint and return False. A stop also cuts the last evaluation short, but not what comes after it.
 
-        Raises UserError when the loss, the gradients' norm, or what was trained in the end, is no longer finite.
+        Raises UserError "non-finite" when the loss, the gradients' norm or the final state is not finite.
         """
         total = self.batches.total_steps
         saved = self.engine.steps_done
@@ -150,7 +150,7 @@ class Training:
                     self._save()
                 return False
             self.evaluations.run_if_due()
-            if self.stop.asked:  # another step would be one too many to make up for the evaluation
+            if self.stop.asked:  # after another step, the resumed run could not make up for the evaluation
                 continue
             if self._ends():
                 self._check_state()
@@ -180,11 +180,12 @@ class Training:
         return True
 
     def _ends(self) -> bool:
-        """Whether the evaluations say that it is enough."""
+        """Whether the evaluations say that the training is to end early."""
         return self.best is not None and self.best.ends(self.evaluations.losses, self.engine.steps_done)
 
     def _check_state(self) -> None:
-        """Nothing follows the last step: no loss of a next one, and no checkpoint, would show what it did."""
+        """Check that the final state is finite. Raises UserError "non-finite". No later loss and no checkpoint would
+        show what the last step did."""
         step, last = self.engine.steps_done, self.checkpoints.last()
         if self.states is None:
             for _ in finite(self.engine.state(), step, last):
@@ -197,15 +198,15 @@ class Training:
             pass
 
     def _step(self, batches: list[dict[str, Tensor]], step: int, total: int, *, metered: bool) -> str:
-        """Do step `step` (from 0) on `batches`, write its line. Returns what there is to say about it."""
+        """Do step `step` (from 0) on `batches` and write its line of metrics. Returns a text about it for the log."""
         rate = learning_rate(self.job, step, total)
         began, waited_s = time.perf_counter(), self.engine.waited_s
         result = self.engine.step(
             batches,
             seeds=[micro_batch_seed(self.job.seed, step, k) for k in range(len(batches))],
             learning_rate=learning_rates(self.job, step, total),
-            # A tensor, as transformers' Trainer gives it: as a number it would be a constant of the traced blocks,
-            # which would be traced anew whenever it changes.
+            # A tensor, as transformers' Trainer passes it: a number would be a constant of the traced blocks, which
+            # would have to be traced anew whenever it changes.
             num_items_in_batch=torch.tensor(self.batches.num_items(batches)),
         )
         loss = float(torch.stack([loss.detach().float() for loss in result.losses]).sum())

@@ -1,8 +1,8 @@
-"""A model folder of base and adapters in one, made file by file: in memory is one weight at a time.
+"""Merges adapters into their base and writes the model folder file by file, with one weight in memory at a time.
 
-Each weight goes through peft's own layer, and so becomes what peft's merge makes of it, in the dtype that the base is
-published in. A base whose files have its weights packed, or no rows for tokens that the job added, or one weight for
-embedding and head that are two now, is merged in memory.
+Each weight goes through peft's own layer, so it becomes what peft's merge makes of it, in the dtype that the base is
+published in. Some bases are merged in memory instead: those whose files have packed weights, or have no rows for tokens
+that the job added, or have one weight for an embedding and a head that are now two.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from worker.training.ends import align_config
 from worker.training.model import load_model, tell_special_tokens
 
 _PACKED = ("load_in_4bit", "load_in_8bit", "quantize_moe_experts")
-_HULL = "base_model.model."  # how names in peft's model begin
+_HULL = "base_model.model."  # the prefix of all names in peft's model
 
 
 def write_merged(job: Job, adapters: Path, folder: Path, *, beside: int = 0) -> None:
-    """Write the model of `job` with its `adapters` (a folder in peft's form) merged into `folder`, which is new or
-    empty; the tokenizer is that of the adapters. The disk must have room for so many more of it `beside`. Raises
-    UserError; then nothing of it is there."""
+    """Merge the `adapters` (a folder in peft's form) into the base of `job`, and write the model to `folder`, which
+    must be new or empty. The tokenizer is taken from the adapters' folder. `beside`: the disk must have room for this
+    many more copies of the model. Raises UserError; then nothing is left behind."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(
             f"{folder} is not empty.", code="output-dir-used", exit_code=Exit.USAGE, hint="give a folder that is new"
@@ -100,7 +100,7 @@ def _merge_files(job: Job, adapted: nn.Module, adapters: Path, draft: Path, besi
 
 
 def _copy_beside(source: Path, draft: Path, form: str = "*", *, but: tuple[str, ...] = ()) -> None:
-    """What lies beside weights: configs, tokenizer, template; of the names of this `form`, but these."""
+    """Copy the files beside the weights (configs, tokenizer, template) whose names match `form` and none of `but`."""
     left_out = ("adapter_*", "*.index.json", *ANOTHER_FORM, *but)
     for file in source.glob(form):
         if file.suffix in BESIDE and file.is_file() and not any(file.match(other) for other in left_out):
@@ -108,8 +108,8 @@ def _copy_beside(source: Path, draft: Path, form: str = "*", *, but: tuple[str, 
 
 
 def _merge_in_memory(job: Job, adapted: nn.Module, adapters: Path, draft: Path, beside: int) -> None:
-    """As transformers and peft do it: the model as it is read, with adapters, is merged and saved."""
-    base = base_folder(job)  # before anything asks what is in it
+    """Merge as transformers and peft do: load the model with its adapters, merge, save."""
+    base = base_folder(job)  # downloads it, before anything asks what is in it
     dtype, untied = published_dtype(job) or torch.float32, _has_two_ends_of_one(adapted)
     if untied:
         _untie(adapted)
@@ -131,28 +131,28 @@ def _merge_in_memory(job: Job, adapted: nn.Module, adapters: Path, draft: Path, 
         p.data = p.data.to(dtype)
     merged.config.use_cache = True  # off for training only
     merged.save_pretrained(draft, max_shard_size="5GB")
-    # Not what else there is: its configs may say that weights are packed, its tokenizer's files have no added tokens.
+    # No other files: the base's configs may say that weights are packed, its tokenizer has no added tokens.
     _copy_beside(base, draft, "*processor_config.json")
     _copy_beside(adapters, draft)
 
 
 def _name_special_tokens(job: Job, draft: Path) -> None:
-    """Have the configs in `draft` name what the job has made of its tokens, as those of a model trained in full do."""
+    """Write the job's special tokens into the configs in `draft`, as they are in those of a model trained in full."""
     named = SimpleNamespace(config=AutoConfig.from_pretrained(draft, trust_remote_code=False), generation_config=None)
     if (file := draft / GENERATION_CONFIG_NAME).is_file():
         named.generation_config = GenerationConfig.from_dict(json.loads(file.read_text("utf-8")))
     tokenizer = AutoTokenizer.from_pretrained(draft, trust_remote_code=False)
     tell_special_tokens(job, cast(Any, named), tokenizer)
-    if named.generation_config is not None:  # that of the adapters, where they have one
+    if named.generation_config is not None:  # the adapters' one, where they have one
         align_config(named.config, named.generation_config, tokenizer)
     for config in filter(None, vars(named).values()):
         config.save_pretrained(draft)
 
 
 def _sizes(adapted: Any, dtype: torch.dtype) -> tuple[int, int]:
-    """Bytes of the model, which is on meta here, in `dtype` with its adapters, and at most as it is merged in memory:
-    with what unpacking or merging the largest weight takes, up to four times that in fp32, and then with copies of the
-    experts that transformers saves one by one."""
+    """(bytes of the model in `dtype` with its adapters, the most bytes in memory while it is merged). `adapted` is on
+    the meta device. The second adds the larger of two needs: unpacking or merging the largest weight, which takes up to
+    four times its fp32 size; then copies of the experts that transformers saves one by one."""
     base = adapted.get_base_model()
     size, copies, largest = 0, 0, 0
     for name, p in base.named_parameters():
@@ -166,15 +166,15 @@ def _sizes(adapted: Any, dtype: torch.dtype) -> tuple[int, int]:
 
 
 def _as_merged(job: Job, adapters: Path) -> Job:
-    """The job whose model and adapters are those that are merged: a base as published, and adapters as written."""
+    """The job changed to describe what is merged: the base as published, and the adapters as written."""
     its: dict[str, Any] = {**dict.fromkeys(_PACKED, False), "adapter_name_or_path": None}
-    if takes_from_base(job.init_lora_weights):  # written as others, of twice the rank
+    if takes_from_base(job.init_lora_weights):  # these adapters are written in another form, of twice the rank
         its |= {**adapter_keys(str(adapters)), "init_lora_weights": True}
     return job.model_copy(update=its)
 
 
 def _check_base(job: Job) -> None:
-    """Raise UserError for a base that was quantized as it was saved, of which nothing else is known."""
+    """Raise UserError "base-quantized" for a base that was saved quantized in a form that cannot be unpacked."""
     config = model_config(job)
     if getattr(config, "quantization_config", None) and not unpacks(config):
         raise UserError(
@@ -184,7 +184,8 @@ def _check_base(job: Job) -> None:
 
 
 def _is_in_files(job: Job, adapted: Any) -> bool:
-    """Whether the base's files have its weights as its layers have them, and each that is another in the merged one."""
+    """Whether the base can be merged file by file: its files have the weights in the form of its layers, and every
+    weight that the merge changes."""
     config = model_config(job)
     if unpacks(config) or _has_two_ends_of_one(adapted):
         return False
@@ -197,7 +198,7 @@ def _ends(adapted: Any) -> list[Any]:
 
 
 def _has_two_ends_of_one(adapted: Any) -> bool:
-    """Whether embedding and head are one weight in the base, and something was trained at one of them alone."""
+    """Whether embedding and head are one weight in the base, and one of them was trained alone."""
     from peft.tuners.lora import LoraLayer
     from peft.utils.other import ModulesToSaveWrapper
 
@@ -206,7 +207,7 @@ def _has_two_ends_of_one(adapted: Any) -> bool:
 
 
 def _untie(adapted: Any) -> None:
-    """Have embedding and head be two weights from here on: peft's merge into either would be one into both."""
+    """Make embedding and head two weights: else peft's merge into one of them would change both."""
     from peft.tuners.lora import LoraLayer
 
     config = adapted.get_base_model().config
@@ -218,8 +219,8 @@ def _untie(adapted: Any) -> None:
 
 
 def _parts(adapted: Any, adapters: Path) -> tuple[dict[str, Any], Any]:
-    """Name of each weight that is another in the merged model -> peft's layer, its base on meta, or of modules trained
-    as a whole the weight itself; and the base."""
+    """(name of each weight that the merge changes -> what it is merged from, the base model). A weight is merged from
+    peft's layer, whose base is on the meta device; in modules trained as a whole, from the trained weight itself."""
     from peft.tuners.lora import LoraLayer
     from peft.utils.other import ModulesToSaveWrapper
 
@@ -233,7 +234,7 @@ def _parts(adapted: Any, adapters: Path) -> tuple[dict[str, Any], Any]:
                 whole[f"{name.removeprefix(_HULL)}.{local}"] = weights.pop(f"{name}.{local}")
     named = adapted.named_parameters()
     own = [name for name, parameter in named if parameter.requires_grad and ".modules_to_save." not in name]
-    # peft's own loader would have them on meta, as the base is.
+    # Not by peft's own loader, which would put the adapters on the meta device, as the base is.
     saved = {name: name.replace(".default", "") for name in own}
     saved = {name: key if key in weights else key.removesuffix(".weight") for name, key in saved.items()}
     adapted.load_state_dict({name: weights.pop(key) for name, key in saved.items()}, strict=False, assign=True)
@@ -243,18 +244,18 @@ def _parts(adapted: Any, adapters: Path) -> tuple[dict[str, Any], Any]:
 
 
 def _rows(config: Any) -> int:
-    """Rows of the embedding of the model as published."""
+    """The number of the embedding's rows in the model as published."""
     return int(config.get_text_config().vocab_size)
 
 
 def _weight_of(layer: Any) -> str:
-    """What the weight is called that a layer of peft is for."""
+    """The name of the weight that a peft layer adapts."""
     return str(getattr(layer, "parameter_name", "weight"))
 
 
 @dataclass(frozen=True, eq=False)
 class _Split:
-    """A weight that is in several parts in the files, such as each expert's own. `keys`: those of the parts."""
+    """A weight that the files have in several parts, such as one for each expert. `keys`: the keys of the parts."""
 
     name: str
     layer: Any
@@ -262,13 +263,13 @@ class _Split:
     keys: tuple[str, ...] = ()
 
     def parts(self, weight: Tensor) -> dict[str, Tensor]:
-        """Of something that is as the weight: key -> part, as transformers saves the model."""
+        """Split a tensor of the weight's shape as transformers does when it saves the model: key -> part."""
         from transformers.core_model_loading import revert_weight_conversion
 
         return dict(revert_weight_conversion(self.model, {self.name: weight}))
 
     def deltas(self, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Key -> what is added to it, in the dtype that the files have."""
+        """Key -> what the merge adds to this part, computed for weights of `dtype`, the files' dtype."""
         its, name = self.layer.get_base_layer(), self.layer.parameter_name
         before = getattr(its, name)
         setattr(its, name, nn.Parameter(torch.empty(1, dtype=dtype).expand(before.shape), requires_grad=False))
@@ -278,7 +279,7 @@ class _Split:
 
 
 def _stored(name: str, part: Any, model: Any, keys: Container[str]) -> dict[str, Any]:
-    """The keys of a weight in the files, and what they are written from; none where it is not there."""
+    """Key of a weight, or of each of its parts, in the files -> what it is merged from; empty where it is not there."""
     prefix = str(getattr(model, "base_model_prefix", ""))
     direct = next((key for key in (name, name.removeprefix(f"{prefix}.")) if key in keys), None)
     if direct is not None:
@@ -294,12 +295,12 @@ def _stored(name: str, part: Any, model: Any, keys: Container[str]) -> dict[str,
 
 @torch.no_grad()
 def _write(source: Path, target: Path, layers: Mapping[str, Any]) -> None:
-    """A copy of the file, in which the weights that are others now are written over: shapes and dtypes stay."""
+    """Copy the file and overwrite the weights that the merge changes; shapes and dtypes stay the same."""
     shutil.copyfile(source, target)
     entries, first = entries_of(source)
     with safe_open(source, "pt") as content, target.open("r+b") as file:
         there = {key: layers[key] for key in content.keys() if key in layers}  # noqa: SIM118, it is no mapping
-        for layer in dict.fromkeys(there.values()):  # all parts of a weight at once
+        for layer in dict.fromkeys(there.values()):  # all parts of a weight together, as they share their deltas
             deltas: dict[torch.dtype, dict[str, Tensor]] = {}
             for key in (key for key, its in there.items() if its is layer):
                 tensor = content.get_tensor(key)
@@ -315,7 +316,7 @@ def _write(source: Path, target: Path, layers: Mapping[str, Any]) -> None:
 
 
 def _merged(layer: Any, tensor: Tensor) -> Tensor:
-    """What becomes of a weight in one piece."""
+    """The merged value of a weight that the files have in one piece."""
     if isinstance(layer, Tensor):
         return layer.to(tensor.dtype)
     its, name = layer.get_base_layer(), _weight_of(layer)

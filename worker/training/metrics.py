@@ -1,4 +1,4 @@
-"""`metrics.jsonl`: what happened, one JSON object per line, appended by the trainer and flushed line by line.
+"""Writes and reads `metrics.jsonl`, the events of a run: one JSON object per line, appended without buffering.
 
 The file is only ever appended to, so a follower may keep its place in it. Two things follow:
 
@@ -7,7 +7,7 @@ The file is only ever appended to, so a follower may keep its place in it. Two t
   `resumed_from: N`, which takes back every `step`, `checkpoint` and `end` line before it with a step above N;
   `read_metrics` gives the series without them.
 
-Nothing that a run needs to go on is in this file alone: a line that is no event is passed over (planner/run/events.py).
+All that a run needs to go on is also elsewhere, so a line that is no event is skipped (planner/run/events.py).
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Metrics:
         self._file = path.open("ab", buffering=0)
 
     def write(self, event: str, *, step: int, **values: str | int | float | None) -> None:
-        """Append one line with the time of now. Numbers that JSON has no form for (nan, inf) become null. Raises
-        OSError, with nothing of the line in the file, when the disk does not take it."""
+        """Append one line with the current time. Numbers that JSON cannot express (nan, inf) become null. Raises
+        OSError when the disk does not take the line; then none of it is in the file."""
         plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
         line = json.dumps({"event": event, "time": time.time(), "step": step, **plain}, ensure_ascii=False)
         rest = memoryview(f"{line}\n".encode(errors="replace"))
@@ -62,13 +62,13 @@ class Metrics:
         try:
             self.close()
         except OSError:
-            if error is None:  # else that is what people should know of
+            if error is None:  # else the first error is the one to report
                 raise
 
 
 def read_metrics(path: Path) -> list[Event]:
-    """The events of a run as one consistent series: without a torn last line, without what a resume took back. Lines
-    that are no events are passed over; where one of them was the start of a resume, the steps it repeats show it."""
+    """The events of a run as one consistent series, without a torn last line and without what a resume took back. Lines
+    that are no events are skipped. Where a damaged line was the start of a resume, the repeated steps reveal it."""
     events: list[Event] = []
     last = 0
     for event in events_of(path.read_bytes().split(b"\n")[:-1] if path.exists() else ()):
@@ -84,7 +84,7 @@ def read_metrics(path: Path) -> list[Event]:
 
 
 def tell_broken_lines(run: RunFolder) -> None:
-    """Say, for once at a start, which lines are passed over."""
+    """Warn of lines that are skipped; called once, at the start of a run."""
     if broken := run.all_metrics().broken:
         log.warning(
             "%s: line %d is no event%s and passed over: figures, and the choice among evaluations, go by the others",
@@ -93,12 +93,12 @@ def tell_broken_lines(run: RunFolder) -> None:
 
 
 def steps_trained(events: Sequence[Event]) -> int:
-    """The steps that a run has done, by what it has written down."""
+    """The number of steps that a run has done, by its `events`."""
     return max((int(event["step"]) for event in events if event["event"] == "step"), default=0)
 
 
 def _cut_torn_line(path: Path) -> None:
-    """Cut what follows the last newline: the writer died in the middle of it."""
+    """Cut off what follows the last newline: its writer died in the middle of a line."""
     if not path.exists():
         return
     data = path.read_bytes()

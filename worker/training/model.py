@@ -1,4 +1,4 @@
-"""The job's model with its weights, in host memory."""
+"""Loads the job's model with its weights into host memory."""
 
 from __future__ import annotations
 
@@ -44,28 +44,29 @@ log = logging.getLogger(__name__)
 _UNREADABLE = (
     OSError, ValueError, KeyError, RuntimeError, ImportError, EOFError, SafetensorError, pickle.UnpicklingError,
 )  # fmt: skip
-"""What reading weights raises that are not what they seem."""
+"""The errors that reading damaged or wrong weight files may raise."""
 
 
 def load_model(
     job: Job, *, layers: int | None = None, begun: Path | None = None, begins: bool = False,
     dtype: torch.dtype | None = None,
 ) -> nn.Module:  # fmt: skip
-    """The job's model on the CPU in its working dtype or another `dtype`, in training mode, without a cache; `layers`:
-    with its first layers only. `begun`: the file that says how adapters began that took over a part of the model's own
-    weights; `begins`: they do so now, and it is written. Raises UserError.
+    """The job's model on the CPU in its working dtype or another `dtype`, in training mode, without a cache. `layers`:
+    how many of its first layers to keep. `begun`: the file that records how adapters began that took over a part of the
+    model's own weights. `begins`: the adapters begin now, and this file is written. Raises UserError.
 
-    A folder without weights gives the model its own initialization under `job.seed`, in the working dtype. With `bf16`
-    the weights are read as bf16 and the fp32 masters start from them: an fp32 copy beside would double the host memory
-    of loading. For weights published in bf16 that is the same; others start one rounding away, and it is said.
+    With a folder without weights, the model gets its own initialization under `job.seed`, in the working dtype. With
+    `bf16` the weights are read as bf16 and the fp32 masters start from them, because an fp32 copy beside them would
+    double the host memory of loading. For weights published in bf16 that changes nothing; others start one rounding
+    away, which is logged.
     """
     dtype, takes = dtype or working_dtype(job), job.method == "lora" and takes_from_base(job.init_lora_weights)
     kept = read_begun(begun) if takes and begun is not None and not begins else None
     config = model_config(job)
     every = None if layers is None else int(config.get_text_config().num_hidden_layers)
-    if layers is not None and not is_encoder_decoder(config):  # which has two chains of them
+    if layers is not None and not is_encoder_decoder(config):  # an encoder-decoder has two stacks of layers
         _keep_layers(config, layers)
-    torch.manual_seed(job.seed)  # also for weights that a folder lacks
+    torch.manual_seed(job.seed)  # also for single weights that a folder lacks
     check_weights(job)
     if has_no_weights(job.model):
         log.info("model: %s has no weights; starting from random ones under seed %d", job.model, job.seed)
@@ -125,7 +126,7 @@ def load_model(
 
 
 def _keep_layers(config: PreTrainedConfig, layers: int) -> None:
-    """Let the config have so many layers; lists in it with a value for each are cut."""
+    """Set the number of layers in the config, and cut its lists that have a value for each layer."""
     every = config.num_hidden_layers
     for key, value in config.to_dict().items():
         if isinstance(value, list) and len(value) == every:
@@ -134,8 +135,8 @@ def _keep_layers(config: PreTrainedConfig, layers: int) -> None:
 
 
 def tell_special_tokens(job: Job, model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Have the configs of the model name the job's `special_tokens`, as transformers' Trainer does: what is saved then
-    ends its answers there."""
+    """Write the job's `special_tokens` into the model's configs, as transformers' Trainer does, so that the saved model
+    ends its answers with them."""
     if job.special_tokens:
         from transformers.trainer_utils import align_special_tokens
 
@@ -144,7 +145,7 @@ def tell_special_tokens(job: Job, model: nn.Module, tokenizer: PreTrainedTokeniz
 
 
 def check_vocabulary(job: Job, model: nn.Module, largest_token: int, where: str) -> None:
-    """Raise UserError when the largest token of `where` is beyond what the model has embeddings for."""
+    """Raise UserError "vocabulary-mismatch" when the model has no embedding for the largest token of `where`."""
     there = len(cast(Any, model).get_input_embeddings().weight)
     if largest_token >= there:
         raise UserError(
@@ -156,8 +157,8 @@ def check_vocabulary(job: Job, model: nn.Module, largest_token: int, where: str)
 
 
 def check_reach(job: Job, model: nn.Module, largest_token: int, longest: int) -> None:
-    """Raise UserError when the data's tokens, or the `longest` slice's positions, are beyond what the model has
-    embeddings for."""
+    """Raise UserError "vocabulary-mismatch" or "max-length-too-large" when the model has no embeddings for the data's
+    tokens, or for the positions of rows of `longest` tokens. Models without position embeddings only get a warning."""
     check_vocabulary(job, model, largest_token, "the data")
     embedding = cast(Any, model).get_input_embeddings()
     positions = getattr(cast(Any, model).config, "max_position_embeddings", None)

@@ -1,7 +1,7 @@
-"""What comes late in a run, tried before its first step, while the person who handed the job in may still be there: an
-evaluation, a sample, a checkpoint that is read back, and the model folder but for its weights.
+"""Tries before the first step what comes late in a run, while the person who submitted the job may still be there.
 
-It changes nothing of what is learned, and leaves nothing behind. The run's own first steps are the rest of the trial.
+It tries an evaluation, a sample, a checkpoint that is read back, and the model folder without its weights. It does not
+change what is learned, and leaves nothing behind. The run's own first steps are the rest of the trial.
 """
 
 from __future__ import annotations
@@ -29,16 +29,17 @@ from worker.training.stop import StopRequest
 log = logging.getLogger(__name__)
 
 TRIED = "rehearsed"
-"""The event in metrics.jsonl; `tried` says what was."""
-_FOLDER = ".step-rehearsal"  # a name under which what a killed process leaves is removed at the next start
+"""The event in metrics.jsonl; its key `tried` says what was tried."""
+_FOLDER = ".step-rehearsal"  # `Checkpoints` removes folders of such names at the next start, if the process is killed
 
 States = Callable[[], Iterator[tuple[str, Mapping[str, Tensor]]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Rehearsal:
-    """Of one run. `checkpoints`: the folder they will be in, of `checkpoint_bytes` each; `states` gives what is in
-    them. `write_files` writes a model folder without its weights into an empty folder."""
+    """The rehearsal of one run. `checkpoints`: the folder of the checkpoints, which take `checkpoint_bytes` each.
+    `states`: gives the tensors that a checkpoint holds. `write_files`: writes a model folder without its weights into
+    an empty folder."""
 
     checkpoints: Path
     checkpoint_bytes: int
@@ -50,7 +51,7 @@ class Rehearsal:
     stop: StopRequest
 
     def run(self) -> None:
-        """Try everything, as long as no stop is asked for. Raises UserError for what would end the run later."""
+        """Try everything, unless a stop is asked for. Raises UserError for what would end the run later."""
         began = time.perf_counter()
         self.evaluations.check()
         folder = self.checkpoints / _FOLDER
@@ -69,7 +70,7 @@ class Rehearsal:
         log.info("tried before the first step: %s; in %s", text, format_seconds(time.perf_counter() - began))
 
     def _try(self, folder: Path) -> Iterator[str]:
-        """One thing after another, each no longer than about a step: what it was."""
+        """Try one thing after another, each for about a step at most; yields what was tried, in words."""
         yield from self.evaluations.try_out()
         self._checkpoint(folder / "checkpoint")
         whole = self.checkpoint_bytes <= SHARD_BYTES
@@ -78,8 +79,8 @@ class Rehearsal:
         yield "the files beside the weights"
 
     def _checkpoint(self, folder: Path) -> None:
-        """Write as much of a checkpoint as makes a file of it, read it back, and see that the disk gives room for all
-        of it."""
+        """Write about one file of a checkpoint, read it back, and check that the disk has room for a whole checkpoint.
+        Raises UserError."""
         what = "a checkpoint, before the first step"
         folder.mkdir(parents=True)
         with room_kept(folder, self.checkpoint_bytes, what):
@@ -102,8 +103,8 @@ class Rehearsal:
             ) from error  # fmt: skip
 
     def _first_states(self) -> Iterator[tuple[str, Mapping[str, Tensor]]]:
-        """The first tensors, until they make a file; of the last one no more than that takes, as an embedding alone may
-        be gigabytes."""
+        """The first tensors, up to the size of one file. The last one is cut to that size, because an embedding alone
+        may take gigabytes."""
         left = SHARD_BYTES
         with closing(self.states()) as states:  # type: ignore[type-var]
             for name, parts in states:
@@ -118,7 +119,7 @@ class Rehearsal:
         folder.mkdir()
         try:
             self.write_files(folder)
-        except Exception as error:  # the libraries raise what they like
+        except Exception as error:  # the libraries may raise anything
             if is_disk_full(error):
                 raise disk_full(error, "the model folder, before the first step") from error
             if isinstance(error, UserError):
@@ -130,6 +131,6 @@ class Rehearsal:
 
 
 def _forget(file: Path) -> None:
-    """Take a file that is on disk out of memory, as far as its file system can, so that the disk is what is read."""
+    """Drop a file from the page cache, as far as its file system can, so that it is read from the disk."""
     with file.open("rb") as opened:
         os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

@@ -1,4 +1,4 @@
-"""Puts a run together: job, plan, data, model, engine, checkpoints; trains; writes the model folder."""
+"""Puts a run together (job, plan, data, model, engine, checkpoints), trains, and writes the model folder."""
 
 from __future__ import annotations
 
@@ -68,7 +68,8 @@ log = logging.getLogger(__name__)
 
 
 def run_job(folder: RunFolder, stop: StopRequest) -> bool:
-    """Train the job of a run folder to its end, from its last checkpoint if there is one: True. False: stopped.
+    """Train the job of a run folder, from its last checkpoint if there is one. Returns True at the end of the run,
+    False where it was stopped.
 
     Raises UserError.
     """
@@ -82,7 +83,7 @@ def run_job(folder: RunFolder, stop: StopRequest) -> bool:
 
 
 class _Run:
-    """The parts of a run, put together in the order in which they may fail: what costs little first."""
+    """The parts of a run, put together so that the cheap steps that may fail come first."""
 
     def __init__(self, folder: RunFolder) -> None:
         transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
@@ -134,17 +135,18 @@ class _Run:
         )  # fmt: skip
 
     def _check_base(self, *, only_written: bool = False) -> None:
-        """Raise UserError where the base is another; `only_written`: where that would show in the model folder, as all
-        is trained."""
+        """Raise UserError where the base has changed. `only_written`: check only the parts that go to the model folder,
+        as the training itself is done."""
         keep_base(self.job, self.folder, parts=BESIDE_WEIGHTS if only_written else PARTS)
 
     def _begins(self, place: Place) -> bool:
-        """Whether no step was done yet. Raises UserError."""
+        """Whether the run begins from the start: no model folder, trained weights or checkpoint. Raises UserError."""
         return place.published() is None and self.trained.find() is None and self.checkpoints.latest() is None
 
     def _as_it_begins(self, begins: bool) -> Job:
-        """The job, without the adapter that it goes on from where steps were done: what became of it is in their
-        checkpoint, and it may be another by now, or gone. Raises UserError where it is to be read and is another."""
+        """The job as the model is loaded for it. Where steps were done, the adapter that the job goes on from is left
+        out: the checkpoint holds what became of it, and its files may have changed or gone. Raises UserError where the
+        adapter is to be read and has changed."""
         job = self.job
         if job.adapter_name_or_path is None:
             return job
@@ -154,18 +156,19 @@ class _Run:
         return job
 
     def train(self, stop: StopRequest) -> bool:
-        """From the last checkpoint to the end or to a stop; where it is trained already, to the model folder."""
+        """Train from the last checkpoint to the end or to a stop; where all is trained already, only write the model
+        folder. Returns whether the run came to its end."""
         total, place = self.batches.total_steps, self.delivery.place
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         published = place.published() is not None
         weights = None if published else self.trained.find()
         if published or weights is not None:
-            step = steps_trained(read_metrics(self.folder.metrics)) or total  # fewer, where it ended early
+            step = steps_trained(read_metrics(self.folder.metrics)) or total  # fewer than total where it ended early
             with Metrics(self.folder.metrics) as metrics:
                 self._write_start(metrics, step, step, device)
                 stop.begin()
                 return self._until_end(metrics, lambda: step, lambda: self._deliver_only(weights))
-        self._check_base()  # nor another since, while data and model were read
+        self._check_base()  # again: it may have changed while data and model were read
         last = self.checkpoints.latest()
         if last is None and self.folder.goes_on.exists():
             raise UserError(
@@ -218,7 +221,8 @@ class _Run:
         self, engine: Engine, metrics: Metrics, stop: StopRequest, give_room: Callable[[], None],
         states: StatesOnDisk | None, last: Checkpoint | None,
     ) -> tuple[bool, Path | None]:  # fmt: skip
-        """Train, and write the trained weights and the model folder: whether that is done, and where it is."""
+        """Train, and write the trained weights and the model folder. Returns whether that is done, and the path of the
+        model folder."""
         events = read_metrics(self.folder.metrics)
         written = frozenset((event["event"], event["step"]) for event in events)
         best = None
@@ -254,7 +258,7 @@ class _Run:
         return self._deliver_only(weights)
 
     def _write(self, where: TrainedWeights, engine: Engine) -> Checkpoint:
-        """Write the weights of now. Raises UserError on a full disk."""
+        """Write the engine's current weights. Raises UserError on a full disk."""
         dtypes = without_overflow(
             self.delivery.output.dtypes, lambda: itertools.chain(engine.masters(), engine.frozen())
         )
@@ -266,8 +270,8 @@ class _Run:
             raise disk_full(error, "the trained weights") from error
 
     def _deliver_only(self, weights: Checkpoint | None) -> tuple[bool, Path]:
-        """Write the model folder; None: it is there already."""
-        forget_stores(self.job, self.folder)  # what is trained is written
+        """Write the model folder from `weights`; None: it exists already. Returns True and its path."""
+        forget_stores(self.job, self.folder)  # not needed any more: the trained weights are written
         if weights is None:
             path = self.delivery.place.folder
             self.delivery.tidy()
@@ -279,13 +283,14 @@ class _Run:
     def _until_end(
         self, metrics: Metrics, step: Callable[[], int], act: Callable[[], tuple[bool, Path | None]]
     ) -> bool:  # fmt: skip
-        """Whether `act` comes to the end of the run; writes the line that says how it ended, however it did."""
+        """Call `act` and return whether the run came to its end. In any case write the last line of metrics.jsonl,
+        which says how the run ended."""
         try:
             done, path = act()
         except BaseException:
             try:
                 _write_end(metrics, self.folder, self.plan, step(), "failed", None)
-            except (OSError, ValueError) as error:  # the disk is full, perhaps, as the error that is raised will say
+            except (OSError, ValueError) as error:  # perhaps the disk is full; the error raised below then says so
                 log.warning("the last line of metrics.jsonl could not be written: %s", first_line(error))
             raise
         _write_end(metrics, self.folder, self.plan, step(), "done" if done else "stopped", path)
@@ -293,8 +298,8 @@ class _Run:
 
 
 def read_plan(folder: RunFolder) -> tuple[Plan, Chain, Hardware]:
-    """The plan of a run folder, proved right, its chain and the machine it counts on. Raises UserError when there is
-    none, or none to use."""
+    """The plan of a run folder, verified, with its chain and the hardware that it assumes. Raises UserError "no-plan"
+    where there is none that can be read, and "plan-not-usable" where it would not compute what it should."""
     try:
         found = json.loads(folder.plan.read_text("utf-8"))
         plan, chain = from_json(Plan, found["plan"]), from_json(Chain, found["chain"])
@@ -321,8 +326,8 @@ def _rows_of(read: int, labels: int) -> str:
 
 
 def _planned_lengths(folder: RunFolder, job: Job, batches: Batches) -> tuple[int, int]:
-    """Tokens of a row in the largest slice that the plan is for, of what is read and of the labels. Raises UserError
-    where a row is longer, for which it has no memory."""
+    """The row lengths in tokens, of inputs and of labels, of the largest slice that the plan is for. Raises UserError
+    "rows-longer-than-planned" where the data have longer rows, for which the plan has no memory."""
     document = folder.read_plan() or {}
     read = document.get("length", job.max_length)  # earlier versions planned for max_length, and not all said so
     labels = document.get("label_length", job.max_target_length or read)
@@ -337,8 +342,9 @@ def _planned_lengths(folder: RunFolder, job: Job, batches: Batches) -> tuple[int
 
 
 def resume(engine: Trains, last: Checkpoint | None, origin: Origin, *, taken_over: bool = False) -> None:
-    """Bring the engine to where the checkpoint `last` was taken. `taken_over`: it has the states that this names.
-    Raises UserError where that is of a model of other shapes, as the base may be another by the user's leave."""
+    """Bring the engine to the state of the checkpoint `last`. `taken_over`: the engine already has the states that the
+    checkpoint names. Raises UserError "cannot-go-on" where the checkpoint is of a model of other shapes, which happens
+    where the user allowed another base."""
     if last is None:
         return
     try:
@@ -354,8 +360,8 @@ def resume(engine: Trains, last: Checkpoint | None, origin: Origin, *, taken_ove
 
 
 def _tell_checkpoints(job: Job, state_bytes: int, free_bytes: int) -> None:
-    """Say when checkpoints come, and what they take of the disk."""
-    most = 1 + (job.save_total_limit or 0)  # the oldest goes when the newest is on disk
+    """Log when checkpoints come, and how much disk space they take."""
+    most = 1 + (job.save_total_limit or 0)  # the oldest is removed only when the newest is on disk
     times = f"every {counted(job.save_steps, 'step')}"
     times += f" or {counted(job.save_minutes, 'minute')}" if job.save_minutes else ""
     kept = "all are kept" if most == 1 else f"the last {most - 1} are kept" if most > 2 else "the last one is kept"
@@ -368,7 +374,7 @@ def _tell_checkpoints(job: Job, state_bytes: int, free_bytes: int) -> None:
 
 
 def _write_end(metrics: Metrics, folder: RunFolder, plan: Plan, step: int, status: str, output: Path | None) -> None:
-    """The last line of this process: how it ended, and what was measured against what was planned."""
+    """Write this process's last line to metrics.jsonl: how the run ended, and measured beside planned values."""
     found = step_times(read_metrics(folder.metrics))
     peak, predicted_s = found.gpu_peak_bytes, found.predicted_step_s or plan.step_s
     metrics.write(

@@ -1,4 +1,4 @@
-"""What a run asks its model now and then: the job's prompts as tokens."""
+"""Turns the job's sample prompts, which a run lets its model continue now and then, into tokens."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from worker.training.model import check_vocabulary
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Samples:
-    """Prompts to be continued by at most `new_tokens` tokens. `texts`: what people see of a prompt, all of it or the
-    last message. `ends`: the tokens at which the model stops."""
+    """Prompts to be continued by at most `new_tokens` tokens. `texts`: what people see of each prompt, which is all of
+    it or its last message. `ends`: the tokens at which the model stops."""
 
     texts: tuple[str, ...]
     tokens: tuple[list[int], ...]
@@ -32,7 +32,7 @@ class Samples:
 
     @classmethod
     def of(cls, job: Job, tokenizer: PreTrainedTokenizerBase, model: nn.Module) -> Samples | None:
-        """The samples of a job; None when it wants none. Raises UserError."""
+        """The sample prompts of a job; None when it has none. Raises UserError."""
         if job.sample_prompts is None:
             return None
         values = job.chat_template_kwargs
@@ -56,7 +56,7 @@ class Samples:
         )  # fmt: skip
 
     def text(self, answer: list[int], *, raw: bool = False) -> str:
-        """What the model said, to the end of the text; `raw`: with its special tokens, the end token among them."""
+        """The text of an answer, up to its end token. `raw`: with special tokens, the end token included."""
         stop = next((place for place, token in enumerate(answer) if token in self.ends), len(answer))
         return str(self.tokenizer.decode(answer[: stop + raw], skip_special_tokens=not raw))
 

@@ -1,4 +1,4 @@
-"""Requests to stop, as signals."""
+"""Receives requests to stop, as signals."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Stopped(BaseException):
-    """Raised where a request to stop arrives while nothing is worth a checkpoint."""
+    """Raised where a request to stop arrives while there is nothing worth a checkpoint."""
 
 
 class StopRequest:
-    """SIGTERM or SIGINT: the first asks for a stop at the end of the step, a second ends the process at once.
+    """Handles SIGTERM and SIGINT. The first signal asks for a stop at the end of the step; a second ends the process at
+    once.
 
-    Before `begin` was called a first one raises `Stopped` wherever the main thread is.
+    Before `begin` is called, the first signal raises `Stopped` wherever the main thread is.
     """
 
     def __init__(self) -> None:
@@ -24,18 +25,18 @@ class StopRequest:
         self._begun = False
 
     def install(self) -> None:
-        """Listen from now on. Main thread only."""
+        """Handle the signals from now on. Main thread only."""
         for number in _SIGNALS:
             signal.signal(number, self._handle)
 
     def begin(self) -> None:
-        """From now on a first request waits until somebody looks at `asked`."""
+        """From now on a first signal only sets `asked`, for the run to look at."""
         self._begun = True
 
     @staticmethod
     def ignore() -> None:
-        """From now on no request is heard, until the process has ended: Python gives up handlers before torch does the
-        rest, which takes a second."""
+        """Ignore the signals until the process has ended. Python gives up its handlers before torch finishes its own
+        exit, which takes a second."""
         for number in _SIGNALS:
             signal.signal(number, signal.SIG_IGN)
 

@@ -1,4 +1,4 @@
-"""Which optimizer states of a run are on disk, and the store that keeps them there."""
+"""Decides what of a run is on disk (optimizer states, activations, weights), and opens the stores that keep it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _PASSING = "passing-"
 
 
 def stored_tensors(plan: Plan, chain: Chain, model: nn.Module) -> tuple[StoredTensor, ...]:
-    """Those that the CPU updates, of tensors whose states may be on disk."""
+    """The tensors whose optimizer states are on disk: their states may be there, and the CPU updates them."""
     names = {t.name for t in chain.tensors() if t.states_on_disk} & plan.cpu_updated()
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     return tuple(
@@ -46,8 +46,8 @@ def stored_tensors(plan: Plan, chain: Chain, model: nn.Module) -> tuple[StoredTe
 def open_store(
     job: Job, plan: Plan, chain: Chain, model: nn.Module, *, run: RunFolder, last: Checkpoint | None
 ) -> StatesOnDisk | None:  # fmt: skip
-    """The store of the `run`, with what its newest checkpoint names; None where no states are on disk.
-    Raises UserError."""
+    """The store of the `run`'s optimizer states, with the states that its newest checkpoint `last` names; None where no
+    states are on disk. Raises UserError."""
     tensors = stored_tensors(plan, chain, model)
     if not tensors:
         return None
@@ -62,7 +62,7 @@ def open_store(
 def parts_of_drives(
     job: Job, plan: Plan, chain: Chain, model: nn.Module, last: Checkpoint | None
 ) -> Sequence[float]:  # fmt: skip
-    """Which part of the states each of the job's drives has, or will have, to one another."""
+    """The relative share of the states that each of the job's drives has, or will have."""
     folders = [Path(disk) for disk in job.disk_paths or ()]
     if last is not None and last.states is not None and len(last.states.files) == len(folders):
         found = last.states.shares
@@ -72,7 +72,7 @@ def parts_of_drives(
 
 
 def _by_rate(job: Job, need_bytes: int) -> list[int]:
-    """What each of the job's drives gets; as much as each other where they cannot be measured."""
+    """The relative share that each of the job's drives gets, by its rate; equal ones where rates cannot be measured."""
     folders = [Path(disk) for disk in job.disk_paths or ()]
     found = expected_shares(folders, need_bytes)
     if len(found) > 1:
@@ -82,8 +82,8 @@ def _by_rate(job: Job, need_bytes: int) -> list[int]:
 
 
 def passing_sizes(plan: Plan, chain: Chain) -> dict[Item, int]:
-    """Of the activations that the plan writes to disk, and of the working copies and gradients of what is wholly there,
-    what each may take there at most."""
+    """The most bytes on disk of each item: the activations that the plan writes to disk, and the working copies and
+    gradients of tensors that are wholly on disk."""
     options = [block.option(name) for block, name in zip(chain.blocks, plan.options, strict=True)]
     sizes = {item: activation_slot_bytes(options[item.turn[0]]) for item in stored_activations(plan, chain)}
     there = [t for t in chain.tensors() if t.wholly_on_disk and t.name in plan.cpu_updated()]
@@ -94,8 +94,8 @@ def passing_sizes(plan: Plan, chain: Chain) -> dict[Item, int]:
 def open_scratch(
     job: Job, plan: Plan, chain: Chain, run: RunFolder | None = None
 ) -> Iterator[ActivationsOnDisk | None]:
-    """What keeps the activations of a run, and its weights that are wholly on disk, or without one of whatever passes;
-    None where there are neither. Raises UserError."""
+    """The store of a run's activations and of its weights that are wholly on disk; None where there are neither.
+    Without a `run` its folders are temporary ones of this process. Raises UserError."""
     sizes = passing_sizes(plan, chain)
     if not sizes:
         yield None
@@ -112,8 +112,8 @@ def open_scratch(
 
 @contextlib.contextmanager
 def passing_store(job: Job, plan: Plan, chain: Chain, model: nn.Module) -> Iterator[StatesOnDisk | None]:
-    """A store that goes again, in folders of its own under the job's paths; None where no states are on disk.
-    Raises UserError."""
+    """A temporary store of optimizer states, in folders of its own under the job's paths; None where no states are on
+    disk. Raises UserError."""
     tensors = stored_tensors(plan, chain, model)
     if not tensors:
         yield None
@@ -132,12 +132,13 @@ def passing_store(job: Job, plan: Plan, chain: Chain, model: nn.Module) -> Itera
 
 
 def passing_token() -> str:
-    """A word for states of this process that go when it does; what it leaves when it is killed is known by it."""
+    """A name for temporary folders of this process. It names the process, so that `clear_passing` finds the folders of
+    one that was killed."""
     return f"{_PASSING}{str(Process.current()).replace(':', '_')}-{secrets.token_hex(8)}"
 
 
 def clear_passing(job: Job) -> None:
-    """Remove from the job's disks what processes that were killed meant to remove themselves."""
+    """Remove from the job's disks the temporary folders of processes that were killed before they could do so."""
     for disk in job.disk_paths or ():
         for left in Path(disk).glob(f"{_OURS}{_PASSING}*"):
             try:
@@ -149,6 +150,6 @@ def clear_passing(job: Job) -> None:
 
 
 def forget_stores(job: Job, run: RunFolder) -> None:
-    """Remove the states of a run that is over."""
+    """Remove the folders of a run that is over from the job's disks."""
     for disk in job.disk_paths or ():
         shutil.rmtree(run.states_on(disk), ignore_errors=True)

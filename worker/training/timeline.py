@@ -1,7 +1,7 @@
-"""Once a run, two steps are recorded: the page of the plan draws them beside it.
+"""Records two steps of a run, once, which the plan's page draws beside the plan.
 
-They are steps that follow each other, where the job has such; where it saves or evaluates after each, what comes
-between them is left out.
+The two steps follow each other directly where the job has such steps. Where it saves or evaluates after each step, the
+time between the two is left out.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from worker.runtime.recording import Recording
 
 log = logging.getLogger(__name__)
 
-_TRIES = 50  # steps that are let go by while none has slices of full length alone, as the plan has
-_PAUSES = 2  # recordings that are let go because something came between their steps
+_TRIES = 50  # how many steps to wait for one that has only slices of full length, as the plan has
+_PAUSES = 2  # how many recordings to give up because something came between their steps
 
 
 class Records(Protocol):
-    """What is needed of an engine: see worker.engine.engine.Engine."""
+    """The methods that a timeline calls on an engine: see worker.engine.engine.Engine."""
 
     @property
     def recording(self) -> Recording | None:
-        """Where it does."""
+        """The recording under way; None without one."""
 
     def record(self) -> None:
-        """From the next step on."""
+        """Begin a recording with the next step."""
 
     def forget_recording(self) -> None:
-        """Record no more."""
+        """Drop the recording under way."""
 
     def recorded(self) -> Measured | None:
-        """When it is enough."""
+        """The finished recording; None while it is not complete."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Timeline:
-    """`write` takes what was recorded; `wanted`: it has not been yet."""
+    """Decides when to record. `write`: takes the recording. `wanted`: there is no recording yet."""
 
     engine: Records
     width: int
@@ -53,7 +53,7 @@ class Timeline:
     pauses: int = 0
 
     def before_step(self, batches: Sequence[Mapping[str, Tensor]]) -> None:
-        """Called before each step, with its batches, once metering, which takes time, is over."""
+        """Called before each step with its batches, once metering is over, as metering takes time."""
         if not self.wanted:
             return
         try:
@@ -61,7 +61,7 @@ class Timeline:
                 self.wanted = False
                 self.write(asdict(found))
                 return
-        except (OSError, ValueError) as error:  # no picture is worth a run
+        except (OSError, ValueError) as error:  # a missing picture must not end the run
             self.wanted = False
             log.warning("the plan's page will not show the run: %s", first_line(error))
             return
@@ -71,7 +71,7 @@ class Timeline:
             self.engine.forget_recording()
             return
         under_way = self.engine.recording
-        if under_way is not None and under_way.is_paused and self.pauses < _PAUSES:  # two may come that nothing parts
+        if under_way is not None and under_way.is_paused and self.pauses < _PAUSES:  # later steps may have no pause
             self.pauses += 1
         elif under_way is not None:
             return
