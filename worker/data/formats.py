@@ -1,4 +1,4 @@
-"""The columns people's data has, and the text that is trained on for each."""
+"""Turns records into documents, according to the columns that the data have."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ log = logging.getLogger(__name__)
 class Document:
     """A text to tokenize; `trained` are the spans of characters whose tokens are learned.
 
-    `special` adds the tokenizer's own special tokens; `ended` adds the end-of-text token, learned if the text's end is.
-    `everything`: all tokens are learned, those that the tokenizer adds among them. `pieces` in place of the text: texts
-    that are tokenized one by one, and tokens, each learned or not. `rows` in place of both: of a record that is several
-    rows, the pieces of each. `place`: where its record stands, in words.
+    `special`: the tokenizer's own special tokens are added. `ended`: the end-of-text token is added, and learned if the
+    text's end is. `everything`: all tokens are learned, including those that the tokenizer adds. `pieces` replace the
+    text: texts that are tokenized one by one, and tokens, each learned or not. `rows` replace both, where a record makes
+    several rows: the pieces of each row. `place`: where the record stands, in words.
     """
 
     text: str
@@ -63,8 +63,8 @@ class Document:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
-    """How records become documents. `uses` are the columns read. `document` returns None for an empty record, and for
-    one that is left out, and counts these in `left_out` by the reason."""
+    """How records become documents. `uses`: the columns that are read. `document` returns None for an empty record and
+    for one that is left out, and counts the latter in `left_out` by reason."""
 
     name: str
     uses: tuple[str, ...]
@@ -72,7 +72,7 @@ class Format:
     left_out: Counter[str] = field(default_factory=Counter)
 
     def say_left_out(self, data: str) -> None:
-        """Tell how many records of these data were left out, and why."""
+        """Log how many records of `data` were left out, and why."""
         for why, count in self.left_out.items():
             log.warning("data: %s: %s left out, as LLaMA-Factory does: %s", data, counted(count, "conversation"), why)
 
@@ -83,12 +83,13 @@ def detect(
     values: Mapping[str, Any] | None = None, slots: str | None = None, formatting: Formatting | None = None,
     begin: int | None = None,
 ) -> Format:  # fmt: skip
-    """How records of a kind with these columns become documents; `train_on`: as in the job; `prompt`: how instructions
-    are written, None for the chat template, or without one the Alpaca prompt; `system`: the column of that name begins
-    conversations; `learned`: which turns of these, where the entry says that; `values`: what the chat template is told
-    beside them, and beside the column `chat_template_kwargs`; `slots`: the job's `chat_template`, which may be one of
-    LLaMA-Factory's by its name; `formatting`: as that tool reads the data, whose texts then begin with the token
-    `begin`. Raises UserError."""
+    """The format by which records of this kind with these columns become documents. Raises UserError.
+
+    `train_on`: as in the job. `prompt`: how instructions are written; None for the chat template, or, without one, the
+    Alpaca prompt. `system`: the column `system` gives the first message of conversations. `learned`: which turns are
+    learned, where the entry says so. `values`: what the chat template is told beside messages and the column
+    `chat_template_kwargs`. `slots`: the job's `chat_template`, which may name one of LLaMA-Factory's. `formatting`: how
+    that tool reads the data, where it does; texts then begin with the token `begin`."""
     if kind == "text" and formatting is not None:
         return _slot_text(begin, _end_of_texts(slots, tokenizer))
     if (named := slot_template(slots)) is not None and prompt is None and kind not in ("text", "segments", "tokens"):
@@ -102,8 +103,8 @@ def detect(
 
         return _slot_chat(kind, columns, written, formatting, everything=train_on == "all")
     everything = train_on == "all" or (train_on == "pairs" and kind not in ("prompt", "alpaca", "segments"))
-    everything &= kind != "tokens"  # whose labels say it
-    if learned is not None and everything:  # turns of every role, but for what the template writes around them
+    everything &= kind != "tokens"  # their labels say what is learned
+    if learned is not None and everything:  # turns of every role, without what the template writes around them
         learned, everything = replace(learned, roles=None), False
 
     @cache
@@ -144,8 +145,8 @@ def detect(
 
 
 def _end_of_texts(slots: str | None, tokenizer: PreTrainedTokenizerBase) -> str:
-    """What LLaMA-Factory writes behind each text of `stage: pt`: the end token that the template gives the tokenizer,
-    or its own. Raises UserError where that is no token of it."""
+    """The end token that LLaMA-Factory writes behind each text of `stage: pt`: the one that the template sets, or else
+    the tokenizer's own. Raises UserError where the template's is no token of the tokenizer."""
     named = slot_template(slots)
     end = "<|end_of_text|>" if slots == f"{PREFIX}llama3" else named.stops[0] if named and named.replaces_eos else None
     if end is not None:
@@ -154,7 +155,7 @@ def _end_of_texts(slots: str | None, tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def _slot_text(begin: int | None, end: str) -> Format:
-    """LLaMA-Factory's `stage: pt`: the end token is part of the text, and no other is added."""
+    """The format of LLaMA-Factory's `stage: pt`: the end token is part of the text, and no other is added."""
     first: tuple[Piece, ...] = ((begin, True),) if begin is not None else ()
 
     def document(record: Record) -> Document | None:
@@ -167,7 +168,8 @@ def _slot_text(begin: int | None, end: str) -> Format:
 def _slot_chat(
     kind: Kind, columns: Sequence[str], slots: Callable[[], Slots], formatting: Formatting | None, *, everything: bool
 ) -> Format:  # fmt: skip
-    """`slots`: made for the first record that is a conversation; `everything`: of texts, too, all is learned."""
+    """The format of conversations under LLaMA-Factory's templates. `slots`: called for the first record that is a
+    conversation. `everything`: all of a prompt and completion that are texts is learned, too."""
     left_out: Counter[str] = Counter()
 
     def document(record: Record) -> Document | None:
@@ -220,7 +222,7 @@ def _completion(prompt: str, completion: str) -> Document | None:
 
 
 def _prompt_completion(template: Callable[[], ChatTemplate], more: tuple[str, ...], train_on: TrainOn) -> Format:
-    """`template`: made for the first record that is a conversation."""
+    """The format of prompts with completions. `template`: called for the first record that is a conversation."""
 
     def document(record: Record) -> Document | None:
         if not isinstance(record.get("prompt"), list):
@@ -233,7 +235,7 @@ def _prompt_completion(template: Callable[[], ChatTemplate], more: tuple[str, ..
             text, spans = chat.render([*(message | {"train": False} for message in prompt), *completion], tools)
         else:
             text, spans = chat.render([*prompt, *completion], tools)
-        if train_on == "answers":  # those that the completion has, or the ends of them, as in TRL
+        if train_on == "answers":  # only the parts of answers that are in the completion, as in TRL
             ((begin, _),) = chat.pair(prompt, completion, tools)[1]
             spans = tuple((max(begin, start), end) for start, end in spans if end > begin)
         return Document(text=text, trained=spans, special=False, ended=False)
@@ -242,7 +244,8 @@ def _prompt_completion(template: Callable[[], ChatTemplate], more: tuple[str, ..
 
 
 def _chat(column: str, template: ChatTemplate, more: tuple[str, ...], *, begins_with_system: bool) -> Format:
-    """`more`: what else is read, as far as the beginning of the data has such columns; records may have them later."""
+    """The format of conversations in `column`. `more`: other columns that are read, as far as the beginning of the data
+    has them; records may have them later."""
 
     def document(record: Record) -> Document | None:
         if not record.get(column):

@@ -1,5 +1,5 @@
-"""The files of a dataset of the Hugging Face hub, found and downloaded by `datasets`, and read as those of this machine
-are (`planner.job.reader`)."""
+"""Finds and downloads the files of a dataset of the Hugging Face hub with `datasets`; they are then read like local
+files (`planner.job.reader`)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _GUESSING = ("json", "csv")
-"""Readers of `datasets` that guess the types of columns by what is in them; their files are read here only."""
+"""Readers of `datasets` that guess column types from the content; their files are read only by offmate's own reader."""
 _TABLES = ("parquet", "arrow")
 _READ_HERE = {
     "json": {"chunksize", "block_size", "use_threads", "newlines_in_values", "on_mixed_types", "parse_agent_traces"},
@@ -37,13 +37,14 @@ _READ_HERE = {
     "parquet": {"batch_size"},
     "arrow": set[str](),
 }
-"""Settings of a dataset's card that say nothing about what its records are, or are honoured here; by reader."""
+"""Reader -> settings of a dataset's card that do not change what the records are, or that are honoured here."""
 _OF_ALL = {"name", "version", "data_dir", "data_files", "description", "features"}
 
 
 def data_of_hub(entry: DataEntry, split: str) -> LocalData:
-    """The files of a split, downloaded. Where the hub is not to be asked, or the entry names a commit that was read
-    before, those that this machine has. Raises ConnectionError, OSError, ValueError and errors of `datasets`."""
+    """The files of a split, downloaded. Where the hub must not be asked, or the entry names a commit that was read
+    before, they are the files that this machine has. Raises ConnectionError, OSError, ValueError and errors of
+    `datasets`."""
     if (kept := _kept(entry, split)) is not None:
         return kept
     builder = _builder(entry)
@@ -64,9 +65,9 @@ def data_of_hub(entry: DataEntry, split: str) -> LocalData:
 
 
 def first_rows_of_hub(entry: DataEntry, most: int) -> FirstRows | None:
-    """The first `most` rows, of which no more is downloaded than they need; where the hub is not to be asked, of what
-    is on this machine. None where they are not to be had like this: of a part of a split, and of files that are read
-    whole only. Raises as `data_of_hub`."""
+    """The first `most` rows of a split, downloading no more than they need; where the hub must not be asked, they come
+    from what is on this machine. None where the first rows cannot be had alone: for a part of a split, and for files
+    that can only be read whole. Raises as `data_of_hub`."""
     from huggingface_hub import constants
 
     if not re.fullmatch(r"[\w.-]+", entry.split):
@@ -104,8 +105,9 @@ def _first(files: Iterator[tuple[str, Any]], kind: Any, delimiter: str, most: in
 
 
 def _builder(entry: DataEntry) -> DatasetBuilder:
-    """What `datasets` knows of a dataset. Where the hub is not reached it gives what this machine has of the newest
-    commit, whatever was asked for: raises ConnectionError where this machine has nothing of the entry's."""
+    """The builder of `datasets` for a dataset. Where the hub is not reached, `datasets` gives what this machine has of
+    the newest commit, whatever was asked for; this function then takes the entry's commit instead. Raises
+    ConnectionError where this machine does not have it, or has it only as made by a reader that guesses."""
     from datasets.load import load_dataset_builder
     from datasets.packaged_modules.cache.cache import Cache
 
@@ -133,8 +135,8 @@ def _builder(entry: DataEntry) -> DatasetBuilder:
 
 
 def _is_read_here(builder: DatasetBuilder) -> bool:
-    """Whether the files are read here; else `datasets` makes tables of them. Raises ValueError for settings of a
-    dataset's card under which its reader would guess what records are."""
+    """Whether offmate's own reader reads the files; else `datasets` makes tables of them. Raises ValueError for settings
+    of a dataset's card that only a guessing reader of `datasets` would honour."""
     if builder.name not in (*_GUESSING, *_TABLES):
         return False
     config, usual = builder.config, type(builder.config)()
@@ -163,7 +165,7 @@ def _urls(builder: DatasetBuilder, split: str) -> list[str]:
 
 
 def _prepared(builder: DatasetBuilder, split: str) -> tuple[Path, ...]:
-    """The tables that `datasets` has made of a split."""
+    """The table files that `datasets` makes of a split; empty for a split without data."""
     builder.download_and_prepare()
     try:
         found: Any = builder.as_dataset(split=split)
@@ -175,7 +177,7 @@ def _prepared(builder: DatasetBuilder, split: str) -> tuple[Path, ...]:
 
 
 def _place(entry: DataEntry, split: str) -> Path:
-    """The folder in which it is kept, by commit, which files a split has."""
+    """The folder that records which files a split has, in one file for each commit."""
     from datasets import config
 
     said = json.dumps([entry.path, entry.name, entry.data_dir, entry.data_files, split])
@@ -193,8 +195,8 @@ def _keep(entry: DataEntry, split: str, commit: str, data: LocalData) -> None:
 
 
 def _kept(entry: DataEntry, split: str) -> LocalData | None:
-    """What was kept of the entry's commit, or, where the hub is not to be asked and the entry names none, of the last
-    one; None where nothing was, or a file is gone."""
+    """The files recorded for the entry's commit. Where the entry names no commit and the hub must not be asked, those
+    of the last recorded one. None where nothing is recorded, or a file is gone."""
     from huggingface_hub import constants
 
     place, revision = _place(entry, split), entry.revision or ""

@@ -88,7 +88,7 @@ class PairRows(Rows):
 
     def batch(self, numbers: NDArray[np.int64]) -> dict[str, Tensor]:
         """`input_ids` with their `attention_mask` [rows, length] and `labels` [rows, length of completions], int64,
-        each padded on the right to one of every other of its `buckets`."""
+        each padded on the right to one of its `buckets` (see `_padded_length`)."""
         rows = [[np.concatenate(parts) for parts in zip(*self.pieces(number), strict=True)] for number in numbers]
         ids, there = _padded([ids[~learned] for ids, learned in rows], self._max_length, self.pad)
         labels, _ = _padded([ids[learned] for ids, learned in rows], self._most_target, IGNORED)

@@ -1,4 +1,4 @@
-"""What a chat template writes around what is said: conversations rendered with marks in place of their words."""
+"""Finds what a chat template writes around what is said, by rendering conversations with marks in place of words."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from planner.job.records import Message
 from worker.data.turns import Spans
 
 Render = Callable[..., tuple[str, Spans]]
-"""A conversation's text and what the template marks in it: `render(messages, tools, **flags)`."""
+"""`render(messages, tools, **flags)` gives a conversation's text and the spans that the template marks in it."""
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 """Keys of a message whose text is said beside its content."""
 _WORDS = ("content", *THOUGHTS)
@@ -28,7 +28,7 @@ _MOST_KNOWN = 1024
 
 
 class Said(NamedTuple):
-    """A text that a mark stands for: in which message, counted from 0, under which of its keys."""
+    """The text that a mark stands for, with the message (counted from 0) and the key under which it is said."""
 
     message: int
     key: str
@@ -37,8 +37,9 @@ class Said(NamedTuple):
 
 @dataclass(frozen=True)
 class Shape:
-    """A rendering with marks: the marks in the order in which they are shown, the gaps between them, one more than
-    there are marks, and what the template marks as the assistant's (in characters of the rendering)."""
+    """A rendering with marks. `marks`: in the order in which they are shown. `gaps`: the texts before, between and after
+    the marks, one more than there are marks. `spans`: what the template marks as the assistant's, in characters of the
+    rendering."""
 
     gaps: tuple[str, ...]
     marks: tuple[str, ...] = ()
@@ -46,37 +47,38 @@ class Shape:
 
     @classmethod
     def of(cls, text: str, spans: Spans = ()) -> Shape:
-        """The shape that a rendering has."""
+        """The shape of a rendering."""
         pieces = _MARKS.split(text)
         return cls(tuple(pieces[::2]), tuple(pieces[1::2]), spans)
 
     @cached_property
     def shown(self) -> frozenset[str]:
-        """Each mark, however often it is shown."""
+        """The set of marks that are shown."""
         return frozenset(self.marks)
 
     @cached_property
     def edges(self) -> list[tuple[int, int]]:
-        """Where each of the spans begins and ends: in which gap, and how many characters from its beginning on."""
+        """The beginning and the end of each span, one after another, as (number of the gap, characters from its
+        start)."""
         begins = [0, *accumulate(len(gap) + 1 for gap in self.gaps)]
         gaps = [(bisect_right(begins, edge) - 1, edge) for span in self.spans for edge in span]
         return [(gap, edge - begins[gap]) for gap, edge in gaps]
 
 
 class Shapes:
-    """Renders the shapes of conversations; one that many conversations have is rendered once."""
+    """Renders the shapes of conversations. A shape that many conversations share is rendered once."""
 
     def __init__(self, template: str) -> None:
-        """`template`: the tags that it names are no words. Where it looks for one in what is said, as for `</think>`,
-        the words around it are marked and the tag stays."""
+        """`template`: the text of the chat template. Tags that it names, such as `</think>`, do not count as words,
+        because the template may look for them in what is said: a tag stays, and the words around it become marks."""
         tags = sorted(set(_NAMED.findall(template)))
         self._tags = re.compile(f"({'|'.join(tags)})") if tags else None
         self._dated = "strftime_now" in template
         self._known: dict[str, Shape] = {}
 
     def marked(self, messages: Sequence[Message], only: int | None = None) -> tuple[list[Message], dict[str, Said]]:
-        """The messages with marks in place of what they say, or what one of them says, and what the marks stand for.
-        The first messages of a conversation have the marks that they have in the whole."""
+        """The messages with marks in place of what they say, and what the marks stand for. `only`: mark this message
+        alone. The first messages of a conversation get the same marks alone as within the whole conversation."""
         said: dict[str, Said] = {}
         found = []
         for index, message in enumerate(messages):
@@ -100,7 +102,7 @@ class Shapes:
     def render(
         self, render: Render, marked: Sequence[Message], tools: list[Any] | None, values: str, **flags: bool
     ) -> Shape:
-        """The shape of a conversation that is marked already; `values`: what else the template is told, in words."""
+        """The shape of a conversation that is `marked` already. `values`: what else the template is told, as a text."""
         name = repr((marked, tools, values, flags, date.today() if self._dated else None))
         if (known := self._known.get(name)) is None:
             if len(self._known) >= _MOST_KNOWN:
@@ -111,8 +113,8 @@ class Shapes:
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """A shape whose marks' texts, put in their places, make `text`. `starts`: where in it each gap begins; `places`:
-    where what each mark stands for is, in the order in which they are shown."""
+    """A shape that becomes `text` when the marks are replaced by what they stand for. `starts`: where in the text each
+    gap begins. `places`: where in the text the words of each mark stand, in the order in which they are shown."""
 
     text: str
     shape: Shape
@@ -120,8 +122,9 @@ class Filled:
     places: Spans = ()
 
     def goes_on(self, shorter: Shape) -> tuple[int, str, str] | None:
-        """Where in the text the last words of a `shorter` conversation end; what the template writes behind them here,
-        up to the next words, and there, up to the end. None where these words are shown here twice, or not at all."""
+        """(where in this text the last words of a `shorter` conversation end, what the template writes behind them here
+        up to the next words, what it writes behind them in `shorter` up to its end). None where these words are shown
+        here twice or not at all."""
         gap = 0
         if shorter.marks:
             if self.shape.marks.count(shorter.marks[-1]) != 1:
@@ -130,10 +133,10 @@ class Filled:
         return self.starts[gap], self.shape.gaps[gap], shorter.gaps[-1]
 
     def is_marked_alike(self, spans: Spans) -> bool:
-        """Whether the template marks these `spans` of the text where it marks the shape: each of them begins and ends
-        in the same place of the same gap, or within the words that it begins or ends at in the shape."""
+        """Whether the template's marked `spans` of the text agree with its spans of the shape. Each edge must be at the
+        same place of the same gap, or within the words at which it is in the shape."""
         if len(spans) != len(self.shape.spans):
-            return True  # more, or fewer, for what is said
+            return True  # the number of spans may depend on what is said
         for edge, (gap, behind) in zip((edge for span in spans for edge in span), self.shape.edges, strict=True):
             least = most = self.starts[gap] + behind
             if behind == 0 and gap > 0:
@@ -146,8 +149,8 @@ class Filled:
 
 
 def fill(shape: Shape, said: dict[str, Said], text: str) -> Filled | None:
-    """The shape with the words themselves in their places, as they are or as templates write them; None where that is
-    not `text`, so that the shape proves nothing of it."""
+    """The shape with its marks replaced by their words, as they are or in a form in which templates write them. None
+    where the result is not `text`; the shape then proves nothing about the text."""
     if not text.startswith(shape.gaps[0]):
         return None
     at, starts, places = len(shape.gaps[0]), [0], []
@@ -166,12 +169,12 @@ def fill(shape: Shape, said: dict[str, Said], text: str) -> Filled | None:
 
 
 def written(words: str) -> Iterator[str]:
-    """How templates write what is said: as it is, stripped, or as JSON."""
+    """Yield the forms in which templates write what is said: as it is, stripped, or as JSON."""
     yield words
     yield from {words.rstrip(): 0, words.lstrip(): 0, words.strip(): 0}
     yield json.dumps(words, ensure_ascii=False)[1:-1]
 
 
 def private_character(text: str) -> str:
-    """A character that is not in the text: it neither begins nor ends like anything there."""
+    """A private-use character that does not occur in the text."""
     return next(mark for mark in map(chr, range(_FIRST_MARK, sys.maxunicode + 1)) if mark not in text)

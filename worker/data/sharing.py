@@ -30,8 +30,8 @@ class Sharing:
     def cut(
         self, ids: NDArray[np.int32], learned: NDArray[np.bool_]
     ) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:  # fmt: skip
-        """The part of a document that is kept: the beginnings of its prompts and answers. A turn is a run of tokens that
-        are not learned (the prompt) and the learned tokens behind it (the answer)."""
+        """The part of a document that is kept: the beginnings of its prompts and answers. A turn is a run of tokens
+        that are not learned (the prompt) and the learned tokens behind it (the answer)."""
         self._all += 1
         if not self._shares or len(ids) <= self._most:
             return ids, learned

@@ -1,4 +1,5 @@
-"""Conversations under LLaMA-Factory's named templates: its pieces of text, tokenized one by one, and what it learns."""
+"""Writes conversations under LLaMA-Factory's named templates: in the pieces of text that this tool tokenizes one by
+one, with what it learns."""
 
 from __future__ import annotations
 
@@ -21,15 +22,16 @@ Piece = tuple[str | int, bool]
 
 
 class Slots:
-    """A template with a tokenizer. Where it `ends_once`, the end token is learned behind each answer, in place of the
-    first token of the next turn: that is for `worker.data.padding.Rows`. Raises UserError for a tokenizer without the
-    template's tokens, and where all is to be learned and the tool cannot do that."""
+    """A template with a tokenizer. Where the template `ends_once`, the end token is learned behind each answer, in place
+    of the first token of the next turn; `worker.data.padding.Rows` does that. Raises UserError for a tokenizer without
+    the template's tokens, and for `everything` with a template under which the tool cannot learn all."""
 
     def __init__(
         self, template: SlotTemplate, name: str, tokenizer: PreTrainedTokenizerBase, *, everything: bool,
         values: Mapping[str, Any],
     ) -> None:  # fmt: skip
-        """`values`: what else is told to templates, of which `enable_thinking` counts."""
+        """`everything`: all is learned. `values`: what templates are told beside messages; only `enable_thinking`
+        counts here."""
         self._template, self.name, self._tokenizer = template, name, tokenizer
         self._everything, self._thinks = everything, values.get("enable_thinking", True)
         if everything and template.ends_once:
@@ -45,7 +47,7 @@ class Slots:
         check_tokens(tokenizer, template.tokens, name)
 
     def pieces(self, conversation: Conversation) -> tuple[Piece, ...]:
-        """What is written of a conversation. Raises ValueError for one that the tool fails at."""
+        """The pieces in which a conversation is written. Raises ValueError for one at which the tool fails."""
         template, turns = self._template, conversation.turns
         if template.ends_once and not all(turn.content for turn in turns[1:-1:2]):
             raise ValueError(f"an answer that the conversation goes on from is empty, behind which {self.name} ends it")
@@ -81,10 +83,11 @@ class Slots:
             yield from self._written(turn, place)
 
     def _written(self, turn: Turn, place: int, *, alone: str | None = None) -> Iterator[str | int]:
-        """`alone`: what a turn says without the system's text, which stands before the user's alone."""
+        """The pieces of a turn. `alone`: what the turn says without the system's text, which is put before a user's turn
+        only."""
         template, content = self._template, turn.content
         if turn.role == "user":
-            # Its own place for the number of the turn, also within what is said.
+            # The template's place for the number of the turn; it is filled also within what is said.
             more = {} if template.system_in_user else {"idx": str(place // 2)}
             yield from self._tokens(parts(template.user, content, **more))
         elif turn.role == "results":
@@ -96,7 +99,7 @@ class Slots:
             yield from self._tokens(parts(template.assistant, content))
 
     def _called(self, content: str) -> str:
-        """The calls of a turn, behind the thoughts that stand before them, or around their marks."""
+        """The text of a turn's calls. What stands around the call marks, or thoughts before the calls, comes first."""
         template = self._template
         if template.system_in_user:
             return calls_text(template.tools, content)
@@ -140,6 +143,6 @@ def _pattern(marks: tuple[str, str]) -> re.Pattern[str]:
 
 
 def _between(marks: tuple[str, str], content: str) -> tuple[str, str] | None:
-    """The first text between two marks: with these, and without them; None where there is none."""
+    """The first text between two marks, (with the marks, without them); None where there is none."""
     found = _pattern(marks).search(content)
     return (found[0], found[1]) if found is not None else None

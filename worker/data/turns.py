@@ -1,7 +1,8 @@
-"""Turns and their end marks, learned by axolotl's rules (its `chat_template` data, version 0.19).
+"""Finds turns and their end marks in a rendered text, and which of them are learned, by axolotl's rules (its
+`chat_template` data, version 0.19).
 
-A turn is what changes in the rendered text when it says something else, and nothing but its role and its content; its
-end mark is the first one within three tokens behind it.
+A turn is the part of the rendered text that changes when the turn, with no keys but role and content, says something
+else. Its end mark is the first one within three tokens behind it.
 """
 
 from __future__ import annotations
@@ -21,23 +22,23 @@ from planner.job.source import shown
 log = logging.getLogger(__name__)
 
 Spans = tuple[tuple[int, int], ...]
-SOMETHING = "\ue000"  # of Unicode's private use: neither begins nor ends like anything in the data
+SOMETHING = "\ue000"  # in Unicode's private use area: it neither begins nor ends like anything in the data
 _THOUGHT = "\ue001"
 _MARK = re.compile(r"<[^\s<>]+>")
 _NEAR = 3  # tokens that a template may write between what is said and its end mark
 
 
 def common(one: str, other: str) -> int:
-    """How many characters both begin with."""
+    """The length of the common beginning of two texts."""
     if one.startswith(other) or other.startswith(one):
         return min(len(one), len(other))
     return bisect_left(range(min(len(one), len(other))), True, key=lambda at: one[: at + 1] != other[: at + 1])
 
 
 def ends_of(render: Callable[..., str], tokens: Sequence[str], end: str | None = None) -> tuple[str, ...]:
-    """Those of the special `tokens` that a template ends an answer with: behind the last one, and behind one that the
-    conversation goes on from; of several, one behind the other, the tokenizer's `end` token where that is the second.
-    `render` gives a conversation's text, under flags of the template."""
+    """Those of the special `tokens` with which a template ends an answer: one behind the last answer, and one behind an
+    answer after which the conversation goes on. Where two stand there and the second is the tokenizer's `end` token, it
+    is that one. `render`: gives the text of messages, under flags of the template."""
     special = re.compile(r"\s*(" + "|".join(map(re.escape, sorted(tokens, key=len, reverse=True))) + ")")
 
     def token(text: str) -> str | None:
@@ -51,7 +52,7 @@ def ends_of(render: Callable[..., str], tokens: Sequence[str], end: str | None =
     last = token(render(said).split(SOMETHING)[2])
     first, _, between, _ = render([*said, *asked]).split(SOMETHING)
     past = token(between)
-    # Without an end mark the next turn's beginning stands there: it is another with the role, or how answers begin.
+    # Without an end mark the next turn's beginning stands there. It changes with the role, or is how answers begin.
     asking = render(asked, add_generation_prompt=True)
     begins = token(asking[common(asking, render(asked)) :])
     is_end = past == token(render(said, add_generation_prompt=True).split(SOMETHING)[2]) != begins
@@ -60,8 +61,8 @@ def ends_of(render: Callable[..., str], tokens: Sequence[str], end: str | None =
 
 
 def stops_of(render: Callable[..., str], tokens: Sequence[str]) -> tuple[str, ...]:
-    """Those of `ends_of` that a template does not write within an answer as well: gpt-oss ends past answers with the
-    token that ends what an answer thinks, and a model that stopped at it would never say a thing."""
+    """Those of `ends_of` that the template does not also write within an answer. For example, gpt-oss ends past answers
+    with the token that also ends an answer's thoughts; a model that stopped at it would never answer."""
     thought = dict.fromkeys(("reasoning_content", "reasoning", "thinking"), _THOUGHT)
     asked = [{"role": "user", "content": SOMETHING}]
     shown = render([*asked, {"role": "assistant", "content": SOMETHING, **thought}])
@@ -70,8 +71,8 @@ def stops_of(render: Callable[..., str], tokens: Sequence[str]) -> tuple[str, ..
 
 
 def split_end(render: Callable[..., str], tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """What to say of a template that ends answers with a mark, `<…>`, which is no token of this tokenizer; None for
-    others, those among them that end answers as plain text does. `render` as in `ends_of`."""
+    """A warning for a template that ends answers with a mark, `<…>`, that this tokenizer splits into several tokens.
+    None for other templates, also for those whose answers end without a mark. `render` as in `ends_of`."""
     asked = [{"role": "user", "content": SOMETHING}]
     text, _, behind = render([*asked, {"role": "assistant", "content": SOMETHING}]).rpartition(SOMETHING)
     end = _MARK.match(behind.lstrip())
@@ -92,7 +93,7 @@ def split_end(render: Callable[..., str], tokenizer: PreTrainedTokenizerBase) ->
 
 
 def unasked(render: Callable[..., str]) -> str | None:
-    """What to say of a template without a generation prompt whose answers stand behind words of its own; None for
+    """A warning for a template that writes words of its own before answers but has no generation prompt; None for
     others. `render` as in `ends_of`."""
     asked = [{"role": "user", "content": SOMETHING}]
     text = render(asked)
@@ -110,8 +111,9 @@ def unasked(render: Callable[..., str]) -> str | None:
 
 
 def unlearned_end(render: Callable[..., tuple[str, Spans]], ends: Sequence[str]) -> str | None:
-    """What to say of a template whose `{% generation %}` leaves out the one of the special tokens `ends` that it writes
-    behind an answer; None for others. `render` as in `ends_of`, with the spans of characters that are marked."""
+    """A warning for a template whose `{% generation %}` leaves out the special token, one of `ends`, that it writes
+    behind an answer; None for others. `render` as in `ends_of`, but also gives the spans of characters that are
+    marked."""
     text, spans = render([{"role": "user", "content": SOMETHING}, {"role": "assistant", "content": SOMETHING}])
     behind = text.rindex(SOMETHING) + 1
     end = re.compile(rf"\s*({'|'.join(map(re.escape, ends))})").match(text, behind) if ends else None
@@ -124,8 +126,9 @@ def unlearned_end(render: Callable[..., tuple[str, Spans]], ends: Sequence[str])
 
 
 class Turns:
-    """Finds what is learned by a choice of turns. `ends`: what the template ends an answer with (`ends_of`), which
-    counts as `eot_tokens` where none are given. Raises UserError for marks that are no marks of this tokenizer."""
+    """Finds what is learned when only the turns of the choice `learned` are. `ends`: the tokens with which the template
+    ends an answer (`ends_of`); they count as `eot_tokens` where none are given. Raises UserError "mark-of-several-tokens"
+    for a mark that is not one token of this tokenizer, and "marks-disagree"."""
 
     def __init__(
         self, learned: LearnedTurns, template: str, tokenizer: PreTrainedTokenizerBase, ends: Sequence[str]
@@ -154,7 +157,8 @@ class Turns:
         self._marks = ((own, learned.eot), ({tokenizer.eos_token_id} - {None}, learned.eos))
 
     def check_marks(self) -> None:
-        """Raise UserError where end marks are to be learned and the template writes none that is known."""
+        """Raise UserError "no-end-mark" where end marks are to be learned but the template writes no known one. Warn
+        where it lacks some, or where it learns marks that axolotl would not."""
         lost = ", ".join(self._lost)
         words = {self._learned.eot} if lost else {self._learned.eot, self._learned.eos}
         if self._none and words != {"none"}:
@@ -173,8 +177,8 @@ class Turns:
             )  # fmt: skip
 
     def spans(self, text: str, messages: Sequence[Message], places: Callable[[int], Spans]) -> Spans:
-        """The spans of characters of `text` that are learned; `places` tells where in it what a turn says
-        is, nowhere where it is not shown. Raises UserError for a learned turn that is not shown."""
+        """The spans of characters of `text` that are learned. `places`: gives the spans of what a turn says in the text,
+        none where it is not shown. Raises UserError "turn-not-shown" for a learned turn that is not shown."""
         encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         ids, tokens = encoded["input_ids"], encoded["offset_mapping"]
         starts = [start for start, _ in tokens]

@@ -1,5 +1,5 @@
-"""Rows of LLaMA-Factory's v1: a conversation up to one of its answers, which is learned, with all that the tokenizer's
-chat template writes behind it."""
+"""Makes rows as LLaMA-Factory's v1 does: a conversation up to one of its answers. The answer is learned, with all that
+the tokenizer's chat template writes behind it."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from worker.data.slots import Piece
 from worker.data.sources import Source
 
 _BREAK = "\u200b"
-"""A space without width, which v1 puts behind the first character of what would be a special token."""
+"""A zero-width space. v1 puts it behind the first character of a text that would be a special token."""
 
 
 def format_of(
     entry: DataEntry, columns: Sequence[str], tokenizer: PreTrainedTokenizerBase, values: Mapping[str, Any],
     source: Source | None,
 ) -> Format:  # fmt: skip
-    """How the records of an entry with a `converter` become documents; `columns`: by offmate's names; `values`: what
-    else the chat template is told; `source`: of all records, where the entry draws among them; None: all are taken.
-    Raises UserError for an entry that the converter does not go with."""
+    """The format by which the records of an entry with a `converter` become documents. `columns`: by offmate's names.
+    `values`: what the chat template is told beside the messages. `source`: all of the entry's records, from which the
+    entry's draw is made; None: all records are taken. Raises UserError."""
     converter = entry.converter
     assert converter is not None
 
@@ -60,7 +60,7 @@ def format_of(
 
 
 class _Rows:
-    """Writes rows with a tokenizer's chat template. Raises UserError where it has none for conversations."""
+    """Writes rows with a tokenizer's chat template. Raises UserError where the tokenizer has none for conversations."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, values: Mapping[str, Any]) -> None:
         self._tokenizer = tokenizer
@@ -71,8 +71,8 @@ class _Rows:
         self._marks = sorted((mark for mark in special.values() if len(mark) > 1), key=len, reverse=True)
 
     def of(self, talk: Talk, many: int) -> tuple[Piece, ...]:
-        """The tokens of the first `many` messages, of which the last is the answer. Raises ValueError and UserError for
-        a conversation in which its place cannot be told."""
+        """The tokens of the first `many` messages, whose last one is the answer. Raises ValueError or UserError where the
+        answer's place in the text cannot be determined."""
         *asked, answer = (self._broken_up(said).told() for said in talk.messages[:many])
         tools = json.loads(self._safe(talk.tools)) if talk.tools else None
         if tools is not None and not isinstance(tools, list):
@@ -89,7 +89,7 @@ class _Rows:
         return tuple((token, learned and place >= len(prompt)) for place, token in enumerate(ids))
 
     def _broken_up(self, said: Said) -> Said:
-        """The message without special tokens in what it says."""
+        """The message with the special tokens in what it says broken up."""
         parts: list[Part] = []
         for kind, value in said.parts:
             if kind == "tool_call":
@@ -114,7 +114,7 @@ class _Rows:
 
 
 def refuse_pairs(entry: DataEntry) -> UserError:
-    """The error of such rows for an encoder-decoder."""
+    """The UserError "no-pairs" for an encoder-decoder whose entry has a converter."""
     return UserError(
         f"Rows of LLaMA-Factory's v1 are for models that go on from a text, and {entry.path} has a converter.",
         code="no-pairs", exit_code=Exit.USAGE, hint="give prompts with completions, without converter",
