@@ -47,7 +47,7 @@ class Document:
 
     `special`: the tokenizer's own special tokens are added. `ended`: the end-of-text token is added, and learned if the
     text's end is. `everything`: all tokens are learned, including those that the tokenizer adds. `pieces` replace the
-    text: texts that are tokenized one by one, and tokens, each learned or not. `rows` replace both, where a record makes
+    text: texts that are tokenized one by one, and tokens, each learned or not. `rows` replace both where a record makes
     several rows: the pieces of each row. `place`: where the record stands, in words.
     """
 

@@ -135,8 +135,8 @@ def _builder(entry: DataEntry) -> DatasetBuilder:
 
 
 def _is_read_here(builder: DatasetBuilder) -> bool:
-    """Whether offmate's own reader reads the files; else `datasets` makes tables of them. Raises ValueError for settings
-    of a dataset's card that only a guessing reader of `datasets` would honour."""
+    """Whether offmate's own reader reads the files; else `datasets` makes tables of them. Raises ValueError for a
+    setting of a dataset's card that only a guessing reader of `datasets` would honour."""
     if builder.name not in (*_GUESSING, *_TABLES):
         return False
     config, usual = builder.config, type(builder.config)()

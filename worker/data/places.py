@@ -1,8 +1,8 @@
-"""Where in a conversation's text each of its turns stands, proven by rendering it with other words in their place.
+"""Finds where in a conversation's text each turn stands, and proves it by rendering the turns with other words.
 
-The template is asked what it writes around marks that stand for what is said (`shapes.py`). Where the words themselves
-in place of the marks make the conversation's text, every place in it is known, and what the template writes between
-them. Else each message is looked at by itself: what changes in the text when it says something else.
+The conversation is rendered with marks in place of what is said (`shapes.py`). Where replacing the marks by the words
+gives the conversation's text, the place of all words is known, and what the template writes between them. Else each
+message is examined alone: its place is what changes in the text when the message says something else.
 """
 
 from __future__ import annotations
@@ -26,38 +26,38 @@ REFUSALS = (
     TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, NameError, RuntimeError,
     StopIteration, SyntaxError, AssertionError,
 )  # fmt: skip
-"""What rendering raises for a conversation that is not as the template wants it. A template is compiled to Python,
-which has limits of its own: 21 loops within each other are a SyntaxError."""
+"""The errors that rendering may raise for a conversation that the template does not accept. A template is compiled to
+Python, which has limits of its own: 21 nested loops are a SyntaxError."""
 
 
 class Conversation:
-    """A conversation's text, and which of its characters each turn is. Messages are counted from 0."""
+    """A conversation's text, and which of its characters belong to each turn. Messages are counted from 0."""
 
     def __init__(
         self, render: Render, shapes: Shapes, messages: Sequence[Message], tools: list[Any] | None, text: str,
         *, values: str, marks: Sequence[str], ends: Sequence[str],
     ) -> None:  # fmt: skip
-        """`render` makes `text` of messages and tools. `values`: what else it tells the template, in words; `marks`:
-        the tokenizer's special tokens, the longest first; `ends`: those of them that end an answer."""
+        """`render`: makes `text` from messages and tools. `values`: what else it tells the template, as a text.
+        `marks`: the tokenizer's special tokens, the longest first. `ends`: those of them that end an answer."""
         self._render, self._shapes, self._values = render, shapes, values
         self._messages, self._tools, self._text = messages, tools, text
         self._marks, self._ends = marks, tuple(ends)
         self._marked, self._said = shapes.marked(messages)
-        self._more_changes: set[int] = set()  # messages with whose words the template changes more, such as a count
+        self._more_changes: set[int] = set()  # messages whose words also change other text, such as a count
         self._shape = self._shape_of(len(messages))
 
     @property
     def roles(self) -> str:
-        """Who speaks, in words."""
+        """The roles of all messages, as a text for errors."""
         return f"roles: {', '.join(message['role'] for message in self._messages)}"
 
     def shows(self, key: str) -> bool:
-        """Whether the template surely shows what a message says under this key."""
+        """Whether the template is known to show what some message says under this key."""
         return any(said.key == key for mark, said in self._said.items() if mark in self._shown)
 
     def unshown(self) -> int | None:
-        """The first message, answers before others, whose content may be any other, and the text is the same; None
-        where there is none."""
+        """The first message, answers before others, whose content can be replaced without changing the text; None where
+        there is none."""
         if self._said.keys() <= self._shown:
             return None
         seen = {said.message for mark, said in self._said.items() if said.key == "content" and mark in self._shown}
@@ -69,9 +69,10 @@ class Conversation:
         return None
 
     def turn(self, index: int) -> Spans:
-        """What the assistant writes for a message: from where the template asks it to go on, up to where others do, as
-        far as the template shows the same there whatever is said; else what is said, and the end mark behind it. Raises
-        UserError where it is not shown, or others' words are not told apart from it."""
+        """The spans that the assistant writes for a message: from the end of the generation prompt up to where others
+        go on, as far as the template's own text there does not depend on what is said. Else the spans of what is said,
+        with the end mark behind it. Raises UserError where the message is not shown, or cannot be separated from
+        others' words."""
         calls = bool(self._messages[index].get("tool_calls"))
         (start, asked), (end, complete) = self._until(index, add_generation_prompt=True), self._until(index + 1)
         own = self._own(index)
@@ -96,11 +97,11 @@ class Conversation:
             start = self._whole(index, pieces)[0]
         if end < last or not self._is_apart(index, last, end):
             end = self._whole(index, pieces)[1]
-        said = max((to for _, to in self._places[index]), default=start)  # an answer may say an end mark itself
+        said = max((to for _, to in self._places[index]), default=start)  # end marks within the answer do not count
         end = self._trimmed(said, self._past_mark(index, said, end))
         end = end if calls else self._up_to_mark(said, end)
         if len(pieces) == 1:
-            if end <= start and not self._messages[index]["content"].strip():  # nothing, and no end mark behind it
+            if end <= start and not self._messages[index]["content"].strip():  # an empty answer without an end mark
                 return ()
             if end <= start or not self._is_shown(index, start, end):
                 raise self._not_found(index)
@@ -108,9 +109,9 @@ class Conversation:
         return ((start, pieces[0][1]), *pieces[1:-1], (pieces[-1][0], end))
 
     def said(self, index: int) -> Spans:
-        """Where what a message says, its calls included, stands in the text; nowhere where it is not shown. Raises
-        UserError where others' words are not told apart from it: a template may show the results of calls within the
-        turn that called, and what is said beside the calls behind them."""
+        """The spans of what a message says, its calls included; none where it is not shown. Raises UserError
+        "turns-not-apart" where others' words cannot be separated from it: a template may show the results of calls
+        within the turn that called, and behind them what is said beside the calls."""
         own = self._own(index)
         if self._messages[index].keys() <= {"role", "content"} and (own is None or self._is_whole(index)):
             return () if own is None else (own,)
@@ -120,15 +121,16 @@ class Conversation:
         return pieces
 
     def going_on(self, index: int) -> int:
-        """Where what the messages from this one on add to those before it begins: where the text parts from what the
-        template asks with, as in TRL. Raises UserError where the words of the two are not told apart."""
+        """Where the text that messages `index` and later add to the earlier ones begins. As in TRL, it is where the
+        text departs from the rendering of the earlier messages with the generation prompt. Raises UserError
+        "turns-not-apart" where the words of the two groups cannot be separated."""
         before = max((end for spans in self._places[:index] for _, end in spans), default=0)
         first, last = min((place for spans in self._places[index:] for place in spans), default=(len(self._text),) * 2)
         start = -1
         if (found := self._beginning(index, add_generation_prompt=True)) is not None:
             at, here, there = found
             start = at + common(here, there)
-            if here == there[: len(here)]:  # it may begin the answer, as with <think>
+            if here == there[: len(here)]:  # the generation prompt may begin the answer, as with <think>
                 start += common(self._text[start:last], there[len(here) :])
             start = self._before_mark(start)
         if not before <= start <= last:
@@ -139,8 +141,8 @@ class Conversation:
         return start
 
     def check_marked(self, spans: Spans) -> None:
-        """Raise UserError where these `spans`, which the template marks as the assistant's, are others' words, or slip
-        with the words that are said: marks within a macro do."""
+        """Raise UserError where these `spans`, which the template marks as the assistant's, hold others' words, or
+        shift with the words that are said, as they do where the template marks within a macro."""
         for index, message in enumerate(self._messages if spans else ()):
             if message["role"] != "assistant":
                 for at, to in self._places[index]:
@@ -154,23 +156,23 @@ class Conversation:
             )  # fmt: skip
 
     def is_within(self, index: int, span: tuple[int, int]) -> bool:
-        """Whether something of what a message says stands within a span of the text, as far as its places are known."""
+        """Whether a span of the text holds part of what a message says; True where its places are not known."""
         found = self._places[index]
         return not found or any(start < span[1] and end > span[0] for start, end in found)
 
     @property
     def _shown(self) -> frozenset[str]:
-        """The marks that the shape of the whole shows."""
+        """The marks that the shape of the whole conversation shows; empty where there is no shape."""
         return self._shape.shown if self._shape is not None else frozenset()
 
     @cached_property
     def _filled(self) -> Filled | None:
-        """The shape of the whole, where its words make the text."""
+        """The shape of the whole conversation, filled with its words; None where that is not the text."""
         return fill(self._shape, self._said, self._text) if self._shape is not None else None
 
     @cached_property
     def _places(self) -> list[Spans]:
-        """Of each message where its words stand, one after another; of calls nothing is told."""
+        """The places of each message's words, in the order of the text. Calls are not included."""
         if self._filled is None:
             return [self._place_by_itself(index) for index in range(len(self._messages))]
         found: list[Spans] = [()] * len(self._messages)
@@ -179,8 +181,8 @@ class Conversation:
         return found
 
     def _place_by_itself(self, index: int) -> Spans:
-        """Where a message's words stand, by what the template shows with others in their place alone. All of the text
-        where it refuses others."""
+        """Where a message's words stand, found by replacing the words of this message alone. The whole text where the
+        template refuses other words."""
         message = self._messages[index]
         if not any(said.message == index for said in self._said.values()):
             return ()
@@ -197,7 +199,7 @@ class Conversation:
         return ((0, len(self._text)),)
 
     def _changes_more(self, index: int) -> bool:
-        """Whether more of the text changes with a message's words than these, each of them shown once."""
+        """Whether a message's words also change other text than the words themselves, each shown once."""
         message = self._messages[index]
         words = [key for key in ("content", *THOUGHTS) if isinstance(said := message.get(key), str) and said.strip()]
         with contextlib.suppress(*REFUSALS):
@@ -209,8 +211,9 @@ class Conversation:
         return False
 
     def _own(self, index: int) -> tuple[int, int] | None:
-        """Where a message's words are, those of the template between them included; None where it has none. Raises
-        UserError where they are shown twice, or others' between them, or more of the text changes with them."""
+        """The span of a message's words, with the template's words between them; None where it has no words. Raises
+        UserError "turns-not-apart" where they are shown twice, have others' words between them, or also change other
+        text."""
         if not (found := self._places[index]):
             return None
         own = (found[0][0], found[-1][1])
@@ -222,26 +225,27 @@ class Conversation:
         return own
 
     def _is_whole(self, index: int) -> bool:
-        """Whether one mark stands for all that a message says."""
+        """Whether the message's content is all that it says, and one mark stands for it."""
         words = [said.text for said in self._said.values() if said.message == index]
         return words == [self._messages[index]["content"]]
 
     def _whole(self, index: int, pieces: Spans) -> tuple[int, int]:
-        """From the first to the last of the pieces of a message, or where all of its content stands around them: of the
-        tags in it nothing is told."""
+        """The span from the first to the last of a message's pieces. A single piece is extended to the whole content,
+        if that stands around it: the places of tags in the content are not known."""
         content, (first, last) = self._messages[index]["content"].strip(), (pieces[0][0], pieces[-1][1])
         start = self._text.find(content, max(0, last - len(content)), first + len(content))
         whole = (min(first, start), max(last, start + len(content)))
         return whole if start >= 0 and len(pieces) == 1 and self._is_apart(index, *whole) else (first, last)
 
     def _is_shown(self, index: int, start: int, end: int) -> bool:
-        """Whether a message's content is in this piece of the text, or all of it in its places."""
+        """Whether a message's content is shown: all its marks in the shape, or, without one, in this piece of the
+        text."""
         if self._filled is None:
             return self._messages[index]["content"].strip() in self._text[start:end]
         return {m for m, said in self._said.items() if (said.message, said.key) == (index, "content")} <= self._shown
 
     def _is_apart(self, index: int, start: int, end: int) -> bool:
-        """Whether others than message `index` say nothing between `start` and `end`."""
+        """Whether no words of messages other than `index` stand between `start` and `end`."""
         others = (place for other, spans in enumerate(self._places) if other != index for place in spans)
         return not any(at < end and to > start for at, to in others)
 
@@ -252,8 +256,8 @@ class Conversation:
         return None
 
     def _beginning(self, many: int, **flags: bool) -> tuple[int, str, str] | None:
-        """As `Filled.goes_on`, of the first `many` messages; where the shape is not the text's, from its first
-        character on. None also where the template refuses them."""
+        """`Filled.goes_on` for the first `many` messages. Where the shape does not give the text, the comparison begins
+        at the first character. None also where the template refuses these messages."""
         if self._filled is not None:
             shape = self._shape_of(many, **flags)
             return self._filled.goes_on(shape) if shape is not None else None
@@ -262,8 +266,8 @@ class Conversation:
         return None
 
     def _until(self, many: int, **flags: bool) -> tuple[int, bool]:
-        """Up to where the text is what the template shows of the first `many` messages, and whether that is all of it;
-        (-1, False) where that cannot be told."""
+        """(up to where the text agrees with the rendering of the first `many` messages, whether it agrees with all of
+        that rendering); (-1, False) where this cannot be determined."""
         if many == len(self._messages) and not flags:
             return len(self._text), True
         if (found := self._beginning(many, **flags)) is None:
@@ -274,7 +278,7 @@ class Conversation:
         return self._before_mark(at + common(here, there)), False
 
     def _place_of_nothing(self, index: int) -> Spans:
-        """Where an answer without words would have them."""
+        """The empty span where an answer without words would have its words; none where it cannot be determined."""
         with contextlib.suppress(*REFUSALS):
             before, *behind = self._with(index, self._messages[index] | {"content": self._other}).split(self._other)
             if [before, *behind] == [before, self._text[len(before) :]]:
@@ -282,7 +286,8 @@ class Conversation:
         return ()
 
     def _changed(self, index: int) -> Spans:
-        """Where the text changes with what a message says or calls."""
+        """The spans of the text that change with what a message says or calls; none where nothing changes. Raises
+        UserError "turns-not-apart"."""
         message = self._messages[index]
         bare, other = {"role": message["role"], "content": self._other}, {**message, "content": self._other}
         silent = {**message, "content": ""}
@@ -302,8 +307,9 @@ class Conversation:
         raise self._not_apart(index)
 
     def _as_last(self, index: int, message: Message) -> tuple[int, int] | None:
-        """Where the text has what changes with `message` at the place `index`, where nothing follows it, or else where
-        the results of its calls do not, as some templates refuse these without the calls; None where it does not."""
+        """The span that changes with `message` at the place `index` when nothing follows it, if the text begins in the
+        same way. Else, the same without only the results of its calls, which some templates refuse without the calls.
+        None where neither is found."""
         bare = {"role": message["role"], "content": self._other}
         for behind in ([], [*dropwhile(lambda other: other["role"] == "tool", self._messages[index + 1 :])]):
             with contextlib.suppress(*REFUSALS):
@@ -316,7 +322,7 @@ class Conversation:
         return None
 
     def _changing(self, index: int, other: Message) -> tuple[int, int]:
-        """The piece of the text that is another one with another message in place of this one."""
+        """The span of the text that changes when another message takes the place of this one."""
         return _changing(self._text, self._with(index, other))
 
     def _with(self, index: int, other: Message) -> str:
@@ -328,7 +334,7 @@ class Conversation:
         return private_character(self._text)
 
     def _past_mark(self, index: int, said: int, end: int) -> int:
-        """`end`, or the end of the end mark that stands there, where there is none behind what is `said` yet."""
+        """`end`, or the end of the end mark that begins there, if no end mark stands between `said` and `end`."""
         if self._ends and not self._text[said:end].rstrip().endswith(self._ends):
             mark = re.compile(rf"\s*(?:{'|'.join(map(re.escape, self._ends))})").match(self._text, end)
             if mark is not None and self._is_apart(index, end, mark.end()):
@@ -336,7 +342,7 @@ class Conversation:
         return end
 
     def _up_to_mark(self, said: int, end: int) -> int:
-        """`end`, or that of the first end mark behind what is `said`, where the template's own words stand behind it:
+        """`end`, or the end of the first end mark behind `said`, if the template's own words follow it before `end`:
         tools, or a closing line behind the last turn."""
         for mark in re.finditer("|".join(map(re.escape, self._ends)), self._text[said:end]) if self._ends else ():
             rest = self._text[said + mark.end() : end]
@@ -346,7 +352,7 @@ class Conversation:
         return end
 
     def _before_mark(self, end: int) -> int:
-        """`end`, or the start of the special token that it lies within: two of them may begin alike."""
+        """`end`, or the start of the special token that it lies within: two special tokens may begin alike."""
         for mark in self._marks:
             start = self._text.rfind(mark, max(0, end - len(mark) + 1), end + len(mark) - 1)
             if start >= 0 and start < end < start + len(mark):
@@ -354,7 +360,8 @@ class Conversation:
         return end
 
     def _trimmed(self, start: int, end: int) -> int:
-        """`end`, or that of the special token before it: the newline after an end mark is the template's."""
+        """`end`, or the end of a special token that only white space separates from it: the newline after an end mark
+        is the template's."""
         written = self._text[start:end].rstrip()
         return start + len(written) if any(written.endswith(mark) for mark in self._marks) else end
 

@@ -37,9 +37,9 @@ class Said(NamedTuple):
 
 @dataclass(frozen=True)
 class Shape:
-    """A rendering with marks. `marks`: in the order in which they are shown. `gaps`: the texts before, between and after
-    the marks, one more than there are marks. `spans`: what the template marks as the assistant's, in characters of the
-    rendering."""
+    """A rendering with marks. `marks`: in the order in which they are shown. `gaps`: the texts before, between and
+    after the marks, one more than there are marks. `spans`: what the template marks as the assistant's, in characters
+    of the rendering."""
 
     gaps: tuple[str, ...]
     marks: tuple[str, ...] = ()

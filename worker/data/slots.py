@@ -22,9 +22,9 @@ Piece = tuple[str | int, bool]
 
 
 class Slots:
-    """A template with a tokenizer. Where the template `ends_once`, the end token is learned behind each answer, in place
-    of the first token of the next turn; `worker.data.padding.Rows` does that. Raises UserError for a tokenizer without
-    the template's tokens, and for `everything` with a template under which the tool cannot learn all."""
+    """A template with a tokenizer. Where the template `ends_once`, the end token is learned behind each answer, in
+    place of the first token of the next turn; `worker.data.padding.Rows` does that. Raises UserError for a tokenizer
+    without the template's tokens, and for `everything` with a template under which the tool cannot learn all."""
 
     def __init__(
         self, template: SlotTemplate, name: str, tokenizer: PreTrainedTokenizerBase, *, everything: bool,
@@ -83,8 +83,8 @@ class Slots:
             yield from self._written(turn, place)
 
     def _written(self, turn: Turn, place: int, *, alone: str | None = None) -> Iterator[str | int]:
-        """The pieces of a turn. `alone`: what the turn says without the system's text, which is put before a user's turn
-        only."""
+        """The pieces of a turn. `alone`: what the turn says without the system's text, which is put only before a
+        user's turn."""
         template, content = self._template, turn.content
         if turn.role == "user":
             # The template's place for the number of the turn; it is filled also within what is said.

@@ -126,9 +126,9 @@ def unlearned_end(render: Callable[..., tuple[str, Spans]], ends: Sequence[str])
 
 
 class Turns:
-    """Finds what is learned when only the turns of the choice `learned` are. `ends`: the tokens with which the template
-    ends an answer (`ends_of`); they count as `eot_tokens` where none are given. Raises UserError "mark-of-several-tokens"
-    for a mark that is not one token of this tokenizer, and "marks-disagree"."""
+    """Finds what is learned under a choice of turns, `learned`. `ends`: the tokens with which the template ends an
+    answer (`ends_of`); they count as `eot_tokens` where none are given. Raises UserError "mark-of-several-tokens" for a
+    mark that is not one token of this tokenizer, and "marks-disagree"."""
 
     def __init__(
         self, learned: LearnedTurns, template: str, tokenizer: PreTrainedTokenizerBase, ends: Sequence[str]
@@ -177,8 +177,8 @@ class Turns:
             )  # fmt: skip
 
     def spans(self, text: str, messages: Sequence[Message], places: Callable[[int], Spans]) -> Spans:
-        """The spans of characters of `text` that are learned. `places`: gives the spans of what a turn says in the text,
-        none where it is not shown. Raises UserError "turn-not-shown" for a learned turn that is not shown."""
+        """The spans of characters of `text` that are learned. `places`: gives the spans of what a turn says in the
+        text, none where it is not shown. Raises UserError "turn-not-shown" for a learned turn that is not shown."""
         encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         ids, tokens = encoded["input_ids"], encoded["offset_mapping"]
         starts = [start for start, _ in tokens]

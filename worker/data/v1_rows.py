@@ -31,7 +31,8 @@ def format_of(
 ) -> Format:  # fmt: skip
     """The format by which the records of an entry with a `converter` become documents. `columns`: by offmate's names.
     `values`: what the chat template is told beside the messages. `source`: all of the entry's records, from which the
-    entry's draw is made; None: all records are taken. Raises UserError."""
+    entry's draw is made; None: all records are taken. Raises UserError for an entry that does not suit the
+    converter."""
     converter = entry.converter
     assert converter is not None
 
@@ -71,8 +72,8 @@ class _Rows:
         self._marks = sorted((mark for mark in special.values() if len(mark) > 1), key=len, reverse=True)
 
     def of(self, talk: Talk, many: int) -> tuple[Piece, ...]:
-        """The tokens of the first `many` messages, whose last one is the answer. Raises ValueError or UserError where the
-        answer's place in the text cannot be determined."""
+        """The tokens of the first `many` messages, whose last one is the answer. Raises ValueError or UserError where
+        the answer's place in the text cannot be determined."""
         *asked, answer = (self._broken_up(said).told() for said in talk.messages[:many])
         tools = json.loads(self._safe(talk.tools)) if talk.tools else None
         if tools is not None and not isinstance(tools, list):
