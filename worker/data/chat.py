@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _FILES = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
-_FIRST_MARK = 0xF0000  # of Unicode's private use, far from those of `shapes`
+_FIRST_MARK = 0xF0000  # in a private use area of Unicode; `shapes` has marks there, too, but in other renderings
 _SHOWN = ("tool_calls", "refusal", *THOUGHTS)
 """Keys under which a message may say something beside its content. A template that does not show them would train an
 answer without what it says there."""

@@ -52,7 +52,7 @@ def _possible_ends(job: Job, tokenizer: PreTrainedTokenizerBase) -> tuple[int, .
         marks = [vocabulary[stop] for stop in slots.stops if stop in vocabulary]
     elif tokenizer.chat_template:
         for everything, told in sorted({_template_of(job, entry) for entry in job.data}):
-            with contextlib.suppress(UserError):  # no template is for conversations: then the data are not such
+            with contextlib.suppress(UserError):  # several templates, none for conversations: the data have none
                 stops = ChatTemplate(tokenizer, everything=everything, values=json.loads(told)).stops
                 marks += [cast(int, tokenizer.convert_tokens_to_ids(mark)) for mark in stops]
     own = tokenizer.eos_token_id

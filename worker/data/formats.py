@@ -88,8 +88,9 @@ def detect(
     `train_on`: as in the job. `prompt`: how instructions are written; None for the chat template, or, without one, the
     Alpaca prompt. `system`: the column `system` gives the first message of conversations. `learned`: which turns are
     learned, where the entry says so. `values`: what the chat template is told beside messages and the column
-    `chat_template_kwargs`. `slots`: the job's `chat_template`, which may name one of LLaMA-Factory's. `formatting`: how
-    that tool reads the data, where it does; texts then begin with the token `begin`."""
+    `chat_template_kwargs`. `slots`: the job's `chat_template`, which may name one of LLaMA-Factory's. `formatting`: the
+    data are read as that tool reads them, in this form; texts then begin with the token `begin`.
+    """
     if kind == "text" and formatting is not None:
         return _slot_text(begin, _end_of_texts(slots, tokenizer))
     if (named := slot_template(slots)) is not None and prompt is None and kind not in ("text", "segments", "tokens"):

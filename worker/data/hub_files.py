@@ -106,8 +106,8 @@ def _first(files: Iterator[tuple[str, Any]], kind: Any, delimiter: str, most: in
 
 def _builder(entry: DataEntry) -> DatasetBuilder:
     """The builder of `datasets` for a dataset. Where the hub is not reached, `datasets` gives what this machine has of
-    the newest commit, whatever was asked for; this function then takes the entry's commit instead. Raises
-    ConnectionError where this machine does not have it, or has it only as made by a reader that guesses."""
+    the newest commit, whatever was asked for; if the entry names a commit, this function takes that one instead. Raises
+    ConnectionError where this machine does not have it, or has only data made by a reader that guesses."""
     from datasets.load import load_dataset_builder
     from datasets.packaged_modules.cache.cache import Cache
 

@@ -1,1 +1,2 @@
-"""What a run writes to disk: checkpoints, shards, the model folder. Imports `planner.job` and `planner.schedule`."""
+"""Stores what a run keeps on disk: checkpoints, optimizer states, activations, trained weights, the model folder.
+Imports `planner.job` and `planner.schedule`."""

@@ -29,7 +29,8 @@ model's configs describe these."""
 
 
 class Output:
-    """What a model folder needs to know of the model before an engine takes its weights away."""
+    """Writes a job's model folder. Make it before an engine takes the model's weights away: it notes names and dtypes
+    of the weights."""
 
     def __init__(
         self, model: nn.Module, dtype: torch.dtype, *, converted: Converted | None = None, stops: bool = False

@@ -44,7 +44,8 @@ def losses_of(events: Sequence[Event]) -> list[Evaluated]:
 
 def known_losses(events: Sequence[Event], last: Checkpoint | None) -> list[Evaluated]:
     """The evaluations of a run that goes on from its checkpoint `last`, in order: those that the checkpoint records,
-    then those in `events` from its step on. A missing evaluation is made again, with the same loss."""
+    then those in `events` from its step on; all in `events` where it records none. A missing evaluation is made again,
+    with the same loss."""
     written = losses_of(events)
     if last is None or last.evaluations is None:
         return written
