@@ -1,4 +1,4 @@
-"""What each kind of operation does. Which thread or stream does it, and when, is an interpreter's business."""
+"""Does the work of each kind of operation. An interpreter decides on which thread or stream, and when."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ class Actions:
         self, host: Host, device: Device, gradients: Gradients, frame: Mapping[str, nn.Parameter],
         left_out: dict[str, int], states: StoredStates | None = None,
     ) -> None:  # fmt: skip
-        """`left_out`: weight -> in how many steps no gradient reached it, so that it was not updated. `states`: those
-        on disk."""
+        """`left_out`: weight -> number of steps in which it was not updated because no gradient reached it. `states`:
+        the optimizer states on disk."""
         self._host, self._device, self._gradients, self._frame = host, device, gradients, frame
         self._left_out, self._stored = left_out, states
-        self._clipped = False  # by the last norm
+        self._clipped = False  # whether the last norm clipped the gradients
         self._ahead: set[str] = set()  # updated in this step before its norm is known
 
     def perform(self, ops: Together, values: StepValues) -> None:
-        """Do `ops`, or on a stream: issue them; in a profile under their name. The caller has switched autograd
-        off."""
+        """Do `ops`, or issue them if the thread has a stream. In a profile they have their name. The caller has
+        switched autograd off."""
         with label(name_of(ops)):
             self._do(ops, values)
 
     def only_copies(self, op: Op) -> bool:
         """Whether `op` is now a copy between the device and memory of the host that the device reaches by itself."""
-        if op.kind not in (OpKind.FETCH, OpKind.SEND) or op.slot is not None:  # a slot is read or written beside
+        if op.kind not in (OpKind.FETCH, OpKind.SEND) or op.slot is not None:  # disk operations use the slot, too
             return False
         if op.item.kind == ACTIVATIONS:
-            its = self._device.items.get(op.item)  # none is there where the operation is left out
+            its = self._device.items.get(op.item)  # None if the operation is left out
             return op.kind is OpKind.FETCH or its is None or self._host.is_parked(op.item, its)
         return not (self._host.is_mapped(op.item) or self._host.is_wholly_on_disk(op.item.name))
 
@@ -125,7 +125,7 @@ class Actions:
             else:
                 self._leave_out(name)
                 if target.work is not target.master and not self._host.is_packed(name):
-                    target.work.copy_(target.master)  # the gradient may have taken its place
+                    target.work.copy_(target.master)  # the gradient may have overwritten it
         self._apply(targets, values, values.host_count, values.coefficient_on_host())
 
     @property
@@ -134,7 +134,8 @@ class Actions:
         return self._stored
 
     def _update_piece(self, op: Op, values: StepValues) -> None:
-        """A piece of a tensor, whose states are in a slot: those of it there, or for the weight alone."""
+        """Update a piece of a tensor whose states are in a slot: weight and states, or the weight alone (CPU_WEIGHT,
+        after which the slot's states are forgotten)."""
         target = self._piece_target(op, values)
         (name,) = op.names
         if name in values.reached:
@@ -146,7 +147,8 @@ class Actions:
             target.work.copy_(target.master)
 
     def _update_states(self, op: Op, values: StepValues) -> None:
-        """The same update as the step before did for the weight, which stays: what is made goes over the gradient."""
+        """Repeat, for the states, the update that the step before did for the weight. The weight itself must stay, so
+        the weight made here overwrites the gradient."""
         target = self._piece_target(op, values)
         if op.names[0] in values.reached:
             target = replace(target, work=target.gradient)
@@ -164,12 +166,12 @@ class Actions:
         return cast(AdamWTarget, self._group(name, values).target(name, work, states, gradient))
 
     def _leave_out(self, name: str) -> None:
-        """As plain AdamW does with a weight without a gradient: no decay, and no step counted."""
+        """Leave a weight without a gradient out of the step, as plain AdamW does: no decay, and no step counted."""
         self._left_out[name] = self._left_out.get(name, 0) + 1
 
     def _update_ahead(self, names: Sequence[str], values: StepValues) -> None:
-        """As if the norm did not clip, into other memory; what was before stays for `_replay`. Where the last norm
-        clipped, this one is likely to: then it is left to `_replay`."""
+        """Update as if the norm did not clip, into other memory; the values before stay for `_replay`. If the last norm
+        clipped, this one is likely to clip as well: then the update is left to `_replay`."""
         self._ahead.difference_update(names)
         if self._clipped:
             return
@@ -183,8 +185,8 @@ class Actions:
         self._ahead.update(names)
 
     def _replay(self, names: Sequence[str], values: StepValues) -> None:
-        """What has not run ahead; and once more what has, where the norm clips: a product with 1 would have changed
-        nothing."""
+        """Do the updates that have not run ahead. If the norm clips, also repeat those that have; if it does not, the
+        coefficient is 1, and a product with 1 would have changed nothing."""
         coefficient = values.coefficient_on_host()
         assert coefficient is not None
         self._clipped = float(coefficient) != 1.0
@@ -227,5 +229,5 @@ class Actions:
         return next(group for group in values.groups if group.has(name))
 
     def _goes_on_from_weight(self, name: str) -> bool:
-        """The weight is its own master, or a part of it."""
+        """Whether the weight is its own master, or a part of it (packed states)."""
         return len(self._host.items[Item.states(name)]) == 2 or self._host.is_packed(name)

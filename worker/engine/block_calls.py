@@ -1,4 +1,4 @@
-"""A block of the model applied to a slice, with weights and offloaded activations from the device's items."""
+"""Applies a block of the model to a slice, with weights and offloaded activations from the device's items."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class ModelBlock:
         self, index: int, module: nn.Module, *, name: str, kind: str, recipe: Recipe, names: Mapping[int, str],
         last: bool, chunk_rows: int = 0, compiled_bytes: int = 0,
     ) -> None:  # fmt: skip
-        """`names`: id of a parameter -> its first name in `named_parameters()`; `last`: this is the head, which has
-        its loss in chunks of `chunk_rows` rows (0: in one piece); `compiled_bytes`: of the results of slices that run
-        compiled (0: none does)."""
+        """`names`: id of a parameter -> its first name in `named_parameters()`. `last`: this is the head, which makes
+        its loss in chunks of `chunk_rows` rows (0: in one piece). `compiled_bytes`: the bytes of the results of slices
+        that run compiled code (0: none does)."""
         self.chunk_rows, self.compiled_bytes = chunk_rows, compiled_bytes
         self.index, self.module, self.name, self.recipe = index, module, name, recipe
         self.kind, self.last = kind, last
@@ -44,15 +44,15 @@ class ModelBlock:
         return list({id(buffer): buffer for buffer in found if buffer is not None}.values())
 
     def let_go(self) -> None:
-        """Of what parameters are between steps: it is on the device."""
+        """Forget the parameters' stand-ins between steps, which are on the device."""
         self._parameters = ()
 
     def replace_forward(self, forward: Callable[..., Any]) -> None:
-        """Let calls of the module go to `forward`."""
+        """Make calls of the module go to `forward`."""
         self.module.__dict__["forward"] = forward
 
     def give_back_forward(self) -> None:
-        """Let calls of the module be its own again."""
+        """Make calls of the module run its own forward again."""
         if self._own is None:
             del self.module.__dict__["forward"]
         else:
@@ -60,7 +60,7 @@ class ModelBlock:
 
     @contextlib.contextmanager
     def own_forward(self) -> Iterator[None]:
-        """Inside, calls of the module are its own."""
+        """Inside, calls of the module run its own forward."""
         mine = self.module.__dict__["forward"]
         self.give_back_forward()
         try:
@@ -70,7 +70,7 @@ class ModelBlock:
 
     @contextlib.contextmanager
     def loss_forward(self) -> Iterator[None]:
-        """Inside, calls of the module are its own, of a head with its loss in chunks those of `loss_only`."""
+        """Inside, calls of the module run its own forward, or `loss_only` for a head with its loss in chunks."""
         with self.own_forward():
             if not self.chunk_rows:
                 yield
@@ -114,7 +114,7 @@ def model_blocks(model: nn.Module, chain: Chain, plan: Plan) -> list[ModelBlock]
 
 
 class Call(BlockCall):
-    """One block on one slice: it keeps what backward needs and no item holds."""
+    """One block on one slice. It keeps what backward needs and no item holds."""
 
     def __init__(
         self, block: ModelBlock, k: int, pair: BlockCode, tensors: Sequence[Tensor], given: Given, device: Device
@@ -122,9 +122,9 @@ class Call(BlockCall):
         super().__init__(pair, tensors, given)
         self.block, self.k = block, k
         self._items, self._device_type = device.items, device.type
-        recipe = block.recipe  # the code is also that of others which save alike
+        recipe = block.recipe  # not from the code, which blocks that save alike share
         self._item = Item.activations(block.index, k) if recipe.offloads or recipe.offloads_input else None
-        self._input: int | None = None  # among the primals, where it is in the item
+        self._input: int | None = None  # the input's number among the primals, if the item holds it
         if recipe.offloads_input and pair.interface is not None:
             self._input = pair.n_params + pair.n_buffers + pair.interface
         self._primals: dict[int, Tensor] = {}
@@ -133,8 +133,8 @@ class Call(BlockCall):
         self._states: list[Tensor] = []
 
     def forward(self, tensors: list[Tensor]) -> list[Tensor]:
-        """The block's outputs. Weights come again for backward; the block's input (where it is not offloaded), masks
-        and rotary tables of the frame are kept by reference."""
+        """The block's outputs. Backward takes the weights from the items again. The block's input (unless offloaded)
+        and the frame's masks and rotary tables are kept by reference. `tensors` is emptied."""
         pair = self.pair
         values = [*(self._items[item][0] for item in self.block.items), *self.block.buffers(), *tensors]
         tensors.clear()
@@ -142,14 +142,14 @@ class Call(BlockCall):
         results, self._states = pair.forward(values)
         self._saved = results[pair.n_outputs :]
         if self._item:
-            with torch._C.DisableTorchFunction():  # what looks at the frame's operations need not look at these
+            with torch._C.DisableTorchFunction():  # the mode that watches the frame's operations need not see these
                 self._leave(self._item)
         return results[: pair.n_outputs]
 
     def _leave(self, item: Item) -> None:
-        """Put into the item what is offloaded."""
-        # Attention on CUDA leaves the seed of its dropout on the host, which stays with the call. What the trace says
-        # of such a tensor's device need not be true.
+        """Put the offloaded tensors into the item."""
+        # Attention on CUDA leaves the seed of its dropout on the host; it stays with the call. The device that the
+        # trace gives for such a tensor may be wrong, so the tensors themselves are asked.
         self._moved = [self.block.recipe.offloads and t.device.type == self._device_type for t in self._saved]
         self._items[item] = [t for t, moved in zip(self._saved, self._moved, strict=True) if moved]
         self._saved = [t for t, moved in zip(self._saved, self._moved, strict=True) if not moved]
@@ -157,7 +157,7 @@ class Call(BlockCall):
             self._items[item].append(self._primals.pop(self._input))
 
     def backward(self, sums: Gradients) -> list[Tensor | None]:
-        """Gradients of the tensor arguments; those of weights go to `sums`."""
+        """Return the gradients of the tensor arguments; the gradients of weights go to `sums`."""
         tangents = self.take_tangents()
         pair = self.pair
         if self._item:
@@ -194,10 +194,10 @@ class ChunkedCall(ChunkedHead):
         self.block, self.k, self._items = block, k, device.items
 
     def weights(self) -> dict[str, Tensor]:
-        """The device's copies."""
+        """The device's copies of the weights, by their names in the module."""
         return {local: self._items[Item.weight(name)][0] for local, name in self.block.weights.items()}
 
     def backward(self, sums: Gradients) -> list[Tensor | None]:
-        """The gradient of the head's input; those of weights go to `sums`."""
+        """Return the gradient of the head's input; the gradients of weights go to `sums`."""
         names, k = self.block.weights, self.k
         return self.finish(lambda local, grad: sums.add(names[local], k, grad, fresh=True, last_block=True))

@@ -38,8 +38,9 @@ from worker.runtime.step_values import StepValues, groups_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """Losses per slice (tensors without dimensions, on the device), the gradients' global norm before clipping (None
-    without clipping), the most device bytes during the step (None when they are not counted)."""
+    """What one step gives: `losses`, one per slice (0-dimensional tensors on the device); `grad_norm`, the gradients'
+    global norm before clipping (None without clipping); `peak_bytes`, the most device bytes in use during the step
+    (None when they are not counted)."""
 
     losses: tuple[Tensor, ...]
     grad_norm: Tensor | None
@@ -49,10 +50,10 @@ class StepResult:
 class Engine:
     """Runs a plan's program over a causal language model: one call of `step` is one optimizer step.
 
-    It takes the model over: parameters of blocks become one-element expands of true shape, their memory belongs to the
-    plan's items, until `restore` gives the model back. Where an error ends a step before its first update, as an error
-    in the model's forward does, the weights are those before the step, and the engine goes on. Where updates had begun
-    the weights are `torn`, and only `load_state`, `restore` and `close` work.
+    It takes the model over until `restore` gives it back: each block parameter becomes a one-element tensor, expanded
+    to the true shape, and the weights live in the plan's items. If an error ends a step before its first update, as an
+    error in the model's forward does, the weights are those before the step, and the engine can go on. If updates had
+    begun, the weights are `torn`, and only `load_state`, `restore` and `close` work.
     """
 
     def __init__(
@@ -60,7 +61,8 @@ class Engine:
         max_grad_norm: float | None, metered: bool = False, states: Store | None = None, scratch: Scratch | None = None,
     ) -> None:  # fmt: skip
         """`optimizer`: one for all tensors, or parameter groups. `max_grad_norm` is given exactly when the plan clips.
-        `metered`: count device bytes (on the CPU; slow). `states`, `scratch`: keep what the plan has on disk."""
+        `metered`: count device bytes (on the CPU; slow). `states` keeps the optimizer states that the plan has on disk,
+        `scratch` everything else that it has there."""
         if plan.clip != (max_grad_norm is not None):
             raise ValueError(f"the plan has clip={plan.clip}, max_grad_norm is {max_grad_norm}")
         self.steps_done = 0
@@ -71,7 +73,7 @@ class Engine:
         self._memory = self._machine.memory(self._program, chain, plan.offsets)
         try:
             self._weights = Weights(model, self._program, chain, self._machine, self._memory, states, scratch)
-        except BaseException:  # the model has its weights back; a plan that needs less will want this memory
+        except BaseException:  # the model has its weights back; a plan that needs less can use this memory
             self._memory.close()
             raise
         self._device = self._weights.device
@@ -121,24 +123,24 @@ class Engine:
 
     @property
     def recording(self) -> Recording | None:
-        """Where it notes when operations run; None: nowhere."""
+        """The recording of when operations run; None when nothing is recorded."""
         return self._interpreter.recording
 
     def record(self) -> None:
-        """Note when the operations of the next steps run; not what is done between two of them."""
+        """Record when the operations of the next steps run. What is done between two steps is not recorded."""
         self._usable()
         self._interpreter.record()
 
     def forget_recording(self) -> None:
-        """Note nothing more."""
+        """Stop recording."""
         self._interpreter.recording = None
 
     def recorded(self) -> Measured | None:
-        """When the operations of two steps ran, as soon as it is known: after the step that follows them. Then nothing
-        more is noted."""
+        """The times at which the operations of two steps ran; None until the step that follows these two is done.
+        Recording stops when the times are returned."""
         if (recording := self.recording) is None or not recording.is_full:
             return None
-        self.drain()  # what is noted is over
+        self.drain()  # ends all recorded operations
         self.forget_recording()
         return recording.measured()
 
@@ -151,10 +153,10 @@ class Engine:
         optimizer: Group | Sequence[Group] | None = None,
         **model_kwargs: Any,
     ) -> StepResult:
-        """One optimizer step over the slices `batches` (host tensors: input_ids, labels [rows, length]), slice k under
-        random seed `seeds[k]`; the first round takes the first of them. Updates may still be running when it returns:
-        `drain` waits for them. `learning_rate`: of all tensors, or of each parameter group. `optimizer`: the settings
-        in this step, where they are not those that the engine was made with.
+        """Do one optimizer step over the slices `batches` (host tensors: input_ids, labels [rows, length]). Slice k
+        runs under random seed `seeds[k]`; the rounds take the slices in order. Updates may still be running when it
+        returns: `drain` waits for them. `learning_rate`: one for all tensors, or one per parameter group. `optimizer`:
+        the settings in this step, if they differ from those that the engine was made with.
 
         Raises what the model or a queue raised; the weights are then those before the step, or torn.
         """
@@ -166,7 +168,7 @@ class Engine:
         try:
             return self._step(batches, seeds, self._values(learning_rate, groups), model_kwargs)
         except RuntimeError as error:
-            if is_out_of_memory(error):  # so that its handler can make an engine that needs less
+            if is_out_of_memory(error):  # free what its frames hold, so that its handler can make a smaller engine
                 forget_frames(error)
             raise
 
@@ -202,7 +204,7 @@ class Engine:
                     losses += self._rounds.run(staged[part], seeds[part], given)
                 self._cursor.end()
         except BaseException as error:
-            if is_out_of_memory(error):  # before what it is in the way of comes back
+            if is_out_of_memory(error):  # free what its frames hold, before tensors come back to the device
                 forget_frames(error)
             self._take_back()
             raise
@@ -234,7 +236,7 @@ class Engine:
         return runs.enter(block, *args, **kwargs)
 
     def _usable(self, *, computes: bool = False) -> None:
-        """Raise unless the engine can be used; `computes`: to run the model."""
+        """Raise unless the engine can be used. `computes`: the model will run, so autocast is refused, too."""
         if self.torn:
             raise weights_torn()
         if self._closed:
@@ -243,11 +245,11 @@ class Engine:
             refuse_autocast(self._machine.device)
 
     def _take_back(self) -> None:
-        """After an error in a step: be where the step began, if none of its updates has begun."""
+        """After an error in a step: return to where the step began, if none of its updates has begun."""
         try:
             with self._machine.computing():
                 whole = self._cursor.take_back()
-        except BaseException:  # it was on a queue, or is there, too: the step's own error is the one to raise
+        except BaseException:  # the error came from a queue, or a queue failed as well: the step's own error is raised
             whole = False
         self._tear()
         if whole:
@@ -268,7 +270,7 @@ class Engine:
         self._weights.drop_transient()
 
     def drain(self) -> None:
-        """Finish every update. The next step begins from here. Raises what went wrong on a queue."""
+        """Finish every update; the next step begins from this drained state. Raises what went wrong on a queue."""
         self._usable()
         try:
             with self._machine.computing():
@@ -282,32 +284,33 @@ class Engine:
             raise
 
     def evaluate(self, batches: Sequence[Mapping[str, Tensor]]) -> Evaluation:
-        """The loss of each of `batches` (host tensors) with the weights of now, as the model in evaluation mode gives
-        it, within the plan's budget. Updates finish before. Raises UserError "evaluation-does-not-fit"."""
+        """The loss of each of `batches` (host tensors) with the current weights and the model in evaluation mode,
+        within the plan's budget. Pending updates finish first. Raises UserError "evaluation-does-not-fit"."""
         self._usable(computes=True)
         self.drain()
         return self._forward_only.evaluate(batches)
 
     def check_evaluation(self, batches: Sequence[Mapping[str, Tensor]]) -> None:
-        """Raise UserError "evaluation-does-not-fit" for batches of such shapes now, and not when they come."""
+        """Raise UserError "evaluation-does-not-fit" now, and not at the evaluation, if batches of these shapes do not
+        fit."""
         self._usable(computes=True)
         self._forward_only.check_fits(batches)
 
     def generate(self, prompts: Sequence[Sequence[int]], *, new_tokens: int, pad: int) -> list[list[int]]:
-        """The tokens that `model.generate` gives greedily after each of `prompts` (tokens), with the weights of now,
-        within the plan's budget, cache included; `pad` fills up where a text ends early. Updates finish before.
-        Raises UserError "generation-does-not-fit"."""
+        """The tokens that `model.generate` gives greedily after each of `prompts` (lists of tokens) with the current
+        weights, within the plan's budget, cache included. `pad` fills up texts that end early. Pending updates finish
+        first. Raises UserError "generation-does-not-fit"."""
         self._usable(computes=True)
         self.drain()
         return self._forward_only.generate(prompts, new_tokens=new_tokens, pad=pad)
 
     def check_generation(self, prompts: Sequence[Sequence[int]], *, new_tokens: int) -> None:
-        """Raise UserError "generation-does-not-fit" now, and not when it is due."""
+        """Raise UserError "generation-does-not-fit" now, and not at the generation, if it does not fit."""
         self._usable(computes=True)
         self._forward_only.check_generation(prompts, new_tokens=new_tokens)
 
     def stop_metering(self) -> None:
-        """Count device bytes no more, which takes time: from now on results have no `peak_bytes`."""
+        """Stop counting device bytes where counting takes time (on the CPU): results then have no `peak_bytes`."""
         self.drain()
         self._machine.stop_metering()
 
@@ -319,15 +322,15 @@ class Engine:
         yield from self._weights.state()
 
     def state_to_save(self) -> Iterator[tuple[str, Mapping[str, Tensor]]]:
-        """What a checkpoint has to hold: as `state`, but of tensors whose states are on disk and can be named there
-        only what is not there."""
+        """What a checkpoint has to hold: as `state`, except for tensors whose states are on disk. Where a checkpoint
+        can name these states on disk, only the parts that are not there; else what the store gives to copy them."""
         self.drain()
         self._weights.begin()
         yield from self._weights.state_to_save()
 
     def masters(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
-        """(name, {"master"}) of every trained tensor, as `state`; where that is on disk the working copy, which is its
-        rounding."""
+        """(name, {"master"}) of every trained tensor, as `state`. Where the master is on disk, the working copy is
+        given instead, which is the rounded master."""
         self.drain()
         yield from self._weights.masters()
 
@@ -337,15 +340,16 @@ class Engine:
         yield from self._weights.frozen()
 
     def written(self, dtypes: Mapping[str, torch.dtype]) -> Iterator[tuple[str, Any]]:
-        """(name, {"weight"}) of each tensor in `dtypes` (name -> dtype), trained or not, one at a time: its value in
-        fp32 rounded once. Where this is on disk, what the store of optimizer states gives, to be read piece by
+        """(name, {"weight"}) of each tensor in `dtypes` (name -> dtype), trained or not, one at a time: its fp32 value,
+        rounded once. Where the fp32 value is on disk, the store of optimizer states gives it, to be read piece by
         piece."""
         self.drain()
         self._weights.begin()
         yield from self._weights.written(dtypes)
 
     def load_state(self, tensors: Iterable[tuple[str, Mapping[str, Tensor]]], *, step: int) -> None:
-        """Go on from what `state` gave after `step` steps. Raises ValueError when it is of another model."""
+        """Continue from `tensors`, which `state` gave after `step` steps. Raises ValueError if they are another
+        model's."""
         if not self.torn:
             self.drain()
         elif self._closed:
@@ -358,18 +362,18 @@ class Engine:
         self.steps_done = step
 
     def close(self) -> None:
-        """End the threads and let all memory go, the model's weights with it. What is pending is left undone. Nothing
-        to do after another `close`, or `restore`."""
+        """End the threads and free all memory, that of the model's weights included. Pending updates are not done.
+        After another `close` or a `restore` it does nothing."""
         if self._gone:
             return
         self._end()
         self._weights.let_go()
         self._let_go()
-        self.torn = False  # nothing is left to be so
+        self.torn = False  # there are no weights any more
 
     def _let_go(self) -> None:
-        """Leave nothing on the device. Whoever made the engine may still hold it, and the model does, while the next
-        one is made; and a single tensor keeps all of a plan's memory from that one."""
+        """Leave nothing on the device. The engine's maker, and the model, may still hold this engine while the next one
+        is made, and a single tensor would keep all of this plan's memory from the next one."""
         self._rounds.let_go()
         self._cursor.let_go()
         self._gradients.clear()
@@ -388,8 +392,8 @@ class Engine:
         self._interpreter.close()
 
     def restore(self) -> nn.Module:
-        """The model with its trained weights, plain, in host memory; ends the engine. Torn weights come back as they
-        are. Raises what went wrong on a queue; the weights are torn then."""
+        """End the engine and return the plain model with its trained weights in host memory. Torn weights come back as
+        they are. Raises what went wrong on a queue; the weights are then torn."""
         if self.torn:
             with self._machine.computing():
                 self._weights.take_back()

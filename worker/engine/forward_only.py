@@ -1,4 +1,4 @@
-"""The model run forward only, under the plan's residency and budget: evaluation and generation."""
+"""Runs the model forward only, for evaluation and generation, under the plan's residency and budget."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ _MOST_SLICES = 8  # more would hardly save anything: weights travel once for all
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """Losses per batch (tensors without dimensions, on the device), the most device bytes meanwhile (None when they are
-    not counted)."""
+    """`losses`, one per batch (0-dimensional tensors on the device), and `peak_bytes`, the most device bytes in use
+    during the evaluation (None when they are not counted)."""
 
     losses: tuple[Tensor, ...]
     peak_bytes: int | None
 
 
 class Forward:
-    """Runs the model of an engine forward, in evaluation mode. Blocks run their own code on the weights of the items.
+    """Runs an engine's model forward in evaluation mode. Blocks run their own code on the weights of the items.
 
-    The engine is drained before, and finds its items as they were afterwards, after an error too.
+    The engine must be drained before. Afterwards, also after an error, its items are as they were.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Forward:
 
     @property
     def running(self) -> bool:
-        """Whether calls of blocks are to come here."""
+        """Whether calls of blocks must go to `enter` now."""
         return self._lockstep is not None
 
     def enter(self, block: ModelBlock, *args: Any, **kwargs: Any) -> Any:
@@ -87,8 +87,8 @@ class Forward:
             return block.module.forward(*args, **kwargs)
 
     def evaluate(self, batches: Sequence[Mapping[str, Tensor]]) -> Evaluation:
-        """The loss of each batch. Several run in lockstep, so that weights travel once for all of them; fewer where the
-        device had no room between its tensors for so many.
+        """The loss of each batch. Several batches run in lockstep, so that weights travel once for all of them. If the
+        device has no room for so many between its tensors, half as many run together from then on.
 
         Raises UserError "evaluation-does-not-fit".
         """
@@ -118,8 +118,8 @@ class Forward:
         return Evaluation(losses=tuple(losses[k] for k in range(len(batches))), peak_bytes=machine.peak_bytes())
 
     def generate(self, prompts: Sequence[Sequence[int]], *, new_tokens: int, pad: int) -> list[list[int]]:
-        """What the model says after each prompt, at most `new_tokens` tokens: see `worker.engine.answers`, on all
-        prompts together. So weights travel once a token for all of them, but where the budget wants smaller groups.
+        """The tokens that the model gives after each prompt, at most `new_tokens`: see `worker.engine.answers`. All
+        prompts run together, so weights travel once per token; if they do not fit the budget, they run in groups.
 
         Raises UserError "generation-does-not-fit".
         """
@@ -134,11 +134,11 @@ class Forward:
         return found
 
     def check_generation(self, prompts: Sequence[Sequence[int]], *, new_tokens: int) -> None:
-        """Raise UserError "generation-does-not-fit" now, and not when the samples are due."""
+        """Raise UserError "generation-does-not-fit" now, and not at the generation, if it does not fit."""
         self._generation(prompts, new_tokens)
 
     def _generation(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> tuple[int, Program]:
-        """How many of the prompts fit together, the first ones, and the program of one token."""
+        """(How many of the first prompts fit together, the program that generates one token.)"""
         size = len(prompts)
         while True:
             measured = self._measure_generation(size, max(map(len, prompts[:size])), new_tokens)
@@ -159,11 +159,11 @@ class Forward:
         return self._measured[key]
 
     def check_fits(self, batches: Sequence[Mapping[str, Tensor]]) -> None:
-        """Raise UserError "evaluation-does-not-fit" now, and not when the evaluation is due."""
+        """Raise UserError "evaluation-does-not-fit" now, and not at the evaluation, if it does not fit."""
         self._most_slices(self._measure(batches), len(batches))
 
     def _measure(self, batches: Sequence[Mapping[str, Tensor]]) -> ForwardBytes:
-        """Of a batch as large as the largest in every dimension."""
+        """The bytes of a forward on a batch that is as large as the largest of `batches` in every dimension."""
         sample = {
             name: torch.zeros(
                 [max(sizes) for sizes in zip(*(b[name].shape for b in batches), strict=True)], dtype=t.dtype
@@ -189,7 +189,7 @@ class Forward:
             yield
 
     def _most_slices(self, measured: ForwardBytes, count: int) -> int:
-        """How many batches run in lockstep; one where nothing travels."""
+        """How many batches run in lockstep: as many as fit; one if no weight travels."""
         if not any(op.kind is OpKind.FETCH for op in self._program(measured, 1).ops):
             return 1
         for slices in range(min(count, self._at_most), 1, -1):
@@ -220,8 +220,8 @@ class Forward:
 
     @contextlib.contextmanager
     def _passes(self, program: Program, *, speaking: bool = False) -> Iterator[RunPass]:
-        """Gives the function that makes one pass over the model: `body(k)` calls it for slice k. `speaking`: the logits
-        themselves are wanted."""
+        """Yields the function `run_pass(body, states)` that makes one pass over the model: `body(k)` calls the model
+        for slice k, from random state `states[k]`. `speaking`: the caller needs the logits themselves."""
         self._speaking = speaking
         leaving = sorted(set(self._plan.resident) - set(program.resident))
         interpreter = self._machine.interpreter(program, self._actions)
@@ -239,14 +239,14 @@ class Forward:
             yield run_pass
             interpreter.drain()
         except RuntimeError as error:
-            forget_frames(error)  # before what they are in the way of comes back
+            forget_frames(error)  # free what they hold, before the weights come back
             raise
         finally:
             self._lockstep = None
             lockstep.close()
             interpreter.close()
             self._machine.synchronize()  # copies may still be using what is freed now
-            self._machine.forget_threads()  # where those of these slices lie, a step has places for tensors
+            self._machine.forget_threads()  # these slices' workspaces lie where a step has places for tensors
             self._weights.come_back()
 
 
@@ -254,7 +254,7 @@ _NO_UPDATES = StepValues(number=0, learning_rate=0.0, host_count=torch.zeros(())
 
 
 def _groups(count: int, slices: int) -> Iterator[tuple[int, range]]:
-    """(slices of a pass, first batch of each such pass): whole passes, then what is left."""
+    """(slices per pass, the first batch of each pass of that size): full passes first, then one with the rest."""
     whole = count - count % slices
     if whole:
         yield slices, range(0, whole, slices)
@@ -267,12 +267,12 @@ def _body(
     losses: dict[int, Tensor],
 ) -> Callable[[int], None]:  # fmt: skip
     def body(k: int) -> None:
-        with torch.no_grad():  # thread state
+        with torch.no_grad():  # this is thread state
             losses[first + k] = _loss(model, batches[first + k], device)
 
     return body
 
 
 def _loss(model: nn.Module, batch: Mapping[str, Tensor], device: torch.device) -> Tensor:
-    """The model's loss for a batch, which is copied to the device, and nothing else of what it returns."""
+    """The model's loss for a batch, without the model's other results. The batch is copied to the device."""
     return loss_of(model(**{name: t.to(device, copy=True, non_blocking=True) for name, t in batch.items()})).detach()

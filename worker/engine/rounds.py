@@ -1,4 +1,4 @@
-"""A round of slices through the model: forwards in lockstep, each with the head's backward; then backward as a loop."""
+"""Runs a round of slices: forwards in lockstep, each with the head's backward, then the other backwards in a loop."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ log = logging.getLogger(__name__)
 class Rounds:
     """Runs the model of an engine forward and backward, with generated code in the place of its blocks.
 
-    codes    made when a block is called for the first time, for all blocks of its kind that save alike
-    calls    (block, slice) -> what waits there for its backward
+    codes    generated code, made at a block's first call and shared by all blocks of its kind that save alike
+    calls    (block, slice) -> the call that waits there for its backward
     """
 
     def __init__(
@@ -51,26 +51,26 @@ class Rounds:
     ) -> None:  # fmt: skip
         self._model, self._slices, self._head = model, plan.slices, len(blocks) - 1
         self._gradients, self._device, self._machine = gradients, device, machine
-        # Allocators round up, for which a twentieth is left.
+        # A twentieth is added, because allocators round up.
         self._most_bytes = max(plan.gpu_budget_bytes, plan.gpu_peak_bytes * 21 // 20)
         self._labels = {stage.name: str(stage) for stage in plan.stages}  # of turns, in profiles
-        # So that a block without a differentiable argument has a node in the frame's graph.
+        # It gives a block without a differentiable argument a node in the frame's graph.
         self._anchor = torch.zeros((), device=machine.device, requires_grad=True)
         self.codes: dict[Hashable, BlockCode] = {}
         self.calls: dict[tuple[int, int], Call | ChunkedCall] = {}
         self._joints: dict[Hashable, Joint] = {}
         self._given_to: list[Given] = []  # what blocks of each slice were given
-        self._cursor: Cursor  # `open` gives both
+        self._cursor: Cursor  # `open` sets both
         self._lockstep: Lockstep
 
     def open(self, cursor: Cursor) -> None:
-        """Go by `cursor`, until `close`."""
+        """Follow `cursor` until `close`."""
         self._cursor = cursor
         self._lockstep = Lockstep(self._slices, cursor, self._machine)
 
     def given(self, value: Any) -> Any:
-        """A keyword argument of the model. A tensor is on the device once for all slices: the model's own copying of it
-        would make the host wait for the device, in every slice."""
+        """The keyword argument `value` as the model gets it. A tensor is copied to the device once for all slices; if
+        the model copied it, the host would wait for the device in every slice."""
         if not isinstance(value, Tensor) or value.device.type == self._machine.device.type != "cpu":
             return value
         return self._machine.stage(value).to(self._machine.device, non_blocking=True)
@@ -78,7 +78,8 @@ class Rounds:
     def run(
         self, batches: Sequence[Mapping[str, Tensor]], seeds: Sequence[int], model_kwargs: Mapping[str, Any]
     ) -> list[Tensor]:
-        """The losses of a round's slices, whose gradients go to the sums. Raises what the model or a queue raised."""
+        """Run a round's slices, add their gradients to the sums and return their losses. Raises what the model or a
+        queue raised."""
         losses: dict[int, Tensor] = {}
         self._given_to = [Given() for _ in range(self._slices)]
         body = functools.partial(self._to_head, losses, batches, model_kwargs)
@@ -95,8 +96,8 @@ class Rounds:
         self, losses: dict[int, Tensor], batches: Sequence[Mapping[str, Tensor]], model_kwargs: Mapping[str, Any],
         k: int,
     ) -> None:  # fmt: skip
-        """The model's forward on slice `k`, and the head's backward. Not within `run`: frames keep what a function has
-        from around it, also those that `forget_frames` has emptied."""
+        """The model's forward on slice `k`, and the head's backward. It is not a function inside `run`, because frames
+        keep their function's closure, even after `forget_frames` has emptied them."""
         with torch.enable_grad():
             with self._machine.frame(batches[k]):
                 losses[k] = run_slice(self._model, batches[k], model_kwargs, self._machine.device, self._given_to[k])
@@ -117,9 +118,9 @@ class Rounds:
 
     def enter(self, block: ModelBlock, *args: Any, **kwargs: Any) -> Any:
         """Stands in for the forward of the block's module."""
-        with torch._C.DisableTorchFunction():  # the frame's mode looks at its operations, and at each `t.shape`
+        with torch._C.DisableTorchFunction():  # else the frame's mode would look at each `t.shape` here
             shape, tensors = flatten_call(args, kwargs)
-        # A block that runs as its own code shares it with none.
+        # A block that runs its own code shares it with no other block.
         kind = block.index if block.recipe == EAGER else block.kind
         key = kind, block.recipe.saves, block.compiled_bytes, shape.key
         code = self.codes.get(key)
@@ -156,10 +157,10 @@ class Rounds:
                 return own
             joint = self._trace(block, args, kwargs)
             if missing := block.recipe.not_in(joint.module.graph):
-                # Of another shape, or another version of torch. The numbers are the same, the bytes perhaps not.
+                # The shape or the version of torch differs. The numbers are the same, the bytes perhaps not.
                 log.warning("%s makes no %s, which the plan saves: computed again", block.name, ", ".join(missing))
             pair = Pair(joint, block.recipe)
-            # The plan has room for compiled code of its own shape; for that of a shorter slice nobody has measured it.
+            # The plan has room for compiled code of the planned shape; its bytes for shorter slices are not measured.
             if pair.output_bytes == block.compiled_bytes:
                 try:
                     return CompiledPair(pair)
@@ -175,7 +176,7 @@ class Rounds:
         return self._joints[key]
 
     def warm_up(self) -> None:
-        """Let each thread that computes take what libraries keep for it on the device."""
+        """Let each thread that computes allocate what libraries keep for it on the device."""
         self._lockstep.everywhere(self._machine.warm_up)
 
     def clear(self) -> None:
@@ -183,10 +184,10 @@ class Rounds:
         for call in self.calls.values():
             call.clear()
         self.calls.clear()
-        self._given_to.clear()  # the call that failed is only here
+        self._given_to.clear()  # only these still hold the call that failed
 
     def let_go(self) -> None:
-        """Of all that is on the device, for good."""
+        """Drop everything that is on the device, for good."""
         self.clear()
         self._anchor, self.codes, self._joints = torch.zeros(()), {}, {}
 

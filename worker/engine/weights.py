@@ -1,4 +1,4 @@
-"""The model's weights and optimizer states as items on the host and on the device; saving, loading, giving back."""
+"""Holds the model's weights and optimizer states as items on host and device; saves, loads and gives them back."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class Weights:
 
     frame      the frame's parameters, which stay on the device together with their gradients and states
     trained    names of the trainable parameters, as `named_parameters()` orders them
-    left_out   weight -> in how many steps no gradient reached it: AdamW counts no step for it then
+    left_out   weight -> number of steps in which no gradient reached it: AdamW does not count these steps for it
     """
 
     def __init__(
         self, model: nn.Module, program: Program, chain: Chain, machine: Machine, memory: Memory,
         store: Store | None = None, scratch: Scratch | None = None,
     ) -> None:  # fmt: skip
-        """`store`: of the optimizer states that are on disk; `scratch`: of all else that passes through it."""
+        """`store` keeps the optimizer states that are on disk, `scratch` everything else that passes through disk."""
         self.stored = None if store is None else StoredStates(store, machine)
         on_disk = {op.item.name for op in program.queue(Queue.DISK_WRITE) if op.piece is not None}
         given = {piece.name for piece in store.pieces} if store is not None else set()
@@ -82,7 +82,7 @@ class Weights:
             self._move_buffers(lambda buffer: machine.place(buffer))
             for optimizer in dict.fromkeys(self._optimizers.values()):
                 self.device.constants = self.device.constants or optimizer.constants(machine.place)
-        except BaseException:  # no memory is left, perhaps
+        except BaseException:  # memory may have run out
             self.give_back()
             raise
 
@@ -96,14 +96,15 @@ class Weights:
 
     @torch.no_grad()
     def _take(self, name: str, parameter: nn.Parameter) -> None:
-        """Make the tensor's items from the parameter, which becomes a view of one element, or of the device's copy."""
+        """Make the tensor's items from the parameter. The parameter becomes one expanded element, or, for a frame's
+        tensor, the device's copy."""
         weight, machine = parameter.detach().contiguous(), self._machine
         kinds = [kind for kind in (WEIGHT, GRADIENT, STATES) if Item.of(kind, name) in self._on_host]
         if kinds and name in self._on_disk:
             to_disk = self.host.move_to_disk if self._on_disk[name] else self.host.leave_on_disk
             to_disk(name, weight, self._slot_bytes)
             if Item.weight(name) in self._resident:
-                weight = weight.clone()  # what is mapped stays, the copy goes
+                weight = weight.clone()  # the device's copy may be freed, the mapped memory stays
         elif kinds:
             self.host.hold(
                 name, kinds, weight, overwritten=name in self._overwritten, packed=name in self._packed,
@@ -123,16 +124,17 @@ class Weights:
         self.device.items[item] = [self._machine.place(tensor) for tensor in tensors]
 
     def check_closed(self) -> None:
-        """A step leaves on the device what it found there."""
+        """Assert that the step has left on the device exactly the items that it found there."""
         assert self.device.items.keys() == self._resident, self.device.items.keys() ^ self._resident
 
     def drop_transient(self) -> None:
-        """After an error: keep on the device only what is there between steps, and has its content."""
+        """After an error: keep on the device only items that stay there between steps and have their content."""
         self.device.free(*(self.device.items.keys() - self._resident | self.device.empty))
 
     @torch.no_grad()
     def leave(self, items: Iterable[Item]) -> None:
-        """Between steps: send what is on the device to the host, and let its memory go."""
+        """Between steps: send `items` from the device to the host and free their device memory. Weights that are read
+        from disk are not sent."""
         for item in items:
             if not (self.host.is_mapped(item) or self.host.is_wholly_on_disk(item.name)):
                 self.device.send(item)
@@ -140,7 +142,7 @@ class Weights:
 
     @torch.no_grad()
     def come_back(self) -> None:
-        """Have on the device what is there between steps, and only that."""
+        """Bring to the device the items that stay there between steps, and free all others."""
         self.drop_transient()
         for item in self._resident - self.device.items.keys():
             self._memory.expect_item(item)
@@ -150,8 +152,8 @@ class Weights:
 
     @torch.no_grad()
     def take_back(self) -> None:
-        """After an error in a step: working copies that gradients have overwritten are their masters' again, and on the
-        device is what is there between steps."""
+        """After an error in a step: make working copies that gradients have overwritten from their masters again, and
+        bring back to the device the items that stay there between steps."""
         for name in self._overwritten:
             if self.stored is not None and name in self.stored:
                 self.stored.make_anew(name, self.host.items[Item.weight(name)][0])
@@ -161,14 +163,14 @@ class Weights:
 
     def state(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
         """(name, its states) of every trained tensor, in host memory: the fp32 "master", the moments as
-        `Optimizer.named` gives them (AdamW: "exp_avg" and "exp_avg_sq", fp32), and "left_out", a number, for those
-        that were left out of steps. What is on the device comes down one tensor at a time. The tensors are the
-        engine's own where they are on the host, until the next one comes."""
+        `Optimizer.named` gives them (AdamW: "exp_avg" and "exp_avg_sq", fp32), and "left_out", the number of steps
+        that the tensor was left out of, if any. Tensors on the device are copied one at a time; those on the host are
+        the engine's own, to be used before the next one is asked for."""
         for name in self.trained:
             yield from self._state_of(name)
 
     def _state_of(self, name: str) -> Iterator[tuple[str, dict[str, Tensor]]]:
-        """One tensor's of `state`."""
+        """The entry of one tensor in `state`."""
         with self._whole(name) as states:
             parts = {part: t.cpu() for part, t in self._parts(name, states).items()}
             if "master" not in parts:
@@ -178,8 +180,8 @@ class Weights:
             yield name, parts
 
     def state_to_save(self) -> Iterator[tuple[str, Any]]:
-        """As `state`. Of tensors whose states are on disk only what is not there, where a checkpoint can name them;
-        else what the store gives for a copy."""
+        """As `state`, except for tensors whose states are on disk. Where a checkpoint can name these states (two homes
+        per piece), only the parts that are not on disk; else what the store gives for a copy."""
         for name in self.trained:
             if self.stored is None or name not in self.stored:
                 yield from self._state_of(name)
@@ -189,7 +191,7 @@ class Weights:
                 yield name, rest
 
     def masters(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
-        """(name, {"master"}) of every trained tensor; where that is on disk the working copy, its rounding."""
+        """(name, {"master"}) of every trained tensor; for a master on disk the working copy, which is its rounding."""
         for name in self.trained:
             if self.stored is not None and name in self.stored:
                 yield name, {"master": self._current(Item.weight(name))[0].detach().cpu()}
@@ -197,8 +199,8 @@ class Weights:
                 yield from ((name, {"master": parts["master"]}) for _, parts in self._state_of(name))
 
     def written(self, dtypes: Mapping[str, torch.dtype]) -> Iterator[tuple[str, Any]]:
-        """(name, {"weight"}) of each tensor in `dtypes`, rounded to its dtype once: trained ones from their masters, of
-        which working copies are roundings. Of masters on disk what the store gives."""
+        """(name, {"weight"}) of each tensor in `dtypes` (name -> dtype), rounded once. A trained tensor is rounded from
+        its master, since its working copy is rounded already. For a master on disk the store gives the entry."""
         for name, dtype in dtypes.items():
             work = self._parameters[name].dtype
             if name not in self.trained or dtype == work or work == torch.float32:
@@ -209,7 +211,7 @@ class Weights:
                 yield from ((name, {"weight": parts["master"].to(dtype)}) for _, parts in self._state_of(name))
 
     def _beside_disk(self, name: str) -> dict[str, Tensor]:
-        """Of a tensor whose states are on disk, what is not there."""
+        """The parts of a tensor that are not on disk although its optimizer states are."""
         rest: dict[str, Tensor] = {}
         if self._parameters[name].dtype == torch.float32:
             rest["master"] = self._current(Item.weight(name))[0].detach().cpu()
@@ -219,7 +221,8 @@ class Weights:
 
     @torch.no_grad()
     def begin(self) -> None:
-        """Before the first step: what nothing was loaded into is as it is in the beginning. Raises UserError."""
+        """Before the first step: write initial states to disk, unless states were loaded or the store has resumed.
+        Raises UserError."""
         if not self._begun and self.stored is not None:
             for name in self.trained:
                 if name in self.stored:
@@ -227,7 +230,7 @@ class Weights:
         self._begun = True
 
     def _whole(self, name: str) -> AbstractContextManager[list[Tensor]]:
-        """The states that are up to date, not packed."""
+        """Inside, the tensor's up-to-date states, not packed."""
         if self.stored is not None and name in self.stored:
             return nullcontext(self.stored.whole(name, self._parameters[name]))
         if Item.states(name) in self._resident:
@@ -235,19 +238,20 @@ class Weights:
         return self.host.whole_states(name)
 
     def frozen(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
-        """(name, {"master"}) of every tensor that is not trained, likewise."""
+        """(name, {"master"}) of every tensor that is not trained, in host memory."""
         for name in (name for name, p in self._parameters.items() if not p.requires_grad):
             yield name, {"master": self._current(Item.weight(name))[0].detach().cpu()}
 
     def _current(self, item: Item) -> list[Tensor]:
-        """The copy that is up to date when no step runs. A resident one is: what the CPU updated was fetched again."""
+        """The copy that is up to date when no step runs: for a resident item the device's, since the step has fetched
+        again what the CPU updated."""
         return self.device.items[item] if item in self._resident else self.host.copies(item)
 
     @torch.no_grad()
     def load(self, tensors: Iterable[tuple[str, Mapping[str, Tensor]]]) -> None:
-        """Take over what `state` gave, or where the store has resumed what was beside it. Raises ValueError when a
-        tensor is missing, unknown or of another shape; UserError for the store."""
-        self.come_back()  # what was lost in an error
+        """Take over what `state` gave; if the store has resumed its states, only what a checkpoint has beside them.
+        Raises ValueError when a tensor is missing, unknown or of another shape; UserError for the store."""
+        self.come_back()  # brings back what an error has dropped
         missing = set(self.trained)
         stored, written = self.stored, False
         self.left_out.clear()
@@ -276,14 +280,14 @@ class Weights:
             for piece, master in stored.masters_taken_over():
                 self._take_over(piece, master)
             for name in (name for name in self.trained if name in stored):
-                for copy in self.device.items.get(Item.weight(name), ()):  # a step fetches it again after its update
+                for copy in self.device.items.get(Item.weight(name), ()):  # a step fetches it only after its update
                     copy.copy_(self.host.copies(Item.weight(name))[0])
         self._begun = True
         if missing:
             raise ValueError(f"nothing was given for {min(missing)}")
 
     def _take_over(self, piece: Piece, master: Tensor) -> None:
-        """A part of a working copy is its master's rounding."""
+        """Round a piece of a master into its part of the working copy."""
         wholly = self.host.is_wholly_on_disk(piece.name)
         work = self.host.weights.own(piece.name) if wholly else self.host.items[Item.weight(piece.name)][0]
         last = piece.first + piece.elements
@@ -310,7 +314,7 @@ class Weights:
         target.copy_(source)
 
     def give_back(self) -> None:
-        """Put the weights into the model's parameters, on the host; frees everything else."""
+        """Put the weights into the model's parameters on the host, and free everything else."""
         for name, parameter in self._parameters.items():
             copies = self.device.items if (item := Item.weight(name)) in self._resident else self.host.items
             if item in copies:  # else it was not taken
@@ -326,13 +330,13 @@ class Weights:
 
     @torch.no_grad()
     def let_go(self) -> None:
-        """Free everything, the weights with it: the model's parameters are on the host, shapes without content."""
+        """Free everything, the weights included: the model's parameters become shapes without content on the host."""
         for parameter in self._parameters.values():
             parameter.data = _without_content(parameter, torch.device("cpu"))
         self._clear()
 
     def _clear(self) -> None:
-        """Of what the model does not have (any more)."""
+        """Free the gradients and all items, and move the model's buffers to the host."""
         for parameter in self._parameters.values():
             parameter.grad = None
         self._move_buffers(Tensor.cpu)
@@ -342,13 +346,14 @@ class Weights:
 
 
 def _without_content(weight: Tensor, device: torch.device) -> Tensor:
-    """Frames read a weight's shape, dtype and device. Its value would be wrong, and must not go unnoticed."""
+    """A stand-in for a block's weight, since frames read its shape, dtype and device. Its value would be wrong: NaN
+    makes a use of it show."""
     value = math.nan if weight.is_floating_point() else 0
     return torch.full((), value, dtype=weight.dtype, device=device).expand(weight.shape)
 
 
 def _frame_items(frame: Mapping[str, nn.Parameter]) -> Iterator[Item]:
-    """What the frame has on the device all the time."""
+    """The frame's items, which are on the device all the time."""
     for name, parameter in frame.items():
         yield Item.weight(name)
         if parameter.requires_grad:
