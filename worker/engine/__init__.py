@@ -1,2 +1,2 @@
-"""A model trained under a program, with the numbers of plain PyTorch: slices, gradients, what is on the device and
-what on the host. Imports `runtime` and the planner's `schedule`, `cpu`, `graph` and `measure`."""
+"""Trains a model under a program, with the numbers of plain PyTorch: slices, gradients, the items on the device and on
+the host. Imports `runtime` and the planner's `schedule`, `cpu`, `graph` and `measure`."""

@@ -1,4 +1,4 @@
-"""What a model says after prompts: its own greedy `generate`, where each call of the model is a pass of a program."""
+"""Continues prompts by the model's own greedy `generate`, in which each call of the model is a pass of a program."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def answers(
     model: nn.Module, machine: Machine, run_pass: RunPass, prompts: Sequence[Sequence[int]],
     *, new_tokens: int, pad: int,
 ) -> list[list[int]]:  # fmt: skip
-    """At most `new_tokens` tokens for each of `prompts` (tokens), the likeliest next one each time, in one batch padded
-    with `pad`. A causal model has its cache on the device. A pass runs all of a model: the encoder of an
-    encoder-decoder reads the prompts once more for each token, and its decoder what it has written."""
+    """At most `new_tokens` tokens for each of `prompts` (lists of tokens), each time the likeliest next one, in one
+    batch padded with `pad`. A causal model keeps its cache on the device. An encoder-decoder has none: a pass runs the
+    whole model, so for each token its encoder reads the prompts again, and its decoder all that it has written."""
     writer, pairs = cast(Any, generator(model)), has_pairs(model)
     ids, mask = (
         machine.stage(t).to(machine.device, copy=True, non_blocking=True) for t in _padded(prompts, pad, left=not pairs)
     )
     given: dict[str, Any] = {"input_ids": ids, "attention_mask": mask}
-    if pairs:  # generate would call the encoder by itself; so it has its answer, of which only the rows are looked at
+    if pairs:  # else generate would call the encoder alone; of this stand-in it only looks at the rows
         given["encoder_outputs"] = BaseModelOutput(last_hidden_state=cast(Any, mask.new_zeros((*mask.shape, 1))))
     with _each_call_a_pass(writer, machine, run_pass, {"input_ids": ids, "encoder_outputs": None} if pairs else {}):
         said = writer.generate(
@@ -44,7 +44,7 @@ def answers(
 def _each_call_a_pass(
     model: nn.Module, machine: Machine, run_pass: RunPass, instead: dict[str, Tensor | None]
 ) -> Iterator[None]:
-    """Inside, each call of `model` is a pass of one slice, which is given `instead` for what `generate` gives."""
+    """Inside, each call of `model` is a pass of one slice. The arguments `instead` replace those of `generate`."""
     own = model.forward
     before = model.__dict__.get("forward")
 
@@ -64,7 +64,7 @@ def _each_call_a_pass(
 
 
 def _padded(prompts: Sequence[Sequence[int]], pad: int, *, left: bool) -> tuple[Tensor, Tensor]:
-    """Tokens and attention mask [prompts, longest], padded on the left where what is said follows on the right."""
+    """Tokens and attention mask [prompts, longest]. `left`: padded on the left, so that new tokens can follow."""
     longest = max(map(len, prompts))
 
     def row(tokens: list[int], filler: int) -> list[int]:

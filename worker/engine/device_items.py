@@ -1,4 +1,4 @@
-"""What has a copy on the device, and the copies to and from the host."""
+"""Holds the items that have a copy on the device, and copies them to and from the host."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class Device:
     """Device copies by item, each a list of tensors as in `Host`. Only the thread that computes allocates and
     frees; the queues only copy, between an item's allocation and its release.
 
-    items       what is there
-    empty       of it what is still to be fetched
+    items       item -> its tensors
+    empty       items that are allocated but not fetched yet
     """
 
     def __init__(self, host: Host, device: torch.device) -> None:
@@ -26,7 +26,7 @@ class Device:
         self._host, self._device = host, device
 
     def allocate(self, *items: Item) -> None:
-        """Memory laid out as the items' copies on the host."""
+        """Allocate memory with the layout of the items' copies on the host."""
         for item in items:
             assert item not in self.items, item
             self.items[item] = [
@@ -36,16 +36,16 @@ class Device:
             self.empty.add(item)
 
     def free(self, *items: Item) -> None:
-        """Let go of the items' memory."""
+        """Free the items' memory."""
         for item in items:
             del self.items[item]
         self.empty.difference_update(items)
 
     def fetch(self, *items: Item) -> None:
-        """Host to device."""
+        """Copy the items from the host to the device."""
         host, targets, sources = self._host, list[Tensor](), list[Tensor]()
         for item in items:
-            if host.is_wholly_on_disk(item.name):  # between steps: the next one is read where it lies
+            if host.is_wholly_on_disk(item.name):  # between steps: the next one may overwrite its slot
                 for target, source in zip(self.items[item], host.copies(item), strict=True):
                     target.copy_(source)
             else:
@@ -55,7 +55,7 @@ class Device:
         self.empty.difference_update(items)
 
     def fetch_from(self, slot: int, item: Item) -> None:
-        """Likewise, of what was read into a slot."""
+        """Copy an item that was read into a slot from there to the device."""
         host = self._host
         if item.kind == ACTIVATIONS:
             sources = host.stored.in_slot(item, slot)
@@ -65,7 +65,7 @@ class Device:
         self.empty.discard(item)
 
     def send(self, *items: Item) -> None:
-        """Device to host."""
+        """Copy the items from the device to the host."""
         targets, sources = list[Tensor](), list[Tensor]()
         for item in items:
             its = self.items[item]
@@ -74,7 +74,7 @@ class Device:
         copy(targets, sources)
 
     def send_to(self, slot: int, item: Item) -> None:
-        """Likewise, of what goes on to disk from a slot."""
+        """Copy an item from the device into a slot, from which it goes on to disk."""
         host, sources = self._host, self.items[item]
         if item.kind == ACTIVATIONS:
             targets = host.items[item] = host.stored.park(item, slot, sources)

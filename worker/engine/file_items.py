@@ -1,4 +1,4 @@
-"""Frozen weights that stay in the model's own files and are read whenever they are fetched."""
+"""Reads frozen weights that stay in the model's own files, each time they are fetched."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class _Part:
 
 
 class FileItems:
-    """Where in which file each item's bytes are. Files are opened once, read-only, and stay open: also one that is
-    replaced under its name goes on to be read."""
+    """Knows where, and in which file, each item's bytes are. Files are opened once, read-only, and stay open: if a file
+    is replaced under its name, the old one is still read."""
 
     def __init__(self) -> None:
         self._parts: dict[str, _Part] = {}
@@ -34,7 +34,8 @@ class FileItems:
         return item in self._parts
 
     def add(self, item: Item, weight: Tensor) -> None:
-        """The item is the contiguous `weight`, whose memory is mapped from a file. Raises UserError."""
+        """Register the item: the contiguous `weight`, whose memory is mapped from a file. Raises UserError
+        "weights-not-in-files", "disk-failed"."""
         found = mapped_at(weight)
         if found is None or found[1] % weight.element_size():
             raise UserError(
@@ -50,7 +51,8 @@ class FileItems:
         self._parts[item] = _Part(file, offset, weight.nbytes, weight.dtype, weight.shape)
 
     def read(self, item: Item, memory: Tensor) -> Tensor:
-        """The item in `memory`, which it does not fill. Raises UserError "disk-failed"."""
+        """Read the item into `memory`, which must be larger. Returns the item's part of it. Raises UserError
+        "disk-failed"."""
         part = self._parts[item]
         try:
             return part.file.read(part.offset, part.bytes, memory).view(part.dtype).view(part.shape)

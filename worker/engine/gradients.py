@@ -1,4 +1,4 @@
-"""Sums of weight gradients on the device, in plain PyTorch's order; their norms and the clip coefficient."""
+"""Adds up weight gradients on the device in plain PyTorch's order; takes their norms and the clip coefficient."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Gradients:
     """Adds the slices' gradients up into the items "g:…".
 
     A tensor in `by_rows` belongs to the first block and to the last. Plain accumulation adds its gradients up as
-    (h1 + e1) + (h2 + e2) …, h from the last block's backward and e from the first's. Block by block they arrive as
-    h1, h2, …, e1, e2, …. Only the rows of a slice's tokens have an e. So up to the first slice that has a row's token
-    its h go straight into the sum; from then on they are kept aside until their e arrives.
+    (h1 + e1) + (h2 + e2) …, with h from the last block's backward and e from the first's. Since blocks run all slices
+    in turn, they arrive as h1, h2, …, e1, e2, …. Only the rows of a slice's tokens have an e. So a row's h go straight
+    into the sum until a slice has the row's token; from then on each h is kept aside until its e arrives.
     """
 
     def __init__(
@@ -41,12 +41,12 @@ class Gradients:
         self._host_coefficient = machine.host_empty((), torch.float32)
 
     def begin_step(self, values: StepValues) -> None:
-        """`values` are told which weights gradients reach."""
+        """Begin a step, in which `values.reached` collects the weights that gradients reach."""
         self._reached = values.reached
 
     def begin_round(self, rows: Sequence[Tensor]) -> None:
-        """`rows`: per slice of the round, the tokens of all slices up to this one, each once; staged.
-        Empty where no tensor is added by rows."""
+        """`rows`: for each slice of the round, the distinct tokens of all slices up to this one, staged. Empty if no
+        tensor is added by rows."""
         self._norms.clear()
         self._rows = rows
 
@@ -83,21 +83,21 @@ class Gradients:
             self._items[Item.gradient(name)] = [buffer.copy_(gradient)]
 
     def add_nothing(self, name: str) -> None:
-        """No gradient of this slice reaches the weight, whose sum has its place all the same."""
+        """No gradient of this slice reaches the weight. Its sum has a place all the same, so it is made of zeros."""
         if Item.gradient(name) not in self._items:
             self._memory.expect_sum(name)
             self._items[Item.gradient(name)] = [torch.zeros_like(self._items[Item.weight(name)][0])]
 
     def _take_up(self, name: str, k: int, gradient: Tensor) -> None:
-        """Add the first block's gradient and what slice `k` has aside, in chunks that need little memory. No row comes
-        twice, so there is no order of adding. (Under deterministic algorithms `index_add_` does the same on CUDA, with
-        a copy of what is added.)"""
+        """Add the first block's gradient and what was kept aside for slice `k`, in chunks that need little memory. No
+        row comes twice, so the order of adding does not matter. (Under deterministic algorithms `index_add_` does the
+        same on CUDA, with a copy of what is added.)"""
         total, (rows, aside) = self._items[Item.gradient(name)][0], self._aside.pop((name, k))
         for start in range(0, len(rows), ROWS_AT_ONCE):
             chunk = slice(start, start + ROWS_AT_ONCE)
             part = gradient.index_select(0, rows[chunk])
             total.index_put_((rows[chunk],), part if aside is None else aside[chunk].add_(part), accumulate=True)
-            del part  # before there is another
+            del part  # before the next one is allocated
 
     def of(self, name: str) -> Tensor | None:
         """The sum on the device; None where no gradient of the step reaches the weight."""
@@ -106,8 +106,8 @@ class Gradients:
         return self._items[Item.gradient(name)][0] if name in self._reached else None
 
     def norm(self, names: Sequence[str]) -> None:
-        """Take the norms of complete sums, by the function that `clip_grad_norm_` takes on CUDA: it adds up each tensor
-        by itself, whatever else is in the list. On the CPU the kernel takes them, in one pass."""
+        """Take the norms of complete sums. On CUDA by the function that `clip_grad_norm_` uses there: a tensor's norm
+        does not depend on the others in the list. On the CPU the kernel takes them in one pass."""
         found = {name: gradient for name in names if (gradient := self.of(name)) is not None}
         if self._machine.device.type == "cpu":
             self._norms.update(zip(found, cpu_kernel().norms(list(found.values())), strict=True))
@@ -119,7 +119,7 @@ class Gradients:
             self._norms.update(zip(chosen, norms, strict=True))
 
     def clip(self, values: StepValues) -> None:
-        """The global norm and the coefficient, as `torch.nn.utils.clip_grad_norm_` has them."""
+        """Compute the global norm and the coefficient as `torch.nn.utils.clip_grad_norm_` does."""
         assert self._max_norm is not None
         norms = [self._norms[name] for name in self._order if name in self._norms]
         total = torch.linalg.vector_norm(torch.stack(norms), 2)

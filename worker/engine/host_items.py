@@ -1,4 +1,4 @@
-"""What has a copy in host memory: working copies, optimizer states, gradients, offloaded activations."""
+"""Holds the items that have a copy in host memory: working copies, optimizer states, gradients, activations."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from worker.runtime.slabs import carve, slab_bytes
 
 
 class Host:
-    """Host copies by item: of a weight one tensor, of a gradient one; of states the moments and, where the weights are
-    narrower than fp32, one more (the master, or where states are packed its lower half); of activations as many as the
-    block saved. Only what the program moves or updates on the CPU is here."""
+    """Host copies by item, only of items that the program moves or updates on the CPU. A weight or a gradient has one
+    tensor. States have the moments and, where the weight is narrower than fp32, one more: the master, or, where states
+    are packed, its lower half. Activations have as many as the block saved."""
 
     def __init__(self, machine: Machine, weights: StoredWeights, activations: StoredActivations | None = None) -> None:
-        """`weights`: those that are wholly on disk; `activations`: those that go on to disk."""
+        """`weights` keeps those that are wholly on disk, `activations` those that go on to disk."""
         self.activations, self.weights = activations, weights
         self.items: dict[Item, list[Tensor]] = {}
         self._machine = machine
@@ -37,10 +37,10 @@ class Host:
         self._files = FileItems()
         self._slots: list[Tensor] = []  # the ring through which weights come from files
         self._in_slots: dict[int, tuple[str, Tensor]] = {}
-        self._masters: dict[str, Tensor] = {}  # memory for those of packed states: that of gradient and lower half
+        self._masters: dict[str, Tensor] = {}  # of packed states: memory that gradient and lower half share
 
     def clear(self) -> None:
-        """Let go of all of it."""
+        """Free all host copies."""
         for kept in (self.items, self._parked, self._layouts, self._spare, self._masters, self._in_slots):
             kept.clear()
         self.weights.clear()
@@ -49,7 +49,7 @@ class Host:
         self._slots, self._files = [], FileItems()
 
     def swap(self, item: Item) -> list[Tensor]:
-        """Put other memory in the place of the item's, laid out alike and with any content; gives what it was, which is
+        """Replace the item's tensors by others of the same layout, with any content. Returns the old ones, which are
         kept until the next call."""
         old = self.items[item]
         if item not in self._spare:
@@ -58,15 +58,15 @@ class Host:
         return old
 
     def before(self, item: Item) -> list[Tensor]:
-        """What the item was before its last `swap`."""
+        """The item's tensors before its last `swap`."""
         return self._spare[item]
 
     def hold(
         self, name: str, kinds: Collection[str], weight: Tensor, *, overwritten: bool = False, packed: bool = False,
         optimizer: Optimizer = ADAMW,
     ) -> None:  # fmt: skip
-        """Give a tensor's items of these kinds their memory, one slab for all, and what is in them
-        before the first step. `overwritten`: the gradient takes the weight's place; `packed`: the states are."""
+        """Allocate a tensor's items of these kinds in one slab, and fill them with their content before the first
+        step. `overwritten`: the gradient overwrites the weight's working copy. `packed`: the states are packed."""
         wanted = [(WEIGHT, weight.dtype, weight.shape)] * (WEIGHT in kinds)
         wanted += [(GRADIENT, weight.dtype, weight.shape)] * (GRADIENT in kinds and not overwritten and not packed)
         wanted += [(STATES, *layout) for layout in _state_layouts(weight, optimizer)] * (STATES in kinds)
@@ -78,7 +78,7 @@ class Host:
             self.items[Item.weight(name)][0].copy_(weight)
         if GRADIENT in kinds and overwritten:
             self.items[Item.gradient(name)] = self.items[Item.weight(name)]
-        if packed:  # a master that is its working copy has nothing in its lower half
+        if packed:  # the master equals its working copy, so its lower half is zero
             states = self.items[Item.states(name)]
             self._masters[name] = states[2]
             gradient, states[2] = (half.view(weight.shape) for half in states[2].view(-1).view(torch.int16).chunk(2))
@@ -88,14 +88,14 @@ class Host:
                 master.copy_(weight)
 
     def leave_on_disk(self, name: str, weight: Tensor, slot_bytes: int) -> None:
-        """Let a weight be read from the file that its memory is mapped from, whenever it is fetched. Raises UserError
-        "weights-not-in-files"."""
-        self.items[Item.weight(name)] = [weight]  # still mapped: nothing is read before somebody looks
+        """Leave a weight in the file that its memory is mapped from, to be read from there whenever it is fetched.
+        Raises UserError "weights-not-in-files"."""
+        self.items[Item.weight(name)] = [weight]  # still mapped: nothing is read until it is accessed
         self._make_slots(slot_bytes)
         self._files.add(Item.weight(name), weight)
 
     def move_to_disk(self, name: str, weight: Tensor, slot_bytes: int) -> None:
-        """Have a weight and its gradients on disk, and of neither a copy. Raises UserError "disk-failed"."""
+        """Keep a weight and its gradient on disk, without a host copy of either. Raises UserError "disk-failed"."""
         self._make_slots(slot_bytes)
         like = self.weights.add(name, weight)
         self.items |= {Item.weight(name): [like], Item.gradient(name): [like]}
@@ -109,16 +109,16 @@ class Host:
         return item in self._files
 
     def is_wholly_on_disk(self, name: str) -> bool:
-        """Whether of the tensor's items none is here."""
+        """Whether the tensor's items are all on disk, and none in host memory."""
         return name in self.weights
 
     def copies(self, item: Item) -> list[Tensor]:
-        """Between steps: the item's tensors; where it is on disk in a slot, until another is there. Raises
-        UserError."""
+        """The item's tensors, between steps. An item on disk is read into a slot and stays there until the slot is used
+        again. Raises UserError."""
         return [self.weights.get(item.name)] if item.name in self.weights else self.items[item]
 
     def read(self, item: Item, slot: int) -> None:
-        """From its file, or its drive, into a slot. Raises UserError "disk-failed"."""
+        """Read the item into a slot, from its model file or its drive. Raises UserError "disk-failed"."""
         memory = self._slots[slot]
         if item.name in self.weights:
             self._in_slots[slot] = item, self.weights.read_into(item, memory)
@@ -126,31 +126,31 @@ class Host:
             self._in_slots[slot] = item, self._files.read(item, memory)
 
     def in_slot(self, item: Item, slot: int) -> Tensor:
-        """What was read there."""
+        """The item that was read into the slot."""
         there, weight = self._in_slots[slot]
         assert there == item, (there, item)
         return weight
 
     @property
     def stored(self) -> StoredActivations:
-        """The activations that go on to disk, of which there are some."""
+        """The keeper of activations that go on to disk. The plan must have some."""
         assert self.activations is not None
         return self.activations
 
     def is_packed(self, name: str) -> bool:
-        """Whether of the tensor's master only the lower half is here."""
+        """Whether the tensor's states are packed: of its master they hold only the lower half."""
         return name in self._masters
 
     @contextmanager
     def whole_states(self, name: str) -> Iterator[list[Tensor]]:
-        """Inside, the tensor's states as they are where they are not packed, to be read and written; afterwards the
-        working copy is the master's rounding. Between steps only: packed ones take the gradient's memory for it."""
+        """Inside, the tensor's states in unpacked form, to be read and written. Afterwards packed states are packed
+        again, and the working copy is the rounded master. Between steps only: unpacking takes the gradient's memory."""
         states = self.items[Item.states(name)]
         if not self.is_packed(name):
             yield states
             return
         (work,), (exp_avg, exp_avg_sq, low) = self.items[Item.weight(name)], states
-        spare = self._spare.get(Item.states(name))  # that of the gradient is beside the lower half that came first
+        spare = self._spare.get(Item.states(name))  # the gradient's memory lies beside the original lower half
         master = self._masters[name] if spare is None else spare[0]
         unpack(work, low, exp_avg_sq, master)
         try:
@@ -159,12 +159,12 @@ class Host:
             pack(master, work, low, exp_avg_sq)
 
     def is_parked(self, item: Item, tensors: Sequence[Tensor]) -> bool:
-        """Whether `park` has memory for them: making it takes time, and letting go of a smaller one waits."""
+        """Whether `park` has memory for them already: allocating takes time, and freeing a smaller slab waits."""
         return self._layouts.get(item) == layouts_of(tensors)
 
     def park(self, item: Item, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Host tensors with the layouts of `tensors`. They are kept: in the next step those of the same item mostly lie
-        alike."""
+        """Host tensors with the layouts of `tensors`. They are kept, because in the next step the item mostly has the
+        same layouts."""
         layouts = layouts_of(tensors)
         if self._layouts.get(item) != layouts:
             sizes = [layout.bytes for layout in layouts]

@@ -1,4 +1,4 @@
-"""How tensors lie in memory, and copies between tensors that lie alike."""
+"""Describes how tensors lie in memory, and copies between tensors of the same layout."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class Layout(NamedTuple):
-    """How a tensor lies."""
+    """How a tensor lies in memory."""
 
     dtype: torch.dtype
     shape: torch.Size
@@ -19,31 +19,31 @@ class Layout(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """From the first to the last one of its elements, what is in gaps included."""
+        """Bytes from the first to the last element, gaps included."""
         return span(self.shape, self.stride) * self.dtype.itemsize
 
     def within(self, part: Tensor) -> Tensor:
-        """The tensor that lies so in `bytes` bytes."""
+        """The tensor of this layout in `part`, which has `bytes` bytes."""
         return part.view(self.dtype).as_strided(self.shape, self.stride)
 
 
 def layouts_of(tensors: Sequence[Tensor]) -> list[Layout]:
-    """That of each."""
+    """The layout of each tensor."""
     return [Layout(t.dtype, t.shape, t.stride()) for t in tensors]
 
 
 def span(shape: Sequence[int], stride: Sequence[int]) -> int:
-    """Elements from the first to the last one of such a tensor, those in gaps included."""
+    """Number of elements from the first to the last of a tensor with this shape and stride, gaps included."""
     if 0 in shape:
         return 0
     return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
 
 
 def copy(targets: list[Tensor], sources: list[Tensor]) -> None:
-    """Copy each source to the target that lies like it, in one call: threads change at each.
+    """Copy each source to the target of the same layout, in one call, since Python may switch threads at each call.
 
-    Where a tensor has gaps its memory goes over as it lies, gaps and all: otherwise PyTorch would go through a tensor
-    without gaps, and on the host empty that before the device has filled it.
+    The memory of a tensor with gaps is copied as it lies, gaps included: otherwise PyTorch would go through a tensor
+    without gaps, and on the host copy from it before the device has filled it.
     """
     if not all(source.is_contiguous() for source in sources):
         lengths = [0 if s.is_contiguous() else _span_with_gaps(s.shape, s.stride()) for s in sources]
@@ -57,7 +57,7 @@ def copy(targets: list[Tensor], sources: list[Tensor]) -> None:
 
 @functools.lru_cache(maxsize=1024)
 def _span_with_gaps(shape: torch.Size, stride: tuple[int, ...]) -> int:
-    """The `span` of a tensor that has gaps, or the same element at two places; 0 for one that has neither."""
+    """The `span` of a tensor that has gaps or overlapping elements; 0 for any other."""
     expected = 1
     for step, size in sorted(zip(stride, shape, strict=True)):
         if size != 1 and step != expected:

@@ -1,4 +1,4 @@
-"""Slices in lockstep: each runs the model's own forward in its own thread, one at a time, in the program's order."""
+"""Runs slices in lockstep: each runs the model's forward in its own thread, one at a time, in the program's order."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from worker.runtime.machine import Machine, RandomState
 
 
 class Aborted(BaseException):
-    """Raised in a slice that must give up because another one failed. Not an Exception: no `except Exception` in a
-    model's forward may swallow it."""
+    """Raised in a slice that must give up because another one failed. It is no Exception, so that no
+    `except Exception` in a model's forward swallows it."""
 
 
 class Lockstep:
@@ -27,7 +27,7 @@ class Lockstep:
     between its gates, so the frame's operations between two blocks belong to the turn of the first.
 
     `holder` is the slice that computes. The threads live as long as this object: each has a pool of OpenMP threads.
-    With one slice there is nobody to take turns with, and the caller's thread does it all.
+    A single slice runs in the caller's thread.
     """
 
     def __init__(self, slices: int, cursor: Cursor, machine: Machine) -> None:
@@ -61,7 +61,7 @@ class Lockstep:
         ended = 0
         while ended < self._slices:
             try:
-                deque(starts, maxlen=0)  # nothing comes between; after an interrupt, those that are left
+                deque(starts, maxlen=0)  # no interrupt comes between; after one, the rest is started
                 self._finished.get()
                 ended += 1
             except BaseException as error:  # KeyboardInterrupt reaches only this thread
@@ -85,7 +85,7 @@ class Lockstep:
             self._finished.put(None)
 
     def gate(self, block: int) -> Turn:
-        """Called when the computing slice arrives at `block`; returns when it is its turn to compute it."""
+        """Called when the computing slice arrives at `block`. Returns the turn, when the slice may compute it."""
         k = self.holder
         if self._failure:
             raise Aborted

@@ -1,4 +1,4 @@
-"""Which rows of a weight that embedding and head share get a gradient from the embedding."""
+"""Finds the rows, of a weight that embedding and head share, that get a gradient from the embedding."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from worker.runtime.machine import Machine
 
 
 class SharedRows:
-    """The weights that just the first block and the last share, and the tokens of a step's slices.
+    """The trained weights that only the first and the last block share, and the tokens of a step's slices.
 
-    names   of those weights; empty where one slice alone gives a step's gradient, which then needs no care
+    names   the names of these weights; empty if a step has one slice, since its gradients arrive in plain order
     """
 
     def __init__(self, plan: Plan, chain: Chain, machine: Machine, *, trained: Collection[str]) -> None:
@@ -28,7 +28,7 @@ class SharedRows:
             self.names = frozenset(name for name, users in chain.users().items() if users == ends and name in trained)
 
     def tokens(self, batches: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
-        """Per slice of a round the tokens of all slices up to it, each once; empty where no weight is shared so. Raises
+        """For each slice of a round, the distinct tokens of all slices up to it; empty if `names` is empty. Raises
         ValueError when there are more than the plan counts on."""
         if not self.names:
             return []

@@ -1,4 +1,4 @@
-"""Slices that are shorter than the plan's: what they allocate, so that it finds places in the plan's memory."""
+"""Finds what slices shorter than the plan's allocate, so that their tensors get places in the plan's memory."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from worker.runtime.arena import Memory, Shape
 
 log = logging.getLogger(__name__)
 
-_ITEMS = 10_007  # as many as the analysis of a model counts
+_ITEMS = 10_007  # num_items_in_batch, as in the analysis of a model
 
 
 class ShorterSlices:
-    """Tells the device's memory what comes."""
+    """Tells the device's memory which slices the next step has."""
 
     def __init__(
         self, model: nn.Module, *, plan: Plan, chain: Chain, blocks: Sequence[ModelBlock], memory: Memory,
@@ -39,7 +39,7 @@ class ShorterSlices:
             self._recipes.setdefault(kind, {})[option] = block.recipe
 
     def expect(self, batches: Sequence[Mapping[str, Tensor]]) -> None:
-        """The step to come has these slices. Whose shape is new is looked through first, which takes seconds."""
+        """The next step has these slices. A slice of a new shape is analysed first, which takes seconds."""
         shapes = [_shape(batch) for batch in batches]
         for batch, shape in zip(batches, shapes, strict=True):
             if not self._memory.knows(shape):
@@ -47,8 +47,8 @@ class ShorterSlices:
         self._memory.slices(shapes)
 
     def _chain_of(self, batch: Mapping[str, Tensor]) -> Chain | None:
-        """The chain with the lifetimes of such a slice; None where nobody can tell them. What own code makes has the
-        area that it has in the plan."""
+        """The chain with the lifetimes of a slice like `batch`; None if they cannot be found. What a layer's own code
+        allocates keeps the area that it has in the plan."""
         recipes = {kind: tuple(its.values()) for kind, its in self._recipes.items()}
         try:
             with contextlib.ExitStack() as own:
@@ -58,7 +58,7 @@ class ShorterSlices:
                     self._model, self._names, recipes, batch, self._device, items_for(self._model, _ITEMS),
                     chunk_rows=self._blocks[-1].chunk_rows,
                 )  # fmt: skip
-        except UserError as error:  # as it will be raised where the slice is computed, or is of no interest there
+        except UserError as error:  # computing the slice raises it again, or does not run into it
             log.info("device: no places of their own for slices of shape %s: %s", _shape(batch), error)
             return None
         planned = {(one.kind, one.option): one for one in self._chain.lifetimes}

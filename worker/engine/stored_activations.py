@@ -1,5 +1,4 @@
-"""Activations that are on disk between forward and backward: a ring of host memory through which they go there and come
-back."""
+"""Keeps activations on disk between forward and backward. They go there and come back through a ring of host memory."""
 
 from __future__ import annotations
 
@@ -18,21 +17,21 @@ from worker.runtime.slabs import carve, slab_bytes
 
 
 class StoredActivations:
-    """The ring, which is made when it is first used, and what the items in it look like."""
+    """The ring, which is allocated at its first use, and the layouts of the items in it."""
 
     def __init__(self, scratch: Scratch | None, machine: Machine, slot_bytes: int) -> None:
-        """`slot_bytes`: of the largest item; without `scratch` nothing can be sent."""
+        """`slot_bytes`: the bytes of the largest item. Without `scratch` nothing can be written or read."""
         self._scratch, self._machine, self._slot_bytes = scratch, machine, slot_bytes
         self._ring: list[Tensor] = []
         self._layouts: dict[str, list[Layout]] = {}
 
     def clear(self) -> None:
-        """Let go of the memory."""
+        """Free the memory."""
         self._ring.clear()
         self._layouts.clear()
 
     def park(self, item: Item, slot: int, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Tensors in the slot with the layouts of `tensors`, which are the item from now on."""
+        """Tensors in the slot with the layouts of `tensors`; from now on they are the item's."""
         if not self._ring:
             slots = range(ACTIVATION_SLOTS)
             self._ring = [self._machine.host_empty((self._slot_bytes,), torch.uint8) for _ in slots]
@@ -46,11 +45,11 @@ class StoredActivations:
         return [layout.within(part) for layout, part in zip(layouts, parts, strict=True)]
 
     def write(self, item: Item, slot: int) -> None:
-        """From the slot to disk. Raises UserError."""
+        """Write the item from the slot to disk. Raises UserError."""
         self._kept.write(item, self._used(item, slot))
 
     def read(self, item: Item, slot: int) -> None:
-        """From disk into the slot. Raises UserError."""
+        """Read the item from disk into the slot. Raises UserError."""
         self._kept.read(item, self._used(item, slot))
 
     def _used(self, item: Item, slot: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Optimizer states that are on disk: pieces that go through a ring of host memory, to be updated there."""
+"""Moves pieces of optimizer states that are on disk through a ring of host memory, in which they are updated."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from worker.runtime.machine import Machine
 
 
 class Store(Protocol):
-    """What keeps them: see worker.storage.states.StatesOnDisk. `homes`: 2 where checkpoints only name them; `resumed`:
-    whether those of the last checkpoint are there."""
+    """What keeps the states on disk: see worker.storage.states.StatesOnDisk. `homes`: of each piece, 2 where
+    checkpoints only name the pieces. `resumed`: whether the states of the last checkpoint are there."""
 
     @property
     def homes(self) -> int: ...
@@ -41,7 +41,7 @@ class Scratch(Protocol):
 
 
 class StoredStates:
-    """The states of some tensors in a store. Between steps the ring's first slot is there for what comes up."""
+    """The states of some tensors in a store. Between steps every read and write goes through the ring's first slot."""
 
     def __init__(self, store: Store, machine: Machine) -> None:
         self.store = store
@@ -56,20 +56,20 @@ class StoredStates:
 
     @property
     def resumed(self) -> bool:
-        """Whether the store has those of the last checkpoint."""
+        """Whether the store has the states of the last checkpoint."""
         return self.store.resumed
 
     @property
     def ring(self) -> Sequence[Tensor]:
-        """Its slots."""
+        """The ring's slots."""
         return self._slots
 
     def read(self, name: str, piece: int, slot: int) -> None:
-        """A piece into a slot. Raises UserError."""
+        """Read a piece into a slot. Raises UserError."""
         self.store.read(name, piece, self._slots[slot - SLOTS])
 
     def write(self, name: str, piece: int, slot: int) -> None:
-        """The piece in a slot. Raises UserError."""
+        """Write the piece that is in a slot. Raises UserError."""
         self.store.write(name, piece, self._slots[slot - SLOTS])
 
     def in_slot(self, name: str, piece: int, slot: int) -> tuple[Piece, list[Tensor]]:
@@ -77,7 +77,7 @@ class StoredStates:
         return self._pieces[name][piece], self.store.parts(name, piece, self._slots[slot - SLOTS])
 
     def begin(self, name: str, weight: Tensor) -> None:
-        """Before the first step: no moments, and the master is the weight. Raises UserError."""
+        """Before the first step: write moments of zero, and the weight as master. Raises UserError."""
         self._put(name, {"master": weight.reshape(-1)})
 
     def _put(self, name: str, parts: Mapping[str, Tensor]) -> None:
@@ -91,11 +91,11 @@ class StoredStates:
             self.store.write(name, piece.number, memory)
 
     def load(self, name: str, parts: Mapping[str, Tensor]) -> None:
-        """Write what `whole` gave. Raises UserError."""
+        """Write a tensor's states, given by the names in PARTS. Raises UserError."""
         self._put(name, {part: parts[part].reshape(-1) for part in PARTS})
 
     def streamed(self, name: str, rest: Mapping[str, Tensor]) -> Any:
-        """What the store gives for a checkpoint that is a copy: the states, and the `rest` with them."""
+        """What the store gives for a checkpoint that is a copy: the states, together with `rest`."""
         return self.store.streamed(name, self._slots[0], rest)
 
     def written(self, name: str, dtype: torch.dtype) -> Any:
@@ -103,7 +103,7 @@ class StoredStates:
         return self.store.written(name, self._slots[0], dtype)
 
     def whole(self, name: str, like: Tensor) -> list[Tensor]:
-        """The states in memory of their own, of the shape of `like`. Raises UserError."""
+        """The states, read into new memory, in the shape of `like`. Raises UserError."""
         first = self._pieces[name][0]
         states = [torch.empty(like.shape, dtype=torch.float32) for _ in first.widths]
         for piece, parts in self._read_all(name):
@@ -112,7 +112,7 @@ class StoredStates:
         return states
 
     def make_anew(self, name: str, work: Tensor) -> None:
-        """Make the working copy anew from the masters, where there are any. Raises UserError."""
+        """Round the working copy from the master again, if the states have a master. Raises UserError."""
         if len(self._pieces[name][0].widths) > 2:
             for piece, parts in self._read_all(name):
                 work.view(-1)[piece.first : piece.first + piece.elements] = parts[2]
@@ -123,8 +123,8 @@ class StoredStates:
             yield piece, self.store.parts(name, piece.number, self._slots[0])
 
     def masters_taken_over(self) -> Iterator[tuple[Piece, Tensor]]:
-        """Piece by piece, tensor by tensor, what the checkpoint has that the store has resumed: all states are checked,
-        those without a master, too. Raises UserError."""
+        """(piece, its master) of the checkpoint that the store has resumed, tensor by tensor. All states are checked,
+        also those without a master, which give nothing. Raises UserError."""
         for piece, parts in self.store.check(self._slots[0]):
             if len(parts) > 2:
                 yield piece, parts[2]

@@ -1,5 +1,5 @@
-"""Weights that are trained and wholly on disk: the host has neither working copy nor gradient of them. Gradients go
-there through a ring of host memory and come back for their updates, which leave the working copies in the same slots.
+"""Keeps trained weights wholly on disk: the host has neither their working copies nor their gradients. Gradients go to
+disk through a ring of host memory and come back for their updates, which leave the working copies in the same slots.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from worker.runtime.machine import Machine
 
 
 class StoredWeights:
-    """The ring, which is made when the first weight comes, and what the weights look like."""
+    """The ring, which is allocated when the first weight is added, and the weights' shapes and dtypes."""
 
     def __init__(self, scratch: Scratch | None, machine: Machine, slots: Mapping[str, int], slot_bytes: int) -> None:
-        """`slots`: of each weight that may be there; `slot_bytes`: of the largest."""
+        """`slots`: weight that may be on disk -> its slot. `slot_bytes`: the bytes of the largest weight's slot."""
         self._scratch, self._machine, self._slots, self._slot_bytes = scratch, machine, slots, slot_bytes
         self._ring: list[Tensor] = []
         self._like: dict[str, Tensor] = {}  # without memory
 
     def clear(self) -> None:
-        """Let go of the memory."""
+        """Free the memory."""
         self._ring.clear()
         self._like.clear()
 
@@ -34,7 +34,7 @@ class StoredWeights:
         return name in self._like
 
     def add(self, name: str, weight: Tensor) -> Tensor:
-        """Take the weight over; gives a tensor like it that has no memory. Raises UserError."""
+        """Write the weight to disk. Returns a tensor like it that has no memory. Raises UserError."""
         if not self._ring:
             sizes = [self._slot_bytes] * GRADIENT_SLOTS
             self._ring = [self._machine.host_empty((size,), torch.uint8) for size in sizes]
@@ -43,38 +43,39 @@ class StoredWeights:
         return self._like[name]
 
     def put(self, name: str, weight: Tensor) -> None:
-        """Between steps: the weight is this one, rounded. Raises UserError."""
+        """Between steps: write `weight`, rounded, to disk. Raises UserError."""
         self.own(name).copy_(weight)
         self.keep(name)
 
     def keep(self, name: str) -> None:
-        """Between steps: the weight is what is in its slot. Raises UserError."""
+        """Between steps: write the weight that is in its slot to disk. Raises UserError."""
         self.write(Item.weight(name), self._slots[name])
 
     def get(self, name: str) -> Tensor:
-        """Between steps: the weight, in its slot, until another is there. Raises UserError."""
+        """Between steps: read the weight into its slot, where it stays until another uses the slot. Raises
+        UserError."""
         self.read(Item.weight(name), self._slots[name])
         return self.own(name)
 
     def own(self, name: str) -> Tensor:
-        """What is in the tensor's slot: its gradient, or what an update has made of the weight."""
+        """The content of the tensor's slot: its gradient, or the weight that an update has made."""
         return self.in_slot(name, self._slots[name])
 
     def in_slot(self, name: str, slot: int) -> Tensor:
-        """The same, of any slot."""
+        """The content of any `slot`, as the tensor `name`."""
         like = self._like[name]
         return self._ring[slot - FIRST_GRADIENT_SLOT][: like.nbytes].view(like.dtype).view(like.shape)
 
     def write(self, item: Item, slot: int) -> None:
-        """The item is what is in the slot. Raises UserError."""
+        """Write what is in the slot to disk as the item. Raises UserError."""
         self._kept.write(item, self._pages(item, self._ring[slot - FIRST_GRADIENT_SLOT]))
 
     def read(self, item: Item, slot: int) -> None:
-        """The item into the slot. Raises UserError."""
+        """Read the item into the slot. Raises UserError."""
         self._kept.read(item, self._pages(item, self._ring[slot - FIRST_GRADIENT_SLOT]))
 
     def read_into(self, item: Item, memory: Tensor) -> Tensor:
-        """The item in `memory` from a page on, which it does not fill. Raises UserError."""
+        """Read the item into `memory`, which begins at a page and may be larger. Raises UserError."""
         like = self._like[item.name]
         self._kept.read(item, self._pages(item, memory))
         return memory[: like.nbytes].view(like.dtype).view(like.shape)

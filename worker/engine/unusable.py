@@ -1,4 +1,4 @@
-"""What is said where an engine, or the model that it has taken over, cannot be used."""
+"""The errors that are raised where an engine, or the model that it has taken over, cannot be used."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from planner.errors import Exit, UserError
 
 
 def model_in_engine() -> UserError:
-    """The model was called by itself."""
+    """The error where the model is called itself while an engine has its weights."""
     return UserError(
         "The model was called while an engine has its weights.", code="weights-in-engine", exit_code=Exit.USAGE,
         hint="call the engine: step, evaluate, generate; or restore() the model before",
@@ -14,7 +14,7 @@ def model_in_engine() -> UserError:
 
 
 def weights_torn() -> UserError:
-    """Some weights are those before a step, some those after it."""
+    """The error where some weights are those before a step, and some those after it."""
     return UserError(
         "An error ended a step in the middle of its updates.", code="weights-torn",
         hint="load a checkpoint; restore() gives the weights as they are: some before the step, some after",
@@ -22,7 +22,7 @@ def weights_torn() -> UserError:
 
 
 def engine_closed() -> UserError:
-    """Its threads have ended."""
+    """The error where the engine's threads have ended."""
     return UserError(
         "The engine has ended.", code="engine-closed", exit_code=Exit.USAGE, hint="prepare() the model again"
     )
