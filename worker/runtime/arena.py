@@ -1,6 +1,6 @@
-"""The device's memory as the plan has it: PyTorch's allocator for CUDA is `arena.c`, and puts tensors in their places.
+"""Puts tensors on the device in the places that the plan has for them: `arena.c` becomes PyTorch's CUDA allocator.
 
-PyTorch lets only an allocator of one's own decide an address, and takes one only before anything has used the device.
+Only a custom allocator can decide addresses, and PyTorch accepts one only before anything has used the device.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class _Place(ctypes.Structure):
 
 
 _NO_PLACES = (_Place * 0)()
-_WRITTEN = 10_000  # what an operation allocates and frees, at most
+_WRITTEN = 10_000  # the most allocations and frees of one operation
 Shape = tuple[tuple[str, tuple[int, ...]], ...]
-"""Of a slice: the names of its tensors and their shapes."""
+"""The shape of a slice: (name, shape) of each of its tensors."""
 
 
 class CannotTakeOverError(Exception):
@@ -46,36 +46,36 @@ class CannotTakeOverError(Exception):
 
 
 class Memory(Protocol):
-    """Where an engine's tensors go on the device. Methods are called by the one thread that may allocate there."""
+    """Decides where an engine's tensors go on the device. Only the one thread that may allocate there calls methods."""
 
     def expect(self, ops: Sequence[Op]) -> None:
-        """What is allocated from now on is that of `ops`, in this order, until the next call; without any it is in no
-        plan."""
+        """Until the next call, allocations are those of `ops`, in this order; without `ops` they are in no plan."""
 
     def expect_item(self, item: Item) -> None:
-        """What is allocated next is the item, which is there between steps."""
+        """The next allocations are those of the item, which stays on the device between steps."""
 
     def expect_sum(self, weight: str) -> None:
-        """What is allocated next is a copy of the weight's first gradient, in the operation that is expected."""
+        """The next allocation is the copy of the weight's first gradient, in the operation that is expected."""
 
     def expect_loose(self) -> None:
-        """What is allocated from now on, until the next call, has no place, but is counted."""
+        """Until the next call, allocations have no place, but are counted."""
 
     def knows(self, shape: Shape) -> bool:
-        """Whether slices of this shape have places, as far as they can."""
+        """Whether slices of this shape have places already, as far as they can have any."""
 
     def learn(self, shape: Shape, shorter: Chain | None) -> None:
-        """Slices of this shape do what the chain's lifetimes say; None: nobody knows what they do."""
+        """Find places for slices of this shape, which allocate what the chain's lifetimes say; None: what they allocate
+        is not known."""
 
     def slices(self, shapes: Sequence[Shape]) -> None:
-        """The step to come has slices of these shapes, which are known, round by round."""
+        """The next step has slices of these shapes, round by round. Each shape must be known."""
 
     def close(self) -> None:
-        """No more is expected. What is there stays as long as somebody uses it."""
+        """Expect no more allocations. Memory in use stays as long as somebody uses it."""
 
 
 class NoPlaces:
-    """Wherever the allocator likes."""
+    """Tensors without places: they go wherever the allocator puts them."""
 
     def expect(self, ops: Sequence[Op]) -> None:
         """Nothing to do."""
@@ -90,7 +90,7 @@ class NoPlaces:
         """Nothing to do."""
 
     def knows(self, shape: Shape) -> bool:
-        """Nothing needs to be known."""
+        """Always: nothing needs to be known."""
         return True
 
     def learn(self, shape: Shape, shorter: Chain | None) -> None:
@@ -105,7 +105,7 @@ class NoPlaces:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What has become of the device's memory so far.
+    """How the device's memory has been used so far.
 
     allocated, most_allocated    bytes of tensors, and the most since `reset_peaks`
     reserved, most_reserved      bytes taken from the driver, likewise
@@ -155,37 +155,37 @@ class Arena:
         ask_allocator(self)
 
     def begin(self) -> None:
-        """Write down what comes and goes from now on (`planner.graph.AllocationLog`)."""
+        """Log allocations and frees from now on (`planner.graph.AllocationLog`)."""
         self._library.arena_write_down(self._written, _WRITTEN)
 
     def end(self) -> list[tuple[int, int]]:
-        """Write down no more: (address, bytes) of what came, (address, 0) of what went, in order."""
+        """Stop logging: returns (address, bytes) of each allocation, (address, 0) of each free, in order."""
         count = self._library.arena_write_down(None, 0)
         return [(self._written[2 * n], self._written[2 * n + 1]) for n in range(count)]
 
     def counts(self) -> Counts:
-        """So far."""
+        """The counts so far."""
         return Counts(*(int(self._library.arena_count(number)) for number in range(len(fields(Counts)))))
 
     def set_limit(self, limit_bytes: int | None) -> None:
-        """Take no more from the driver than that."""
+        """Take at most `limit_bytes` from the driver; None: no limit."""
         self._library.arena_limit(2**62 if limit_bytes is None else limit_bytes)
 
     def empty(self) -> None:
-        """Give back what is taken and not used."""
+        """Give memory that is not in use back to the driver."""
         self._library.arena_empty()
 
     def reset_peaks(self) -> None:
-        """Begin to look for the most anew."""
+        """Begin to measure the most bytes anew."""
         self._library.arena_reset_peaks()
 
     def open(self, arrangement: Arrangement) -> bool:
-        """Take an arrangement's memory from the driver: whether there was so much, and no arena that is in use."""
+        """Take an arrangement's memory from the driver. Returns False if there is too little, or an arena in use."""
         found = arrangement
         return bool(self._library.arena_open(found.placed_bytes, found.loose_bytes, found.small_bytes))
 
     def close(self) -> None:
-        """Let the arena go, as soon as nothing is in it."""
+        """Free the arena as soon as nothing is in it."""
         self._library.arena_close()
 
 
@@ -193,8 +193,8 @@ _arena: Arena | None = None
 
 
 def take_over() -> Arena | None:
-    """Have PyTorch's device memory come from `arena.c`, from now on until the process ends. Called before the device is
-    used. None: it cannot be, and the log says why."""
+    """Make PyTorch take device memory from `arena.c` until the process ends. Must be called before the device is used.
+    Returns None where that is not possible; the log says why."""
     global _arena
     if _arena is None:
         try:
@@ -205,15 +205,15 @@ def take_over() -> Arena | None:
 
 
 def arena() -> Arena | None:
-    """What `take_over` gave."""
+    """The arena that `take_over` made; None if there is none."""
     return _arena
 
 
 class PlannedMemory:
-    """The places of a plan."""
+    """Puts an engine's tensors in the places of a plan."""
 
     def __init__(self, arena: Arena, program: Program, chain: Chain, arrangement: Arrangement) -> None:
-        """Raises torch.OutOfMemoryError."""
+        """Takes the arrangement's memory from the driver. Raises torch.OutOfMemoryError."""
         if not arena.open(arrangement):
             raise torch.OutOfMemoryError(
                 f"CUDA out of memory. The plan needs {arrangement.total_bytes} bytes in one piece."
@@ -231,8 +231,7 @@ class PlannedMemory:
         self._shapes: Sequence[Shape] = ()
 
     def expect(self, ops: Sequence[Op]) -> None:
-        """What is allocated from now on is that of `ops`, in this order, until the next call; without any it is in no
-        plan."""
+        """Until the next call, allocations are those of `ops`, in this order; without `ops` they are in no plan."""
         if not ops:
             self._arena.expect(None, 0, 0)
             return
@@ -248,33 +247,34 @@ class PlannedMemory:
         self._arena.expect(places, len(places), self._arrangement.small_bytes if shorter is None else 0)
 
     def _joined(self, ops: Sequence[Op]) -> ctypes.Array[_Place]:
-        """The places of all of them, for good."""
+        """The places of all of `ops`, kept for later steps."""
         places = [place for op in ops for place in self._planned[self._keys[op.name]]]
         found = self._several[id(ops[0])] = (_Place * len(places))(*places)
         return found
 
     def expect_item(self, item: Item) -> None:
-        """What is allocated next is the item, which is there between steps."""
+        """The next allocations are those of the item, which stays on the device between steps."""
         places = self._items.get(item)
         count = len(places) if places is not None else 0
         self._arena.expect(places, count, self._arrangement.small_bytes)
 
     def expect_sum(self, weight: str) -> None:
-        """What is allocated next is a copy of the weight's first gradient, in the operation that is expected."""
+        """The next allocation is the copy of the weight's first gradient, in the operation that is expected."""
         if (number := self._its_sums.get(weight)) is not None:
             self._arena.expect_place(number)
 
     def expect_loose(self) -> None:
-        """What is allocated from now on, until the next call, has no place, but is counted."""
+        """Until the next call, allocations have no place, but are counted."""
         self._arena.expect(_NO_PLACES, 0, 0)
 
     def knows(self, shape: Shape) -> bool:
-        """Whether slices of this shape have places, as far as they can."""
+        """Whether slices of this shape have places already, as far as they can have any."""
         return shape in self._shorter or slice_size(dict(shape)) == self._chain.slice_tokens
 
     def learn(self, shape: Shape, shorter: Chain | None) -> None:
-        """Slices of this shape do what the chain's lifetimes say; None: nobody knows what they do."""
-        if shorter is None:  # it may do that in the places of the planned ones
+        """Find places for slices of this shape, which allocate what the chain's lifetimes say; None: what they allocate
+        is not known."""
+        if shorter is None:  # then the slice may use the places of the planned slices
             planned = self._arrangement.steps
             self._shorter[shape] = {key: _as_c(planned.get(key, ()), fewer=True) for key in self._planned}
         else:
@@ -286,17 +286,17 @@ class PlannedMemory:
             }
 
     def slices(self, shapes: Sequence[Shape]) -> None:
-        """The step to come has slices of these shapes, which are known, round by round."""
+        """The next step has slices of these shapes, round by round. Each shape must be known."""
         self._shapes = shapes
 
     def close(self) -> None:
-        """No more is expected. What is there stays as long as somebody uses it."""
+        """Expect no more allocations. Memory in use stays as long as somebody uses it."""
         self._arena.close()
 
 
 def _sums(program: Program, chain: Chain, least: int) -> dict[str, dict[str, int]]:
-    """Operation -> weight -> which of its allocations of more than `least` bytes becomes the weight's sum. Of own code,
-    whose gradients come in an order that only autograd knows."""
+    """Operation -> weight -> which of the operation's allocations of more than `least` bytes becomes the weight's sum.
+    Only needed with own code, whose gradients come in an order that only autograd knows."""
     if EAGER.name not in program.options:
         return {}
     return {
@@ -310,17 +310,17 @@ def _sums(program: Program, chain: Chain, least: int) -> dict[str, dict[str, int
 
 
 def _others(places: Sequence[Place]) -> list[int]:
-    """The numbers of those that are for tensors which the code makes."""
+    """The numbers of the places that are not for what the operation allocates for itself."""
     return [number for number, place in enumerate(places) if not place.own]
 
 
 def slice_of(op: Op, slices: int) -> int | None:
-    """Which of a step's slices the operation is for."""
+    """Which of a step's slices the operation is for; None if it is for no single one."""
     if op.kind is not OpKind.RUN and not op.moves_activations:
         return None
     return op.round * slices + op.turn[2]
 
 
 def _as_c(places: Sequence[Place], *, fewer: bool = False) -> ctypes.Array[_Place]:
-    """`fewer`: what comes may be smaller than was planned."""
+    """The places for `arena.c`. `fewer`: allocations may be smaller than planned."""
     return (_Place * len(places))(*(_Place(p.bytes, p.offset, 2 if p.most else 1 if fewer else 0) for p in places))

@@ -40,7 +40,7 @@ class CpuMachine:
         return CpuInterpreter(program, performer.perform)
 
     def memory(self, program: Program, chain: Chain, offsets: Sequence[int]) -> Memory:
-        """The host's memory has room everywhere."""
+        """No places: the host's memory has room everywhere."""
         return NoPlaces()
 
     def computing(self) -> AbstractContextManager[object]:
@@ -83,20 +83,20 @@ class CpuMachine:
 
     @property
     def is_cold(self) -> bool:
-        """Nothing is kept."""
+        """Never: libraries keep nothing here."""
         return False
 
     def warm_up(self) -> None:
-        """Nothing is taken."""
+        """Nothing to do: libraries keep nothing here."""
 
     def own_code(self, on: bool) -> None:
-        """It may lie anywhere."""
+        """Nothing to do: allocations may lie anywhere."""
 
     def forget_threads(self) -> None:
-        """Nothing is kept."""
+        """Nothing to do: libraries keep nothing here."""
 
     def stop_metering(self) -> None:
-        """Count bytes no more."""
+        """Stop counting bytes."""
         self.meter = None
 
     def stage(self, tensor: Tensor) -> Tensor:
@@ -112,10 +112,10 @@ class CpuMachine:
         return [{name: self.stage(tensor) for name, tensor in batch.items()} for batch in batches]
 
     def batches_were_read(self) -> None:
-        """They have no room of their own."""
+        """Nothing to do: batches have no room of their own."""
 
     def forget_batches(self) -> None:
-        """They have no room of their own."""
+        """Likewise."""
 
     def _on_host(self, tensor: Tensor) -> Tensor:
         if self.meter:
@@ -124,14 +124,14 @@ class CpuMachine:
         return tensor
 
     def cap(self, budget_bytes: int, peak_bytes: int) -> int:
-        """The host's memory knows no cap; the meter tells what was used."""
+        """The host's memory has no cap; the meter tells what was used. Returns the whole budget."""
         return budget_bytes
 
     def uncap(self) -> None:
-        """There is no cap."""
+        """Nothing to do: there is no cap."""
 
     def synchronize(self) -> None:
-        """Nothing runs behind the threads' backs."""
+        """Nothing to do: nothing runs outside of the threads."""
 
     def reset_peak(self) -> None:
         """Begin to measure the peak of a step."""
@@ -144,19 +144,19 @@ class CpuMachine:
 
 
 class CpuInterpreter(QueueInterpreter):
-    """A ticket means that the operation is done."""
+    """Runs operations on queues that are threads. A ticket means that the operation is done."""
 
     def __init__(self, program: Program, perform: Perform) -> None:
         self._perform, self._threads = perform, torch.get_num_threads()
         super().__init__(program)
 
     def setup(self, queue: Queue) -> None:
-        """Both are thread state: a fresh thread records gradients, and has a pool of threads of its own."""
+        """Set what is thread state: a new thread records gradients, and has its own number of threads."""
         torch.set_grad_enabled(False)
         torch.set_num_threads(self._threads)
 
     def run(self, ops: Together, values: StepValues | None) -> None:
-        """Do `ops`; one by one where it is noted when they run."""
+        """Do `ops`, one by one while a recording notes when they run. Without `values` do nothing."""
         if values is None:
             return
         if (recording := self.recording) is None:

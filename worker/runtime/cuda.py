@@ -1,14 +1,14 @@
-"""CUDA: a stream for what computes, and one for each direction of copies. Whoever computes issues copies, too, where
-they wait for nothing on the host; what else there is has a thread for each queue.
+"""Runs programs on CUDA: one stream computes, and each direction of copies has a stream. The computing thread also
+issues copies that wait for nothing on the host; all other operations have a thread for each queue.
 
 An operation has a ticket on the host, which says that its stream has it, and an event, which says that it is done. A
-waiter takes the ticket first: a stream that waits for an event nobody has recorded waits for nothing. For CPU updates
+waiter waits for the ticket first, because a stream does not wait for an event that is not recorded yet. For CPU updates
 and reads from disk the ticket says that they are done. The computing thread waits for tickets only, never for the
 device.
 
 Memory is allocated and freed in the order of the computing stream, to which it belongs. A copy waits for the event of
-the allocation, and the computing stream for the copy's event before the release: so the allocator's own rule, reuse in
-stream order, is right although other streams use the memory.
+the allocation, and the computing stream waits for the copy's event before the release. So the allocator's own rule,
+reuse in stream order, is right although other streams use the memory.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ from worker.runtime.step_values import StepValues
 
 log = logging.getLogger(__name__)
 
-# PyTorch's allocator may have a share of 1/20 beside the plan's peak: it rounds up and cannot use every gap. With
-# places a plan needs its peak alone; evaluations and texts, which have none, leave such a share of it.
+# PyTorch's allocator may have 1/20 more than the plan's peak: it rounds up and cannot use every gap. With places a plan
+# needs only its peak; evaluation and generation have no places, so they leave this share free.
 _PACKING = 20
 
 
 class CudaMachine:
     """One CUDA device, and host memory registered with it.
 
-    What computes runs on the device's default stream, which is every thread's current one: what a caller does with
-    losses is in order with what made them.
+    Computation runs on the device's default stream, which is every thread's current one: so a caller's work on losses
+    comes after the work that made them.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -73,22 +73,22 @@ class CudaMachine:
             yield
 
     def memory(self, program: Program, chain: Chain, offsets: Sequence[int]) -> Memory:
-        """Take the device's memory for a program whose tensors lie at `offsets`, if they lie anywhere. Before anything
-        of the program's is there. Raises torch.OutOfMemoryError."""
+        """Take the device's memory for a program whose tensors lie at `offsets`; without any they have no places. Must
+        be called before any of its tensors is there. Raises torch.OutOfMemoryError."""
         if not offsets:
             return NoPlaces()
         if self._arena is None:
             log.warning("device: the plan's places for tensors are not used, so it may run out of memory")
             return NoPlaces()
         with torch.cuda.device(self.device):  # the driver gives memory of the thread's own device
-            self.forget_threads()  # what planning in this process has left lies beside the arena
+            self.forget_threads()  # workspaces that planning has left in this process lie beside the arena
             found = PlannedMemory(self._arena, program, chain, Spans(program, chain).arrangement(offsets))
         self._placed = True
         return found
 
     def frame(self, batch: Batch) -> AbstractContextManager[object]:
-        """Entered around the model's own forward, in a thread that computes: Transformers asks there whether texts are
-        packed or padded, which the host can say."""
+        """Entered around the model's own forward, in a thread that computes. Transformers asks there whether texts are
+        packed or padded; inside, the host answers."""
         return HostValues(self.device, self._small.on_host(batch))
 
     def on_host(self) -> AbstractContextManager[object]:
@@ -102,7 +102,7 @@ class CudaMachine:
         return registered(size, self.device)[:size].view(dtype).view(tuple(shape))
 
     def place(self, tensor: Tensor) -> Tensor:
-        """`tensor` on the device, contiguous: itself if it is there, and has no other place."""
+        """`tensor` on the device, contiguous: itself if it is there already and the plan has no places."""
         if tensor.device == self.device and tensor.is_contiguous() and not self._placed:
             return tensor
         return torch.empty(tensor.shape, dtype=tensor.dtype, device=self.device).copy_(tensor)
@@ -113,8 +113,8 @@ class CudaMachine:
         return pinned_like(tensor)
 
     def to_host(self, target: Tensor, source: Tensor) -> Callable[[], None]:
-        """Copy a few bytes that computing has just made to memory of `host_empty`, while it goes on. Returns what waits
-        until they are there."""
+        """Copy a few bytes that were just computed to memory of `host_empty`, while computing goes on. Returns a
+        function that waits until they are there."""
         return self._small.to_host(target, source)
 
     def stage_step(self, batches: Sequence[Batch], least_bytes: int) -> list[dict[Any, Tensor]]:
@@ -126,7 +126,7 @@ class CudaMachine:
         return [{name: t if t.is_cuda else self.stage(t) for name, t in batch.items()} for batch in found]
 
     def batches_were_read(self) -> None:
-        """By the slices that have run."""
+        """The slices that have run have read their batches."""
         self._small.were_read()
 
     def forget_batches(self) -> None:
@@ -148,34 +148,34 @@ class CudaMachine:
 
     @property
     def is_cold(self) -> bool:
-        """Threads have no workspaces of cuBLAS, or no more. Where tensors have places one must not come within a turn:
-        it would take the place of a tensor of its size, and stay."""
+        """Whether threads lack cuBLAS workspaces while tensors have places. Then no workspace may be allocated within a
+        turn: it would take the place of a tensor of its size, and stay."""
         return self._placed and self._cold
 
     def warm_up(self) -> None:
-        """A product, so that the calling thread has its workspace."""
+        """Multiply two matrices, so that the calling thread has its workspace."""
         with self.computing(), torch.no_grad():
             one = torch.zeros((1, 1), device=self.device)
             torch.mm(one, one)
         self._cold = False
 
     def own_code(self, on: bool) -> None:
-        """It goes to the area that the plan has for it."""
+        """From now on allocations go to the area that the plan has for own code, or (off) no longer do."""
         if self._arena is not None and self._placed:
             self._arena.own_code(on)
 
     def forget_threads(self) -> None:
-        """Free cuBLAS's workspaces. What still runs on the device comes before whoever gets their memory next."""
+        """Free cuBLAS's workspaces. What still runs on the device ends before the next user of their memory begins."""
         forget_workspaces()
         self._cold = True
 
     def stop_metering(self) -> None:
-        """The allocator counts anyway."""
+        """Nothing to do: the allocator counts anyway."""
 
     def cap(self, budget_bytes: int, peak_bytes: int) -> int:
-        """Let the allocator have the budget less what the runtime has taken since this machine was made (code of
-        kernels, libraries), but always what the plan needs. Another program's memory cannot be told from the runtime's.
-        Returns what tensors without places can have of that.
+        """Limit the allocator to the budget less what the runtime has taken since this machine was made (code of
+        kernels, libraries), but never below what the plan needs. Another process's memory cannot be told from the
+        runtime's. Returns the bytes of the limit that tensors without places can have.
         """
         runtime = max(0, self._bytes_outside() - self._outside_bytes)
         if self._arena is not None:
@@ -224,7 +224,7 @@ class CudaMachine:
 
 def allocator_bytes(budget_bytes: int, peak_bytes: int, runtime_bytes: int, *, placed: bool = False) -> int:
     """What the allocator may have under a budget: all but the runtime's share, and at least what a plan of that peak
-    needs, where its tensors are not `placed` with room for what the allocator loses between its blocks."""
+    needs. If its tensors are not `placed`, it also needs room for what the allocator loses between its blocks."""
     return max(budget_bytes - runtime_bytes, peak_bytes if placed else peak_bytes + peak_bytes // _PACKING)
 
 
@@ -243,15 +243,15 @@ class CudaInterpreter(QueueInterpreter):
             Queue.H2D: torch.cuda.Stream(machine.device),  # type: ignore[no-untyped-call]
             Queue.D2H: torch.cuda.Stream(machine.device),  # type: ignore[no-untyped-call]
         }
-        # One event per operation, recorded anew in each step: whoever waits for this step's has taken it before, since
-        # it touches the same copy, and so stands before the next step's in the program's order.
+        # One event per operation, recorded anew in each step. Who waits for this step's recording has issued its wait
+        # before the next one: both operations touch the same copy, so the program's order puts the waiter first.
         by_name = {op.name: op for op in program.ops}
         awaited = {id(by_name[name]) for op in program.ops for name in op.waits if by_name[name].queue in self._streams}
         self._events = {key: _event() for key in awaited}
         super().__init__(program)
 
     def setup(self, queue: Queue) -> None:
-        """All are thread state. What a queue with a stream copies goes to it."""
+        """Set what is thread state. A queue that has a stream issues its copies to it."""
         torch.set_grad_enabled(False)
         torch.set_num_threads(self._threads)
         torch.cuda.set_device(self._machine.device)
@@ -259,7 +259,8 @@ class CudaInterpreter(QueueInterpreter):
             torch.cuda.set_stream(self._streams[queue])
 
     def run(self, ops: Together, values: StepValues | None) -> None:
-        """Give `ops` to their stream, behind what they wait for; CPU updates and reads wait on the host, and run."""
+        """Give `ops` to their stream, behind what they wait for. CPU updates and disk operations wait on the host, and
+        run there."""
         stream = self._streams.get(ops[0].queue)
         if stream is not None:
             self._wait_on_stream(ops[0])
@@ -272,11 +273,11 @@ class CudaInterpreter(QueueInterpreter):
             self.done(ops[-1])
 
     def never_waits(self, op: Op) -> bool:
-        """Copies that go to a stream."""
+        """Whether `op` is a copy that only has to be given to a stream."""
         return op.queue in self._streams and self._performer.only_copies(op)
 
     def run_here(self, ops: Together, values: StepValues | None) -> None:
-        """`run`, in the thread that computes, which goes back to the computing stream."""
+        """`run` in the computing thread, which then goes back to the computing stream."""
         torch.cuda.set_stream(self._streams[ops[0].queue])
         try:
             self.run(ops, values)
@@ -302,11 +303,11 @@ class CudaInterpreter(QueueInterpreter):
             self.recording.begin_turn(op, _mark(self._streams[Queue.COMPUTE]))
 
     def record(self) -> None:
-        """Note from now on when operations run: on streams by events, whose times are told from one that has just
-        passed."""
+        """Record from now on when operations run: on streams by events, whose times are counted from an event that has
+        just passed."""
         self._finish()
         tries = []
-        for _ in range(5):  # one that nothing has come between
+        for _ in range(5):  # the shortest try is the one that nothing has delayed
             before = now()
             mark = _mark(self._machine.stream)
             mark.synchronize()
@@ -320,7 +321,7 @@ class CudaInterpreter(QueueInterpreter):
         self.recording = Recording(self._program, ns_of)
 
     def done(self, op: Op) -> None:
-        """`op` is on its stream: mark the place."""
+        """`op` is on its stream: record its event there."""
         if self.recording is not None and op.kind is OpKind.RUN:
             self.recording.end_turn(op, _mark(self._streams[Queue.COMPUTE]))
         event = self._events.get(id(op))
@@ -333,7 +334,7 @@ class CudaInterpreter(QueueInterpreter):
         self._finish()
 
     def close(self) -> None:
-        """End the queues' threads. Copies that were issued end before: what they read and write may go now."""
+        """End the queues' threads, after the copies that were issued: their memory may be freed then."""
         super().close()
         self._finish()
 
@@ -346,19 +347,19 @@ class CudaInterpreter(QueueInterpreter):
             self._streams[op.queue].wait_event(event)
 
     def _events_before(self, op: Op) -> Iterator[torch.cuda.Event]:
-        """Events of what `op` waits for; one that was never recorded, in the first step, holds nobody up."""
+        """Events of what `op` waits for. An event that was never recorded, in the first step, delays nobody."""
         for other in self.waits[id(op)]:
             if other.queue in self._streams:
                 yield self._events[id(other)]
 
 
 def _event() -> torch.cuda.Event:
-    """The CPU queue sleeps where it waits for one (`blocking`), it does not spin."""
+    """A new event. The CPU queue sleeps while it waits for one (`blocking`), and does not spin."""
     return torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
 
 
 def _mark(stream: torch.cuda.Stream) -> torch.cuda.Event:
-    """A place in the stream whose time will be known."""
+    """An event in the stream whose time can be read once it has passed."""
     mark = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     mark.record(stream)
     return mark

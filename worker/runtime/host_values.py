@@ -1,4 +1,4 @@
-"""Numbers on the device that the host knows: nobody waits for the device to look at them."""
+"""Lets the host answer questions about numbers on the device that it knows, so that nobody waits for the device."""
 
 from __future__ import annotations
 
@@ -21,39 +21,39 @@ _FOLLOWED = frozenset(
     }
 )  # fmt: skip
 
-_MADE = frozenset({"arange", "ones"})  # of lengths
+_MADE = frozenset({"arange", "ones"})  # made from lengths
 
 
 @dataclass(frozen=True, slots=True)
 class _Origin:
-    """How the host makes a known tensor's numbers, and what it reads for that: `sources` are tensors of its own, by
-    their id, each with the version it had."""
+    """How the host makes a known tensor's numbers. `sources`: the host tensors that it reads for that, by their id,
+    each with the version it had."""
 
     host: Callable[[], Any]
     sources: Mapping[int, tuple[Tensor, int]]
 
 
 def _of_host(source: Tensor, dtype: torch.dtype) -> _Origin:
-    """A copy of a tensor on the host."""
+    """The origin of a device copy of the host tensor `source`."""
     return _Origin(lambda: source.to(dtype), {id(source): (source, source._version)})
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a known tensor was among the arguments; the tensor itself must not stay alive."""
+    """Stands for a known tensor among the arguments, since the tensor itself must not stay alive."""
 
     origin: _Origin
 
 
 class HostValues(TorchFunctionMode):
-    """Inside, a model's code that looks at whole numbers which came from the host, or are made of lengths, gets its
-    answer from the host: whether a batch has padding, whether its positions are those of several texts in a row.
+    """Inside, the host answers a model's code that looks at whole numbers which came from the host, or are made from
+    lengths: whether a batch has padding, whether its positions are those of several texts in a row.
 
-    What is done with such numbers on the device is written down, and done on the host too if somebody asks. All else is
-    as it ever is, as is what the code computes with.
+    The operations on such numbers are noted, and done on the host too if the code asks for a result. The device
+    computes as always.
 
-    Numbers that were changed in place since, on the device or on the host, are not known. That is seen by a tensor's
-    version: what passes it by, as writing to `tensor.data` or to a NumPy array over its memory does, is not seen.
+    Numbers that were changed in place since, on the device or on the host, are not known. A tensor's version shows the
+    change; a write that leaves the version alone, to `tensor.data` or to a NumPy array over its memory, is not seen.
     """
 
     def __init__(self, device: torch.device, known: Iterable[tuple[Tensor, Tensor]] = ()) -> None:
@@ -87,7 +87,7 @@ class HostValues(TorchFunctionMode):
         return made
 
     def _of(self, tensor: Tensor) -> _Origin | None:
-        """None when its numbers are not known, or were changed in place."""
+        """The tensor's origin; None when its numbers are not known, or were changed in place."""
         version, origin = self._origins.get(tensor, (None, None))
         if origin is None or version != tensor._version:
             return None
@@ -109,7 +109,7 @@ class HostValues(TorchFunctionMode):
         return self._made_of(function, args, kwargs) if name in _FOLLOWED else None
 
     def _made_of(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Origin | None:
-        """What `function` makes; None when the numbers of one of the tensors it is given are not known."""
+        """The origin of what `function` makes; None when it is given no tensor, or one whose numbers are not known."""
         tensors = {id(t): t for t in tree_leaves((args, kwargs)) if torch.is_tensor(t)}
         origins = {key: origin for key, t in tensors.items() if (origin := self._of(t)) is not None}
         if not tensors or len(origins) < len(tensors):

@@ -1,4 +1,4 @@
-"""What the engine asks of the queues, and the cursor that walks a program over them."""
+"""Defines what the engine asks of the queues, and the cursor that walks a program over them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Together = tuple[Op, ...]
 """Operations that are issued as one: see `together`."""
 
 Perform = Callable[[Together, StepValues], None]
-"""Does operations that go together, or on a stream issues them. The caller has switched autograd off."""
+"""Does operations that go together, or issues them to a stream. The caller has switched autograd off."""
 
 
 class Performer(Protocol):
@@ -35,7 +35,7 @@ class Interpreter(Protocol):
     """Runs operations on queues. Methods are called by the one thread that has the right to compute.
 
     waited_s    seconds that it has waited for other queues
-    recording   where it notes when operations run; None: nowhere
+    recording   the recording of when operations run; None when nothing is recorded
     """
 
     waited_s: float
@@ -43,14 +43,14 @@ class Interpreter(Protocol):
 
     @property
     def error(self) -> BaseException | None:
-        """What went wrong on a queue, at first. Operations of that step and later ones are no longer done."""
+        """The first error on a queue. Operations of its step and of later ones are no longer done."""
 
     def record(self) -> None:
-        """Note from now on when operations run. No step may be running."""
+        """Record from now on when operations run. No step may be running."""
 
     def issue(self, ops: Together, values: StepValues | None) -> None:
         """Do operations of the computing queue after what they wait for; hand others to their queue. Without values
-        they are left out, but not their place: they wait, and are waited for, as ever."""
+        they are not done, but keep their place: they wait, and are waited for, as always."""
 
     def wait(self, op: Op) -> None:
         """Return when the turn `op` may compute. Raises what went wrong on a queue."""
@@ -82,11 +82,11 @@ class Turn:
 
 
 class Cursor:
-    """The place in the program: the turn that is to come or is computing. Everything between two turns is issued when
-    the first one's slice has done with it, the frame's operations after its block included.
+    """The place in the program: the turn that comes next or is computing. The operations between two turns are issued
+    when the first turn's slice is done with it, the frame's operations after its block included.
 
-    What two operations touch may be ordered by a third one alone that stands between them. So where a step or a drain
-    has nothing for an operation to do, its place stays: the order is that of a whole step, which is proven."""
+    Two operations on one copy may be ordered only by a third one between them. So an operation that has nothing to do
+    in a step or a drain keeps its place: the order is that of a whole step, which is proven."""
 
     def __init__(
         self, program: Program, interpreter: Interpreter, expect: Callable[[Together], None] = lambda ops: None
@@ -99,16 +99,16 @@ class Cursor:
         self._values: StepValues | None = None
         self._previous: StepValues | None = None
         self._carries = any(op.carried for op in program.ops)
-        self._issued = 0  # of the step's `_ops`, turns that are over among them
-        self._unsure = False  # whether what comes after them was
+        self._issued = 0  # how many of the step's `_ops` were issued, finished turns included
+        self._unsure = False  # whether the one after these may have been issued
 
     @property
     def turn(self) -> Turn | None:
-        """None when no step runs, and after a step's last turn."""
+        """The next or computing turn; None when no step runs, and after a step's last turn."""
         return self._legs[self._at][1]
 
     def begin(self, values: StepValues) -> None:
-        """Start a step; issue what comes before its first turn."""
+        """Start a step: issue the operations before its first turn."""
         self._at, self._issued, self._values = 0, 0, values
         self._issue()
 
@@ -120,7 +120,7 @@ class Cursor:
         return turn
 
     def end_turn(self) -> None:
-        """The turn is over: issue what follows, up to the next one."""
+        """The turn is over: issue the operations up to the next one."""
         turn = self.turn
         assert turn is not None
         self._interpreter.done(turn.op)
@@ -128,13 +128,13 @@ class Cursor:
         self._issue()
 
     def end(self) -> None:
-        """The step is over: its carried updates belong to the next one, or to a drain."""
+        """The step is over: its carried updates are done in the next step, or by a drain."""
         self._previous = self._values
 
     def take_back(self) -> bool:
-        """After an error in a step: do what was issued, and the updates that the step before left to it. Returns
-        whether the weights are then those before the step: none of its own updates has begun. Raises what went wrong on
-        a queue."""
+        """After an error in a step: finish what was issued, and do the updates that the step before left to this one.
+        Returns whether the weights are then those before the step, as none of its own updates has begun. Raises what
+        went wrong on a queue."""
         if self._unsure or self._values is None:
             return False
         self._carry_out(self._ops[self._issued :])
@@ -142,13 +142,13 @@ class Cursor:
         return not self._values.updating
 
     def run_carried(self) -> None:
-        """Issue the updates that the last step left to the next one, which will then do without them."""
+        """Issue the updates that the last step left to the next one, which then leaves them out."""
         self._carry_out(self._ops)
         self._interpreter.flush()
         self.forget()
 
     def _carry_out(self, ops: Sequence[Together]) -> None:
-        """Of these operations do what the step before left to them."""
+        """Of `ops` do the updates that the step before left to this one; the others only keep their place."""
         if self._carries and self._previous is not None:
             with torch.no_grad():
                 for its in ops:
@@ -159,7 +159,7 @@ class Cursor:
         self._at, self._previous = len(self._legs) - 1, None
 
     def let_go(self) -> None:
-        """Of what the steps had, for good."""
+        """Drop the values of the steps, for good."""
         self._values = self._previous = None
 
     def _issue(self) -> None:
@@ -176,7 +176,8 @@ class Cursor:
             self._interpreter.flush()
             self._expect((self.turn.op,) if self.turn else ())
         except BaseException as error:
-            # An allocation's, or met before an operation: nothing of that one is done, or what is let go again.
+            # An allocation failed, or a queue's error was raised before the operation: the operation has done nothing,
+            # or only what is freed again.
             self._unsure = error is not self._interpreter.error and not is_out_of_memory(error)
             raise
         self._unsure = False
@@ -191,8 +192,8 @@ _GOES_WITH_OTHERS = frozenset({OpKind.ALLOC, OpKind.FREE, OpKind.FETCH, OpKind.S
 
 
 def together(program: Program) -> Iterator[Together]:
-    """The program's operations, neighbours that can be issued as one beside each other: of one kind, of which only the
-    first waits for others and nobody waits for any but the last. So nothing comes later than it would one by one."""
+    """The program's operations, with neighbours joined that can be issued as one: they are of one kind, only the first
+    waits for others, and only the last is waited for. So no operation comes later than it would one by one."""
     awaited = {name for op in program.ops for name in op.waits}
     ops: list[Op] = []
     for op in program.ops:
@@ -205,15 +206,15 @@ def together(program: Program) -> Iterator[Together]:
 
 
 def _go_together(one: Op, other: Op) -> bool:
-    """What has a slot, or several tensors, goes by itself."""
+    """Whether neighbours can be issued as one. Operations with a slot, or on activations (several tensors), cannot."""
     return one.kind is other.kind and all(
         op.kind in _GOES_WITH_OTHERS and op.slot is None and not op.moves_activations for op in (one, other)
     )
 
 
 def _legs(ops: Sequence[Together]) -> Iterator[tuple[tuple[tuple[Together, bool, bool], ...], Turn | None]]:
-    """The operations cut at the turns: what comes before each, whether it is carried and whether it computes or
-    allocates, and the turn; at last what follows the last."""
+    """The operations, cut at the turns: those before each turn, each with whether it is carried and whether it computes
+    or allocates, and the turn. At the end come those after the last turn, with None."""
     before: list[tuple[Together, bool, bool]] = []
     for its in ops:
         first = its[0]

@@ -1,4 +1,4 @@
-"""What differs between kinds of device, the queues apart."""
+"""Defines what differs between kinds of device, apart from the queues."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Machine(Protocol):
     device: torch.device
 
     def interpreter(self, program: Program, performer: Performer) -> Interpreter:
-        """Queues for `program`, each of whose operations but RUN is done by `performer`."""
+        """Make queues for `program`. `performer` does each of its operations except RUN."""
 
     def memory(self, program: Program, chain: Chain, offsets: Sequence[int]) -> Memory:
-        """Take the device's memory for a program whose tensors lie at `offsets`, if they lie anywhere. Before anything
-        of the program's is there. Raises torch.OutOfMemoryError."""
+        """Take the device's memory for a program whose tensors lie at `offsets`; without any they have no places. Must
+        be called before any of its tensors is there. Raises torch.OutOfMemoryError."""
 
     def computing(self) -> AbstractContextManager[object]:
         """Entered by every thread for the time it computes on the device."""
@@ -60,42 +60,42 @@ class Machine(Protocol):
 
     @property
     def is_cold(self) -> bool:
-        """Threads that compute have something to take of the device, for which there is a place: see `warm_up`."""
+        """Whether `warm_up` must run in the threads that compute, before a step whose tensors have places."""
 
     def warm_up(self) -> None:
-        """Let the calling thread take what libraries keep on the device for each thread that computes."""
+        """Let the calling thread allocate what libraries keep on the device for each thread that computes."""
 
     def own_code(self, on: bool) -> None:
-        """What is allocated from now on is made by a layer's own code on the way, or it is no more."""
+        """From now on a layer's own code makes the allocations (`on`), or no longer does."""
 
     def forget_threads(self) -> None:
-        """Let go of what libraries keep on the device for each thread that has computed. Threads that go on get it
-        anew."""
+        """Free what libraries keep on the device for each thread that has computed. A thread that computes again gets
+        it anew."""
 
     def stop_metering(self) -> None:
-        """Count bytes no more, if counting takes time."""
+        """Stop counting bytes, if counting takes time."""
 
     def stage(self, tensor: Tensor) -> Tensor:
-        """A host tensor of the data loader's, from where the device can copy it without anyone waiting."""
+        """A host tensor of the data loader's, in memory from which the device can copy it without anyone waiting."""
 
     def to_host(self, target: Tensor, source: Tensor) -> Callable[[], None] | None:
-        """Copy a few bytes that computing has just made to memory of `host_empty`, while it goes on. Returns what waits
-        until they are there; None: they are."""
+        """Copy a few bytes that were just computed to memory of `host_empty`, while computing goes on. Returns a
+        function that waits until they are there; None if they are there already."""
 
     def stage_step(self, batches: Sequence[Batch], least_bytes: int) -> list[dict[Any, Tensor]]:
-        """A step's batches, from where each slice can copy its own without waiting for what the step fetches: where
-        they are on the device, in room for `least_bytes` at least."""
+        """A step's batches in memory from which each slice can copy its own without waiting for the step's fetches. If
+        this is on the device, it is room for `least_bytes` at least."""
 
     def batches_were_read(self) -> None:
-        """The slices that have run have read theirs."""
+        """The slices that have run have read their batches."""
 
     def forget_batches(self) -> None:
         """Give back the room that batches had. No step is running."""
 
     def cap(self, budget_bytes: int, peak_bytes: int) -> int:
-        """Let no more be allocated than the budget, of which the plan needs `peak_bytes`. Called again when a step has
-        run: by then it is known what the runtime takes beside the allocations. Returns how many of the budget's bytes
-        other programs may plan with."""
+        """Limit allocations to the budget, of which the plan needs `peak_bytes`. Called again when a step has run,
+        since it is known then what the runtime takes beside the allocations. Returns how many of the budget's bytes
+        other programs (evaluation, generation) may plan with."""
 
     def uncap(self) -> None:
         """Allow what was allowed before the first `cap`."""

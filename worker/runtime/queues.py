@@ -1,4 +1,4 @@
-"""Queues as threads: each runs its operations in the program's order, each operation after what it waits for."""
+"""Runs queues as threads: each runs its operations in the program's order, each operation after what it waits for."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class Tickets:
     def advance(self, queue: Queue) -> None:
         """The next operation of `queue` is done. Called by the one thread that does it."""
         self.done[queue] = done = self.done[queue] + 1
-        for other, number in self._wanted:  # whoever waits has said so before it looked
+        for other, number in self._wanted:  # a waiter adds itself before it looks at `done`
             if other is queue and number <= done:
                 with self._changed:
                     self._changed.notify_all()
                 return
 
     def wait(self, queue: Queue, number: int) -> None:
-        """Return when operation `number` of `queue` is done, or nothing more will be."""
+        """Return when operation `number` of `queue` is done, or when nothing more will be done."""
         if self.done[queue] < number:
             mine = queue, number
             with self._changed:
@@ -48,8 +48,8 @@ class Tickets:
                     self._wanted = self._wanted[:at] + self._wanted[at + 1 :]
 
     def fail(self, error: BaseException, step: int) -> None:
-        """Keep the first error, met in an operation of step number `step`: of that step and later ones queues only
-        count operations from now on. What earlier steps left to do is done: nothing of it waits for a later step."""
+        """Keep the first error, met in an operation of step number `step`. From now on queues only count operations of
+        that step and later ones. Those of earlier steps are still done, as none of them waits for a later step."""
         with self._changed:
             if self.error is None:
                 self.error, self._failed_step = error, step
@@ -59,13 +59,13 @@ class Tickets:
         return not self.closed and (self.error is None or step < self._failed_step)
 
     def close(self) -> None:
-        """Nobody needs to wait any more."""
+        """End all waiting."""
         with self._changed:
             self.closed = True
             self._changed.notify_all()
 
     def check(self, values: StepValues | None = None) -> None:
-        """Raise what went wrong on a queue; with `values` only where operations with them are no longer done."""
+        """Raise what went wrong on a queue; with `values` only if operations of their step are no longer done."""
         if self.error is not None and (values is None or values.number >= self._failed_step):
             raise self.error
 
@@ -92,7 +92,7 @@ class _QueueThread:
         self._pending.append(job)
 
     def flush(self) -> None:
-        """Hand over what was added: one hand-over costs more than a small copy."""
+        """Hand over the added jobs together, because one hand-over costs more than a small copy."""
         if self._pending:
             self._batches.put(self._pending)
             self._pending = []
@@ -141,10 +141,10 @@ class QueueInterpreter(ABC):
         self.waited_s = 0.0
         self.recording: Recording | None = None
         self._tickets = Tickets()
-        self._program = program  # keeps the operations alive, whose ids are keys here: names are built at every call
+        self._program = program  # keeps operations alive, whose ids are keys here; a name is built at each call
         by_name = {op.name: op for op in program.ops}
         self.waits = {id(op): tuple(by_name[name] for name in op.waits) for op in program.ops}
-        # The computing thread issues everything in serial order: what computes needs no ticket.
+        # The computing thread issues everything in serial order: its own operations need no ticket.
         self._hosts = {
             key: tuple((other.queue, id(other)) for other in others if other.queue is not Queue.COMPUTE)
             for key, others in self.waits.items()
@@ -159,7 +159,7 @@ class QueueInterpreter(ABC):
         self._ways = {id(op): (op.queue, self._queues.get(op.queue), bool(self._hosts[id(op)])) for op in program.ops}
 
     def record(self) -> None:
-        """Note from now on when operations run."""
+        """Record from now on when operations run."""
         self.recording = Recording(self._program)
 
     @abstractmethod
@@ -168,22 +168,23 @@ class QueueInterpreter(ABC):
 
     @abstractmethod
     def run(self, ops: Together, values: StepValues | None) -> None:
-        """Do `ops`, or keep their place, in the thread that issues them; the tickets they wait for are there."""
+        """Do `ops`, or without values only keep their place, in the thread that issues them. The tickets that they wait
+        for are there."""
 
     def never_waits(self, op: Op) -> bool:
-        """Whether `op` of another queue, whose tickets are there, now takes no time but what issuing it takes."""
+        """Whether `op` of another queue, whose tickets are there, takes no more time now than issuing it does."""
         return False
 
     def run_here(self, ops: Together, values: StepValues | None) -> None:
-        """`run`, in the thread that computes: of operations that never wait."""
+        """`run` in the computing thread, for operations that never wait."""
         self.run(ops, values)
 
     def issue(self, ops: Together, values: StepValues | None) -> None:
         """Do operations of the computing queue after what they wait for; hand others to their queue. Without values
-        they are left out, but not their place.
+        they are not done, but keep their place.
 
-        Those that never wait are done here where their queue has nothing left to do: to hand them over, and to take
-        turns with its thread in Python, costs more than issuing them.
+        Operations that never wait are done here if their queue has nothing left to do: to hand them over, and to switch
+        threads in Python, costs more than to issue them.
         """
         first, tickets = ops[0], self._tickets
         queue, thread, waits = self._ways[id(first)]
@@ -209,11 +210,11 @@ class QueueInterpreter(ABC):
         self._tickets.check()
 
     def done(self, op: Op) -> None:  # noqa: B027
-        """The turn `op` has computed. Nothing to do where a ticket says as much."""
+        """The turn `op` has computed. Nothing to do if a ticket already says so."""
 
     @property
     def error(self) -> BaseException | None:
-        """What went wrong on a queue, at first."""
+        """The first error on a queue."""
         return self._tickets.error
 
     def flush(self) -> None:
@@ -239,13 +240,13 @@ class QueueInterpreter(ABC):
             queue.close()
 
     def _numbers(self, op: Op) -> Numbers:
-        """The tickets `op` waits for: of each operation the one issued last, in this step or the one before."""
+        """The tickets that `op` waits for: for each operation the last one issued, in this step or the one before."""
         return tuple((queue, self._latest[key]) for queue, key in self._hosts[id(op)] if key in self._latest)
 
     def _wait(self, op: Op) -> None:
         numbers = self._numbers(op)
         if numbers and any(self._tickets.done[queue] < number for queue, number in numbers):
-            self._hand_over()  # it may wait for what was issued a moment ago
+            self._hand_over()  # what `op` waits for may not be handed over yet
             start = time.perf_counter()
             for queue, number in numbers:
                 self._tickets.wait(queue, number)

@@ -1,4 +1,4 @@
-"""Notes when the operations of a few steps run."""
+"""Records when the operations of a few steps run."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 from planner.schedule.compile import Op, Program
 from planner.schedule.measured import Measured, measured
 
-STEPS = 3  # that are noted for two: what they leave to the next one belongs to them
+STEPS = 3  # recorded to measure two: updates that these leave to the next step belong to them
 
 
 class Recording:
-    """Of the steps that begin from now on. A mark is a moment: `ns_of` says which, once nothing runs any more, in
-    nanoseconds of `time.perf_counter_ns`."""
+    """A recording of the steps that begin from now on. A mark is a moment; `ns_of` gives its time, once nothing runs
+    any more, in nanoseconds of `time.perf_counter_ns`."""
 
     def __init__(self, program: Program, ns_of: Callable[[Any], int] = int) -> None:
         self._program, self._ns_of = program, ns_of
@@ -22,8 +22,8 @@ class Recording:
         self._steps: list[int] = []
         self._found: list[tuple[int, int, Any, Any]] = []
         self._turns: dict[int, Any] = {}
-        self._drained_ns: int | None = None  # when nothing ran any more, where no step has begun since
-        self._pauses: list[tuple[int, int, int]] = []  # steps begun before it, and from when to when
+        self._drained_ns: int | None = None  # when nothing ran any more; None if a step has begun since
+        self._pauses: list[tuple[int, int, int]] = []  # steps begun before it, its begin and its end
 
     def begin_step(self, number: int) -> None:
         """Step `number`, from 1, begins."""
@@ -33,12 +33,12 @@ class Recording:
         self._steps.append(number)
 
     def drained(self) -> None:
-        """Nothing runs any more. What comes now, until the next step begins, is no step's: time stands still."""
+        """Nothing runs any more. The time from now until the next step begins belongs to no step and is left out."""
         if self._drained_ns is None:
             self._drained_ns = now()
 
     def add(self, op: Op, number: int, begin: Any, end: Any) -> None:
-        """`op` ran with the values of step `number`; what is carried belongs to the step in which it runs."""
+        """`op` ran with the values of step `number`; a carried operation belongs to the step in which it runs."""
         self._found.append((number + op.carried, self._places[id(op)], begin, end))
 
     def begin_turn(self, op: Op, mark: Any) -> None:
@@ -46,7 +46,7 @@ class Recording:
         self._turns[id(op)] = mark
 
     def end_turn(self, op: Op, mark: Any) -> None:
-        """It has computed."""
+        """The turn `op` has computed."""
         begin = self._turns.pop(id(op), None)
         if begin is not None and self._steps:
             self._found.append((self._steps[-1], self._places[id(op)], begin, mark))
@@ -63,12 +63,12 @@ class Recording:
         return ended or any(begun == 1 for begun, _, _ in self._pauses)
 
     def measured(self) -> Measured:
-        """What the first two steps did; nothing may be running. Raises ValueError where they were not whole."""
+        """The times of the first two steps. Nothing may be running. Raises ValueError where they were not whole."""
         spans = {(step, place): (self._clock(begin), self._clock(end)) for step, place, begin, end in self._found}
         return measured(self._program, self._steps[0], spans, paused=self.is_paused)
 
     def _clock(self, mark: Any) -> int:
-        """Of a mark, without the pauses before."""
+        """The time of a mark, in nanoseconds, less the pauses before it."""
         ns = self._ns_of(mark)
         return ns - sum(max(0, min(ns, end) - begin) for _, begin, end in self._pauses)
 

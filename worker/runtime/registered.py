@@ -1,4 +1,4 @@
-"""Host memory that the device reaches by itself."""
+"""Allocates host memory that the device reaches by itself."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from planner.out_of_memory import host_memory_not_registered, is_out_of_memory
 from worker.runtime.driver import forget_error
 from worker.runtime.slabs import map_memory
 
-_sizes: dict[int, int] = {}  # of what is registered, by address
+_sizes: dict[int, int] = {}  # of registered memory, by address
 
 
 class _Registered(mmap.mmap):
@@ -32,7 +32,7 @@ class _Registered(mmap.mmap):
 
 
 def registered(size: int, device: torch.device) -> Tensor:
-    """`size` bytes, up to whole pages; freed with the last tensor that uses them.
+    """`size` bytes of registered memory, rounded up to whole pages; freed with the last tensor that uses them.
 
     Raises UserError "host-memory-not-registered" where CUDA has no room for them, torch.cuda.CudaError where it refuses
     them for another reason.
@@ -54,15 +54,15 @@ def pinned(size: int) -> Tensor:
 
 
 def pinned_like(tensor: Tensor) -> Tensor:
-    """The tensor in such memory, laid out as it is. Raises likewise."""
+    """A copy of the tensor in memory of that pool, with its layout. Raises UserError "host-memory-not-registered"."""
     with _reaching(tensor.nbytes):
         return tensor.pin_memory()
 
 
 @contextlib.contextmanager
 def _reaching(size: int) -> Iterator[None]:
-    """Inside, UserError "host-memory-not-registered" is raised where CUDA has no room for `size` bytes of the host's:
-    the GPU's own memory is not what is too little."""
+    """Inside, UserError "host-memory-not-registered" is raised where CUDA has no room for `size` bytes of the host's
+    memory. An error of the GPU's own memory would be misleading there."""
     try:
         yield
     except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""Host memory of exact size, straight from the system: what is let go of is the system's again at once."""
+"""Takes host memory of exact size straight from the system, so that freed memory goes back to it at once."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def map_memory(size: int, kind: type[_Memory]) -> _Memory:
 
 
 def slab_bytes(sizes: Sequence[int]) -> int:
-    """What parts of these sizes take in one slab."""
+    """The bytes that parts of these sizes take in one slab."""
     return sum(_aligned(size) for size in sizes)
 
 
 def carve(slab: Tensor, sizes: Sequence[int]) -> Iterator[Tensor]:
-    """Parts of these sizes, one after another, of a slab of bytes."""
+    """Cut a slab of bytes into parts of these sizes, one after another."""
     start = 0
     for size in sizes:
         yield slab[start : start + size]

@@ -1,7 +1,7 @@
 """Small copies between host and device, on streams of their own.
 
-A copy engine ends what it has begun, and does one thing after another: on the computing stream four bytes that go down
-behind a weight would keep all that computes waiting for as long as the weight takes.
+A copy engine does one copy after another. On the computing stream, four bytes that go to the host behind a weight would
+make all computation wait for as long as the weight takes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from worker.runtime.machine import Batch
 
 
 class SmallCopies:
-    """Those of one machine. Methods are called by the thread that computes, on the `computing` stream."""
+    """The small copies of one machine. The computing thread calls the methods, on the `computing` stream."""
 
     def __init__(self, device: torch.device, computing: torch.cuda.Stream) -> None:
         self._computing = computing
@@ -30,8 +30,8 @@ class SmallCopies:
         self._sent: tuple[Tensor, torch.cuda.Event] | None = None
 
     def to_host(self, target: Tensor, source: Tensor) -> Callable[[], None]:
-        """Copy `source`, which computing has just made, to registered memory. Returns what waits for that, on the host:
-        for its readers, who are done before the next copy to the same target."""
+        """Copy `source`, which was just computed, to registered memory. Returns a function that waits on the host until
+        the copy is done, for its readers. They must be done before the next copy to the same target."""
         self._let_go()
         there = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         self._down.wait_stream(self._computing)
@@ -42,23 +42,23 @@ class SmallCopies:
         return there.synchronize
 
     def _let_go(self) -> None:
-        """Of what was copied last. Its memory may be used again on the computing stream, behind that copy."""
+        """Drop what was copied last. The computing stream uses its memory again only behind that copy."""
         if self._sent is not None:
             self._computing.wait_event(self._sent[1])
             self._sent = None
 
     def stage(self, batches: Sequence[Batch], packed: Tensor, least_bytes: int) -> list[dict[Any, Tensor]]:
-        """A step's batches on the device, in one copy that lies on the link before all that the step fetches; they are
-        right until the next call. What has gaps stays on the host. `packed`: pinned memory of `packed_bytes(batches)`,
-        which is filled here. The first call takes room on the device, of `least_bytes` at least; later ones use it
-        again."""
+        """Copy a step's batches to the device in one copy, which goes over the link before all that the step fetches.
+        They are valid until the next call. Tensors with gaps stay on the host. `packed`: pinned memory of
+        `packed_bytes(batches)` bytes, which is filled here. The first call takes room on the device, of `least_bytes`
+        at least; later calls use it again if it is large enough."""
         tensors, size = _packable(batches), len(packed)
         for tensor, place in zip(tensors, _places(packed, tensors), strict=True):
             place.copy_(tensor)
         if self._room is None or len(self._room) < size:
             self._hosts, self._room = {}, None
             self._room = torch.empty(max(size, least_bytes), dtype=torch.uint8, device=self._device)
-            self._up.wait_stream(self._computing)  # whoever had the memory before
+            self._up.wait_stream(self._computing)  # the memory's last user may still run
         else:
             self._up.wait_event(self._read)
         with torch.cuda.stream(self._up):
@@ -71,21 +71,21 @@ class SmallCopies:
 
     def were_read(self) -> None:
         """Each slice copies its batch out of the room in its forward; nothing reads the room after the last forward.
-        Called when that is issued."""
+        Called when the last forward is issued."""
         self._read.record(self._computing)
 
     def on_host(self, batch: Batch) -> list[tuple[Tensor, Tensor]]:
-        """Of the tensors of a staged batch those on the device, each with the one on the host that it is a copy of."""
+        """Those tensors of a staged batch that are on the device, each with the host tensor that it is a copy of."""
         return [self._hosts[id(t)] for t in batch.values() if id(t) in self._hosts]
 
     def forget_batches(self) -> None:
-        """Give the room back, and what was copied last. Nothing of a step may be running."""
+        """Free the room, and what was copied last. Nothing of a step may be running."""
         self._let_go()
         self._room, self._hosts = None, {}
 
 
 def packed_bytes(batches: Sequence[Batch]) -> int:
-    """What the tensors that `SmallCopies.stage` copies take beside each other."""
+    """The bytes of all tensors that `SmallCopies.stage` copies, packed one after another."""
     return sum(staged_size(tensor.nbytes) for tensor in _packable(batches))
 
 
@@ -95,7 +95,7 @@ def _packable(batches: Sequence[Batch]) -> list[Tensor]:
 
 
 def _places(room: Tensor, tensors: Sequence[Tensor]) -> Iterator[Tensor]:
-    """Where each of `tensors` lies in bytes."""
+    """For each of `tensors` its part of `room`, one after another, with its dtype and shape."""
     start = 0
     for tensor in tensors:
         yield room[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)

@@ -12,8 +12,8 @@ from planner.schedule.chain import Chain
 
 
 def groups_of(optimizer: Group | Sequence[Group], chain: Chain | None = None) -> tuple[Group, ...]:
-    """Parameter groups; one where there are none. Raises ValueError where a tensor of `chain` has another optimizer
-    than its group is for."""
+    """The optimizer's parameter groups; a single `Group` is the only one. Raises ValueError if a tensor of `chain` has
+    another optimizer than its group is for."""
     groups = (optimizer,) if isinstance(optimizer, Group) else tuple(optimizer)
     tensors = (*chain.tensors(), *chain.frame_tensors) if chain is not None else ()
     wrong = [
@@ -27,21 +27,21 @@ def groups_of(optimizer: Group | Sequence[Group], chain: Chain | None = None) ->
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class StepValues:
-    """What the updates of one step read, however late they run: a carried one runs during the step after.
+    """What the updates of one step read, however late they run: a carried update runs during the next step.
 
     number            of the step, from 1
-    learning_rate     a Python float: as an fp32 tensor it would give other bits; for several groups one of each
+    learning_rate     a Python float, as an fp32 tensor would give other bits; for several groups one float each
     groups            the optimizer's settings in this step, one for each parameter group
     host_count, device_count
                       `number` as AdamW reads it (a float32 tensor without dimensions), beside the tensors it updates
     coefficient, host_coefficient
                       what gradients are multiplied by; set when the gradients' norm is known, None without clipping.
-                      Updates on the CPU read the latter by `coefficient_on_host`
+                      Updates on the CPU read `host_coefficient` by `coefficient_on_host`
     coefficient_arrives
                       waits until `host_coefficient` is there
     grad_norm         the gradients' global norm, before clipping
     reached           the weights of blocks that a gradient has reached so far; the others stay as they are
-    updating          whether one of the updates has begun
+    updating          whether any update of the step has begun
     """
 
     number: int
@@ -61,12 +61,12 @@ class StepValues:
         return self.learning_rate[group] if isinstance(self.learning_rate, Sequence) else self.learning_rate
 
     def coefficient_on_host(self) -> Tensor | None:
-        """`host_coefficient`, when it is there."""
+        """`host_coefficient`, after waiting until it is there."""
         if self.coefficient_arrives is not None:
             self.coefficient_arrives()
         return self.host_coefficient
 
     def take_grad_norm(self) -> Tensor | None:
-        """The norm; when the step is over, only the CPU's updates still need these values."""
+        """Return the norm and drop the device's values: after the step only the CPU's updates still read others."""
         norm, self.grad_norm, self.coefficient = self.grad_norm, None, None
         return norm
