@@ -1,6 +1,6 @@
-"""The engine for people with a training loop of their own: a line before it, a line in it, a line after it.
+"""Gives people with a training loop of their own the engine: one line before the loop, one in it, one after it.
 
-Like this; examples/own_loop.py runs:
+For example (examples/own_loop.py is a whole program):
 
     engine = prepare(model, batch, optimizer=optimizer, gpu_budget="6GiB")
     for batch in batches:
@@ -47,8 +47,8 @@ log = logging.getLogger(__name__)
 _METERED = 2  # steps
 
 Batch = Mapping[str, Tensor]
-"""What the model's forward is called with, tensors by name; of a language model among them `input_ids` and `labels`
-[rows, length], int64. It returns the loss, or something with a `loss`."""
+"""The arguments of the model's forward, tensors by name. A language model's include `input_ids` and `labels` [rows,
+length], int64. The forward returns the loss, or an object with a `loss`."""
 
 
 def prepare(
@@ -66,14 +66,15 @@ def prepare(
 ) -> LoopEngine:
     """An engine that trains `model` within the budgets, with the numbers of plain PyTorch.
 
-    `batch` is a sample of the largest shape that will come; a list of them for a step of several micro-batches,
+    `batch` is a sample of the largest shape that will come, or a list of samples for a step of several micro-batches,
     whose gradients add up. `model` is on the CPU, in fp32 or in bf16 (then masters and moments are fp32);
-    parameters that do not require grad are not trained. `optimizer` is an AdamW, fresh, over all parameters that
-    do, or a list of one and a Muon that share them; groups' learning rates are read at every step, so schedulers of
-    torch work on them. Budgets are bytes or like "6GiB"; by default what is free. Micro-batch k of step n runs under
-    `torch.manual_seed(worker.data.seeds.micro_batch_seed(seed, n, k))`. `measure`: time the model's blocks on the
-    device first, which takes seconds; otherwise the plan rests on an estimate. `compile`: "auto" has inductor compile
-    the layers (measuring then takes minutes) and takes what is faster; losses and gradients differ in the last bits.
+    parameters that do not require grad are not trained. `optimizer` is a fresh AdamW over all parameters that require
+    grad, or a list of an AdamW and a Muon that share them. Groups' learning rates are read at every step, so torch's
+    schedulers work. Budgets are bytes or texts like "6GiB"; the default is what is free. Micro-batch k of step n runs
+    under `torch.manual_seed(worker.data.seeds.micro_batch_seed(seed, n, k))`. `measure`: time the model's blocks on the
+    device first, which takes seconds; otherwise the plan rests on an estimate. `compile`: "auto" lets inductor compile
+    the layers (measuring then takes minutes) and uses compiled code where it is faster; losses and gradients then
+    differ in the last bits.
 
     Raises UserError for what cannot be trained, and where no plan fits.
     """
@@ -124,9 +125,12 @@ def prepare(
 
 
 class LoopEngine:
-    """What `prepare` gives. `plan` is what it works under; `grad_norm` the last step's gradients' global norm before
-    clipping, None without clipping; `peak_bytes` the most device memory of the last step (on the CPU, where
-    counting takes time, that of the second), None before the first.
+    """The engine that `prepare` returns.
+
+    plan         the plan it works under
+    grad_norm    the global norm of the last step's gradients before clipping; None without clipping
+    peak_bytes   the most device memory of the last step (on the CPU, where counting takes time, that of the second
+                 step); None before the first
 
     Until `restore` the model's parameters are shapes without content. A step may leave updates running on the CPU.
     """
@@ -149,12 +153,12 @@ class LoopEngine:
         return self._engine.steps_done
 
     def step(self, batch: Batch | Sequence[Batch]) -> Tensor:
-        """One optimizer step; as many micro-batches as `prepare` was given. Returns the loss, a number on the device:
-        the model's own for one micro-batch, the mean over all their trained tokens for several.
+        """Do one optimizer step over as many micro-batches as `prepare` was given. Returns the loss, a 0-dimensional
+        tensor on the device: the model's own for one micro-batch, the mean over all trained tokens for several.
 
-        Raises UserError for a batch that the plan is not for, and what the model raised. After an error of the model's
-        forward, or one before the step's first update, the weights are those before the step, and the next may follow.
-        After a later one only `load`, `restore` and `close` work ("weights-torn").
+        Raises UserError for a batch that the plan is not for, and what the model raised. After an error before the
+        step's first update, as one of the model's forward is, the weights are those before the step, and the next step
+        may follow. After a later error only `load`, `restore` and `close` work ("weights-torn").
         """
         batches = _listed(batch)
         self._check(batches)
@@ -169,7 +173,7 @@ class LoopEngine:
         return result.losses[0] if len(batches) == 1 else torch.stack(result.losses).sum()
 
     def _keep_peak(self, peak_bytes: int | None) -> None:
-        if peak_bytes is None:  # nobody counts any more
+        if peak_bytes is None:  # counting has stopped
             return
         self.peak_bytes = peak_bytes
         self._metered += 1
@@ -177,9 +181,9 @@ class LoopEngine:
             self._engine.stop_metering()
 
     def evaluate(self, batch: Batch | Sequence[Batch]) -> Tensor:
-        """The loss of a batch, or the mean over all tokens of several, any number of them: of the model in evaluation
-        mode with the weights of now, within the budget. Raises UserError where they do not fit it, and where several
-        have no label to predict among them."""
+        """The loss of a batch, or the mean over all tokens of any number of batches, of the model in evaluation mode
+        with the current weights, within the budget. Raises UserError where they do not fit the budget, and where
+        several batches have no tokens to weigh them by, or not one label to predict."""
         batches = _listed(batch)
         _check_sample(self._model, batches, "evaluate()")
         if len(batches) > 1 and not all({"input_ids", "labels"} <= batch.keys() for batch in batches):
@@ -190,16 +194,16 @@ class LoopEngine:
         counts = [self._num_items(b) for b in batches]
         if not any(counts):
             raise _unfit("none has a label to predict", "give evaluate() labels other than -100")
-        # The mean over no token is NaN: what says nothing is left out.
+        # The mean over no token is NaN, so batches without a label to predict are left out.
         with self._using(steps=False):
             losses = torch.stack(self._engine.evaluate([b for b, n in zip(batches, counts, strict=True) if n]).losses)
         weights = torch.tensor([n for n in counts if n], device=losses.device)
         return (losses * weights).sum() / weights.sum()
 
     def generate(self, prompts: Sequence[Sequence[int]], *, new_tokens: int, pad: int = 0) -> list[list[int]]:
-        """The tokens that the model's own greedy `generate` gives after each of `prompts` (tokens), with the weights of
-        now, within the budget; `pad` follows where one ends before the others. Raises UserError where they do not fit
-        and where one is empty.
+        """The tokens that the model's own greedy `generate` gives after each of `prompts` (lists of tokens) with the
+        current weights, within the budget. `pad` fills up an answer that ends before the others. Raises UserError where
+        the prompts do not fit, where there is none or one is empty, and where the model has no `generate`.
         """
         if not hasattr(self._model, "generate"):
             raise UserError(
@@ -226,7 +230,7 @@ class LoopEngine:
             self._guard.settle()
 
     def _num_items(self, batch: Batch) -> int:
-        """Tokens that the loss is the mean over: an encoder-decoder predicts the first label, too."""
+        """The number of tokens that the loss is the mean over. An encoder-decoder predicts the first label, too."""
         return int((batch["labels"] != IGNORED).sum()) if _is_encoder_decoder(self._model) else num_items(batch)
 
     def _check(self, batches: Sequence[Batch]) -> None:
@@ -251,15 +255,17 @@ class LoopEngine:
                     )
 
     def save(self, path: Path | str) -> Path:
-        """Write all that is needed to go on into `path`/step-N, N being the steps done; when it is on disk, older ones
-        there are removed. Returns it. Raises UserError when the disk is full or a number is not finite."""
+        """Write all that training needs to go on into the folder `path`/step-N, where N is the number of steps done.
+        When it is on disk, older checkpoints in `path` are removed. Returns the folder. Raises UserError when the disk
+        is full or a number is not finite."""
         trained = sum(p.numel() for p in self._model.parameters() if p.requires_grad)
         needed = STATE_BYTES_PER_PARAMETER * trained + 2**20
         return _checkpoints(Path(path)).save(self.steps_done, self._engine.state(), needed)
 
     def load(self, path: Path | str) -> None:
-        """Go on from what `save` wrote into `path`: bit for bit as if nothing had happened. A scheduler has a state of
-        its own. Raises UserError where there is no whole checkpoint, ValueError when it is of another model."""
+        """Continue from what `save` wrote into `path`, bit for bit as if training had not stopped. The state of a
+        scheduler is not part of it. Raises UserError where there is no whole checkpoint, ValueError when it is another
+        model's."""
         last = _checkpoints(Path(path)).latest()
         if last is None:
             raise UserError(f"There is no checkpoint in {path}.", code="no-checkpoint", exit_code=Exit.USAGE)
@@ -268,8 +274,8 @@ class LoopEngine:
         self._guard.settle()
 
     def restore(self) -> nn.Module:
-        """The model as it was, plain, on the CPU, in the mode it had, with its trained weights. Ends the engine. After
-        an error in the middle of a step's updates some weights are those before the step and some those after: the log
+        """End the engine and return the plain model on the CPU, in the mode it had, with its trained weights. After an
+        error in the middle of a step's updates some weights are those before the step and some those after; the log
         says so."""
         if self._engine.torn:
             log.warning(
@@ -287,7 +293,7 @@ class LoopEngine:
         self._engine.close()
 
     def _keep_norm(self) -> None:
-        """On the host: a tensor on the device would keep all of the engine's memory there."""
+        """Move `grad_norm` to the host: a tensor on the device would keep all of the engine's memory there."""
         if self.grad_norm is not None:
             self.grad_norm = self.grad_norm.cpu()
 
@@ -318,7 +324,7 @@ def _check_sample(model: nn.Module, batches: Sequence[Batch], receiver: str) -> 
 
 
 def _is_language_model(model: nn.Module) -> bool:
-    """Its forward takes tokens."""
+    """Whether the model's forward takes tokens."""
     return "input_ids" in inspect.signature(model.forward).parameters
 
 

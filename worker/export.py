@@ -1,5 +1,5 @@
-"""A job's adapters and its base as one model folder, or its model as one GGUF file: `python -m worker.export RUN_DIR
-TARGET [--gguf=TYPE]`."""
+"""Exports a job's adapters and base as one model folder, or its model as one GGUF file: `python -m worker.export
+RUN_DIR TARGET [--gguf=TYPE]`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def main(arguments: list[str]) -> int:
 def _export(run: RunFolder, target: Path, kind: str | None) -> Exit:
     job = Job.from_resolved(run.resolved)
     end = run.last_event("end", 0) or {}
-    there = end.get("output") or delivered(job.output_dir, run.output, run.token())  # its line may be damaged
+    there = end.get("output") or delivered(job.output_dir, run.output, run.token())  # the event's line may be damaged
     output = Path(there or job.output_dir or run.output)
     adapters = job.method == "lora" and (output / "adapter_config.json").is_file()
     model = (output / "config.json").is_file()

@@ -1,10 +1,10 @@
-"""What is wrong with a job that is handed in: `python -m worker.first_records RUN_DIR [FOLDER]`.
+"""Tells what is wrong with a job that is submitted: `python -m worker.first_records RUN_DIR [FOLDER]`.
 
-Its weights, its data, its model and, rendered, tokenized and masked as the trainer will, its first records are looked
-at here and not in the daemon: files may be made to fill any memory, and this process may take only so much. So it is
-told at submission what would otherwise end the job when it has its turn, all that is wrong together. FOLDER is that of
-the job file, below which near names are looked for. Exit codes and errors as `worker.trainer` has them. What else the
-submitter is to be told is written into the folder, as an error is.
+It checks the job's weights, data and model, and its first records, rendered, tokenized and masked as the trainer will.
+So the submitter learns at once, and all together, what would otherwise end the job when it has its turn. This is not
+done in the daemon, because files may be made to fill any memory, and this process may take only so much. FOLDER is the
+job file's folder, below which near names are looked for. Exit codes and errors are those of `worker.trainer`. Whatever
+else the submitter should be told is written into the run folder, as an error is.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ if TYPE_CHECKING:
 log = logging.getLogger("worker.first_records")  # also where this is the main module
 
 MOST = 64
-"""Records of each entry."""
-_MOST_S = 20.0  # where conversations are long
+"""How many records of each data entry are looked at."""
+_MOST_S = 20.0  # seconds for them, which long conversations may take
 _TOLD = (
     "worker.data.chat", "worker.data.turns", "worker.data.formats", "worker.data.slots", "planner.job.broken_rows",
     "planner.models.peft_lora", "worker.data.batches", "worker.first_records",
 )  # fmt: skip
-"""Who warns of what is told."""
+"""The loggers whose warnings are told to the submitter."""
 
 
 def main(arguments: list[str]) -> int:
@@ -69,8 +69,8 @@ def main(arguments: list[str]) -> int:
 
 
 class _Look:
-    """Looks at the job in a run folder, and collects its errors and notes. A thing is left out only where it depends on
-    another that has an error."""
+    """Looks at the job in a run folder, and collects its errors and notes. A check is left out only where it depends on
+    something that has an error."""
 
     def __init__(self, folder: RunFolder, beside: Path | None) -> None:
         self._folder, self._beside, self._job = folder, beside, Job.from_resolved(folder.resolved)
@@ -80,7 +80,7 @@ class _Look:
         self._longest, self._entries = 0, len((*self._job.data, *self._job.eval_data))
 
     def at_everything(self) -> Exit:
-        """Look, and write the notes. Raises UserError."""
+        """Do all checks, and write the notes. Raises UserError with all that is wrong."""
         job = self._job
         with self._at(f"the weights of {job.model}"):
             check_weights(job)
@@ -99,14 +99,14 @@ class _Look:
         return Exit.DONE
 
     def _say(self, what: str) -> None:
-        """Note what is looked at: whoever started this process says so where it is ended."""
+        """Write down what is looked at, so that whoever started this process can say so if the process is ended."""
         self._looks_at = what
         self._folder.looks_at.write_text(what, "utf-8")
 
     @contextmanager
     def _at(self, what: str, bound: AbstractContextManager[None] | None = None) -> Iterator[None]:
-        """Look at `what` inside, within a `bound`. A UserError is kept and not raised; where the hub is not reached a
-        note says so; any other error is printed and makes this process fail at its end."""
+        """Inside, look at `what` within a `bound`. A UserError is kept and not raised. Where the hub is not reached, a
+        note says so. Any other error but a full disk is printed and makes this process fail at its end."""
         self._say(what)
         with self._wrong.apart():
             try:
@@ -118,15 +118,15 @@ class _Look:
                 self._unseen.setdefault(" ".join((error.what, *error.numbers)), []).append(what)
             except MemoryError:
                 raise takes_too_much(self._looks_at, OUT_OF_MEMORY) from None
-            except Exception as error:  # our bug, or the machine's: what else is wrong is told all the same
+            except Exception as error:  # our bug, or the machine's; other errors are told all the same
                 if is_disk_full(error):
                     raise
                 traceback.print_exc()
                 self._failed = True
 
     def _at_hub(self) -> None:
-        """Ask once whether the hub answers where the job names something of it. What this machine has is taken then,
-        and what it has not is refused while the person is there: most such names are paths with a mistake in them."""
+        """If the job names something of the hub, ask once whether the hub answers. If it does not, what this machine
+        has is used, and every other name is refused while the person is there: most are paths with a mistake."""
         named = [(key, name, kind) for key, name, kind in of_hub(self._job)]
         if not named or (why := why_not_reached()) is None:
             return
@@ -138,7 +138,7 @@ class _Look:
                 self._wrong.found.append(no_such_name(key, name, kind, self._beside, why))
 
     def _at_data(self) -> bool:
-        """Look at the data as far as that needs no tokenizer. Returns whether more of them is to be looked at."""
+        """Look at the data as far as no tokenizer is needed. Returns whether to look at records with a tokenizer."""
         before, rendered = len(self._wrong.found), False
         with self._at("the data", bounded(things=self._entries)):
             check_data(self._job, self._say)
@@ -172,7 +172,7 @@ class _Look:
             ends = Ends(taught=known, before=ends_of_files(job), is_known=seen is not None and not pairs)
             self._notes += [*notes, *filter(None, [ends.note(job, tokenizer)])]
         if any(isinstance(error, BrokenRecordsError) for error in self._wrong.found[len(before) :]):
-            # It tells those that were found without a tokenizer, too.
+            # The new error also tells the broken records that were found without a tokenizer.
             told = {id(error) for error in before if isinstance(error, BrokenRecordsError)}
             self._wrong.found[:] = [error for error in self._wrong.found if id(error) not in told]
 
@@ -183,7 +183,7 @@ class _Look:
             from planner.models.written import said_of_dtype
 
         before = len(self._wrong.found)
-        # For a moment there is memory for each of the weights, one after another.
+        # The bound leaves out memory: each weight takes some for a moment, one after another.
         with self._at(f"the model {job.model}", bounded(memory=False)):
             with _warnings() as notes:
                 skeleton_model(job)
@@ -195,9 +195,9 @@ class _Look:
         from planner.measure.target import device_of
         from worker.data.padding import buckets
 
-        if self._wrong.found:  # this takes as long as the model is large: who waits no longer has these
+        if self._wrong.found:  # what follows takes long for a large model: who does not wait for it has these errors
             self._folder.write_error(self._wrong.told())
-        # For rows as they are, as far as that is known: no row is planned for fewer tokens.
+        # For the rows' own length if that is known, else for the smallest: no row is planned for fewer tokens.
         length = max(self._longest, buckets(job.max_length)[0])
         with self._at(f"the model {job.model}", nullcontext()):
             check_fits(job.with_lengths((length, length)), device_of(None))
@@ -209,14 +209,14 @@ def _draws(job: Job) -> bool:
 
 
 def longest_of(corpus: Corpus, job: Job) -> int:
-    """Tokens of the longest piece of a row that the documents of a corpus are in, without packing."""
+    """The tokens of the longest piece in the rows that the documents of a corpus give, without packing."""
     from worker.data.batches import rows_of
 
     return int(rows_of(corpus, job).pieces[:, 1].max())
 
 
 class _Warnings(logging.Handler):
-    """Keeps what is warned of, each once."""
+    """Keeps each warning once."""
 
     def __init__(self, notes: dict[str, None]) -> None:
         super().__init__(logging.WARNING)
@@ -229,7 +229,7 @@ class _Warnings(logging.Handler):
 
 @contextmanager
 def _warnings() -> Iterator[dict[str, None]]:
-    """What is said of the chat template and of broken records meanwhile."""
+    """Inside, collects the warnings of the loggers in `_TOLD`, as of the chat template and of broken records."""
     notes: dict[str, None] = {}
     handler, loggers = _Warnings(notes), [logging.getLogger(name) for name in _TOLD]
     before = [logger.level for logger in loggers]
@@ -247,9 +247,9 @@ def _warnings() -> Iterator[dict[str, None]]:
 def look(
     job: Job, entries: tuple[DataEntry, ...], tokenizer: PreTrainedTokenizerBase, *, pairs: bool = False
 ) -> Corpus | None:  # fmt: skip
-    """The first records of `entries`, which are trained on or evaluated on together, as tokens; None where there are
-    none. Raises the UserError that they would end the job with. Says nothing of what cannot be read here: parts of
-    files, and of splits of the hub."""
+    """The first records of `entries` as tokens; None where there are none. The entries are trained on together, or
+    evaluated on together. Raises the UserError with which the records would end the job. Only the beginning of files
+    and of hub splits may be read here; the rest is not judged."""
     from worker.data.batches import rows_of
     from worker.data.corpus import Corpus, batched, check_tokenizer, encode
     from worker.data.left_out import LeftOut
@@ -304,8 +304,8 @@ def _documents(
     job: Job, found: list[tuple[DataEntry, FirstRows]], tokenizer: PreTrainedTokenizerBase, pairs: bool, until: float,
     broken: BrokenRows,
 ) -> Iterator[Document]:  # fmt: skip
-    """The documents of the rows, as many as are rendered `until` then, of `time.monotonic()`. Raises UserError where
-    one is broken; it tells also what is wrong with the rows behind, as far as that shows without a tokenizer."""
+    """The documents of the rows, as many as are rendered by the time `until` (of `time.monotonic()`). Raises UserError
+    where a row is broken. It also tells what is wrong with later rows, as far as that shows without a tokenizer."""
     from worker.data.documents import document_of, form_of
 
     seen = 0

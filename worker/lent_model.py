@@ -1,4 +1,4 @@
-"""A user's model while an engine has it: what it must be, how it is put back, and what may not change meanwhile."""
+"""Checks and prepares a user's model for an engine, puts it back, and checks that it is not changed meanwhile."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def check_model(model: nn.Module) -> None:
 
 
 def lend(model: nn.Module, device: torch.device, undo: contextlib.ExitStack) -> None:
-    """Have the model as it trains, buffers on `device`; `undo` puts it back."""
+    """Prepare the model for training, with its cache off and its buffers on `device`; `undo` puts it back."""
     _switch_cache_off(model, undo)
     _train(model, undo)
     undo.callback(_move_buffers, model, torch.device("cpu"))
@@ -60,7 +60,7 @@ def lend(model: nn.Module, device: torch.device, undo: contextlib.ExitStack) -> 
 
 
 def _switch_cache_off(model: nn.Module, undo: contextlib.ExitStack) -> None:
-    """The model's cache of keys and values, which is for generation."""
+    """Switch off the model's cache of keys and values, which only generation needs, until `undo`."""
     config: Any = getattr(model, "config", None)
     if hasattr(config, "use_cache"):
         undo.callback(setattr, config, "use_cache", config.use_cache)
@@ -68,7 +68,8 @@ def _switch_cache_off(model: nn.Module, undo: contextlib.ExitStack) -> None:
 
 
 def _train(model: nn.Module, undo: contextlib.ExitStack) -> None:
-    """Training mode for now. In a model that is in it, modules that are not stay as they are."""
+    """Put the model into training mode until `undo`. If it is in training mode already, those of its modules that are
+    not stay as they are."""
     for module in model.modules():
         undo.callback(setattr, module, "training", module.training)
     if not model.training:
@@ -76,7 +77,7 @@ def _train(model: nn.Module, undo: contextlib.ExitStack) -> None:
 
 
 def keep_weights_in(model: nn.Module, undo: contextlib.ExitStack) -> None:
-    """For now the model's parameters are NaN: what would save them, or write over them, is refused."""
+    """Refuse, until `undo`, to save the model's state dict or load one: its parameters are NaN meanwhile."""
 
     def refuse(*_: object) -> None:
         raise UserError(
@@ -91,7 +92,7 @@ def keep_weights_in(model: nn.Module, undo: contextlib.ExitStack) -> None:
 
 
 def _move_buffers(model: nn.Module, device: torch.device) -> None:
-    """What code of the model looks at must be where it will be."""
+    """Move the model's buffers to `device`, since the model's code must find them where they will be."""
     moved: dict[Tensor, Tensor] = {}  # modules may share one
     for module in model.modules():
         for name, buffer in list(module.named_buffers(recurse=False)):
@@ -100,24 +101,25 @@ def _move_buffers(model: nn.Module, device: torch.device) -> None:
 
 
 class ModelGuard:
-    """Compares a model with what the engine has left: its parts, parameters, hooks, modes, and the plain values (a
-    rate of dropout, the kind of attention) that the code of its blocks was made for."""
+    """Compares a model with the state in which the engine has left it: its parts, parameters, hooks, modes, and the
+    plain values (a rate of dropout, the kind of attention) that the code of its blocks was made for."""
 
     def __init__(self, model: nn.Module, blocks: Iterable[nn.Module]) -> None:
-        """`blocks`: those modules of `model` that run as code that was made before. Begins with `settle`."""
+        """`blocks`: those modules of `model` that run as generated code. Calls `settle`."""
         self._model = model
         self._inside = {id(part) for block in blocks for part in block.modules()}
         self._facts: Facts = {}
         self.settle()
 
     def settle(self) -> None:
-        """The model is as the engine has left it. Its modes the engine leaves as they were."""
+        """Take the model's present state as the one in which the engine has left it. Known modes are kept, since the
+        engine does not change them."""
         kept = {key: value for key, value in self._facts.items() if key[1] == "training"}
         self._facts = {**self._look(), **kept}
-        self._alive = [*self._model.modules(), *self._model.parameters()]  # facts have their ids
+        self._alive = [*self._model.modules(), *self._model.parameters()]  # so that no id in the facts is reused
 
     def check(self, *, steps: bool) -> None:
-        """Raise UserError "model-changed" where the model was changed since. `steps`: it is to be trained, for which
+        """Raise UserError "model-changed" where the model was changed since `settle`. `steps`: it is to be trained, so
         its modes count, too."""
         now = self._look()
         for key in (*self._facts, *now):
@@ -128,7 +130,7 @@ class ModelGuard:
     def _look(self) -> Facts:
         facts: Facts = {}
         modules = list(self._model.named_modules())
-        for name, module in modules:  # first of all: what is no longer there has no facts of its own
+        for name, module in modules:  # these first, since a removed part has no other facts to differ in
             facts[name, "parts"] = tuple((key, id(part)) for key, part in module._modules.items())
             facts[name, "parameters"] = tuple((key, id(parameter)) for key, parameter in module._parameters.items())
         for name, parameter in self._model.named_parameters():
@@ -149,7 +151,7 @@ class ModelGuard:
         if id(module) in self._inside:
             yield from _plain_values(module)
         if "config" in module.__dict__:
-            values = _plain_values(module.config)  # of which save_pretrained writes one anew
+            values = _plain_values(module.config)  # save_pretrained writes the dtype anew
             yield from ((f"config.{key}", value) for key, value in values if key != "dtype")
 
 
@@ -160,7 +162,7 @@ def _plain_values(owner: object) -> Iterator[tuple[str, object]]:
 
 
 def _layout(buffer: Tensor | None) -> object:
-    """Not its values: blocks are given their buffers as they are."""
+    """A buffer's shape, dtype and device. Its values may change: blocks read their buffers at each call."""
     return None if buffer is None else (tuple(buffer.shape), buffer.dtype, buffer.device)
 
 

@@ -1,7 +1,7 @@
-"""A job's data, tokenized and counted before its plan: `python -m worker.prepare RUN_DIR`.
+"""Tokenizes and counts a job's data before its plan is made: `python -m worker.prepare RUN_DIR`.
 
-The tokens stay in the run folder for the trainer. With `--job FILE` in place of the run folder nothing stays, and what
-was counted is printed as one JSON object, in one line. Exit codes and errors as `worker.trainer` has them.
+The tokens stay in the run folder for the trainer. With `--job FILE` in place of the run folder nothing is kept, and the
+counts are printed as one JSON object on one line. Exit codes and errors are those of `worker.trainer`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _say(file: Path) -> Exit:
-    with contextlib.redirect_stdout(sys.stderr):  # what a library prints is no answer
+    with contextlib.redirect_stdout(sys.stderr):  # stdout is for the answer alone
         counted = _counted(Job.from_resolved(file), None)
     print(json.dumps(asdict(counted)))
     return Exit.DONE

@@ -1,9 +1,9 @@
-"""What a job would train on: `python -m worker.preview JOB [--rows N] [--color | --json] [--database URL] [--asks
-COMMAND]`; JOB is a resolved job file, COMMAND makes its plan.
+"""Shows what a job would train on: `python -m worker.preview JOB [--rows N] [--color | --json] [--database URL] [--asks
+COMMAND]`. JOB is a resolved job file, COMMAND the command that makes its plan.
 
-Reads and tokenizes all of the data, as the trainer will, and prints rows as text with what is learned marked, what is
-cut and left out, how many tokens and steps there are, and how long they take where the database has a plan of the job;
-with `--json` as one object.
+It reads and tokenizes all of the data, as the trainer will. It prints rows as text with what is learned marked, what is
+cut and left out, how many tokens and steps there are, and, if the database has a plan of the job, how long they take.
+With `--json` it prints all that as one object.
 Exit codes are those of `planner.errors`.
 """
 
@@ -61,10 +61,10 @@ def _preview(options: argparse.Namespace) -> Exit:
     wrong = Errors()
     with wrong.apart():
         check_data(job)
-    if not all(isinstance(error, BrokenRecordsError) for error in wrong.found):  # these are told with what comes below
+    if not all(isinstance(error, BrokenRecordsError) for error in wrong.found):  # these are told again below
         wrong.refuse()
     if not job.is_split and job.train_batch_size is not None:
-        job = job.with_slices(job.train_batch_size)  # which does not change what a step trains on
+        job = job.with_slices(job.train_batch_size)  # this does not change what a step trains on
     with lasting_imports():
         from transformers.utils import logging as transformers_logging
 
@@ -78,10 +78,10 @@ def _preview(options: argparse.Namespace) -> Exit:
     tokenizer, pairs = load_tokenizer(job), pairs_of(job)
     warned = _Warnings()
     logging.getLogger().addHandler(warned)
-    with contextlib.redirect_stdout(sys.stderr):  # what a library prints is no answer
+    with contextlib.redirect_stdout(sys.stderr):  # stdout is for the answer alone
         try:
             batches = Batches(job, tokenizer, pairs=pairs, border=rope_border(job), places=True)
-        except BrokenRecordsError:  # which tells those of above, too
+        except BrokenRecordsError:  # it also tells the broken records found above
             raise
         except UserError as error:
             wrong.found.append(error)
@@ -104,7 +104,7 @@ def _preview(options: argparse.Namespace) -> Exit:
 
 
 class _Warnings(logging.Handler):
-    """Keeps what is warned of meanwhile, each once: what is cut and left out."""
+    """Keeps each warning once, as of what is cut and left out."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -115,8 +115,8 @@ class _Warnings(logging.Handler):
 
 
 def time_of(job: Job, batches: Batches, asks: str, database: str | None) -> tuple[float | None, str]:
-    """Seconds of a step, and how long all steps take, by the plan that is kept of the job; None, and the command that
-    makes one."""
+    """Seconds of a step, and a text with how long all steps take, by the plan that the database has of the job. Without
+    one: None, and a text with the command that makes a plan (`asks`)."""
     unknown = f"how long that takes: {asks}"
     if not job.is_split:
         return None, f"{unknown}, which decides the rows of a micro-batch; for its plan here give {_ROWS}"
@@ -126,11 +126,11 @@ def time_of(job: Job, batches: Batches, asks: str, database: str | None) -> tupl
     from planner.commands.plan_job import kept_plan
     from planner.measure.target import device_of
 
-    logging.disable(logging.INFO)  # what the model is like
+    logging.disable(logging.INFO)  # messages about the model
     try:
         of_data = batches.counted() if why_not_at_hand(job) is None else None  # as offmate plan asks
         found = kept_plan(job, device_of(None), Cache(database), of_data)
-    except UserError as error:  # which offmate plan tells whole
+    except UserError as error:  # offmate plan tells all of it
         return None, f"{unknown} ({error.what})"
     finally:
         logging.disable(logging.NOTSET)
@@ -142,8 +142,8 @@ def time_of(job: Job, batches: Batches, asks: str, database: str | None) -> tupl
 
 
 def figures(batches: Batches, job: Job) -> dict[str, int | float | None]:
-    """What there is in numbers: of an epoch `rows`, `tokens` and `learned` tokens; `longest` and 99th percentile of its
-    rows in tokens; documents that are `cut` at `max_length`, None where `long_rows` says otherwise."""
+    """The data in numbers: `rows`, `tokens` and `learned` tokens of an epoch; the `longest` and the 99th percentile of
+    its rows, in tokens; the documents that are `cut` at `max_length`, None where `long_rows` says otherwise."""
     lengths = batches.row_lengths
     return {
         "rows": batches.rows, "tokens": batches.tokens, "learned": batches.learned,

@@ -1,7 +1,7 @@
-"""What a finished job's model says: `python -m worker.sample RUN_DIR PROMPT… [--tokens N] [--text] [--raw]`.
+"""Prints what a finished job's model says: `python -m worker.sample RUN_DIR PROMPT… [--tokens N] [--text] [--raw]`.
 
-The model, or its base with the adapters, runs under the job's own plan: within its budgets, weights travelling where
-they do so in training, greedy. Exit codes and errors as `worker.trainer` has them.
+The model, or its base with the adapters, generates greedily under the job's own plan: within its budgets, and its
+weights travel as they do in training. Exit codes and errors are those of `worker.trainer`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print a JSON list, in one line")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.ERROR, format="%(message)s", stream=sys.stderr)
-    before_torch()  # which therefore is loaded below
+    before_torch()  # so torch is imported only below
     run = RunFolder(options.run_dir.absolute())
     return exit_code_of(lambda: _say(run, tuple(options.prompts), options), None)
 
@@ -58,11 +58,12 @@ def _say(run: RunFolder, prompts: tuple[str, ...], options: argparse.Namespace) 
 def answers(
     run: RunFolder, prompts: tuple[str, ...], tokens: int, *, as_text: bool = False, raw: bool = False
 ) -> list[str]:
-    """What the model of the job in `run` says after each of `prompts`, in at most so many tokens: as answers to a user
-    where the tokenizer has a chat template, unless `as_text`; `raw`: with special tokens. Raises UserError."""
+    """What the model of the job in `run` says after each of `prompts`, in at most `tokens` tokens each. If the
+    tokenizer has a chat template, a prompt is a user's message, unless `as_text`. `raw`: show special tokens. Raises
+    UserError."""
     job = Job.from_resolved(run.resolved)
     end = run.last_event("end", 0) or {}
-    there = end.get("output") or delivered(job.output_dir, run.output, run.token())  # its line may be damaged
+    there = end.get("output") or delivered(job.output_dir, run.output, run.token())  # the event's line may be damaged
     output = Path(there or job.output_dir or run.output)
     lora = job.method == "lora"
     if end.get("status") != "done" and there is None:
@@ -108,7 +109,7 @@ def answers(
     model = load_model(job, begun=run.begun)
     if lora:
         load_adapter(model, str(output), as_ordinary=takes_from_base(job.init_lora_weights))
-        take_ends(model, output, tokenizer)  # else adapters would end where their base does
+        take_ends(model, output, tokenizer)  # else a model with adapters would end its texts where the base does
     tell_special_tokens(job, model, tokenizer)
     samples = Samples.of(job, tokenizer, model)
     assert samples is not None

@@ -1,4 +1,4 @@
-"""The GPU worker's task: a job's training, by a fresh process. This one never imports torch."""
+"""The GPU worker's task: it trains a job in a fresh process. The worker's own process never imports torch."""
 
 from __future__ import annotations
 
@@ -51,20 +51,20 @@ def run_job(job_id: int) -> None:
             less = process == "trainer" and take_a_notch(run, ending.error)
             store.end(row, code, process=process, less=less, energy_j=energy_j)
             say_what_is_waited_for(store, job_id, run)
-            if process == "trainer" and code == Exit.DONE:  # last: the job is done, whatever becomes of this
+            if process == "trainer" and code == Exit.DONE:  # last, because the job is done even if this fails
                 forget_if_wrong(run, store.url)
 
 
 def clear_place(run: RunFolder) -> None:
-    """Remove what the trainer, which has ended, had begun to write where the model goes: it may have been killed."""
-    with suppress(OSError, UserError):  # then it is removed at the next start
+    """Remove what the trainer had begun to write where the model goes. The trainer has ended, perhaps by a kill."""
+    with suppress(OSError, UserError):  # what is left is removed at the next start
         job = Job.from_resolved(run.resolved)
         Place(folder=Path(job.output_dir or run.output), token=run.token()).clear()
 
 
 def forget_if_wrong(run: RunFolder, database_url: str) -> bool:
-    """Drop the measurement behind a finished run's plan, and the plans that rest on it, when steps took a time that is
-    far from the prediction: the machine was busy when it was measured. Whether it was dropped."""
+    """Drop the measurement behind a finished run's plan, and the plans that rest on it, if the steps' time was far from
+    the prediction: then the machine was busy during the measurement. Returns whether it was dropped."""
     plan = run.read_plan()
     found = step_times(read_metrics(run.metrics))
     step_s, predicted_s = found.step_s, found.predicted_step_s
@@ -81,8 +81,8 @@ def forget_if_wrong(run: RunFolder, database_url: str) -> bool:
 
 
 def _train(row: JobRow, run: RunFolder, database_url: str, watch: Watch) -> tuple[str, int]:
-    """Read the data, measure and plan, where the plan is only an estimate, and train. Returns which process ended last,
-    and its exit code."""
+    """Count the data, measure and plan, if the plan is not final, then train. Returns which process ended last, and its
+    exit code."""
     if not _is_final(run):
         if run.read_counted() is None and (code := count_data(run, watch)) != Exit.DONE:
             return "data", code
@@ -102,8 +102,8 @@ def _train(row: JobRow, run: RunFolder, database_url: str, watch: Watch) -> tupl
 
 
 def _is_final(run: RunFolder) -> bool:
-    """Whether the run's plan is made from measurements, and for rows as they are: those of a run that was planned
-    before they were counted stays where steps were done under it."""
+    """Whether the run's plan is final: made from measurements, and for rows that were counted. A plan that was made
+    before they were counted stays if steps were done under it."""
     plan = run.read_plan()
     counted = run.read_counted() is not None or run.last_checkpoint_step() is not None
     return plan is not None and bool(plan["measured"]) and counted

@@ -1,4 +1,4 @@
-"""PyTorch's own optimizers, AdamW or AdamW beside another one, in the engine's terms."""
+"""Translates PyTorch's own optimizers, AdamW alone or beside another one, into the engine's terms."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ _KNOWN = f"use torch.optim.AdamW(..., fused=True), or beside it {_OTHERS}; a job
 
 
 class TorchOptimizers:
-    """The settings that their groups have now: schedulers change rates, momenta, and whatever else is there."""
+    """Reads the settings that the optimizers' groups have now, as schedulers may change rates, momenta and any other
+    setting."""
 
     def __init__(self, given: Optimizer | Sequence[Optimizer], model: nn.Module) -> None:
-        """`given` have all trainable parameters of `model`, each in one of them, no others, and have not stepped yet.
+        """`given` must have all trainable parameters of `model`, each in one of them, and none of another model; they
+        must not have stepped yet.
 
         Raises UserError "optimizer-not-usable".
         """
@@ -82,7 +84,7 @@ class TorchOptimizers:
             raise _unusable(error.number, error.hint) from None
 
     def _kinds(self) -> Iterator[type[Group]]:
-        """That of each group."""
+        """The kind of each group."""
         for optimizer in self._optimizers:
             yield from [_GROUPS[type(optimizer)]] * len(optimizer.param_groups)
 
@@ -95,13 +97,13 @@ class TorchOptimizers:
         }  # fmt: skip
 
     def saw_step(self) -> None:
-        """A step on no gradients: it does nothing, but schedulers and hooks of the optimizer see one."""
+        """Step the optimizers without gradients: this changes nothing, but their schedulers and hooks see a step."""
         for optimizer in self._optimizers:
             optimizer.step()
         self._states = [optimizer.state for optimizer in self._optimizers]
 
     def forget(self) -> None:
-        """The engine's moments came back: the optimizer's rates may, too, by a `load_state_dict` of its own."""
+        """The engine's moments were loaded, so the optimizer's `load_state_dict` may now bring its rates back, too."""
         self._states = [None] * len(self._optimizers)
 
     def learning_rates(self) -> tuple[float, ...]:

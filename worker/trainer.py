@@ -1,4 +1,4 @@
-"""The process of one job: `python -m worker.trainer RUN_DIR`.
+"""The process that trains one job: `python -m worker.trainer RUN_DIR`.
 
 Exit codes: 0 done, 1 failed, 2 the job file, its data or its model are wrong, 3 an evaluation does not fit the
 budget, 74 the disk is full to the last byte, 75 stopped after a checkpoint. Errors a person can act on go to stderr and
@@ -35,13 +35,13 @@ def main(arguments: list[str]) -> int:
     folder = RunFolder(Path(arguments[0]).absolute())
     speak_for_a_job()
     folder.error.unlink(missing_ok=True)
-    before_torch()  # which therefore is loaded below
+    before_torch()  # so torch is imported only below
     try:
         return exit_code_of(lambda: _train(folder, stop), folder)
     except Stopped:
         logging.info("stopped before the first step")
         sys.stdout.flush()
-        os._exit(Exit.STOPPED)  # an engine that was half made may have threads that nobody will ever wake
+        os._exit(Exit.STOPPED)  # a half-made engine may have threads that nobody will ever wake
 
 
 def _train(folder: RunFolder, stop: StopRequest) -> Exit:
@@ -60,7 +60,7 @@ def _train(folder: RunFolder, stop: StopRequest) -> Exit:
     with kernels:
         if not run_job(folder, stop):
             return Exit.STOPPED
-    stop.ignore()  # what is done is done, also where it is paused as it ends
+    stop.ignore()  # the job is done, even if it is paused as it ends
     return Exit.DONE
 
 

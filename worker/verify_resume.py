@@ -1,11 +1,11 @@
-"""Whether a job that is stopped and goes on learns what it would have learned in one go: the process of `offmate
+"""Checks that a job that is stopped and goes on learns what it would have learned in one go: the process of `offmate
 verify-resume`, `python -m worker.verify_resume JOB --folder FOLDER [--run RUN_DIR] [--steps N] [--device cpu|cuda]
 [--database URL]`.
 
-JOB is a resolved job file, that of RUN_DIR where the job is submitted; FOLDER an empty one. The job's first steps are
-done twice by processes of the trainer's own code: once without a stop, and once with an end in the middle and a new
-process after it. Both then write a checkpoint, and these, with losses, norms and rates of all steps, are compared bit
-by bit. Exit codes: 0 all is equal, 1 something is not, else those of `planner.errors`.
+JOB is a resolved job file, that of RUN_DIR if the job is submitted. FOLDER is an empty folder. Processes that run the
+trainer's own code do the job's first steps twice: once without a stop, and once with a stop in the middle and a new
+process after it. Both write a checkpoint at the end. The checkpoints, and the losses, norms and rates of all steps, are
+compared bit by bit. Exit codes: 0 all is equal, 1 something is not, else those of `planner.errors`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--refused", action="append", default=[], help="an operation without a deterministic kernel")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    before_torch()  # which therefore is loaded below
+    before_torch()  # so torch is imported only below
     if options.until is not None:
         run, refused = RunFolder(options.job), tuple(options.refused)
         return exit_code_of(lambda: _train(run, options.until, refused), run)
@@ -69,12 +69,12 @@ class _Until(StopRequest):
 
     @property
     def asked(self) -> bool:
-        """Whether they are done."""
+        """Whether the steps are done."""
         return steps_trained(read_metrics(self._run.metrics)) >= self._steps
 
     @asked.setter
     def asked(self, value: bool) -> None:
-        """Nobody asks but the steps."""
+        """Ignored: only the steps done ask for a stop."""
 
 
 def _train(run: RunFolder, until: int, refused: tuple[str, ...] = ()) -> Exit:
@@ -82,7 +82,7 @@ def _train(run: RunFolder, until: int, refused: tuple[str, ...] = ()) -> Exit:
         from planner.measure.repeatable import Kernels
         from worker.training.run import run_job
 
-    with Kernels(refused).taken():  # two runs of kernels that do not repeat would differ by themselves
+    with Kernels(refused).taken():  # two runs would differ anyway if kernels did not repeat
         return Exit.DONE if run_job(run, _Until(run, until)) else Exit.STOPPED
 
 
@@ -114,8 +114,8 @@ def _verify(options: argparse.Namespace) -> Exit:
 
 
 def _compare(job: Job, options: argparse.Namespace, kernels: Kernels) -> tuple[list[str], int, Kernels]:
-    """Do the steps both ways, in this process's kernels: where they differ, how many steps there were, and `kernels`.
-    Raises UserError."""
+    """Do the steps both ways, with `kernels`. Returns the differences, how many steps there were, and `kernels`. Raises
+    UserError."""
     from worker.training.stored import forget_stores
 
     whole, halves = (RunFolder(options.folder / name) for name in ("in-one-go", "with-a-stop"))
@@ -146,7 +146,7 @@ def _prepare(job: Job, runs: tuple[RunFolder, ...], options: argparse.Namespace,
     cache = Cache(options.database) if options.database else None
     first, *others = runs
     for run in runs:
-        shutil.rmtree(run.path, ignore_errors=True)  # of kernels that an operation refused
+        shutil.rmtree(run.path, ignore_errors=True)  # left by a try with kernels that an operation refused
     submitted = RunFolder(options.run) if options.run else None
     found = its_plan(job, submitted, device_of(options.device), first.path / "data", cache, anew=bool(kernels.refused))
     job, batches = _to_compare(found.job), found.batches
@@ -166,8 +166,8 @@ def _prepare(job: Job, runs: tuple[RunFolder, ...], options: argparse.Namespace,
 
 
 def _to_compare(job: Job) -> Job:
-    """The job with what is learned alone: it stops after the steps and not before, and a model that it writes is not
-    written over."""
+    """The job without samples, early stopping and output folder: only what is learned counts, the steps alone end it,
+    and a model that it has written is not written over."""
     return job.model_copy(update={"output_dir": None, "sample_prompts": None, "early_stopping_patience": None})
 
 
@@ -175,7 +175,7 @@ def _run(run: RunFolder, until: int, device: str | None, kernels: Kernels) -> No
     refused = [f"--refused={operation}" for operation in kernels.refused]
     command = [sys.executable, "-P", "-m", "worker.verify_resume", str(run.path), f"--until={until}", *refused]
     hidden = {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
-    watched = sys.stderr.isatty()  # else its log is shown where it ends badly
+    watched = sys.stderr.isatty()  # if not, its log is shown where it ends badly
     done = subprocess.run(
         command, stdin=subprocess.DEVNULL, stdout=sys.stderr if watched else subprocess.PIPE,
         stderr=None if watched else subprocess.STDOUT, env={**os.environ, **hidden}, text=True, errors="replace",
@@ -195,8 +195,8 @@ def _run(run: RunFolder, until: int, device: str | None, kernels: Kernels) -> No
 
 
 def differences(one: RunFolder, other: RunFolder, step: int) -> list[str]:
-    """Where two runs that stand after `step` differ, a line each: their steps as written down, and every tensor of
-    their checkpoints, bit by bit."""
+    """The differences between two runs after step `step`, a line each: in their steps as written down, and in every
+    tensor of their checkpoints, bit by bit."""
     import torch
 
     from worker.storage.checkpoint import read_checkpoint

@@ -33,7 +33,7 @@ class Actions:
         self._host, self._device, self._gradients, self._frame = host, device, gradients, frame
         self._left_out, self._stored = left_out, states
         self._clipped = False  # whether the last norm clipped the gradients
-        self._ahead: set[str] = set()  # updated in this step before its norm is known
+        self._ahead: set[str] = set()  # weights updated in this step before its norm is known
 
     def perform(self, ops: Together, values: StepValues) -> None:
         """Do `ops`, or issue them if the thread has a stream. In a profile they have their name. The caller has

@@ -122,7 +122,7 @@ class Call(BlockCall):
         super().__init__(pair, tensors, given)
         self.block, self.k = block, k
         self._items, self._device_type = device.items, device.type
-        recipe = block.recipe  # not from the code, which blocks that save alike share
+        recipe = block.recipe  # not the code's: blocks that save alike share their code
         self._item = Item.activations(block.index, k) if recipe.offloads or recipe.offloads_input else None
         self._input: int | None = None  # the input's number among the primals, if the item holds it
         if recipe.offloads_input and pair.interface is not None:

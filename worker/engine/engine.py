@@ -354,7 +354,7 @@ class Engine:
             self.drain()
         elif self._closed:
             self._open()
-        self.torn = True  # until all of it is there
+        self.torn = True  # until all of the state is there
         with self._machine.computing():
             self._weights.load(tensors)
         self._cursor.forget()

@@ -33,7 +33,7 @@ from worker.runtime.step_values import StepValues
 
 log = logging.getLogger(__name__)
 
-_MOST_SLICES = 8  # more would hardly save anything: weights travel once for all of them
+_MOST_SLICES = 8  # more would save hardly anything: weights travel once for all slices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

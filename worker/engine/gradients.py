@@ -37,7 +37,7 @@ class Gradients:
         self._reached: set[str] = set()
         self._rows: Sequence[Tensor] = ()
         self._aside: dict[tuple[str, int], tuple[Tensor, Tensor | None]] = {}
-        # One for all steps: the next norm waits for the CPU updates that read it.
+        # One tensor for all steps: the next norm waits for the CPU updates that read this one.
         self._host_coefficient = machine.host_empty((), torch.float32)
 
     def begin_step(self, values: StepValues) -> None:
@@ -56,7 +56,7 @@ class Gradients:
         self._aside.clear()
         self._rows = ()
         for parameter in self._frame.values():
-            parameter.grad = None  # half a sum, which the next step would add to
+            parameter.grad = None  # an incomplete sum, to which the next step would add
 
     def add(self, name: str, k: int, gradient: Tensor, *, fresh: bool, last_block: bool) -> None:
         """Add slice `k`'s gradient. `fresh`: nothing else sees its memory, so it may become the sum itself."""

@@ -32,7 +32,7 @@ class Host:
         self.items: dict[Item, list[Tensor]] = {}
         self._machine = machine
         self._parked: dict[str, Tensor] = {}
-        self._layouts: dict[str, list[Layout]] = {}  # of what is parked
+        self._layouts: dict[str, list[Layout]] = {}  # of parked activations
         self._spare: dict[Item, list[Tensor]] = {}
         self._files = FileItems()
         self._slots: list[Tensor] = []  # the ring through which weights come from files

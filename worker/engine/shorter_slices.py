@@ -58,7 +58,7 @@ class ShorterSlices:
                     self._model, self._names, recipes, batch, self._device, items_for(self._model, _ITEMS),
                     chunk_rows=self._blocks[-1].chunk_rows,
                 )  # fmt: skip
-        except UserError as error:  # computing the slice raises it again, or does not run into it
+        except UserError as error:  # where the computing of the slice needs it, it raises again
             log.info("device: no places of their own for slices of shape %s: %s", _shape(batch), error)
             return None
         planned = {(one.kind, one.option): one for one in self._chain.lifetimes}

@@ -317,7 +317,7 @@ class Weights:
         """Put the weights into the model's parameters on the host, and free everything else."""
         for name, parameter in self._parameters.items():
             copies = self.device.items if (item := Item.weight(name)) in self._resident else self.host.items
-            if item in copies:  # else it was not taken
+            if item in copies:  # else the parameter still has its weight
                 own = self._current(item)[0].detach()
                 mapped = copies is self.host.items and self.host.is_mapped(item)
                 parameter.data = own if mapped else own.to("cpu", copy=True)

@@ -108,7 +108,7 @@ class Counts:
     """How the device's memory has been used so far.
 
     allocated, most_allocated    bytes of tensors, and the most since `reset_peaks`
-    reserved, most_reserved      bytes taken from the driver, likewise
+    reserved, most_reserved      bytes taken from the driver, and the most since `reset_peaks`
     mallocs, frees               calls of the driver
     strays                       planned allocations that did not find their places since the arena was opened
     """
@@ -235,7 +235,7 @@ class PlannedMemory:
         if not ops:
             self._arena.expect(None, 0, 0)
             return
-        if len(ops) > 1:  # weights or gradients: these are the same for slices of any shape
+        if len(ops) > 1:  # weights or gradients, whose sizes do not depend on the slices' shape
             places = self._several.get(id(ops[0])) or self._joined(ops)
             self._arena.expect(places, len(places), self._arrangement.small_bytes)
             return

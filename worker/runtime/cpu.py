@@ -33,7 +33,7 @@ class CpuMachine:
         self.device = torch.device("cpu")
         self.meter: Meter | None = Meter() if metered else None
         cpu_kernel()  # chosen now: in a step, its trial would count as device memory
-        keep_device_guard()  # now: slices trace in threads of their own
+        keep_device_guard()  # done now, since slices trace in their own threads later
 
     def interpreter(self, program: Program, performer: Performer) -> CpuInterpreter:
         """Queues for `program`."""

@@ -150,7 +150,7 @@ class QueueInterpreter(ABC):
             for key, others in self.waits.items()
         }
         self._latest: dict[int, int] = {}
-        used = {op.queue for op in program.ops} | {Queue.H2D, Queue.D2H, Queue.CPU}  # disks are used by few
+        used = {op.queue for op in program.ops} | {Queue.H2D, Queue.D2H, Queue.CPU}  # few plans use disks
         others = (queue for queue in Queue if queue is not Queue.COMPUTE and queue in used)
         self._queues: dict[Queue, _QueueThread] = {
             queue: _QueueThread(queue, self._tickets, self.setup, self.run) for queue in others

@@ -62,7 +62,7 @@ def pinned_like(tensor: Tensor) -> Tensor:
 @contextlib.contextmanager
 def _reaching(size: int) -> Iterator[None]:
     """Inside, UserError "host-memory-not-registered" is raised where CUDA has no room for `size` bytes of the host's
-    memory. An error of the GPU's own memory would be misleading there."""
+    memory: the GPU's own memory is not what ran out."""
     try:
         yield
     except RuntimeError as error:
