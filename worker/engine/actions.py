@@ -42,7 +42,7 @@ class Actions:
             self._do(ops, values)
 
     def only_copies(self, op: Op) -> bool:
-        """Whether `op` is now a copy between the device and memory of the host that the device reaches by itself."""
+        """Whether `op` is now only a copy between the device and host memory that the device reaches by itself."""
         if op.kind not in (OpKind.FETCH, OpKind.SEND) or op.slot is not None:  # disk operations use the slot, too
             return False
         if op.item.kind == ACTIVATIONS:

@@ -315,8 +315,8 @@ class Engine:
         self._machine.stop_metering()
 
     def state(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
-        """(name, {"master", "exp_avg", "exp_avg_sq"}) of every trained tensor, fp32, in host memory, one at a time.
-        Some are the engine's own tensors: use them before the next step."""
+        """(name, its states) of every trained tensor, in host memory, one at a time: with AdamW {"master", "exp_avg",
+        "exp_avg_sq"}, fp32. Some are the engine's own tensors: use each before the next one is asked for."""
         self.drain()
         self._weights.begin()
         yield from self._weights.state()

@@ -29,8 +29,8 @@ class Gradients:
         self, device: Device, machine: Machine, memory: Memory, frame: Mapping[str, nn.Parameter], *,
         order: Sequence[str], by_rows: Collection[str], max_norm: float | None,
     ) -> None:  # fmt: skip
-        """`frame`: the frame's parameters, whose gradients autograd adds up; `order`: names as `named_parameters()` has
-        them, the order in which norms are stacked."""
+        """`frame`: the frame's parameters, whose gradients autograd adds up. `order`: the names in the order of
+        `named_parameters()`, in which norms are stacked. `by_rows`: see above."""
         self._items, self._machine, self._memory, self._frame = device.items, machine, memory, frame
         self._order, self._by_rows, self._max_norm = order, frozenset(by_rows), max_norm
         self._norms: dict[str, Tensor] = {}

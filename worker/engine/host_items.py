@@ -178,8 +178,8 @@ class Host:
 
 
 def new_states(weight: Tensor, optimizer: Optimizer) -> list[Tensor]:
-    """Optimizer states of `weight` before the first step, on its device: zero moments and, where it is narrower than
-    fp32, the master."""
+    """The optimizer states of `weight` before the first step, on its device: moments of zero and, where the weight is
+    narrower than fp32, the master."""
     layouts = _state_layouts(weight, optimizer)
     states = [torch.zeros(shape, dtype=dtype, device=weight.device) for dtype, shape in layouts]
     for master in states[len(optimizer.moments) :]:

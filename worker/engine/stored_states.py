@@ -33,8 +33,8 @@ class Store(Protocol):
 
 
 class Scratch(Protocol):
-    """What keeps activations between their forward and their backward, weights that are wholly on disk, and their
-    gradients: see worker.storage.activations."""
+    """What keeps on disk activations between their forward and backward, weights that are wholly on disk, and the
+    gradients of these weights: see worker.storage.activations."""
 
     def write(self, item: Item, memory: Tensor) -> None: ...
     def read(self, item: Item, memory: Tensor) -> None: ...

@@ -285,7 +285,7 @@ class CudaInterpreter(QueueInterpreter):
             torch.cuda.set_stream(self._machine.stream)
 
     def _do(self, ops: Together, values: StepValues, stream: torch.cuda.Stream | None) -> None:
-        """`ops` themselves: on their stream, which is the thread's current one, or on the host."""
+        """Perform `ops` on their stream, which is the thread's current one, or on the host."""
         if (recording := self.recording) is None:
             self._performer.perform(ops, values)
             return

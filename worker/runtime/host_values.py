@@ -57,7 +57,7 @@ class HostValues(TorchFunctionMode):
     """
 
     def __init__(self, device: torch.device, known: Iterable[tuple[Tensor, Tensor]] = ()) -> None:
-        """`known`: tensors on the device, each with the one on the host that it is a copy of."""
+        """`known`: tensors on the device, each with the host tensor that it is a copy of."""
         super().__init__()
         self._type = device.type
         self._origins: Any = WeakTensorKeyDictionary()  # tensor -> (its version, its origin)

@@ -28,7 +28,7 @@ class Performer(Protocol):
         """See `Perform`."""
 
     def only_copies(self, op: Op) -> bool:
-        """Whether `op` is now a copy between the device and memory of the host that the device reaches by itself."""
+        """Whether `op` is now only a copy between the device and host memory that the device reaches by itself."""
 
 
 class Interpreter(Protocol):

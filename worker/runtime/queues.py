@@ -15,7 +15,7 @@ from worker.runtime.step_values import StepValues
 
 
 class Tickets:
-    """How far each queue is. A queue does its operations in order, so a number says which of them are done."""
+    """Says how far each queue is. A queue does its operations in order, so one number says which of them are done."""
 
     def __init__(self) -> None:
         self.issued = dict.fromkeys(Queue, 0)
@@ -131,8 +131,8 @@ class _QueueThread:
 
 
 class QueueInterpreter(ABC):
-    """Computes in the calling thread, with a thread for every other queue. Subclasses say what `run` does, and so what
-    a ticket means: that an operation is done, or that a stream has it.
+    """Computes in the calling thread, with a thread for every other queue. A subclass defines `run`, and with it what a
+    ticket means: that an operation is done, or that a stream has it.
 
     waited_s    seconds that the computing thread has waited for other queues
     """
