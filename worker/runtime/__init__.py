@@ -1,2 +1,2 @@
-"""A device and its queues: threads on a CPU, streams on CUDA. Knows no model and imports `planner.schedule` and
-`planner.cpu` only."""
+"""Runs programs on a device and its queues: threads on a CPU, streams on CUDA. It knows no model. Of `planner` it
+imports only `schedule`, `cpu`, `graph`, `optimizers` and the root."""
