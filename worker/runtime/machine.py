@@ -13,7 +13,7 @@ from planner.schedule.chain import Chain
 from planner.schedule.compile import Program
 from worker.runtime.arena import Memory
 
-if TYPE_CHECKING:  # what is made of a machine is not needed to make one
+if TYPE_CHECKING:  # imported for annotations only
     from worker.runtime.interpreter import Interpreter, Performer
 
 RandomState = tuple[Tensor, ...]
