@@ -1,2 +1,2 @@
-"""The integer program over sums of tensors (O-ILP) and the lower bound of a step. Imports `candidate`, `schedule` and
+"""The integer program over sums of tensors (O-ILP), and a lower bound on the step. Imports `candidate`, `schedule` and
 `machine`; the solver's variables never leave this folder."""

@@ -1,4 +1,4 @@
-"""The columns of the O-ILP: what each block's bytes do in all, what each stage moves, and their running sums.
+"""The columns of the O-ILP: the bytes of each block per placement, the bytes that each stage moves, and running sums.
 
 Symbols are those of the legend in `planner.ilp.program`.
 """
@@ -15,10 +15,10 @@ FETCHES = ("fetch_X", "fetch_N", "fetch_R")
 
 
 def limits_of(p: Instance) -> dict[str, list[float]]:
-    """The most that each kind of total can be, per block: 0 where the block has no gap for it, or clipping forbids."""
+    """The upper limit of each kind of total, per block: 0 where the block has no gap for it, or clipping forbids it."""
     last = p.blocks - 1
     stored = {"V": p.stored.may} if p.stored else {}
-    if p.stored and p.clip and p.rounds == 1:  # the head's next gradient comes at once
+    if p.stored and p.clip and p.rounds == 1:  # the head's next gradient comes at once: no states trail
         stored["U"] = [0.0 if i == last else w for i, w in enumerate(p.stored.trails)]
     return stored | {
         "X": [w if able else 0.0 for w, able in zip(p.weights, p.cpu_updatable, strict=True)],
@@ -47,7 +47,7 @@ class Columns:
         self.frozen_moved = [rows.variable(f"Z_{i}", w) for i, w in enumerate(p.frozen)]
         self.sum = {kind: Sums(rows, kind, of) for kind, of in self.total.items()}
         dropped = [e + d for e, d in zip(self.total["E"], self.total["D"], strict=True)]
-        self.sum["ED"] = Sums(rows, "ED", dropped)  # away from the forward's end on
+        self.sum["ED"] = Sums(rows, "ED", dropped)  # away from the end of the forward on
         self.sum["S"] = Sums(rows, "S", [self.choice(i, "kept") for i in range(L)])
         self.flow = {name: Flow(rows, name, T) for name in (*SENDS, "update", "send_K", "fetch_E")}
         self.flow |= {name: Flow(rows, name, T + 1) for name in FETCHES}  # the head's own fetch is at u = T
@@ -71,27 +71,28 @@ class Columns:
             self.flow["updU"] = Flow(rows, "updU", T)
             self.flow["restU"] = Flow(rows, "restU", T)
             self.own_trailing = rows.variable("own_trailing_0")
-        self.own_update = rows.variable("own_update_0")  # block 0's, at its forward: it has no gap before it
+        self.own_update = rows.variable("own_update_0")  # in block 0's forward: block 0 has no gap before it
 
     def step_time(self) -> Term:
-        """The round with the updates, and all others."""
+        """Duration of a step: the round with the updates, and all other rounds."""
         return pulp.lpSum(self.time) + (self.p.rounds - 1) * pulp.lpSum(self.round_time)
 
     def gradients_coming(self, s: int) -> Term:
-        """In rounds, gradients that the CPU gets in the end come back a stage before the one that adds to them."""
+        """Gradient bytes fetched in stage s. In rounds, a gradient that the CPU gets in the end comes back in the stage
+        before the one that adds to it."""
         p, i = self.p, self.p.stages - 2 - s
         return p.gradient_ratio * self.total["X"][i] if p.rounds > 1 and 0 <= i < p.blocks else 0
 
     def choice(self, i: int, what: str) -> Term:
-        """A figure of block i's chosen option."""
+        """The figure `what` of block i's chosen option."""
         return pulp.lpSum(getattr(c, what) * x for c, x in zip(self.p.choices[i], self.comp[i], strict=True))
 
     def states_on_host(self, i: int) -> Term:
-        """States of what the CPU updates, which are on the host, or on its disk, for good."""
+        """States of block i's weights that the CPU updates: they are on the host, or on its disk, for good."""
         return self.p.state_ratio[i] * self.total["X"][i]
 
     def released(self, kind: str, u: int) -> Term:
-        """Sum over blocks whose backward has ended by the end of position u."""
+        """Sum of `kind` over blocks whose backward has ended by the end of position u."""
         return self.sum[kind].since(max(0, self.p.blocks - 1 - u)) if u >= 0 else 0
 
     def dropped(self, v: int) -> Term:

@@ -1,7 +1,8 @@
 """The numbers of the O-ILP: a chain on a machine, per block, in units that suit a solver.
 
-Solvers work with absolute tolerances near 1e-7 and go wrong on bytes. `unit_bytes` and `unit_s` are chosen so that a
-model has a few units of bytes and a step a few units of time: about GB and seconds for a 7B model at home.
+Solvers work with absolute tolerances near 1e-7 and go wrong on numbers as large as bytes. `unit_bytes` and `unit_s` are
+chosen so that a model has a few units of bytes and a step a few units of time: about GB and seconds for a 7B model at
+home.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from planner.schedule.update_work import update_work
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """One option of a block for all slices: computing time and transfers, scaled. `hosted`: of what is offloaded, what
-    stays on the host; `stored`: what goes on to disk, through slots of `slot`."""
+    """One option of a block for all slices: computing time and transfers, scaled. `hosted`: the offloaded bytes that
+    stay on the host; `stored`: the bytes that go on to disk, through slots of size `slot`."""
 
     index: int
     forward: float
@@ -38,7 +39,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """The least and the most of something per byte of weight, over the trainable tensors of a block that may leave."""
+    """The least and the most of something per byte of weight, over a block's trainable tensors that may leave."""
 
     least: float
     most: float
@@ -46,11 +47,11 @@ class Spread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instance:
-    """See the legend of `planner.ilp.program`. Lists are per block, but those of `stage_…`.
+    """The numbers of one O-ILP: see the legend of `planner.ilp.program`. Lists are per block; `stage_…` are per stage.
 
-    The solver takes every trainable weight for an average one (`gradient_ratio`, `parameter_ratio`, `cpu_ratio`): exact
-    where all are of one dtype and AdamW's. The spreads are for `planner.ilp.lower_bound`, which must be right in any
-    case.
+    The solver treats every trainable weight as an average one (`gradient_ratio`, `parameter_ratio`, `cpu_ratio`). This
+    is exact where all have one dtype and are AdamW's. The spreads are for `planner.ilp.lower_bound`, which must be
+    right in any case.
     """
 
     unit_bytes: float
@@ -59,24 +60,24 @@ class Instance:
     rounds: int
     clip: bool
     weights: list[float]  # of trainable tensors that may leave
-    wholly_on_disk: list[float]  # of these weights, those that the CPU has to update as the host has no copies of them
-    frozen: list[float]  # of others that may leave
-    on_disk: list[float]  # which part of these the host reads from disk
-    ring: float  # host memory through which that goes, and the states that are on disk
-    products: float  # likewise, what the largest update apart on the CPU needs
-    apart: list[float]  # of the weights, those whose updates on the CPU need no memory beside
-    stored: Stored | None  # of the trainable tensors that may leave, whose states are on disk
-    states: list[float]  # of these trainable tensors, and of those that only their states may leave
+    wholly_on_disk: list[float]  # part of `weights` without copies on the host: the CPU has to update it
+    frozen: list[float]  # of frozen tensors that may leave
+    on_disk: list[float]  # the fraction of `frozen` that the host reads from disk
+    ring: float  # host memory through which weights and states on disk pass
+    products: float  # scratch host memory of the largest CPU update that needs any
+    apart: list[float]  # part of `weights` whose CPU updates need no scratch memory
+    stored: Stored | None  # which states of the trainable tensors that may leave are on disk
+    states: list[float]  # of these trainable tensors, and of those of which only the states may leave
     gradients: list[float]
     cpu_updatable: list[bool]
-    first_is_one_tensor: bool  # of block 0, what is trainable and may leave
+    first_is_one_tensor: bool  # block 0 has one trainable tensor that may leave, for either side to update
     choices: list[list[Choice]]
     state_ratio: list[float]  # bytes of states per byte of weight, of the trainable tensors that may leave
     gradient_ratio: float  # bytes of gradient per byte of trainable weight
-    host_gradient_ratio: float  # likewise, of those that need memory of their own on the host, less what states spare
+    host_gradient_ratio: float  # of gradients with host memory of their own, less what packed states spare
     parameter_ratio: float  # parameters, in unit_bytes, per byte of trainable weight
-    gpu_ratio: float  # likewise, the work of their updates on the device (`planner.schedule.update_work`)
-    cpu_ratio: float  # on the CPU
+    gpu_ratio: float  # work of an update on the device (`planner.schedule.update_work`) per byte of weight
+    cpu_ratio: float  # work of an update on the CPU per byte of weight
     gpu_work: list[float]
     gradient_spread: list[Spread]
     host_gradient_spread: list[Spread]
@@ -90,9 +91,9 @@ class Instance:
     moments: list[Moment]
     disk: float
     disk_write: float
-    disk_room: float  # for all that a step writes
-    disk_both: float  # what is read and written again, one after the other
-    disk_sustained: float  # written, hour by hour; 0: no matter
+    disk_room: float  # room on disk for all that a step writes
+    disk_both: float  # rate of bytes that are read and then written again
+    disk_sustained: float  # rate of writing that the drive sustains for hours; 0: no limit
     d2h: float
     h2d: float
     host: float
@@ -105,7 +106,7 @@ class Instance:
 
     @property
     def stores_activations(self) -> bool:
-        """Whether any may go to disk."""
+        """Whether any activations may go to disk."""
         return any(choice.stored for choices in self.choices for choice in choices)
 
     @property
@@ -223,7 +224,7 @@ def _spread(ratios: list[float]) -> Spread:
 
 
 def _need_bytes(chain: Chain, slices: int, rounds: int) -> int:
-    """More than any plan of the chain could use, on the device or on the host."""
+    """Bytes that no plan of the chain could use up, on the device or on the host."""
     tensors = sum(t.bytes + t.state_bytes + t.gradient_bytes for t in chain.tensors())
     activations = sum(max(kept_bytes(b, o) + o.offloaded_bytes for o in b.options) for b in chain.blocks)
     every = moments(chain, slices, True, rounds)
@@ -270,8 +271,8 @@ def _pinned_updates(
 def _standing(
     chain: Chain, free: set[str], staying: list[list[Tensor]], slices: int, clip: bool, rounds: int, unit_bytes: float
 ) -> list[float]:
-    """What is on the device whatever the solver decides; with clipping, complete gradients of pinned tensors wait, and
-    in rounds they stay all the time (that of a tied one is in `standing_bytes`)."""
+    """Bytes on the device in each stage whatever the solver decides. They include complete gradients of pinned tensors:
+    with clipping these wait for the norm, and in rounds they stay all the time (`standing_bytes` has a tied one's)."""
     pinned = [t for t in chain.tensors() if t.name not in free]
     resident = sum(t.bytes + t.state_bytes for t in pinned)
     resident -= sum(t.state_bytes for tensors in staying for t in tensors)

@@ -1,11 +1,13 @@
 """A lower bound on the step of any schedule: each resource's total work, under the memory of two instants.
 
-Whatever the order of operations, in one step every queue does all its work, at the head every block's saved
-activations are there at once, and at block 0's backward the weights that never leave after their own. One linear
-program over classes of identical blocks, their options relaxed; valid for the asynchronous program, not only for
-the stages of `planner.ilp.program`. Letters are those of its legend; D stands for D and K together. New here are A,
-what of X is updated ahead of the norm, and S and V, its states on the host and on disk. With clipping there is a
-window: what waits for the norm is updated between the end of one step's backward and the head's turn in the next, for
+Whatever the order of operations, three things hold in a step. Every queue does all its work. At the head the saved
+activations of all blocks are on the device at once. At block 0's backward all weights are there that do not leave after
+their own backward. The bound is one linear program over classes of identical blocks, with their options relaxed. It is
+valid for the asynchronous program, not only for the stages of `planner.ilp.program`.
+
+Symbols are those of that module's legend, but D stands for D and K together. New here are A, the part of X that is
+updated ahead of the norm, and S and V, the states of X on the host and on disk. With clipping there is a window:
+updates that wait for the norm are done between the end of one step's backward and the head's turn in the next step, as
 every weight is read by then.
 """
 
@@ -24,7 +26,7 @@ from planner.ilp.sums import Rows, Term
 from planner.machine.traffic import AHEAD_TRAFFIC_BYTES, CLIPPED_SHARE, UPDATE_TRAFFIC_BYTES
 from planner.schedule.operations import ring_at_turn
 
-_AHEAD = AHEAD_TRAFFIC_BYTES / UPDATE_TRAFFIC_BYTES  # times the work of an update that waits
+_AHEAD = AHEAD_TRAFFIC_BYTES / UPDATE_TRAFFIC_BYTES  # work of an update ahead of the norm, in updates that wait
 _REPLAY = CLIPPED_SHARE * _AHEAD
 
 
@@ -38,8 +40,8 @@ class _Class:
 
 
 def lower_bound_s(setting: Setting, *, time_limit_s: float = 300.0) -> float:
-    """Seconds that no schedule of a step can beat whose rounds are all alike; 0 where the solver finds no bound in
-    time, infinity where it proves that there is no schedule."""
+    """Seconds that no schedule of a step with rounds all alike can beat. 0 where the solver finds no bound in time,
+    infinity where it proves that there is no schedule."""
     p = make_instance(setting)
     rows = Rows("bound")
     time = rows.variable("Time")
@@ -76,11 +78,11 @@ def _classes(rows: Rows, p: Instance) -> list[_Class]:
 
         total = {kind: variable(kind) for kind in ("X", "N", "R", "E", "D", "Y")}
         total["Z"] = rows.variable(f"Z_{number}", count * p.frozen[first])
-        total["H"] = rows.variable(f"H_{number}")  # of Z on the host: what is on disk may be what leaves first
+        total["H"] = rows.variable(f"H_{number}")  # part of Z on the host: weights on disk may be the first to leave
         rows.at_most(f"host_{number}", total["Z"] - count * p.on_disk[first] * p.frozen[first], total["H"])
         wholly = count * p.wholly_on_disk[first]
-        total["C"] = rows.variable(f"C_{number}")  # of X, working copies on the host
-        total["P"] = rows.variable(f"P_{number}", wholly)  # the others
+        total["C"] = rows.variable(f"C_{number}")  # part of X with working copies on the host
+        total["P"] = rows.variable(f"P_{number}", wholly)  # part of X without
         rows.equal(f"copies_{number}", total["X"], total["C"] + total["P"])
         rows.at_most(f"copies_on_host_{number}", total["C"], count * p.weights[first] - wholly)
         total |= _states_of_cpu_updates(rows, p, number, first, count, total["X"])
@@ -100,7 +102,8 @@ def _classes(rows: Rows, p: Instance) -> list[_Class]:
 def _states_of_cpu_updates(
     rows: Rows, p: Instance, number: int, first: int, count: int, updated: Term
 ) -> dict[str, Term]:  # fmt: skip
-    """S on the host, V read from disk and written again: what the CPU does not update may be of either."""
+    """S, states on the host, and V, states read from disk and written again, of the weights that the CPU updates. The
+    weights that it does not update may be of either kind."""
     states = p.state_spread[first].least * updated
     if p.stored is None or not p.stored.may_states[first]:
         return {"S": states, "V": 0}
@@ -121,7 +124,7 @@ def _work_takes_time(rows: Rows, p: Instance, classes: list[_Class], between: Te
         return pulp.lpSum(getattr(spreads[c.blocks[0]], which) * c.total[kind] for c in classes)
 
     def work(spreads: list[Spread]) -> tuple[Term, Term]:
-        """Of updates that wait for the norm, and of all."""
+        """Work of the updates that wait for the norm, and of all updates."""
         ahead = on_cpu(spreads, "least", "A")
         waiting = on_cpu(spreads, "least") - ahead + _REPLAY * ahead
         return waiting, waiting + _AHEAD * ahead
@@ -150,7 +153,8 @@ def _work_takes_time(rows: Rows, p: Instance, classes: list[_Class], between: Te
     rows.at_most("h2d", h2d, p.h2d * time)
     rows.at_most("d2h", d2h, p.d2h * time)
     rows.at_most("cpu", updated, p.cpu_update * time)
-    # A gradient, in each round, and a working copy go there and come back; what that comes for, once more, depends.
+    # Of a weight wholly on disk, a gradient in each round and a working copy are written and read. Whether the copy is
+    # read once more depends on the plan.
     through_disk = pulp.lpSum(c.total["V"] + (p.rounds + 1) * c.total["P"] for c in classes)
     if p.stores_activations:
         written = rows.variable("W")
@@ -172,8 +176,10 @@ def _work_takes_time(rows: Rows, p: Instance, classes: list[_Class], between: Te
 
 
 def _memory_fits_at_the_turns(rows: Rows, p: Instance, classes: list[_Class], between: Term) -> None:
-    """At the head all activations are there; at block 0's backward all weights that stay after theirs. Both with the
-    gradients that stay between rounds, those of the running block not counted twice."""
+    """standing + moment + weights + states + kept or - away + gradients ≤ gpu_budget, at stages L-1 and T-1.
+
+    At the head all activations are on the device; at block 0's backward, all weights that stay after their own. Both
+    have the gradients that stay between rounds, without counting those of the running block twice."""
     of_block = {i: c for c in classes for i in c.blocks}
     weights = sum(p.weights) + sum(p.frozen)
     states = sum(p.states) - pulp.lpSum(p.state_spread[c.blocks[0]].most * c.total["X"] + c.total["Y"] for c in classes)

@@ -15,15 +15,15 @@ from planner.ilp.solver import solve
 from planner.ilp.stored_rows import price_of_writing
 
 _ENOUGH = 6
-"""So many options are decided among as they are: the integer program takes no longer than its relaxation."""
+"""Up to so many options are all kept: with them the integer program takes no longer than its relaxation."""
 _LIMIT_S = 120.0
-_USED = 0.01  # of a block: less is a rounding of the solver's
+_USED = 0.01  # share of a block: a smaller one is the solver's rounding
 
 
 def narrowed(setting: Setting, *always: Sequence[str]) -> Setting:
-    """`setting`, where blocks of each kind have only the options that the relaxation of its O-ILP gives a share of any
-    of them, and those of `always`, each of which has an option per block. The relaxation mixes options at will: what it
-    does without is not missed where whole blocks have one each.
+    """`setting` with fewer options: blocks of each kind keep the options to which the relaxation of the O-ILP gives a
+    share of any block of that kind, and those of `always`, lists of one option per block. The relaxation mixes options
+    at will, so an option that it does not use is not missed where each whole block has one.
 
     The same setting where no block has more than six options, or the relaxation has no answer.
     """

@@ -1,28 +1,34 @@
-"""The O-ILP of the papers, summed over weights: who is where, when, in O(L) columns.
+"""The O-ILP of the papers, summed over weights: how many bytes are where and when, in O(L) columns.
 
-The printed program (thesis 4.1-4.23) has a variable per weight and stage. Its memory and link rows only see sums over
-weights, and gaps between uses are nested, so here a block has totals, a stage has sums, and Hall rows make sure that
-the sums can be handed out to tensors by earliest deadline (`planner.search.place_transfers`). Beyond the thesis:
-gradient bytes, each option's own peak, slices, the frame, pinned and tied tensors, both directions of the link,
-host-memory bandwidth, clipping, and launching as total work instead of a constant under every stage.
+The printed program (thesis 4.1-4.23) has a variable per weight and stage. Its memory rows and link rows depend only on
+sums over weights, and the gaps between the uses of weights are nested. So this program has totals per block and sums
+per stage, and Hall rows guarantee that the sums can be handed out to tensors by earliest deadline
+(`planner.search.place_transfers`). Beyond the thesis it has gradient bytes, each option's own peak, slices, the frame,
+pinned and tied tensors, both directions of the link, host-memory bandwidth, clipping, and launching as total work of
+a step instead of a constant under every stage.
 
 Symbols
     L, T, m     blocks, stages 2L - 1 (head and loss are one stage), slices
-    i, s        block; stage 0 … T-1 as in `stage_order`
-    f, g        stage of a block's forward (i), of its backward (T-1-i)
-    u           position after backward: u = 0 is the head's stage, u = T-1-g … ; the next forward of i is at L + i
+    i, s        block; stage 0 … T-1 as in `stage_order`: the forward of i is stage i, its backward stage T-1-i
+    u           position after backward: u = 0 is the head's stage L-1, and so on around the cycle
+    g, f        positions of a block's backward, L-1-i, and of its next forward, L+i
     v           position after forward: the stage itself
+    x[≤i]       sum of x over blocks 0 … i; x[≥i] over blocks i … L-1
+    q[≤u]       sum of a flow q over positions 0 … u; q[a…b] over positions a … b
+    w, z, y     bytes of a block that may leave: trainable weights, frozen weights, states
     Comp        option of a block, binary                                            thesis Comp
     Time        duration of a stage; in rounds, of the one with the updates          Time
     RoundTime   duration of a stage in the other rounds
     X           trainable weight updated on the CPU, away after backward             X_w |w|
-    N, R        other trainable weight, frozen weight away after backward
-    E           weight away after forward whose host copy is right by then (of X, N, frozen)
-    D, K        weight away after forward only, copied to the host before, after the forward's end
+    N           trainable weight updated on the device, away after backward
+    Z, R        frozen weight that leaves at all; the part of Z away after backward
+    E           weight away after forward whose copy on the host is current by then (part of X, N and Z)
+    D, K        weight away after forward only; its copy is sent to the host before (D) or after (K) the forward's end
     Y           states that travel
-    V           of X, what has its states on disk (`planner.ilp.stored_rows`); updV its updates
-    send_*      copies to the host, update, fetch_*  copies to the device, all per position   Ofl, Opt, Prf
-    own_*       the part of a send or fetch that belongs to the block running: it overlaps nothing (thesis L_t)
+    V           part of X whose states are on disk (`planner.ilp.stored_rows`); updV: its updates
+    S           activations that a block's option keeps on the device
+    send_*      copies to the host; update: CPU updates; fetch_*: copies to the device; per position   Ofl, Opt, Prf
+    own_*       the part of a send or fetch that belongs to the running block: it overlaps nothing (thesis L_t)
 
 Sizes and times are in the units of `planner.ilp.instance`. Solver variables never leave this module.
 """
@@ -41,21 +47,22 @@ from planner.ilp.solver import Outcome, solve
 from planner.ilp.stored_rows import price_of_writing
 from planner.ilp.sums import Rows, Term
 
-_EXCESS_PRICE = 10.0  # times a byte's transfer: more than waiting for it costs
+_EXCESS_PRICE = 10.0  # times the transfer of a byte: exceeding the budget costs more than waiting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
-    """Per block and kind, bytes: "X", "N", "R", "E", "D", "K" of weights, "Y" of states; "V" where
-    states may be on disk."""
+    """Bytes per block of each kind: "X", "N", "R", "E", "D", "K" of weights, "Y" of states; "V", and "U" where states
+    may trail, only where states may be on disk."""
 
     of: dict[str, list[float]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solution:
-    """What the solver found. `flows[name][position]` in bytes; `states_…_bytes` is what of the states lies waiting or
-    back on the device when position 0 begins, see `planner.search.place_transfers`.
+    """What the solver found. `flows[name][position]` is in bytes. `states_waiting_bytes` are the states that wait to be
+    sent when position 0 begins, `states_back_bytes` those that have come back by then: see
+    `planner.search.place_transfers`.
     """
 
     options: tuple[int, ...]
@@ -68,7 +75,7 @@ class Solution:
 
 
 def build(p: Instance) -> Columns:
-    """The columns of the problem, its rows added; it has no objective yet."""
+    """The columns of the problem, with all rows added but no objective."""
     v = Columns(Rows("oilp"), p)
     add_rows(v)
     return v
@@ -83,11 +90,11 @@ def solve_oilp(
     totals: Totals | None = None,
     more: Callable[[Columns], object] | None = None,
 ) -> Solution | None:
-    """The best step of this instance within `gap`; None when there is none (or none was found in time). `more` adds
-    rows of its own.
+    """The shortest step of this instance, to within `gap`; None when there is none, or none was found in time. `more`
+    adds rows to the program.
 
-    With `options` and `totals` given only the flows are left to decide: then, among flows of the best step, the ones
-    that send and update early and fetch late are taken. Stages in which whole tensors do not fit go over the budget, by
+    With `options` and `totals` given, only the flows remain to be decided. Among the flows of the shortest step, those
+    are taken that send and update early and fetch late. Stages in which whole tensors do not fit exceed the budget by
     as little as possible: their tensors must come or leave in other stages than the flows say
     (`planner.search.repair`).
     """

@@ -1,4 +1,4 @@
-"""The rows of the O-ILP: what leaves and is back by when, what fits into device and host memory.
+"""The rows of the O-ILP: when bytes leave and must be back, and what fits into device and host memory.
 
 Symbols are those of the legend in `planner.ilp.program`; the rows of time are in `planner.ilp.stage_times`.
 """
@@ -21,7 +21,7 @@ from planner.ilp.sums import Term
 
 
 def add_rows(v: Columns) -> None:
-    """All of them, to the problem of `v`."""
+    """Add all rows to the problem of `v`."""
     one_option_per_block(v)
     totals_are_parts_of_blocks(v)
     weights_leave_after_their_backward(v)
@@ -42,13 +42,17 @@ def add_rows(v: Columns) -> None:
 
 
 def one_option_per_block(v: Columns) -> None:
-    """(4.1): each block has one option."""
+    """Σ_c Comp[i, c] = 1 for each block i.
+
+    (4.1): each block has one option."""
     for i, chosen in enumerate(v.comp):
         v.rows.equal(f"eq4_1_option_b{i}", pulp.lpSum(chosen), 1)
 
 
 def totals_are_parts_of_blocks(v: Columns) -> None:
-    """(4.3), (4.6): a byte has one placement; states of what the CPU updates stay on the host."""
+    """X + N + D + K ≤ w, R ≤ Z, E ≤ X + N + Z, Y + states of X ≤ y, X ≥ w without copies on the host, in each block.
+
+    (4.3), (4.6): a byte has one placement. States of weights that the CPU updates stay on the host."""
     p, t = v.p, v.total
     for i in range(p.blocks):
         v.rows.at_most(f"eq4_3_weights_b{i}", t["X"][i] + t["N"][i] + t["D"][i] + t["K"][i], p.weights[i])
@@ -60,7 +64,7 @@ def totals_are_parts_of_blocks(v: Columns) -> None:
 
 
 def _own_part(v: Columns, name: str, kind: str, i: int, u: int) -> Term:
-    """The part of a flow at position u that is block i's own."""
+    """own ≤ total[i] and own ≤ flow[u]: the part of a flow at position u that is block i's own."""
     own = v.own[name][i]
     v.rows.at_most(f"own_{name}_of_b{i}", own, v.total[kind][i])
     v.rows.at_most(f"own_{name}_at_b{i}", own, v.flow[name].moved(u))
@@ -68,10 +72,11 @@ def _own_part(v: Columns, name: str, kind: str, i: int, u: int) -> Term:
 
 
 def weights_leave_after_their_backward(v: Columns) -> None:
-    """(4.7), (4.12): nothing is sent before it is made, and all is sent in time.
+    """send[≤u] ≤ X[≥L-1-u], send[≤g] ≤ X[≥i+1] + own[i], X[≤i] ≤ own[i] + send[g+1…last]; the same for N and D.
 
-    A gradient leaves between its backward and the end of block 0's; a weight before the stage that needs it. What the
-    block running sends itself waits for its own end.
+    (4.7), (4.12): nothing is sent before it is made, and everything is sent in time. A gradient leaves between its
+    backward and the end of block 0's backward (`last` = L-1), a weight before the stage that needs it (N: f-1, D: f).
+    What the running block itself sends waits for the end of its turns.
     """
     p = v.p
     for name, kind in (("send_X", "X"), ("send_N", "N"), ("send_D", "D")):
@@ -88,9 +93,11 @@ def weights_leave_after_their_backward(v: Columns) -> None:
 
 
 def cpu_updates_follow_their_gradients(v: Columns) -> None:
-    """(4.4), (4.12), (4.13): update after the gradient came, fetch after the update; with clipping after block 0.
+    """update[≤u] ≤ send_X[≤u], fetch_X[≤u] ≤ update[≤u], fetch_X[≤u] ≤ X[≥L-u], X[≤i] ≤ update[g+1…f-1].
 
-    Block 0's next forward follows its backward at once, and waits for gradient, update and weight, one after another.
+    (4.4), (4.12), (4.13): a weight is updated after its gradient has come, with clipping after block 0's backward, and
+    fetched after its update. Block 0's next forward follows its backward at once, so it waits for gradient, update
+    (own_update) and weight, one after another.
     """
     p, update, send = v.p, v.flow["update"], v.flow["send_X"]
     for u in range(p.stages):
@@ -109,7 +116,10 @@ def cpu_updates_follow_their_gradients(v: Columns) -> None:
 
 
 def weights_are_back_for_their_forward(v: Columns) -> None:
-    """(4.5) forward, (4.9), (4.11): what was away after backward has come back, the last of it in the stage itself."""
+    """fetch_N[≤u] ≤ send_N[≤u-1], fetch_R[≤u] ≤ R[≥L-u], X[≤i] ≤ own[i] + fetch_X[g+1…f-1]; the last also for N, R.
+
+    (4.5) forward, (4.9), (4.11): weights that were away after backward are back by their forward, the last of them in
+    that stage itself (own)."""
     p = v.p
     for u in range(p.stages + 1):
         v.rows.at_most(f"eq4_9_fetch_N_u{u}", v.flow["fetch_N"].upto(u), v.flow["send_N"].upto(u - 1))
@@ -124,7 +134,10 @@ def weights_are_back_for_their_forward(v: Columns) -> None:
 
 
 def weights_are_back_for_their_backward(v: Columns) -> None:
-    """(4.5) backward, (4.7), (4.9): what was away after forward has come back."""
+    """send_K[≤s] ≤ K[≤s-1], fetch_E[≤s] ≤ (E+D)[≤s-1] + send_K[≤s-1], (E+D+K)[≥i] ≤ own[i] + fetch_E[i+1…T-2-i].
+
+    (4.5) backward, (4.7), (4.9): weights that were away after forward are back by their backward. K is sent in time:
+    K[≥i] ≤ send_K[i+1…T-2-i]."""
     p, send, fetch = v.p, v.flow["send_K"], v.flow["fetch_E"]
     for s in range(p.stages):
         v.rows.at_most(f"eq4_7_send_K_s{s}", send.upto(s), v.sum["K"].upto(s - 1))
@@ -141,7 +154,11 @@ def weights_are_back_for_their_backward(v: Columns) -> None:
 
 
 def states_are_there_for_their_update(v: Columns) -> None:
-    """(4.6), (4.8), (4.10): travelling states go round: waiting to leave, away, back and waiting for their use."""
+    """waiting[u] = waiting[u-1] + use - send_Y[u], back[u] = back[u-1] - use + fetch_Y[u], use ≤ back[u-1] + own.
+
+    (4.6), (4.8), (4.10): states that travel go round: waiting to leave, away, then back and waiting for their update.
+    `use` is Y of the block updated at u, else 0, and away[u] = away[u-1] + send_Y[u-1] - fetch_Y[u], with u-1 modulo T.
+    """
     p = v.p
     used = {(p.blocks - 1 if p.clip else backward_position(p, i)): i for i in ([0] if p.clip else range(p.blocks))}
     for i in range(p.blocks):
@@ -164,7 +181,9 @@ def states_are_there_for_their_update(v: Columns) -> None:
 
 
 def gpu_memory_fits(v: Columns) -> None:
-    """(4.14)-(4.17): at every moment of a stage what is on the device fits the budget."""
+    """standing + moment + S[≤before] + weights - away + states - away_Y[u] + gradients ≤ gpu_budget, at each moment.
+
+    (4.14)-(4.17): at every moment of a stage all that is on the device fits the budget (plus the stage's `excess`)."""
     p = v.p
     weights = sum(p.weights) + sum(p.frozen)
     states = sum(p.states) - pulp.lpSum(v.states_on_host(i) for i in range(p.blocks))
@@ -183,7 +202,7 @@ def gpu_memory_fits(v: Columns) -> None:
 
 
 def _weights_away(v: Columns, s: int, u: int) -> Term:
-    """(4.14): what left by the end of the stage before, less what comes in this one."""
+    """(4.14): weights that left by the end of the stage before, less those that come back by the end of this one."""
     flow = v.flow
     after_backward = v.released("X", u - 1) + v.released("R", u - 1) + flow["send_N"].upto(u - 1)
     back = pulp.lpSum(flow[name].upto(u) for name in FETCHES)
@@ -192,10 +211,10 @@ def _weights_away(v: Columns, s: int, u: int) -> Term:
 
 
 def _gradients_left(v: Columns, s: int, u: int) -> Term:
-    """Gradients of blocks before this one that are still on the device: not sent yet, or waiting for the norm."""
+    """Gradients of earlier blocks that are still on the device: not sent yet, or waiting for the norm."""
     p = v.p
     left: Term = p.gradient_ratio * (v.released("X", u - 1) - v.flow["send_X"].upto(u - 1))
-    if p.rounds > 1:  # those of the device stay between rounds; the running stage's own are in its moments
+    if p.rounds > 1:  # gradients for device updates stay between rounds; a stage's moments have its own
         left = left + sum(p.gradients) - p.gradient_ratio * v.sum["X"].all() + v.gradients_coming(s)
         if s >= p.blocks - 1:
             own = p.stages - 1 - s
@@ -207,8 +226,11 @@ def _gradients_left(v: Columns, s: int, u: int) -> Term:
 
 
 def host_memory_fits(v: Columns) -> None:
-    """(4.18): the host keeps a copy of all that ever leaves, states and gradients of what it updates, but for states on
-    disk, and offloaded activations; and what the largest of those updates needs that are done apart."""
+    """Σ_i (X + its gradients and states + Z + N + D + K + Y + hosted activations) - parts on disk ≤ cpu_budget - ring.
+
+    (4.18): the host keeps a copy of all weights and states that ever leave, the gradients and states of the weights
+    that the CPU updates, except states on disk, and offloaded activations. It also has ring_S, and the scratch memory
+    of the largest CPU update that needs any (`products`)."""
     p, t = v.p, v.total
     used: list[Term] = []
     for i in range(p.blocks):
@@ -227,10 +249,10 @@ def host_memory_fits(v: Columns) -> None:
 
 
 def update_of_first_on_device(v: Columns) -> None:
-    """The CPU updates nothing of the first block."""
+    """X[0] = 0: the CPU updates nothing of the first block."""
     v.rows.equal("side_of_b0", v.total["X"][0], 0)
 
 
 def update_of_first_on_cpu(v: Columns) -> None:
-    """The CPU updates all of the first block that may leave."""
+    """X[0] = w[0]: the CPU updates all of the first block that may leave."""
     v.rows.equal("side_of_b0", v.total["X"][0], v.p.weights[0])

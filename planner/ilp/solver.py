@@ -20,13 +20,14 @@ _PRESOLVE_RULE_OFF = 1 << 6
 
 
 class SolverError(RuntimeError):
-    """The solver broke: neither a solution, nor a proof that there is none, nor the end of its time."""
+    """The solver broke: it gave neither a solution nor a proof that there is none, and its time had not ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """`found`: the variables hold a solution. `infeasible`: proven that there is none; after a time limit both may be
-    False. `gap` is between the solution and the solver's bound, 0.01 = 1%; `bound` in the objective's unit.
+    """What a solver said. `found`: the variables hold a solution. `infeasible`: it is proven that there is none. After
+    a time limit both may be False. `gap` is between the solution and the solver's bound, 0.01 = 1%; `bound` is in the
+    objective's unit.
     """
 
     found: bool
@@ -50,7 +51,7 @@ def solve(problem: pulp.LpProblem, *, time_limit_s: float, gap: float) -> Outcom
         bound = info.mip_dual_bound if integer else info.objective_function_value
     else:
         problem.solve(_cbc(time_limit_s, gap))
-        # CBC does not tell its bound: within the gap that was asked for, where it says that it got there.
+        # CBC does not tell its bound: where it says that it reached the gap that was asked for, the bound is that far.
         proven = problem.sol_status == pulp.LpSolutionOptimal
         bound = (pulp.value(problem.objective) or 0.0) / (1 + gap * integer) if proven else -math.inf
     found = problem.sol_status in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible)

@@ -1,5 +1,6 @@
-"""How long stages last: the O-ILP's rows of time, thesis (4.19)-(4.23). Symbols: see the legend in
-`planner.ilp.program`."""
+"""How long stages last: the O-ILP's rows of time, thesis (4.19)-(4.23).
+
+Symbols are those of the legend in `planner.ilp.program`."""
 
 from __future__ import annotations
 
@@ -13,7 +14,10 @@ from planner.machine.traffic import UPDATE_TRAFFIC_BYTES
 
 
 def stages_last_as_long_as_their_work(v: Columns) -> None:
-    """(4.19)-(4.23): a stage lasts as long as the slowest of device, both directions, host memory and CPU."""
+    """work[s] ≤ rate · Time[s] for each resource and stage, launch ≤ Σ_s Time[s]; in other rounds with RoundTime.
+
+    (4.19)-(4.23): a stage lasts as long as the slowest of the device, both directions of the link, the drive, host
+    memory and the CPU."""
     p = v.p
     for s in range(p.stages):
         _stage_lasts(v, s, v.time[s], "", updates=True)
@@ -26,7 +30,9 @@ def stages_last_as_long_as_their_work(v: Columns) -> None:
 
 
 def _stage_lasts(v: Columns, s: int, time: Term, name: str, *, updates: bool) -> None:
-    """A stage of the round with the `updates`, where their work comes on top, or of the other rounds."""
+    """compute ≤ time, and bytes ≤ rate · time for h2d, d2h, CPU, disk and host memory, in stage s.
+
+    With `updates` it is a stage of the round with the updates, whose work is added; else of the other rounds."""
     p, u = v.p, position(v.p, s)
     compute, h2d, d2h = _work(v, s, u)
     backward = s >= p.blocks - 1
@@ -58,7 +64,7 @@ def _stage_lasts(v: Columns, s: int, time: Term, name: str, *, updates: bool) ->
 
 
 def _read(v: Columns, s: int, u: int) -> Term:
-    """Bytes that a stage reads from disk: of the weights fetched in it, as large a part as is there."""
+    """Bytes of weights that a stage reads from disk: the share of the fetched weights that is on disk."""
     p, flow = v.p, v.flow
     frozen, trained = sum(d * z for d, z in zip(p.on_disk, p.frozen, strict=True)), sum(p.wholly_on_disk)
     share = (frozen + trained) / max(1e-12, sum(p.frozen) + sum(p.weights))
@@ -71,7 +77,8 @@ def _read(v: Columns, s: int, u: int) -> Term:
 
 
 def _work(v: Columns, s: int, u: int) -> tuple[list[Term], list[Term], list[Term]]:
-    """What a stage does in every round: computing (waits for its own copies among it), bytes up, bytes down."""
+    """The work of a stage in every round: computing time, with waits for its own copies; bytes to the device; bytes to
+    the host."""
     p, flow = v.p, v.flow
     i = s if s < p.blocks else p.stages - 1 - s
     compute: list[Term] = []
@@ -91,7 +98,7 @@ def _work(v: Columns, s: int, u: int) -> tuple[list[Term], list[Term], list[Term
 
 
 def _work_of_updates(v: Columns, s: int, u: int) -> tuple[list[Term], list[Term], list[Term]]:
-    """Likewise what a stage does once a step: updates on the device, their states, copies of what they changed."""
+    """A stage's work once a step, as in `_work`: updates on the device, their states, copies of what they changed."""
     p, flow = v.p, v.flow
     compute: list[Term] = [p.stage_update[s]]
     if s == 0:

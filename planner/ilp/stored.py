@@ -11,27 +11,28 @@ from planner.schedule.chain import Chain, Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """Which states may be on disk. Lists are per block, scaled; of weights, and of the states of these."""
+    """Which states may be on disk. Lists are per block, scaled: bytes of weights, and `…_states` of their states."""
 
     may: list[float]
-    must: list[float]  # where the CPU updates them
-    trails: list[float]  # of `may`, whose states can be a step behind the weight (`Tensor.can_trail`)
+    must: list[float]  # weights whose states are on disk if the CPU updates them
+    trails: list[float]  # part of `may` whose states can be a step behind the weight (`Tensor.can_trail`)
     may_states: list[float]
     must_states: list[float]
     whole: list[int]  # blocks of one tensor: embedding and head, each larger than all of a layer
     ratio: float  # bytes of states per byte of weight
-    beside_ratio: float  # as an instance's `host_gradient_ratio`, of tensors whose states are on disk
-    trailing_ratio: float  # more of it where states trail their weights, as the gradient then has memory of its own
-    wholly: float  # of `may`, the part of weights that are wholly on disk
-    room: float | None  # for the states of all blocks; None where it is decided which are there
+    beside_ratio: float  # an instance's `host_gradient_ratio`, for tensors whose states are on disk
+    trailing_ratio: float  # added where states trail, as the gradient then has memory of its own
+    wholly: float  # the fraction of `may` whose weights are wholly on disk
+    room: float | None  # on disk, for the states of all blocks; None: it is decided which are there
 
 
 def stored_of(
     chain: Chain, trainable: Sequence[Sequence[Tensor]], rounds: int, unit_bytes: float, *, anywhere: bool,
     room_bytes: int,
 ) -> Stored | None:  # fmt: skip
-    """Of the trainable tensors that may leave; None where no states may be on disk. `anywhere`: those of every tensor
-    may be there or not, of all together `room_bytes`; else those of the chosen ones are."""
+    """`Stored` of the trainable tensors that may leave; None where no states may be on disk. `anywhere`: the states of
+    every storable tensor may be on disk or not, within `room_bytes` for all together. Otherwise the states of the
+    tensors that the chain names are on disk."""
     if not any(t.states_on_disk for tensors in trainable for t in tensors):
         return None
     may = [[t for t in tensors if (t.storable if anywhere else t.states_on_disk)] for tensors in trainable]
@@ -54,7 +55,7 @@ def stored_of(
 
 
 def beside_bytes(chain: Chain, tensor: Tensor, rounds: int, *, stored: bool) -> int:
-    """What the host has for a CPU update beside the working copy and states of full size, where these are on disk, and
-    where they are not."""
+    """Bytes that a CPU update takes on the host beside the working copy and states of full size. `stored`: the tensor's
+    states are on disk."""
     placed = tensor.with_states(on_disk=stored and tensor.state_bytes > 0)
     return tensor.host_gradient_bytes(rounds) - chain.packed_bytes(placed, rounds)

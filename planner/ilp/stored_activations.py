@@ -1,10 +1,11 @@
-"""The rows of activations on disk: what a block's option sends there goes through a ring of host memory, and comes back
-through it. What is in the ring when backward begins may stay there.
+"""The rows of activations on disk: they go to the disk through a ring of host memory, and come back through it.
 
-    write_S     what of them is written in a stage, from the ring
-    read_S      what is read, into it
-    ring_S      the host memory of the ring
-    stay_S      what stays in it
+A block's option says which activations those are. Activations that are in the ring when backward begins may stay there.
+
+    write_S     bytes written in a stage, from the ring
+    read_S      bytes read in a stage, into the ring
+    ring_S      host memory of the ring
+    stay_S      bytes that stay in the ring
 
 Other symbols are those of the legend in `planner.ilp.program`.
 """
@@ -17,8 +18,10 @@ from planner.schedule.operations import ACTIVATION_SLOTS, ring_at_turn
 
 
 def stored_activations_pass_through_their_ring(v: Columns) -> None:
-    """What has left the device, and is not written yet, is in the ring; so is what was read before it is fetched. Its
-    slots are as large as the largest turn's activations."""
+    """write_S[≤s] ≤ left[≤s] ≤ write_S[≤s] + ring_S; came[≤s] ≤ stay_S + read_S[≤s] ≤ came[≤s] + ring_S.
+
+    Activations that have left the device and are not written yet are in the ring (s < L), and so are those that were
+    read and not fetched yet (s ≥ L-1). The ring's slots are as large as the activations of the largest turn."""
     p = v.p
     write, read = v.flow["write_S"], v.flow["read_S"]
     left: Term = 0
@@ -43,7 +46,7 @@ def stored_activations_pass_through_their_ring(v: Columns) -> None:
 
 
 def leaving(v: Columns, s: int, what: str = "offloaded") -> Term:
-    """Activations on their way to the host in stage s: a slice's leave in the turn after its own."""
+    """Activation bytes sent to the host in stage s: a slice's activations leave in the turn after its own."""
     p = v.p
     own = v.choice(s, what) if s < p.blocks - 1 else 0
     below = v.choice(s - 1, what) if 0 < s < p.blocks else 0
@@ -51,7 +54,7 @@ def leaving(v: Columns, s: int, what: str = "offloaded") -> Term:
 
 
 def coming(v: Columns, s: int, what: str = "offloaded") -> Term:
-    """Those that come back in stage s: a slice's in the turn before its own. See `awaited`."""
+    """Activation bytes fetched in stage s: a slice's activations come in the turn before its own. See `awaited`."""
     p = v.p
     if s < p.blocks - 1:
         return 0
@@ -64,13 +67,14 @@ def coming(v: Columns, s: int, what: str = "offloaded") -> Term:
 
 
 def awaited(v: Columns, s: int, what: str = "offloaded") -> Term:
-    """A single slice of the last layer leaves in the turn before its backward: it comes in its own, awaited."""
+    """Activation bytes that the device waits for in stage s: with a single slice, the last layer's activations leave in
+    the turn just before its backward, so they come back in that backward itself."""
     p = v.p
     return v.choice(p.blocks - 2, what) if p.slices == 1 and s == p.blocks else 0
 
 
 def written_activations(v: Columns) -> Term:
-    """What of them a round writes."""
+    """Activation bytes that a round writes to disk."""
     return v.flow["write_S"].upto(v.p.stages - 1) if v.p.stores_activations else 0
 
 

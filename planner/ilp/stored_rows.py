@@ -1,9 +1,11 @@
-"""The rows of optimizer states on disk: of what the CPU updates, a part has its states there.
+"""The rows of optimizer states on disk: a part of the weights that the CPU updates has its states there.
 
-    V           of X, weight whose states are on disk
-    updV        its updates; each reads its states and writes them again
-U           of V, whose states trail: with clipping, once the norm is known they are read for the weight alone (updU, of
-            updV), and in the next step, before the next gradient comes, read again, updated and written (restU)
+    V           part of X whose states are on disk
+    updV        its updates; each reads the states and writes them again
+    U           part of V whose states trail, with clipping only
+    updU        part of updV: once the norm is known, the states of U are read to update the weight alone
+    restU       the rest of that update: in the next step, before the next gradient comes, the states of U are read
+                again, updated and written
 
 Other symbols are those of the legend in `planner.ilp.program`.
 """
@@ -18,13 +20,15 @@ from planner.ilp.columns import Columns
 from planner.ilp.stored_activations import written_activations
 from planner.ilp.sums import Term
 
-_PRICE = 3e-3  # of the time that reading and writing a byte takes: what gains less is not written
+_PRICE = 3e-3  # of the time to read and write a byte: states that gain less are not written
 _ACTIVATIONS_PRICE = 0.05  # 51 GB a step in place of 34 made one 0.9% shorter
 
 
 def stored_states_follow_their_gradients(v: Columns) -> None:
-    """What has its states on disk is updated after its own backward and before its own forward, and so is the rest: the
-    Hall rows of X for each of the two."""
+    """updV[≤u] ≤ V[≥L-1-u], V[≤i] ≤ updV[g+1…f-1], and the same for X - V and update - updV; own parts for block 0.
+
+    Weights with states on disk are updated after their own backward and before their own forward, and so are the other
+    weights of X: the Hall rows of X hold for each of the two. V ≤ X, and X - V ≤ w - must."""
     p, update, stored = v.p, v.flow["update"], v.flow["updV"]
     assert p.stored is not None
     for i in range(p.blocks):
@@ -50,8 +54,11 @@ def stored_states_follow_their_gradients(v: Columns) -> None:
 
 
 def states_trail_their_weights(v: Columns) -> None:
-    """The weights of U, and the other ones of V, are there for their forward: the Hall rows of V for each of the two.
-    The states follow before the next gradient comes, in the next backward: before that the drive has others to do."""
+    """U ≤ V, U[≤i] ≤ updU[g+1…f-1], (V-U)[≤i] ≤ (updV-updU)[g+1…f-1], U[≥i] ≤ restU[≤g-1]; own parts for block 0.
+
+    The weights of U, and the other weights of V, are updated before their forward: the Hall rows of V hold for each of
+    the two. The states of U are updated in the next backward (restU is 0 from u = L on), before the next gradient
+    comes: until that backward the drive has other states to read and write."""
     p = v.p
     if "U" not in v.total:
         return
@@ -78,8 +85,10 @@ def states_trail_their_weights(v: Columns) -> None:
 
 
 def room_on_disk(v: Columns) -> None:
-    """There is room for all states together, where it is not decided yet which are there, and for activations beside
-    them."""
+    """states of V ≤ room, and rounds · write_S[≤T-1] ≤ disk_room - states of V.
+
+    The disk has room for all states together, where it is not decided yet which states are there, and for activations
+    beside them."""
     p = v.p
     states = (p.stored.ratio + 2 * p.stored.wholly) * v.sum["V"].all() if p.stored else 0
     if p.stored and p.stored.room is not None:
@@ -89,7 +98,10 @@ def room_on_disk(v: Columns) -> None:
 
 
 def large_tensors_are_whole(v: Columns) -> None:
-    """What embedding and head do they do as a whole: where the host is full, a part of one is far from all of it."""
+    """total[i] ∈ {0, limit[i]} for X, N, D, K, V, Y, U of each block i of one tensor.
+
+    Embedding and head are placed as wholes: where the host is full, having room for a part of one is far from having
+    room for all of it."""
     p = v.p
     assert p.stored is not None
     for i in p.stored.whole:
@@ -101,7 +113,7 @@ def large_tensors_are_whole(v: Columns) -> None:
 
 
 def host_spares(v: Columns, i: int) -> Term:
-    """What the host has not in memory of block i, because its states are on disk."""
+    """Bytes that block i saves in host memory because its states are on disk."""
     p = v.p
     if p.stored is None:
         return 0
@@ -111,8 +123,8 @@ def host_spares(v: Columns, i: int) -> Term:
 
 @dataclass(frozen=True, slots=True)
 class Passes:
-    """Weight whose states are on the drive at a position: `whole`, read and written; `read`, for the weight alone;
-    `again`, of `whole`, trailing."""
+    """Bytes of weight whose states the drive moves at a position. `whole`: states read and written; `read`: states only
+    read, to update the weight alone; `again`: the part of `whole` that trails, from the step before."""
 
     whole: Term = 0
     read: Term = 0
@@ -120,7 +132,7 @@ class Passes:
 
     @classmethod
     def at(cls, v: Columns, u: int) -> Passes:
-        """Those of position u."""
+        """The passes at position u."""
         if not v.p.stored:
             return cls()
         every = v.flow["updV"].moved(u)
@@ -130,7 +142,7 @@ class Passes:
         return cls(every - read + again, read, again)
 
     def drive_bytes(self, v: Columns) -> Term:
-        """As many as would take as long to read."""
+        """The drive's work, as the number of bytes that would take as long to read."""
         p = v.p
         if not p.stored:
             return 0
@@ -138,13 +150,13 @@ class Passes:
         return p.stored.ratio * ((p.disk / p.disk_both) * self.whole + self.read) + passing * self.whole
 
     def host_bytes(self, v: Columns) -> Term:
-        """Through the host's memory."""
+        """Bytes that pass through the host's memory."""
         stored = v.p.stored
         return stored.ratio * (2 * self.whole + self.read) + 3 * stored.wholly * self.whole if stored else 0
 
 
 def own_drive_time(v: Columns) -> Term:
-    """What block 0's forward waits for the drive, as its update has no time before it."""
+    """Time that block 0's forward waits for the drive, as there is no time for its update before that forward."""
     p = v.p
     assert p.stored is not None
     spared = (1 / p.disk_both - 1 / p.disk) * v.own_trailing if "U" in v.total else 0
@@ -152,22 +164,24 @@ def own_drive_time(v: Columns) -> Term:
 
 
 def gradients_between_rounds(v: Columns, u: int) -> Term:
-    """Of what is wholly on disk gradients are sent in each round: so much of what one without updates sends at position
-    u is written, and read for the next."""
+    """Gradient bytes that a round without updates writes to disk at position u, and that are read for the next round:
+    the share of the gradients sent there that belongs to weights wholly on disk."""
     p = v.p
     share = sum(p.wholly_on_disk) / max(1e-12, sum(p.weights))
     return share * p.gradient_ratio * v.flow["send_X"].moved(u)
 
 
 def drive_keeps_its_rate(v: Columns) -> None:
-    """Over a step no more is written than the drive sustains, its fast cache being full."""
+    """written bytes of a step ≤ disk_sustained · step time.
+
+    A step writes no more than the drive sustains once its fast cache is full."""
     p = v.p
     if p.disk_sustained and (p.stored or p.stores_activations):
         v.rows.at_most("disk_sustained", _written(v), p.disk_sustained * v.step_time())
 
 
 def _written(v: Columns) -> Term:
-    """All that a step writes."""
+    """All bytes that a step writes to disk."""
     p = v.p
     weights = p.rounds + 1  # a gradient in each round, and the weight that is made of them
     states = (p.stored.ratio + weights * p.stored.wholly) * v.sum["V"].all() if p.stored else 0
@@ -175,8 +189,8 @@ def _written(v: Columns) -> Term:
 
 
 def price_of_writing(v: Columns) -> Term:
-    """Hardly anything: without a price a drive is written to for nothing. More where it is not needed to fit: of
-    activations."""
+    """A small price in the objective: without one, a drive is written to for nothing. It is higher for activations,
+    which need not be written for a plan to fit."""
     p = v.p
     states = _PRICE * p.stored.ratio / p.disk_both * pulp.lpSum(v.total["V"]) if p.stored else 0
     return states + _ACTIVATIONS_PRICE * p.rounds / p.disk_both * written_activations(v)

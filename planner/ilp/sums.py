@@ -1,4 +1,4 @@
-"""What the O-ILP's rows are written with: bytes moved per stage, running sums, sums over nested sets of blocks."""
+"""The terms of the O-ILP's rows: bytes moved per stage, running sums, sums over nested sets of blocks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Term = Any  # a PuLP expression, a variable or a number: PuLP has no types
 
 
 class Rows:
-    """The problem under construction. Names are kept to letters, digits and underscores, as every solver wants them."""
+    """The problem under construction. Names have letters, digits and underscores only, which every solver accepts."""
 
     def __init__(self, name: str) -> None:
         self.problem = pulp.LpProblem(name, pulp.LpMinimize)
@@ -63,7 +63,7 @@ class Sums:
 
 
 class Flow:
-    """Bytes moved at each position of a season, and their running sum. Outside of the season nothing moves."""
+    """Bytes moved at each of the positions 0 … `positions` - 1, and their running sum. Elsewhere nothing moves."""
 
     def __init__(self, rows: Rows, name: str, positions: int) -> None:
         self.at = [rows.variable(f"{name}_{u}") for u in range(positions)]
@@ -74,13 +74,13 @@ class Flow:
             self._sums.append(total)
 
     def moved(self, u: int) -> Term:
-        """What moved at position u."""
+        """Bytes moved at position u."""
         return self.at[u] if 0 <= u < len(self.at) else 0
 
     def upto(self, u: int) -> Term:
-        """What moved at positions 0 … u."""
+        """Bytes moved at positions 0 … u."""
         return self._sums[min(u, len(self._sums) - 1)] if u >= 0 else 0
 
     def within(self, first: int, last: int) -> Term:
-        """What moved at positions first … last."""
+        """Bytes moved at positions first … last."""
         return self.upto(last) - self.upto(first - 1) if last >= first else 0
