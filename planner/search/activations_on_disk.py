@@ -1,9 +1,9 @@
-"""Activations on a drive that the job gives, where the host's memory has no room for all that would travel: they are
-written after their forward and read before their backward, once in each round.
+"""Puts activations on a drive that the job gives, where the host's memory has no room for all that would travel.
 
-Each option under which activations travel has a twin whose activations go on to disk; the integer program decides
-between them. So those are there that save most computing for their bytes, which is the order of LoHan (paper 003),
-as far as the drive, its room and its life allow.
+They are written after their forward and read before their backward, once in each round. Each option under which
+activations travel has a twin whose activations go on to disk, and the integer program decides between the two. So the
+activations that save most computing for their bytes are kept or moved, which is the order of LoHan (paper 003), as far
+as the drive, its room and its life allow.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from planner.schedule.chain import Block, Chain, Option
 from planner.search.problem import Problem
 from planner.search.states_on_disk import hope_s, with_states_on_disk
 
-_WORTH = 0.03  # of a step: what gains less is not written, and whole blocks lose some of what the solver hopes for
+_WORTH = 0.03  # of a step: a smaller gain is not written for, and whole blocks lose some of what the solver hopes for
 _ON_DISK = "-disk"
 
 
 def with_states_and_activations_on_disk(problem: Problem) -> Problem:
-    """The problem with the states on disk with which the solver hopes for the shortest step. Where the host has no
-    memory for all activations, either, and with some of them on disk the solver hopes for one that is 3% shorter, or
-    only so for any, they may be there, too."""
+    """The problem with those states on disk with which the solver hopes for the shortest step. Activations may be on
+    disk, too, where the host has no memory for all of them and the solver then hopes for a step that is 3% shorter, or
+    for any step where it otherwise finds none."""
     if may_be_stored(problem):
         twins = replace(problem, chain=with_twins(problem.chain))
         if hope_s(twins) < (1 - _WORTH) * hope_s(problem):
@@ -30,8 +30,8 @@ def with_states_and_activations_on_disk(problem: Problem) -> Problem:
 
 
 def may_be_stored(problem: Problem) -> bool:
-    """Whether activations might go to disk: there is one, some travel, and the host has not memory for all that may
-    leave the device."""
+    """Whether activations might go to disk: a disk is given, some activations travel, and the host has no memory for
+    all that may leave the device."""
     chain = problem.chain
     tensors = sum(t.bytes + t.state_bytes + t.gradient_bytes for t in chain.tensors())
     activations = sum(max(option.offloaded_bytes for option in block.options) for block in chain.blocks)
@@ -40,14 +40,14 @@ def may_be_stored(problem: Problem) -> bool:
 
 
 def most_on_disk(chain: Chain, slices: int) -> int:
-    """Bytes of all states, working copies and gradients, and of all activations of so many slices that may travel."""
+    """Bytes of all states, working copies and gradients, and of all activations of `slices` slices that may travel."""
     activations = sum(max(option.offloaded_bytes for option in block.options) for block in chain.blocks)
     trained = sum(t.state_bytes + t.bytes + t.gradient_bytes for t in chain.tensors() if t.trainable)
     return trained + slices * activations
 
 
 def with_twins(chain: Chain) -> Chain:
-    """The chain in which each option under which activations travel is there once more, with these on disk."""
+    """The chain with a twin of each option under which activations travel: the same, with these activations on disk."""
     if has_twins(chain):
         return chain
     blocks = tuple(map(_with_twins, chain.blocks))

@@ -1,4 +1,4 @@
-"""What may be decided anew: the schedules a tensor could have, the options of a block."""
+"""Changes single decisions of a candidate by chance: the schedule of a tensor, the option of a block."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from planner.ilp.instance import make_instance
 from planner.schedule.chain import Tensor
 from planner.search.placements import Placement, in_their_stages
 
-_OPTIONS = 0.2  # share of the changes, where there are tensors, too
+_OPTIONS = 0.2  # share of the changes that are of options, where there are also tensors to change
 
 
 class Decisions:
-    """The decisions of one setting."""
+    """The decisions of one setting that may be changed; false where there is none."""
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
@@ -45,7 +45,7 @@ class Decisions:
         return replace(candidate, schedules=schedules)
 
     def _schedules(self, i: int, tensor: Tensor) -> list[TensorSchedule]:
-        """All that a tensor of block `i` could do."""
+        """All schedules that a tensor of block `i` could have."""
         may = {kind: (False, True) if of[i] > 0 else (False,) for kind, of in self.limits.items()}
         placement = Placement(tensor=tensor, block=i, side=Side.GPU if tensor.trainable else Side.NOBODY)
         placements = [

@@ -1,6 +1,8 @@
-"""Which frozen weights the host keeps no copy of, where its memory is too small for all, or is of more use for
-activations: they are read from the model's own files in each pass, which costs nothing but time. Nothing is written,
-and nobody needs to ask for it.
+"""Decides of which frozen weights the host keeps no copy.
+
+This is done where the host's memory is too small for all copies, or is of more use for activations. Weights without a
+copy are read from the model's own files in each pass, which costs nothing but time. Nothing is written, and no job
+needs to ask for it.
 """
 
 from __future__ import annotations
@@ -14,21 +16,24 @@ from planner.search.garbage import seldom_collected
 from planner.search.problem import Problem
 from planner.search.states_on_disk import PARTS, as_few_as_fit, every
 
-_WORTH = 0.02  # of a step: what gains less is in memory
-_LEAST_BYTES = 2**20  # what is smaller takes a disk nearly as long
+_WORTH = 0.02  # of a step: where the gain is less, weights stay in memory
+_LEAST_BYTES = 2**20  # a disk takes nearly as long for a smaller tensor
 
 
 @seldom_collected()
 def with_disk(problem: Problem) -> Problem:
-    """The problem with what is read from disk: frozen weights, and where a disk is given for them optimizer states,
-    activations and trained weights."""
+    """The problem with its decisions about the disk: which frozen weights are read from it, and, where a disk is given
+    for them, which optimizer states, activations and trained weights are on it."""
     return with_states_and_activations_on_disk(with_weights_on_disk(problem))
 
 
 def with_weights_on_disk(problem: Problem) -> Problem:
-    """The problem as it is where a plan keeps its budgets and the solver hopes for no shorter step otherwise, or where
-    no plan does with all that may be on disk. Else with as many of the layers' frozen weights on disk as are needed, in
-    256ths, spread evenly over the layers; or with half or all of them, for what else then has room on the host."""
+    """The problem with some of the layers' frozen weights on disk: as few as a plan needs to keep the budgets, in
+    256ths, spread evenly over the layers; or half or all of them, where the solver hopes for a shorter step with the
+    host memory that this frees.
+
+    The problem is returned as it is where none of these is needed or helps, and where no plan keeps the budgets even
+    with all on disk that may be."""
     if not may_be_read(problem):
         return problem
     names = _may_be_on_disk(problem)
@@ -46,21 +51,21 @@ def with_weights_on_disk(problem: Problem) -> Problem:
 
 
 def may_be_read(problem: Problem) -> bool:
-    """Whether it might help that frozen weights are read: there are some, and the host has not memory for all that may
-    leave the device, activations with it."""
+    """Whether reading frozen weights from disk might help: some may be on disk, and the host has no memory for all that
+    may leave the device, activations included."""
     weights = sum(t.bytes + t.state_bytes + t.gradient_bytes for t in problem.chain.tensors())
     activations = sum(max(option.offloaded_bytes for option in block.options) for block in problem.chain.blocks)
     return weights + problem.slices * activations > problem.cpu_budget_bytes and bool(_may_be_on_disk(problem))
 
 
 def disk_bytes(chain: Chain) -> int:
-    """Of the frozen weights that are on disk."""
+    """Bytes of the frozen weights that are on disk."""
     return sum(t.bytes for t in chain.tensors() if t.on_disk and not t.trainable)
 
 
 def _may_be_on_disk(problem: Problem) -> list[str]:
-    """Frozen weights of layers, where the model's files have them as they are. The embedding and the head are as large
-    as many of those, and so would the slots be through which they came."""
+    """Names of the layers' frozen weights, where the model's files have them in the form that the job uses. Embedding
+    and head are left out: each is as large as many such weights, and the slots that it came through would be, too."""
     layers = movable(problem.chain, problem.hardware)[1:-1] if problem.not_in_files is None else ()
     return [t.name for tensors in layers for t in tensors if not t.trainable and t.bytes >= _LEAST_BYTES]
 

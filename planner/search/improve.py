@@ -1,10 +1,10 @@
-"""What becomes of a candidate: its step played, single decisions taken anew, and its stages moved, as long as that
-gains.
+"""Improves a candidate: plays its step, takes single decisions anew, and moves its stages, as long as that gains.
 
-The played candidate is played again, in another manner: what it has moved frees room elsewhere. Where it is still far
-from what the solver hoped for, decisions change by chance that is the same every time: another schedule for a tensor,
-another option for a block; the step is played anew. At last what the step hangs on moves: fetches a stage sooner,
-releases a stage later. Nothing is counted in seconds, so that a plan does not depend on how busy the machine is.
+A played candidate is played again in another manner, since what it has moved frees room elsewhere. Where it is still
+far from the step that the solver hoped for, decisions change by a chance that is the same every time: a tensor gets
+another schedule or a block another option, and the step is played anew. At last the operations on the critical path
+move: fetches a stage sooner, releases a stage later. No limit is in seconds, so that a plan does not depend on how busy
+the machine is.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from planner.search.repair import tightened
 
 _FIRST = (Manner(overtake=True), Manner(ahead=0.3))
 _NEXT = tuple(Manner(ahead=ahead, overtake=overtake) for ahead in (1.0, 2.0, 0.6) for overtake in (False, True))
-_LIGHT = 3_500  # operations; decisions are tried as often as the square of how much lighter a candidate is
+_LIGHT = 3_500  # operations; decisions are tried (this / a candidate's operations) squared times
 _TRIES = 300  # at most
 _IDLE = 8  # moves without gain
 
 
 def improved(setting: Setting, seen: Evaluation, goal_s: float, near_s: float) -> Evaluation:
-    """The fastest found, `seen` itself where none is faster; it fits. Nothing is looked for below `goal_s`, and nothing
-    by chance below `near_s`."""
+    """The fastest evaluation found, `seen` itself where none is faster; it fits. The search ends when a step is not
+    above `goal_s`, the changes by chance when it is not above `near_s`."""
     if setting.rounds == 1:
         seen = _decided(setting, _played(setting, seen, goal_s), near_s)
     return _moved(setting, seen, goal_s)
 
 
 def _fitted(setting: Setting, candidate: Candidate) -> Evaluation | None:
-    """The candidate, tightened where it has to be; None where it does not fit."""
+    """The candidate evaluated, tightened where it does not fit; None where it does not fit even then."""
     seen = evaluate(setting, candidate)
     if not seen.fits:
         seen = evaluate(setting, tightened(setting.chain, candidate, seen.room_bytes))
@@ -44,7 +44,8 @@ def _fitted(setting: Setting, candidate: Candidate) -> Evaluation | None:
 
 
 def _play(setting: Setting, start: Evaluation, manner: Manner, before: set[Candidate]) -> Evaluation | None:
-    """None also where it comes to what was played `before`, as it often does."""
+    """The candidate played and evaluated. None where it does not fit, and where playing gives one that was played
+    `before`, as it often does."""
     candidate = timed(setting, start.candidate, start.plan, start.room_bytes, manner)
     if candidate in before:
         return None
@@ -57,7 +58,7 @@ def _better(best: Evaluation, found: Evaluation | None) -> Evaluation:
 
 
 def _played(setting: Setting, best: Evaluation, goal_s: float) -> Evaluation:
-    """The best of a few plays, from two starts and then from the best so far."""
+    """The best of a few plays: from two starts, then from the best so far."""
     led = _fitted(setting, with_lead(setting, best.candidate, 1))
     before: set[Candidate] = set()
     for start in (best, led):
@@ -71,7 +72,7 @@ def _played(setting: Setting, best: Evaluation, goal_s: float) -> Evaluation:
 
 
 def _decided(setting: Setting, best: Evaluation, near_s: float) -> Evaluation:
-    """The best after some changes of one to three decisions each, as they stand or played."""
+    """The best after some changes of one to three decisions each, each evaluated as it is and once played."""
     if best.step_s <= near_s or not (decisions := Decisions(setting)):
         return best
     chance, before = Random(0), set[Candidate]()
@@ -86,7 +87,7 @@ def _decided(setting: Setting, best: Evaluation, near_s: float) -> Evaluation:
 
 
 def _moved(setting: Setting, best: Evaluation, goal_s: float) -> Evaluation:
-    """The best after moving all that the step hangs on by a stage where there is room for it, over and over."""
+    """The best after moving all that is on the critical path by a stage, where there is room for it, over and over."""
     board = Board(setting, best)
     best_s, candidate, left = best.step_s, best.candidate, _IDLE
     while left and best_s > goal_s:

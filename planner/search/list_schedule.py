@@ -1,17 +1,18 @@
-"""When whole tensors move: a candidate's step played through, every queue kept busy as long as there is memory.
+"""Decides when whole tensors move, by playing a candidate's step with every queue busy as long as there is memory.
 
-The solver's stages are exact about sums and blind to what happens within and across them. Here the step is played in
-time, stage by stage, by the rules of `planner.schedule.serial_order` and `planner.schedule.simulate`, and decisions are
-made where they fall:
+The solver's stages are exact about sums, but blind to what happens within a stage and across stages. Here the step is
+played in time, stage by stage, by the rules of `planner.schedule.serial_order` and `planner.schedule.simulate`. Each
+decision is made at the time when it is due:
 
-    host -> device  what is needed next comes next, as soon as the link has time for it and the budget room
+    host -> device  what is needed next comes next, as soon as the link has time for it and the budget has room
     device -> host  gradients and what must leave go at once, other copies when the link has nothing else to do
-    CPU             of the gradients that have come, that of the weight needed next; where the drive has not read its
-                    states yet, one that need not wait for it
-    release         when the copy is done; before that the device waits only where the next stage has no room
+    CPU             of the gradients that have come, it takes that of the weight needed next; where the drive has not
+                    read the states for it yet, one that need not wait for the drive
+    release         when the copy is done; before that the device waits for the copy only where the next stage has no
+                    room
 
-What moves at all is the candidate's, and its peaks are kept free for it: what comes earlier or leaves later than there
-takes of the rest of the budget. Three steps are played, the second is taken.
+The candidate says what moves at all. The memory of its peaks is reserved for it: what comes earlier or leaves later
+than in the candidate takes from the rest of the budget. Three steps are played, and the second is taken.
 """
 
 from __future__ import annotations
@@ -34,15 +35,15 @@ from planner.schedule.plan import Direction, Plan
 from planner.schedule.update_work import update_work
 
 _STEPS = 3
-_AHEAD = 0.5  # of the slots for states on disk, those that are read ahead
+_AHEAD = 0.5  # of the slots for states on disk, the part that is read ahead
 _order = itemgetter(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manner:
-    """How the link to the device is served. `ahead`: it gets work until so many lengths of the running stage after its
-    end, for the device may wait there. `overtake`: where there is no room for what is needed next, something smaller
-    that is needed later may come first.
+    """How the link to the device is served. `ahead`: the link gets work up to so many lengths of the running stage
+    after its end, since the device may wait there. `overtake`: where there is no room for the tensor needed next, a
+    smaller one that is needed later may come first.
     """
 
     ahead: float = 0.0
@@ -51,27 +52,27 @@ class Manner:
 
 @dataclass(slots=True)
 class _Clock:
-    """When the device and each queue are done with what they have."""
+    """When the device and each queue have done the work that they have got."""
 
     now: float = 0.0
     h2d: float = 0.0
     d2h: float = 0.0
     cpu: float = 0.0
     drive: float = 0.0
-    writer: float = 0.0  # of activations; `reader` likewise
+    writer: float = 0.0  # of activations, as is `reader`
     reader: float = 0.0
     activations: dict[str, float] = field(default_factory=dict)  # item -> when its last copy is done
-    written: dict[str, float] = field(default_factory=dict)  # of those on disk, when they are there
-    slots: list[float] = field(default_factory=lambda: [0.0] * ACTIVATION_SLOTS)  # when they are free, the next first
+    written: dict[str, float] = field(default_factory=dict)  # item on disk -> when it has been written
+    slots: list[float] = field(default_factory=lambda: [0.0] * ACTIVATION_SLOTS)  # when each is free, the next first
 
     def copy(self) -> _Clock:
-        """One that goes on by itself."""
+        """An independent copy."""
         return replace(self, activations={**self.activations}, written={**self.written}, slots=[*self.slots])
 
 
 def timed(setting: Setting, candidate: Candidate, plan: Plan, room_bytes: Sequence[int], manner: Manner) -> Candidate:
-    """The candidate with the stages of its copies, updates and releases chosen by playing. `plan`: what it assembles
-    to, in one round; `room_bytes`: what its stages leave free, none below zero.
+    """The candidate with the stages of its copies, updates and releases chosen by playing. `plan`: the candidate
+    assembled, in one round; `room_bytes`: bytes that each stage leaves free, none below zero.
     """
     play = _Play(setting, candidate, plan, room_bytes, manner)
     for number in range(_STEPS * play.stages):
@@ -80,7 +81,7 @@ def timed(setting: Setting, candidate: Candidate, plan: Plan, room_bytes: Sequen
 
 
 class _Play:
-    """Stages count on through the steps, seconds from the first."""
+    """A play: stages are numbered on from step to step, and seconds count from the begin of the first step."""
 
     def __init__(
         self, setting: Setting, candidate: Candidate, plan: Plan, room_bytes: Sequence[int], manner: Manner
@@ -98,13 +99,13 @@ class _Play:
         self.gpu_update_s = self._gpu_updates()
         self.back_s = self._activations_coming()
         self.ahead_s = _AHEAD * state_ring_bytes(setting.chain) * self.machine.disk_s_per_byte
-        self.coming: list[tuple[tuple[int, int], Window]] = []  # away, the host's copy right or promised; by use
-        self.here: list[Window] = []  # came, not used yet
-        # sent, not updated, with their weights; by use
+        self.coming: list[tuple[tuple[int, int], Window]] = []  # away, with the host's copy right or promised; by use
+        self.here: list[Window] = []  # fetched, not used yet
+        # gradients sent, their weights not updated yet; by use of the weights
         self.gradients: list[tuple[tuple[int, int], Window, Window]] = []
-        self.stale: dict[str, Window] = {}  # tensor -> its weight, away, its gradient not sent yet
+        self.stale: dict[str, Window] = {}  # tensor -> its weight, which is away; its gradient is not sent yet
         self.lazy: list[Window] = []  # copies that may wait
-        self.staying: list[Window] = []  # leave when their copies are done
+        self.staying: list[Window] = []  # they leave when their copies are done
         self.ending: list[list[Window]] = [[] for _ in self.room]  # stage -> what has something to do at its end
         windows = windows_of(setting, candidate)
         self.taken: list[Window] = []
@@ -124,14 +125,14 @@ class _Play:
         return [n / chain.update_rates(self.machine).gpu for n in updated]
 
     def _activations_coming(self) -> list[float]:
-        """Seconds of the link for activations that come back in each stage."""
+        """Seconds that the link takes in each stage for activations that come back."""
         sizes = [0] * self.stages
         for turn, items in self.back_at.items():
             sizes[turn // self.plan.slices] += sum(size for _, size in items)
         return [size / self.machine.h2d_bytes_per_s for size in sizes]
 
     def _begin(self, window: Window) -> None:
-        """What happened before the first stage went by the candidate, and took no time."""
+        """Enter a window. What it had before the first stage happened as the candidate says, and took no time."""
         for stage in {window.last, window.last if window.copy is None else window.copy}:
             if stage >= 0:
                 self.ending[stage].append(window)
@@ -168,7 +169,7 @@ class _Play:
         self._end(n)
 
     def _run(self, n: int, clock: _Clock) -> float:
-        """The stage's turns and updates on `clock`; when they end."""
+        """Play the stage's turns and updates on `clock`; returns when they end."""
         s, slices, machine = n % self.stages, self.plan.slices, self.machine
         stage = self.plan.stages[s]
         option = self.setting.chain.blocks[stage.block].option(self.plan.options[stage.block])
@@ -202,7 +203,7 @@ class _Play:
         return max(clock.now, ready) + self.gpu_update_s[s]
 
     def _read(self, item: Item, size: int, clock: _Clock) -> float:
-        """When activations are back from disk, in a slot: as soon as one is free."""
+        """When activations are read back from disk into a slot. The read starts once a slot is free."""
         start_s = max(clock.reader, clock.written[item], clock.slots.pop(0))
         clock.reader = start_s + size / self.machine.disk_read_bytes_per_s
         return clock.reader
@@ -211,7 +212,7 @@ class _Play:
         insort(self.coming, (window.order, window), key=_order)
 
     def _come(self, window: Window, n: int) -> None:
-        """Its copy to the device is put on the link in stage `n`."""
+        """Put the window's copy to the device on the link in stage `n`."""
         at = bisect_left(self.coming, window.order, key=_order)
         del self.coming[next(k for k in range(at, len(self.coming)) if self.coming[k][1] is window)]
         start_s = max(self.clock.h2d, self.clock.now, window.ready_s)
@@ -222,7 +223,7 @@ class _Play:
         self.here.append(window)
 
     def _take(self, size: int, first: int, last: int) -> None:
-        """`size` bytes of the room of the stages from `first` to before `last`."""
+        """Take `size` bytes of the room of stages `first` … `last` - 1."""
         for n in range(first, last):
             self.room[n] -= size
 
@@ -241,13 +242,14 @@ class _Play:
                 return
 
     def _may_start_s(self, entry: tuple[tuple[int, int], Window, Window]) -> float:
-        """When the CPU is free, the gradient has come, and the drive is not further behind than its slots are many."""
+        """When an update may start: the CPU is free, the gradient has come, and the drive is behind by no more than its
+        slots hold."""
         _, gradient, weight = entry
         drive_s = self.clock.drive - self.ahead_s if weight.drive_s else 0.0
         return max(self.clock.cpu, self.clock.now, gradient.sent_s, drive_s)
 
     def _update(self, entry: tuple[tuple[int, int], Window, Window], n: int) -> None:
-        """The CPU gets the update of a weight whose gradient is sent."""
+        """Give the CPU the update of a weight whose gradient is sent."""
         self.gradients.remove(entry)
         weight = entry[2]
         start_s = self._may_start_s(entry)
@@ -279,7 +281,7 @@ class _Play:
             self._send(window, n)
 
     def _end(self, n: int) -> None:
-        """The end of stage `n`: copies of what it made, and releases."""
+        """Play the end of stage `n`: copies of what it made, and releases."""
         ending = sorted(self.ending[n], key=lambda window: (not window.is_gradient, window.order))
         for window in ending:
             if window.copy == n and window.last > n:
@@ -301,7 +303,7 @@ class _Play:
         self._release(n)
 
     def _release(self, n: int) -> None:
-        """What has been copied leaves; what has not stays where there is room, else the device waits."""
+        """Release what has been copied. What has not stays where there is room for it; else the device waits."""
         copied = [window for window in self.staying if window.sent is not None]
         waiting = sorted(copied, key=lambda window: window.sent_s)
         stay = sum(window.size for window in waiting if window.evict <= n)

@@ -1,4 +1,4 @@
-"""The planner: the fastest plan within budgets, in as many rounds as is best, and the least possible budget."""
+"""The planner: finds the fastest plan within budgets, in as many rounds as is best, and the least possible budget."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from planner.search.portfolio import Search
 from planner.search.round_placements import hoped
 from planner.units import format_bytes, format_bytes_down
 
-TIME_LIMIT_S = 900.0  # a last resort: what is found before it depends on how busy the machine is
+TIME_LIMIT_S = 900.0  # a last resort: a plan that it cuts short depends on how busy the machine is
 GAP = 0.01
-_LOST = 32  # of the budget a 32nd is left for what is lost between tensors; mostly it is less
-_TRIES = (0.6, 0.3, 0.1)  # of the time, for plans that leave ever more
-REMEMBERED = 64  # settings: whether one fits, what the solver hopes for and the plan all begin with the same
+_LOST = 32  # a 32nd of the budget is left for bytes lost between tensors; mostly fewer are lost
+_TRIES = (0.6, 0.3, 0.1)  # shares of the time, for plans that leave ever more
+REMEMBERED = 64  # settings: the questions of fit, of the solver's hope and of the plan all begin with the same ones
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeastBudget:
-    """The least device memory the planner can do with; `any_host_bytes` the same with unlimited host memory."""
+    """The least device memory with which there is a plan; `any_host_bytes`: the same with unlimited host memory."""
 
     gpu_bytes: int
     any_host_bytes: int
@@ -44,8 +44,8 @@ def make_plan(step: Setting, *, time_limit_s: float = TIME_LIMIT_S, gap: float =
     """The fastest plan found within the budgets, with its prediction and its bounds. `step` is a step in one round;
     the plan has as many rounds as is best.
 
-    Where the chain says what its turns allocate, tensors get places in the device's memory, and the budget counts what
-    is lost between them. Raises UserError `budget-too-small` (exit 3), naming the least possible budget.
+    Where the chain says what its turns allocate, tensors get places in the device's memory, and the bytes lost between
+    them count against the budget. Raises UserError `budget-too-small` (exit 3), naming the least possible budget.
     """
     plan = _arranged(step, time_limit_s, gap) if step.chain.lifetimes else _fastest(step, time_limit_s, gap)
     if plan is None:
@@ -54,8 +54,9 @@ def make_plan(step: Setting, *, time_limit_s: float = TIME_LIMIT_S, gap: float =
 
 
 def _arranged(step: Setting, time_limit_s: float, gap: float) -> Plan | None:
-    """The fastest plan found whose tensors have places within the budget. How much is lost between them is known when
-    there is a plan: where it is more than was left for it, the next one gets so much less to use."""
+    """The fastest plan found whose tensors have places within the budget. How many bytes are lost between tensors is
+    known only once there is a plan. Where they are more than was left for them, the next plan gets so much less to
+    use."""
     budget_bytes = step.budgets.gpu_bytes
     use_bytes = without_loss(budget_bytes)
     cut_short = False
@@ -82,7 +83,7 @@ def _arranged(step: Setting, time_limit_s: float, gap: float) -> Plan | None:
 
 
 def without_loss(budget_bytes: int) -> int:
-    """What tensors can have of a budget, nearly always, when they have places."""
+    """Bytes of a budget that tensors with places can use, nearly always."""
     return budget_bytes - budget_bytes // _LOST
 
 
@@ -91,13 +92,13 @@ def _within(step: Setting, gpu_bytes: int) -> Setting:
 
 
 def _fastest(step: Setting, time_limit_s: float, gap: float) -> Plan | None:
-    """The fastest plan found by its bytes; None where there is none."""
+    """The fastest plan found, counting the bytes of tensors and not their places; None where there is none."""
     deadline = time.monotonic() + time_limit_s
     bounds_s = {setting.rounds: bound_of(setting) for setting in in_rounds(step)}
     best: Plan | None = None
     beat_s = math.inf
     candidates = rounds_that_fit(step)
-    # There is a schedule of these: a proof that there is none comes from the solver's tolerances.
+    # These have a schedule, so a proof that they have none comes from the solver's tolerances.
     bounds_s |= {s.rounds: 0.0 for s in candidates if bounds_s[s.rounds] == math.inf}
     promising = _most_promising(list(candidates), deadline, gap)
     for way in promising:
@@ -120,15 +121,15 @@ def _fastest(step: Setting, time_limit_s: float, gap: float) -> Plan | None:
 
 
 def least_budget(step: Setting) -> LeastBudget:
-    """The smallest device budget that `make_plan` accepts, whatever that of `step` is. Raises UserError where the host
-    is too small for any."""
+    """The smallest device budget that `make_plan` accepts, whatever the device budget of `step`. Raises UserError where
+    the host is too small for any plan."""
     any_host = replace(step, budgets=replace(step.budgets, cpu_bytes=2**62))
     return LeastBudget(gpu_bytes=least_gpu_bytes(step), any_host_bytes=least_gpu_bytes(any_host))
 
 
 def least_gpu_bytes(step: Setting, *, enough: int = 0, rounds: int | None = None) -> int:
-    """The smallest device budget beside the host's, or one that is at most `enough`; in `rounds`, or in as many as
-    need the least. Raises UserError as above."""
+    """The smallest device budget with the host budget of `step`, or the first one found that is at most `enough`; in
+    `rounds` rounds, or in as many as need the least. Raises UserError where the host is too small for any plan."""
     found = _most_frugal(step, enough=enough, rounds=rounds)
     if found is None:
         raise _host_too_small(step)
@@ -139,13 +140,13 @@ def least_gpu_bytes(step: Setting, *, enough: int = 0, rounds: int | None = None
 
 
 def rounds_of_least(step: Setting) -> int | None:
-    """In how many rounds the smallest device budget suffices; None where the host is too small for any."""
+    """The number of rounds that the smallest device budget needs; None where the host is too small for any plan."""
     found = _most_frugal(step)
     return found and found[1].rounds
 
 
 def _most_frugal(step: Setting, *, enough: int = 0, rounds: int | None = None) -> tuple[Candidate, Setting] | None:
-    """The candidate with the fewest bytes on the device beside the host's, or one that has at most `enough`."""
+    """The candidate with the fewest bytes on the device within the host budget, or the first with at most `enough`."""
     best: tuple[int, Candidate, Setting] | None = None
     for setting in (s for small in _small_tensors(step) for s in in_rounds(small) if rounds in (None, s.rounds)):
         candidate = _frugal(setting)
@@ -159,8 +160,9 @@ def _most_frugal(step: Setting, *, enough: int = 0, rounds: int | None = None) -
 
 @functools.lru_cache(REMEMBERED)
 def rounds_that_fit(step: Setting) -> Mapping[Setting, Candidate]:
-    """The rounds that fit the budgets, each with the options worth deciding among and its most frugal candidate.
-    Tensors too small to be worth a transfer stay on the device where anything fits so; else all may leave."""
+    """The numbers of rounds that fit the budgets, each as a setting with the options worth deciding among, and its most
+    frugal candidate. Tensors too small to be worth a transfer stay on the device; where nothing fits with them there,
+    all may leave."""
     for small in _small_tensors(step):
         candidates = {setting: _frugal(setting) for setting in in_rounds(small)}
         found = {s: d for s, d in candidates.items() if d and device_bytes(d, s) <= step.budgets.gpu_bytes}
@@ -170,7 +172,7 @@ def rounds_that_fit(step: Setting) -> Mapping[Setting, Candidate]:
 
 
 def _small_tensors(step: Setting) -> list[Setting]:
-    """The step as it is given, and where it makes a difference with tensors of every size free to leave."""
+    """The step as it is given and, where it makes a difference, the step with tensors of every size free to leave."""
     least = step.hardware.min_transfer_bytes
     free = replace(step, hardware=replace(step.hardware, min_transfer_bytes=0))
     return [step, free] if any(t.bytes < least or 0 < t.state_bytes < least for t in step.chain.tensors()) else [step]
@@ -185,7 +187,7 @@ def in_rounds(step: Setting) -> Iterator[Setting]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Way:
-    """A number of rounds: the step that the solver hopes for, and one that it proves to be out of reach."""
+    """A number of rounds: the step that the solver hopes for, and a time that it proves no step to be below."""
 
     setting: Setting
     hope_s: float = 0.0
@@ -194,7 +196,8 @@ class _Way:
 
 
 def _most_promising(ways: list[Setting], deadline: float, gap: float) -> list[_Way]:
-    """The ways in order of what the solver hopes for. A round more must be worth the gap."""
+    """The ways, ordered by the step that the solver hopes for. A larger number of rounds must gain more than the
+    gap."""
     if len(ways) < 2:
         return [_Way(setting=setting) for setting in ways]
     found = []
@@ -207,8 +210,8 @@ def _most_promising(ways: list[Setting], deadline: float, gap: float) -> list[_W
 
 
 def bound_of(s: Setting) -> float:
-    """Seconds that no schedule of its rounds beats, whatever it moves, and whichever states are on disk where some
-    are."""
+    """Seconds that no schedule in the rounds of `s` beats, whatever it moves. Where some states are on disk, the bound
+    holds whichever those are."""
     stored = any(t.states_on_disk for t in s.chain.tensors())
     return lower_bound_s(replace(_small_tensors(s)[-1], states_anywhere=stored))
 
@@ -229,7 +232,8 @@ def _host_too_small(setting: Setting) -> UserError:
 
 
 def too_small(setting: Setting) -> UserError:
-    """The error of budgets that no schedule fits. Raises that of a host that is too small whatever the device has."""
+    """The error for budgets that no schedule fits. Raises UserError `host-memory-too-small` where the host is too small
+    whatever the device has."""
     budgets = setting.budgets
     least = least_budget(setting)
     numbers = [f"budget {format_bytes_down(budgets.gpu_bytes)}, least possible {format_bytes(least.gpu_bytes)}"]
@@ -250,7 +254,8 @@ def too_small(setting: Setting) -> UserError:
 
 
 def _meant(setting: Setting) -> str:
-    """The question behind a budget that is too small for any model: people leave the unit out, and mean no bytes."""
+    """The question to ask about a budget that is too small for the model: people leave out the unit, and do not mean
+    bytes. Empty for other budgets."""
     model_bytes = sum(tensor.bytes + tensor.state_bytes for tensor in setting.chain.tensors())
     for key, budget in (("gpu_budget", setting.budgets.gpu_bytes), ("cpu_budget", setting.budgets.cpu_bytes)):
         if 0 < budget < 2**20 <= model_bytes:

@@ -1,7 +1,7 @@
-"""Where a candidate's absences may be instead, and the room on the device that they need, to the byte.
+"""Moves a candidate's absences to other stages, and counts the room on the device that they need, to the byte.
 
-An absence has up to four stages: its copy to the host is sent, it leaves the device, it comes back, and the CPU's
-update in between. In several rounds only weights move, which come and go in each.
+An absence has up to four stages: those in which its copy is sent to the host, it leaves the device, the CPU updates it,
+and it comes back. In several rounds only the absences of weights move, since these are alike in each round.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from planner.schedule.items import GRADIENT, WEIGHT, Item
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The stages of an absence, counted on past a step's end. `update`: of a weight that the CPU updates."""
+    """The stages of an absence, counted on past a step's end. `update` is used for a weight that the CPU updates."""
 
     sent: int
     evict: int
@@ -28,7 +28,7 @@ class Place:
 
 
 class Board:
-    """The absences of a candidate, and where they are. `room`: bytes left on the device per stage."""
+    """The absences of a candidate, and their stages. `room`: bytes left on the device per stage."""
 
     def __init__(self, setting: Setting, seen: Evaluation) -> None:
         candidate = seen.candidate
@@ -41,7 +41,7 @@ class Board:
         self.number = {schedule.tensor.name: n for n, schedule in enumerate(self.schedules)}
         self.places = [_placed(window, self._schedule(window), self.stages) for window in self.windows]
         by_item = {(window.item, window.is_gradient or window.update_s > 0): n for n, window in enumerate(self.windows)}
-        #: number of a gradient's absence -> of its weight's that waits for the update, and the other way round
+        #: gradient's absence -> the absence of its weight that waits for the update, and the other way round, by number
         self.partner = [
             by_item.get((Item.of(WEIGHT if window.is_gradient else GRADIENT, window.item.name), True))
             for window in self.windows
@@ -55,8 +55,8 @@ class Board:
         return self.schedules[self.number[window.item.name]]
 
     def critical(self) -> list[tuple[int, Place]]:
-        """Where what the step hangs on would have to be instead, as far as it may: a fetch that waited for the device a
-        stage sooner, a release that waited for its copy a stage later."""
+        """The absences on the critical path, by number, with the place that would relieve it, where they may be there:
+        a fetch that waited for the device comes a stage sooner, a release that waited for its copy a stage later."""
         found = []
         for what, item in self.model.critical():
             for n in self.of_item.get(item, ()):
@@ -67,11 +67,11 @@ class Board:
         return found
 
     def _allows(self, n: int, place: Place) -> bool:
-        """Whether the absence may be there, for all that room says."""
+        """Whether the absence may be there; whether there is room is not asked."""
         window, partner = self.windows[n], self.partner[n]
         if window.is_gradient:
             if partner is None or place.fetch != self.places[n].fetch:
-                return False  # the device's own, between rounds; and a gradient only leaves
+                return False  # a gradient of the device, between rounds; and no gradient comes back
             return window.last <= place.sent <= place.evict < self.stages and place.sent <= self.places[partner].update
         if not window.last <= place.evict < place.fetch <= window.use:
             return False
@@ -90,7 +90,7 @@ class Board:
         return max(gone, self.places[partner].sent) <= place.update < place.fetch
 
     def put(self, changed: Sequence[tuple[int, Place]]) -> None:
-        """The absences are there from now on."""
+        """Move each absence, by number, to its place."""
         for n, place in changed:
             size, old = self.windows[n].size, self.places[n]
             self.places[n] = place
@@ -101,7 +101,7 @@ class Board:
             self._changed[number] = None
 
     def put_if_room(self, n: int, place: Place) -> None:
-        """The same, unless the budget has no room for it, or it may no more be there."""
+        """Move an absence to `place`, unless the budget has no room for it or it may no longer be there."""
         if not self._allows(n, place):
             return
         old = self.places[n]
@@ -110,13 +110,14 @@ class Board:
             self.put([(n, old)])
 
     def step_s(self) -> float:
-        """Seconds of a step."""
+        """Seconds of a step with the absences where they are."""
         self.model.change((number, self.schedules[number]) for number in self._changed)
         self._changed.clear()
         return self.model.step_s()
 
     def _take(self, size: int, first: int, last: int) -> None:
-        """`size` bytes of the room of the stages from `first` to before `last`; given back where `last` is before."""
+        """Take `size` bytes of the room of stages `first` … `last` - 1; where `last` < `first`, give them back to those
+        from `last` to `first` - 1."""
         if last < first:
             size, first, last = -size, last, first
         for stage in range(first, last):
@@ -138,7 +139,7 @@ class Board:
 
 
 def _placed(window: Window, schedule: TensorSchedule, stages: int) -> Place:
-    """Where the absence's schedule has it."""
+    """The place that the schedule gives the absence."""
     if window.is_gradient:
         assert schedule.send is not None
         return Place(schedule.send, window.evict, window.use, window.use)

@@ -1,9 +1,9 @@
-"""Bytes per stage, handed out to whole tensors by earliest deadline: from the solver's flows to schedules.
+"""Makes schedules from the solver's flows: hands out its bytes per stage to whole tensors by earliest deadline.
 
-The solver says how much of each kind moves in each stage, and its Hall rows promise that somebody can take it. What
-leaves the device leaves at least as early as the solver's bytes do, what comes back comes at most as early: so a plan
-of whole tensors needs no more memory than the solver's. A tensor that would miss its deadline comes in the very stage
-that needs it, which costs time and never memory.
+The solver says how many bytes of each kind move in each stage, and its Hall rows guarantee that there are tensors to
+take them. Whole tensors leave the device at least as early as the solver's bytes and come back no earlier, so a plan of
+whole tensors needs no more memory than the solver's. A tensor that would miss its deadline comes in the very stage that
+needs it, which costs time and never memory.
 
 Positions are those of `planner.ilp.program`: u after backward (stage u + L - 1 around the cycle), v after forward (the
 stage).
@@ -19,7 +19,7 @@ from planner.candidate.setting import Setting
 from planner.ilp.program import Solution
 from planner.search.placements import Placement
 
-_TOLERANCE = 1e-6  # of all bytes of a kind: what a solver's rounding may hide
+_TOLERANCE = 1e-6  # of all bytes of a kind: the solver may round by so much
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,10 +35,10 @@ class Job:
 def hand_out(
     amounts: Sequence[float], jobs: Sequence[Job], *, eager: bool, new_last: bool = False
 ) -> dict[str, int]:  # fmt: skip
-    """Name -> position. Up to each position, eager jobs sum to at least the amounts, others to at most.
+    """Name -> position. Up to each position, eager jobs sum to at least the amounts, others to at most the amounts.
 
-    Earliest deadline first; with `new_last`, what is released at a position comes after what waited: the block running
-    makes its gradients at the stage's end. Whoever reaches the deadline goes there in any case.
+    Jobs are taken by earliest deadline. With `new_last`, a job released at a position comes after those that waited:
+    the running block makes its gradients at the stage's end. A job that reaches its deadline moves there in any case.
     """
     slack = _TOLERANCE * sum(job.size for job in jobs)
     position: dict[str, int] = {}
@@ -73,7 +73,7 @@ class _Circle:
         return (u + self.blocks - 1) % self.stages
 
     def backward(self, block: int) -> int:
-        """Position of a block's backward; `forward` of its next forward."""
+        """Position of a block's backward; `forward` is that of its next forward."""
         return self.blocks - 1 - block
 
     def forward(self, block: int) -> int:
@@ -81,7 +81,7 @@ class _Circle:
 
 
 def timed_schedules(setting: Setting, placements: Sequence[Placement], solution: Solution) -> list[TensorSchedule]:
-    """A schedule for every placement, along the solution's flows."""
+    """A schedule for every placement, by the solution's flows."""
     chain, clip, rounds = setting.chain, setting.clip, setting.rounds
     circle = _Circle(len(chain.blocks))
     weights_sent, updates, gradients_sent, back = _after_backward(circle, placements, solution, clip)
@@ -108,7 +108,7 @@ def timed_schedules(setting: Setting, placements: Sequence[Placement], solution:
                     send=sent,
                     drop=sent,
                     weight=tuple(absences),
-                    # a stage ahead, as the solver has it
+                    # a stage before its use, as in the solver's rows
                     fetch=circle.stages - 2 - placement.block if rounds > 1 else None,
                 )
             )
@@ -129,7 +129,8 @@ def timed_schedules(setting: Setting, placements: Sequence[Placement], solution:
 def _after_backward(
     circle: _Circle, placements: Sequence[Placement], solution: Solution, clip: bool
 ) -> tuple[dict[str, int], dict[str, int], dict[str, int], dict[str, int]]:
-    """Positions at which weights are sent, updated, their gradients sent, and weights fetched before the forward."""
+    """Name -> position of four kinds: the weight is sent, it is updated, its gradient is sent, and the weight is
+    fetched before the forward."""
     L = circle.blocks
     names = {f.tensor.name: f for f in placements}
 
@@ -148,9 +149,9 @@ def _after_backward(
     in_time = {name: max(arrived[name], needed[name] - 1) for name in gradients}
     updates = hand_out(solution.flows["update"], jobs(Side.CPU, arrived, in_time), eager=True)
     if clip:
-        updates = dict.fromkeys(updates, L - 1)  # the end of block 0's backward, in order of need
-    # A weight may be fetched in the stage after its gradient was sent at the earliest: the update is listed before.
-    # Block 0's is read in that very stage, which waits for all.
+        updates = dict.fromkeys(updates, L - 1)  # at the end of block 0's backward, in order of need
+    # The earliest fetch is in the stage after the gradient was sent: the update is listed before the fetch. Block 0's
+    # weight is read in that very stage, which waits for gradient, update and fetch.
     fresh = {name: min(max(updates[name], gradients[name]) + 1, needed[name]) for name in updates}
     back = hand_out(solution.flows["fetch_X"], jobs(Side.CPU, fresh, needed), eager=False)
     before = {name: u - 1 for name, u in needed.items()}
@@ -165,7 +166,8 @@ def _after_backward(
 def _after_forward(
     circle: _Circle, placements: Sequence[Placement], solution: Solution, weights_sent: dict[str, int]
 ) -> dict[str, Absence]:
-    """The absence of each weight between its forward and its backward. Stages, not positions."""
+    """The absence of each weight between its forward and its backward, by name. All numbers are stages, not
+    positions."""
     leaving = [f for f in placements if f.after_forward]
     early = [f for f in leaving if f.send == "D"]
     late = [f for f in leaving if f.send == "K"]
@@ -197,7 +199,8 @@ def _after_forward(
 def _state_absences(
     circle: _Circle, placements: Sequence[Placement], solution: Solution, clip: bool
 ) -> dict[str, tuple[Absence, ...]]:  # fmt: skip
-    """First in, first out on a tape in order of use: the tape of what is sent, and of what is fetched, go round."""
+    """The absences of states, by name. States move first in, first out along a tape in order of use: both the bytes
+    sent and the bytes fetched go round this tape."""
     tape = sorted((f for f in placements if f.states_travel), key=lambda f: (-f.block, f.tensor.name))
     total = sum(f.tensor.state_bytes for f in tape)
     slack = _TOLERANCE * total

@@ -1,4 +1,4 @@
-"""What happens to each tensor that may leave, and the plainest times for it."""
+"""Placements of the tensors that may leave, and the schedules that take the least memory for them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from planner.schedule.chain import Tensor
 class Placement:
     """What happens to one tensor that may leave, whenever it happens.
 
-    `after_backward`: away between its backward and its forward. `after_forward` likewise; `send` says when the host
-    gets the copy that this needs: "" it is right by then, "D" before the forward ends, "K" after. `trails`: its states
-    on disk are updated in the next step.
+    `after_backward`: away between its backward and its next forward. `after_forward`: away between its forward and its
+    backward; `send` says when the host gets the copy that this needs: "" the host's copy is current by then, "D" it is
+    sent before the forward ends, "K" after. `trails`: its states on disk are updated in the next step.
     """
 
     tensor: Tensor
@@ -30,9 +30,9 @@ class Placement:
 
 
 def in_their_stages(setting: Setting, placements: Sequence[Placement]) -> list[TensorSchedule]:
-    """A schedule for every placement: what leaves is sent and released in the stage that touched it last, what comes is
-    fetched in the one that reads it, in one round. No other times take less memory; `planner.search.list_schedule`
-    finds faster ones.
+    """A schedule for every placement, in one round. What leaves is sent and released in the stage that uses it last,
+    and what comes is fetched in the stage that reads it. No other times take less memory;
+    `planner.search.list_schedule` finds faster ones.
     """
     last = 2 * len(setting.chain.blocks) - 2
     schedules = []
@@ -46,7 +46,7 @@ def in_their_stages(setting: Setting, placements: Sequence[Placement]) -> list[T
             absences.append(Absence(evict=forward, prefetch=backward, offload=forward if placement.send else None))
         schedule = TensorSchedule(tensor=placement.tensor, side=placement.side, weight=tuple(absences))
         if placement.side is Side.CPU:
-            # Once its stale weight is gone; block 0's goes before its update in the last stage.
+            # After the stale weight's release; block 0 has both in the last stage, the release first.
             update = last if setting.clip else min(backward + 1, last)
             schedule = replace(schedule, update=update, send=backward, drop=backward, trails=placement.trails)
         elif placement.side is Side.GPU:

@@ -1,4 +1,4 @@
-"""The search for one problem's plan: candidates from the greedy algorithms and the O-ILP; the fastest is verified."""
+"""Searches for one problem's plan among candidates from the greedy algorithms and the O-ILP; verifies the fastest."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ from planner.search.round_placements import hoped, rounded_candidate
 
 log = logging.getLogger(__name__)
 
-_TO_SPARE = RateScale(h2d=0.94, d2h=0.94, cpu=0.94)  # the second question, as whole tensors waste some
-_NEAR = 0.025  # to the solver's step, or to the bound: no other candidate is looked for
+_TO_SPARE = RateScale(h2d=0.94, d2h=0.94, cpu=0.94)  # for the second question, as whole tensors waste some time
+_NEAR = 0.025  # to the solver's step or the bound: with a plan so near, no other candidate is looked for
 
 
 class Search:
-    """The candidates of one problem and the best so far. `solved`: what the solver said of it, where it was asked. All
-    is done by counts and gaps; `deadline`, by the monotonic clock, is the last resort and said to have been reached.
-    Little is tried where the solver gets no step below `beat_s`; nothing gets one below `bound_s`."""
+    """The candidates of one problem and the best so far. `solved`: the solver's answers about it, where it was asked
+    already. The search is limited by counts and gaps; `deadline`, by the monotonic clock, is the last resort, and a log
+    line says when it was reached. Little is tried where the solver finds no step below `beat_s`; no schedule has a step
+    below `bound_s`."""
 
     def __init__(
         self, setting: Setting, *, deadline: float, gap: float, beat_s: float, bound_s: float,
@@ -44,7 +45,7 @@ class Search:
         """The fastest of all candidates; `least` fits."""
         s = self.setting
         quick = sorted((evaluate(s, d) for d in instant(s, lambda d: fits(d, s))), key=lambda seen: seen.step_s)
-        # Of plans that take the same time the quick one: the frugal one moves what need not move.
+        # Of plans that take the same time take the quick one: the frugal one moves what need not move.
         best = min((*quick[:1], evaluate(s, least)), key=lambda seen: seen.step_s)
         for seen in map(self._trailing, self._candidates(quick[:1])):
             if seen.candidate.source.startswith("o-ilp"):
@@ -61,8 +62,8 @@ class Search:
         )
 
     def first(self) -> Plan | None:
-        """What the better of the solver's first two answers comes to, None where neither helps: in a fraction of the
-        time of `best`, and nearly always as good."""
+        """The plan made of the better of the solver's first two answers; None where neither helps. It takes a fraction
+        of the time of `best`, and the plan is nearly always as good."""
         found = min(islice(self._candidates(()), 2), key=lambda seen: seen.step_s, default=None)
         if found is None:
             return None
@@ -70,16 +71,16 @@ class Search:
         return proven(self._ahead(self._improved(found, found.step_s)).candidate, self.setting)
 
     def _improved(self, seen: Evaluation, best_s: float) -> Evaluation:
-        """Until hardly more than the gap is left to gain."""
+        """The evaluation improved until hardly more than the gap is left to gain."""
         return improved(self.setting, seen, (1 + self.gap) * self._reach_s(best_s), self._near_s())
 
     def _near_s(self) -> float:
-        """What is near to the solver's step; 0 while the solver knows nothing."""
+        """The greatest step that counts as near to the solver's; 0 while there is no answer of the solver."""
         return (1 + _NEAR) * max(self.bound_s, self.solutions[0].step_s) if self.solutions else 0.0
 
     def _reach_s(self, best_s: float) -> float:
-        """The best step that is in reach for all that is known; 0 while the solver knows nothing. Where a plan has
-        beaten the solver's stages, as happens with clipping, only the bound tells."""
+        """The shortest step that may be in reach by all that is known; 0 while there is no answer of the solver. Where
+        a plan has beaten the solver's stages, as happens with clipping, this is the bound."""
         if not self.solutions:
             return 0.0
         hope_s = self.solutions[0].step_s
@@ -87,8 +88,8 @@ class Search:
         return self.bound_s if beaten else max(self.bound_s, hope_s)
 
     def _candidates(self, quick: Sequence[Evaluation]) -> Iterator[Evaluation]:
-        """The solver's, one with time to spare where whole tensors are still far from the solver's step; then, with
-        clipping, the `quick` ones once more, for what running ahead of the norm makes of them."""
+        """The solver's candidates, then one that is solved with time to spare, where whole tensors are still far from
+        the solver's step. Then, with clipping, the `quick` ones again, to try updates ahead of the norm on them."""
         self.solutions = self.solved or self._solve(self.setting.budgets)
         if self.solutions and self.solutions[0].step_s >= self.beat_s:
             return

@@ -29,13 +29,14 @@ from planner.search.make_plan import (
 from planner.search.portfolio import Search
 from planner.search.round_placements import hoped
 
-_NEAR_BYTES = 2**30  # as near as a least host budget is looked for
+_NEAR_BYTES = 2**30  # how exactly a least host budget is found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """`slices` are those of a step. Without `cpu_updates` or `activation_offload` no plan has any. `not_in_files`: why
-    loading takes memory for all weights, so that none is on disk; None: the model's files have them as they are."""
+    """A question for the planner. `slices` are those of a step. Without `cpu_updates` no plan has CPU updates, without
+    `activation_offload` none offloads activations. `not_in_files`: why loading takes host memory for all weights, so
+    that none is on disk; None: the model's files have the weights in the form that the job uses."""
 
     chain: Chain
     hardware: Hardware
@@ -49,12 +50,12 @@ class Problem:
 
     @property
     def tokens(self) -> int:
-        """Of a step."""
+        """Tokens of a step."""
         return self.slices * self.chain.slice_tokens
 
     @property
     def setting(self) -> Setting:
-        """Its form for the searches, in one round."""
+        """The problem as the searches take it, in one round."""
         budgets = Budgets(
             gpu_bytes=self.gpu_budget_bytes, cpu_bytes=self.cpu_budget_bytes, cpu_updates=self.cpu_updates,
             activation_offload=self.activation_offload,
@@ -68,13 +69,13 @@ class Problem:
         return make_plan(self.setting, time_limit_s=time_limit_s, gap=gap)
 
     def least(self) -> LeastBudget:
-        """The least device budget that has a plan, whatever the device's budget is. Raises UserError
+        """The least device budget with which there is a plan, whatever `gpu_budget_bytes` is. Raises UserError
         `host-memory-too-small`."""
         return least_budget(self.setting)
 
     def plan_in(self, rounds: int, time_limit_s: float, beat_s: float) -> Plan | None:
-        """A plan in so many rounds, in a third of the time of `plan`; None where the solver hopes for no step below
-        `beat_s`, or finds nothing that fits."""
+        """A plan in `rounds` rounds, found in a third of the time of `plan`. None where the solver hopes for no step
+        below `beat_s`, or finds nothing that fits."""
         s = replace(self.setting, rounds=rounds, slices=self.slices // rounds)
         bound_s = bound_of(s)
         s = next((fitting for fitting in rounds_that_fit(self.setting) if fitting.rounds == rounds), s)
@@ -83,13 +84,13 @@ class Problem:
         return Search(s, deadline=deadline, gap=GAP, beat_s=beat_s, bound_s=bound_s).first()
 
     def bound_s(self) -> float:
-        """Seconds that no plan of it beats."""
+        """Seconds that no plan of this problem beats."""
         return min(map(bound_of, in_rounds(self.setting)))
 
     def hope_s(self) -> float:
         """Seconds of the solver's step, before rounding, in as many rounds as are best; infinity where it finds none.
 
-        It takes a fraction of a plan's time, and does not depend on the time there is.
+        This takes a fraction of a plan's time, and does not depend on a time limit of the caller.
         """
         solution = self.hoped()
         return solution.step_s if solution else math.inf
@@ -99,33 +100,33 @@ class Problem:
         return _hoped(replace(self.setting, states_anywhere=states_anywhere))
 
     def least_bytes(self, *, enough: int = 0, rounds: int | None = None) -> int | None:
-        """The least device budget beside the host's, or one that is at most `enough`, in `rounds` or in any number of
-        them; None where the host is too small for any."""
+        """The least device budget with this host budget, or the first one found that is at most `enough`; in `rounds`
+        rounds, or in any number of them. None where the host is too small for any plan."""
         try:
             return least_gpu_bytes(self.setting, enough=enough, rounds=rounds)
         except UserError:
             return None
 
     def fits(self, rounds: int | None = None) -> bool:
-        """Whether there is a plan, in so many rounds or in any number of them."""
+        """Whether there is a plan, in `rounds` rounds or, with None, in any number of them."""
         if self._standing_bytes() > self.gpu_budget_bytes + self.cpu_budget_bytes:
             return False
         least = self.least_bytes(enough=self.gpu_budget_bytes, rounds=rounds)
         return least is not None and least <= self.gpu_budget_bytes
 
     def check_fits(self) -> None:
-        """Raise the UserError of `plan` where nothing fits, without a search for what is fast."""
+        """Raise the UserError of `plan` where nothing fits, without a search for a fast plan."""
         if not self.fits():
             raise too_small(self.setting)
 
     def _standing_bytes(self) -> int:
-        """Of weights and states that are in memory, of the device or the host."""
+        """Bytes of the weights and states that are in memory, of the device or of the host."""
         return sum(
             (0 if t.on_disk else t.bytes) + (0 if t.states_on_disk else t.state_bytes) for t in self.chain.tensors()
         )
 
     def least_cpu_bytes(self) -> int | None:
-        """About the least host budget beside the device's, by bisection; None where no host is large enough."""
+        """About the least host budget with this device budget, by bisection; None where no host is large enough."""
 
         def fits(size: int) -> bool:
             return replace(self, cpu_budget_bytes=size).fits()

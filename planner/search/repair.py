@@ -1,9 +1,10 @@
-"""A candidate made to fit: where a stage has too much on the device, what waits there unused comes later or leaves
+"""Makes a candidate fit: where a stage has too much on the device, tensors that wait there unused come later or leave
 earlier.
 
-Whole tensors do not fit where the solver's fractions did. Of what lies on the device without being read, that is moved
-first whose use is farthest; a tensor then comes in the very stage that reads it, or leaves in the one that makes it,
-which costs time and never memory. What the stages read themselves stays.
+Whole tensors may not fit where the solver's fractions did. Of the tensors that are on the device without being read,
+the one whose use is farthest is moved first. It then comes after the crowded stage, at the latest in the stage that
+reads it, or leaves before the crowded stage, at the earliest in the stage that makes it: this costs time and never
+memory. What a stage itself reads stays.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from planner.schedule.chain import Chain
 
 
 class _Stages:
-    """Who reads a tensor when, and what room there is."""
+    """The stages that use each tensor, and the room in bytes that each stage has left."""
 
     def __init__(self, chain: Chain, room_bytes: Sequence[int]) -> None:
         self.room = list(room_bytes)
@@ -35,13 +36,13 @@ class _Stages:
         return min((stage - use) % self.count for use in uses)
 
     def give(self, first: int, stages: int, size: int) -> None:
-        """`size` bytes less in `stages` stages from `first` on."""
+        """Note that `size` bytes less are on the device in `stages` stages from `first` on."""
         for n in range(stages):
             self.room[(first + n) % self.count] += size
 
 
 def tightened(chain: Chain, candidate: Candidate, room_bytes: Sequence[int]) -> Candidate:
-    """The candidate with less on the device in stages without room, as far as that goes. `room_bytes`: per stage,
+    """The candidate with less on the device in stages without room, as far as possible. `room_bytes`: per stage, the
     budget less the candidate's peak; below zero where it does not fit.
     """
     stages = _Stages(chain, room_bytes)
@@ -62,7 +63,8 @@ def tightened(chain: Chain, candidate: Candidate, room_bytes: Sequence[int]) -> 
 
 
 def _waiting(stages: _Stages, schedule: TensorSchedule, stage: int) -> list[tuple[int, str]]:
-    """What of this tensor lies unused on the device in `stage`: (stages to its use, "w", "s" or "g")."""
+    """The parts of this tensor that are unused on the device in `stage`, each as (stages to its use, kind): kind "w" is
+    its weight, "s" its states, "g" its gradient."""
     found: list[tuple[int, str]] = []
     if schedule.drop is not None and schedule.send is not None and _made(stages, schedule) < stage <= schedule.drop:
         found.append((stages.count, "g"))
@@ -78,7 +80,8 @@ def _waiting(stages: _Stages, schedule: TensorSchedule, stage: int) -> list[tupl
 
 
 def _kinds(stages: _Stages, schedule: TensorSchedule) -> list[tuple[str, tuple[Absence, ...], list[int]]]:
-    """Weights with the stages that read or update them, states with their update."""
+    """The kinds "w" and "s", each with its absences and the stages that use it: those that read or update a weight, the
+    one that updates states."""
     weight_uses, updates = list(stages.uses[schedule.tensor.name]), []
     if schedule.side is Side.GPU and schedule.update is not None:
         updates = [schedule.update]
@@ -91,12 +94,13 @@ def _made(stages: _Stages, schedule: TensorSchedule) -> int:
 
 
 def _later(stages: _Stages, schedule: TensorSchedule, absence: Absence, stage: int, uses: list[int]) -> bool:
-    """The absence brings it back by `stage`, to be read after it."""
+    """Whether the absence ends by `stage`, for a use after `stage`: then it may end later."""
     return (stage - absence.prefetch) % stages.count < stages.until(absence.prefetch, uses)
 
 
 def _sooner(stages: _Stages, absence: Absence, stage: int, uses: list[int]) -> bool:
-    """It was read before `stage` and leaves at its end or after, before it is read again."""
+    """Whether the last use was before `stage`, and the absence begins at the end of `stage` or later, before the next
+    use: then it may begin sooner."""
     since = stages.since(stage, uses)
     return (
         since > 0

@@ -1,9 +1,9 @@
-"""From the solver's fractions to whole tensors.
+"""Rounds the solver's fractions to whole tensors.
 
-Per block the solver gives bytes of each placement (`planner.ilp.program.Totals`). Here tensors are chosen for them,
-what is too much being passed on to the next block, in the direction in which memory sums over blocks: so every such sum
-stays within a tensor of the solver's, and on the side that needs less memory. Then the solver spreads the rounded bytes
-over the stages once more.
+Per block the solver gives bytes of each placement (`planner.ilp.program.Totals`). Here tensors are chosen for these
+bytes, and the difference is passed on to the next block, in the direction in which memory sums over blocks. So every
+such sum stays within one tensor of the solver's sum, on the side that needs less memory. In several rounds the solver
+then spreads the rounded bytes over the stages once more; in one round the step is played.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ from planner.search.placements import Placement, in_their_stages
 from planner.search.repair import tightened
 
 _TOLERANCE = 1e-6
-_ATTEMPTS = 4  # to make whole tensors fit, each way
+_ATTEMPTS = 4  # to make whole tensors fit, for each way of rounding
 _SHARE = 0.01  # of a budget
-_SUMS = 4096  # of sizes, looked at for one block
+_SUMS = 4096  # of tensor sizes, looked at for one block
 
 
 @dataclass(slots=True)
 class Carry:
-    """What rounding has given too little (positive) or too much so far, per kind."""
+    """The bytes that rounding has given too little (positive) or too much (negative) so far, per kind. `up`: rounding
+    gives no less than wanted."""
 
     of: dict[str, float]
     up: bool
@@ -41,8 +42,8 @@ class Carry:
     def take(
         self, kind: str, tensors: Sequence[Tensor], target: float, size: Callable[[Tensor], int], least: float = 0.0
     ) -> list[Tensor]:
-        """Tensors whose sizes sum to the target and what was carried over, and to `least`: to at least that, by as
-        little as possible, or as nearly as possible to that.
+        """Tensors for the target plus what was carried over, and for no less than `least`. With `up` their sizes sum to
+        at least that, by as little as possible; else as nearly as possible to that.
         """
         wanted = target + self.of[kind]
         taken = _subset([t for t in tensors if size(t)], max(wanted, least), size, up=self.up)
@@ -51,8 +52,8 @@ class Carry:
 
 
 def _subset(tensors: Sequence[Tensor], target: float, size: Callable[[Tensor], int], *, up: bool) -> list[Tensor]:
-    """The tensors whose sizes sum most nearly to the target; `up`: to no less, all of them where that is not enough.
-    Of many equal sums the one of the larger tensors. Exact for a dozen tensors, of many more not all sums are known.
+    """The tensors whose sizes sum most nearly to the target; with `up` to no less, or all where that is not enough. Of
+    equal sums the one of larger tensors is taken. Exact for a dozen tensors; for many more not all sums are known.
     """
     slack = _TOLERANCE * sum(size(t) for t in tensors)
     sums: dict[int, tuple[Tensor, ...]] = {0: ()}
@@ -79,9 +80,9 @@ def choose_placements(
 ) -> list[Placement]:
     """A placement for every tensor that may leave. `up`: no running sum over blocks is below the solver's.
 
-    `limits`: see `planner.ilp.columns.limits_of`; where one is 0 that placement is out of question. `tight`: every
-    block gets no less than the solver gives it, by kinds that stand in for one another, whatever other blocks have in
-    excess: near the least possible budget, what the device updates has no place elsewhere in its block.
+    `limits`: see `planner.ilp.columns.limits_of`; where a limit is 0, that placement is not possible. `tight`: every
+    block gets no less than the solver gives it, whatever other blocks have in excess, where kinds may stand in for one
+    another. Near the least possible budget, what the device updates has no place elsewhere in its block.
     """
     carry = Carry(dict.fromkeys(totals.of, 0.0), up)
     trainable, frozen = tensor_lists(chain, hardware)
@@ -190,11 +191,12 @@ def rounded_totals(chain: Chain, placements: Sequence[Placement]) -> Totals:
 
 
 def hoped(setting: Setting, *, gap: float, deadline: float) -> list[Solution]:
-    """What the solver hopes for, the best first; nothing where it finds nothing.
+    """The solver's answers, the shortest step first; empty where it finds none.
 
-    Where the first block is one tensor, the embedding, larger than a layer, that is where the device updates it, and
-    where the CPU does: a solver that parts it has a step that whole tensors are far from. (One program with a binary
-    for the side takes longer than both.) One of the two it is: they prove what the program proves that parts it.
+    Where the first block is one tensor (the embedding, larger than a layer), there are two answers: with the device and
+    with the CPU updating it. A solver that may split this tensor finds a step that whole tensors are far from. (One
+    program with a binary variable for the side takes longer than both.) Every plan has one of the two sides, so the two
+    answers together prove as much as the program that may split the tensor.
     """
     instance = make_instance(setting)
 
@@ -204,7 +206,7 @@ def hoped(setting: Setting, *, gap: float, deadline: float) -> list[Solution]:
     found: list[Solution | None] = []
     if instance.first_is_one_tensor:
         found = [solve(update_of_first_on_device), solve(update_of_first_on_cpu)]
-    if not found or None in found:  # who knows whether the other side has no answer, or had no time for it
+    if not found or None in found:  # the other side may have no answer, or had no time to find one
         found = [solve()]
     return sorted((solution for solution in found if solution is not None), key=lambda solution: solution.step_s)
 
@@ -212,10 +214,10 @@ def hoped(setting: Setting, *, gap: float, deadline: float) -> list[Solution]:
 def rounded_candidate(
     setting: Setting, solution: Solution, *, gap: float, deadline: float, source: str
 ) -> Evaluation | None:  # fmt: skip
-    """A candidate of whole tensors near the solution that fits, and what it does; None when none was found.
+    """A candidate of whole tensors near the solution that fits, evaluated; None when none was found.
 
-    Where whole tensors do not fit as the solver's bytes did, its choice for a budget that is smaller by the excess is
-    rounded; near the least possible budget there is none, and every block is rounded by itself.
+    Where whole tensors do not fit as the solver's bytes did, the solver's choice for a budget smaller by the excess is
+    rounded instead. Near the least possible budget it has no such choice, and then every block is rounded by itself.
     """
     instance = make_instance(setting)
     limits = limits_of(instance)
@@ -231,7 +233,7 @@ def rounded_candidate(
             found, (gpu_excess, cpu_excess) = _fitting(setting, placements, fractions.options, deadline, source)
             if found is not None:
                 return found
-            # What is a little too much may need a whole tensor less: ever more.
+            # A small excess may need one whole tensor less, so each attempt takes off more.
             smaller = _less(smaller, gpu_excess << attempt, cpu_excess << attempt)
             fractions = _solve_near(make_instance(smaller), solution, gap=gap, deadline=deadline)
     return None
@@ -240,7 +242,7 @@ def rounded_candidate(
 def _fitting(
     setting: Setting, placements: Sequence[Placement], options: Sequence[int], deadline: float, source: str
 ) -> tuple[Evaluation | None, tuple[int, int]]:
-    """The placements' candidate where it fits; else None and the bytes that are too many on device and host."""
+    """The placements' candidate, evaluated, where it fits; else None, and the bytes too many on device and host."""
     chain = setting.chain
     schedules = _schedules(setting, placements, options, deadline)
     if schedules is None:
@@ -258,8 +260,8 @@ def _fitting(
 def _schedules(
     setting: Setting, placements: Sequence[Placement], options: Sequence[int], deadline: float
 ) -> list[TensorSchedule] | None:  # fmt: skip
-    """With the times that take the least memory, to be played; in several rounds, which are not played, with those of
-    the solver's flows, None where it finds none."""
+    """Schedules with the times that take the least memory, to be played. Several rounds are not played: their times are
+    those of the solver's flows, and None where it finds none."""
     if setting.rounds == 1:
         return in_their_stages(setting, placements)
     flows = solve_oilp(
@@ -270,7 +272,7 @@ def _schedules(
 
 
 def _less(setting: Setting, gpu_bytes: int, cpu_bytes: int) -> Setting:
-    """Smaller by so many bytes, or by a small share of all where nothing says how many."""
+    """The setting with budgets smaller by so many bytes, or by a small share where both numbers are 0."""
     budgets = setting.budgets
     if not (gpu_bytes or cpu_bytes):
         gpu_bytes, cpu_bytes = int(budgets.gpu_bytes * _SHARE), int(budgets.cpu_bytes * _SHARE)
@@ -279,7 +281,7 @@ def _less(setting: Setting, gpu_bytes: int, cpu_bytes: int) -> Setting:
 
 
 def _solve_near(instance: Instance, solution: Solution, *, gap: float, deadline: float) -> Solution | None:
-    """The best fractions with the options of `solution`, or with any where these do not fit."""
+    """The solver's answer with the options of `solution`, or with any options where there is none with these."""
     limit_s = deadline - time.monotonic()
     same = solve_oilp(instance, time_limit_s=limit_s, gap=gap, options=solution.options)
     return same or solve_oilp(instance, time_limit_s=deadline - time.monotonic(), gap=gap)

@@ -1,5 +1,7 @@
-"""Which optimizer states are on disk, where the host's memory is too small for all: they are read, updated and written
-again in every step. Which, and how many, the solver decides: what is there leaves memory for activations, too.
+"""Decides which optimizer states are on disk, where the host's memory is too small for all.
+
+They are read, updated and written again in every step. The solver decides which and how many: states on disk leave
+host memory for activations, too.
 """
 
 from __future__ import annotations
@@ -25,10 +27,12 @@ PARTS = 256
 
 
 def with_states_on_disk(problem: Problem) -> Problem:
-    """The problem as it is where no disk is given, where a plan keeps its budgets, or where none does with all that may
-    be on disk; else with those states there with which the solver hopes for the shortest step, of as many as have
-    room. Where a plan needs more than that, it has as few as it needs: how many that are says what there should be room
-    for. Where all states are not enough, as few weights as are needed are wholly there, too."""
+    """The problem with those states on disk with which the solver hopes for the shortest step, as far as they have room
+    there. Where a plan needs more states on disk, it gets as few as it needs; their size tells how much room there
+    should be. Where all states on disk are not enough, as few weights as needed are wholly on disk, too.
+
+    The problem is returned as it is where no disk is given, where a plan keeps its budgets without one, and where none
+    does with all on disk that may be."""
     everything = _all_that_may_help(problem)
     if everything is None:
         return problem
@@ -47,8 +51,8 @@ def with_states_on_disk(problem: Problem) -> Problem:
 
 
 def hope_s(problem: Problem) -> float:
-    """Seconds of the solver's step, before rounding, with those states on disk that it would have there; infinity where
-    it finds none."""
+    """Seconds of the solver's step, before rounding, with the states on disk that the solver chooses; infinity where it
+    finds no step."""
     everything = _all_that_may_help(problem)
     if everything is None:
         return problem.hope_s()
@@ -57,19 +61,19 @@ def hope_s(problem: Problem) -> float:
 
 
 def _all_that_may_help(problem: Problem) -> Problem | None:
-    """The problem with all states on disk that may be there; None where none may, or need be."""
+    """The problem with all states on disk that may be there; None where none may or needs to be there."""
     names = _may_be_on_disk(problem)
     return _on_disk(problem, names) if problem.hardware.disk_bytes and names and not problem.fits() else None
 
 
 def decided_anew(problem: Problem) -> Problem:
-    """A problem that was changed since it was decided which states are on disk, with those there that are best now."""
+    """The problem with the choice of states on disk made again, where it has any: for one that was changed since."""
     return with_states_on_disk(_on_disk(problem, ())) if states_on_disk(problem.chain) else problem
 
 
 def with_weights_wholly_on_disk(everything: Problem, otherwise: Problem) -> Problem:
-    """The problem, with all states on disk, and as few layers' weights wholly there as make a plan keep its budgets;
-    `otherwise` where none does."""
+    """The problem with all states on disk, and with as few of the layers' weights wholly on disk as a plan needs to
+    keep its budgets; `otherwise` where no plan does."""
     names = _may_be_wholly_on_disk(everything)
     if not (names and everything.cpu_updates):
         return otherwise
@@ -78,8 +82,8 @@ def with_weights_wholly_on_disk(everything: Problem, otherwise: Problem) -> Prob
 
 
 def with_all_on_disk(problem: Problem) -> Problem:
-    """The problem with all states on disk that may be there: what has room on the disk that is given, where one is; and
-    with all weights wholly there that may, where it is not enough."""
+    """The problem with all states on disk that may be there, where a disk is given only those that have room on it.
+    Where all states are not enough, all weights that may be wholly on disk are there, too."""
     names = _may_be_on_disk(problem)
     everything = _on_disk(problem, names)
     if not everything.fits() and (more := _may_be_wholly_on_disk(everything)):
@@ -88,16 +92,18 @@ def with_all_on_disk(problem: Problem) -> Problem:
 
 
 def every(names: Sequence[str], parts: int) -> list[str]:
-    """So many 256ths of the names, spread evenly."""
+    """`parts` 256ths of the names, spread evenly."""
     return [name for k, name in enumerate(names) if (k + 1) * parts // PARTS > k * parts // PARTS]
 
 
 def _fastest(everything: Problem) -> list[str]:
-    """The tensors whose states the solver has on disk where any may be there: embedding and head as it says, of layers
-    as much in all, what is too much or too little being passed on, from blocks of large tensors to those of small ones.
+    """The tensors whose states the solver puts on disk when any may be there. Embedding and head are as it says; layers
+    have as much in all as it says. What rounding gives too much or too little is passed on, from blocks of large
+    tensors to those of small ones.
 
-    The solver does not care which layers they are of. Those of some layers in a row would keep the drive waiting for
-    the CPU, and then the CPU for the drive, longer than the ring has room for: so each layer has its part."""
+    The solver does not care which layers the states belong to. If they were those of some layers in a row, the drive
+    would wait for the CPU, and then the CPU for the drive, longer than the ring can even out. So each layer gets its
+    share."""
     solution = everything.hoped(states_anywhere=True)
     if solution is None:
         return []
@@ -116,8 +122,8 @@ def _fastest(everything: Problem) -> list[str]:
 
 
 def _with_room(problem: Problem, names: Sequence[str]) -> list[str]:
-    """Of tensors of such names those, in their order, whose states have room on disk: whole ones may be a little more
-    than what the solver found room for."""
+    """Those of the named tensors, taken in order, whose states have room on disk: whole tensors may take a little more
+    than the solver found room for."""
     left, found = problem.hardware.disk_bytes, []
     for name in names:
         if (size := _stored_bytes(problem, [name])) <= left:
@@ -133,8 +139,8 @@ def _stored_bytes(problem: Problem, names: Collection[str]) -> int:
 
 
 def as_few_as_fit(problem: Problem, with_parts: Callable[[int], Problem]) -> Problem:
-    """`with_parts` of the fewest 256ths of what may be on disk that have a plan, in as many rounds as take the least
-    memory when all is there; `problem` where all have none."""
+    """`with_parts` of the fewest 256ths on disk for which there is a plan; `problem` where there is none even for all
+    256. Rounds are as many as take the least memory when all is on disk."""
     low, high = 0, PARTS
     best = with_parts(high)
     rounds = rounds_of_least(best.setting)
@@ -151,12 +157,13 @@ def as_few_as_fit(problem: Problem, with_parts: Callable[[int], Problem]) -> Pro
 
 
 def states_on_disk(chain: Chain) -> bool:
-    """Whether any may be there."""
+    """Whether any states may be on disk."""
     return any(t.states_on_disk for t in chain.tensors())
 
 
 def disk_need_bytes(plan: Plan, chain: Chain, *, homes: int) -> int:
-    """What states on disk take there, and weights that are wholly there: those of the tensors that the CPU updates."""
+    """Bytes on disk of states, and of weights wholly on disk, of the tensors that the CPU updates. `homes`: places that
+    each piece of states has there."""
     updated = plan.cpu_updated()
     there = [t for t in chain.tensors() if t.states_on_disk and t.name in updated]
     states = stored_bytes((piece for t in there for piece in chain.state_pieces(t)), homes)
@@ -164,7 +171,8 @@ def disk_need_bytes(plan: Plan, chain: Chain, *, homes: int) -> int:
 
 
 def check_disk_budget(need_bytes: int, budget_bytes: int | None, *, homes: int) -> None:
-    """Raise UserError "disk-too-small" where the budget is less. `homes`: places that each state has there."""
+    """Raise UserError "disk-too-small" where the budget is less than the need. `homes`: places that each piece of
+    states has on disk."""
     if budget_bytes is not None and need_bytes > budget_bytes:
         raise UserError(
             "The disk budget has no room for what goes to disk.", code="disk-too-small",
@@ -176,7 +184,8 @@ def check_disk_budget(need_bytes: int, budget_bytes: int | None, *, homes: int) 
 
 
 def _may_be_on_disk(problem: Problem) -> list[str]:
-    """What the CPU may update; small ones would take a drive nearly as long as large ones."""
+    """Names of the tensors whose states may be on disk: those that the CPU may update, but for small ones, for which a
+    drive would take nearly as long as for large ones."""
     return [t.name for block in _movable(problem) for t in block if t.storable]
 
 
@@ -190,8 +199,8 @@ def _on_disk(problem: Problem, names: Collection[str]) -> Problem:
 
 
 def _may_be_wholly_on_disk(problem: Problem) -> list[str]:
-    """Of what has its states on disk, weights of layers, where loading has no need of memory for them: the embedding
-    and the head are as large as many of those, and so would the slots be through which they came."""
+    """Names of the layers' weights with states on disk, where loading needs no memory for all weights. Embedding and
+    head are left out: each is as large as many such weights, and the slots that it came through would be, too."""
     layers = _movable(problem)[1:-1] if problem.not_in_files is None else ()
     return [t.name for tensors in layers for t in tensors if t.states_on_disk and t.has_master]
 
