@@ -1,6 +1,7 @@
-"""All plans that need no solver: those of `planner.greedy.streaming`, and activations by their benefit.
+"""Makes all candidates that need no solver: those of `planner.greedy.streaming`, and one with activations by benefit.
 
-They are there at once, so that there is an answer whatever time the solver has, and no plan may be worse than they are.
+They are ready at once, so there is an answer however little time the solver has. No final plan may be worse than they
+are.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from planner.schedule.peak_moments import kept_bytes
 
 
 def instant(setting: Setting, fits: Callable[[Candidate], bool]) -> Iterator[Candidate]:
-    """Candidates that fit."""
+    """The candidates without a solver that fit."""
     yield from candidates(setting, fits)
     candidate = by_benefit(setting, fits)
     if candidate is not None:
@@ -23,8 +24,9 @@ def instant(setting: Setting, fits: Callable[[Candidate], bool]) -> Iterator[Can
 
 
 def by_benefit(setting: Setting, fits: Callable[[Candidate], bool]) -> Candidate | None:
-    """LoHan's order: streamed weights, all activations recomputed, then kept or offloaded block by block, most seconds
-    saved per byte first, as many as fit; None where not even the first fits.
+    """A candidate in LoHan's order: weights are streamed, and all activations recomputed; then activations are kept or
+    offloaded block by block, most seconds saved per byte first, as many as fit. None where nothing fits even with all
+    recomputed.
     """
     blocks = setting.chain.blocks
     least = profile(setting, "recompute")

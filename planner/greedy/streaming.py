@@ -1,8 +1,9 @@
-"""Plans without a solver: instant answers, and the most frugal plan, which says what is the least possible budget.
+"""Makes candidates without a solver: instant answers, and the most frugal one, which gives the least possible budget.
 
-Profiles of options: "fast" the quickest without transfers, "recompute" the fewest bytes kept or moved, "offload" the
-most bytes on the host. Schedules: "resident" all on the device, "streamed" every weight fetched one stage ahead and
-released after use, its update on the CPU (L2L), "exposed" the same but fetched in the very stage: slow, and frugal.
+Profiles of options: "fast" is the quickest without transfers, "recompute" keeps or moves the fewest bytes, "offload"
+has the most bytes on the host. Schedules: "resident" has all on the device. "streamed" fetches every weight one stage
+ahead and releases it after use, with its update on the CPU (L2L). "exposed" is the same, but fetches in the very stage
+that reads the weight: slow, and frugal.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ PROFILES = ("fast", "recompute", "offload")
 
 
 def profile(setting: Setting, name: str) -> list[str]:
-    """An option name per block."""
+    """An option name per block: the block's option of the profile `name`, one of `PROFILES`."""
     return [_pick(setting.options(block), block, name).name for block in setting.chain.blocks]
 
 
@@ -49,11 +50,11 @@ def streamed(
     setting: Setting, options: Sequence[str], *, ahead: bool, at_home_names: frozenset[str] = frozenset(),
     gpu_updated: frozenset[str] = frozenset(), source: str,
 ) -> Candidate:  # fmt: skip
-    """Every tensor that may leave is away between its uses, but for `at_home_names`. The CPU updates them, but for
-    `gpu_updated`.
+    """The candidate in which every tensor that may leave is away between its uses, except `at_home_names`. The CPU
+    updates these tensors, except `gpu_updated`.
 
-    `ahead`: fetched in the stage before the one that reads it, its gradient released in the stage after; else in the
-    very stage, and the device waits.
+    `ahead`: a tensor is fetched in the stage before the one that reads it, and its gradient is released in the stage
+    after the one that makes it. Otherwise both happen in the very stage, and the device waits.
     """
     chain, clip = setting.chain, setting.clip
     free = {
@@ -87,7 +88,7 @@ def _stream(setting: Setting, tensor: Tensor, block: int, ahead: bool, *, on_gpu
         # Block 0's forward would wait for its update: less memory, more time.
         able = block > 0 or (setting.rounds == 1 and not ahead)
         side = Side.CPU if setting.budgets.cpu_updates and able and not on_gpu else Side.GPU
-    if side is Side.GPU and clip and block > 0:  # the update waits for the norm with all its data there
+    if side is Side.GPU and clip and block > 0:  # the update waits for the norm, with all its data on the device
         return at_home(chain, tensor, clip)
     absences: list[Absence] = []
     fetch = backward - lead if setting.rounds > 1 else None
@@ -100,7 +101,7 @@ def _stream(setting: Setting, tensor: Tensor, block: int, ahead: bool, *, on_gpu
     if block > 0 or side is Side.CPU:
         absences.append(after_backward)
     if side is Side.CPU:
-        update = stages - 1 if clip else min(backward + 1, stages - 1)  # once its stale weight is gone
+        update = stages - 1 if clip else min(backward + 1, stages - 1)  # once the stale weight is gone
         drop = min(backward + lead, stages - 1)
         return TensorSchedule(
             tensor=tensor, side=side, update=update, send=backward, drop=drop, fetch=fetch, weight=tuple(absences)
@@ -113,13 +114,13 @@ def _stream(setting: Setting, tensor: Tensor, block: int, ahead: bool, *, on_gpu
 
 
 def resident(setting: Setting, options: Sequence[str], source: str) -> Candidate:
-    """Everything on the device all the time."""
+    """The candidate with everything on the device all the time."""
     schedules = tuple(at_home(setting.chain, tensor, setting.clip) for tensor in setting.chain.tensors())
     return Candidate(options=tuple(options), schedules=schedules, source=source)
 
 
 def candidates(setting: Setting, fits: Callable[[Candidate], bool]) -> Iterator[Candidate]:
-    """Instant plans that fit: all resident, all streamed, and streamed with as many tensors at home as fit."""
+    """Instant candidates that fit: all resident, all streamed, and streamed with as many blocks at home as fit."""
     for name in PROFILES:
         options = profile(setting, name)
         plan = resident(setting, options, f"resident, {name}")
@@ -134,7 +135,7 @@ def candidates(setting: Setting, fits: Callable[[Candidate], bool]) -> Iterator[
 def _filled(
     setting: Setting, options: Sequence[str], name: str, fits: Callable[[Candidate], bool]
 ) -> Iterator[Candidate]:
-    """The streamed plan with the most blocks at home that fit, counted from the head down."""
+    """The streamed candidate with the most blocks at home that fit, counted from the head down."""
     tensors = movable(setting.chain, setting.hardware)
 
     def plan_of(count: int) -> Candidate:
@@ -153,10 +154,10 @@ def _filled(
 def frugal(
     setting: Setting, peak_bytes: Callable[[Candidate], int], cpu_bytes: Callable[[Candidate], int]
 ) -> Candidate | None:
-    """The plan with the least device memory whose host memory fits; None when the host is too small for any.
+    """The candidate with the least device memory whose host memory fits; None when the host is too small for any.
 
-    Weights come in the stage that reads them. Of the options those are taken that keep the least among the ones whose
-    own peak allows the budget, for the least budget at which this works out.
+    Weights come in the stage that reads them. Each block has the option that keeps the fewest bytes, of those whose own
+    peak is within a limit; the limit is the lowest at which every block has such an option.
     """
     least = _least_options(setting)
     plans = [
@@ -172,7 +173,8 @@ def frugal(
 
 
 def _on_disk(setting: Setting, names: Sequence[str]) -> list[str] | None:
-    """These options with activations on disk where they travel; None where none may be there, or not all."""
+    """The options `names` with activations on disk where these travel; None where none may be there, or the disk has no
+    room for all of them."""
     chain, found, stored = setting.chain, list(names), 0
     for i, (block, name) in enumerate(zip(chain.blocks, names, strict=True)):
         option = block.option(name)
@@ -183,12 +185,13 @@ def _on_disk(setting: Setting, names: Sequence[str]) -> list[str] | None:
 
 
 def _less_on_host(setting: Setting, least: Sequence[str], cpu_bytes: Callable[[Candidate], int]) -> list[Candidate]:
-    """Streamed, with the options `least` but for as few blocks without offloaded activations as make the host's memory
-    suffice. Or all without, with as few tensors at home; or, as an update on the device needs no gradient on the host,
-    with as few of these updates."""
+    """Streamed candidates that need less host memory, each changed as little as suffices: options `least`, but some
+    blocks without offloaded activations; or no offloaded activations and some tensors at home; or none and some updates
+    on the device, as these need no gradient on the host."""
     options = profile(setting, "recompute")
     free = [t for block in movable(setting.chain, setting.hardware) for t in block]
-    # Of these the host has no states to be rid of; what is wholly on disk does not travel where the device updates it.
+    # Last those with states on disk: the host has none to be rid of. None wholly on disk: updated on the device, these
+    # do not travel.
     order = sorted((t for t in free if not t.wholly_on_disk), key=lambda t: t.states_on_disk)
     last_first = [t for there in (False, True) for t in reversed(free) if t.states_on_disk == there]
 
@@ -201,11 +204,11 @@ def _less_on_host(setting: Setting, least: Sequence[str], cpu_bytes: Callable[[C
         return streamed(setting, options, ahead=False, gpu_updated=names, source="frugal, host full, GPU updates")
 
     def recomputed_plan(count: int) -> Candidate:
-        first = len(least) - count  # these leave while there is room, before the others add up
+        first = len(least) - count  # the first blocks offload: they do while there is room, before the others add up
         mixed = [*least[:first], *options[first:]]
         return streamed(setting, mixed, ahead=False, source="frugal, host full, fewer offloads")
 
-    # With clipping an update on the device waits for the norm there, with all its data: nothing is gained.
+    # With clipping an update on the device waits for the norm with all its data there, so it gains nothing.
     ways = [(at_home_plan, len(free)), (recomputed_plan, len(least))]
     ways += [] if setting.clip else [(gpu_updated_plan, len(order))]
     candidates = (_fewest(way, most, lambda d: cpu_bytes(d) <= setting.budgets.cpu_bytes) for way, most in ways)
@@ -213,7 +216,7 @@ def _less_on_host(setting: Setting, least: Sequence[str], cpu_bytes: Callable[[C
 
 
 def _fewest(plan_of: Callable[[int], Candidate], most: int, suffices: Callable[[Candidate], bool]) -> Candidate | None:
-    """The candidate with the smallest count up to `most` that suffices; None where 0 does, or none does."""
+    """The candidate with the smallest count up to `most` that suffices; None where 0 suffices, or not even `most`."""
     if suffices(plan_of(0)) or not suffices(plan_of(most)):
         return None
     low, high = 0, most  # high suffices

@@ -1,10 +1,10 @@
-"""The batch size as a decision (thesis 4.5.3): of how many rows the micro-batches of a step are.
+"""Decides the batch size (thesis 4.5.3): how many rows each micro-batch of a step has.
 
-The rows of a step are the job's, so learning stays as it is, and the best split is the one with the shortest step. The
-thesis makes 1/b a variable of its program, takes all times for proportional to b, and rounds the answer. Here every
+The job fixes the rows of a step, so learning stays as it is, and the best split is the one with the shortest step. The
+thesis makes 1/b a variable of its program, takes all times as proportional to b, and rounds the answer. Here every
 divisor of the rows is a candidate. A block's bytes and estimated times are affine in the rows, so two traces give the
-chains of all candidates; the solver's step of each says in which order to plan them, and when no other is likely to be
-better.
+chains of all candidates. The solver's step of each candidate says in which order to plan them, and when no other is
+likely to be better.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from planner.search.make_plan import GAP
 from planner.search.problem import Problem
 
 _MOST = 16  # candidates
-_MOST_ROWS = 1024  # of a micro-batch, unless the model wants all in one: far beyond, nothing is gained
+_MOST_ROWS = 1024  # of a micro-batch, unless the model needs all in one: far more rows gain nothing
 _PLAN_S = 10.0  # for one candidate
 PATIENCE_S = 60.0
 WANTED = 3
-"""Splits that are compared, and measured where that is possible: estimates are blind to what small kernels waste."""
+"""Splits that are compared, and measured where possible: estimates do not see the time that small kernels waste."""
 
 T = TypeVar("T")
 
@@ -49,8 +49,8 @@ class BatchSplit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """A split with its problem, and what the solver hopes for: see `Problem.hope_s`. `traced`: its chain is one of
-    those that others are read off."""
+    """A split with its problem and the step that the solver hopes for: see `Problem.hope_s`. `traced`: its chain was
+    traced, not interpolated between the traced ones."""
 
     rows: int
     problem: Problem
@@ -62,8 +62,8 @@ def hopeful(
     job: Job, device: torch.device, hardware: Hardware, *, distinct_tokens: tuple[int, ...] = (),
     runs: bool = False,
 ) -> list[Split]:
-    """All splits of the job's `train_batch_size`, those first for which the solver hopes for the shortest step. `runs`:
-    the job is to run, and is not only asked about.
+    """All splits of the job's `train_batch_size`, ordered by the step that the solver hopes for. `runs`: the job is to
+    run, and is not only asked about.
 
     Raises UserError for a model that cannot be used.
     """
@@ -89,9 +89,9 @@ def ranked(
     job: Job, device: torch.device, hardware: Hardware, *, distinct_tokens: tuple[int, ...] = (),
     patience_s: float = PATIENCE_S,
 ) -> list[BatchSplit]:  # fmt: skip
-    """Splits of the job's `train_batch_size` that fit the budgets, the fastest first by an estimate, the largest of
-    those that are equal but for the gap; empty: none fits. Once there are `WANTED`, those are missing for which the
-    solver hopes for no more; and once one was found, those that `patience_s` left no time for.
+    """Splits of the job's `train_batch_size` that fit the budgets, the fastest by estimate first; of those within the
+    gap of the fastest, the one with most rows first. Empty: none fits. Once there are `WANTED` splits, those are left
+    out for which the solver hopes for no shorter step; once there is one, those for which `patience_s` left no time.
 
     Raises UserError for a model that cannot be used.
     """
@@ -112,7 +112,7 @@ def ranked(
 
 
 def best_first(found: list[BatchSplit]) -> list[BatchSplit]:
-    """By step; of those that are equal but for the gap the largest first."""
+    """Ordered by step; but those within the gap of the fastest come first, most rows first."""
     best_s = min((c.step_s for c in found), default=math.inf)
     equal = [c for c in found if c.step_s <= best_s * (1 + GAP)]
     slower = [c for c in found if c not in equal]
@@ -120,7 +120,7 @@ def best_first(found: list[BatchSplit]) -> list[BatchSplit]:
 
 
 class _Chains:
-    """The job's chain for every number of rows: traced for two, in between by their difference."""
+    """The job's chain for every number of rows: traced for two numbers, interpolated for others."""
 
     def __init__(
         self, job: Job, device: torch.device, hardware: Hardware, distinct_tokens: tuple[int, ...], *, runs: bool
@@ -133,7 +133,7 @@ class _Chains:
             self.candidates = [self.total]
             most = self._traced(self.total, device)
         self.many = self.candidates[-1]
-        # What is traced with one row has other strides, and shapes that are special.
+        # A trace with one row has other strides, and special shapes.
         self.few = next((rows for rows in self.candidates if rows > 1), self.many)
         least = self._traced(self.few, device) if self.few < self.many else most
         self.not_in_files = why_not_in_files(job, most.model, runs=runs)
@@ -156,8 +156,8 @@ class _Chains:
 
 
 def candidates(total: int) -> list[int]:
-    """Rows that a micro-batch of `total` rows a step may have, ascending: its divisors, or so many of them that are
-    spread evenly over their logarithms."""
+    """The numbers of rows that a micro-batch may have where a step has `total` rows, ascending: the divisors of `total`
+    up to 1024, or 16 of them, spread evenly over their logarithms."""
     small = [d for d in range(1, math.isqrt(total) + 1) if total % d == 0]
     divisors = sorted(d for d in {*small, *(total // d for d in small)} if d <= _MOST_ROWS)
     wanted = [divisors[-1] ** (step / (_MOST - 1)) for step in range(_MOST)]
@@ -165,7 +165,8 @@ def candidates(total: int) -> list[int]:
 
 
 def alike(low: Chain, high: Chain) -> tuple[Chain, Chain]:
-    """Two chains of a model with the options that both have: what is worth saving depends on a slice's rows."""
+    """Two chains of a model, with only the options that both have: which values are worth saving depends on the rows of
+    a slice."""
     shared: list[tuple[Block, Block]] = []
     for a, b in zip(low.blocks, high.blocks, strict=True):
         others = {option.recipe: option for option in b.options}
@@ -178,9 +179,10 @@ def alike(low: Chain, high: Chain) -> tuple[Chain, Chain]:
 
 
 def between(low: T, high: T, share: float) -> T:
-    """Every number of two values alike in form, `share` of the way from `low` to `high`; bytes round up."""
+    """The value whose numbers are `share` of the way from those of `low` to those of `high`, two values alike in form;
+    whole numbers, such as bytes, round up."""
     if isinstance(low, (bool, str)) or low is None:
-        return low  # of names, those of `low`: kinds are of one shape
+        return low  # names are those of `low`: a kind is of one shape
     if isinstance(low, (int, float)):
         number = low + (cast(float, high) - low) * share
         return cast(T, max(0, math.ceil(number - 1e-6)) if isinstance(low, int) else max(0.0, number))

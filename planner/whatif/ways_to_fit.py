@@ -1,4 +1,4 @@
-"""Changes of a job with which it fits where it did not: each was planned, none is guessed."""
+"""Finds changes of a job with which it fits where it did not: each was planned, none is guessed."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _SHORTEST = 256  # tokens; below that nobody trains
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """A change with which a job fits, and the least device memory it then needs; None: there was no time to know, and
-    `keys` are then to be asked about."""
+    """A change with which a job fits, and the least device memory it then needs. None: there was no time to find out;
+    then `keys` are the job's keys to ask about."""
 
     text: str
     least_bytes: int | None
@@ -46,8 +46,8 @@ class Way:
 
 
 def problem_of(job: Job, hardware: Hardware, device: torch.device, *, runs: bool = False) -> Problem:
-    """The question that a job with known slices is on `hardware`, its blocks traced on `device`. `runs`: it is to run,
-    and is not only asked about. Raises UserError."""
+    """The problem of planning a job with known slices on `hardware`, with its blocks traced on `device`. `runs`: the
+    job is to run, and is not only asked about. Raises UserError."""
     analysis = analyse(job, device, for_gpu=device.type == "cpu" and hardware.is_gpu)
     problem = Problem(
         chain=analysis.chain(estimate_times(analysis, hardware)),
@@ -64,13 +64,14 @@ def problem_of(job: Job, hardware: Hardware, device: torch.device, *, runs: bool
 def ways_to_fit(
     job: Job, problem: Problem, device: torch.device, last_trace: float, *, runs: bool
 ) -> Iterator[Way]:  # fmt: skip
-    """Ways to train that fit the budgets as they are, in the keys of a job; of rows and lengths the most that fit.
-    First drives and adapters, which help where little else does, then what helps by a little.
+    """Ways to train that fit the budgets as they are, in the keys of a job, with the most rows and the longest rows
+    that fit. Drives and adapters come first, which help where little else does, then ways that help a little.
 
-    `runs`: the job is to run as it is. Adapters need a model's weights: without them LoRA is no way then. Where it is
-    only asked about, a config stands for its model.
+    `runs`: the job is to run. Adapters need a model's weights, so LoRA is then no way where the model has none. Where
+    the job is only asked about, a config stands for its model.
 
-    Most take a trace of the model's blocks. None is begun after `last_trace` (monotonic): then those come untried.
+    Most ways take a trace of the model's blocks. No trace is begun after `last_trace` (monotonic clock): after that,
+    ways come untried.
     """
 
     def tried(text: str, **keys: object) -> Iterator[Way]:
@@ -127,9 +128,9 @@ def _adapters(job: Job, tried: Callable[..., Iterator[Way]], *, runs: bool) -> I
 def _tried(
     text: str, job: Job, problem: Problem, device: torch.device, last_trace: float, *, runs: bool, **keys: object
 ) -> Iterator[Way]:
-    """The way if it fits, or if there is no time to know."""
+    """The way if it fits, or untried if there is no time to find out."""
     if time.monotonic() >= last_trace:
-        # What LoRA is like where nothing is said need not be typed.
+        # Keys with LoRA's default values need not be typed.
         asked = tuple((key, value) for key, value in keys.items() if key not in DEFAULTS)
         yield Way(text=text, least_bytes=None, keys=asked)
     elif least := _least(_changed(job, problem, device, runs=runs, **keys)):
@@ -139,8 +140,8 @@ def _tried(
 def _smaller_slices(
     job: Job, problem: Problem, device: torch.device, last_trace: float, *, runs: bool
 ) -> Iterator[Way]:  # fmt: skip
-    """The same step in more slices. A mixture that learns with its routers' loss, which is of each slice, learns
-    something else in others."""
+    """The same step in more slices. There is no such way for a mixture that learns with its routers' loss: that loss is
+    computed per slice, so other slices learn something else."""
     if job.slice_rows == 1 or masked_of(job):
         return
     if time.monotonic() >= last_trace:
@@ -178,7 +179,8 @@ def _shorter_slices(
 
 
 def _most_rows(job: Job, problem: Problem, one: Problem) -> int:
-    """Of the divisors of the step's rows the largest that fits, by chains read off those of one row and of all."""
+    """The most rows of a slice that fit, of the divisors of the step's rows. Chains are interpolated between that of
+    one row and that of the job's slice."""
     total = job.slice_rows * job.gradient_accumulation_steps
     low, high = alike(one.chain, problem.chain)
     for rows in range(job.slice_rows - 1, 1, -1):
@@ -196,7 +198,7 @@ def _rows(job: Job, rows: int) -> dict[str, int]:
 
 
 def _changed(job: Job, problem: Problem, device: torch.device, *, runs: bool, **keys: object) -> Problem | None:
-    """The problem of the job with other keys; None for a job that cannot be: LoRA where peft is missing, say."""
+    """The problem of the job with other keys; None for a job that is not possible, such as LoRA without peft."""
     try:
         changed = problem_of(job.model_copy(update=keys), problem.hardware, device, runs=runs)
     except UserError:
@@ -207,6 +209,6 @@ def _changed(job: Job, problem: Problem, device: torch.device, *, runs: bool, **
 
 
 def _least(problem: Problem | None) -> int | None:
-    """What a problem needs at least of the device, None where that is too much."""
+    """Device bytes that a problem needs at least; None where they are more than its budget, or there is no problem."""
     least = problem.least_bytes() if problem is not None else None
     return None if problem is None or least is None or least > problem.gpu_budget_bytes else least

@@ -1,7 +1,7 @@
-"""Other machines and jobs, planned anew beside the question's own plan: what would help, and by how much.
+"""Finds what would help, and by how much: plans other machines and jobs beside the question's own plan.
 
-Processes of their own do it, because one thread solves one program. What was not looked into, for want of promise or of
-time, is told with what it could gain at most.
+Other processes do this, because one thread solves one program. Changes that were not planned, as they promised little
+or time was short, are reported with what they could gain at most.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from planner.search.states_on_disk import decided_anew, states_on_disk
 
 _GIB = 2**30
 _UNCLIPPED = "no clipping (--clip none, max_grad_norm: 0)"
-_WORTH = 1.02  # less is no help
-_PROMISING = 1.05  # who can gain no more is not planned
+_WORTH = 1.02  # a smaller gain is no help
+_PROMISING = 1.05  # a change that cannot gain more is not planned
 _PLANNED = 4
-_USED = 0.8  # of a budget: more of what is not used up is no help, whatever a luckier search finds
+_USED = 0.8  # of a budget: where a plan uses less, more memory is no help, whatever a luckier search finds
 
 
 def variations(problem: Problem) -> Iterator[tuple[str, Problem]]:
-    """One thing changed at a time."""
+    """The problem with one thing changed at a time, each with a text for people."""
     hardware, chain = problem.hardware, problem.chain
     slow = any(optimizer.own_seconds for optimizer in chain.optimizers)  # products, of which a CPU does one in hundreds
     if problem.clip and slow:  # the GPU then does them
@@ -91,10 +91,10 @@ def _quicker_update(optimizer: AnyOptimizer, factor: float) -> AnyOptimizer:
 
 
 def _pool() -> Pool:
-    # Not forked: this process has threads by now. Ctrl-C is for this process, which ends them: hit, they would each
-    # tell where, and keep what it waits for.
+    # Not forked: this process has threads by now. Ctrl-C is for this process, which ends the others: if it reached
+    # them, each would print a traceback, and keep this process waiting.
     count = max(2, min(4, (os.cpu_count() or 1) - 1))
-    resource_tracker.ensure_running()  # before: its start lets Ctrl-C through again
+    resource_tracker.ensure_running()  # before the mask: its start lets Ctrl-C through again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         return multiprocessing.get_context("spawn").Pool(count)
@@ -126,15 +126,15 @@ class Variations:
         return self._pool.starmap(_plan, [(problem, time_limit_s) for problem in problems], chunksize=1)
 
     def least_cpu_bytes(self, problem: Problem) -> AsyncResult[int | None]:
-        """`Problem.least_cpu_bytes`, to be had later."""
+        """The result of `Problem.least_cpu_bytes`, to be fetched later."""
         return self._pool.apply_async(_least_cpu_bytes, (problem,))
 
     def start(
         self, problem: Problem, plan: Plan, time_limit_s: float, *, more: Sequence[tuple[str, Problem]] = ()
     ) -> None:  # fmt: skip
-        """Begin with those that promise most by what no schedule beats. Only so many are planned, whatever time there
-        is: the answer does not depend on it where it suffices. Of the others, and beside them, what `plan` itself
-        takes there. `more` of them: with chains of their own."""
+        """Begin to look into variations, and `more` of them that have chains of their own, the most promising by their
+        lower bounds first. Only four are planned, however much time there is, so that the answer does not depend on the
+        time where it suffices. For all of them, planned or not, the step of `plan` itself under the change is found."""
         found, tasks = [], []
         for text, other in (*variations(problem), *more):
             most = (other.tokens / other.bound_s()) / (problem.tokens / plan.step_s)
@@ -150,8 +150,8 @@ class Variations:
             self._running.append((prospect, other, self._pool.apply_async(_step_s, task)))
 
     def changes(self, problem: Problem, plan: Plan, deadline: float) -> tuple[tuple[Change, ...], tuple[Prospect, ...]]:
-        """Those that help, the best first, and those that may help more but were not planned; `deadline` by the
-        monotonic clock."""
+        """The changes that help, the best first, and the prospects that may help more but were not planned, or not in
+        time. `deadline` is by the monotonic clock."""
         found, late = [], []
         for prospect, other, result in self._running:
             try:
@@ -179,9 +179,9 @@ def _is_idle(problem: Problem, plan: Plan, other: Problem) -> bool:
 
 
 def _step_s(problem: Problem, plan: Plan, other: Problem, time_limit_s: float) -> float:
-    """In another process: the step of the other problem, in as many rounds as `plan` has, or with other slices in as
-    many more or less, or in one, where these do not fit; or of `plan` itself there, where its slices are the same, as
-    no variation takes anything away; infinity where neither is known."""
+    """In another process: seconds of the other problem's step, infinity where nothing is known. It is planned in as
+    many rounds as `plan` has; with other slices, where these do not fit, in rounds scaled with the slices, then in one.
+    With the same slices it is at most the step of `plan` itself there, as no variation takes anything away."""
     step_s = math.inf
     if (other.slices, other.chain.slice_tokens) == (problem.slices, problem.chain.slice_tokens):
         step_s = predicted_step_s(compile_program(plan, other.chain), other.chain, other.hardware)
@@ -200,8 +200,8 @@ def _step_s(problem: Problem, plan: Plan, other: Problem, time_limit_s: float) -
 
 
 def carried_over(plan: Plan, other: Problem) -> Plan | None:
-    """A plan of a chain alike in form as one of the other problem, None where it does not fit there. What the solver
-    proved was of that chain."""
+    """The plan, made for a chain alike in form, as a plan of the other problem; None where it does not fit there. What
+    the solver proved is left out, as it holds for the plan's own chain."""
     program = compile_program(plan, other.chain)
     device, host = gpu_peak_bytes(program, other.chain), cpu_peak_bytes(plan, other.chain)
     if device > other.gpu_budget_bytes or host > other.cpu_budget_bytes:
