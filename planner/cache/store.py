@@ -1,4 +1,4 @@
-"""Plans and measurements kept between jobs, in tables of the job database. Imports neither torch nor PuLP.
+"""Keeps plans, measurements and receipts between jobs, in tables of the job database. Imports neither torch nor PuLP.
 
 `planner/cache/tables.py` declares the tables. A plan is found by what it was made for, never by the rates it was made
 with: rates differ a little with every measurement, and a plan stays right when they do.
@@ -39,8 +39,8 @@ _NO_TABLE = ("no such table", "does not exist", "doesn't exist")  # SQLite, Post
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachedPlan:
-    """A plan with the chain and the machine it was made for; `solve_s` is what finding it took; `measurement` the key
-    of the measurement it rests on, None for an estimate."""
+    """A plan with the chain and the machine it was made for. `solve_s`: seconds that finding it took. `measurement`:
+    the key of the measurement it rests on, None for an estimate."""
 
     plan: Plan
     chain: Chain
@@ -51,9 +51,9 @@ class CachedPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """All that a plan depends on. Times and rates are left out, but for whether they are measured. `weights_in_files`:
-    whether frozen weights may be read from the model's files, which is no matter where `chain` says which are;
-    `disk_bytes`: what optimizer states and activations may take of a disk, of as many as there are; `kernels`: see
+    """All that a plan depends on. Times and rates are left out, except whether they are measured. `weights_in_files`:
+    whether frozen weights may be read from the model's files; it does not matter where `chain` says which are.
+    `disk_bytes`: the room that optimizer states and activations may take on the disks together. `kernels`: see
     `planner.measure.repeatable.kernels_in_force`."""
 
     chain: Chain
@@ -95,8 +95,8 @@ def _timeless(tensor: Tensor) -> Tensor:
 
 
 def measurement_key(kinds: dict[str, list[str]], *, machine: str, threads: int, slices: int) -> str:
-    """Digest of what is measured: option names per kind of block (which fixes shapes and dtypes), in a step of how many
-    slices, and on what."""
+    """Digest of what is measured and where: option names per kind of block (which fixes shapes and dtypes), the slices
+    of a step, the machine and its threads."""
     parts = {"kinds": kinds, "machine": machine, "threads": threads, "slices": slices}
     return _digest({"measurement": parts, "planner": PLANNER, "torch": version("torch")})
 
@@ -115,8 +115,8 @@ def _digest(parts: dict[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptPlan:
-    """What a list of plans says of one. `slices` are those of a step. `hits`: how often it was found; times
-    are seconds since 1970."""
+    """The entry of one plan in a list of plans. `slices` are those of a step. `hits`: how often the plan was found.
+    `created_at`, `used_at`: seconds since 1970."""
 
     key: str
     model: str
@@ -175,7 +175,7 @@ class Cache:
         self._engine = database
 
     def find_plan(self, key: str) -> CachedPlan | None:
-        """The plan kept under `key`, one hit more. None also for one in the form of another version."""
+        """The plan kept under `key`; counts a hit. None where there is none, or it has the form of another version."""
         found = self._find(PlanRow, key)
         if found is None:
             return None
@@ -201,7 +201,7 @@ class Cache:
         self._keep(PlanRow, key, {"model": model, "document": document, "solve_s": cached.solve_s})
 
     def find_measurement(self, key: str) -> dict[str, Any] | None:
-        """The measurement kept under `key`, one hit more."""
+        """The measurement kept under `key`, None where there is none; counts a hit."""
         found = self._find(MeasurementRow, key)
         return None if found is None else found.document
 
@@ -210,7 +210,7 @@ class Cache:
         self._keep(MeasurementRow, key, {"device": device[:255], "document": document})
 
     def find_answer(self, key: str) -> dict[str, Any] | None:
-        """The receipt kept under `key`, one hit more."""
+        """The receipt kept under `key`, None where there is none; counts a hit."""
         found = self._find(AnswerRow, key)
         return None if found is None else found.document
 
@@ -219,7 +219,7 @@ class Cache:
         self._keep(AnswerRow, key, {"document": document})
 
     def plans(self) -> list[KeptPlan]:
-        """What plans there are, the one used last first. Those in the form of another version are left out."""
+        """The plans that are kept, the one used last first. Those in the form of another version are left out."""
         with self._transaction() as session:
             rows = session.scalars(select(PlanRow).order_by(PlanRow.used_at.desc(), PlanRow.id.desc())).all()
             return [_kept(row) for row in rows if _is_known(row)]
@@ -232,8 +232,8 @@ class Cache:
             return {**cast(dict[str, Any], to_json(_kept(row))), **row.document}
 
     def forget_plan(self, key: str) -> None:
-        """Delete the one plan whose key begins with `key`, what it was measured by, and the receipts made of it: the
-        next job that needs it is measured and planned anew. Raises UserError."""
+        """Delete the one plan whose key begins with `key`, its measurement, and the receipts made of it: the next job
+        that needs them is measured and planned anew. Raises UserError."""
         with self._transaction() as session:
             row = self._one(session, key)
             for answer in session.scalars(select(AnswerRow)).all():
@@ -243,7 +243,7 @@ class Cache:
             session.delete(row)
 
     def forget_plans(self) -> int:
-        """Delete all plans, measurements and receipts; how many plans there were."""
+        """Delete all plans, measurements and receipts; returns how many plans there were."""
         with self._transaction() as session:
             session.execute(delete(MeasurementRow))
             session.execute(delete(AnswerRow))
@@ -298,7 +298,7 @@ class Cache:
 
     @contextmanager
     def _transaction(self) -> Iterator[Session]:
-        """A transaction, in which missing tables are told as what they are."""
+        """A transaction. Raises UserError `database-not-ready` where the tables are missing."""
         try:
             with Session(self._engine) as session, session.begin():
                 yield session

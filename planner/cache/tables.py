@@ -46,7 +46,7 @@ class MeasurementRow(Base):
 
 class AnswerRow(Base):
     """One receipt: `document` is a `planner.reports.receipt.Receipt` in JSON, `key` the digest of the question as it
-    was asked. It is found before the model is traced, which is how its plan is found."""
+    was asked. It can be found without tracing the model; a plan's key needs the trace."""
 
     __tablename__ = "answers"
 

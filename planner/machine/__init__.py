@@ -1,2 +1,2 @@
-"""A machine as a value: rates and budgets, cards by name, the memory of this one. Imports the package's root only, and
-no torch."""
+"""Describes machines as values: rates and budgets, cards by name, the memory of this machine. Imports the package's
+root only, and no torch."""

@@ -1,8 +1,8 @@
-"""The drives of this machine: which one a folder is on, as what, and how much may be written to it.
+"""Finds the drives of this machine: which one a folder is on, and how much may be written to it. Linux, by /proc, /sys.
 
-How much may be, makers say in their data sheets (TBW); a drive does not tell it. Where nobody says, it is taken for 600
-times the drive's size, which is the usual figure for consumer drives with three bits a cell; with four bits a cell it
-is a third to two thirds of that. Linux, by /proc and /sys.
+Makers say in their data sheets how much may be written (TBW); a drive does not tell. Where the job does not say it
+either, it is taken as 600 times the drive's size, the usual figure for consumer drives with three bits a cell; with
+four bits a cell it is a third to two thirds of that.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from planner.errors import UserError
 
 RATED_SIZES = 600
 MEASURED_BYTES = 2**30
-"""Of the file by which a drive is measured."""
+"""Size of the file by which a drive is measured."""
 _FULL = 0.98
 IN_MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs"})
 MOUNTS = Path("/proc/self/mountinfo")
@@ -27,8 +27,9 @@ _ESCAPES = {r"\040": " ", r"\011": "\t", r"\012": "\n", r"\134": "\\"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drive:
-    """What a folder is on. `source`: as the system names it. `device`: of the whole drive, empty where there is none,
-    or several, as in a raid. `bytes`: of the drive, or of the file system where it is not known."""
+    """The drive that a folder is on. `source`: the file system's source, as the system names it. `device`: name of the
+    whole drive, empty where there is none, or several, as in a raid. `bytes`: size of the drive, or of the file system
+    where the drive's is not known."""
 
     source: str
     mount: str
@@ -39,12 +40,12 @@ class Drive:
 
     @property
     def rated_bytes(self) -> int:
-        """What may be written to it, as far as its size says."""
+        """Bytes that may be written to the drive in its life, estimated from its size."""
         return RATED_SIZES * self.bytes
 
 
 def drive_of(folder: Path, *, mounts: Path = MOUNTS, blocks: Path = BLOCKS) -> Drive:
-    """The drive of a folder, or of the nearest one above it that is there. Raises OSError."""
+    """The drive of a folder, or of the nearest folder above it that exists. Raises OSError."""
     folder = next(path for path in (folder, *folder.parents) if path.exists()).resolve()
     mount, file_system, source = _mounted(folder, mounts)
     device = _whole(source, blocks)
@@ -56,8 +57,9 @@ def drive_of(folder: Path, *, mounts: Path = MOUNTS, blocks: Path = BLOCKS) -> D
 
 
 def check_place(folder: Path, *, table: Path = Path("/etc/fstab")) -> None:
-    """Raise UserError "disk-failed" where what is meant for a drive would be on the disk below, as the drive is not
-    mounted: the folder above is not there, or a mount point of the system's table has nothing mounted."""
+    """Raise UserError "disk-failed" where the drive that `folder` is meant to be on is not mounted, so that files would
+    go to the disk below: the folder above does not exist, or nothing is mounted at a mount point of the table
+    `table`."""
     what, hint = "A folder for optimizer states cannot be used.", f"mount the drive that {folder} is on"
     if not folder.parent.is_dir():
         raise UserError(
@@ -75,15 +77,15 @@ def check_place(folder: Path, *, table: Path = Path("/etc/fstab")) -> None:
 
 
 def rooms(folders: Sequence[Path]) -> list[int]:
-    """What each folder may take of what is free on its drive, in bytes; where several are on one, each has its part of
-    that. Raises OSError."""
+    """Bytes that each folder may take of the free space on its drive. Several folders on one drive have equal parts of
+    its free space. Raises OSError."""
     here = devices(folders)
     free = (int(_FULL * shutil.disk_usage(_there(folder)).free) for folder in folders)
     return [size // here.count(drive) for size, drive in zip(free, here, strict=True)]
 
 
 def devices(folders: Sequence[Path]) -> list[int]:
-    """The number of each folder's file system, by which those on one are known. Raises OSError."""
+    """The number of each folder's file system, equal for folders on the same one. Raises OSError."""
     return [_there(folder).stat().st_dev for folder in folders]
 
 
@@ -92,14 +94,14 @@ def _there(folder: Path) -> Path:
 
 
 def usable(rooms: Sequence[int]) -> list[int]:
-    """The numbers of the drives that get a part of the states, of those with so much room: one needs enough to be
-    measured in; all where none has that."""
+    """The indices of the drives that get a part of the states, given the room of each: those with enough room for the
+    file that measures them; all where none has enough."""
     return [k for k, room in enumerate(rooms) if room >= MEASURED_BYTES] or list(range(len(rooms)))
 
 
 def rated_bytes(folders: Sequence[Path], parts: Sequence[float] | None = None) -> int:
-    """What may be written to the drives of these folders altogether until the first is worn. `parts`: which part of
-    that each folder gets, to one another; None: equal ones. Raises OSError."""
+    """Bytes that may be written to the drives of these folders together until the first is worn. `parts`: the relative
+    parts of them that the folders get; None: equal parts. Raises OSError."""
     parts = [1.0] * len(folders) if parts is None else parts
     takes: dict[str, float] = {}
     rated: dict[str, int] = {}
@@ -110,8 +112,8 @@ def rated_bytes(folders: Sequence[Path], parts: Sequence[float] | None = None) -
 
 
 def _mounted(folder: Path, mounts: Path) -> tuple[str, str, str]:
-    """Where the folder's file system is mounted, its kind and its source: of those around the folder the innermost,
-    of several in one place the last."""
+    """Mount point, kind and source of the folder's file system: the innermost mount around the folder, and the last of
+    several in one place."""
     found = "/", "", ""
     for line in mounts.read_text("utf-8", errors="replace").splitlines():
         before, _, after = line.partition(" - ")
@@ -129,7 +131,8 @@ def _plain(text: str) -> str:
 
 
 def _whole(source: str, blocks: Path) -> str:
-    """The drive that a device is of: a partition's, and what a mapped one lies on, where that is one."""
+    """Name of the whole drive of a device: that of a partition, or the one that a mapped device lies on; empty where
+    there are several or none."""
     if not source.startswith("/dev/"):
         return ""
     name = Path(source).resolve().name

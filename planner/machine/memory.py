@@ -1,4 +1,4 @@
-"""How much memory there is at all, as far as that can be told without torch, and budgets above it."""
+"""Finds how much memory this machine has, as far as possible without torch, and refuses budgets above it."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class Card:
 
 
 def driver_card() -> Card:
-    """The card that a process which uses CUDA would take, by its driver's tool. Raises OSError, SubprocessError or
-    ValueError when it does not say."""
+    """The card that a process with CUDA would use, as the driver's tool says. Raises OSError, SubprocessError or
+    ValueError when the tool does not say."""
     return parse_card(_asked("memory.total,name"))
 
 
 def computes_bf16() -> bool | None:
-    """Whether jobs compute in bf16 here: cards do from the RTX 30 (compute capability 8) on. None where there is no
+    """Whether jobs compute in bf16 here: cards can from the RTX 30 (compute capability 8) on. None where there is no
     card, or no driver that answers, as when a plan is made for another machine."""
     if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         return None
@@ -43,7 +43,7 @@ def computes_bf16() -> bool | None:
 
 
 def has_gpu() -> bool:
-    """Whether a driver has made a device for a card here, that may answer or not."""
+    """Whether a driver has made a device file for a card here, whether or not the card answers."""
     return any(Path(device).exists() for device in _GPU_DEVICES)
 
 
@@ -73,13 +73,13 @@ def ram_bytes() -> int:
 
 
 def free_ram_bytes() -> int:
-    """What of `ram_bytes` is free now, as far as it is known of a control group."""
+    """Bytes of `ram_bytes` that are free now; what others in a control group use is not known."""
     return min(int(psutil.virtual_memory().available), ram_bytes())
 
 
 def device_bytes() -> int | None:
-    """The memory of the device that jobs run on: a card's, the host's where there is no GPU; None when it is not sure
-    what there is."""
+    """The memory of the device that jobs run on: a card's, or the host's where there is no GPU. None where there seems
+    to be a card, but its driver does not answer."""
     if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         return ram_bytes()
     try:
@@ -89,8 +89,8 @@ def device_bytes() -> int | None:
 
 
 def check_budgets_here(gpu_budget: int | None, cpu_budget: int | None) -> None:
-    """`check_budgets` for this machine, as far as it is known without torch. Refuses numbers, too, that are so small
-    that their unit was forgotten."""
+    """`check_budgets` for this machine, as far as it is known without torch. Also raises UserError for numbers so small
+    that their unit must have been forgotten."""
     for key, budget in (("gpu_budget", gpu_budget), ("cpu_budget", cpu_budget)):
         if budget is not None and budget < SMALLEST_BUDGET_BYTES:
             raise UserError(

@@ -32,15 +32,15 @@ _GIB = 2**30
 _MIB = 2**20
 
 BF16_SHARE = 0.8
-"""Of the makers' rates, what large matrix products reach: an H200 does 790 of 989 TFLOP/s."""
+"""The share of the makers' rates that large matrix products reach: an H200 does 790 of 989 TFLOP/s."""
 FP32_SHARE = 0.7
 """The same without tensor cores: Llama2-7B on an RTX 3060 came to 8.1 of 12.7 TFLOP/s with all other operations."""
 MEMORY_SHARE = 0.8
-"""Of the device's memory bandwidth, what element-wise operations and updates reach."""
+"""The share of the device's memory bandwidth that element-wise operations and updates reach."""
 HOST_SHARE = 0.75
-"""Of the host's memory bandwidth, what all its users together reach."""
+"""The share of the host's memory bandwidth that all its users together reach."""
 CPU_UPDATE_SHARE = 0.6
-"""Of the host's memory bandwidth, what updates reach while copies run beside."""
+"""The share of the host's memory bandwidth that updates reach while copies run beside them."""
 LINK_SHARE = 0.8
 _LAUNCH_S = 0.75e-3  # a block's forward launches about 150 operations, 5 µs each
 _COPY_LATENCY_S = 20e-6
@@ -71,7 +71,7 @@ class Card:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriveRates:
-    """Of a usual NVMe drive, bytes per second; `sustained`: written hour by hour, its fast cache being full."""
+    """Rates of a usual NVMe drive in bytes per second. `sustained`: writing for hours, with its fast cache full."""
 
     read: float
     write: float
@@ -150,8 +150,8 @@ def preset(name: str, *, bf16: bool, cpu_memory_bytes: int | None = None, link: 
 
 
 def with_drives(hardware: Hardware, name: str) -> Hardware:
-    """The machine with a drive of `DRIVES` for optimizer states, or with several ("2xpcie4"), as one that is as many
-    times as fast. Raises UserError for names that are not known."""
+    """The machine with a drive of `DRIVES` for optimizer states, or with several ("2xpcie4"), which count as one drive
+    so many times as fast and as large. Raises UserError for names that are not known."""
     count, _, kind = name.rpartition("x")
     number = int(count) if count.isdigit() else 0
     rates = DRIVES[_known(kind if number else name, DRIVES, "drive")]

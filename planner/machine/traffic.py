@@ -2,4 +2,4 @@
 
 UPDATE_TRAFFIC_BYTES = 28  # of AdamW, per parameter: master and moments there and back, gradient, copy
 AHEAD_TRAFFIC_BYTES = 40  # of one ahead of the norm, which writes master and moments to other memory than it reads
-CLIPPED_SHARE = 0.5  # of steps, as long as nothing is known: where the norm clips, and such an update is done twice
+CLIPPED_SHARE = 0.5  # of steps in which the norm clips, a guess: then an update ahead of the norm is done twice

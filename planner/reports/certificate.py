@@ -1,4 +1,4 @@
-"""What a comparison with plain PyTorch found: values, for whoever shows them."""
+"""Holds what a comparison with plain PyTorch found, as values to be shown."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """All numbers of one sort. `greatest` is the greatest absolute difference, at `at`; `size` the greatest absolute
-    value of plain PyTorch there, or anywhere where there is no difference. `equal` of `count` numbers or tensors agree
-    in every bit. What is not finite counts as the largest float."""
+    """The comparison of all numbers of one sort. `greatest` is the greatest absolute difference, at `at`. `size` is the
+    greatest absolute value of plain PyTorch at `at`, or of all where there is no difference. `equal` of `count` numbers
+    or tensors agree in every bit. Numbers that are not finite count as the largest float."""
 
     what: str
     greatest: float
@@ -29,21 +29,22 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate:
-    """A job's first `steps` steps, done by offmate and by plain PyTorch.
+    """A comparison of a job's first `steps` steps, done by offmate and by plain PyTorch.
 
-    `layers` of the model's `all_layers` were there: fewer where the whole model has no room in plain PyTorch, which
-    would take `plain_bytes` on the device, `there_bytes` being there. `moved_bytes` a step are copied between host and
-    device under the plan, `cpu_updated` tensors are updated on the CPU.
+    `layers` of the model's `all_layers` were compared: fewer than all where the whole model has no room in plain
+    PyTorch, which would take `plain_bytes` on the device, which has `there_bytes`. `moved_bytes` a step are copied
+    between host and device under the plan, and `cpu_updated` tensors are updated on the CPU.
 
-    `reasons`: why results may differ within rounding; without one every bit must be equal. Then the losses and the norm
-    of the first step may differ by `allowed` of their size, and `first` is by how much they do; later steps start from
-    other weights, and AdamW makes whole steps of gradients that are nearly zero. Without clipping the norm is that of
-    the first moments, which are then the gradients but for a factor. `rounded`: AdamW's moments are in 8 bits, and
-    plain PyTorch rounded them so after each of its updates. `decided`: the plan was there, as a submitted job trains
-    under it; else it was made for the certificate, as a job's is when it has its turn. `other_kernels`: the plan
-    that the job has is for the faster kernels that it takes, which need other memory.
+    `reasons`: why results may differ within rounding; without a reason every bit must be equal. With one, the losses
+    and the norm of the first step may differ by `allowed` of their size; `first` is by how much they differ. Later
+    steps are not judged: they start from other weights, and AdamW makes whole steps of gradients that are nearly zero.
+    Without clipping the norm is that of the first moments, which are then the gradients but for a factor.
 
-    `kernels`: which of PyTorch's both took, in a line; of the operations in `refused` there are no deterministic ones.
+    `rounded`: AdamW's moments are in 8 bits, and plain PyTorch rounded its moments in the same way after each update.
+    `decided`: the plan was kept before, and the submitted job trains under it; else it was made for the certificate, as
+    a job's plan is made when it has its turn. `other_kernels`: the job's own plan is for the faster kernels that it
+    takes, which need other memory. `kernels`: the PyTorch kernels that both used, in a line. `refused`: operations that
+    have no deterministic kernels.
     """
 
     model: str

@@ -1,4 +1,4 @@
-"""What a plan costs: where each byte goes, what limits. Makes the values of `planner.reports.receipt`."""
+"""Computes what a plan costs: where each byte goes, and what limits it. Makes values of `planner.reports.receipt`."""
 
 from __future__ import annotations
 
@@ -131,9 +131,9 @@ def host_shares(plan: Plan, chain: Chain) -> tuple[Share, ...]:
 def disk_shares(
     chain: Chain, asked: Asked, stored: int = 0, activations: int = 0, weights: int = 0
 ) -> tuple[Share, ...]:
-    """Checkpoints, the one that is being written while the others are still there, and the trained model; `stored`
-    bytes of optimizer states, which a single checkpoint names: then they are there twice; `activations` of a round;
-    `weights`: gradients and working copies that are wholly on disk."""
+    """What a run takes of disks: checkpoints, the one that is being written while the others are still there, and the
+    trained model. `stored`: bytes of optimizer states on drives; where a single checkpoint is kept it names them, and
+    they are there twice. `activations`: bytes of a round. `weights`: gradients and working copies wholly on disk."""
     named = asked.keep == 1
     checkpoint = chain.saved_bytes - stored * named
     model = sum(t.bytes for t in _tensors(chain) if t.trainable or asked.whole)
@@ -173,7 +173,7 @@ def _issued_in_no_time(chain: Chain) -> Chain:
 
 
 def loads(program: Program, chain: Chain, hardware: Hardware, step_s: float) -> tuple[Load, ...]:
-    """What works how long, the busiest first."""
+    """How long each resource works in a step, the busiest first."""
     timeline = simulate(program, chain, hardware)
     on_device = sum(s.end_s - s.start_s for s in timeline.spans if s.op.kind is OpKind.UPDATE)
     busy = dict(timeline.busy_s)
@@ -198,7 +198,7 @@ def loads(program: Program, chain: Chain, hardware: Hardware, step_s: float) -> 
 
 
 def solved(plan: Plan, chain: Chain, *, gap: float, solve_s: float) -> Solved:
-    """A plan as the answer about a chain from a file."""
+    """The answer about a chain from a file, made of its plan."""
     return Solved(
         status=status_of(plan, gap),
         step_s=plan.step_s,

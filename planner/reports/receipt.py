@@ -1,4 +1,4 @@
-"""The answers to "how is it done?", and "will it fit, and how fast?" as values, for whoever shows them."""
+"""Holds the answers to "how is it done?" and "will it fit, and how fast?" as values to be shown."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """A piece of some memory, under a name for people."""
+    """A part of a memory or disk, under a name for people."""
 
     name: str
     bytes: int
@@ -34,7 +34,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """How long a resource works in a step; `share` of the step's time."""
+    """How long a resource works in a step, in seconds and as a `share` of the step's time."""
 
     resource: str
     busy_s: float
@@ -61,17 +61,18 @@ class Prospect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """What a job costs on a machine. `status`: optimal (proven to be within the gap of the O-ILP's optimum, or of any
-    schedule), feasible, or infeasible; then only `least_…`, `fits_with` and `disk` say something.
+    """What a job costs on a machine. `status`: "optimal" (proven to be within the gap of the O-ILP's optimum, or of the
+    bound for any schedule), "feasible", or "infeasible"; where infeasible, no figures of a plan are set, but `least_…`,
+    `fits_with` and `disk` are.
 
     `gpu` is what the device holds at its peak, `host` what the host holds all the time, `disk` what the run leaves on
     it at most, `disk_use` what each step does to drives with optimizer states. `loads` begins with the resource that
-    limits, `changes` with the one that helps most; what may help and was not planned is in `unplanned`, and in
-    `untried` what may fit and was not looked into. `notes`: what to know of the job beside.
+    limits, `changes` with the change that helps most. `unplanned`: changes that may help and were not planned.
+    `untried`: ways that may fit and were not looked into. `notes`: what else to know about the job.
     `plan_key` is that of the kept plan, empty where none is kept. `cut_short`: a time limit ended the search for the
     plan, which is not kept then. `complete`: nothing was left out for lack of time.
-    `least_gpu_budget_bytes` is for the host budget there is, `least_cpu_budget_bytes` for the GPU budget; None: none
-    is enough.
+    `least_gpu_budget_bytes` is for the given host budget, `least_cpu_budget_bytes` for the given GPU budget; None: no
+    budget is enough.
     """
 
     status: str
