@@ -1,2 +1,2 @@
-"""From a Hugging Face model and this machine to a chain and a hardware. Imports `graph`, `cpu`, `job`, `schedule` and
-`machine`."""
+"""Turns a Hugging Face model and this machine into a chain and a hardware. Imports `graph`, `cpu`, `job`, `schedule`
+and `machine`."""

@@ -1,4 +1,4 @@
-"""Everything about a model that the planner needs: its blocks, tensors, options and bytes. With times it is a chain."""
+"""Analyses a model for the planner: its blocks, tensors, options and bytes. With times added it is a chain."""
 
 from __future__ import annotations
 
@@ -57,18 +57,18 @@ from planner.schedule.chain import Block, Chain, Lifetimes, Option, Tensor, slic
 
 log = logging.getLogger(__name__)
 
-_ITEMS = 10_007  # beyond the small numbers that Python has only one object of
+_ITEMS = 10_007  # larger than the integers that Python caches: `_Watch` looks for this very object
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Analysis:
     """The bytes of a model's blocks and frame for slices of one shape, and the generated code behind the options.
 
-    `tensors` has the parameters of each block; `pairs` kind -> option -> code; `resident_bytes` is what stays on the
-    device all the time beside the frame's tensors: buffers and some scalars; `workspace_bytes` for each thread that
-    computes; `staged_bytes` for the batch of each slice. `sums_slices`: the model's loss is divided by the number of
-    tokens of the whole step, so that the losses of slices add up to the step's. `model` and `batch` are what was
-    analysed.
+    `tensors` holds the parameters of each block, `pairs` maps kind -> option -> code. `resident_bytes` stay on the
+    device all the time, beside the frame's tensors: buffers, some scalars, constants of the optimizers.
+    `workspace_bytes` count for each thread that computes, `staged_bytes` for the batch of each slice. `sums_slices`:
+    the model divides its loss by the number of tokens of the whole step, so that the losses of the slices add up to the
+    step's loss. `model` and `batch` are what was analysed.
     """
 
     names: BlockNames
@@ -89,10 +89,10 @@ class Analysis:
     frame_lifetimes: tuple[str, ...] = ()
 
     def chain(self, times: Times, distinct_tokens: tuple[int, ...] = ()) -> Chain:
-        """The chain with these times, which must have all kinds and options of this analysis (KeyError).
+        """The chain with these times. Raises KeyError where `times` lack a kind or an option of this analysis.
 
-        Its tensors get no places where a layer may run compiled: what compiled code allocates, tensor by tensor, is not
-        known, only the most of it."""
+        Where a layer may run compiled, tensors get no places: of compiled code only the peak is known, not what it
+        allocates tensor by tensor."""
         placed = not any(its.compiled for its in times.options)
         frame_bytes = sum(t.bytes + t.state_bytes for t in self.frame_tensors)
         return Chain(
@@ -116,7 +116,7 @@ class Analysis:
 
     @property
     def inexact(self) -> tuple[str, ...]:
-        """Why results equal those of plain PyTorch within rounding only: gradients add up in another order."""
+        """Reasons why results equal those of plain PyTorch only within rounding: gradients add up in another order."""
         reasons = []
         if self.frame.disordered:
             reasons.append("the model's code reads what a block is given before the block does, for a later one")
@@ -130,15 +130,16 @@ class Analysis:
 
     @property
     def eager(self) -> Mapping[str, str]:
-        """Blocks that run as their own code, computed again in backward -> why they cannot be traced."""
+        """Block that runs its own code, recomputed in backward -> why it cannot be traced."""
         found = zip(self.names.all, self.names.kinds, strict=True)
         codes = {name: next(iter(self.pairs[kind].values())) for name, kind in found}
         return {name: code.reason for name, code in codes.items() if isinstance(code, EagerPair)}
 
     @property
     def mixes_slices(self) -> str | None:
-        """A block that changes a buffer which is another block's too, if there is one: with several micro-batches each
-        block runs all of them before the next one does, so the changes come in another order than in plain PyTorch."""
+        """The name of a block that changes a buffer shared with another block; None where there is none. With several
+        micro-batches a block runs all of them before the next block does, so that such a buffer changes in another
+        order than in plain PyTorch."""
         of_block = [
             {id(buffer) for buffer in self.model.get_submodule(name).buffers()} for name in self.names.all
         ]  # fmt: skip
@@ -150,7 +151,8 @@ class Analysis:
         return None
 
     def check_slices(self, slices: int) -> None:
-        """Raise UserError "buffer-shared" where a step of so many micro-batches would compute something else."""
+        """Raise UserError "buffer-shared" where a step of `slices` micro-batches would not compute what plain PyTorch
+        does."""
         if slices > 1 and (name := self.mixes_slices):
             raise UserError(
                 f"Block {name} changes a buffer that another block, or itself again, changes in the same forward.",
@@ -207,8 +209,8 @@ class Analysis:
 
 
 def analyse(job: Job, device: torch.device, *, arranged: bool = False, for_gpu: bool = False) -> Analysis:
-    """The analysis of a job's model under slices of its largest shape, without memory for weights; `arranged` and
-    `for_gpu` as in `analyse_model`. Raises UserError."""
+    """Analyse a job's model for slices of its largest shape. Weights take no memory. `arranged` and `for_gpu` are those
+    of `analyse_model`. Raises UserError."""
     model = skeleton_model(job, device)
     rows = 0 if job.exact else rows_of_a_chunk(cast(Any, model).get_output_embeddings().weight)
     analysis = analyse_model(
@@ -237,12 +239,12 @@ def analyse_model(
     model: nn.Module, batch: Mapping[str, torch.Tensor], *, device: torch.device, chunk_rows: int = 0,
     arranged: bool = False, optimizers: Mapping[str, AnyOptimizer] = NONE, for_gpu: bool = False,
 ) -> Analysis:  # fmt: skip
-    """The analysis of `model` (weights anywhere, on meta too; buffers on `device`) for slices shaped like `batch`:
-    `input_ids` and `labels` [rows, length], or what else its forward takes. `chunk_rows`: head and loss in chunks of so
-    many rows; 0: in one piece.
-    `arranged`: it says which memory turns allocate, too, so that tensors get places. `optimizers`: of parameters that
-    AdamW does not train. `for_gpu`: the CPU stands for a GPU that is not here, or must not be touched. Raises
-    UserError."""
+    """Analyse `model` for slices shaped like `batch`: `input_ids` and `labels` [rows, length], or other arguments of
+    its forward. Weights may be anywhere, also on meta; buffers are on `device`.
+
+    `chunk_rows`: head and loss run in chunks of so many rows; 0: in one piece. `arranged`: also find which memory each
+    turn allocates, so that tensors get places. `optimizers`: parameter name -> optimizer, for parameters that AdamW
+    does not train. `for_gpu`: the CPU stands for a GPU that is absent or must not be touched. Raises UserError."""
     refuse_autocast(device)
     names = find_blocks(model, batch, device=device)
     if chunk_rows:
@@ -256,7 +258,7 @@ def analyse_model(
         if isinstance(joint, EagerPair):
             pairs[kind] = {joint.recipe.name: joint}
         elif kind not in pairs:
-            # Embedding and head keep everything: what they save is small, or used at once.
+            # Embedding and head keep everything: what they save is small, or backward uses it at once.
             is_layer = 0 < index < len(names.kinds) - 1
             recipes = (*RECIPES.values(), *recipes_on_front(joint)) if is_layer else (RECIPES["keep"],)
             pairs[kind] = {**make_pairs(joint, recipes, for_gpu=for_gpu)}
@@ -269,7 +271,7 @@ def analyse_model(
             by_kind = {kind: tuple(by_option.values()) for kind, by_option in pairs.items()}
             its_frame = frame_lifetimes(model, names, by_kind, batch, device, model_kwargs, chunk_rows=chunk_rows)
     if device.type == "cuda":
-        let_go()  # rates are measured next, and how much is free
+        let_go()  # because rates and free memory are measured next
     first_names = {id(p): name for name, p in model.named_parameters()}
     params = [dict(model.get_submodule(name).named_parameters()) for name in names.all]
     in_blocks = {id(p) for block in params for p in block.values()}
@@ -325,8 +327,8 @@ def analyse_model(
 def measure_times(
     analysis: Analysis, device: torch.device, hardware: Hardware, *, slices: int, compiling: bool = False
 ) -> Times:
-    """Seconds of each kind and option, measured on `device`, where a step has so many `slices` in all. `compiling`: of
-    compiled layers where they are faster."""
+    """Measure on `device` the seconds of each kind and option, for steps of `slices` slices in all. `compiling`: take
+    the times of compiled layers where these are faster."""
     estimate, names = estimate_times(analysis, hardware), analysis.names
     *_, head = names.kinds
     adds, pairs = slices > 1, analysis.pairs
@@ -344,14 +346,14 @@ def measure_times(
 
 
 def estimate_times(analysis: Analysis, hardware: Hardware) -> Times:
-    """Seconds of each kind and option, from arithmetic and memory traffic and what `hardware` reaches."""
+    """Estimate the seconds of each kind and option from arithmetic, memory traffic and the rates of `hardware`."""
     times = estimate_pairs(analysis.pairs, analysis.names.kinds[-1], hardware)
     return replace(times, updates=estimate_updates(analysis.updates, hardware))
 
 
 class _Watch(TorchFunctionMode):
-    """Sees whether `number`, this very object, is an operand of an operation on tensors: a model may take an argument
-    and not use it."""
+    """Sees whether this very object `number` is an operand of a tensor operation: a model may take an argument and not
+    use it."""
 
     def __init__(self, number: int) -> None:
         super().__init__()

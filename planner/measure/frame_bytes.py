@@ -1,8 +1,8 @@
-"""What the frame of a model holds and needs: all of its forward outside the blocks.
+"""Measures the bytes that a model's frame, its forward outside the blocks, holds and needs.
 
-The model's own forward and the frame's pieces of backward run once for one slice, on fake tensors: they have shapes,
-strides and lifetimes, so that a meter counts the bytes, but no memory. Parameters are fake, and so is all that depends
-on them; the batch, positions and masks are real, so that code which looks at them takes the same way as in training.
+The model's own forward and the frame's pieces of backward run once for one slice, on fake tensors. Fake tensors have
+shapes, strides and lifetimes, so that a meter can count their bytes, but no memory. Parameters and all that depends on
+them are fake. The batch, positions and masks are real, so that code that looks at them branches as in training.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ from planner.measure.fake_blocks import ChunkedStandIn, HeadStandIn, Shared, Sta
 class FrameBytes:
     """Bytes of one slice's frame, per block in order. Weights, sums of gradients and buffers of the frame do not count.
 
-    start           the most before the slice arrives at its first block
-    forward_held    what it holds when it arrives at a block's forward, the block's input included
-    forward_tail    the most it holds from the end of a block's forward to the next block, the saved tensors not counted
-    head_peak       the most from the arrival at the head to the end of the head's backward, all included
+    start           the peak before the slice arrives at its first block
+    forward_held    held when the slice arrives at a block's forward, the block's input included
+    forward_tail    the peak from the end of a block's forward to the next block, without tensors saved by blocks
+    head_peak       the peak from the arrival at the head to the end of the head's backward, all included
     backward_held, backward_tail
-                    likewise for backward, the incoming gradients included; 0 for the head
+                    the same for backward, the incoming gradients included; 0 for the head
     disordered      how many gradients add up in another order than autograd's
     layouts         how the gradients of each block's results are laid out when they arrive, and which of its arguments
                     have begun elsewhere; None for the head
-    gradients       gradients of the frame's weights that come into being after a block's backward; `tail` counts them
+    gradients       gradients of the frame's weights that are made after a block's backward; `backward_tail` counts them
     spread          the frame's weights that several of its pieces between blocks read
     """
 
@@ -74,8 +74,8 @@ def trace_blocks(
     *,
     own: Collection[str] = (),
 ) -> dict[str, Joint | EagerPair]:
-    """The joint graph of each kind of block, under the arguments that the model gives to the first block of the kind;
-    of a layer that cannot be traced, its own code. `own`: of these kinds, too, which are not measured.
+    """Trace the joint graph of each kind of block, with the arguments that the model gives to the kind's first block. A
+    layer that cannot be traced gets its own code instead. `own`: kinds that get their own code too, unmeasured.
 
     Raises UserError "block-not-traceable".
     """
@@ -114,11 +114,11 @@ def measure_frame(
     *,
     chunk_rows: int = 0,
 ) -> FrameBytes:
-    """The frame's bytes, when blocks of a kind run under any of its `pairs`: where pairs differ in what they keep of
-    the frame, the most. `chunk_rows`: the head computes its loss in chunks of so many rows; 0: in one piece."""
+    """The frame's bytes where a block may run under any of its kind's `pairs`: where pairs keep different parts of the
+    frame, the largest. `chunk_rows`: the head computes its loss in chunks of so many rows; 0: in one piece."""
     reading = {pair.keeps_interface for kind in names.kinds for pair in pairs[kind] if pair.interface is not None}
     runs = []
-    for keep_input in sorted(reading) or [False]:  # nothing below the head is trained
+    for keep_input in sorted(reading) or [False]:  # none, where nothing below the head is trained
         run = _Run(model, names, pairs, device, keep_input=keep_input, chunk_rows=chunk_rows)
         run.run(batch, model_kwargs)
         runs.append(run)
@@ -145,11 +145,12 @@ def measure_frame(
 def frame_alone(
     model: nn.Module, names: BlockNames, weights: AbstractContextManager[None], enter: Callable[..., Any]
 ) -> Iterator[None]:
-    """Inside, which is inside `weights` too, the model's blocks call `enter(index, module, *args, **kwargs)`."""
+    """Inside, the model's blocks call `enter(index, module, *args, **kwargs)` instead of their forward, and `weights`
+    is entered."""
     modules = [model.get_submodule(name) for name in names.all]
 
     def stand_in(index: int, module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        module.forward = forward  # what traces the block calls the module itself
+        module.forward = forward  # because code that traces the block calls the module itself
         try:
             return enter(index, module, *args, **kwargs)
         finally:
@@ -208,9 +209,9 @@ class _Run:
         self.tail: dict[str, dict[int, int]] = {"F": {}, "B": {}}
         self.gradients: dict[int, int] = {}
         self.layouts: dict[int, Layout] = {}
-        self.own: list[nn.Parameter] = []  # outside the blocks, which compute no gradients here
+        self.own: list[nn.Parameter] = []  # parameters outside the blocks: blocks compute no gradients here
         self.read: dict[str, set[int]] = {}  # a weight of the frame -> the pieces that have a gradient for it
-        self.piece = len(names.all)  # that backward is in, by the block above it
+        self.piece = len(names.all)  # the piece that backward is in, by the number of the block above it
         self.last: tuple[str, int, int] | None = None
         self.base = 0
 
@@ -258,7 +259,7 @@ class _Run:
                     call.clear()
                 self.close_tail()
                 del loss
-            for hook in hooks:  # which else would keep the model for good
+            for hook in hooks:  # otherwise they would keep the model alive for good
                 hook.remove()
             self.model.zero_grad()
 
@@ -283,18 +284,18 @@ class _Run:
         return result
 
     def reads(self, name: str, parameter: Tensor) -> None:
-        """A gradient has come to a weight of the frame."""
+        """Note that the current piece has made a gradient for this weight of the frame."""
         self.read.setdefault(name, set()).add(self.piece)
 
     def arrive(self, direction: str, index: int) -> None:
-        """A gate: what is held here, and the peak since the last block."""
+        """Where a block begins: note what is held now, and the peak since the last block."""
         self.close_tail()
         self.base = self.charged_elsewhere()
         self.held[direction][index] = self.meter.now - self.base
         self.meter.mark()
 
     def leave(self, direction: str, index: int) -> None:
-        # What is alive now is within the block's own peak; the tail is what the frame adds to it.
+        # The block's own peak counts what is alive now; the tail is what the frame adds to it.
         self.meter.mark(alive=False)
         self.last = direction, index, self.charged_elsewhere()
 
@@ -309,8 +310,8 @@ class _Run:
             self.gradients[index] = made - sum(self.gradients.values())
 
     def charged_elsewhere(self) -> int:
-        """Bytes that are not the frame's: inputs that wait for their block's backward, sums of the head's gradients;
-        gradients of the frame's weights, which count once for all slices."""
+        """Bytes that are not counted for the frame: inputs that wait for their block's backward, sums of the head's
+        gradients, and gradients of the frame's weights, which count once for all slices."""
         inputs = (call.x for call in self.calls.values())
         grads = (p.grad for p in self.own)
         tensors = [t for t in (*inputs, *grads, *self.shared.sums) if t is not None]

@@ -1,15 +1,15 @@
-"""The memory that a model's frame allocates and lets go of, stage by stage, as text.
+"""Records, stage by stage and as text, which memory a model's frame allocates and releases.
 
 The model's forward outside its blocks and the frame's pieces of backward run once for one slice on fake tensors, as in
-`planner.measure.frame_bytes`. Blocks stand aside: what they do is in `planner.graph.lifetimes`, in whose words this is
-written, with three more.
+`planner.measure.frame_bytes`. Blocks do not run here: `planner.graph.lifetimes` records them. The text has the words
+of that module and three more.
 
     F1  "@3,1>4 -3"
     B1  "@7*>9,- +10:64 $0:10"
 
-`@3,1>4`   the block's turn: it is given storages 3 and 1, and 4 comes into being as its result; in backward the
-           gradients that come in, and those of the block's arguments. The head's turn is written out
-`7*`       nobody else has the storage: it goes as the block's code lets go of it
+`@3,1>4`   the block's turn: it is given storages 3 and 1, and makes storage 4 as its result. In backward these are the
+           incoming gradients and the gradients of the block's arguments. The head's turn is written out in full
+`7*`       only the block still holds this storage: it is freed when the block's code releases it
 `$0:10`    storage 10 is the gradient of the frame's parameter 0, and stays until its update
 """
 
@@ -46,7 +46,7 @@ def frame_lifetimes(
     model: nn.Module, names: BlockNames, pairs: Mapping[str, Sequence[BlockCode]], batch: Mapping[str, Tensor],
     device: torch.device, model_kwargs: Mapping[str, Any], *, chunk_rows: int = 0,
 ) -> tuple[str, ...]:  # fmt: skip
-    """What the frame does in each stage of one slice, F0 … H … B0, whichever of its `pairs` a block of a kind runs."""
+    """The frame's text for each stage of one slice, F0 … H … B0. It is the same for all `pairs` of a kind."""
     run = _Run(model, names, {kind: codes[0] for kind, codes in pairs.items()}, device, chunk_rows)
     run.run(batch, model_kwargs)
     return tuple(" ".join(stage) for stage in run.log.stages)
@@ -55,8 +55,8 @@ def frame_lifetimes(
 def block_lifetimes(
     names: BlockNames, pairs: Mapping[str, Mapping[str, BlockCode]], layouts: Sequence[Layout | None]
 ) -> tuple[Lifetimes, ...]:
-    """Of each kind of block but the head, whose turn is in the frame's, under each option. `layouts`: of the gradients
-    that come in, block by block."""
+    """The lifetimes of each kind of block under each option. The head is left out: its turn is in the frame's text.
+    `layouts`: those of each block's incoming gradients."""
     found = []
     for kind in dict.fromkeys(names.kinds[:-1]):
         layout = layouts[names.kinds.index(kind)]
@@ -76,7 +76,7 @@ def block_lifetimes(
 def one_layout_a_kind(
     names: BlockNames, pairs: dict[str, dict[str, BlockCode]], layouts: Sequence[Layout | None]
 ) -> tuple[BlockNames, dict[str, dict[str, BlockCode]]]:
-    """Blocks of one kind whose gradients arrive otherwise, as kinds of their own: their backward needs other memory."""
+    """Make one kind a layout of incoming gradients: with another layout a block's backward needs other memory."""
     found: dict[str, list[Layout | None]] = {}
     kinds = []
     for kind, layout in zip(names.kinds, layouts, strict=True):
@@ -94,9 +94,10 @@ def lifetimes_of(
     model: nn.Module, names: BlockNames, recipes: Mapping[str, Collection[Recipe]], batch: Mapping[str, Tensor],
     device: torch.device, model_kwargs: Mapping[str, Any], *, chunk_rows: int = 0,
 ) -> tuple[tuple[Lifetimes, ...], tuple[str, ...]]:  # fmt: skip
-    """Of blocks and frame for slices like `batch`, which may be another shape than that of `names.kinds`; `recipes`: of
-    each kind, named as its options. Of layers that run by their own code the peaks are not measured: their areas have
-    no size. Raises UserError, also where a layer cannot be traced that others of its kind are in the plan."""
+    """The lifetimes of blocks and frame for slices like `batch`, whose shape may differ from that of `names.kinds`.
+    `recipes`: those of each kind, named as its options. Layers that run their own code are not measured: their areas
+    have no size. Raises UserError, also where a layer cannot be traced although the plan has traced ones of its
+    kind."""
     pairs: dict[str, dict[str, BlockCode]] = {}
     own = {kind for kind, its in recipes.items() if EAGER in its}
     for kind, joint in trace_blocks(model, names, batch, device, model_kwargs, own=own).items():
@@ -113,12 +114,12 @@ def lifetimes_of(
 
 
 class _Log(ScratchMeter):
-    """A meter that writes down what it sees."""
+    """A meter that writes down each allocation and release."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device.type, counted=FAKE_TYPES)
         self.stages: list[list[str]] = [[]]
-        self.quiet = False  # a block stands in: its results are told by `turn`
+        self.quiet = False  # while a block's stand-in runs: `turn` writes its results
         self.dropped: set[int] = set()  # while quiet
         self._numbers: dict[int, int] = {}
         self._count = 0
@@ -158,12 +159,12 @@ class _Log(ScratchMeter):
         self.stages[-1].append(event)
 
     def number(self, tensor: Tensor | None) -> str:
-        """The name of a tensor's storage, "-" for one that is not counted: a weight, a buffer."""
+        """The number of a tensor's storage; "-" for one that is not counted, such as a weight or a buffer."""
         found = self._numbers.get(self._key(tensor)) if tensor is not None else None
         return "-" if found is None else str(found)
 
     def turn(self, given: Sequence[str], made: Sequence[str]) -> None:
-        """A block has stood in."""
+        """Write the turn of a block whose stand-in has just run."""
         marked = [f"{name}*" if name != "-" and int(name) in self.dropped else name for name in given]
         others = self.dropped - {int(name) for name in given if name != "-"}
         self.quiet, self.dropped = False, set()
@@ -173,7 +174,7 @@ class _Log(ScratchMeter):
 
 
 class _Shared(Shared):
-    """Knows what was made last. `locals`: names of the head's parameters, in order."""
+    """Also knows in `last` what was made last. `locals`: names of the head's parameters, in order."""
 
     def __init__(self, mode: FakeMode, log: _Log, locals: Sequence[str]) -> None:
         super().__init__(mode, log, keep_input=False)
@@ -186,7 +187,7 @@ class _Shared(Shared):
 
 
 class _Aside(StandIn):
-    """Keeps nothing of the frame: that is in the lifetimes of its code."""
+    """A stand-in that keeps nothing of the frame: the lifetimes of the block's code have what it keeps."""
 
     def forward(self, tensors: list[Tensor]) -> list[Tensor]:
         tensors.clear()
@@ -205,7 +206,7 @@ class _ChunkedHead(ChunkedStandIn):
 
 
 def _tell(head: _Head | _ChunkedHead, local: str, gradient: Tensor, *, adoptable: bool) -> None:
-    """A gradient of the head's."""
+    """Write a gradient of one of the head's weights."""
     assert isinstance(head.shared, _Shared)
     k, log = head.shared.locals.index(local), head.shared.log
     if adoptable and gradient.is_contiguous():
@@ -264,7 +265,7 @@ class _Run:
         return [p for p in self.model.parameters() if id(p) not in blocks]
 
     def _gradients(self, own: Sequence[nn.Parameter], before: frozenset[int] = frozenset()) -> frozenset[int]:
-        """Tell of the frame's gradients that are new."""
+        """Write the frame's gradients that are new since `before`; return all that are there now."""
         found = {k for k, p in enumerate(own) if p.grad is not None} - before
         for k in sorted(found):
             self.log.write(f"${k}:{self.log.number(own[k].grad)}")

@@ -1,6 +1,6 @@
-"""What a machine can do: measured in a few seconds, or estimated from what it says about itself.
+"""Measures the rates of a machine in a few seconds, or estimates them from what the machine says about itself.
 
-Where the device is the CPU, its memory is a share of the host's, and transfers are copies within it.
+Where the device is the CPU, device memory is a share of host memory, and transfers are copies within host memory.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from planner.optimizers.table import ADAMW
 
 _MIB = 2**20
 _COPY_BYTES, _MOST_COPY_BYTES = 64 * _MIB, 256 * _MIB
-_UPDATED, _MOST_UPDATED = 4 * _MIB, 64 * _MIB  # parameters of the update that is timed
-_UPDATED_BYTES = 16  # of each: weight, gradient and moments
-_CACHES = 4  # what is timed is as many times larger than the last cache
-_FETCHES = 50  # whose issuing is timed at once
-_RANDOM = 2**20  # numbers that are drawn; more are these again
+_UPDATED, _MOST_UPDATED = 4 * _MIB, 64 * _MIB  # parameters in the timed update
+_UPDATED_BYTES = 16  # for each parameter: weight, gradient and moments
+_CACHES = 4  # timed data are this many times larger than the last cache
+_FETCHES = 50  # fetches whose issuing is timed together
+_RANDOM = 2**20  # numbers drawn; a longer tensor repeats them
 _CACHE_SIZES = "/sys/devices/system/cpu/cpu0/cache"
 _BLOCK_OPERATIONS = 150  # what a block's forward launches, about
 _REPEATS = 5
@@ -43,10 +43,10 @@ _COPY_TRAFFIC = 2  # a copy in host memory reads each byte and writes it
 def measure_hardware(
     device: torch.device, dtype: torch.dtype = torch.float32, *, optimizer: Optimizer = ADAMW
 ) -> Hardware:  # fmt: skip
-    """The machine with rates measured on `device`; each while the others work that share memory with it. `dtype`: what
-    blocks compute in. `optimizer`: its updates, too, where they have rates of their own."""
+    """The machine with rates measured on `device`. Each rate is measured while other copies use the same memory.
+    `dtype`: what blocks compute in. `optimizer`: its updates are measured too, where they have rates of their own."""
     watch, on_gpu = Stopwatch(device), device.type == "cuda"
-    # Where the device is the CPU, all that matters passes through its caches as this does.
+    # Where the device is the CPU, real work passes through its caches as these small copies do.
     copied, updated = (_copied_bytes(), _updated(_last_cache_bytes())) if on_gpu else (_COPY_BYTES, _UPDATED)
     with torch.no_grad():
         with _copying(copied):
@@ -78,7 +78,7 @@ def measure_hardware(
 
 
 def estimate_hardware(device: torch.device, dtype: torch.dtype = torch.float32) -> Hardware:
-    """The machine with rates guessed on the safe side: a first plan before anything has been measured."""
+    """The machine with cautiously guessed rates, for a first plan before anything has been measured."""
     memory = 20e9
     copies = 12e9 if device.type == "cuda" else memory / 4
     device_memory, flops = _device_rates(device, dtype) if device.type == "cuda" else (memory, _cpu_flops())
@@ -99,14 +99,14 @@ def estimate_hardware(device: torch.device, dtype: torch.dtype = torch.float32) 
 
 
 def machine_name(device: str) -> str:
-    """Which machine this is, by its device's name; the same in every run: a plan or a measurement is found again by
-    it."""
+    """The machine's name, made from the device's name. It is the same in every run: plans and measurements are found
+    again by it."""
     return f"{device} on {_processor()}, {ram_bytes() // 2**30} GiB"
 
 
 def gpu_bytes(device: torch.device) -> int:
-    """Device memory that a job may use by default: what is free, less a reserve for the desktop. On the CPU a quarter
-    of the host's memory. Rounded down to 128 MiB, so that it does not change with every window that opens."""
+    """Device memory that a job may use by default: free memory less a reserve for the desktop; on the CPU a quarter of
+    host memory. Rounded down to 128 MiB, so that it does not change with every window that opens."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         usable = free - max(256 * _MIB, total // 50)
@@ -116,8 +116,8 @@ def gpu_bytes(device: torch.device) -> int:
 
 
 def cpu_bytes(device: torch.device) -> int:
-    """Host memory that a job may use by default: all but the system's share, and but the device's where that is the
-    CPU."""
+    """Host memory that a job may use by default: all but the system's share; where the device is the CPU, without the
+    device's share too."""
     ram = ram_bytes()
     usable = ram - max(2**30, ram // 10) - (0 if device.type == "cuda" else ram // 4)
     return max(_MIB, usable // _MIB * _MIB)
@@ -132,10 +132,10 @@ def _processor() -> str:
 
 
 def _link_bytes_per_s(device: torch.device, watch: Stopwatch) -> tuple[float, float]:
-    """Host to device and back, each while the other direction is busy."""
+    """The rates host to device and device to host, each measured while the other direction is busy."""
     host, back = (torch.ones(_COPY_BYTES, dtype=torch.uint8, pin_memory=device.type == "cuda") for _ in range(2))
     if device.type != "cuda":
-        # Into memory that was just taken, as a fetch does: the first who writes to it waits for the system.
+        # Copy into newly allocated memory, as a fetch does: the first write to each page waits for the system.
         with _copying(_COPY_BYTES):
             rate = _COPY_BYTES / _median_s(watch, lambda: [torch.empty_like(w).copy_(w) for w in host.view(-1, _MIB)])
         return rate, rate
@@ -156,7 +156,7 @@ def _link_bytes_per_s(device: torch.device, watch: Stopwatch) -> tuple[float, fl
 
 
 def _copy_latency_s(device: torch.device, watch: Stopwatch) -> float:
-    """What a copy costs beside its bytes: on a GPU its start; on the CPU its way through a queue's thread as well."""
+    """The fixed cost of a copy: on a GPU its start; on the CPU also its way through a queue's thread."""
     host = torch.ones(1, pin_memory=device.type == "cuda")
     there = torch.ones(1, device=device)
     copy_s = _median_s(watch, lambda: there.copy_(host, non_blocking=True), repeats=50)
@@ -164,17 +164,17 @@ def _copy_latency_s(device: torch.device, watch: Stopwatch) -> float:
 
 
 def _updated(cache_bytes: int) -> int:
-    """Parameters whose update a cache of this size does not make faster."""
+    """So many parameters that a cache of this size does not speed up their update."""
     return min(max(_UPDATED, _CACHES * cache_bytes // _UPDATED_BYTES), _MOST_UPDATED)
 
 
 def _copied_bytes() -> int:
-    """Of each of the four tensors that two threads copy."""
+    """The bytes of each of the four tensors that two threads copy."""
     return min(max(_COPY_BYTES, _CACHES * _last_cache_bytes() // 4), _MOST_COPY_BYTES)
 
 
 def _last_cache_bytes() -> int:
-    """The largest of this processor's caches; 0 where the system does not say."""
+    """The size of this processor's largest cache; 0 where the system does not say."""
     sizes = [0]
     for path in Path(_CACHE_SIZES).glob("index*/size"):
         with contextlib.suppress(OSError, ValueError):
@@ -183,18 +183,18 @@ def _last_cache_bytes() -> int:
 
 
 def _cache_bytes(device: torch.device) -> int:
-    """A GPU's last cache."""
+    """The size of a GPU's last cache; 0 for other devices."""
     return getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0) if device.type == "cuda" else 0
 
 
 def _random(count: int, dtype: torch.dtype = torch.float32, device: torch.device | None = None) -> Tensor:
-    """Numbers as weights and gradients are. Of equal ones a device computes faster: fewer bits change."""
+    """Random numbers like those of weights. With equal numbers a device would be faster: fewer bits change."""
     drawn = torch.randn(min(count, _RANDOM), device=device).mul_(0.02).to(dtype)
     return drawn.repeat(-(-count // len(drawn)))[:count]
 
 
 def _cpu_update_parameters_per_s(count: int, dtype: torch.dtype, optimizer: Optimizer = ADAMW) -> float:
-    """By the kernel that the worker will use, with the masters that weights of `dtype` have."""
+    """The rate of the kernel that the worker will use, with the masters that weights of `dtype` have."""
     work, gradient = (_random(count, dtype) for _ in range(2))
     master = work if dtype == torch.float32 else work.float()
     exp_avg, exp_avg_sq = (torch.zeros(shape, dtype=kind) for kind, shape in optimizer.moment_layouts(work))
@@ -236,7 +236,7 @@ def _cpu_memory_bytes_per_s(size: int) -> float:
 
 
 def _launch_s(device: torch.device) -> float:
-    """What the issuing thread spends on a block. The CPU computes as it issues: the blocks' own times have it."""
+    """Seconds of issuing a block's forward. 0 on the CPU, which computes as it issues: block times have it."""
     if device.type != "cuda":
         return 0.0
     x = torch.ones(64, device=device)
@@ -247,8 +247,8 @@ def _launch_s(device: torch.device) -> float:
 
 
 def _operation_s(device: torch.device) -> float:
-    """What it costs the host to issue one of the operations of a weight that is on the device for a while: allocation,
-    fetch and release, with their events. Where the CPU is the device its copies' times have it."""
+    """Seconds that the host spends to issue one operation of a weight that is on the device for a while: allocation,
+    fetch or release, with its events. 0 where the CPU is the device: the times of its copies include it."""
     if device.type != "cuda":
         return 0.0
     host, other = torch.zeros(_RANDOM // 4, pin_memory=True), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -281,14 +281,14 @@ def _flops_per_s(device: torch.device, dtype: torch.dtype, watch: Stopwatch) -> 
 
 
 def _shared_compute(device: torch.device) -> float:
-    """What computing loses to one that computes or copies beside it with as many threads, on the cores there are."""
+    """The share of speed that computing loses while other work with as many threads runs on the same cores."""
     if device.type == "cuda":
         return 0.0
     return max(0.0, 1 - len(os.sched_getaffinity(0)) / (2 * torch.get_num_threads()))
 
 
 def _device_rates(device: torch.device, dtype: torch.dtype) -> tuple[float, float]:
-    """Memory bytes per second and floating point operations per second of a GPU, from its sizes."""
+    """A GPU's memory bytes per second, which is a guess, and its operations per second, by its multiprocessors."""
     properties = torch.cuda.get_device_properties(device)
     flops = properties.multi_processor_count * 128 * 2 * 1.4e9  # fp32 lanes at a usual clock
     return 300e9, flops * (4 if dtype is not torch.float32 else 1)
@@ -305,7 +305,7 @@ def _median_s(watch: Stopwatch, function: Callable[[], object], repeats: int = _
 
 @contextlib.contextmanager
 def _copying(size: int) -> Iterator[None]:
-    """Another thread copies so many bytes in host memory, again and again."""
+    """Inside, another thread copies `size` bytes in host memory again and again."""
     source, target = torch.ones(size, dtype=torch.uint8), torch.ones(size, dtype=torch.uint8)
     done, begun = threading.Event(), threading.Event()
 
