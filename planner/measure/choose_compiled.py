@@ -1,4 +1,4 @@
-"""Which layers run compiled: those that can, agree with the generated code, and are measured to be faster."""
+"""Chooses layers to run compiled: those that compile, agree with the generated code, and are measured to be faster."""
 
 from __future__ import annotations
 
@@ -26,14 +26,16 @@ log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 BOUND = 1e-5
-"""How far a compiled layer's results and gradients may be from the generated code's: of the greatest number in each."""
+"""How far a compiled layer's results and gradients may be from the generated code's, relative to the greatest number in
+each."""
 ROUNDINGS = 4
-"""How far where a layer computes in less than fp32, in norm: of what it changes to round once more all that goes in.
-Compiled code rounds elsewhere, mostly less often; what the differences of large numbers are then is anyone's guess."""
+"""The bound where a layer computes in less than fp32: the norm of the difference, in multiples of the change that one
+more rounding of all inputs makes. Compiled code rounds at other places, mostly less often, so the differences of large
+numbers cannot be foretold."""
 
 
 def why_off(setting: str, device: torch.device, *, exact: bool, deterministic: bool = False) -> str | None:
-    """Why no layer is compiled, in words for the log; None where those are that gain. `setting`: "auto" or "off"."""
+    """Why no layer is compiled, in words for the log; None where layers that gain are. `setting`: "auto" or "off"."""
     if setting == "off":
         return "so it is set"
     if exact:
@@ -45,11 +47,11 @@ def why_off(setting: str, device: torch.device, *, exact: bool, deterministic: b
 
 @torch.no_grad()
 def with_compiled(pairs: Pairs, layers: Collection[str], times: Times, device: torch.device, *, adds: bool) -> Times:
-    """`times`, with those of compiled code in place of generated code's where it is faster. `layers`: the kinds to
-    compile; `adds`: gradients are added to those of a slice before. The log says of each what came of it."""
+    """`times` with the times of compiled code wherever it is faster than generated code. `layers`: the kinds to
+    compile. `adds`: gradients are added to those of an earlier slice. The log has the outcome for each."""
     better: dict[tuple[str, str], OptionTimes] = {}
     for kind in layers:
-        # Options share code; to compile a set of saved values takes longer than it is worth.
+        # Options share code. Compiling a set of saved values (such as keep-2) takes longer than it is worth.
         named = [pair for option, pair in pairs[kind].items() if option in RECIPES and isinstance(pair, Pair)]
         codes = {pair.recipe.saves: pair for pair in named}
         for saves, pair in codes.items():
@@ -68,14 +70,14 @@ def with_compiled(pairs: Pairs, layers: Collection[str], times: Times, device: t
             faster = ratio < 1
             log.info("compile: %s run %s: %.2f of the time", what, "compiled" if faster else "as generated", ratio)
             if faster:
-                # Over the times of all options, which were taken side by side.
+                # Scale the times of all options, which were measured side by side.
                 for its in (times.of(kind, option) for option in options):
                     better[kind, its.option] = replace(_scaled(its, counted), compiled=peaks)
     return replace(times, options=tuple(better.get((t.kind, t.option), t) for t in times.options))
 
 
 def _scaled(times: OptionTimes, runs: Sequence[tuple[Run, Run]]) -> OptionTimes:
-    """The times if they were as much shorter as the second of each of `runs` is than the first."""
+    """`times` scaled by how much shorter the second of each pair in `runs` is than the first."""
     shares = [statistics.median(new[i] / old[i] if old[i] else 1.0 for old, new in runs) for i in range(4)]
     return replace(
         times, forward_s=times.forward_s * shares[0], backward_s=times.backward_s * shares[1],
@@ -84,8 +86,8 @@ def _scaled(times: OptionTimes, runs: Sequence[tuple[Run, Run]]) -> OptionTimes:
 
 
 def tried(pair: Pair, compiled: CompiledPair, device: torch.device) -> CompiledBytes:
-    """What the compiled code allocates, seen while it ran on random data. Raises CannotCompileError where its results
-    are not those of `pair` within the bound, or are laid out otherwise."""
+    """Run the compiled code on random data and return its peaks. Raises CannotCompileError where its results differ
+    from those of `pair` by more than the bound, or have another layout."""
     room = _Room(device)
     primals = [random_data(t, device) if t is not None else torch.empty(0) for t in pair.primal_values]
     tangents = [random_data(t, device) for t in pair.tangent_values]
@@ -131,7 +133,7 @@ def tried(pair: Pair, compiled: CompiledPair, device: torch.device) -> CompiledB
     near_grads.clear()
     peaks = {}
     for first in (True, False):
-        # Made in the meter's sight: what dies in backward makes room there.
+        # Saved values are made under the meter, so that those that die in backward count as freed there.
         saved, _ = room.peak(lambda: compiled.forward(list(primals))[0])
         del saved[: pair.n_outputs]
         (new_grads, new_sums), peaks[first] = room.peak(
@@ -146,7 +148,8 @@ def tried(pair: Pair, compiled: CompiledPair, device: torch.device) -> CompiledB
 
 
 def _rounded(tensor: Tensor) -> Tensor:
-    """Laid out alike, each number moved by up to a last digit and rounded again; fp32 stays as it is."""
+    """A copy with the same layout, each number changed by up to half an eps of itself and rounded again; fp32 is not
+    changed."""
     if tensor.dtype not in (torch.bfloat16, torch.float16):
         return tensor
     whole = tensor.as_strided((tensor.untyped_storage().nbytes() // tensor.element_size(),), (1,), 0)
@@ -161,7 +164,7 @@ def _distances(made: Sequence[Tensor], wanted: Sequence[Tensor]) -> list[float]:
 
 
 def _compare(made: Sequence[Tensor], wanted: Sequence[Tensor], rounding: Sequence[float]) -> None:
-    """`rounding`: how far one more rounding leads."""
+    """Raise CannotCompileError where tensors differ too much. `rounding`: the change that one more rounding makes."""
     for new, old, noise in zip(made, wanted, rounding, strict=True):
         if _layout(new) != _layout(old):
             raise CannotCompileError("its results are laid out otherwise")
@@ -175,8 +178,9 @@ def _compare(made: Sequence[Tensor], wanted: Sequence[Tensor], rounding: Sequenc
 
 
 def _is_unused_seed(node: fx.Node) -> bool:
-    """Whether it is the random state that fused attention on a GPU hands to its backward. Layers that draw are not
-    compiled, and where attention draws nothing PyTorch leaves that memory as it was: any two calls differ."""
+    """Whether the node is the random state that fused attention on a GPU hands to its backward. Layers that draw random
+    numbers are not compiled. Where attention draws none, PyTorch leaves that memory unwritten, so any two calls
+    differ."""
     if node.target is not operator.getitem or node.meta["val"].is_floating_point():
         return False
     made_by = node.args[0]
@@ -184,20 +188,20 @@ def _is_unused_seed(node: fx.Node) -> bool:
 
 
 def _layout(tensor: Tensor) -> tuple[object, ...]:
-    """Strides of dimensions of one element say nothing."""
+    """What tensors with the same layout share. Strides of dimensions with one element mean nothing and are left out."""
     strides = [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
     return tensor.dtype, tensor.shape, strides, tensor.untyped_storage().nbytes()
 
 
 class _Room:
-    """The device's bytes: by the allocator, or by a meter where the device is the CPU."""
+    """Counts the device's bytes: by the allocator, or by a meter where the device is the CPU."""
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.meter = device, Meter()
 
     def peak(self, function: Callable[[], _T]) -> tuple[_T, int]:
-        """What `function`, of compiled code, returns, and the most bytes alive meanwhile above those before. Raises
-        CannotCompileError where it fails."""
+        """The result of `function`, which runs compiled code, and its peak: the most bytes alive above those before.
+        Raises CannotCompileError where `function` fails."""
         on_gpu = self.device.type == "cuda"
         if on_gpu:
             torch.cuda.synchronize(self.device)
@@ -211,7 +215,7 @@ class _Room:
                 result = function()
         except torch.OutOfMemoryError:
             raise
-        except Exception as error:  # of a kernel: the cause is for the log
+        except Exception as error:  # any error of a kernel: its text goes to the log
             raise CannotCompileError(f"{type(error).__name__}: {first_line(error)}") from error
         if on_gpu:
             torch.cuda.synchronize(self.device)

@@ -1,7 +1,7 @@
-"""How long a slice takes beside its layers: the head with its loss, and the frame.
+"""Runs a slice without its layers, to measure the time of the head with its loss and of the frame.
 
-The model's own forward and backward run on the device, for one slice on random data. The head is the real one; the
-other blocks compute nothing, but are called as the engine calls them.
+The model's own forward and backward run on the device, for one slice of random data. The head is real. The other blocks
+compute nothing, but are called as the engine calls them.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ def rehearsal(
     model: nn.Module, names: BlockNames, pairs: Mapping[str, BlockCode], batch: Mapping[str, Tensor],
     device: torch.device, *, chunk_rows: int, sink: Sink,
 ) -> Iterator[Callable[[], None]]:  # fmt: skip
-    """Inside, what it gives runs one slice of `model`, forward and backward, its weights anywhere. `pairs` has a code
-    for each kind of block; `chunk_rows`: the head has its loss in chunks of so many rows; `sink` takes the gradients of
-    the head's weights.
+    """Gives a function that, inside, runs one slice of `model` forward and backward. The model's weights may be
+    anywhere. `pairs` has one code for each kind of block. `chunk_rows`: the head computes its loss in chunks of so many
+    rows; 0: in one piece. `sink` takes the gradients of the head's weights.
 
-    Raises torch.OutOfMemoryError when it does not fit the device.
+    Raises torch.OutOfMemoryError where this does not fit the device.
     """
     head = {id(p) for p in model.get_submodule(names.head).parameters()}
     others = {id(p) for name in names.all for p in model.get_submodule(name).parameters()} - head
@@ -99,7 +99,7 @@ class _Run:
 
 
 class _Silent(BlockCall):
-    """A block that computes nothing: what it gives is there before."""
+    """A block that computes nothing: its results and gradients were made beforehand."""
 
     def __init__(
         self, pair: BlockCode, tensors: Sequence[Tensor], given: Given, outputs: Sequence[Tensor],

@@ -1,6 +1,6 @@
-"""Kernels that give the same bits each time, where PyTorch has them beside faster ones.
+"""Makes PyTorch use deterministic kernels, which give the same bits each time, instead of faster ones.
 
-On CUDA only strictness does it: under `warn_only` the backward of fused attention still adds up in any order.
+On CUDA only the strict mode does this: under `warn_only` the backward of fused attention still adds up in any order.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _FUSED: tuple[Callable[[], bool], ...] = (
     cuda.flash_sdp_enabled, cuda.mem_efficient_sdp_enabled, cuda.cudnn_sdp_enabled
 )  # fmt: skip
 _REFUSED = re.compile(r"(\S+) does not have a deterministic implementation")
-_WORKSPACES = (":4096:8", ":16:8")  # with which cuBLAS repeats
+_WORKSPACES = (":4096:8", ":16:8")  # with these cuBLAS gives the same bits each time
 _TOLD = " has no deterministic kernel in PyTorch"
 
 
 class NotRepeatableError(UserError):
-    """PyTorch's `operation` has no deterministic kernel, and such are asked for."""
+    """PyTorch has no deterministic kernel for `operation`, and deterministic kernels are asked for."""
 
     def __init__(self, operation: str) -> None:
         self.operation = operation
@@ -44,26 +44,27 @@ class NotRepeatableError(UserError):
 
     @classmethod
     def of(cls, told: UserError) -> NotRepeatableError | None:
-        """The error that another process told of; None for any other."""
+        """This error from `told`, which another process reported; None where that is another error."""
         return cls(told.numbers[0].removesuffix(_TOLD)) if told.code == "not-deterministic" else None
 
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """Deterministic kernels, and the operations that have `refused` for want of one, the first one first.
+    """Deterministic kernels. `refused`: the operations that raised for lack of a deterministic kernel, in order.
 
-    Where attention has refused, it is computed by matrix products (`SDPBackend.MATH`), which repeat. Where another
-    operation has, PyTorch only warns of it from then on; attention is computed so, too, because its fused kernels take
-    a warning for leave to add up in any order.
+    Where attention refused, it is computed by matrix products (`SDPBackend.MATH`), which are deterministic. Where
+    another operation refused, PyTorch only warns from then on. Then attention is computed by matrix products, too: its
+    fused kernels add up in any order when PyTorch only warns.
     """
 
     refused: tuple[str, ...] = ()
 
     @contextlib.contextmanager
     def taken(self) -> Iterator[None]:
-        """Inside, this process computes by them. CUDA must not have begun to multiply matrices: cuBLAS reads its
-        workspaces' size, CUBLAS_WORKSPACE_CONFIG, then. Raises NotRepeatableError where one more operation refuses,
-        UserError where that size is set so that PyTorch would refuse each product."""
+        """Inside, this process computes by these kernels. CUDA must not have multiplied matrices before: at its first
+        product cuBLAS reads the size of its workspaces, CUBLAS_WORKSPACE_CONFIG. Raises NotRepeatableError where one
+        more operation refuses, and UserError where that variable has a value with which PyTorch refuses every
+        product."""
         given = "CUBLAS_WORKSPACE_CONFIG" in os.environ
         size = os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", _WORKSPACES[0])
         if size not in _WORKSPACES and torch.cuda.is_available():
@@ -85,7 +86,7 @@ class Kernels:
                 os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
 
     def __str__(self) -> str:
-        """What was done, in one line."""
+        """Which kernels these are, in words, in one line."""
         if not self.refused:
             return "deterministic ones only"
         products = "attention is computed by matrix products (SDPBackend.MATH)"
@@ -97,9 +98,9 @@ class Kernels:
 
 
 def with_fallback(act: Callable[[Kernels], _T], *, asked: bool) -> _T:
-    """What `act` gives under deterministic kernels. Where an operation refuses, it is done once more with what
-    `Kernels` says of that. Raises NotRepeatableError where one refuses twice, or where a job asks for deterministic
-    kernels (`asked`), as it would end so, too."""
+    """The result of `act` under deterministic kernels. Where an operation refuses, `act` runs again with the fallback
+    of `Kernels`. Raises NotRepeatableError where an operation refuses twice, or at the first refusal where the job asks
+    for deterministic kernels (`asked`), because the job would end so, too."""
     kernels = Kernels()
     while True:
         try:
@@ -109,23 +110,23 @@ def with_fallback(act: Callable[[Kernels], _T], *, asked: bool) -> _T:
             if asked or error.operation in kernels.refused:
                 raise
             kernels = Kernels((*kernels.refused, error.operation))
-        gc.collect()  # what was made is held by the error's frames
+        gc.collect()  # the error's frames held what `act` had made
         log.warning("%s%s: all is done once more. Kernels: %s", kernels.refused[-1], _TOLD, kernels)
 
 
 @contextlib.contextmanager
 def repeatable_on_cpu() -> Iterator[None]:
-    """Inside, this process computes by PyTorch's deterministic kernels, and of an operation that has none it warns.
+    """Inside, this process computes by PyTorch's deterministic kernels. PyTorch warns about an operation that has none.
 
-    For training on a CPU, where they cost little: without them the gradient of an indexed tensor, such as the biases of
-    GPT-OSS's experts, is added up by several threads in any order."""
+    For training on a CPU, where these kernels cost little. Without them several threads add up the gradient of an
+    indexed tensor, such as the biases of GPT-OSS's experts, in any order."""
     with _repeatable(refuses=False, fused=True):
         yield
 
 
 def kernels_in_force(device: torch.device) -> str:
-    """Which kernels this process takes on `device`, in a word for what is measured: "" for those that training takes
-    there by itself, which on a CPU are deterministic ones."""
+    """A short name of the kernels that this process uses on `device`, for keys of measurements. "": those that training
+    uses there by default; on a CPU these are deterministic ones."""
     enabled = torch.are_deterministic_algorithms_enabled()
     fused = _FUSED[0]()
     if not enabled or (device.type != "cuda" and fused):
@@ -136,14 +137,14 @@ def kernels_in_force(device: torch.device) -> str:
 
 @contextlib.contextmanager
 def _repeatable(*, refuses: bool, fused: bool) -> Iterator[None]:
-    """Inside, operations without a deterministic kernel raise RuntimeError, or else they warn. `fused`: attention may
-    take fused kernels."""
+    """Inside, operations without a deterministic kernel raise RuntimeError if `refuses`, else they warn. `fused`:
+    attention may use fused kernels."""
     before = torch.are_deterministic_algorithms_enabled()
     warned = torch.is_deterministic_algorithms_warn_only_enabled()
     fills = deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     fusing = [enabled() for enabled in _FUSED]
     torch.use_deterministic_algorithms(True, warn_only=not refuses)
-    # Else PyTorch fills all memory first, against code that reads what was never written.
+    # Otherwise PyTorch fills all new memory, for the sake of code that reads what was never written.
     deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     if not fused:
         _fuse(False, False, False)
@@ -162,7 +163,7 @@ def _fuse(flash: bool, efficient: bool, cudnn: bool) -> None:
 
 
 def _refusing(error: BaseException) -> str | None:
-    """The operation without a deterministic kernel that `error`, or one that led to it, is about."""
+    """The operation without a deterministic kernel that `error`, or an error that led to it, names; else None."""
     known: set[int] = set()
     link: BaseException | None = error
     while link is not None and id(link) not in known:

@@ -1,4 +1,4 @@
-"""How long blocks take, per kind and option: measured with the generated code on the device, or estimated."""
+"""Measures how long blocks take, per kind and option, with the generated code on the device, or estimates it."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from planner.schedule.chain import Tensor as ChainTensor
 log = logging.getLogger(__name__)
 
 _REPEATS = 5
-_LONG_S = 4.0  # no more repeats once a kind has taken that long
+_LONG_S = 4.0  # once a kind has taken this long, it is not repeated any more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompiledBytes:
-    """The most that compiled code has alive above what there was before; as in `planner.graph.BlockCode`."""
+    """Peaks of compiled code: the most bytes alive above those before it ran; as in `planner.graph.BlockCode`."""
 
     forward: int
     backward: int
@@ -40,10 +40,10 @@ class CompiledBytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptionTimes:
-    """Seconds of one slice of a block of `kind` under `option`. In the head's forward the loss counts; where it was
-    measured, its backward and the frame too. `compiled`: they are of compiled code, which has these bytes.
-    `issue_forward_s`, `issue_backward_s`: what the host spends on issuing it; 0 where the host computes, or nobody has
-    measured it."""
+    """Seconds of one slice of a block of `kind` under `option`. The head's `forward_s` includes the loss and, where it
+    was measured, the head's backward and the frame. `compiled`: the peaks of compiled code, where the times are those
+    of compiled code. `issue_forward_s`, `issue_backward_s`: what the host spends on issuing; 0 where the host computes,
+    or where it was not measured."""
 
     kind: str
     option: str
@@ -56,7 +56,7 @@ class OptionTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateTimes:
-    """The `optimizer` of tensors of so many `elements`, with the seconds of their updates."""
+    """The `optimizer`, which holds the seconds of an update, of tensors with so many `elements`."""
 
     optimizer: AnyOptimizer
     elements: int
@@ -72,14 +72,15 @@ class Times:
     updates: tuple[UpdateTimes, ...] = ()
 
     def of(self, kind: str, option: str) -> OptionTimes:
-        """Raises KeyError when that kind and option is not there."""
+        """The times of this kind and option. Raises KeyError where there are none."""
         for times in self.options:
             if (times.kind, times.option) == (kind, option):
                 return times
         raise KeyError(f"no times of kind {kind} under option {option}")
 
     def of_update(self, tensor: ChainTensor) -> ChainTensor:
-        """The tensor with the seconds of its update, where its optimizer has seconds of its own. Raises KeyError."""
+        """The tensor with the seconds of its update, where its optimizer has its own. Raises KeyError where none are
+        known."""
         if not tensor.optimizer.own_seconds:
             return tensor
         for times in self.updates:
@@ -89,14 +90,14 @@ class Times:
 
 
 Run = tuple[float, float, float, float]
-"""Seconds of one forward and its backward, on the device and of issuing them."""
+"""Seconds of a forward and of its backward on the device, then the seconds of issuing each."""
 Pairs = Mapping[str, Mapping[str, BlockCode]]
-"""Kind -> option -> pair."""
+"""Kind -> option -> code."""
 
 
 def estimate_pairs(pairs: Pairs, head: str, hardware: Hardware) -> Times:
-    """Each operation takes as long as its arithmetic or its memory traffic, whichever is longer. `head`: the head's
-    kind, whose loss is added."""
+    """Estimate the times of all kinds and options: each operation takes as long as its arithmetic or its memory
+    traffic, whichever is longer. `head`: the head's kind, to whose forward the loss is added."""
     options = []
     for kind, by_option in pairs.items():
         for option, pair in by_option.items():
@@ -108,24 +109,25 @@ def estimate_pairs(pairs: Pairs, head: str, hardware: Hardware) -> Times:
 
 
 def _seconds(work: Iterable[Work], hardware: Hardware) -> float:
-    # What an update on the device reaches is its memory's rate: updates do nothing but move bytes.
+    # The device's memory rate is the rate of its updates, which do nothing but move bytes.
     bytes_per_s = UPDATE_TRAFFIC_BYTES * hardware.gpu_update_parameters_per_s
     flops_per_s = hardware.flops_per_s
     return sum(max(w.bytes / bytes_per_s, w.flops / flops_per_s if flops_per_s else 0.0) for w in work)
 
 
 def _loss_work(pair: BlockCode) -> tuple[Work, ...]:
-    """Cross entropy on the logits: to float, log-softmax, and their backward, each reading and writing them once."""
+    """Cross entropy on the logits: to float, log-softmax, and the backward of both. Each reads and writes the logits
+    once."""
     logits = pair.output_values[0]
     return tuple(Work(0, logits.numel() * (4 + size)) for size in (logits.element_size(), 4, 4, logits.element_size()))
 
 
 def measure_pairs(pairs: Pairs, device: torch.device, estimate: Times, *, adds: bool) -> tuple[OptionTimes, ...]:
-    """Run every pair on random data: the median of a few runs after a warm-up. The options of a kind take turns,
-    so that what else the machine does in between touches all alike; those with the same code share its time. `adds`:
-    gradients are added to those of a slice before.
+    """Time every pair on random data: the median of a few runs after a warm-up. The options of a kind alternate, so
+    that other work on the machine disturbs all of them alike. Options with the same code share its time. `adds`:
+    gradients are added to those of an earlier slice.
 
-    An option that does not fit the device's memory by itself gets the time of `estimate`; a plan cannot use it anyhow.
+    An option that does not fit the device's memory by itself gets its time from `estimate`; no plan can use it anyhow.
     """
     options = []
     warm_up(device, torch.float32)
@@ -142,7 +144,7 @@ def measure_pairs(pairs: Pairs, device: torch.device, estimate: Times, *, adds: 
 
 
 def turn_s(run: Run) -> float:
-    """Seconds of both turns: each takes as long as computing it, or as long as issuing it."""
+    """Seconds of both turns. Each takes as long as computing it or as issuing it, whichever is longer."""
     forward_s, backward_s, issue_forward_s, issue_backward_s = run
     return max(forward_s, issue_forward_s) + max(backward_s, issue_backward_s)
 
@@ -158,9 +160,9 @@ def _option_times(kind: str, option: str, runs: Sequence[Run]) -> OptionTimes:
 def measure_rest(
     estimate: OptionTimes, rehearsal: AbstractContextManager[Callable[[], None]], device: torch.device, name: str
 ) -> OptionTimes:
-    """The times of the head `name` with all that is not in the other blocks: see `planner.measure.head_time`. Those of
-    `estimate` where it does not fit the device."""
-    watch, runs, issuing = Stopwatch(device), list[float](), list[float]()  # the frame may wait for the device
+    """The times of the head `name` and of all that is in no other block: see `planner.measure.head_time`. The times are
+    those of `estimate` where the head does not fit the device."""
+    watch, runs, issuing = Stopwatch(device), list[float](), list[float]()  # no `behind`: the frame may wait
     try:
         with rehearsal as once:
             while len(runs) <= _REPEATS and sum(runs) < _LONG_S:
@@ -179,9 +181,9 @@ def _estimated(times: OptionTimes, name: str) -> OptionTimes:
 
 @torch.no_grad()
 def measure_kind(pairs: Mapping[str, BlockCode], device: torch.device, *, adds: bool) -> dict[str, list[Run]]:
-    """Of each pair its runs, the warm-up first; nothing for one that does not fit."""
+    """The runs of each pair, the warm-up first; none for a pair that does not fit the device."""
     runs: dict[str, list[Run]] = {name: [] for name in pairs}
-    pair = next(iter(pairs.values()))  # what goes in and what comes back is the same for all
+    pair = next(iter(pairs.values()))  # inputs and incoming gradients are the same for all
     try:
         with as_one_error():
             primals = [random_data(t, device) if t is not None else torch.empty(0) for t in pair.primal_values]
@@ -189,7 +191,7 @@ def measure_kind(pairs: Mapping[str, BlockCode], device: torch.device, *, adds: 
     except torch.OutOfMemoryError:
         return runs
     fitting, sink = dict(pairs), sums() if adds else forget
-    # A layer's own code may wait for the device, and would wait for what keeps that busy.
+    # A layer's own code may wait for the device: then it would also wait for the work that keeps the device busy.
     watch = Stopwatch(device, behind=not any(isinstance(code, EagerPair) for code in pairs.values()))
     started = time.perf_counter()
     for _ in range(1 + _REPEATS):
@@ -215,7 +217,7 @@ def _run(pair: BlockCode, primals: Sequence[Tensor], tangents: Sequence[Tensor],
 
 
 def sums() -> Sink:
-    """Adds up gradients, as the slices of a step do."""
+    """A sink that adds up gradients, as the slices of a step do."""
     so_far: dict[str, Tensor] = {}
 
     def add(name: str, gradient: Tensor | None) -> None:
@@ -230,11 +232,11 @@ def sums() -> Sink:
 
 
 def forget(name: str, gradient: Tensor | None) -> None:
-    """Keeps no gradient, as a single slice has nothing to add to."""
+    """A sink that drops gradients: a single slice has nothing to add them to."""
 
 
 def device_name(device: torch.device) -> str:
-    """What the machine calls the device; times measured on one say nothing about another."""
+    """The device's name. Times measured on one device say nothing about another."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"cpu, {torch.get_num_threads()} threads"

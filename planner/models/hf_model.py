@@ -1,4 +1,4 @@
-"""The Hugging Face language model of a job: its config, and the model itself without memory for its weights."""
+"""Builds the Hugging Face language model of a job from its config, without memory for its weights."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _HINT = "give a folder with config.json, or the id of a language model on huggin
 
 
 def model_config(job: Job) -> PreTrainedConfig:
-    """The config of `job.model`, for training: no cache. Raises UserError."""
+    """The config of `job.model`, for training, so without a cache of keys and values. Raises UserError."""
     folder = Path(job.model)
     if folder.is_dir() and not (folder / "config.json").is_file():
         raise _unusable(job, "the folder has no config.json")
@@ -47,7 +47,7 @@ def model_config(job: Job) -> PreTrainedConfig:
         check_reached(its_name, job.model)
     try:
         config = AutoConfig.from_pretrained(job.model, revision=revision_of(job), trust_remote_code=False)
-    except Exception as error:  # a config is anybody's: what its class makes of it may raise anything
+    except Exception as error:  # anybody may have written the config: its class may raise anything
         if is_disk_full(error):
             raise disk_full(error, its_name) from error
         if (refused := not_given(its_name, error)) is not None:
@@ -60,10 +60,10 @@ def model_config(job: Job) -> PreTrainedConfig:
 
 
 def _needed_code(job: Job) -> dict[str, str]:
-    """The own code of a model whose type transformers does not know; nothing of others."""
+    """The code that comes with a model whose type transformers does not know; empty for other models."""
     try:
         found: object = PreTrainedConfig.get_config_dict(job.model, revision=revision_of(job))[0]
-    except Exception:  # no config at all, which is what there is to say
+    except Exception:  # there is no config: the caller says so
         return {}
     if not isinstance(found, dict) or found.get("model_type") in CONFIG_MAPPING:
         return {}
@@ -71,21 +71,21 @@ def _needed_code(job: Job) -> dict[str, str]:
 
 
 def pairs_of(job: Job) -> bool:
-    """Whether the job's data are pairs, as its model is an encoder-decoder. Raises UserError for a model that cannot
-    be used, and for keys that say nothing of it."""
+    """Whether the job's data are pairs, because its model is an encoder-decoder. Raises UserError for a model that
+    cannot be used, and for keys that do not apply to it."""
     config = model_config(job)
     check_sides(job, config)
     return is_encoder_decoder(config)
 
 
 def masked_of(job: Job) -> bool:
-    """Whether its batches say what of them is padding, as a mixture's routers need it. Raises UserError."""
+    """Whether the job's batches have an attention mask, because a mixture's routers need it. Raises UserError."""
     return weighs_routers(job, model_config(job))
 
 
 def beyond_positions(job: Job) -> str | None:
-    """What to say of rows that are longer than the positions the model's config names; None of others. Models with a
-    table of positions cannot have them, and are refused when their blocks are looked for."""
+    """A note on rows longer than the positions that the model's config names; None where no row is. Models with a table
+    of positions cannot run such rows, and are refused when their blocks are looked for."""
     most = getattr(model_config(job).get_text_config(), "max_position_embeddings", None)
     longest = max(job.max_length, job.max_target_length or 0)
     if not isinstance(most, int) or longest <= most:
@@ -97,14 +97,14 @@ def beyond_positions(job: Job) -> str | None:
 
 
 def working_dtype(job: Job) -> torch.dtype:
-    """The dtype of the weights that compute and travel."""
+    """The dtype of working copies: the weights that compute and travel."""
     return torch.bfloat16 if job.bf16 else torch.float32
 
 
 def skeleton_model(job: Job, device: torch.device | str = "cpu") -> nn.Module:
     """The job's model in training mode: parameters on meta (no memory, no initialization), buffers real, on `device`.
 
-    It has adapters for LoRA. Weights are tied as the config says. Raises UserError.
+    For LoRA it has adapters. Weights are tied as the config says. Raises UserError.
     """
     config = model_config(job)
     check_sides(job, config)
@@ -124,15 +124,15 @@ def skeleton_model(job: Job, device: torch.device | str = "cpu") -> nn.Module:
 
 
 def build_model(job: Job, config: PreTrainedConfig, dtype: torch.dtype | None = None) -> nn.Module:
-    """The job's model class made from `config`, initialized by its own code; in `dtype`, None: its working dtype.
-    Raises UserError."""
-    # Asked for by name, sdpa is refused by models that have only eager; left open, it is taken where there is one.
+    """Make the job's model from `config`, initialized by the model's own code, in `dtype` (None: the job's working
+    dtype). Raises UserError."""
+    # Models that have only eager refuse sdpa by name. With None transformers takes sdpa where the model has it.
     attention = None if job.attn_implementation == "sdpa" else job.attn_implementation
     try:
         model = model_class(config).from_config(
             config, dtype=dtype or working_dtype(job), attn_implementation=attention, trust_remote_code=False
         )
-    except Exception as error:  # as above
+    except Exception as error:  # as in `model_config`
         code = own_code(getattr(config, "auto_map", None))
         if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and "AutoModelForCausalLM" in code:
             raise own_code_refused("model", job.model, code) from None
@@ -142,13 +142,13 @@ def build_model(job: Job, config: PreTrainedConfig, dtype: torch.dtype | None = 
 
 
 def model_class(config: PreTrainedConfig) -> Any:
-    """What loads the model of `config` with its head."""
+    """The class of transformers that loads the model of `config` with its head."""
     return AutoModelForSeq2SeqLM if is_encoder_decoder(config) else AutoModelForCausalLM
 
 
 @contextlib.contextmanager
 def without_weights() -> Iterator[None]:
-    """Modules made inside have their parameters on meta, and their buffers where they were made."""
+    """Modules made inside have parameters on meta. Their buffers stay on the device where they were made."""
 
     def to_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
         # A parameter that is on meta already may be a tied one: it must stay the same object.
@@ -165,10 +165,10 @@ def without_weights() -> Iterator[None]:
 
 
 def sample_batch(job: Job, model: nn.Module | None = None) -> dict[str, torch.Tensor]:
-    """A slice of the largest shape the job can have: `input_ids` and `labels`, zeros [rows, max_length], int64; where
-    documents are packed `position_ids`, of two of them in each row. Of an encoder-decoder the labels are of
-    `max_target_length` tokens; there, and where a mixture's routers are in the loss, is an `attention_mask` of rows
-    that end with padding."""
+    """A slice of the largest shape that the job can have: `input_ids` and `labels`, zeros [rows, max_length], int64.
+    Where documents are packed, `position_ids` has two documents in each row. An encoder-decoder has labels [rows,
+    most_target_tokens]. For it, and where the loss includes a mixture's routers, an `attention_mask` says that each row
+    ends with padding."""
     shape = (job.slice_rows, job.max_length)
     mask = torch.ones(shape, dtype=torch.int64)
     mask[:, -1] = 0

@@ -1,4 +1,4 @@
-"""LoRA through peft: adapters beside a model's linear layers are trained, its own weights are not."""
+"""Adds LoRA adapters to a model by peft: the adapters are trained, the model's own weights are frozen."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ log = logging.getLogger(__name__)
 def with_adapters(
     model: nn.Module, job: Job, *, layers: int | None = None, begun: Mapping[str, Tensor] | None = None
 ) -> nn.Module:  # fmt: skip
-    """`model` in peft's hands: fresh adapters under `job.seed`, in fp32 as peft makes them, all else frozen.
+    """`model` wrapped by peft: with fresh adapters under `job.seed`, in fp32 as peft makes them, and all else frozen.
 
-    `layers`: so many has the model of which this one has the first, and keys may be about the others. `begun`: how
-    adapters began that took over a part of the model's own weights; they begin so again. Raises UserError
-    where peft is missing, or a target is not in the model.
+    `layers`: how many layers the whole model has, where `model` has only the first ones; keys of the job may then be
+    about the others. `begun`: initial values of adapters that took over a part of the model's own weights, from which
+    they begin again. Raises UserError where peft is missing, or a target is not in the model.
     """
     try:
         from peft import LoraConfig, get_peft_model
@@ -72,15 +72,15 @@ def with_adapters(
     torch.manual_seed(job.seed)
     try:
         with experts_shown(model, computes_in(job)), warnings.catch_warnings():
-            # peft asks transformers by a name that transformers is about to drop
+            # peft uses a name of transformers that transformers is about to drop
             warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
-            # It adds patterns of its own, for experts of some models; what of the job's matches nothing is told below.
+            # peft adds patterns of its own for experts of some models. Those of the job are checked below.
             warnings.filterwarnings("ignore", "The following (rank|alpha)_pattern keys did not match", RuntimeWarning)
             add_others(config, model, job)
             adapted = cast(nn.Module, get_peft_model(cast(Any, model), config))
     except ValueError as error:
         no_dropout = "lora_dropout" in str(error)
-        if layers is not None and not no_dropout:  # the whole model is refused before
+        if layers is not None and not no_dropout:  # the whole model would have been refused before
             raise none_kept(model, layers) from error
         if (unknown := no_such_target(job, model)) is not None:
             raise unknown from error
@@ -113,7 +113,7 @@ def with_adapters(
 
 
 def _matched(job: Job) -> dict[str, str]:
-    """The patterns that peft matches with the names of modules, as it writes them -> as the job does."""
+    """Patterns that peft matches with module names, in the form that peft builds -> the text that the job has."""
     whole = [text for text in (job.lora_target_modules, job.exclude_modules) if isinstance(text, str)]
     layers = [job.layers_pattern] if isinstance(job.layers_pattern, str) else job.layers_pattern or ()
     return {
@@ -125,13 +125,14 @@ def _matched(job: Job) -> dict[str, str]:
 
 
 def _listed(value: Any) -> Any:
-    """As peft's config has it."""
+    """`value` as peft's config wants it: a list for a tuple."""
     return list(value) if isinstance(value, tuple) else value
 
 
 def _check_matches(adapted: nn.Module, job: Job) -> None:
-    """Raise UserError for a parameter's name or a pattern of the job that nothing in the model has, which peft leaves
-    out with a warning or none. Say which layers it leaves out so: a list of them often serves several models."""
+    """Raise UserError for a parameter name or a pattern of the job that matches nothing in the model: peft ignores
+    these with a warning or silently. Names in lora_target_modules that match nothing are only logged: one list often
+    serves several models."""
     from peft.tuners.lora import LoraLayer
 
     layers = {n: module for n, module in adapted.named_modules() if isinstance(module, LoraLayer)}
@@ -158,13 +159,13 @@ def _check_matches(adapted: nn.Module, job: Job) -> None:
 
 
 def plain_name(name: str) -> str:
-    """What a module inside of peft's model is called outside of it: layers on parameters are around one another."""
+    """The name that a module inside peft's model has in the plain model. Layers on parameters wrap one another."""
     return name.removeprefix("base_model.model.").replace(".base_layer", "")
 
 
 def check_adapter(job: Job) -> None:
-    """Raise UserError where the adapter that the job goes on from is by now one of other settings: the weights that
-    are there would be trained under those of the submission."""
+    """Raise UserError where the adapter that the job continues has other settings now than at the submission: its
+    weights would be trained under the settings of the submission."""
     folder = job.adapter_name_or_path
     assert folder is not None
     try:
@@ -192,10 +193,12 @@ def _sorted(value: object) -> object:
 def load_adapter(
     adapted: nn.Module, folder: str, *, layers: int | None = None, as_ordinary: bool = False
 ) -> None:  # fmt: skip
-    """Let the adapter of `adapted`, as `with_adapters` gives it, be that in `folder`; `layers`: `adapted` has only the
-    first layers of the model; `as_ordinary`: it was written as `planner.models.peft_parts` does. Raises UserError
-    where it cannot be read or is of another model, or where other weights of the model lie beside it: those would be
-    trained with, and be in nothing that is written. peft writes such with `save_embedding_layers`; equal ones are fine.
+    """Load the adapter in `folder` into `adapted`, which `with_adapters` made. `layers`: `adapted` has only so many
+    first layers of the model. `as_ordinary`: the adapter was written by `planner.measure.peft_parts`.
+
+    Raises UserError where it cannot be read, belongs to another model, or comes with weights of the model that differ
+    from the model's: training would use them, but nothing that is written would hold them. peft writes such weights
+    with `save_embedding_layers`; equal ones are fine.
     """
     from peft import set_peft_model_state_dict
 
@@ -226,7 +229,7 @@ def load_adapter(
 
 
 def _is_beyond(name: str, layers: int, adapted: nn.Module) -> bool:
-    """Whether a weight is of a layer behind the `layers` that a list in `adapted` has."""
+    """Whether a weight belongs to a layer beyond the first `layers`, which are all that `adapted` has."""
     parts = name.split(".")
     for place, part in enumerate(parts):
         if part.isdecimal() and int(part) >= layers:

@@ -1,8 +1,8 @@
-"""A frozen base in 4 or 8 bits, by bitsandbytes: linear layers whose weights wait and travel packed.
+"""Packs the linear layers of a frozen base in 4 or 8 bits, by bitsandbytes; their weights wait and travel packed.
 
-All that a weight is unpacked from is one tensor of bytes (`planner.models.packed_bytes`), so it is one item of a plan.
-The operations that unpack it are in the block's graph, so that a plan counts the bytes on the way and the unpacked
-weight beside them, which lives for one product; backward unpacks again (`planner.graph.block_code`).
+A packed weight is one tensor of bytes (`planner.measure.packed_bytes`), and so one item of a plan. The operations that
+unpack it are in the block's graph. So a plan counts the packed bytes that travel and, beside them, the unpacked weight,
+which lives for one product. Backward unpacks again (`planner.graph.block_code`).
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from planner.models.packed_bytes import (
     unpacked_4bit,
 )
 
-logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)  # it warns of kernels it does without
+logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)  # it warns of kernels that it lacks
 _SAVED = (
     "load_in_4bit", "bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "bnb_4bit_quant_storage", "load_in_8bit",
     "llm_int8_skip_modules",
 )  # fmt: skip
 _UNPACKED = {"mxfp4": "Mxfp4Config", "fp8": "FineGrainedFP8Config"}
-"""What models are published in, as gpt-oss and DeepSeek's are, and the class of transformers by which they are unpacked
-as they are read: then a model is as any other in its dtype."""
+"""Formats that models such as gpt-oss and DeepSeek's are published in -> the transformers class that unpacks them as
+they are read. After that the model is like any other of its dtype."""
 _PACKED_NAMES = ("_blocks", "_scales", "_scale_inv", "activation_scale")
 
 
 @torch.library.custom_op("offmate::unpack_int8", mutates_args=())
 def unpack_int8(numbers: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
-    """The weight [rows, columns] of int8 `numbers` and the fp32 `scales` [rows]: bitsandbytes' operations, in place as
-    there. Traced one by one they would have a second copy in fp32."""
+    """The weight [rows, columns] from int8 `numbers` and fp32 `scales` [rows], by bitsandbytes' operations, in place as
+    there. Traced one by one, these operations would make a second copy in fp32."""
     return numbers.to(dtype).mul_(scales.unsqueeze(1))
 
 
@@ -53,14 +53,14 @@ def _(numbers: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class Packed(nn.Module):
-    """A frozen linear layer whose weight lies in bytes; subclasses say how."""
+    """A frozen linear layer whose weight is stored as packed bytes; subclasses define the format."""
 
     packed: nn.Parameter
     bias: Tensor | None
 
     def __init__(self, layer: nn.Module, sizes: Sequence[int]) -> None:
-        """`layer`: bitsandbytes' that it takes the place of, on meta or quantized on the CPU; `sizes`: bytes of each
-        part of what its weight is unpacked from."""
+        """`layer`: the bitsandbytes layer that this one replaces, on meta or quantized on the CPU. `sizes`: the bytes
+        of each part that the weight is unpacked from."""
         super().__init__()
         its = cast(Any, layer)
         self.in_features, self.out_features = its.in_features, its.out_features
@@ -72,18 +72,19 @@ class Packed(nn.Module):
         self.bias = its.bias
 
     def parts(self) -> list[Tensor]:
-        """Views of `packed`, in order."""
+        """The parts as views of `packed`, in order."""
         return [self.packed[start:end] for start, end in self._places]
 
     @staticmethod
     def _quantized(weight: Any) -> list[Tensor]:
-        """What the parts are of."""
+        """The tensors whose bytes are the parts."""
         raise NotImplementedError
 
 
 class Packed8bit(Packed):
-    """A frozen linear layer in 8 bits: what `bitsandbytes.nn.Linear8bitLt` computes where a CPU trains it, by the same
-    operations in the same order. On CUDA that one rounds the layer's input to 8 bits, too, and this one does not."""
+    """A frozen linear layer in 8 bits. It computes what `bitsandbytes.nn.Linear8bitLt` does on a CPU in training, by
+    the same operations in the same order. On CUDA Linear8bitLt also rounds the layer's input to 8 bits; this layer does
+    not."""
 
     def __init__(self, layer: nn.Module) -> None:
         its = cast(Any, layer)
@@ -91,7 +92,7 @@ class Packed8bit(Packed):
 
     @staticmethod
     def _quantized(weight: Any) -> list[Tensor]:
-        # The largest of each row becomes its scale here and not at each use, where that would be one tensor more.
+        # The maximum of each row becomes its scale here: at each use that would make one more tensor.
         return [weight.data, weight.SCB.mul(1.0 / 127.0)]
 
     def unpacked(self, dtype: torch.dtype) -> Tensor:
@@ -110,13 +111,13 @@ class Packed8bit(Packed):
 
 
 class Packed4bit(Packed):
-    """A frozen linear layer in 4 bits: what `bitsandbytes.nn.Linear4bit` computes, by the same operations in the same
-    order. Where bitsandbytes has a kernel for few tokens that unpacks inside of the product, as on CUDA, the results
-    differ by rounding."""
+    """A frozen linear layer in 4 bits. It computes what `bitsandbytes.nn.Linear4bit` does, by the same operations in
+    the same order. Results differ by rounding where bitsandbytes has a kernel for few tokens that unpacks inside the
+    product, as on CUDA."""
 
     def __init__(self, layer: nn.Module, code: Tensor, dtype: torch.dtype) -> None:
-        """`layer`: the Linear4bit it takes the place of, on meta or quantized on the CPU; `code`: the numbers that the
-        bytes of doubly quantized scales stand for; `dtype`: of what it computes."""
+        """`layer`: the Linear4bit that this one replaces, on meta or quantized on the CPU. `code`: the numbers that the
+        bytes of doubly quantized scales stand for. `dtype`: in which it computes."""
         its = cast(Any, layer)
         self.kind: str = its.weight.quant_type
         self.nested: bool = its.weight.compress_statistics
@@ -145,15 +146,15 @@ class Packed4bit(Packed):
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """How a base is quantized; `saved`: its weights are so already."""
+    """How a base is quantized. `saved`: its weights were saved quantized."""
 
     config: BitsAndBytesConfig
     saved: bool
 
     @classmethod
     def of(cls, job: Job, config: PreTrainedConfig) -> Quantization | None:
-        """As the job says, or as the model with this config was saved by bitsandbytes; None: it is not. Raises
-        UserError for what is not there, and where bitsandbytes is missing."""
+        """The quantization that the job asks for, or with which bitsandbytes saved the model of this config; None for
+        no quantization. Raises UserError for one that is not supported, and where bitsandbytes is missing."""
         its = _saved(config)
         by = its.get("quant_method") or ("bitsandbytes" if its.get("load_in_4bit") or its.get("load_in_8bit") else None)
         if by in _UNPACKED and not (job.load_in_4bit or job.load_in_8bit):
@@ -187,24 +188,24 @@ class Quantization:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What `from_pretrained` needs to be told. Weights are quantized one by one as they are read, on the CPU: a GPU
-        may have another job."""
+        """Arguments for `from_pretrained`. Weights are quantized one by one as they are read, on the CPU, because a GPU
+        may be busy with another job."""
         return {"device_map": {"": "cpu"}} | ({} if self.saved else {"quantization_config": self.config})
 
     def apply(self, model: nn.Module) -> None:
-        """Have bitsandbytes' layers in `model`, without memory, where `from_pretrained` puts them."""
+        """Put bitsandbytes' layers, without memory, where `from_pretrained` puts them in `model`."""
         from transformers.quantizers.quantizer_bnb_4bit import Bnb4BitHfQuantizer
         from transformers.quantizers.quantizer_bnb_8bit import Bnb8BitHfQuantizer
 
         in_8_bits = bool(cast(Any, self.config).load_in_8bit)
         quantizer: Any = Bnb8BitHfQuantizer if in_8_bits else Bnb4BitHfQuantizer
         quantizer(self.config, pre_quantized=self.saved).preprocess_model(model=model, device_map=None)
-        setattr(model, "is_loaded_in_8bit" if in_8_bits else "is_loaded_in_4bit", True)  # which peft asks
+        setattr(model, "is_loaded_in_8bit" if in_8_bits else "is_loaded_in_4bit", True)  # peft reads this attribute
 
 
 def loading_options(job: Job, config: PreTrainedConfig) -> dict[str, Any]:
-    """What `from_pretrained` needs to be told of how the model's weights are packed, are to be, or are no more. Raises
-    UserError, as `Quantization.of`."""
+    """Arguments for `from_pretrained` that say whether the model's weights are to be packed, or unpacked as they are
+    read. Raises UserError as `Quantization.of` does."""
     if (quantized := Quantization.of(job, config)) is not None:
         return quantized.options
     if not unpacks(config):
@@ -221,9 +222,9 @@ def unpacks(config: PreTrainedConfig) -> bool:
 
 
 def as_unpacked(model: nn.Module, alike: nn.Module) -> None:
-    """Have a model whose weights were unpacked as they were read be as one published so: in the dtypes of `alike`,
-    where transformers leaves what was not packed in its own; and saved under the names of such a one, where
-    transformers would take those of the packed ones, under which nothing is found again."""
+    """Make a model whose weights were unpacked as they were read like one that was published unpacked. Its parameters
+    get the dtypes of `alike`: transformers leaves those that were not packed in their own. It is saved under the names
+    of an unpacked model: transformers would take the names of packed weights, under which nothing is found again."""
     from transformers.conversion_mapping import get_model_conversion_mapping
 
     for p, wanted in zip(model.parameters(), alike.parameters(), strict=True):
@@ -240,7 +241,7 @@ def _is_of_packed(conversion: Any) -> bool:
 
 
 def _saved(config: PreTrainedConfig) -> dict[str, Any]:
-    """How the weights of the model with this config were saved quantized; empty: they were not."""
+    """The quantization config of the saved weights; empty where they were not saved quantized."""
     found = getattr(config, "quantization_config", None) or {}
     return found if isinstance(found, dict) else cast(Any, found).to_dict()
 
@@ -255,7 +256,8 @@ def computes_in(job: Job) -> torch.dtype:
 
 
 def compute_in(model: nn.Module, dtype: torch.dtype) -> None:
-    """Have bitsandbytes' layers in `model` compute in `dtype`, however they were saved: peft makes adapters in it."""
+    """Let bitsandbytes' layers in `model` compute in `dtype`, however they were saved: peft makes adapters in that
+    dtype."""
     from bitsandbytes.nn.modules import Linear4bit
 
     for layer in model.modules():
@@ -264,21 +266,21 @@ def compute_in(model: nn.Module, dtype: torch.dtype) -> None:
 
 
 def is_quantized(model: nn.Module) -> bool:
-    """Whether `model` has bitsandbytes' layers, as `Quantization.apply` and `from_pretrained` leave it."""
+    """Whether `Quantization.apply` or `from_pretrained` has put bitsandbytes' layers into `model`."""
     return any(getattr(model, f"is_loaded_in_{bits}bit", False) for bits in (4, 8))
 
 
 def parameters_of(model: nn.Module) -> int:
-    """How many parameters a model has, where some are quantized."""
+    """The number of a model's parameters, also where some are quantized."""
     return sum(
         p.nbytes * 2 if hasattr(p, "quant_state") else getattr(p, "holds", p.numel()) for p in model.parameters()
     )
 
 
 def pack(model: nn.Module, dtype: torch.dtype) -> None:
-    """Put `Packed4bit`, which computes in `dtype`, and `Packed8bit`, which does in that of its input, in the place of
-    all of bitsandbytes' layers in `model`, one after another: what they had goes. Raises UserError for weights that
-    were quantized by other settings."""
+    """Replace all bitsandbytes layers in `model` by `Packed4bit`, which computes in `dtype`, and `Packed8bit`, which
+    computes in the dtype of its input. One layer is replaced after another, and its old weight is freed. Raises
+    UserError for weights that were quantized with other settings."""
     from bitsandbytes.functional import create_dynamic_map
     from bitsandbytes.nn.modules import Linear4bit, Linear8bitLt
 
@@ -303,7 +305,7 @@ def pack(model: nn.Module, dtype: torch.dtype) -> None:
 
 
 def other_on_cuda(model: nn.Module) -> str | None:
-    """In what the numbers of a packed `model` differ from bitsandbytes' own on CUDA; None where nothing is packed."""
+    """How the results of a packed `model` differ from those of bitsandbytes on CUDA; None where nothing is packed."""
     kinds = {type(module) for module in model.modules()}
     if Packed8bit in kinds:
         return (
