@@ -35,7 +35,7 @@ numbers cannot be foretold."""
 
 
 def why_off(setting: str, device: torch.device, *, exact: bool, deterministic: bool = False) -> str | None:
-    """Why no layer is compiled, in words for the log; None where layers that gain are. `setting`: "auto" or "off"."""
+    """Why no layer is compiled, in words for the log; None where it is tried. `setting`: "auto" or "off"."""
     if setting == "off":
         return "so it is set"
     if exact:

@@ -1,4 +1,4 @@
-"""The drives that a job gives for optimizer states: how fast they are."""
+"""Measures the drives that a job gives for optimizer states, and shares the states out among them."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _PATIENCE_S = 1.0
 
 
 def with_drive(job: Job, hardware: Hardware) -> Hardware:
-    """The machine with as much of a disk as the job gives for states, each being there once or twice."""
+    """The machine with the disk space that the job gives for states, divided by how many times each state is stored."""
     room = (job.disk_budget or _ANY) // job.state_homes
     return _at_most(room, hardware) if job.disk_paths else hardware
 
 
 def with_own_drive(job: Job, hardware: Hardware) -> Hardware:
-    """As `with_drive`, and no more than is free on this machine's drives, nor than may be written to them in each of
-    the job's steps, where it says how many these are."""
+    """As `with_drive`, limited by the free space on this machine's drives and, where the job says how many steps it
+    has, by the bytes that may be written to the drives in each step."""
     if not job.disk_paths:
         return hardware
     folders = list(map(Path, job.disk_paths))
@@ -43,7 +43,7 @@ def with_own_drive(job: Job, hardware: Hardware) -> Hardware:
     try:
         room = rooms(folders)
         free = sum(room[k] for k in usable(room))
-    except OSError:  # what keeps the states says why
+    except OSError:  # the code that stores the states reports why
         free = _ANY
     return _at_most(min(free // job.state_homes, _ANY if written is None else written), with_drive(job, hardware))
 
@@ -53,8 +53,8 @@ def _at_most(room: int, hardware: Hardware) -> Hardware:
 
 
 def with_rates(job: Job, hardware: Hardware) -> Hardware:
-    """The machine with the rates of the job's drives, measured with a file that goes again: of all of them together,
-    each having its share of every piece. As it is where they cannot be measured; what keeps the states says why."""
+    """The machine with the joint rates of the job's drives, measured with a temporary file, where each drive has its
+    share of every piece. Unchanged where they cannot be measured: the code that stores the states reports why."""
     folders = list(map(Path, job.disk_paths or ()))
     try:
         found = _rates_of([folders[k] for k in usable(rooms(folders))])
@@ -66,8 +66,8 @@ def with_rates(job: Job, hardware: Hardware) -> Hardware:
 
 
 def shares(folders: Sequence[Path], need_bytes: int) -> list[int]:
-    """Bytes for the drive of each folder, of so many: all are to take as long for reading and writing theirs, but none
-    gets more than it has room for, and one without room to measure it in gets none. Raises OSError."""
+    """Share `need_bytes` out among the folders' drives. All drives take equally long to read and write their share, but
+    none gets more than it has room for. A drive without room for the measurement gets none. Raises OSError."""
     room = rooms(folders)
     used = usable(room)
     if len(used) == 1:
@@ -81,18 +81,18 @@ def shares(folders: Sequence[Path], need_bytes: int) -> list[int]:
 
 
 def expected_shares(folders: Sequence[Path], need_bytes: int = 0) -> list[int]:
-    """As `shares`, of `need_bytes`, or of so few that all drives have room; as much as each other where they cannot be
-    measured."""
+    """As `shares` for `need_bytes`; 0: for so few bytes that all drives have room. Equal shares where the drives cannot
+    be measured."""
     try:
         for folder in folders:
             check_place(folder)
         return shares(folders, need_bytes or MEASURED_BYTES)
-    except (OSError, UserError):  # what keeps the states says why
+    except (OSError, UserError):  # the code that stores the states reports why
         return [1] * len(folders)
 
 
 def dealt(need_bytes: int, drives: Sequence[tuple[float, int]]) -> list[int]:
-    """`need_bytes` over drives of (speed, room): in proportion to their speeds, where there is room."""
+    """Share `need_bytes` out among drives of (speed, room): in proportion to the speeds, as far as there is room."""
     found, open_ = [0] * len(drives), {k: drive for k, drive in enumerate(drives) if drive[1]}
     while open_:
         speed_sum = sum(speed for speed, _ in open_.values())
@@ -105,12 +105,12 @@ def dealt(need_bytes: int, drives: Sequence[tuple[float, int]]) -> list[int]:
 
 
 def _speed(rates: tuple[float, float]) -> float:
-    """Bytes a second read and written again."""
+    """Bytes a second that are both read and written."""
     return 1 / (1 / rates[0] + 1 / rates[1])
 
 
 def _rates_of(folders: Sequence[Path]) -> list[tuple[float, float]]:
-    """Of each folder's drive; where several are on one, each has its part of that. Raises OSError."""
+    """The rates of each folder's drive. Folders on one drive get equal parts of its rates. Raises OSError."""
     alone: dict[int, tuple[float, float]] = {}
     for folder in folders:
         folder.mkdir(exist_ok=True)
@@ -122,19 +122,19 @@ def _rates_of(folders: Sequence[Path]) -> list[tuple[float, float]]:
 
 @functools.cache
 def _rates_once(folder: Path) -> tuple[float, float]:
-    """A process that asks several times writes that file once."""
+    """`rates`, kept: a process that asks several times writes the file once."""
     return rates(folder)
 
 
 def rates(folder: Path) -> tuple[float, float]:
-    """Bytes a second read from and written to a folder's drive, by a file that goes again. Raises OSError."""
+    """Bytes a second read from and written to a folder's drive, by a temporary file. Raises OSError."""
     memory = torch.frombuffer(mmap.mmap(-1, _BYTES), dtype=torch.uint8).random_(256)
-    folder.mkdir(exist_ok=True)  # no parents: its drive may not be mounted
+    folder.mkdir(exist_ok=True)  # without parents: the drive may not be mounted
     with tempfile.TemporaryDirectory(prefix=".offmate-", dir=folder) as place:
         file = DirectFile(Path(place) / "drive")
         try:
             file.reserve(_TIMES * _BYTES)
-            file.path.unlink()  # it goes with this process, whatever ends that
+            file.path.unlink()  # so the file is gone when this process ends, for whatever reason
             written, write_s = _timed(lambda at: file.write(at, memory))
             file.flush()
             read, read_s = _timed(lambda at: file.read(at % written, memory))
@@ -144,7 +144,7 @@ def rates(folder: Path) -> tuple[float, float]:
 
 
 def _timed(move: Callable[[int], object]) -> tuple[int, float]:
-    """Bytes that were moved from the beginning on, and in how many seconds."""
+    """Move pieces from the file's beginning on, for about a second at most: the bytes moved, and the seconds taken."""
     began = time.perf_counter()
     for number in range(_TIMES):
         move(number * _BYTES)

@@ -1,4 +1,4 @@
-"""What stands in for the blocks while the frame of a model is measured: nothing is computed, bytes are counted."""
+"""Stand-ins for the blocks while a model's frame is measured: they compute nothing, and their bytes are counted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from planner.graph.fake import FakeMode
 class Shared:
     """What the calls of one run share.
 
-    keep_input  blocks keep their input for the backward
+    keep_input  whether blocks keep their input for backward
     given       what blocks were given so far
     disordered  how many gradients add up in another order than autograd's
     sums        of the gradients of the head's weights
@@ -33,12 +33,12 @@ class Shared:
         return self._disordered + self.given.disordered
 
     def add_up(self, old: Tensor) -> Tensor:
-        """What comes of two gradients that autograd would not add up like this."""
+        """A new tensor for the sum of two gradients that autograd would add up in another order; counts it."""
         self._disordered += 1
         return self.fresh([old])[0]
 
     def fresh(self, values: Sequence[Tensor]) -> list[Tensor]:
-        """New tensors laid out as `values`, which the meter counts."""
+        """New fake tensors with the layout of `values`. The meter counts them."""
         made = self.mode.fresh(values)
         for tensor in made:
             self.meter.add(tensor)
@@ -54,7 +54,8 @@ def not_profiled(cause: str) -> UserError:
 
 
 class StandIn(BlockCall):
-    """A block that computes nothing: outputs and gradients of the traced shapes, and what it keeps of the frame."""
+    """A block that computes nothing. It makes outputs and gradients of the traced shapes, and keeps what the block
+    keeps of the frame."""
 
     def __init__(self, shared: Shared, name: str, pairs: Sequence[BlockCode], tensors: Sequence[Tensor]) -> None:
         super().__init__(pairs[0], tensors, shared.given)
@@ -83,7 +84,7 @@ class StandIn(BlockCall):
         return self.shared.fresh(self.pair.output_values)
 
     def backward(self, tangents: list[Tensor]) -> list[Tensor | None]:
-        """Gradients of the arguments. Forgets what was kept."""
+        """The gradients of the arguments. Releases what was kept."""
         self.others, self.x = [], None
         values = self.pair.input_grad_values
         made = iter(self.shared.fresh([value for value in values if value is not None]))
@@ -91,7 +92,7 @@ class StandIn(BlockCall):
 
 
 class HeadStandIn(StandIn):
-    """The head runs its generated code: its peak depends on what the loss keeps meanwhile."""
+    """The head, which runs its generated code: its peak depends on what the loss keeps meanwhile."""
 
     def __init__(
         self, shared: Shared, name: str, module: nn.Module, pairs: Sequence[BlockCode], tensors: Sequence[Tensor]
@@ -112,7 +113,7 @@ class HeadStandIn(StandIn):
         self.saved, self.primals = [], []
         tangents.clear()
         grads = self.pair.backward(values, self.states, self.add)
-        self.kept = []  # not before: the call of a step lets go of it now
+        self.kept = []  # only here, because the call in a training step releases it here
         return grads
 
     def add(self, name: str, gradient: Tensor | None) -> None:
@@ -121,7 +122,7 @@ class HeadStandIn(StandIn):
 
 
 class ChunkedStandIn(ChunkedHead):
-    """The head in chunks does what it does in training."""
+    """The head in chunks, which does the same as in training."""
 
     def __init__(
         self, shared: Shared, module: nn.Module, pairs: Sequence[BlockCode], tensors: Sequence[Tensor], chunk_rows: int
@@ -138,5 +139,5 @@ class ChunkedStandIn(ChunkedHead):
         return []
 
     def backward(self, tangents: list[Tensor]) -> list[Tensor | None]:
-        """Gradients of the arguments. Forgets what was kept."""
+        """The gradients of the arguments. Releases what was kept."""
         return self.finish(lambda name, gradient: self.shared.sums.append(gradient))

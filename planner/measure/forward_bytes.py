@@ -1,4 +1,4 @@
-"""The bytes of a forward without gradients: the model's own code, blocks and frame, on fake tensors under a meter."""
+"""Measures the bytes of a forward without gradients: the model's own code, blocks and frame, runs on fake tensors."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def measure_forward(
     model: nn.Module, names: BlockNames, run: Callable[[], object], tensors: Sequence[Tensor], device: torch.device,
     *, prepare: Callable[[], object] = lambda: None, eager: Collection[str] = (),
 ) -> ForwardBytes:  # fmt: skip
-    """The bytes of `run`, which calls the model once; what it returns is still held in the end. Weights may be
-    anywhere, on meta too. `tensors`: what the caller has on the host or counts elsewhere. `prepare` may call the model
-    as well; what it leaves counts, what it needs does not. `eager`: names of blocks whose code looks at data, which are
-    tried on random data. Raises UserError."""
+    """The bytes of `run`, which calls the model once; its result still counts as held at the end. Weights may be
+    anywhere, also on meta. `tensors`: tensors that the caller has on the host or counts elsewhere. `prepare` may call
+    the model, too: what it leaves is counted, its own peak is not. `eager`: names of blocks whose code looks at data;
+    they run on random data. Raises UserError."""
     mode, meter = FakeMode(), Meter(device.type, counted=FAKE_TYPES)
     held: list[int] = []
     peaks: list[int] = []
@@ -48,10 +48,10 @@ def measure_forward(
         peaks.append(meter.mark())
         held.append(meter.now)
         if names.all[index] not in eager:
-            return module.forward(*args, **kwargs)  # hooks of the module have run: they are the frame's
+            return module.forward(*args, **kwargs)  # not the module itself: its hooks have run, in the frame
         code = EagerPair.measured(module, args, kwargs, name=names.all[index], reason="its code looks at data")
         made = mode.fresh(code.output_values)
-        meter.add(mode.block(code.forward_peak, device))  # and gone again
+        meter.add(mode.block(code.forward_peak, device))  # and is freed again
         for tensor in made:
             meter.add(tensor)
         return code.result.deliver(made, flatten_call(args, kwargs)[1], mappings_of(args, kwargs))
@@ -74,12 +74,12 @@ def measure_forward(
 
 
 def generator(model: nn.Module) -> nn.Module:
-    """The module whose `generate` and `forward` write texts: with peft the model within its own."""
+    """The module whose `generate` and `forward` write texts: with peft, the model inside the wrapper."""
     return next((module for module in model.modules() if isinstance(module, GenerationMixin)), model)
 
 
 def quiet(model: nn.Module) -> dict[str, Any]:
-    """What a model is told when it writes: a mixture's auxiliary loss is not wanted, and fails on masked prompts."""
+    """Arguments for a model that writes: they switch off a mixture's auxiliary loss, which fails on masked prompts."""
     known = inspect.signature(generator(model).forward).parameters
     return {"output_router_logits": False} if "output_router_logits" in known else {}
 
@@ -89,20 +89,21 @@ def measure_generation(
     *, eager: Collection[str] = (),
 ) -> ForwardBytes:  # fmt: skip
     """The bytes of any pass of `model.generate` over `rows` prompts of up to `length` tokens, greedy and with a cache:
-    those of the first, over the prompts, and of the last, whose cache is the largest. Where blocks are `eager`, which
-    cannot be tried with a cache, more: those of a pass over prompts and answers, and of a cache as the config has it.
-    Of an encoder-decoder, which has none here, those of a pass over the prompts and over all that is written.
+    the first pass, over the prompts, and the last, whose cache is the largest, are measured. `eager` blocks cannot be
+    tried with a cache. With them a pass over prompts and answers is measured, and the cache's bytes by the config are
+    added, which is more. An encoder-decoder has no cache here: one pass over the prompts and all that is written is
+    measured.
     """
     pairs = has_pairs(model)
     last = length + (0 if pairs else new_tokens)
     ids = torch.zeros((rows, last), dtype=torch.int64, device=device)
     mask = torch.ones_like(ids)
-    mask[:, 0] = 0  # so that code that looks for padding finds some
+    mask[:, 0] = 0  # code that looks for padding is to find some
     options: dict[str, Any] = {"use_cache": True, "return_dict": True, **quiet(model)}
     if "logits_to_keep" in inspect.signature(generator(model).forward).parameters:
         options["logits_to_keep"] = 1  # as generate does
     vocabulary = cast(Any, model).get_output_embeddings().weight.shape[0]
-    # Of generate's own: tokens, masks and positions; scores of the next token in fp32, up to four times.
+    # What generate itself holds: tokens, masks and positions; scores of the next token in fp32, up to four times.
     own = rows * (4 * 4 * vocabulary + 64 * last)
     if eager or pairs:
         options["use_cache"] = False
@@ -130,7 +131,7 @@ def measure_generation(
 
 
 def _cache_bytes(model: Any, tokens: int) -> int:
-    """Keys and values of all layers, and once more those of the layer that is adding to its own."""
+    """Bytes of the keys and values of all layers, and of one layer again: the one that is extending its cache."""
     config = model.config
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads

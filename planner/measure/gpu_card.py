@@ -1,5 +1,6 @@
-"""The graphics card by what its driver says of it. Nothing here makes a CUDA context: that would take some hundred MiB
-of the card from a job that runs, and what is free then says nothing about what will be free for the job to come."""
+"""Describes the graphics card by what its driver says. Nothing here makes a CUDA context: a context would take some
+hundred MiB of the card from a running job, and the memory that is free now is not what will be free for the next
+job."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from planner.machine.traffic import UPDATE_TRAFFIC_BYTES
 from planner.measure.machine_rates import cpu_bytes, machine_name
 from planner.schedule.peak_moments import staged_size
 
-_FLOPS_PER_S = 8e12  # fp32, of a small card; a bf16 product runs at twice that at least
+_FLOPS_PER_S = 8e12  # a small card in fp32; bf16 products run at least twice as fast
 _MEMORY_BYTES_PER_S = 300e9
 _LINK_BYTES_PER_S = 12e9
 _HOST_BYTES_PER_S = 20e9
@@ -28,18 +29,19 @@ _LIGHT_WORKSPACE_BYTES = 2**20  # cuBLASLt's; it is never larger than cuBLAS's
 
 
 def ask_card() -> Card:
-    """The card that a process which uses CUDA would take."""
+    """The card that a process would use through CUDA."""
     try:
         return driver_card()
-    except (OSError, subprocess.SubprocessError, ValueError):  # no such tool: properties need no context either
+    except (OSError, subprocess.SubprocessError, ValueError):  # no such tool; properties need no context either
         properties = torch.cuda.get_device_properties(0)
         return Card(name=properties.name, memory_bytes=properties.total_memory)
 
 
 def workspace_bytes(device: torch.device) -> int:
-    """What matrix products keep on the device for each thread that issues them, from its first one on: the workspaces
-    of cuBLAS and cuBLASLt, as PyTorch allocates them (`getChosenWorkspaceSize`, `getCUDABlasLtWorkspaceSize` in its
-    CublasHandlePool.cpp: a handle is a thread's own, and a workspace a handle's); 0 where the device is the CPU."""
+    """Bytes that matrix products keep on the device for each thread that issues them, from its first product on; 0
+    where the device is the CPU. They are the workspaces of cuBLAS and cuBLASLt as PyTorch allocates them
+    (`getChosenWorkspaceSize`, `getCUDABlasLtWorkspaceSize` in its CublasHandlePool.cpp): each thread has a handle of
+    its own, and each handle a workspace."""
     if device.type != "cuda":
         return 0
     given = re.findall(r":(\d+):(\d+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
@@ -52,19 +54,19 @@ def workspace_bytes(device: torch.device) -> int:
 
 
 def staged_bytes(batch: Mapping[str, torch.Tensor]) -> int:
-    """What a slice like `batch` takes among those that go to the device at once, before a step begins."""
+    """Bytes of a slice like `batch` within the one copy that takes all slices to the device before a step begins."""
     return -(-sum(staged_size(tensor.nbytes) for tensor in batch.values()) // _GRAIN_BYTES) * _GRAIN_BYTES
 
 
 def scalar_bytes(device: torch.device) -> int:
-    """Scalars on the device: losses and norm of the step before, which its reader may still hold, and where copies run
-    by themselves the coefficient of its gradients."""
+    """Bytes of scalars on the device: losses and norm of the previous step, which their reader may still hold, and on
+    CUDA, where copies run asynchronously, the coefficient of its gradients."""
     return 2 * _GRAIN_BYTES + (_GRAIN_BYTES if device.type == "cuda" else 0)
 
 
 def estimate_card(card: Card, dtype: torch.dtype) -> Hardware:
-    """This host with `card`, computing in `dtype`: rates of its maker where they are known, else modest ones; memory as
-    built in, less a reserve."""
+    """This host with `card`, computing in `dtype`. Rates are the maker's where they are known, else modest ones. Memory
+    is what is built in, less a reserve."""
     model, bf16 = card.name.removeprefix("NVIDIA "), dtype is not torch.float32
     if is_preset(model):
         known = preset(model, bf16=bf16)

@@ -1,4 +1,4 @@
-"""Seconds that a device takes, once its clock is where work keeps it."""
+"""Measures seconds on a device, and warms the device up until its clock is as under load."""
 
 from __future__ import annotations
 
@@ -13,27 +13,28 @@ from planner.out_of_memory import as_one_error
 log = logging.getLogger(__name__)
 
 _BUSY_S = 1e-3  # the least that the device is kept busy while more is issued
-_MOST_ISSUING_S = 0.05  # of a block; one that took longer to issue has loaded its kernels, for the first time
-_CYCLES_PER_S = 2e9  # of a device, about
-_SIDE = 4096  # of the products that warm a device up
-_PRODUCTS, _MOST_TIMES = 8, 16  # of one time, and as many times at most
+_MOST_ISSUING_S = 0.05  # of a block; longer issuing has loaded kernels for the first time
+_CYCLES_PER_S = 2e9  # of a device, roughly
+_SIDE = 4096  # of the matrices whose products warm a device up
+_PRODUCTS, _MOST_TIMES = 8, 16  # in each timing, and the most timings
 _ALIKE = 0.03
 
 
 class Stopwatch:
-    """Seconds of a function on a device: by events where the device works by itself, else by the clock.
+    """Measures the seconds of a function on a device: by events on CUDA, where the host only issues, else by the clock.
 
-    `issued_s`: what the host spent on issuing it the last time; 0 where the host computes.
+    `issued_s`: seconds that the host spent on issuing the last function; 0 where the host computes.
     """
 
     def __init__(self, device: torch.device, *, behind: bool = False) -> None:
-        """`behind`: the device begins when all is issued. Else it waits for the host in between, and that counts."""
+        """`behind`: the device begins when all is issued. Otherwise it may wait for the host in between, which
+        counts."""
         self.device, self.issued_s, self._behind = device, 0.0, behind
 
     @as_one_error()
     def seconds(self, function: Callable[[], object]) -> float:
-        """How long `function` keeps the device busy; returns when it is done. Raises torch.OutOfMemoryError where the
-        device has no room, whoever says so."""
+        """Run `function` and wait for it: the seconds that it keeps the device busy. Raises torch.OutOfMemoryError
+        where the device has no room, whichever library says so."""
         if self.device.type != "cuda":
             start = time.perf_counter()
             function()
@@ -51,16 +52,16 @@ class Stopwatch:
 
 
 def keep_busy(seconds: float) -> None:
-    """Give the device nothing to compute for twice as long, and a little: so that it does not wait for what is issued
-    meanwhile. Of `seconds` no more count than issuing takes that loads no kernels."""
-    if sleep := getattr(torch._C, "_cuda_sleep", None):  # PyTorch's own, which a later one may not have
+    """Let the device sleep for twice `seconds` and a little more, so that it does not wait for work that is issued
+    meanwhile. `seconds` counts at most as long as issuing takes that loads no kernels."""
+    if sleep := getattr(torch._C, "_cuda_sleep", None):  # internal to PyTorch: a later version may not have it
         sleep(int((2 * min(seconds, _MOST_ISSUING_S) + _BUSY_S) * _CYCLES_PER_S))
 
 
 def warm_up(device: torch.device, dtype: torch.dtype) -> None:
-    """Let the device compute until its clock has risen: products in `dtype`, eight at a time, until two such times
-    differ by 3% at most, or there were sixteen. Nothing to do on the CPU; where the device has no room for them, what
-    is measured may be slower than its clock allows."""
+    """Let the device compute until its clock has risen: products in `dtype`, eight in each timing, until two successive
+    timings differ by at most 3%, or there were sixteen. Does nothing on the CPU. Where the device has no room for the
+    products, later measurements may be slower than its clock allows."""
     if device.type != "cuda":
         return
     try:
@@ -69,7 +70,7 @@ def warm_up(device: torch.device, dtype: torch.dtype) -> None:
 
         def products() -> None:
             for _ in range(_PRODUCTS):
-                a @ b  # one at a time is there
+                a @ b  # each product is freed before the next
 
         warm_up_by(Stopwatch(device), products)
     except torch.OutOfMemoryError:
@@ -77,7 +78,8 @@ def warm_up(device: torch.device, dtype: torch.dtype) -> None:
 
 
 def warm_up_by(watch: Stopwatch, work: Callable[[], object]) -> int:
-    """Do `work` until two successive times of it are alike, or it was done often enough: how often it was."""
+    """Repeat `work` until two successive timings differ by at most 3%, or there were sixteen; returns how many there
+    were."""
     before = watch.seconds(work)
     for count in range(2, _MOST_TIMES + 1):
         now = watch.seconds(work)

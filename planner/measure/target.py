@@ -1,4 +1,4 @@
-"""Where a job is planned for: the device that blocks are traced on, the machine, how much memory there is at all."""
+"""Finds the target of a plan: the device that blocks are traced on, the machine, and all memory there is."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from planner.measure.machine_rates import estimate_hardware
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanTarget:
-    """`machine` has estimated rates; its sizes are the default budgets. `gpu_bytes` and `ram_bytes` are all there is.
+    """What a plan is made for. `machine` has estimated rates; its sizes are the default budgets. `gpu_bytes` and
+    `ram_bytes` are all the memory there is.
 
-    `final`: plans for it may be final. They are not when the device must not be touched: then blocks are traced on the
-    CPU, whose code saves nearly the same bytes, and the default budget is not what will be free.
+    `final`: plans for the target may be final. They are not where the device must not be touched. Then blocks are
+    traced on the CPU, whose code saves nearly the same bytes, and the default budget is not what will be free.
     """
 
     device: torch.device
@@ -29,8 +30,8 @@ class PlanTarget:
 
 
 def find_target(device: torch.device, dtype: torch.dtype, *, measure: bool) -> PlanTarget:
-    """The target for plans on `device`. `measure`: the job has the device for itself now. Otherwise another may be
-    running there, and a GPU is neither touched nor asked what is free."""
+    """The target for plans on `device`. `measure`: the job has the device for itself now. Otherwise another job may be
+    running there: then a GPU is neither touched nor asked how much memory is free."""
     if device.type != "cuda":
         ram = ram_bytes()
         return PlanTarget(
@@ -48,7 +49,8 @@ def find_target(device: torch.device, dtype: torch.dtype, *, measure: bool) -> P
 
 
 def device_of(name: str | None) -> torch.device:
-    """The device of that name, by default CUDA's where there is one. Raises UserError when it is not there."""
+    """The device of this name; by default CUDA where there is one, else the CPU. Raises UserError where it is
+    missing."""
     if name == "cuda" and not torch.cuda.is_available():
         raise UserError(
             "There is no CUDA device here.", code="no-cuda", hint="leave --device out", exit_code=Exit.USAGE

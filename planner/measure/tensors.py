@@ -1,4 +1,4 @@
-"""A model's parameters and buffers in a plan's words: their bytes, and those of the optimizer's states."""
+"""Describes a model's parameters and buffers for the planner: their bytes, and the bytes of optimizer states."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from planner.schedule.chain import Tensor
 def describe(
     name: str, p: nn.Parameter, *, trained: bool, tied: bool = False, optimizers: Mapping[str, AnyOptimizer] = NONE
 ) -> Tensor:
-    """The parameter `p` called `name`; a packed one (`planner.models.quantized`) has as many elements as it `holds`.
-    Where the working copy is narrower than fp32, the optimizer has a master beside its moments. `optimizers`: of
-    parameters that AdamW does not train."""
+    """Describe the parameter `p` called `name`. A packed parameter (`planner.models.quantized`) counts the elements
+    that it `holds`. Where the working copy is narrower than fp32, the optimizer has a master beside its moments.
+    `optimizers`: parameter name -> optimizer, for parameters that AdamW does not train."""
     count, size = p.numel(), p.element_size()
     optimizer = optimizers.get(name, ADAMW) if trained else ADAMW
     master = 0 if p.dtype == torch.float32 else 4 * count
@@ -33,6 +33,6 @@ def describe(
 
 
 def buffer_bytes(model: nn.Module) -> int:
-    """Of all buffers, each once."""
+    """The bytes of all buffers; shared ones count once."""
     storages = {b.untyped_storage()._cdata: b.untyped_storage().nbytes() for b in model.buffers()}
     return sum(storages.values())

@@ -1,4 +1,5 @@
-"""How long updates take that have seconds of their own: measured on tensors of the job's own shapes, or estimated."""
+"""Measures, on tensors of the job's own sizes, or estimates updates that have seconds of their own instead of a
+rate."""
 
 from __future__ import annotations
 
@@ -20,20 +21,21 @@ _REPEATS = 3
 
 
 def untimed_updates(tensors: Iterable[Tensor]) -> tuple[UpdateTimes, ...]:
-    """The updates of `tensors` that have seconds of their own, each once and in the same order for the same tensors."""
+    """The updates of `tensors` that have seconds of their own, each once, in an order that depends on the tensors
+    only."""
     found = {UpdateTimes(optimizer=t.optimizer, elements=t.elements) for t in tensors if t.optimizer.own_seconds}
     return tuple(sorted(found, key=lambda update: str(to_json(update))))
 
 
 def estimate_updates(updates: Sequence[UpdateTimes], hardware: Hardware) -> tuple[UpdateTimes, ...]:
-    """By arithmetic and memory traffic."""
+    """The updates with seconds estimated from arithmetic and memory traffic."""
     return tuple(replace(its, optimizer=its.optimizer.estimated(its.elements, hardware)) for its in updates)
 
 
 def measure_updates(
     updates: Sequence[UpdateTimes], device: torch.device, hardware: Hardware
 ) -> tuple[UpdateTimes, ...]:  # fmt: skip
-    """On the device and on the CPU. What does not fit the device is estimated."""
+    """The updates with seconds measured on the device and on the CPU. One that does not fit the device is estimated."""
     measured = []
     for its in estimate_updates(updates, hardware):
         cpu_s = _seconds(its.optimizer, its.elements, torch.device("cpu"))

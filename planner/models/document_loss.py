@@ -1,8 +1,8 @@
-"""A loss under which every document counts alike, however many of its tokens are learned.
+"""Sets a loss under which every document counts the same, however many of its tokens are learned.
 
 transformers' loss is the mean over tokens, so that a document with a thousand of them counts a hundred times as much as
-one with ten. Here it is the mean over documents of the means over their tokens; packed rows are taken apart for that by
-their `position_ids`. The batches are as ever: what a token counts is found from them as the model is called.
+one with ten. This loss is the mean over documents of the mean over each document's tokens. `position_ids` say where
+documents begin in packed rows. Batches need nothing more: the share of each token is computed when the model is called.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from torch.nn import functional as F
 from planner.models.encoder_decoder import IGNORED
 
 _given: ContextVar[tuple[Tensor, Tensor] | None] = ContextVar("given", default=None)
-"""Shares and number of documents of the slice that is called in this thread."""
+"""Shares and number of documents of the slice that the model is called with in this thread."""
 
 
 class DocumentLoss:
-    """The mean over documents, in the place of the model's own loss. `used`: the model has asked for it."""
+    """The mean over documents, which replaces the model's own loss. `used`: the model has called it."""
 
     def __init__(self) -> None:
-        from planner.graph.chunks import weighted_cross_entropy  # loads the tracer, which few who ask for a model need
+        from planner.graph.chunks import weighted_cross_entropy  # loads the tracer, which few callers need
 
         self._weighted_sum = weighted_cross_entropy
         self.used = False
@@ -33,12 +33,12 @@ class DocumentLoss:
         self, logits: Tensor, labels: Tensor, vocab_size: int | None = None,
         num_items_in_batch: Tensor | int | None = None, **_: object,
     ) -> Tensor:  # fmt: skip
-        """The mean over `num_items_in_batch` documents, or over those of the slice; logits [rows, length, vocabulary],
-        labels [rows, length]."""
+        """The mean over `num_items_in_batch` documents, or over the documents of the slice where that is None. Logits
+        are [rows, length, vocabulary], labels [rows, length]."""
         self.used = True
         given = _given.get()
         assert given is not None
-        _given.set(None)  # else they would take memory until the next slice
+        _given.set(None)  # otherwise they would take memory until the next slice
         shares, count = given
         flat = logits.float().view(-1, logits.shape[-1])
         total = self._weighted_sum(flat, _shifted(labels).reshape(-1), shares.reshape(-1), IGNORED)
@@ -46,18 +46,19 @@ class DocumentLoss:
 
 
 def set_document_loss(model: nn.Module, causal: nn.Module) -> None:
-    """Have `causal` compute a DocumentLoss where `model`, which is it or peft's hull of it, is called."""
+    """Let `causal` compute a DocumentLoss when `model` is called, which is `causal` itself or peft's wrapper around
+    it."""
     cast(Any, causal).loss_function = DocumentLoss()
     model.register_forward_pre_hook(_sharing, with_kwargs=True)
 
 
 def shares_of(labels: Tensor, position_ids: Tensor | None) -> tuple[Tensor, Tensor]:
-    """What the token counts that each one predicts, [rows, length] in fp32: one over the learned tokens of its
-    document; and how many documents have such tokens. Both are given as [rows, length], positions where rows are
-    packed."""
+    """The share of the label that each token predicts, [rows, length] in fp32: 1 / the number of learned tokens in the
+    label's document. Second result: how many documents have learned tokens. `labels` and `position_ids` are
+    [rows, length]; `position_ids` is None where rows are not packed."""
     begins = torch.zeros_like(labels) if position_ids is None else (position_ids == 0).long()
     place = (begins.cumsum(1) - 1).clamp(min=0)
-    # A document's first token is never learned: the one that predicts a learned token is of the same document.
+    # A document's first token is never learned, so a learned token is predicted by one of the same document.
     learned = (_shifted(labels) != IGNORED).long()
     counts = torch.zeros_like(place).scatter_add(1, place, learned)
     return counts.clamp(min=1).float().reciprocal().gather(1, place), (counts > 0).sum()

@@ -1,7 +1,7 @@
-"""Encoder-decoders (T5, BART, mBART, NLLB, Pegasus) in jobs: what makes them other than causal language models.
+"""Handles encoder-decoders (T5, BART, mBART, NLLB, Pegasus) where they differ from causal language models.
 
-They read a text and write another one, so their data are pairs: a prompt, which is the encoder's, and a completion,
-whose tokens are the labels. What the decoder is given the model's own forward makes of the labels.
+They read one text and write another, so their data are pairs: a prompt, which the encoder reads, and a completion,
+whose tokens are the labels. The model's own forward makes the decoder's input from the labels.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ IGNORED = -100
 
 
 def is_encoder_decoder(config: PreTrainedConfig) -> bool:
-    """Whether the model of `config` is one that transformers has a head for texts for."""
+    """Whether `config` is of an encoder-decoder for which transformers has a head that writes texts."""
     said = bool(getattr(config, "is_encoder_decoder", False))
     return said and type(config) in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
 
 
 def has_pairs(model: nn.Module) -> bool:
-    """Whether `model`, peft's hull around it or not, is an encoder-decoder."""
+    """Whether `model`, wrapped by peft or not, is an encoder-decoder."""
     return is_encoder_decoder(cast(Any, model).config)
 
 
 def check_sides(job: Job, config: PreTrainedConfig) -> None:
-    """Raise UserError for keys that say nothing of an encoder-decoder, or of a model that is none."""
+    """Raise UserError for keys that do not apply to an encoder-decoder, or apply to nothing else."""
     if not is_encoder_decoder(config):
         if job.max_target_length is not None:
             raise _refused(
@@ -65,15 +65,15 @@ def _refused(job: Job, why: str, number: str, hint: str) -> UserError:
 
 
 def have_mean_of_step(model: Any) -> None:
-    """Have an encoder-decoder's loss be the mean over the tokens of a whole step, `num_items_in_batch`, and not over
-    those of its own micro-batch, which its class computes by itself. For one micro-batch it is the same to the bit."""
+    """Make an encoder-decoder's loss the mean over the tokens of the whole step (`num_items_in_batch`). Its own class
+    takes the mean over the micro-batch. With one micro-batch a step, both are the same to the bit."""
     own = model.forward
 
     @functools.wraps(own)  # transformers' generate looks for the arguments by name
     def forward(*args: Any, num_items_in_batch: Any = None, **kwargs: Any) -> Any:
         found = own(*args, **kwargs)
         if num_items_in_batch is not None and found.loss is not None:
-            # The share first: of a step of one micro-batch it is 1, and changes no bit.
+            # Compute the share first: with one micro-batch a step it is 1 and changes no bit.
             share = (kwargs["labels"] != IGNORED).sum() / num_items_in_batch
             found.loss = found.loss * share.to(found.loss.dtype)
         return found

@@ -1,4 +1,4 @@
-"""The files of a model's weights: whether weights can be read from them as they are, and how fast."""
+"""Tells whether weights can be read from a model's files as they are, and measures how fast."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ _MEMORY_BYTES = 64 * 2**20
 
 
 def why_not_in_files(job: Job, model: nn.Module, *, runs: bool = True) -> str | None:
-    """Why the files of the job's model do not have its weights bit by bit, so that they are made in memory when they
-    are loaded; None where they do, and are mapped. What adapters have of their own is in no file, and small.
+    """Why the files of the job's model do not hold its weights bit by bit, in words for the log: then weights are made
+    in memory when they are loaded. None where the files hold them and are mapped. The adapters' own weights are in no
+    file, and small.
 
-    `runs`: the job is to run. Where it is only asked about, a config stands for its model."""
+    `runs`: the job is to run. Where it is only asked about, a config may stand for its model."""
     dtype = working_dtype(job)
     if takes_from_base(job.init_lora_weights):
         return "adapters take over a part of them"
@@ -52,7 +53,7 @@ def _name(dtype: torch.dtype | None) -> str:
 
 
 def model_read_rate(job: Job) -> float:
-    """Bytes a second at which the model's files are read, measured; 0.0 where they are not on this machine yet."""
+    """Measure the bytes a second at which the model's files are read; 0.0 where they are not on this machine yet."""
     memory = torch.frombuffer(mmap.mmap(-1, room(_MEMORY_BYTES)), dtype=torch.uint8)
     try:
         return read_rate(sorted(model_folder(job).glob("*.safetensors")), memory)
@@ -61,7 +62,7 @@ def model_read_rate(job: Job) -> float:
 
 
 def model_folder(job: Job) -> Path:
-    """The folder of the model's files. Raises OSError where it is a name of the hub's that was not downloaded."""
+    """The folder of the model's files. Raises OSError where the model is a name on the hub that was not downloaded."""
     if (folder := Path(job.model)).is_dir():
         return folder
     from huggingface_hub import snapshot_download
@@ -70,7 +71,7 @@ def model_folder(job: Job) -> Path:
 
 
 def entries_of(file: Path) -> tuple[dict[str, Any], int]:
-    """What the header of a file says of each weight, and where the first one begins."""
+    """The header's entry for each weight of a safetensors file, and the byte where the first weight begins."""
     with file.open("rb") as content:
         length = int.from_bytes(content.read(8), "little")
         entries = json.loads(content.read(length))

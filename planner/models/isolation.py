@@ -1,4 +1,4 @@
-"""Whether a model keeps packed documents apart, found by trying it: two documents in a row, and each alone."""
+"""Tries whether a model keeps packed documents apart: it runs two documents in one row, and each alone."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from planner.job.schema import Job
 from planner.models.hf_model import build_model, model_config, without_weights
 
 _DOCUMENTS = 6, 10  # tokens
-_REACH = 4  # tokens, less than a document has
+_REACH = 4  # tokens: fewer than a document has
 _REACHES = (
     "sliding_window", "sliding_window_size", "attention_window_size", "window_size", "keep_window_size",
     "local_attention", "attention_chunk_size", "index_topk", "floor_scale", "log_scaling_n_floor",
 )  # fmt: skip
-"""Keys of transformers' configs: so many tokens a layer looks back at, picks, or counts before it scales them."""
+"""Keys of transformers' configs for how many tokens a layer looks back at, picks, or counts before it scales them."""
 _WIDTHS = ("intermediate_size", "ffn_dim", "ffn_hidden_size", "n_inner")
-"""How keys end that say how wide a layer is inside, which nothing else has to fit."""
+"""Endings of keys for a layer's inner width, which can change without anything else."""
 _WIDTH = 16
-_ROUNDING = 1e-4  # of the largest number; fp32 differs by some 1e-6, a document that is seen by far more
-_SEEDS = (0, 1)  # what differs by rounding alone, as where a router has a tie, does not differ under both
+_ROUNDING = 1e-4  # relative to the largest number; fp32 rounding is some 1e-6, seeing another document far more
+_SEEDS = (0, 1)  # a difference by rounding alone, such as a tie in a router, does not occur under both
 
 
 def check_isolation(job: Job, names: BlockNames) -> None:
-    """Raise UserError "packing-not-isolated" where a document in a row of two is computed otherwise than alone.
+    """Raise UserError "packing-not-isolated" where a document gives other results in a row of two than alone.
 
-    It is tried on the CPU, in fp32 and with random weights, on a model of the job's own config, of which only widths
-    inside of layers are less, and windows that the job's rows exceed. `names`: the model's blocks; of those that are
-    alike and are given the same mask one runs.
+    The trial runs on the CPU, in fp32 and with random weights, on a model of the job's own config with only two
+    changes: layers are narrower inside, and windows that the job's rows exceed are shorter. `names`: the model's
+    blocks. Of blocks of one kind that are given the same mask only one runs.
     """
     config = _little(model_config(job), job.max_length)
     with without_weights(), torch.device("cpu"):
@@ -65,13 +65,14 @@ def _little(config: PreTrainedConfig, max_length: int) -> PreTrainedConfig:
             setattr(text, key, _WIDTH)
         elif key.endswith(_WIDTHS) and isinstance(value, (list, tuple)):
             setattr(text, key, [_WIDTH] * len(value))
-    config._experts_implementation = "eager"  # the others' kernels want weights in memory of their own
+    config._experts_implementation = "eager"  # kernels of other implementations need weights that do not share memory
     return config
 
 
 @torch.no_grad()
 def _difference(model: nn.Module, blocks: Mapping[str, str], seed: int) -> float:
-    """How far the numbers that the head is given are from those of each document alone, by the largest of them."""
+    """How far the head's input differs between documents in one row and documents alone, relative to its largest
+    number."""
     generator = torch.Generator().manual_seed(seed)
     _fill(model, generator)
     rows = cast(Any, model).get_input_embeddings().num_embeddings
@@ -83,8 +84,8 @@ def _difference(model: nn.Module, blocks: Mapping[str, str], seed: int) -> float
 
 
 def _fill(model: nn.Module, generator: torch.Generator) -> None:
-    """Give all weights random numbers, and the same few to each: its rows begin one number after each other, so that
-    one of a billion elements takes the memory of thousands."""
+    """Fill all weights with the same few random numbers. Each row of a weight begins one number after the row before,
+    so that a weight of a billion elements takes the memory of thousands."""
     numbers = torch.randn(max(sum(p.shape) for p in model.parameters()), generator=generator)
     for module in model.modules():
         for name, p in module.named_parameters(recurse=False):
@@ -94,7 +95,7 @@ def _fill(model: nn.Module, generator: torch.Generator) -> None:
 
 
 def _run(model: nn.Module, blocks: Mapping[str, str], ids: Tensor, positions: Tensor) -> Tensor:
-    """What the head is given."""
+    """The head's input."""
     given: list[Tensor] = []
     ran: set[object] = set()
     last: list[object] = []
@@ -112,7 +113,7 @@ def _run(model: nn.Module, blocks: Mapping[str, str], ids: Tensor, positions: Te
 
     def keep(hidden: Tensor) -> Tensor:
         given.append(hidden)
-        return hidden[..., :1]  # logits of a large vocabulary are nobody's
+        return hidden[..., :1]  # so that no logits of a large vocabulary are computed or made
 
     _, *layers, head = blocks
     replaced = {name: once(model.get_submodule(name).forward, blocks[name]) for name in layers}

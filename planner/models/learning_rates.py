@@ -1,4 +1,4 @@
-"""Weights with a learning rate of their own, by their names."""
+"""Finds, by their names, the weights that have a learning rate of their own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ENDS = ("embed_tokens", "lm_head")
 
 
 def embedding_names(model: nn.Module) -> frozenset[str]:
-    """Those that axolotl takes for `embedding_lr`: embedding, head and, of adapters, modules trained as a whole."""
+    """Weights that get axolotl's `embedding_lr`: embedding, head and, with adapters, modules trained as a whole."""
     return frozenset(
         name for name, p in model.named_parameters()
         if p.requires_grad and (name.endswith(_SAVED) or any(end in name for end in _ENDS))
@@ -22,9 +22,9 @@ def embedding_names(model: nn.Module) -> frozenset[str]:
 
 
 def loraplus_names(model: nn.Module) -> tuple[frozenset[str], frozenset[str], frozenset[str], frozenset[str]]:
-    """LoRA+ (Hayou et al., 2024) in the groups that peft 0.21 has (before, none had adapters of embeddings): matrices A
-    and what is trained as a whole; adapters of embeddings; matrices B with all that has one dimension; what of these
-    does not decay."""
+    """The groups of LoRA+ (Hayou et al., 2024) as in peft 0.21, before which no group had the adapters of embeddings:
+    matrices A and modules trained as a whole; adapters of embeddings; matrices B and all weights of one dimension, if
+    they decay; the same if they do not decay."""
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     norms = {name for name, module in model.named_modules() if isinstance(module, nn.LayerNorm)}
     embedding = frozenset(name for name in trained if ".lora_embedding_" in name)
@@ -34,7 +34,7 @@ def loraplus_names(model: nn.Module) -> tuple[frozenset[str], frozenset[str], fr
 
 
 def check_rates(model: nn.Module, job: Job) -> None:
-    """Raise UserError where the job gives embedding and head a rate, and no weight that is trained gets it."""
+    """Raise UserError where the job gives embedding and head a rate that no trained weight gets."""
     key = next((key for key in ("embedding_lr", "embedding_lr_scale") if getattr(job, key) is not None), None)
     if key is None or embedding_names(model):
         return

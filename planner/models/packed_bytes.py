@@ -1,4 +1,4 @@
-"""All that a quantized weight is unpacked from, as one tensor of bytes: [numbers | scales]. With double quantization
+"""Lays out all parts of a quantized weight in one tensor of bytes: [numbers | scales]. With double quantization the
 scales are bytes themselves: [numbers | scales of the scales | their offset | scales]."""
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 GROUP, GROUPS = 64, 256
-"""Numbers under one scale, scales under one scale: what bitsandbytes makes."""
+"""How many numbers share a scale, and how many scales share a scale of their own, in bitsandbytes."""
 _ALIGNED = 16
 
 
 def places_of_parts(sizes: Sequence[int]) -> list[tuple[int, int]]:
-    """Where parts of so many bytes begin and end."""
+    """Start and end of each part, for parts of these sizes in bytes. Starts are aligned."""
     places: list[tuple[int, int]] = []
     end = 0
     for size in sizes:
@@ -26,7 +26,7 @@ def places_of_parts(sizes: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def packed_bytes(sizes: Sequence[int], parts: Sequence[Tensor] | None, device: torch.device) -> Tensor:
-    """The bytes [n] of `parts`, which have those `sizes`; zeros where there are none."""
+    """The bytes [n] of `parts`, which have these `sizes` in bytes; zeros where `parts` is None."""
     places = places_of_parts(sizes)
     packed = torch.zeros(places[-1][1], dtype=torch.uint8, device=device)
     for (start, end), part in zip(places, parts or (), strict=parts is not None):
@@ -42,15 +42,15 @@ def sizes_of_4bit(count: int, *, nested: bool) -> list[int]:
 
 
 def parts_of_4bit(numbers: Tensor, state: Any) -> list[Tensor]:
-    """What the parts are of: `numbers` and the `state` that bitsandbytes has beside them."""
+    """The parts of a weight in 4 bits, in order: from `numbers` and the `state` that bitsandbytes keeps beside them."""
     return [numbers, *([state.state2.absmax, state.offset.reshape(1)] if state.nested else []), state.absmax]
 
 
 def unpacked_4bit(
     parts: Sequence[Tensor], code: Tensor | None, kind: str, shape: Sequence[int], dtype: torch.dtype
 ) -> Tensor:
-    """The weight of this `shape`, by bitsandbytes' operations. `code`: the numbers that the bytes of doubly quantized
-    scales stand for; None for scales that are none. `kind`: nf4 or fp4."""
+    """Unpack the weight of this `shape`, by bitsandbytes' operations. `code`: the numbers that the bytes of doubly
+    quantized scales stand for; None where scales are not quantized. `kind`: nf4 or fp4."""
     operations: Any = torch.ops.bitsandbytes
     numbers, *others = parts
     if code is not None:

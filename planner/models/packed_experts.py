@@ -1,8 +1,9 @@
-"""Experts of a frozen base in 4 bits: their weights [experts, rows, columns] wait and travel packed, as those of linear
-layers do (`planner.models.quantized`), and are unpacked whole where the experts are computed.
+"""Packs the experts of a frozen base in 4 bits: their weights [experts, rows, columns] wait and travel packed, like
+those of linear layers (`planner.models.quantized`), and are unpacked whole where the experts are computed.
 
-bitsandbytes quantizes no parameter outside of linear layers by itself; what it has for others,
-`bitsandbytes.nn.parametrize.replace_parameter_4bit`, is done here with the same numbers, as each weight is read.
+By itself bitsandbytes quantizes no parameters outside linear layers. For others it has
+`bitsandbytes.nn.parametrize.replace_parameter_4bit`. This module does the same with the same numbers, as each weight is
+read.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from planner.models.quantized import computes_in
 
 
 class Unpacking(nn.Module):
-    """What a packed weight of experts is where it is read: its numbers, in the shape and dtype they had."""
+    """The parametrization that unpacks a packed weight of experts when it is read, in its shape and computing dtype."""
 
     def __init__(self, shape: Sequence[int], job: Job, code: Tensor) -> None:
         """`shape` of the weight; `code`: the numbers that the bytes of doubly quantized scales stand for."""
@@ -35,19 +36,19 @@ class Unpacking(nn.Module):
             self.register_buffer("code", code, persistent=False)
 
     def forward(self, packed: Tensor) -> Tensor:
-        """`packed`: the bytes."""
+        """The weight unpacked from the bytes `packed`, and passed through `followed_by` where that is set."""
         parts = [packed[start:end] for start, end in self.places]
         code = cast(Tensor, self.code) if self.nested else None
         weight = unpacked_4bit(parts, code, self.kind, self.shape, self.dtype)
         if self._then is None:
             return weight
         then = self._then
-        with self.followed_by(None):  # it may read the weight itself, for its shape
+        with self.followed_by(None):  # `then` may read the weight itself, for its shape
             return then(weight)
 
     @contextlib.contextmanager
     def followed_by(self, then: Callable[[Tensor], Tensor] | None) -> Iterator[None]:
-        """Inside, the unpacked weight goes through `then` where it is read, as through an adapter on it."""
+        """Inside, the unpacked weight passes through `then`, such as an adapter, whenever it is read."""
         before, self._then = self._then, then
         try:
             yield
@@ -56,7 +57,7 @@ class Unpacking(nn.Module):
 
     @classmethod
     def of(cls, module: nn.Module, name: str) -> Unpacking | None:
-        """That of the parameter `name` of `module`; None where it is not packed."""
+        """The Unpacking of the parameter `name` of `module`; None where it is not packed."""
         if not parametrize.is_parametrized(module, name):
             return None
         found = cast(Any, module.parametrizations)[name][0]
@@ -64,14 +65,14 @@ class Unpacking(nn.Module):
 
 
 def holds_experts(module: nn.Module, parameter: Tensor | None) -> bool:
-    """Whether `parameter` is the weights of a layer's experts."""
+    """Whether `parameter` holds the weights of a layer's experts."""
     return parameter is not None and parameter.dim() == 3 and "expert" in type(module).__name__.lower()
 
 
 @contextlib.contextmanager
 def experts_packed_as_read(job: Job) -> Iterator[None]:
-    """Inside, weights of experts that modules are given become bytes at once, so that of all of them only one is in
-    memory unpacked. `unpack_where_read` makes them usable."""
+    """Inside, weights of experts are packed as soon as a module gets them, so that only one of them is in memory
+    unpacked. `unpack_where_read` makes them usable."""
 
     def pack(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
         if parameter is None or parameter.is_meta or not holds_experts(module, parameter):
@@ -87,8 +88,8 @@ def experts_packed_as_read(job: Job) -> Iterator[None]:
 
 @contextlib.contextmanager
 def experts_shown(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
-    """Inside, packed weights of experts look as they did, without memory and numbers: peft, which makes adapters on
-    them, asks for their shapes."""
+    """Inside, packed weights of experts have their old shapes, without memory or values: peft needs the shapes to make
+    adapters on them."""
     packed = [
         (module, name, parameter)
         for module in model.modules()
@@ -106,8 +107,8 @@ def experts_shown(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
 
 
 def unpack_where_read(model: nn.Module, job: Job) -> int:
-    """Have the experts of `model` read their weights from bytes: those that `experts_packed_as_read` has made, or on
-    meta in place of the weights. Returns how many weights these are."""
+    """Let the experts of `model` unpack their weights whenever they read them. The bytes are those that
+    `experts_packed_as_read` made; on meta new ones replace the weights. Returns how many weights these are."""
     from bitsandbytes.functional import create_dynamic_map
 
     code: Tensor | None = None
@@ -121,7 +122,7 @@ def unpack_where_read(model: nn.Module, job: Job) -> int:
             packed: Any = parameter if hasattr(parameter, "of_shape") else _packed(parameter, job)
             setattr(module, name, packed)
             parametrize.register_parametrization(module, name, Unpacking(packed.of_shape, job, code), unsafe=True)
-            # torch makes a parameter of its own of what was there
+            # torch makes a new parameter from the given one: put the given one back
             bare = cast(Any, module.parametrizations)[name]
             bare.original = packed
             found += 1
@@ -129,7 +130,8 @@ def unpack_where_read(model: nn.Module, job: Job) -> int:
 
 
 def _packed(weight: nn.Parameter, job: Job) -> nn.Parameter:
-    """The bytes of a weight, which says how many elements it `holds`, and is `of_shape`."""
+    """The bytes of a weight as a parameter; its attributes `holds` and `of_shape` are the weight's elements and
+    shape."""
     nested = job.bnb_4bit_use_double_quant
     sizes = sizes_of_4bit(weight.numel(), nested=nested)
     parts: list[Tensor] | None = None
@@ -142,7 +144,7 @@ def _packed(weight: nn.Parameter, job: Job) -> nn.Parameter:
         parts = parts_of_4bit(numbers, state)
     found: Any = nn.Parameter(packed_bytes(sizes, parts, weight.device), requires_grad=False)
     found.holds, found.of_shape = weight.numel(), tuple(weight.shape)
-    found._is_hf_initialized = True  # else transformers would draw it anew
+    found._is_hf_initialized = True  # otherwise transformers would initialize it again
     return cast(nn.Parameter, found)
 
 

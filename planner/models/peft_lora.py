@@ -194,7 +194,7 @@ def load_adapter(
     adapted: nn.Module, folder: str, *, layers: int | None = None, as_ordinary: bool = False
 ) -> None:  # fmt: skip
     """Load the adapter in `folder` into `adapted`, which `with_adapters` made. `layers`: `adapted` has only so many
-    first layers of the model. `as_ordinary`: the adapter was written by `planner.measure.peft_parts`.
+    first layers of the model. `as_ordinary`: the adapter was written by `planner.models.peft_parts`.
 
     Raises UserError where it cannot be read, belongs to another model, or comes with weights of the model that differ
     from the model's: training would use them, but nothing that is written would hold them. peft writes such weights

@@ -1,4 +1,4 @@
-"""LoRA of peft on parameters, such as the experts of a mixture, which are no layers of their own."""
+"""Makes peft's LoRA work on parameters that are no layers of their own, such as the experts of a mixture."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from planner.models.packed_experts import Unpacking
 
 
 def keep_modules(adapted: nn.Module) -> None:
-    """Let layers of peft on parameters compute as ever, and leave the modules that they are around as they are.
+    """Let peft's layers on parameters compute the same results without changing the modules that they wrap.
 
-    peft's own code makes each such weight a parametrization for the time of a forward, and a plain parameter again
-    after it. A trace has other tensors in the places of weights, which come back as buffers; and torch computes a
-    parametrization once more as it is made.
+    peft's own code turns each such weight into a parametrization during a forward, and back into a plain parameter
+    after it. In a trace other tensors stand in for weights, and peft's code would put them back as buffers. Also torch
+    computes a parametrization once more when it is made.
     """
     from peft.tuners.lora.layer import ParamWrapper
 
@@ -25,7 +25,8 @@ def keep_modules(adapted: nn.Module) -> None:
 
 
 def _forward(self: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """`ParamWrapper.forward` of an adapter that is on and not merged: what is inside runs with the adapted weight."""
+    """`ParamWrapper.forward` for an active adapter that is not merged: the wrapped module runs with the adapted
+    weight."""
     name = self.parameter_name
     if (packed := Unpacking.of(self.get_base_layer(), name)) is not None:
         with packed.followed_by(lambda weight: _adapted(self, weight)):
@@ -40,7 +41,7 @@ def _forward(self: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
 
 
 def _adapted(layer: Any, weight: Tensor) -> Tensor:
-    """The weight with its adapter, by the operation that peft takes: since 0.21 one for all experts at once."""
+    """The weight with its adapter, by peft's own operation: since peft 0.21 one operation for all experts at once."""
     from peft.tuners.lora import layer as peft_layer
 
     own: Any = peft_layer

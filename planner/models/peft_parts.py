@@ -1,9 +1,9 @@
-"""Adapters that begin with a part of the model's own weights, which then are without it: W - scale B A.
+"""Handles adapters that take over a part of the model's own weights at the beginning, which become W - scale B A.
 
 PiSSA (Meng et al. 2024, eq. 2 to 4: the part of the largest singular values) and OLoRA (Büyükakyüz 2024: the first
-columns of the QR decomposition), by peft's own functions. What is trained would belong to weights that nobody has but
-who has the beginnings, too. So it is written as the ordinary LoRA that it is on the weights as published: with A0 and
-B0 at the beginning and A and B at the end, that adds B A - B0 A0, which has twice the rank.
+columns of the QR decomposition), by peft's own functions. The trained adapters would fit only the reduced weights,
+which nobody can rebuild without the initial A0 and B0. So they are written as an equal ordinary LoRA on the published
+weights: with A and B at the end it adds B A - B0 A0, which has twice the rank.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from planner.errors import Exit, UserError, disk_full, first_line, is_disk_full
 
 
 def check_parts(adapted: nn.Module, begin: object) -> None:
-    """Raise UserError for a layer of `adapted` of whose weight no part can be taken over."""
+    """Raise UserError for a layer of `adapted` whose adapter cannot take over a part of its weight."""
     from peft.tuners.lora import LoraLayer
     from peft.tuners.lora.layer import Linear
 
@@ -53,7 +53,7 @@ def check_parts(adapted: nn.Module, begin: object) -> None:
 
 
 def beginnings(adapted: nn.Module) -> dict[str, Tensor]:
-    """Name of each A and B -> what it is now."""
+    """Name of each A and B -> its present value."""
     return {
         name: parameter.detach().contiguous()
         for name, parameter in adapted.named_parameters() if ".lora_A." in name or ".lora_B." in name
@@ -62,7 +62,8 @@ def beginnings(adapted: nn.Module) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def take_parts(adapted: nn.Module, begun: Mapping[str, Tensor]) -> None:
-    """Let `adapted`, whose base is as published, begin with the A and B in `begun`: the numbers of peft's functions."""
+    """Set the A and B in `begun`, and take their part out of the base of `adapted`, which is as published. The numbers
+    are those of peft's functions."""
     from peft.tuners.lora import LoraLayer
     from peft.utils.other import transpose
 
@@ -77,13 +78,13 @@ def take_parts(adapted: nn.Module, begun: Mapping[str, Tensor]) -> None:
 
 
 def lay_out(adapted: nn.Module) -> None:
-    """Have the weights of the base lie in one piece, as every other: peft leaves transposed ones as views."""
+    """Make all weights contiguous: peft leaves transposed weights of the base as views."""
     for parameter in adapted.parameters():
         parameter.data = parameter.data.contiguous()
 
 
 def write_begun(file: Path, begun: Mapping[str, Tensor]) -> None:
-    """Write `begun` into `file`, which is there as a whole or not at all. Raises OSError, UserError for a full disk."""
+    """Write `begun` into `file`: the file is complete or absent. Raises OSError; UserError for a full disk."""
     draft = file.with_name(f"{file.name}.new")
     try:
         save_file(dict(begun), draft)
@@ -111,7 +112,7 @@ def read_begun(file: Path) -> dict[str, Tensor]:
 def _as_ordinary(weights: Mapping[str, Tensor], begun: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The trained `weights` as LoRA of twice the rank on the model as published: [A; A0], [B, -B0], the rest as it is.
 
-    What peft's `path_initial_model_for_weight_conversion` writes, which drops modules trained as a whole.
+    peft's `path_initial_model_for_weight_conversion` writes the same, but drops modules trained as a whole.
     """
     found = dict(weights)
     for name, beginning in begun.items():
@@ -122,7 +123,7 @@ def _as_ordinary(weights: Mapping[str, Tensor], begun: Mapping[str, Tensor]) -> 
 
 
 def trained_halves(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What was trained of the weights that `as_published` gives."""
+    """The trained A and B within the weights that `as_published` gives, and the rest as it is."""
     return {
         name: w[: len(w) // 2] if ".lora_A." in name
         else w[:, : w.shape[1] // 2].contiguous() if ".lora_B." in name
@@ -132,7 +133,7 @@ def trained_halves(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 @contextlib.contextmanager
 def _config_of_ordinary(adapted: Any) -> Iterator[None]:
-    """Inside, the config of `adapted` is that of what `as_published` gives: twice the rank, the same scale."""
+    """Inside, the config of `adapted` fits the weights that `as_published` gives: twice the rank, the same scale."""
     config = adapted.peft_config["default"]
     ordinary = copy.deepcopy(config)
     times = 2**0.5 if config.use_rslora else 2  # alpha / sqrt(r), alpha / r
@@ -149,8 +150,8 @@ def _config_of_ordinary(adapted: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def as_published(begun: Path, adapted: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
-    """Gives the trained `weights` for the model as published, where `begun` says how they began; inside, the config of
-    `adapted` is theirs. Raises UserError."""
+    """Gives the trained `weights` as they are for the published model. The file `begun` has their initial values.
+    Inside, the config of `adapted` fits them. Raises UserError."""
     found = _as_ordinary(weights, read_begun(begun))
     with _config_of_ordinary(adapted):
         yield found

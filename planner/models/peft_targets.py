@@ -1,4 +1,4 @@
-"""Which layers get an adapter, of a job's words for them, in those of peft."""
+"""Translates a job's words for the layers that get an adapter into peft's words."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from planner.job.schema import Job
 
 
 def targets_of(job: Job) -> Any:
-    """`target_modules` of a config of peft's: None is what it has by itself for the model's type. For all linear layers
-    and others the first alone, to which `add_others` adds."""
+    """`target_modules` for a peft config; None: peft's own choice for the model's type. Where a job names all linear
+    layers and others, only all linear layers: `add_others` adds the others."""
     targets = job.lora_target_modules
     if targets == PEFTS_OWN:
         return None
@@ -25,8 +25,8 @@ def targets_of(job: Job) -> Any:
 
 
 def add_others(config: Any, model: nn.Module, job: Job) -> None:
-    """Let `config`, peft's, which `targets_of` began, name what the job names beside all linear layers of `model`."""
-    from peft.tuners.tuners_utils import _maybe_include_all_linear_layers  # what get_peft_model does with them alone
+    """Add to peft's `config`, made with `targets_of`, what the job names beside all linear layers of `model`."""
+    from peft.tuners.tuners_utils import _maybe_include_all_linear_layers  # as in get_peft_model
 
     if isinstance(job.lora_target_modules, tuple) and ALL_LINEAR in job.lora_target_modules:
         _maybe_include_all_linear_layers(config, cast(Any, model))
@@ -34,8 +34,8 @@ def add_others(config: Any, model: nn.Module, job: Job) -> None:
 
 
 def no_such_target(job: Job, model: nn.Module) -> UserError | None:
-    """The error of a job whose `lora_target_modules` are names, or a pattern, of no module in `model`; None where one
-    has such a name."""
+    """The error where no module in `model` fits the names or the pattern in the job's `lora_target_modules`; None where
+    one does."""
     targets, places = job.lora_target_modules, [name for name, _ in model.named_modules()]
     if isinstance(targets, str) and targets not in (ALL_LINEAR, PEFTS_OWN):
         if any(re.fullmatch(targets, place) for place in places):
@@ -56,7 +56,7 @@ def no_such_target(job: Job, model: nn.Module) -> UserError | None:
 
 
 def near_target(name: str, model: nn.Module) -> str | None:
-    """What a layer of `model` is called whose name is nearly `name`."""
+    """The name of a layer of `model` that is nearly `name`; None where there is none."""
     return next(iter(difflib.get_close_matches(name, _weighted(model), n=1)), None)
 
 

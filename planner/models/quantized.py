@@ -1,6 +1,6 @@
 """Packs the linear layers of a frozen base in 4 or 8 bits, by bitsandbytes; their weights wait and travel packed.
 
-A packed weight is one tensor of bytes (`planner.measure.packed_bytes`), and so one item of a plan. The operations that
+A packed weight is one tensor of bytes (`planner.models.packed_bytes`), and so one item of a plan. The operations that
 unpack it are in the block's graph. So a plan counts the packed bytes that travel and, beside them, the unpacked weight,
 which lives for one product. Backward unpacks again (`planner.graph.block_code`).
 """

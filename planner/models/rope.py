@@ -1,4 +1,4 @@
-"""Rotary positions whose frequencies go by how long a row is, padding included."""
+"""Finds models whose rotary positions have frequencies that depend on a row's length, padding included."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from planner.models.hf_model import model_config
 
 
 def rope_border(job: Job) -> RopeBorder | None:
-    """That of the job's model, None of models whose frequencies are always the same. Raises UserError."""
+    """The border of the job's model; None where frequencies are always the same. Raises UserError."""
     return border_of(model_config(job))
 
 
 def border_of(config: PreTrainedConfig) -> RopeBorder | None:
-    """As `rope_border`, of a config of transformers (`modeling_rope_utils.dynamic_rope_update`); where kinds of layers
-    have borders of their own, the first that a row comes to."""
+    """As `rope_border`, for a config of transformers (`modeling_rope_utils.dynamic_rope_update`). Where kinds of layers
+    have different borders, the smallest."""
     text = config.get_text_config()
     given = getattr(text, "rope_parameters", None) or {}
     found: list[RopeBorder] = []
@@ -24,6 +24,6 @@ def border_of(config: PreTrainedConfig) -> RopeBorder | None:
         kind = rope.get("rope_type", "")
         if kind == "longrope":
             found.append(RopeBorder(int(rope["original_max_position_embeddings"]), by_length=False))
-        elif "dynamic" in kind and not rope.get("alpha"):  # with an alpha, Hunyuan's, they are always the same
+        elif "dynamic" in kind and not rope.get("alpha"):  # with alpha, as in Hunyuan, they are always the same
             found.append(RopeBorder(int(text.max_position_embeddings), by_length=True))
     return min(found, key=lambda border: border.tokens, default=None)

@@ -1,8 +1,8 @@
-"""The auxiliary loss of a mixture's routers, which has experts chosen alike, as transformers' models add it to theirs.
+"""Adds the auxiliary loss of a mixture's routers, which makes them choose all experts equally often.
 
-Their code counts how often each expert is chosen, and leaves out the tokens that the attention mask says are padding.
-Rows of a job are padded on the right, where causal attention needs no mask, and with one it would run in another
-kernel: so the mask is for that count alone, and the layers never get it.
+transformers' models compute it: they count how often each expert is chosen, without the tokens that the attention mask
+says are padding. Rows of a job are padded on the right, where causal attention needs no mask; with a mask it would run
+in another kernel. So the mask serves only for that count, and the layers never get it.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from planner.job.schema import Job
 _ASKS = "output_router_logits"
 _TRLS = "router_aux_loss_coef"
 _SHARES = (_TRLS, "aux_loss_coef")
-"""Names that transformers' mixtures have for how much of the routers' loss they add to the model's."""
+"""Attributes of transformers' mixtures for the factor of the routers' loss within the model's loss."""
 
 
 def weighs_routers(job: Job, config: PreTrainedConfig) -> bool:
-    """Whether the loss of the job's model has its routers' in it. A smoothed one never has: Trainer makes it of the
-    logits only."""
+    """Whether the loss of the job's model includes its routers' loss. A smoothed loss never does: Trainer computes it
+    from the logits only."""
     wanted, text = job.router_aux_loss_coef, config.get_text_config()
     asked = getattr(text, _ASKS, False) if wanted is None else wanted
-    if wanted == "auto" and job.router_aux_loss_mean:  # TRL's, which looks for its own name of it alone
+    if wanted == "auto" and job.router_aux_loss_mean:  # as in TRL, which looks only for its own name
         asked = getattr(text, _TRLS, 0.0)
     return bool(asked) and not job.label_smoothing_factor and _may_ask(config)
 
 
 def set_router_loss(model: nn.Module, job: Job) -> None:
-    """Have `model` (peft's, where it has adapters) add its routers' loss as the job says. Raises UserError where it has
-    none to add."""
+    """Let `model` (peft's wrapper, where it has adapters) add its routers' loss as the job says. Raises UserError where
+    it has no such loss."""
     causal: Any = cast(Any, model).get_base_model() if hasattr(model, "get_base_model") else model
     wanted = 0.0 if job.label_smoothing_factor else job.router_aux_loss_coef
     shares = {name: share for name in _SHARES if isinstance(share := getattr(causal, name, None), (int, float))}
@@ -50,7 +50,8 @@ def set_router_loss(model: nn.Module, job: Job) -> None:
     for name, share in shares.items():
         setattr(causal, name, share)
     if weighs_routers(job, causal.config):
-        # Not by the config: it is written with the model, and whoever generates with that would compute the loss, too.
+        # Not through the config: it is written with the model, and whoever generates text with it would compute the
+        # loss.
         model.register_forward_pre_hook(_asking, with_kwargs=True)
         causal.base_model.register_forward_pre_hook(_without_mask, with_kwargs=True)
         if job.router_aux_loss_mean:
@@ -58,8 +59,8 @@ def set_router_loss(model: nn.Module, job: Job) -> None:
 
 
 def _may_ask(config: PreTrainedConfig) -> bool:
-    """Whether the model of this config has an auxiliary loss, and adds it where it is asked to. Some that answer with
-    their routers' logits have none."""
+    """Whether the model of this config has an auxiliary loss and adds it on request. Some models return their routers'
+    logits, but have no such loss."""
     cls: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     if cls is None or _ASKS not in inspect.signature(cls.forward).parameters:
         return False
@@ -67,7 +68,8 @@ def _may_ask(config: PreTrainedConfig) -> bool:
 
 
 def _divided(causal: nn.Module, shares: Mapping[str, float], slices: int) -> Callable[[nn.Module, Any], None]:
-    """A hook that divides the shares as TRL does: in a step by its micro-batches, in an evaluation not at all."""
+    """A hook that, as TRL does, divides the shares by the micro-batches of a training step, but not in an
+    evaluation."""
 
     def divide(module: nn.Module, _: object) -> None:
         for name, share in shares.items():
@@ -81,5 +83,5 @@ def _asking(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 def _without_mask(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
-    """What is generated is padded on the left, and asks for no routers."""
+    """Drops the mask where routers are asked for. Generation, which pads on the left, does not ask for them."""
     return (args, {**kwargs, "attention_mask": None}) if kwargs.get(_ASKS) else None

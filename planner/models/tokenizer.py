@@ -1,4 +1,4 @@
-"""The tokenizer of a job, with what the job adds to it, and the model's rows for that."""
+"""Loads the tokenizer of a job with the tokens that the job adds, and gives the model rows for these tokens."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def load_tokenizer(job: Job) -> PreTrainedTokenizerBase:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             job.tokenizer, revision=tokenizer_revision(job), trust_remote_code=False
         )
-    except Exception as error:  # its files are anybody's: what is made of them may raise anything
+    except Exception as error:  # anybody may have written its files: loading them may raise anything
         if is_disk_full(error):
             raise disk_full(error, its_name) from error
         if (refused := not_given(its_name, error)) is not None:
@@ -45,7 +45,7 @@ def load_tokenizer(job: Job) -> PreTrainedTokenizerBase:
     if job.chat_template is not None and slots is None:
         tokenizer.chat_template = job.chat_template
     elif tokenizer.chat_template is None and any(entry.converter is not None for entry in job.data):
-        tokenizer.chat_template = named_template("chatml")  # that of LLaMA-Factory's v1 for such a tokenizer
+        tokenizer.chat_template = named_template("chatml")  # as LLaMA-Factory's v1 does for such a tokenizer
     tokenizer.add_tokens([_added(token) for token in job.add_tokens or ()])
     _set_special_tokens(tokenizer, job)
     named = slots is not None and job.chat_template != PARSED  # which is what the tool makes of the tokenizer's own
@@ -55,7 +55,7 @@ def load_tokenizer(job: Job) -> PreTrainedTokenizerBase:
 
 
 def _set_special_tokens(tokenizer: PreTrainedTokenizerBase, job: Job) -> None:
-    """Let tokens that are there be the job's `special_tokens`. Raises UserError for others."""
+    """Make existing tokens the job's `special_tokens`. Raises UserError for tokens that the tokenizer does not have."""
     given = dict(job.special_tokens or {})
     if not given:
         return
@@ -80,16 +80,16 @@ def _added(token: str, *, special: bool = False) -> AddedToken:
 
 
 def with_rows_for_tokens(model: nn.Module, job: Job) -> None:
-    """Give the embedding and the head of `model` a row for each token where one that the job adds has none:
-    `resize_token_embeddings` under the job's seed, whose new rows are drawn around the mean of those that are there.
-    On meta they are only made. Raises UserError where adapters alone are trained, and what is added would never be
-    learned."""
+    """Where a token that the job adds has no row in the embedding and the head of `model`, give every token one. This
+    is `resize_token_embeddings` under the job's seed, which draws new rows around the mean of the present ones; on meta
+    the rows are made without values. Raises UserError where only adapters are trained, which would never learn the
+    tokens."""
     if not job.add_tokens:
         return
     bare = load_tokenizer(job.model_copy(update={"add_tokens": None, "special_tokens": None}))
     there, embedding = bare.get_vocab(), cast(Any, model).get_input_embeddings()
     added = [token for token in job.add_tokens if token not in there]
-    # Some tokenizers are longer than their model's embedding by tokens that are never seen.
+    # Some tokenizers have more tokens than their model's embedding has rows: the others are never seen.
     beyond = len(bare) + len(added) if added else 1 + max(there[token] for token in job.add_tokens)
     short = beyond > embedding.num_embeddings
     if job.method == "lora" and (short or added):
@@ -99,7 +99,7 @@ def with_rows_for_tokens(model: nn.Module, job: Job) -> None:
         rows = len(bare) + len(added)
         said = logging.getLogger("transformers.modeling_utils")
         before = said.level
-        said.setLevel(logging.ERROR)  # it tells how it draws them each time, also where trained ones come instead
+        said.setLevel(logging.ERROR)  # it tells each time how it draws rows, also where trained ones will replace them
         try:
             cast(Any, model).resize_token_embeddings(rows, mean_resizing=not embedding.weight.is_meta)
         finally:

@@ -1,4 +1,4 @@
-"""Full fine-tuning of some weights: the others are frozen."""
+"""Freezes the weights that full fine-tuning of some weights leaves out."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ from planner.units import counted
 
 
 def freeze_others(model: nn.Module, job: Job, *, layers: int | None = None) -> None:
-    """Freeze all parameters of `model` but those whose names begin with one of `job.trainable`. A tied one goes by its
-    first name. `layers`: so many has the model of which this one has the first, and patterns may be of the others.
+    """Freeze all parameters of `model` except those whose names a pattern in `job.trainable` matches from the
+    beginning. A tied parameter has its first name. `layers`: how many layers the whole model has, where `model` has
+    only the first ones; then patterns may be of the others.
 
-    Raises UserError for a pattern of no parameter, where none is left, and beside adapters for all else than these.
+    Raises UserError for a pattern that matches no parameter, where no parameter is left to train, and, with adapters,
+    for patterns that mean other parameters than the adapters'.
     """
     if not job.trainable:
         return
@@ -57,8 +59,8 @@ def freeze_others(model: nn.Module, job: Job, *, layers: int | None = None) -> N
 
 
 def _check_adapters_alone(model: nn.Module, job: Job) -> None:
-    """Raise UserError where the patterns, which are of names in peft's model as in axolotl, mean other parameters than
-    those that the adapters train."""
+    """Raise UserError where the patterns mean other parameters than those that the adapters train. As in axolotl,
+    patterns match the names in peft's model."""
     patterns = [re.compile(text) for text in job.trainable or ()]
     parameters = dict(model.named_parameters())
     check_patterns(job.trainable or (), job.trainable or (), parameters)
@@ -83,8 +85,8 @@ def _check_adapters_alone(model: nn.Module, job: Job) -> None:
 
 
 def check_patterns(told: Iterable[str], patterns: Iterable[str], names: Iterable[str]) -> None:
-    """Raise UserError where one of the `patterns` takes too long to match these names of a model; `told`: what each is
-    in the job."""
+    """Raise UserError where one of the `patterns` takes too long to match these names of a model. `told`: each pattern
+    as the job has it, for the error."""
     known = dict(zip(patterns, told, strict=True))
     if (slow := too_slow(known, names)) is not None:
         raise UserError(
@@ -94,7 +96,7 @@ def check_patterns(told: Iterable[str], patterns: Iterable[str], names: Iterable
 
 
 def none_kept(model: nn.Module, layers: int) -> UserError:
-    """What to say of `model`, the beginning of one of so many layers, where a job trains others of them."""
+    """The error where `model` has only the first of `layers` layers, and the job trains only others of them."""
     kept = _layers_of(model)
     return UserError(
         "--layers leaves out every layer that this job trains.",
@@ -104,8 +106,8 @@ def none_kept(model: nn.Module, layers: int) -> UserError:
 
 
 def check_tokens_learned(model: nn.Module, job: Job, rows: int) -> None:
-    """Raise UserError where tokens that are new to the tokenizer, or to a model of so many `rows`, would keep frozen
-    ones: full fine-tuning of some weights, without the embedding or the head."""
+    """Raise UserError where full fine-tuning freezes the embedding or the head, and the job adds tokens that are new to
+    the tokenizer or to the model, whose embedding has `rows` rows before: their rows would stay frozen."""
     if job.method != "full" or not job.trainable or not job.add_tokens:
         return
     there = load_tokenizer(job.model_copy(update={"add_tokens": None, "special_tokens": None})).get_vocab()
@@ -127,7 +129,8 @@ def _layers_of(model: nn.Module) -> int:
 
 
 def _layers(job: Job, count: int) -> range:
-    """The numbers of those `count` layers that the job means: the last so many, or with a number below 0 the first."""
+    """The layers, of `count`, that the job means: the last `trainable_layers` ones, or the first ones for a negative
+    number."""
     asked = job.trainable_layers
     if asked is None:
         return range(0)

@@ -1,7 +1,7 @@
-"""What a job does to a model beside training it: noise on its embeddings (NEFTune), another loss.
+"""Sets a job's changes to a model in training: noise on its embeddings (NEFTune), another loss.
 
-Noise and a smoothed loss are transformers' own code, and all stand in the model's frame, between its blocks: a block
-that is computed again meets none of them.
+Noise and the smoothed loss are transformers' own code. All changes run in the model's frame, between its blocks, so
+that a recomputed block does not repeat them.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from planner.models.router_loss import set_router_loss
 
 
 class SmoothedLoss:
-    """The loss of Trainer with `label_smoothing_factor`, in the place of the model's own. `used`: the model has asked
-    for it."""
+    """Trainer's loss with `label_smoothing_factor`, which replaces the model's own. `used`: the model has called it."""
 
     def __init__(self, factor: float) -> None:
         from transformers.trainer_pt_utils import LabelSmoother  # loads peft, which few jobs need
@@ -39,7 +38,7 @@ class SmoothedLoss:
 
 
 def set_trainer_options(model: nn.Module, job: Job) -> None:
-    """Have `model` (peft's, where it has adapters) train as the job's keys say."""
+    """Let `model` (peft's wrapper, where it has adapters) train as the job's keys say."""
     if has_pairs(model):
         have_mean_of_step(_causal(model))
     if job.neftune_noise_alpha is not None:
@@ -54,8 +53,8 @@ def set_trainer_options(model: nn.Module, job: Job) -> None:
 
 
 def check_trainer_options(model: nn.Module, job: Job) -> None:
-    """Raise UserError where `model`, which has been called, computes its loss by itself. `set_trainer_options` was
-    called with it."""
+    """Raise UserError where the job sets another loss, but `model` computes its own. `set_trainer_options` was called
+    with `model`, and `model` has been called since."""
     loss = getattr(_causal(model), "loss_function", None)
     used = isinstance(loss, (SmoothedLoss, DocumentLoss)) and loss.used
     if job.label_smoothing_factor and not used:
@@ -71,6 +70,6 @@ def check_trainer_options(model: nn.Module, job: Job) -> None:
 
 
 def _causal(model: nn.Module) -> Any:
-    """The model itself, without peft's hull."""
+    """The model itself, without peft's wrapper."""
     found: Any = model
     return found.get_base_model() if hasattr(found, "get_base_model") else found

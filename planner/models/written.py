@@ -1,4 +1,4 @@
-"""The dtype that a trained model is written in: its base's, unless the job asks for another."""
+"""Finds the dtype that a trained model is written in: its base's, unless the job asks for another."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _WRITTEN = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
 def written_dtype(job: Job) -> torch.dtype:
-    """What the weights are written in: adapters in fp32; a model that is trained as a whole in `save_dtype`, or else in
-    the dtype that its base is published in. Raises UserError."""
+    """The dtype that the weights are written in: fp32 for adapters; for a model that is trained as a whole
+    `save_dtype`, or else the dtype that its base is published in. Raises UserError."""
     if job.method == "lora":
         return torch.float32
     if job.save_dtype is not None:
@@ -29,8 +29,8 @@ def written_dtype(job: Job) -> torch.dtype:
 
 
 def said_of_dtype(job: Job) -> str | None:
-    """What to say where the job computes in another dtype than its base is published in, or a model trained as a whole
-    is written in another; None where all are one. Raises UserError."""
+    """A note for the user where the job computes in another dtype than its base is published in, or writes a model
+    trained as a whole in another dtype; None where all are the same. Raises UserError."""
     published, computes, written = published_dtype(job), working_dtype(job), written_dtype(job)
     if published in (None, computes) and (job.method == "lora" or written == computes):
         return None
@@ -47,8 +47,8 @@ def said_of_dtype(job: Job) -> str | None:
 
 
 def published_dtype(job: Job) -> torch.dtype | None:
-    """The dtype of most bytes of the base's weights, packed ones not counted; where its files are not here, or are not
-    safetensors, what its config names, or None. Raises UserError."""
+    """The dtype of most bytes of the base's weights, packed ones not counted. Where its files are not here, or are not
+    safetensors, the dtype that its config names, or None. Raises UserError."""
     counts = dict.fromkeys(_WRITTEN, 0)
     try:
         folder = model_folder(job)
@@ -60,7 +60,7 @@ def published_dtype(job: Job) -> torch.dtype | None:
                 if entry["dtype"] in counts:
                     start, end = entry["data_offsets"]
                     counts[entry["dtype"]] += end - start
-    except (OSError, ValueError, KeyError, TypeError):  # not downloaded yet, or damaged, which loading tells
+    except (OSError, ValueError, KeyError, TypeError):  # not downloaded yet, or damaged, which loading reports
         pass
     if any(counts.values()):
         return _WRITTEN[max(counts, key=counts.__getitem__)]

@@ -1,2 +1,2 @@
-"""What daemon, planner and trainer share about one run: its folder, its processes, its step times. Imports the
-package's root only, and no torch."""
+"""Holds what daemon, planner and trainer share about a run: its folder, processes and step times. Imports only the
+package's root, and no torch."""

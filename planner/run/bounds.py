@@ -1,7 +1,7 @@
-"""What a process may take that looks at somebody's files: seconds of the processor, bytes of memory.
+"""Limits the processor time and memory of a process that reads somebody's files.
 
-A small file may be made to fill any memory, or to have a program compute for ever, and only the kernel sees all that is
-taken.
+A small file may be made to fill any memory, or to keep a program computing for ever. Only the kernel sees all that the
+process takes.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from pathlib import Path
 from planner.errors import Exit, UserError
 
 MOST_S = 30
-"""Of the processor's time, for each thing that is looked at, such as an entry of `dataset`."""
+"""Seconds of processor time for each thing that is read, such as an entry of `dataset`."""
 MOST_BYTES = 2 * 2**30
-"""Of memory that the process may write to, beside what it has."""
+"""Bytes of writable memory that the process may take beside what it has."""
 OUT_OF_MEMORY = f"more than {MOST_BYTES // 2**30} GiB of memory"
 _BY_SIGNAL = {
     signal.SIGXCPU: f"more than {MOST_S} s of the processor's time",
-    signal.SIGABRT: OUT_OF_MEMORY,  # so libraries in C++ and Rust end where they get no memory
+    signal.SIGABRT: OUT_OF_MEMORY,  # libraries in C++ and Rust end with it where they get no memory
 }
 
 
 @contextmanager
 def bounded(*, memory: bool = True, things: int = 1) -> Iterator[None]:
-    """Inside, the kernel ends this process (SIGXCPU) once it has computed for `MOST_S` for each of so many `things`.
-    With `memory` there is a MemoryError for what goes beyond `MOST_BYTES`. Not what is mapped counts, but what is
-    private and may be written: torch and Arrow map far more than they use."""
+    """Inside, the kernel ends this process (SIGXCPU) once it has computed for `things` times `MOST_S` seconds. With
+    `memory`, an allocation beyond `MOST_BYTES` raises MemoryError. Only private writable memory counts, not all that is
+    mapped: torch and Arrow map far more than they use."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     seconds = math.ceil(used.ru_utime + used.ru_stime) + things * MOST_S  # the kernel counts whole seconds: round up
     limits = {resource.RLIMIT_CPU: seconds, resource.RLIMIT_CORE: 0}
@@ -47,12 +47,13 @@ def bounded(*, memory: bool = True, things: int = 1) -> Iterator[None]:
 
 
 def _taken_bytes() -> int:
-    """What counts for the limit and is taken already, as by the libraries that are loaded."""
+    """Bytes that count for the limit and are taken already, such as those of loaded libraries."""
     return int(Path("/proc/self/statm").read_text("ascii").split()[5]) * resource.getpagesize()
 
 
 def takes_too_much(what: str, number: str) -> UserError:
-    """The error for a file, or another thing that a job names, which takes more than `number`, the limit in words."""
+    """The error where reading `what`, a file or another thing that a job names, takes more than the limit `number`, in
+    words."""
     return UserError(
         f"Reading {what} takes too much time or memory.", code="takes-too-much", exit_code=Exit.USAGE,
         numbers=(number,),
@@ -61,9 +62,9 @@ def takes_too_much(what: str, number: str) -> UserError:
 
 
 def ended_by(number: int, what: str, *, kernel_kills: bool = False) -> UserError | None:
-    """The error of a process that a signal ended while it looked at `what`; None for signals of other reasons. Of a
-    SIGKILL nobody knows who sent it, and `what` need not be the reason; `kernel_kills`: the kernel has killed a process
-    for its memory meanwhile."""
+    """The error where the signal `number` ended a process that was reading `what`; None for signals that have other
+    reasons. The sender of a SIGKILL is not known, and `what` need not be its reason. `kernel_kills`: meanwhile the
+    kernel has killed some process for its memory."""
     if number == signal.SIGKILL:
         who = "the kernel killed a process just then, as the machine had no memory left" if kernel_kills else (
             "who sent the signal is not known; the kernel does where the machine has no memory left"

@@ -1,4 +1,4 @@
-"""How the processes of a job end: with an exit code, and an error that a person can act on where there is one."""
+"""Ends the processes of a job with an exit code and, where there is one, an error that a person can act on."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _AGAIN_S = 0.01
 
 
 class _Left(SystemExit):
-    """Raised by the signal that the process leaves on."""
+    """Raised in the handler of the signal that ends the process."""
 
 
 @contextmanager
 def leaving_on_signals() -> Iterator[None]:
-    """Within, SIGTERM, SIGHUP and SIGINT end the process as `sys.exit` does, with 128 and the signal's number, so that
-    temporary folders go. Once is enough: those that follow are ignored, to the end. What is ignored already, as under
-    nohup, stays so."""
+    """Within, SIGTERM, SIGHUP and SIGINT end the process as `sys.exit` does, with 128 plus the signal's number, so that
+    temporary folders are removed. Only the first signal counts: later ones are ignored until the process has ended.
+    Signals that are ignored already, as under nohup, stay ignored."""
     left, report = False, sys.unraisablehook
 
     def leave(number: int, _: FrameType | None) -> None:
@@ -36,7 +36,7 @@ def leaving_on_signals() -> Iterator[None]:
             raise _Left(128 + number)
 
     def swallowed(what: sys.UnraisableHookArgs) -> None:
-        """Python drops what is raised where it removes an object: the signal is sent again, when that is over."""
+        """Python drops an exception raised while it removes an object: then the signal is sent again a moment later."""
         nonlocal left
         if isinstance(what.exc_value, _Left):
             left = False
@@ -57,7 +57,7 @@ def leaving_on_signals() -> Iterator[None]:
 
 @contextmanager
 def signals_wait() -> Iterator[None]:
-    """Within, SIGTERM, SIGHUP and SIGINT wait: for what must not be left half done."""
+    """Within, SIGTERM, SIGHUP and SIGINT wait until the end: for work that must not be left half done."""
     came: list[int] = []
     before = _heard_by(lambda number, _: came.append(number))
     try:
@@ -69,7 +69,7 @@ def signals_wait() -> Iterator[None]:
 
 
 def _heard_by(handler: Callable[[int, FrameType | None], None]) -> dict[int, Any]:
-    """Have these signals handled by `handler`. Returns who handled them; none where they are ignored, or this is not
+    """Let `handler` handle these three signals. Returns the former handlers; without ignored signals, and empty outside
     the main thread, which alone gets signals."""
     if threading.current_thread() is not threading.main_thread():
         return {}
@@ -86,9 +86,10 @@ def _restore(handlers: dict[int, Any]) -> None:
 
 
 def exit_code_of(act: Callable[[], int], run: RunFolder | None) -> int:
-    """What `act` returns, or the code of the UserError that it raises, which goes to stderr and to the run folder. A
-    full disk is such an error, whoever met it. That the hub is not reached is said by who started the process, in one
-    line with when it is asked again. Any other is our bug, and is raised."""
+    """What `act` returns, or the exit code of the UserError that it raises. The error is written to stderr and to the
+    run folder. A full disk counts as such an error, wherever it was met. An error that the hub is not reached is not
+    printed: the process that started this one says so, in one line with the time of the next try. Any other exception
+    is our bug, and is raised."""
     try:
         return act()
     except UserError as error:
@@ -97,7 +98,7 @@ def exit_code_of(act: Callable[[], int], run: RunFolder | None) -> int:
         if not is_disk_full(error):
             raise
         told = disk_full(error)
-    # For the log; a run folder is called by its job's number, but for some that were adopted.
+    # For the log. Except for some adopted ones, a run folder has its job's number as its name.
     named = told.of_job(run.path.name) if run is not None and run.path.name.isdecimal() else told
     try:
         if run is None or told.code != NOT_REACHED:

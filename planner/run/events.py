@@ -1,6 +1,6 @@
-"""Lines of metrics.jsonl as events. What is only told is never needed to go on: a line that is no event is passed over.
+"""Reads lines of metrics.jsonl as events, and skips lines that are none: no run needs an event in order to go on.
 
-A power cut leaves zeros in a file, a full disk half a line, an editor or another program anything at all.
+A power cut may leave zeros in a file, a full disk half a line, an editor or another program anything at all.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ Event = dict[str, Any]
 _NEEDED: dict[str, dict[str, type]] = {
     "start": {"total_steps": int}, "sample": {"prompt": str, "text": str}, "rehearsed": {"tried": str},
 }  # fmt: skip
-"""What events of a kind have beside their step."""
+"""Fields that events of a kind must have beside their step, with their types."""
 _NUMBERS = (
     "time", "resumed_from", "total_steps", "loss", "learning_rate", "grad_norm", "step_s", "waited_s",
     "predicted_step_s", "tokens", "gpu_peak_bytes", "predicted_gpu_peak_bytes", "measured_steps", "eval_loss", "eval_s",
 )  # fmt: skip
-"""What is a number wherever it is, or null."""
+"""Fields that are a number or null in every event that has them."""
 
 
 def event_of(line: bytes) -> Event | None:
-    """The event that a line is; None for anything else. Each has "event", the name of its kind, and "step", from 0 on.
-    Numbers that are not finite are null, as they are written."""
+    """The event in a line; None where the line is no event. An event has "event", the name of its kind, and "step",
+    from 0 on. Numbers that are not finite become null, which is also how they are written."""
     try:
         found = json.loads(line.decode("utf-8"), parse_constant=lambda _: None, parse_float=_finite)
     except (ValueError, RecursionError):
@@ -42,14 +42,14 @@ def event_of(line: bytes) -> Event | None:
 
 
 def events_of(lines: Iterable[bytes]) -> list[Event]:
-    """Those of the lines that are events."""
+    """The events in `lines`; other lines are left out."""
     return [event for line in lines if (event := event_of(line)) is not None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """Some lines of metrics.jsonl that follow each other. `position`: the byte behind them; `lines`: how many there
-    are; `broken`: the numbers of those that are no events, from 1 on."""
+    """Successive lines of metrics.jsonl. `position`: the byte behind the last one. `lines`: how many there are.
+    `broken`: the numbers of the lines that are no events, from 1 on."""
 
     events: list[Event]
     position: int
@@ -58,7 +58,7 @@ class Piece:
 
     @classmethod
     def of(cls, lines: Sequence[bytes], position: int) -> Piece:
-        """That of these lines."""
+        """The piece of these lines, which end before byte `position`."""
         found = [event_of(line) for line in lines]
         broken = [number for number, event in enumerate(found, start=1) if event is None]
         return cls(events=[e for e in found if e is not None], position=position, lines=len(lines), broken=broken)

@@ -1,4 +1,4 @@
-"""The run folder of a job, and what can be read from it. The planner and the trainer write it; everybody reads it."""
+"""Reads and writes the run folder of a job. The planner and the trainer write it; every process reads it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ERROR_FIELDS = {"what", "numbers", "hint", "code", "exit_code"}
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """`runs/<id>/`. Readers answer None or nothing for what has not been written yet, or is broken."""
+    """The folder `runs/<id>/`. Readers return None or something empty for a file that is not written yet, or broken."""
 
     path: Path
 
@@ -49,17 +49,17 @@ class RunFolder:
 
     @property
     def tokens(self) -> Path:
-        """What was counted of the data."""
+        """Counts of the data's rows and tokens (`planner.counted.Counted`)."""
         return self.path / "tokens.json"
 
     @property
     def frozen(self) -> Path:
-        """What the job's data were when it was handed in."""
+        """A record of the job's data as they were when it was handed in."""
         return self.path / "frozen.json"
 
     @property
     def base(self) -> Path:
-        """What the files of the job's model and tokenizer were when it was handed in."""
+        """A record of the files of the job's model and tokenizer as they were when it was handed in."""
         return self.path / "base.json"
 
     @property
@@ -69,16 +69,16 @@ class RunFolder:
 
     @property
     def goes_on(self) -> Path:
-        """There where the run goes on with a shorter one, from the checkpoint that it has been given."""
+        """This file exists where the run continues a shorter run, from the checkpoint that it has been given."""
         return self.path / "goes-on"
 
     @property
     def name(self) -> Path:
-        """What the job is called in lists, where a lost database cannot say it."""
+        """The job's name in lists, kept here in case the database is lost."""
         return self.path / "name.txt"
 
     def read_name(self) -> str | None:
-        """name.txt; None for a job of before there was one."""
+        """The text of name.txt; None for a job from before this file existed."""
         try:
             return self.name.read_text("utf-8").strip() or None
         except (OSError, UnicodeDecodeError):
@@ -86,17 +86,18 @@ class RunFolder:
 
     @property
     def packages(self) -> Path:
-        """The versions of what trains, when the job was handed in."""
+        """The versions of the packages that train, as of when the job was handed in."""
         return self.path / "packages.json"
 
     @property
     def is_tokenized(self) -> bool:
-        """Whether the data have been read, once for all."""
+        """Whether the data have been read and tokenized, which happens once."""
         return (self.path / "data" / "corpus.json").exists()
 
     @property
     def timeline(self) -> Path:
-        """When the operations of two steps ran (planner.schedule.measured), beside the plan for whoever draws that."""
+        """When the operations of two steps ran (`planner.schedule.measured`); it lies beside the plan, for drawing
+        it."""
         return self.path / "timeline.json"
 
     @property
@@ -106,7 +107,7 @@ class RunFolder:
 
     @property
     def log(self) -> Path:
-        """What planner and trainer said."""
+        """The job's log: what planner and trainer say."""
         return self.path / "log.txt"
 
     @property
@@ -116,12 +117,12 @@ class RunFolder:
 
     @property
     def looks_at(self) -> Path:
-        """What the process of a submission looks at, in words."""
+        """What the process that checks a submission is reading now, in words."""
         return self.path / "looks_at.txt"
 
     @property
     def first_notes(self) -> Path:
-        """What a submission is told of the job's first records, while it is made."""
+        """Notes on the job's first records, which are shown to the person who submits it."""
         return self.path / "first_notes.json"
 
     @property
@@ -136,21 +137,22 @@ class RunFolder:
 
     @property
     def best(self) -> Path:
-        """Parent of `step-N/`, the weights of the best evaluation so far, where the job wants them in the end."""
+        """Parent of `step-N/`, the weights of the best evaluation so far, where the job wants these as its result."""
         return self.path / "best"
 
     @property
     def output(self) -> Path:
-        """Where the trained model goes unless the job says otherwise, or that place will not have it."""
+        """Where the trained model goes if the job names no other place, or if it cannot be written there."""
         return self.path / "output"
 
     @property
     def process(self) -> Path:
-        """Identity of the living planner or trainer process, so that it can be found by whoever comes next."""
+        """Identity of the living planner or trainer process, so that the next watcher can find it."""
         return self.path / "process"
 
     def last_checkpoint_step(self) -> int | None:
-        """The step of the newest checkpoint, or that of the trained weights."""
+        """The step of the newest checkpoint or of the trained weights, whichever is later; None where there are
+        none."""
         found = (folder for parent in (self.checkpoints, self.trained) for folder in parent.glob("step-*"))
         names = (folder.name.removeprefix("step-") for folder in found)
         return max((int(name) for name in names if name.isdigit()), default=None)
@@ -161,73 +163,74 @@ class RunFolder:
         return not given and self.last_checkpoint_step() is not None
 
     def token(self) -> str:
-        """An unguessable word by which the run knows what it made outside of its folder; made when first asked for."""
+        """An unguessable word by which the run recognizes what it made outside its folder. It is made at the first
+        call."""
         path = self.path / "token"
         if not path.exists():
             mine = self.path / f".token-{secrets.token_hex(4)}{_NEW}"
             try:
                 _write_text(mine, secrets.token_hex(16))
                 os.link(mine, path)
-            except FileExistsError:  # another process was faster: that one is the run's
+            except FileExistsError:  # another process was faster: its word is the run's
                 pass
             finally:
                 mine.unlink(missing_ok=True)
         return path.read_text("utf-8")
 
     def states_on(self, disk: str) -> Path:
-        """The folder that is this run's alone where its optimizer states are kept on the drive of the folder `disk`."""
+        """This run's own folder within the folder `disk`, for its optimizer states on that drive."""
         return Path(disk) / f"offmate-{self.token()}"
 
     def read_plan(self) -> dict[str, Any] | None:
-        """plan.json."""
+        """The content of plan.json."""
         return _read_object(self.plan)
 
     def read_counted(self) -> Counted | None:
-        """tokens.json; None where the data has not been counted, or by a version that did not look how long rows are.
-        """
+        """The content of tokens.json; None where the data have not been counted, or were counted by a version that did
+        not note the lengths of rows."""
         try:
             return from_json(Counted, _read_object(self.tokens))
         except ValueError:
             return None
 
     def read_frozen(self) -> dict[str, Any] | None:
-        """frozen.json; None for a job of before there was one."""
+        """The content of frozen.json; None for a job from before this file existed."""
         return _read_object(self.frozen)
 
     def read_base(self) -> dict[str, Any] | None:
-        """base.json; None for a job of before there was one."""
+        """The content of base.json; None for a job from before this file existed."""
         return _read_object(self.base)
 
     def write_base(self, base: Mapping[str, Mapping[str, Any]] | None) -> None:
-        """base.json, where that is not what it says; None: nothing is known. A reader finds the old one or the new one,
-        whole."""
+        """Write base.json if its content changes; None: nothing is known, and nothing is written. A reader finds the
+        old file or the new one, complete."""
         if base is not None and base != self.read_base():
             _write_object(self.base, base)
 
     def forget_tokens(self) -> None:
-        """Have the data read anew at the next start."""
+        """Remove the data and their counts, so that the next start reads the data again."""
         shutil.rmtree(self.path / "data", ignore_errors=True)
         self.tokens.unlink(missing_ok=True)
 
     def has_trained(self) -> bool:
-        """Whether there are weights of after the last step."""
+        """Whether there are trained weights from after the last step."""
         return any(self.trained.glob("step-*"))
 
     def read_packages(self) -> dict[str, Any] | None:
-        """packages.json; None for a job of before there was one."""
+        """The content of packages.json; None for a job from before this file existed."""
         return _read_object(self.packages)
 
     def write_frozen(self, frozen: dict[str, dict[str, Any]]) -> None:
-        """frozen.json; a reader finds the old one or the new one, whole."""
+        """Write frozen.json; a reader finds the old file or the new one, complete."""
         _write_object(self.frozen, frozen)
 
     def read_notches(self) -> list[dict[str, Any]]:
-        """How budgets were lowered after the memory had not been enough, the first first."""
+        """How budgets were lowered each time that memory had run out, in order."""
         found = (_read_object(self.path / "notches.json") or {}).get("notches")
         return found if isinstance(found, list) else []
 
     def write_notches(self, notches: list[dict[str, Any]]) -> None:
-        """notches.json; a reader finds the old one or the new one, whole."""
+        """Write notches.json; a reader finds the old file or the new one, complete."""
         _write_object(self.path / "notches.json", {"notches": notches})
 
     def forget_notches(self) -> None:
@@ -235,66 +238,66 @@ class RunFolder:
         (self.path / "notches.json").unlink(missing_ok=True)
 
     def read_error(self) -> dict[str, Any] | None:
-        """error.json."""
+        """The content of error.json; None where it is not there or incomplete."""
         found = _read_object(self.error)
         return found if found is not None and found.keys() >= _ERROR_FIELDS else None
 
     def read_first_notes(self) -> tuple[str, ...] | None:
-        """first_notes.json."""
+        """The notes in first_notes.json."""
         notes = (_read_object(self.first_notes) or {}).get("notes")
         return tuple(map(str, notes)) if isinstance(notes, list) else None
 
     def write_first_notes(self, notes: Sequence[str]) -> None:
-        """first_notes.json; a reader finds the old one or the new one, whole."""
+        """Write first_notes.json; a reader finds the old file or the new one, complete."""
         _write_object(self.first_notes, {"notes": list(notes)})
 
     def write_plan(self, plan: dict[str, Any]) -> None:
-        """plan.json; a reader finds the old one or the new one, whole."""
+        """Write plan.json; a reader finds the old file or the new one, complete."""
         _write_object(self.plan, plan)
 
     def write_timeline(self, timeline: dict[str, Any]) -> None:
-        """timeline.json; a reader finds the old one or the new one, whole."""
+        """Write timeline.json; a reader finds the old file or the new one, complete."""
         _write_object(self.timeline, timeline)
 
     def write_counted(self, counted: Counted) -> None:
-        """tokens.json; a reader finds the old one or the new one, whole."""
+        """Write tokens.json; a reader finds the old file or the new one, complete."""
         _write_object(self.tokens, asdict(counted))
 
     def write_resolved(self, text: str) -> None:
-        """resolved.yaml; a reader finds the old one or the new one, whole."""
+        """Write resolved.yaml; a reader finds the old file or the new one, complete."""
         _write_text(self.resolved, text)
 
     def write_error(self, error: UserError) -> None:
-        """error.json; a reader finds the old one or the new one, whole."""
+        """Write error.json; a reader finds the old file or the new one, complete."""
         _write_object(self.error, error.to_json())
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """All events; a last line that is still being written is left out, as is a broken one."""
+        """All events. Broken lines are left out, and so is a last line that is still being written."""
         return self.all_metrics().events
 
     def all_metrics(self) -> Piece:
-        """All of metrics.jsonl but a last line that is still being written."""
+        """All lines of metrics.jsonl, without a last one that is still being written."""
         content = self.metrics.read_bytes() if self.metrics.exists() else b""
         lines = content.split(b"\n")[:-1]
         return Piece.of(lines, sum(map(len, lines)) + len(lines))
 
     def metrics_after(self, position: int) -> Piece:
-        """The lines that begin at byte `position` or later, about a mebibyte of them; their `position` is the one to go
-        on from: `position` itself when there are no more."""
+        """The lines from byte `position` on, about a mebibyte of them. The piece's own `position` is the byte to go on
+        from; it is `position` itself where there are no more lines."""
         nothing = Piece(events=[], position=position)
         if not self.metrics.exists():
             return nothing
         with self.metrics.open("rb") as file:
-            if position >= os.fstat(file.fileno()).st_size:  # also where no file can be as long
+            if position >= os.fstat(file.fileno()).st_size:  # even where `position` is more than any file has
                 return nothing
             file.seek(position)
-            piece = file.read(_PIECE_BYTES) + file.readline()  # to the end of the line that was begun
+            piece = file.read(_PIECE_BYTES) + file.readline()  # on to the end of the line that the piece ends in
         lines = piece.split(b"\n")[:-1]
         return Piece.of(lines, position + sum(map(len, lines)) + len(lines))
 
     def recent_metrics(self) -> list[dict[str, Any]]:
-        """The first event, the last evaluation, and the events near the end of metrics.jsonl: a bounded piece, so that
-        listing stays quick."""
+        """The first event, the last evaluation, and the events near the end of metrics.jsonl. Only a bounded piece is
+        read for the latter, so that listing stays quick."""
         if not self.metrics.exists():
             return []
         with self.metrics.open("rb") as file:
@@ -303,19 +306,19 @@ class RunFolder:
             start = file.seek(max(len(head), size - _TAIL_BYTES))
             lines = file.read().split(b"\n")[:-1]
             if start > len(head):
-                lines = lines[1:]  # the piece began in the middle of one
+                lines = lines[1:]  # the piece began in the middle of a line
                 lines.insert(0, _last_line(file, b'{"event": "eval"', end=start))
         return events_of([head, *lines] if head.endswith(b"\n") else [])
 
     def first_metrics(self) -> list[dict[str, Any]]:
-        """The events at the beginning of metrics.jsonl: a bounded piece."""
+        """The events in a bounded piece at the beginning of metrics.jsonl."""
         if not self.metrics.exists():
             return []
         with self.metrics.open("rb") as file:
             return events_of(file.read(_TAIL_BYTES).split(b"\n")[:-1])
 
     def metrics_end(self) -> int:
-        """The byte where the next event will begin, once whoever wrote has ended: a torn last line gives way."""
+        """The byte where the next event will begin once the writer has ended: it overwrites a torn last line."""
         if not self.metrics.exists():
             return 0
         with self.metrics.open("rb") as file:
@@ -324,7 +327,8 @@ class RunFolder:
                 return content.rfind(b"\n") + 1
 
     def last_event(self, kind: str, since: int) -> dict[str, Any] | None:
-        """The last event of a kind that begins at byte `since` or later; looked for in a bounded piece at the end."""
+        """The last event of a kind that begins at byte `since` or later, within a bounded piece at the end; else
+        None."""
         if not self.metrics.exists():
             return None
         with self.metrics.open("rb") as file:
@@ -334,8 +338,8 @@ class RunFolder:
         return next((event for event in reversed(events) if event["event"] == kind), None)
 
     def say(self, text: str) -> None:
-        """Add a line of the daemon's own to log.txt, if its disk takes it: a job does not end for the sake of its log.
-        """
+        """Add a line to log.txt in offmate's own name. A full disk is ignored: a job does not end because of its
+        log."""
         try:
             with self.log.open("a", encoding="utf-8") as log:
                 log.write(f"[offmate] {time.strftime('%Y-%m-%d %H:%M:%S')} {printable(text)}\n")
@@ -344,7 +348,7 @@ class RunFolder:
                 raise
 
     def tidy(self) -> None:
-        """Remove what a process left that was killed while it wrote; for when none is there."""
+        """Remove the drafts of a process that was killed while it wrote. Call it only when no process writes."""
         for left in self.path.glob(f".*{_NEW}"):
             left.unlink()
 
@@ -359,7 +363,7 @@ class RunFolder:
 
 
 def _last_line(file: BinaryIO, beginning: bytes, *, end: int) -> bytes:
-    """The last line that has this beginning, and has it before `end`; empty when there is none."""
+    """The last line with this beginning that starts at or before byte `end`; empty when there is none."""
     with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         at = content.rfind(b"\n" + beginning, 0, end + len(beginning))
         content.seek(at + 1)
@@ -376,7 +380,7 @@ def _write_text(path: Path, text: str) -> None:
         with beside.open("w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
-            os.fsync(file.fileno())  # or a power cut may leave the new name with nothing in it
+            os.fsync(file.fileno())  # otherwise a power cut may leave an empty file under the new name
         beside.replace(path)
     except BaseException:
         beside.unlink(missing_ok=True)

@@ -1,5 +1,7 @@
-"""The kernel's out-of-memory killer: whom it is to choose, and whether it has. Linux counts the processes that it has
-killed, of a control group (memory.events; memory.oom_control in version 1) and of the whole machine (/proc/vmstat)."""
+"""Tells the kernel's out-of-memory killer which process to choose, and finds out whether it has killed. Linux counts
+the killed processes of a control group (memory.events; memory.oom_control in version 1) and of the machine
+(/proc/vmstat).
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,8 @@ _ROOT, _GROUPS, _VMSTAT = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"), Pat
 
 
 def kills() -> int:
-    """How many processes of this control group the kernel has killed for their memory; of the machine, where the group
-    does not say."""
+    """How many processes of this control group the kernel has killed for their memory; those of the whole machine where
+    the group has no such counter."""
     for file in _counters():
         with suppress(OSError, ValueError):
             words = dict(line.split()[:2] for line in file.read_text("ascii").splitlines())
@@ -25,13 +27,13 @@ def kills() -> int:
 
 
 def be_first(pid: int) -> None:
-    """Have the kernel choose the process `pid`, of this user, before others when it must kill one."""
+    """Let the kernel choose this user's process `pid` before others when it must kill one for memory."""
     with suppress(OSError):  # it has ended already
         Path(f"/proc/{pid}/oom_score_adj").write_text(_FIRST_VICTIM, "ascii")
 
 
 def killed_for_memory(who: str, step: int | None) -> UserError:
-    """The error of a process that the kernel has killed; `step`: the last checkpoint's."""
+    """The error where the kernel has killed the process `who`. `step`: that of the last checkpoint; None for none."""
     kept = "there was no checkpoint yet" if step is None else f"the last checkpoint is that of step {step}"
     return UserError(
         f"The kernel killed the {who}: the machine had no memory left.", code=KILLED_FOR_MEMORY, numbers=(kept,),
@@ -40,7 +42,7 @@ def killed_for_memory(who: str, step: int | None) -> UserError:
 
 
 def _counters() -> list[Path]:
-    """The files that may say it, the narrowest first."""
+    """Files that may have the counter, those of the narrowest group first."""
     found = []
     with suppress(OSError):
         for line in _GROUPS.read_text("utf-8").splitlines():

@@ -1,4 +1,4 @@
-"""What a job's processes say, as it may stand in a log that people read on terminals."""
+"""Cleans the output of a job's processes for a log that people read on terminals."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from planner.units import printable
 
 
 class PlainStream(io.TextIOBase):
-    """`stream` without what would steer a terminal: data and models may say anything. What a full disk does not take is
-    lost; a job does not end for the sake of its log."""
+    """Writes to `stream` without characters that would steer a terminal: data and models may contain anything. Text
+    that a full disk does not take is lost: a job does not end because of its log."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write `text` as it may be shown; returns its length."""
+        """Write `text` without control characters; returns its length."""
         self._try(lambda: self._stream.write(printable(text)))
         return len(text)
 
@@ -28,7 +28,7 @@ class PlainStream(io.TextIOBase):
         self._try(self._stream.flush)
 
     def fileno(self) -> int:
-        """The stream's."""
+        """The stream's file descriptor."""
         return self._stream.fileno()
 
     def isatty(self) -> bool:
@@ -44,5 +44,5 @@ class PlainStream(io.TextIOBase):
 
 
 def speak_plainly() -> None:
-    """From now on all that Python writes to stdout and stderr of this process is plain, tracebacks too."""
+    """From now on, Python in this process writes to stdout and stderr through PlainStream, tracebacks too."""
     sys.stdout, sys.stderr = PlainStream(sys.stdout), PlainStream(sys.stderr)

@@ -1,6 +1,6 @@
-"""Processes that know each other: an identity that survives a recycled pid, and children that die with their parent.
+"""Identifies processes even when a pid is used again, and starts children that die with their parent.
 
-Only the standard library, and nothing of this project, because this file is also run as a program (see `spawn`).
+Imports only the standard library, and nothing of this project: this file is also run as a program (see `spawn`).
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import IO
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
-_GONE = (errno.ESRCH, errno.ENOENT, errno.EINVAL)  # the last two: its number is a thread's now, by kernel
+_GONE = (errno.ESRCH, errno.ENOENT, errno.EINVAL)  # depending on the kernel, the last two: the number is a thread's now
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """A process, told from a later one with the same pid by its start (clock ticks after boot) and by the boot."""
+    """A process. Its start (clock ticks after boot) and the boot's id tell it from a later one with the same pid."""
 
     pid: int
     started: int
@@ -51,7 +51,7 @@ class Process:
 
     @classmethod
     def parse(cls, text: str) -> Process:
-        """`Process.parse(str(process)) == process`. Raises ValueError."""
+        """The process that `str` wrote: `Process.parse(str(process)) == process`. Raises ValueError."""
         pid, started, boot = text.split(":")
         return cls(pid=int(pid), started=int(started), boot=boot)
 
@@ -63,7 +63,7 @@ class Process:
         return Process.of(self.pid) == self
 
     def this_boot(self) -> bool:
-        """Whether the machine has not been restarted since."""
+        """Whether the process was started in the present boot of the machine."""
         return self.boot == _boot()
 
     def send(self, number: int) -> bool:
@@ -75,7 +75,7 @@ class Process:
                 return False
             raise
         try:
-            if not self.alive():  # asked after the descriptor was taken: it cannot change hands any more
+            if not self.alive():  # asked only now: the descriptor cannot pass to another process any more
                 return False
             signal.pidfd_send_signal(descriptor, number)
         except ProcessLookupError:
@@ -85,7 +85,7 @@ class Process:
         return True
 
     def kill(self, patience_s: float = 10.0) -> None:
-        """SIGKILL, and wait until it is gone. Raises TimeoutError when it does not go."""
+        """Send SIGKILL and wait until the process is gone. Raises TimeoutError after `patience_s`."""
         deadline = time.monotonic() + patience_s
         while self.send(signal.SIGKILL):
             if time.monotonic() > deadline:
@@ -94,10 +94,10 @@ class Process:
 
 
 def end_session(leader: int, folder: Path, patience_s: float = 10.0) -> None:
-    """SIGKILL to all processes of this user in the session that the process `leader` began in `folder`, whether it is
-    still there or not, and a wait until they are gone: they may have children of their own meanwhile. Those that work
-    in another folder are left alone: a number may have become somebody else's. Raises TimeoutError when they do not go.
-    """
+    """Send SIGKILL to all processes of this user in the session that the process `leader` began in `folder`, and wait
+    until they are gone; they may start children meanwhile. `leader` itself may have ended. Processes that work in
+    another folder are left alone: the session's number may belong to somebody else by now. Raises TimeoutError after
+    `patience_s`."""
     deadline = time.monotonic() + patience_s
     while found := [process for process in _session(leader) if _works_in(process.pid, folder)]:
         for process in found:
@@ -125,8 +125,8 @@ def _works_in(pid: int, folder: Path) -> bool:
 
 
 def _fields(stat: str) -> list[str]:
-    """The state, the parent, the group, the session, … in a process's `stat`, whose command in brackets may hold spaces
-    and brackets."""
+    """The state, parent, group, session, … from a process's `stat`. The command before them, in brackets, may itself
+    hold spaces and brackets."""
     return stat.rpartition(")")[2].split()
 
 
@@ -135,7 +135,7 @@ def _boot() -> str:
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel SIGKILL this process when the thread that started it ends; end now if `parent` is gone."""
+    """Let the kernel SIGKILL this process when the thread that started it ends. Ends at once if `parent` is gone."""
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     if os.getppid() != parent:
@@ -150,11 +150,12 @@ def spawn(
     errors: IO[bytes] | int | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start `command` in `folder` and a session of its own, with nothing to read, to die with the calling thread.
+    """Start `command` in `folder`, in a session of its own and with empty input. It dies with the calling thread.
 
-    A short Python program calls prctl and becomes the command, because code between fork and exec (`preexec_fn`) is not
-    safe where there are threads. It also clears the signal mask, which a caller that waits with sigtimedwait has set.
-    `output`, `errors`: where they go; None: where the caller's go. `environment` is added to the caller's.
+    A short Python program calls prctl and then becomes the command, because code between fork and exec (`preexec_fn`)
+    is not safe where there are threads. It also clears the signal mask that a caller who waits with sigtimedwait has
+    set. `output`, `errors`: where stdout and stderr go; None: where the caller's go. `environment` is added to the
+    caller's.
     """
     return subprocess.Popen(
         [sys.executable, "-I", "-S", __file__, str(os.getpid()), *command],

@@ -1,4 +1,4 @@
-"""What a run's events say of its steps: how long they took, beside what was predicted for them. Light: no torch."""
+"""Computes from a run's events how long its steps took and what was predicted for them. Imports no torch."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ _FEW = 3
 class StepTimes:
     """Medians over the same `steps` steps, and the largest device peak of steps and evaluations; None: not known.
 
-    A step's time is that of its forward, backward and updates: evaluations, samples and checkpoints are between steps.
-    Left out are the first two steps after a start, in which blocks are traced, and steps that were metered, which takes
-    time. Metered ones count where there are no others, the first two where there are only they. `free`: of these, too.
+    A step's time is that of its forward, backward and updates; evaluations, samples and checkpoints lie between steps.
+    Two sorts of steps are left out: the first two after a start, in which blocks are traced, and metered ones, because
+    the meter takes time. Where there are no other steps the metered ones count, and without these the first two.
+    `free`: the medians are over steps that are neither.
     """
 
     step_s: float | None
@@ -28,12 +29,12 @@ class StepTimes:
 
     @property
     def steady(self) -> bool:
-        """Nothing but training took time of these steps, and there are enough of them to rest on."""
+        """Whether these steps did nothing but training, and are enough to rely on."""
         return self.free and self.steps >= _FEW
 
 
 def step_times(events: Iterable[Mapping[str, Any]]) -> StepTimes:
-    """Of a series of events of `metrics.jsonl`, or of its first one and some later ones."""
+    """The step times from events of `metrics.jsonl`: a series of them, or the first one and some later ones."""
     free: list[Mapping[str, Any]] = []
     metered: list[Mapping[str, Any]] = []
     cold: list[Mapping[str, Any]] = []

@@ -1,7 +1,7 @@
 """Runs the processes of a job one after the other, and passes requests to stop on to them. No threads.
 
-SIGTERM and SIGCHLD are blocked and fetched with sigtimedwait, so that none comes between a look and a wait. What a
-SIGTERM means is for the caller to say: stop for good, or stop and go on later.
+SIGTERM and SIGCHLD are blocked and fetched with sigtimedwait, so that no signal is lost between a check and a wait. The
+caller decides what a SIGTERM means: stop for good, or stop and go on later.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from planner.run.processes import Process, end_session, spawn
 from planner.units import format_seconds
 
 _SIGNALS = (signal.SIGTERM, signal.SIGCHLD)
-_UNBUFFERED = {"PYTHONUNBUFFERED": "1"}  # a log is followed while it is written
+_UNBUFFERED = {"PYTHONUNBUFFERED": "1"}  # people follow a log while it is written
 INSIST_EVERY_S = 0.5
 INSIST_PATIENCE_S = 30.0
 
 
 class Watch:
-    """From entering on, no SIGTERM ends this process: it goes to the child there is, or keeps the next from starting.
+    """Runs children and passes SIGTERM on. Once entered, a SIGTERM does not end this process: it goes to the running
+    child, or keeps the next child from starting.
 
-    `for_good()` says, when a SIGTERM has come, whether the job is to end without a checkpoint.
+    `for_good()` is asked after a SIGTERM: whether the job is to end without a checkpoint.
     """
 
     def __init__(self, for_good: Callable[[], bool]) -> None:
@@ -46,12 +47,12 @@ class Watch:
     def run(
         self, command: Sequence[str], run: RunFolder, *, keep_output: bool = True, limit_s: float = float("inf")
     ) -> int:
-        """Run `command` in the run folder, its output (unless not to be kept) and errors going to the job's log. One
-        that hangs, and is there after `limit_s`, is killed; the job's error then says so. However it ends, all of the
-        processes that it started end with it.
+        """Run `command` in the run folder. Its errors and, with `keep_output`, its output go to the job's log. If it
+        has not ended after `limit_s` it is killed, and the job's error says so. However it ends, all processes that it
+        started end with it.
 
-        Returns its exit code; negative: the number of the signal that ended it, -15 also when a stop was asked for
-        before it started.
+        Returns its exit code. A negative one is the number of the signal that ended it; -15 also means that a stop was
+        asked for before it started.
         """
         end_leftover(run)
         if self._stop_pending():
@@ -60,7 +61,7 @@ class Watch:
             output = log if keep_output else subprocess.DEVNULL
             child = spawn(command, folder=run.path, output=output, errors=log, environment=_UNBUFFERED)
         if process := Process.of(child.pid):
-            # On a full disk it goes without: the child dies with this process, and whoever comes next finds none.
+            # A full disk may prevent this. It does no harm: the child dies with this process, so none is left to find.
             with suppress(OSError):
                 run.process.write_text(str(process))
         be_first(child.pid)
@@ -68,7 +69,7 @@ class Watch:
         code = self._wait(child, time.monotonic() + limit_s)
         try:
             end_session(child.pid, Path(os.path.realpath(run.path)))
-        except TimeoutError as error:  # the job is at its end all the same; the next start waits for them
+        except TimeoutError as error:  # the job has ended all the same; the next start waits for these processes
             with suppress(OSError):
                 run.say(str(error))
         if code is None:
@@ -86,7 +87,7 @@ class Watch:
         return self._asked
 
     def _wait(self, child: subprocess.Popen[bytes], limit: float) -> int | None:
-        """The exit code of the child; None where it was killed as it was there at the time `limit`."""
+        """The exit code of the child; None where it was killed because it still ran at the time `limit`."""
         insist_at = deadline = float("inf")
         while (code := child.poll()) is None:
             got = signal.sigtimedwait(_SIGNALS, min(max(0.0, min(insist_at, limit) - time.monotonic()), 3600.0))
@@ -96,13 +97,14 @@ class Watch:
                 child.wait()
                 return None
             if got is not None and got.si_signo == signal.SIGTERM:
-                # One SIGTERM asks for a checkpoint, a second takes that back: pass on only the first, unless told to.
+                # A first SIGTERM asks for a checkpoint, a second one cancels that: pass on only the first, unless
+                # `for_good`.
                 if not self._asked:
                     child.terminate()
                 self._asked = True
                 if insist_at == float("inf") and self._for_good():
                     insist_at, deadline = now + INSIST_EVERY_S, now + INSIST_PATIENCE_S
-            if now >= insist_at:  # by the clock: signals may come faster than one waits for them
+            if now >= insist_at:  # by the clock, as signals may keep ending the wait early
                 child.terminate()
                 insist_at = now + INSIST_EVERY_S
             if now > deadline:
@@ -119,20 +121,20 @@ def _hung(name: str, limit_s: float) -> UserError:
 
 
 def _name(command: Sequence[str]) -> str:
-    """What people call the process of a command `python -P -m worker.trainer …`."""
+    """The name for people of the process of a command such as `python -P -m worker.trainer …`."""
     module = next((word for word in command if word.partition(".")[0] in ("worker", "planner")), "process")
     return "data reader" if module == "worker.prepare" else module.rpartition(".")[2]
 
 
 def end_leftover(run: RunFolder) -> None:
-    """End the process that an earlier watcher of this run folder may have left behind, and remove what it had begun to
-    write. Raises TimeoutError."""
+    """End the process that an earlier watcher of this run folder may have left behind, and remove its unfinished files.
+    Raises TimeoutError where it does not end."""
     try:
         leftover = Process.parse(run.process.read_text())
     except FileNotFoundError:
         run.tidy()
         return
-    except ValueError:  # torn by a crash while it was written: its watcher died, and with it the process
+    except ValueError:  # torn by a crash while it was written: the watcher died, and the process with it
         leftover = None
     if leftover is not None:
         leftover.kill()
