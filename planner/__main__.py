@@ -1,8 +1,8 @@
 """The planner process: `python -m planner plan RUN_DIR [--measure] [--database URL] [--device cpu|cuda]`.
 
-Writes RUN_DIR/plan.json and prints the same object, less its chain, as one line. With `--job FILE` instead of a run
-folder it only prints. `--trace FILE` and `--html FILE` draw the plan, too. Exit codes are those of `planner.errors`;
-what a person should know goes to stderr, and into RUN_DIR/error.json. The subcommands `solve`, `ask`, `plans` and
+It writes RUN_DIR/plan.json and prints the same object without its chain as one line. With `--job FILE` instead of a run
+folder it only prints. `--trace FILE` and `--html FILE` draw the plan, too. Exit codes are those of `planner.errors`.
+Errors for people go to stderr and into RUN_DIR/error.json. The subcommands `solve`, `ask`, `plans` and
 `picture` are those of `planner.commands.parser`.
 """
 
@@ -44,25 +44,25 @@ _STARTED_S = time.monotonic()
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run `arguments`, or the process's own; its exit code."""
+    """Run the command line `arguments`, by default the process's own; returns the exit code."""
     options = _parser().parse_args(arguments)
     answers = sys.stdout
-    with contextlib.redirect_stdout(sys.stderr):  # what a library prints is no answer
+    with contextlib.redirect_stdout(sys.stderr):  # what libraries print must not mix with the answer
         if options.command != "plan":
             with leaving_on_signals():
                 return questions.answer(options, _STARTED_S, answers)
         run = RunFolder(options.run_dir) if options.run_dir else None
         if run is not None:
             speak_for_a_job()
-            if arguments is None:  # else loggers are the caller's
+            if arguments is None:  # otherwise the caller sets up the loggers
                 _log_to_the_job()
-        # A job's process is ended by whoever watches it, who knows what a signal's own code means.
+        # The watcher of a job's process ends it, and needs the exit code that the signal itself gives.
         with leaving_on_signals() if run is None else contextlib.nullcontext():
             return exit_code_of(lambda: _plan_and_say(options, run, answers), run)
 
 
 def _log_to_the_job() -> None:
-    """What the planner notes goes to stderr, and so to the job's log; of what libraries note only warnings."""
+    """Send the planner's log records to stderr, and so to the job's log; of libraries only warnings."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
     logging.getLogger("planner").setLevel(logging.INFO)
 
@@ -73,18 +73,18 @@ def _plan_and_say(options: argparse.Namespace, run: RunFolder | None, answers: T
 
 
 def _answer(options: argparse.Namespace, run: RunFolder | None) -> Answer:
-    """The answer, written into the run folder, and drawn where that is wanted."""
+    """Make the answer, write it into the run folder, and draw it where pictures are wanted."""
     pictures = Pictures.wanted(options)
     job = pin(run) if run else Job.load(options.job)
     if run is not None:
         keep_base(job, run)
     answer = _plan(job, options, run.read_counted() if run else options.counted)
     if answer.disk is not None and (run is None or run.last_checkpoint_step() is None):
-        answer.disk.check()  # one that has a checkpoint goes on: what its drive has taken is not to be for nothing
+        answer.disk.check()  # a run with a checkpoint goes on: what was written to its drive shall not be wasted
     if run is not None:
         if not run.has_saved():
             _check_room(job, answer.plan, answer.chain, run)
-        if options.measure and not job.is_split:  # first: a run goes on with the batch size that its plan is for
+        if options.measure and not job.is_split:  # before the plan: a run goes on with the batch size that its plan is for
             run.write_resolved(job.with_slices(answer.rows).resolved_yaml())
         run.write_plan(answer.to_json())
         run.error.unlink(missing_ok=True)
@@ -94,7 +94,7 @@ def _answer(options: argparse.Namespace, run: RunFolder | None) -> Answer:
 
 
 def _check_room(job: Job, plan: Plan, chain: Chain, run: RunFolder) -> None:
-    """Raise UserError where the disks have no room for what the job will write: hours before it does."""
+    """Raise UserError where the disks have no room for what the job will write, now instead of hours later."""
     from planner.models.written import written_dtype
 
     tensors = (*chain.tensors(), *chain.frame_tensors)
@@ -127,9 +127,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _plan(job: Job, options: argparse.Namespace, counted: Counted | None) -> Answer:
-    # Measured like the trainer computes: without it a busy machine's times are several times too long, and unevenly.
+    # Measure with the trainer's settings: without them times on a busy machine are several times too long, and uneven.
     before_torch()
-    # torch takes seconds to import: a wrong job file is told before that.
+    # torch takes seconds to import: errors in the job file come before that.
     with lasting_imports():
         from planner.cache.store import Cache
         from planner.commands.plan_job import plan_job

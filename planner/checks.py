@@ -1,4 +1,4 @@
-"""What values are checked for when they are made."""
+"""Checks the numbers of dataclasses when these are made."""
 
 from __future__ import annotations
 

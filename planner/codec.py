@@ -1,4 +1,4 @@
-"""Dataclasses as JSON values with the same field names, and back, with errors that give the path of the field."""
+"""Turns dataclasses into JSON values with the same field names and back; errors give the path of the field."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Json = dict[str, "Json"] | list["Json"] | str | int | float | bool | None
 
 
 def json_object(text: str | bytes) -> dict[str, Any] | None:
-    """The object that JSON `text` is; None for anything else."""
+    """The object in the JSON `text`; None where it is not JSON, or no object."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -24,7 +24,7 @@ def json_object(text: str | bytes) -> dict[str, Any] | None:
 
 
 def to_json(value: object) -> Json:
-    """JSON form of a dataclass, tuple, Enum, number, string or None."""
+    """The JSON form of a dataclass, list, tuple, Enum, number, string or None. Raises TypeError for other values."""
     if is_dataclass(value) and not isinstance(value, type):
         named: dict[str, Json] = {"kind": typing.cast(Any, value).kind} if _is_named(type(value)) else {}
         return {**named, **{field.name: to_json(getattr(value, field.name)) for field in fields(value)}}
@@ -73,12 +73,13 @@ def _decode(kind: Any, data: object, path: str) -> object:
 
 
 def _is_named(cls: type) -> bool:
-    """Whether `kind`, an attribute of the class, tells it from others that a field may have."""
+    """Whether the class has an attribute `kind` that is no field: it tells the class from others that a field may
+    hold."""
     return "kind" in cls.__dict__ and "kind" not in {field.name for field in fields(cls)}
 
 
 def _named(union: Any, data: object, path: str) -> Any:
-    """The class of the union that `data` is of: by its `kind`, where there are several."""
+    """The class within the union that `data` describes: by `kind` where there are several. Raises ValueError."""
     classes = [cls for cls in get_args(union) if cls is not type(None)]
     if len(classes) == 1 or not isinstance(data, dict):
         return classes[0]

@@ -1,4 +1,4 @@
-"""Disks: what is written stays written, and whether there is room."""
+"""Flushes files to disk, and checks whether a disk has room."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from planner.units import format_bytes
 
 
 def sync(path: Path) -> None:
-    """Flush a file or a folder to disk; a folder as far as its file system can."""
+    """Flush a file or a folder to disk; a folder only where its file system can do that."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""What people are told when something is wrong: what, the numbers, what to type next, a stable code."""
+"""Defines errors for people: what is wrong, the numbers, what to type next, and a stable code."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from typing import Any
 from planner.units import format_bytes, printable
 
 _UNSEEN = (errno.EDQUOT, errno.EFBIG)
-"""Quotas and the largest size of a file: the disk has room, and does not say how much of it is for this user."""
+"""Errors of a quota or of the largest file size: the disk has room, but does not say how much of it this user may
+use."""
 _FULL = (errno.ENOSPC, *_UNSEEN)
 _ID = re.compile(r"(\boffmate [a-z-]+ )ID\b")
 _FULL_TEXT = re.compile(rf"\(os error ({'|'.join(map(str, _FULL))})\)|database or disk is full")
 
 
 class Exit(IntEnum):
-    """Exit codes of every command and process. Two are of processes only: STOPPED, and NO_ROOM_TO_SAY of one whose disk
-    is so full that it could not write down its error."""
+    """Exit codes of all commands and processes. Only processes have STOPPED, and NO_ROOM_TO_SAY, which means that the
+    disk was too full to write down the error."""
 
     DONE = 0
     FAILED = 1
@@ -37,20 +38,20 @@ class Exit(IntEnum):
 
 
 def first_line(error: BaseException) -> str:
-    """What another library's error says, in one line that is not too long; its name when it says nothing."""
+    """The first line of an error's text, 300 characters at most; the error's class name where it has no text."""
     return str(error).strip().partition("\n")[0][:300] or type(error).__name__
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Whether the error, or one that led to it, says that a disk, a quota or the largest size of a file is used up:
-    one of the system, or in the words of SQLite and of libraries in Rust."""
+    """Whether the error, or one that led to it, says that a disk, a quota or the largest size of a file is used up. It
+    may be an error of the system, or have the words of SQLite or of libraries in Rust."""
     return any(
         (isinstance(link, OSError) and link.errno in _FULL) or _FULL_TEXT.search(str(link)) for link in _links(error)
     )
 
 
 def _links(error: BaseException) -> Iterator[BaseException]:
-    """The error, and those that led to it."""
+    """The error, then the errors that led to it."""
     known: set[int] = set()
     link: BaseException | None = error
     while link is not None and id(link) not in known:
@@ -60,13 +61,13 @@ def _links(error: BaseException) -> Iterator[BaseException]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the system gave this process no memory, or no thread, which needs some: the error itself, or one that led
-    to it."""
+    """Whether the error, or one that led to it, says that the system gave this process no memory, or no thread, which
+    needs memory."""
     return any(
         isinstance(link, MemoryError)
         or (isinstance(link, RuntimeError) and "can't start new thread" in str(link))
         or (isinstance(link, OSError) and link.errno == errno.ENOMEM)
-        or "NOMEM" in getattr(link, "sqlite_errorname", "")  # SQLite names one of its own for a file
+        or "NOMEM" in getattr(link, "sqlite_errorname", "")  # SQLite has a code of its own for this on a file
         for link in _links(error)
     )
 
@@ -94,8 +95,8 @@ def disk_full(error: BaseException, what: str = "what the job writes") -> UserEr
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """So many free bytes, and so many more files, on the disk of `folder`. Neither: some, and nobody knows how much, as
-    where a quota ran out."""
+    """Room that is needed on the disk of `folder`: so many free bytes, and so many more files. Both 0: some room, but
+    nobody knows how much, such as where a quota ran out."""
 
     folder: str
     bytes: int
@@ -103,16 +104,16 @@ class Room:
 
     @property
     def is_unseen(self) -> bool:
-        """Whether the disk does not show when it is there."""
+        """Whether the disk does not show when this room is there."""
         return self.bytes == self.files == 0
 
     def to_json(self) -> dict[str, Any]:
-        """What `of` reads."""
+        """The JSON object that `of` reads."""
         return {"folder": self.folder, "bytes": self.bytes, **({"files": self.files} if self.files else {})}
 
     @classmethod
     def of(cls, fields: object) -> Room | None:
-        """What `to_json` wrote; None for anything else."""
+        """The room in an object that `to_json` wrote; None for anything else."""
         found = fields if isinstance(fields, dict) else {}
         folder, size, files = found.get("folder"), found.get("bytes"), found.get("files", 0)
         if isinstance(folder, str) and isinstance(size, int) and isinstance(files, int):
@@ -121,11 +122,11 @@ class Room:
 
 
 class UserError(Exception):
-    """An error a person can act on. Where they are known: `needs`, the free space without which it comes again;
-    `had_bytes`, how much there was of the memory that was too little.
+    """An error that a person can act on. Where known, `needs` is the free space without which the error comes again,
+    and `had_bytes` how many bytes there were of the memory that was too little.
 
-    `str()` gives the full text as printed: the sentence, its numbers one per line, the hint, the code. What would steer
-    a terminal is taken out: names and texts of data may stand in it.
+    `str()` gives the full text as printed: the sentence, its numbers one per line, the hint, the code. Characters that
+    would steer a terminal are replaced: the text may contain names and data.
     """
 
     def __init__(
@@ -144,7 +145,8 @@ class UserError(Exception):
         super().__init__("\n".join(lines))
 
     def to_json(self) -> dict[str, Any]:
-        """What `from_json` reads: the object of error.json, of the API's refusals, and of a job's row."""
+        """The JSON object that `from_json` reads; error.json, the API's refusals and a job's row in the database have
+        it."""
         return {
             "what": self.what,
             "numbers": list(self.numbers),
@@ -156,7 +158,7 @@ class UserError(Exception):
         }
 
     def of_job(self, number: str | int) -> UserError:
-        """This error with the job's number in its hint, where that has `ID` in a command as it was not known there."""
+        """This error with the job's number in place of `ID` in its hint, where the number was not known before."""
         if not self._has_id():
             return self
         told = self.to_json()
@@ -169,7 +171,7 @@ class UserError(Exception):
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> UserError:
-        """The error that `to_json` gave `fields` of. Raises KeyError or ValueError for other objects."""
+        """The error whose `to_json` gave `fields`. Raises KeyError or ValueError for other objects."""
         if several := fields.get("errors"):
             return SeveralErrors([cls.from_json(each) for each in several])
         return UserError(
@@ -184,8 +186,8 @@ class UserError(Exception):
 
 
 class SeveralErrors(UserError):
-    """Errors that were found apart and are told together, each with its numbers, hint and code. The code and the exit
-    code of all are the first's."""
+    """Errors that were found independently and are reported together, each with its numbers, hint and code. The code
+    and the exit code of the whole are those of the first error."""
 
     def __init__(self, errors: Sequence[UserError]) -> None:
         lines = []
@@ -202,19 +204,19 @@ class SeveralErrors(UserError):
         return any(error._has_id() for error in self.errors)
 
     def to_json(self) -> dict[str, Any]:
-        """As of other errors, with `errors`: those of each."""
+        """As for other errors, with the JSON objects of the single errors in `errors`."""
         return {**super().to_json(), "errors": [error.to_json() for error in self.errors]}
 
 
 class Errors:
-    """What checks that do not depend on each other have found, to be told together."""
+    """Collects the errors of independent checks, to report them together."""
 
     def __init__(self) -> None:
         self.found: list[UserError] = []
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """Keeps the UserError that is raised inside, and goes on behind."""
+        """Inside, a UserError ends the block and is kept; the code after the block goes on."""
         try:
             yield
         except SeveralErrors as several:
@@ -223,10 +225,10 @@ class Errors:
             self.found.append(error)
 
     def told(self) -> UserError:
-        """What was found, of which there is something: one error, or all of them as one."""
+        """The errors found, of which there is at least one: that one, or all of them as one error."""
         return self.found[0] if len(self.found) == 1 else SeveralErrors(self.found)
 
     def refuse(self) -> None:
-        """Raise what was found, if anything was."""
+        """Raise the errors found, if there are any."""
         if self.found:
             raise self.told()

@@ -1,4 +1,5 @@
-"""What the hub does not give: whether it cannot be reached, which passes by itself, or refuses."""
+"""Finds out why the Hugging Face hub does not give something: it cannot be reached, which passes by itself, or
+refuses."""
 
 from __future__ import annotations
 
@@ -12,15 +13,15 @@ from typing import Literal
 from planner.errors import Exit, UserError, first_line
 
 NOT_REACHED = "hub-not-reached"
-"""The code of the error of a hub that cannot be reached: a job that ends with it asks again later."""
+"""Error code: the hub cannot be reached. A job that ends with it asks again later."""
 OFFLINE = "hub-offline"
-"""The code of the error of what this machine does not have, where the hub is not to be asked."""
+"""Error code: this machine does not have something, and the hub is not to be asked."""
 ANSWER_S = 10.0
-"""For the hub to answer a question whose answer is short."""
+"""Seconds that the hub has for a question with a short answer."""
 Kind = Literal["model", "dataset"]
 _NETWORK = {("httpx", "TransportError"), ("httpx2", "TransportError"), ("requests", "RequestException")}
 _NEVER = {(module, name) for module in ("httpx", "httpx2") for name in ("UnsupportedProtocol", "LocalProtocolError")}
-"""Of those, what another try does not mend: an address without http://, a header that is none."""
+"""Transport errors that another try does not mend: an address without http://, an invalid header."""
 _BUSY = (408, 425, 429, 500, 502, 503, 504)
 
 
@@ -29,15 +30,15 @@ class _Speaker:
 
 
 def speak_for_a_job() -> None:
-    """From now on this process's errors say what helps a job, with nobody in front of it. What the hub's own library
-    says of the half minute in which it asks again stays out of the job's log, and all else it says comes once."""
+    """From now on this process's errors have hints for a job that nobody is watching. The hub's own library asks again
+    for half a minute: what it logs about that stays out of the job's log, and its other log records appear once."""
     _Speaker.is_a_job = True
     logging.getLogger("huggingface_hub.utils._http").setLevel(logging.ERROR)
     logging.getLogger("huggingface_hub").propagate = False  # it has a handler of its own
 
 
 def is_downloaded(name: str, kind: Kind = "model") -> bool:
-    """Whether this machine has files of a repository of the hub, of whatever revision, or what `datasets` made of
+    """Whether this machine has files of a hub repository, of any revision, or what `datasets` has prepared from
     them."""
     from huggingface_hub import constants
 
@@ -48,21 +49,22 @@ def is_downloaded(name: str, kind: Kind = "model") -> bool:
 
 
 def check_reached(what: str, name: str, kind: Kind = "model") -> None:
-    """Raise the UserError `hub-not-reached` where this machine has nothing of a repository, and the hub does not answer
-    at all. Its own library would ask for half a minute before it says so."""
+    """Raise the UserError `hub-not-reached` where this machine has nothing of a repository and the hub does not answer
+    at all. The hub's own library would ask for half a minute before it says so."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE or is_downloaded(name, kind):
         return
     try:
         _ask(constants.ENDPOINT)
-    except Exception as error:  # whatever a client of HTTP raises: loading meets what is not of the network again
+    except Exception as error:  # an HTTP client may raise anything; errors that are not of the network come again in loading
         if unreachable(error):
             raise not_reached(what, error) from error
 
 
 def why_not_reached() -> UserError | None:
-    """The error of a hub that does not answer; None where it does, or is not to be asked. One question, one wait."""
+    """The error where the hub does not answer; None where it does, or is not to be asked. It asks, and waits, only
+    once."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
@@ -76,15 +78,16 @@ def why_not_reached() -> UserError | None:
 
 
 def ask_no_more() -> None:
-    """From now on this process has of the hub what this machine has, and at once: the hub does not answer, and its own
-    library would ask for half a minute for each file. To be called before transformers and datasets are imported."""
+    """From now on this process uses only what this machine has of the hub, without waiting. For when the hub does not
+    answer: its own library would ask for half a minute for each file. Call it before transformers and datasets are
+    imported."""
     from huggingface_hub import constants
 
     os.environ["HF_HUB_OFFLINE"] = "1"
     constants.HF_HUB_OFFLINE = True
 
 
-@cache  # an answer is enough for this process: who asks next meets it if the network goes meanwhile
+@cache  # one answer is enough for this process: if the network fails later, the next request shows it
 def _ask(endpoint: str) -> None:
     from huggingface_hub import get_session
 
@@ -101,8 +104,8 @@ def not_reached(what: str, error: BaseException) -> UserError:
 
 
 def not_given(what: str, error: BaseException) -> UserError | None:
-    """The error for people where the hub does not give `what` ("the dataset a/b"): it cannot be reached, is not to be
-    asked, or refuses. None for errors of other kinds."""
+    """The error for people where `error` says that the hub does not give `what` ("the dataset a/b"): it cannot be
+    reached, is not to be asked, or refuses. None for errors of other kinds."""
     from huggingface_hub import constants
 
     if unreachable(error):
@@ -132,8 +135,8 @@ def not_given(what: str, error: BaseException) -> UserError | None:
 
 
 def unreachable(error: BaseException) -> bool:
-    """Whether an error, or one that led to it, says that the hub did not answer, or was too busy to. Not where the hub
-    is not to be asked (HF_HUB_OFFLINE)."""
+    """Whether an error, or one that led to it, says that the hub did not answer or was too busy. Always False where the
+    hub is not to be asked (HF_HUB_OFFLINE)."""
     from huggingface_hub import constants
 
     return not constants.HF_HUB_OFFLINE and any(_is_network(link) for link in _links(error))

@@ -1,4 +1,4 @@
-"""No memory is left: every way in which CUDA, its libraries and PyTorch say so. Loads torch where it is asked only."""
+"""Recognizes every way in which CUDA, its libraries and PyTorch say that no memory is left. Loads torch only in use."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from planner.units import format_bytes
 
 HOST_MEMORY_NOT_REGISTERED = "host-memory-not-registered"
 
-# Of all that say it only PyTorch's own allocator has a type for it. Others are known by their words, in this order:
-# what `arena.c` throws; a call of CUDA's runtime (torch.AcceleratorError, before PyTorch 2.8 RuntimeError) or driver;
+# Only PyTorch's own allocator has an error type for this. Other errors are known by their words, in this order: what
+# `arena.c` throws; a call of CUDA's runtime (torch.AcceleratorError, before PyTorch 2.8 RuntimeError) or driver;
 # torch.cuda.check_error; a kernel of triton's; a handle or a workspace of cuBLAS, cuDNN and their like.
 _NO_MEMORY = re.compile(
     r"CUDA out of memory|CUDA (driver )?error: out of memory|out of memory \(2\)$|Triton Error \[CUDA\]: out of memory"
     r"|.*\bCU[A-Z]+_STATUS_(INTERNAL_ERROR_DEVICE_)?ALLOC(ATION)?_FAILED\b"
 )
-_NOT_BEGUN = re.compile(r".*\bCU[A-Z]+_STATUS_NOT_INITIALIZED\b")  # also for want of memory
+_NOT_BEGUN = re.compile(r".*\bCU[A-Z]+_STATUS_NOT_INITIALIZED\b")  # one of its causes is lack of memory
 _LIBRARY_BYTES = 2**28  # more than a library takes from the driver as it begins: cuBLAS 70 to 95 MB
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the device had no room."""
+    """Whether the error says that the device had no room."""
     import torch
 
     if isinstance(error, torch.OutOfMemoryError):
@@ -47,7 +47,7 @@ def _is_full() -> bool:
 
 @contextlib.contextmanager
 def as_one_error() -> Iterator[None]:
-    """Inside, torch.OutOfMemoryError is raised where the device has no room, whoever says so."""
+    """Inside, torch.OutOfMemoryError is raised where the device has no room, whichever library says so."""
     import torch
 
     try:
@@ -59,15 +59,15 @@ def as_one_error() -> Iterator[None]:
 
 
 def forget_frames(error: BaseException) -> None:
-    """Empty the frames that an error, and its cause, have come through: while it is handled, their activations would be
-    in the way of what is tried instead. Those that still run stay as they are."""
+    """Clear the local variables in the frames of an error and of its cause. While the error is handled, the activations
+    in them would take the memory of what is tried instead. Frames that still run are not changed."""
     for one in (error, error.__cause__):
         traceback.clear_frames(None if one is None else one.__traceback__)
 
 
 @contextlib.contextmanager
 def told_to_people(what: str, hint: str) -> Iterator[None]:
-    """Inside, UserError "out-of-memory" with these words is raised where the device has no room."""
+    """Inside, UserError "out-of-memory" with the texts `what` and `hint` is raised where the device has no room."""
     try:
         yield
     except RuntimeError as error:
@@ -77,8 +77,8 @@ def told_to_people(what: str, hint: str) -> Iterator[None]:
 
 
 def host_memory_not_registered(asked_bytes: int, had_bytes: int, error: BaseException) -> UserError:
-    """The error for people when CUDA refuses to lock `asked_bytes` of the host's memory in place; it has locked
-    `had_bytes` for this process before."""
+    """The error for people where CUDA refuses to lock `asked_bytes` of host memory, after it has locked `had_bytes` for
+    this process."""
     return UserError(
         "CUDA cannot register as much host memory as the plan needs.",
         code=HOST_MEMORY_NOT_REGISTERED, had_bytes=had_bytes,

@@ -1,5 +1,5 @@
-"""The planner worker's task: a job's plan, made by a process of its own, after its data where these are at hand, or
-where a plan for rows of `max_length` does not fit."""
+"""Runs the planner worker's task: a process of its own plans a job. Before it, another process counts the job's data
+where these are at hand, or where a plan for rows of `max_length` does not fit."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from planner.run.processes import Process
 from planner.run.watch import Watch
 
 PLAN_LIMIT_S = 2 * 3600.0
-"""Of a planner that hangs. The largest models take minutes to plan, and as long again to be measured."""
+"""Seconds after which a planner is taken to hang. The largest models take minutes to plan and as long to be
+measured."""
 
 
 def plan_job(job_id: int) -> None:
-    """Plan a submitted job. Does nothing when it is not due: messages may come twice, or late."""
+    """Plan a submitted job. Does nothing where the job is not due: messages may come twice, or late."""
     store = Store.from_environment()
     with Watch(lambda: cancelled(store, job_id)) as watch:
         row = store.take(job_id, JobState.PLANNING, Process.current())
@@ -32,7 +33,7 @@ def plan_job(job_id: int) -> None:
         with store.handling(row):
             run = RunFolder(Path(row.run_dir))
             run.error.unlink(missing_ok=True)
-            if not waits_for_hub(row.error):  # which has been said
+            if not waits_for_hub(row.error):  # the log says that already
                 run.say("planning")
             process, code = "data", int(Exit.DONE)
             if run.read_counted() is None and why_not_at_hand(Job.from_resolved(run.resolved)) is None:
@@ -50,14 +51,14 @@ def plan_job(job_id: int) -> None:
 
 
 def say_what_is_waited_for(store: Store, job_id: int, run: RunFolder) -> None:
-    """Have the log of a job say that it waits for the hub, where it does: a line for each time."""
+    """Where a job waits for the hub, say so in its log, one line for each time."""
     if (line := waiting_line(store.job(job_id))) is not None:
         run.say(line)
 
 
 def cancelled(store: Store, job_id: int) -> bool:
-    """Whether the job is to end for good. Not, as far as is known, while the database does not answer: a job that is
-    being cancelled is told so again and again."""
+    """Whether the job is to end for good. False while the database does not answer, as it is not known then: a job that
+    is being cancelled gets the signal again and again."""
     try:
         return store.job(job_id).stop_reason is StopReason.CANCEL
     except SQLAlchemyError:
@@ -65,14 +66,14 @@ def cancelled(store: Store, job_id: int) -> bool:
 
 
 def count_data(run: RunFolder, watch: Watch, *, limit_s: float = float("inf")) -> int:
-    """Run the process that reads a run folder's data and counts them; see `Watch.run`."""
+    """Run the process that reads a run folder's data and counts their tokens; returns what `Watch.run` does."""
     run.say("reading the data and counting their tokens")
     return watch.run([sys.executable, "-P", "-m", "worker.prepare", str(run.path)], run, limit_s=limit_s)
 
 
 def run_planner(run: RunFolder, database_url: str, watch: Watch, *, measure: bool = False) -> int:
-    """Run the planner process on a run folder; see `Watch.run`. What it prints is the plan for programs, which is in
-    plan.json too; what it says to people, on stderr, goes to the job's log."""
+    """Run the planner process on a run folder; returns what `Watch.run` does. Its output, the plan for programs, is
+    dropped: plan.json has it too. Its messages for people, on stderr, go to the job's log."""
     options = ["--measure"] if measure else []
     command = [sys.executable, "-P", "-m", "planner", "plan", str(run.path), "--database", database_url, *options]
     return watch.run(command, run, keep_output=False, limit_s=PLAN_LIMIT_S)

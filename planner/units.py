@@ -1,4 +1,4 @@
-"""Sizes, durations and foreign text as people write and read them. Sizes round up, budgets round down."""
+"""Formats and parses sizes and durations, and makes foreign text printable. Sizes round up, budgets round down."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import unicodedata
 from decimal import Decimal, InvalidOperation
 
 SMALLEST_BUDGET_BYTES = 512
-"""No job fits into fewer: a number below has lost its unit."""
+"""No job fits into fewer bytes: a smaller number has lost its unit."""
 _FACTORS = {
     "": 1,
     "b": 1,
@@ -19,26 +19,28 @@ _SIZE = re.compile(r"\s*([0-9.]+)\s*([a-zA-Z]*)\s*")
 
 
 def printable(text: str) -> str:
-    """`text` without what would steer a terminal, and without what nobody sees: a model may say anything."""
+    """`text` with a replacement character for each character that steers a terminal or is invisible: a model may say
+    anything."""
     if text.isprintable():
         return text
     return "".join(c if _is_shown(c) or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def escaped(text: str) -> str:
-    """The JSON `text` with what `printable` replaces as JSON writes it in ASCII: the same value."""
+    """The JSON `text` with ASCII escapes for what `printable` would replace; its value is the same."""
     if text.isprintable():
         return text
     return "".join(c if _is_shown(c) or c == "\n" else json.dumps(c)[1:-1] for c in text)
 
 
 def _is_shown(character: str) -> bool:
-    """Python counts all spaces but one as not printable; texts of many languages have them."""
+    """Whether a character is shown. All kinds of spaces are: Python calls all but one not printable, but many languages
+    use them."""
     return character.isprintable() or unicodedata.category(character) == "Zs"
 
 
 def counted(count: float, one: str, many: str | None = None) -> str:
-    """ "1 row", "12 rows", "1.5 epochs"; `many` where that is no `one` with an s: "2 entries"."""
+    """ "1 row", "12 rows", "1.5 epochs". `many` is for a plural that is not `one` with an s: "2 entries"."""
     shown = f"{count:g}" if isinstance(count, float) else str(count)
     return f"{shown} {one if count == 1 else many or f'{one}s'}"
 
@@ -70,7 +72,7 @@ def format_bytes(count: int) -> str:
 
 
 def format_bytes_down(count: int) -> str:
-    """ "11.9 GiB": one decimal, rounded down, for what there is: a budget never looks larger than it is."""
+    """ "11.9 GiB": one decimal, rounded down, so that a budget never looks larger than it is."""
     for unit, factor in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if count >= factor:
             tenths = count * 10 // factor
@@ -79,7 +81,7 @@ def format_bytes_down(count: int) -> str:
 
 
 def format_part(used: int, budget: int) -> str:
-    """ "6.1 GiB of 11.9 GiB", and "all of 11.9 GiB" where the former would look larger than the latter and is not."""
+    """ "6.1 GiB of 11.9 GiB"; "all of 11.9 GiB" where rounding would make `used` look larger than `budget`."""
     full, part = format_bytes_down(budget), format_bytes(used)
     near = format_bytes(budget)
     return f"all of {full}" if used <= budget and part == near != full else f"{part} of {full}"

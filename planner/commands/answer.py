@@ -1,4 +1,4 @@
-"""What becomes plan.json: a plan, what it is of, and where it comes from."""
+"""Defines the content of plan.json: a plan, what it is for, and where it comes from."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """A plan and where it comes from: plan.json. `measured`: the plan is final. `solve_s`: spent on it this time.
-    `measurement`: the key of the measurement it rests on; None for an estimate. `rows`: of a slice; `lengths`: the
-    tokens of each at most, of what is read and of the labels. `splits`: where the planner decided them, what it
-    compared, the best estimate first. `disk`: what it does to the drives, of so many steps as the job says. `kernels`:
-    which PyTorch would have taken as it was made, see `planner.measure.repeatable.kernels_in_force`."""
+    """A plan and where it comes from: the content of plan.json.
+
+    `rows`: rows of a slice. `lengths`: the most tokens of a row, of what is read and of the labels. `measured`: the
+    plan is final. `solve_s`: seconds spent on it this time. `measurement`: the key of the measurement that it rests on;
+    None for an estimate. `splits`: the splits of a step that the planner compared, the best estimate first; empty where
+    the job gives the split. `disk`: what the plan does to the drives over the job's steps. `kernels`: the kernels that
+    PyTorch used when the plan was made, see `planner.measure.repeatable.kernels_in_force`."""
 
     rows: int
     lengths: tuple[int, int]
@@ -37,7 +39,7 @@ class Answer:
     kernels: str = ""
 
     def to_json(self, *, with_chain: bool = True) -> dict[str, Json]:
-        """The object of plan.json."""
+        """The JSON object of plan.json; without its chain where not `with_chain`."""
         parts: dict[str, Json] = {
             "format": FORMAT,
             "plan": to_json(self.plan),

@@ -1,5 +1,5 @@
-""" "Will it fit, and how fast?", for any machine, from the model's config alone: no weights are loaded, nothing is
-measured. Times come from operations and bytes against the machine's rates.
+"""Answers whether a job fits a machine, and how fast it is, from the model's config alone. No weights are loaded and
+nothing is measured: times are estimated from operations, bytes and the machine's rates.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from planner.whatif.ways_to_fit import problem_of, ways_to_fit
 from planner.whatif.what_helps import Variations, carried_over
 
 PATIENCE_S = 17.0
-"""When to answer, in seconds of a quiet machine since the process's start: what is not planned by then is left out."""
+"""When to answer: seconds since the process's start, on a quiet machine. What is not planned by then is left out."""
 _DEVICE = torch.device("cpu")  # blocks are traced there
-_WAYS_S = 15.0  # to look for what would fit, where nothing does: LoRA and a packed base are both traced by then
-_PLAN_S = 5.0  # of the solver for the plan itself
-_TRACES = 2.5  # how many times longer than the job's own trace that of a change may take: LoRA has many small tensors
-_MOST_LARGER = 64  # times, slices of more rows than a step has now
-_NEAR = 0.03  # between splits that are planned before one is chosen: what whole tensors may cost
+_WAYS_S = 15.0  # to look for changes that fit, where the job does not: enough to trace both LoRA and a packed base
+_PLAN_S = 5.0  # for the solver to make the plan itself
+_TRACES = 2.5  # how much longer the trace of a changed job may take than its own: LoRA has many small tensors
+_MOST_LARGER = 64  # how many times larger a single slice may become, in rows
+_NEAR = 0.03  # splits this near the best are all planned before one is chosen: whole tensors may cost as much
 
 
 def ask(
     job: Job, hardware: Hardware, *, started_s: float, pictures: Pictures = NO_PICTURES, cache: Cache | None = None
 ) -> Receipt:
-    """The receipt of `job` on `hardware`, within `PATIENCE_S` of `started_s` (monotonic) where the model's size allows,
-    and some seconds later where it does not fit. Its plan is found in the cache, or goes there, unless its search was
-    cut short.
+    """The receipt of `job` on `hardware`. It comes within `PATIENCE_S` of `started_s` (monotonic) where the model's
+    size allows, and some seconds later where the job does not fit. Its plan is taken from the cache, or kept there
+    unless its search was cut short.
 
     Raises UserError for a model that cannot be used.
     """
@@ -65,7 +65,7 @@ def ask(
                 plan, problem.chain, hardware, _asked(job), gap=GAP, rated_writes=job.disk_rated_writes
             )  # fmt: skip
             more = _larger_slices(job, hardware, found, clock)
-            # No limit but the answer's own: a variation is the same however busy the machine is, or it is not planned.
+            # Only the answer's own limit: a variation has the same plan however busy the machine is, or none.
             others.start(problem, plan, max(1.0, clock.deadline - time.monotonic()), more=more or ())
             pictures.write(plan, problem.chain, hardware, title=title_of(job))
             changes, unplanned = others.changes(problem, plan, clock.deadline)
@@ -82,13 +82,13 @@ def ask(
 
 
 def _kept(job: Job, problem: Problem, plan: Plan | None, limit_s: float, cache: Cache | None) -> tuple[Plan, str]:
-    """The plan and the key it is kept under, empty where it is not: what the cache has, or else `plan`, or else one
-    made now."""
+    """The plan and the key under which it is kept, "" where it is not kept. The plan is the cache's, or else `plan`, or
+    else one made now."""
     if cache is None:
         return plan or problem.plan(limit_s), ""
     question = Question(
         chain=problem.chain,
-        # A machine that is asked about is nothing but its figures.
+        # A machine that is asked about is identified by its figures.
         machine=json.dumps(to_json(problem.hardware), sort_keys=True),
         gpu_budget_bytes=problem.gpu_budget_bytes,
         cpu_budget_bytes=problem.cpu_budget_bytes,
@@ -109,8 +109,8 @@ def _kept(job: Job, problem: Problem, plan: Plan | None, limit_s: float, cache: 
 
 
 class _Clock:
-    """Time as a quiet machine's clock would show it: where others compute too, a limit by the wall's clock would make
-    the answer another one. How many times slower all is, is seen while the model is traced."""
+    """Stretches time limits on a busy machine, where a limit in wall-clock time would change the answer. How many times
+    slower the machine is shows while the model is traced."""
 
     def __init__(self, started_s: float) -> None:
         self._started_s, self._began_s, self._worked_s = started_s, time.monotonic(), time.process_time()
@@ -118,13 +118,14 @@ class _Clock:
         self._last_trace_s = self.deadline
 
     def look(self) -> None:
-        """The machine has worked for this process alone since the beginning: it traced the model."""
+        """Find out how much slower the machine is, from wall-clock and processor time since the beginning. To be called
+        once the model is traced: until then the process only computes."""
         took_s = time.monotonic() - self._began_s
         self.slower = max(1.0, took_s / max(time.process_time() - self._worked_s, 1e-3))
         self._last_trace_s = self.deadline - _TRACES * took_s
 
     def stretched_s(self, limit_s: float) -> float:
-        """A limit by the wall's clock."""
+        """The limit in wall-clock time."""
         return limit_s * self.slower
 
     @property
@@ -134,15 +135,16 @@ class _Clock:
 
     @property
     def last_trace(self) -> float:
-        """After this no change of the job is traced any more: it would not be ready by the deadline."""
+        """When, by the monotonic clock, to stop tracing changes of the job: a later one would not be ready by the
+        deadline."""
         return self._last_trace_s
 
 
 def _chosen(job: Job, hardware: Hardware, others: Variations, clock: _Clock) -> tuple[Job, Problem, Plan | None]:
-    """The job with the micro-batches that are the fastest, its problem, and the plan if it was made on the way; where
-    none fits, with the smallest.
+    """The job with the fastest split into micro-batches, its problem, and its plan if that was made on the way. Where
+    no split fits, the job has the smallest micro-batches.
 
-    Those for which the solver hopes for nearly the same are all planned.
+    All splits for which the solver hopes for nearly the best step are planned.
     """
     splits = hopeful(job, _DEVICE, hardware)
     clock.look()
@@ -161,9 +163,10 @@ def _chosen(job: Job, hardware: Hardware, others: Variations, clock: _Clock) -> 
 def _larger_slices(
     job: Job, hardware: Hardware, found: Receipt, clock: _Clock
 ) -> list[tuple[str, Problem]] | None:  # fmt: skip
-    """Where launching limits: the same rows in fewer slices, as many as it takes, or of a single slice more rows. The
-    operations of a slice are as many then, and longer. None: there was no time to look. A mixture that learns with its
-    routers' loss, which is of each slice, would learn something else."""
+    """Larger slices for a step that launching limits: the same rows in fewer slices, until launching does not limit any
+    more, or more rows where there is a single slice. A slice then has as many operations, but longer ones. None: there
+    was no time to look. Empty for a mixture that learns with its routers' loss: that loss is of each slice, so the
+    mixture would learn something else."""
     busy_s = {load.resource: load.busy_s for load in found.loads}
     if found.loads[0].resource != LAUNCHING or masked_of(job):
         return []
@@ -196,8 +199,8 @@ def _asked(job: Job) -> Asked:
 
 
 def _too_large(job: Job, problem: Problem, least: int | None, others: Variations, clock: _Clock) -> Receipt:
-    stored = with_all_on_disk(problem) if problem.hardware.disk_bytes else problem  # with more RAM that may fit
-    cpu_bytes = others.least_cpu_bytes(stored)  # meanwhile
+    stored = with_all_on_disk(problem) if problem.hardware.disk_bytes else problem  # may fit with more RAM
+    cpu_bytes = others.least_cpu_bytes(stored)  # computed while the ways are searched
     last_trace = max(clock.last_trace, time.monotonic() + clock.stretched_s(_WAYS_S))
     ways = list(ways_to_fit(job, problem, _DEVICE, last_trace, runs=False))
     least_cpu = cpu_bytes.get()
@@ -210,7 +213,7 @@ def _too_large(job: Job, problem: Problem, least: int | None, others: Variations
 
 
 def _more_machine(problem: Problem, least: int | None, least_cpu: int | None) -> Iterator[str]:
-    """Machines on which the job fits as it is."""
+    """Machines, in words, on which the job fits as it is."""
     if least_cpu is not None and least_cpu > problem.cpu_budget_bytes:
         yield f"{needed_cpu_memory(least_cpu) // 2**30} GiB of RAM"
         parameters = sum(t.elements for t in problem.chain.tensors()) * problem.cpu_budget_bytes / least_cpu

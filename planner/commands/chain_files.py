@@ -1,15 +1,16 @@
-"""Chains and machines from JSON files: the forms of `Chain` and `Hardware`, with defaults for what is not given.
+"""Reads chains and machines from JSON files: fields of `Chain` and `Hardware`, with defaults for those not given.
 
-A tensor has a name and `elements`; `bytes` are 4 per element, `gradient_bytes` as many as `bytes`, `state_bytes` 8 per
-element and 4 more where `bytes` are fewer than 4 per element (the fp32 master); a frozen one (`trainable: false`) has
-neither gradient nor states. A block is called "block" and its number, its `kind` is its name, it has no tensors and one
-option "keep"; what its frame holds is its input and output: `forward_held_bytes` and `backward_frame_bytes` are
-`input_bytes`, `forward_frame_bytes` and `backward_held_bytes` are `output_bytes`. The last block has forward figures
-only. All other numbers are 0, `reads_input` is true, `reads_weights` all of the block's, `recipe` the option's name.
+A tensor must have a name and `elements`. By default `bytes` are 4 per element, `gradient_bytes` equal `bytes`, and
+`state_bytes` are 8 per element, plus 4 (the fp32 master) where `bytes` are fewer than 4 per element. A frozen tensor
+(`trainable: false`) has neither gradient nor states. By default a block is called "block" and its number, its `kind` is
+its name, and it has no tensors and one option "keep". Its frame holds its input and output: `forward_held_bytes` and
+`backward_frame_bytes` are `input_bytes`, `forward_frame_bytes` and `backward_held_bytes` are `output_bytes`. The last
+block has forward figures only. All other numbers are 0, `reads_input` is true, `reads_weights` names all of the block's
+weights, `recipe` is the option's name.
 
-A machine has `h2d_bytes_per_s`; `d2h_bytes_per_s` is the same, memory sizes are no limit, other rates are no limit,
-updates on the CPU apart: without `cpu_update_parameters_per_s` they are as fast as `cpu_memory_bytes_per_s` lets them
-be, and one of the two must be there. Everything else is 0.
+A machine must have `h2d_bytes_per_s`, and `cpu_update_parameters_per_s` or `cpu_memory_bytes_per_s`. By default
+`d2h_bytes_per_s` equals `h2d_bytes_per_s`, updates on the CPU are as fast as `cpu_memory_bytes_per_s` lets them be,
+memory sizes and other rates are no limit, and everything else is 0.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ NO_LIMIT_BYTES = 2**62
 _MAY_BE_ZERO = {
     "flops_per_s", "disk_sustained_bytes_per_s", "gpu_rounded_update_parameters_per_s",
     "cpu_rounded_update_parameters_per_s",
-}  # fmt: skip  # not known; no limit
+}  # fmt: skip  # 0 means not known, or no limit
 
 _T = TypeVar("_T", Chain, Hardware)
 
@@ -67,7 +68,7 @@ def _hardware(given: dict[str, Any], path: Path) -> dict[str, Any]:
     up = rates.get("h2d_bytes_per_s", 0.0)
     down = rates.get("d2h_bytes_per_s", up)
     updates = rates.get("cpu_update_parameters_per_s", rates.get("cpu_memory_bytes_per_s", 0.0) / UPDATE_TRAFFIC_BYTES)
-    # "No limit" is more than all users of the host's memory could ask for, and small enough for a solver's arithmetic.
+    # "No limit" is more than all users of host memory could ask for, but small enough for a solver's arithmetic.
     return {
         "name": path.stem,
         "gpu_bytes": NO_LIMIT_BYTES,
@@ -142,7 +143,7 @@ def _read(path: Path) -> object:
 
 
 class _Twice(Exception):
-    """An object with two fields of one name."""
+    """Raised for an object that has two fields of one name."""
 
 
 def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -154,7 +155,7 @@ def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def _numbers(data: object, place: str) -> Iterator[tuple[str, float]]:
-    """Every number and where it stands."""
+    """Every number in `data` with the path of its place."""
     if isinstance(data, dict):
         for key, value in data.items():
             yield from _numbers(value, f"{place}.{key}")
@@ -166,7 +167,7 @@ def _numbers(data: object, place: str) -> Iterator[tuple[str, float]]:
 
 
 def _whole(data: object) -> object:
-    """`data` with numbers like 12e9 as whole ones: JSON has one sort of number."""
+    """`data` with whole numbers such as 12e9 as int: JSON has only one sort of number."""
     if isinstance(data, dict):
         return {key: _whole(value) for key, value in data.items()}
     if isinstance(data, list):

@@ -1,11 +1,11 @@
-"""What the planner process answers beside planning a job: chains from files, other machines, and the kept plans.
+"""Parses and answers the planner process's commands except `plan`: chains from files, other machines, kept plans.
 
     solve   a chain and a machine from files
     ask     a job on a machine by name, from its model's config
-    plans   list, show and forget what the plan cache has
+    plans   list, show and forget the plans in the plan cache
     picture draw a plan.json
 
-Each prints one JSON object as one line. What does not fit is an answer, with exit code 3.
+Each prints one JSON object as one line. That a job does not fit is an answer, too, with exit code 3.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from planner.units import parse_bytes
 
 
 def add_parsers(commands: Any) -> None:
-    """The subcommands; `commands` is what `add_subparsers` gave."""
+    """Add the subcommands to `commands`, which `add_subparsers` returned."""
     solve = commands.add_parser("solve", help="plan a chain on a machine, both from files")
     solve.add_argument("--chain", type=Path, required=True, metavar="FILE")
     _machine(solve)
@@ -72,8 +72,8 @@ def _machine(parser: argparse.ArgumentParser) -> None:
 
 
 def answer(options: argparse.Namespace, started_s: float, answers: TextIO) -> int:
-    """Answer what the command line asks, on `answers`; the exit code. `started_s`: when the process began (monotonic).
-    """
+    """Print the answer to the command line's question on `answers`; returns the exit code. `started_s`: when the
+    process began (monotonic)."""
     try:
         if options.command == "ask":
             code, said = _ask(options, started_s)
@@ -110,7 +110,7 @@ def _solve(options: argparse.Namespace) -> tuple[Exit, Json]:
 
 
 def _infeasible(chain: Chain, hardware: Hardware, options: argparse.Namespace, error: UserError) -> dict[str, Json]:
-    """The answer about a chain that does not fit; people are told on stderr, in the words of this command."""
+    """The answer for a chain that does not fit. For people, the error goes to stderr, with a hint for this command."""
     from planner.search.make_plan import round_up
     from planner.search.problem import Problem
 
@@ -141,7 +141,7 @@ def _ask(options: argparse.Namespace, started_s: float) -> tuple[Exit, Json]:
                 numbers=(f"optim: {job.optim}",), hint="leave --drive out, or add: --set optim=adamw_torch",
                 exit_code=Exit.USAGE,
             )  # fmt: skip
-        hardware = replace(hardware, disk_bytes=0)  # of a machine's file
+        hardware = replace(hardware, disk_bytes=0)  # a machine's file may give some
     if missing := [field for field in ("flops_per_s", "launch_s") if not getattr(hardware, field)]:
         raise UserError(
             "Times of a model are estimated from a GPU's arithmetic and what it takes to issue a block.",
@@ -153,7 +153,7 @@ def _ask(options: argparse.Namespace, started_s: float) -> tuple[Exit, Json]:
     key = answer_key(job.resolved_yaml(), config, hardware) if config is not None else None
     said = cache.find_answer(key) if cache is not None and key is not None else None
     if said is None or not _drawn_again(said, pictures, cache, title=title_of(job)):
-        # torch takes seconds to import: what is known, and what is wrong with the words, is told before that.
+        # torch takes seconds to import: kept answers, and errors in the command line, come before that.
         with lasting_imports():
             from planner.commands.ask import ask
 
@@ -165,7 +165,7 @@ def _ask(options: argparse.Namespace, started_s: float) -> tuple[Exit, Json]:
 
 
 def _cache(database: str | None) -> Cache | None:
-    """The cache of a database that this version has made ready; without one an answer is not kept."""
+    """The plan cache, if this version has prepared the database; None otherwise: then the answer is not kept."""
     if database is None:
         return None
     cache = Cache(database)
@@ -178,7 +178,7 @@ def _cache(database: str | None) -> Cache | None:
 
 
 def _drawn_again(said: dict[str, Any], pictures: Pictures, cache: Cache | None, *, title: str) -> bool:
-    """Draw the plan of a kept receipt, where that is wanted; False where the plan is not kept any more."""
+    """Draw the plan of a kept receipt, where pictures are wanted. Returns False where the plan is no longer kept."""
     if pictures == NO_PICTURES or said["status"] == "infeasible":
         return True
     found = cache.find_plan(said["plan_key"]) if cache is not None else None
@@ -189,7 +189,7 @@ def _drawn_again(said: dict[str, Any], pictures: Pictures, cache: Cache | None, 
 
 
 def _hardware(options: argparse.Namespace, *, bf16: bool) -> Hardware:
-    """A machine by its name or from a file, with the drive that is asked for. Raises UserError."""
+    """The machine that `options` name or give as a file, with the drives they ask for. Raises UserError."""
     hardware = _machine_of(options, bf16=bf16)
     return hardware if options.drive is None else with_drives(hardware, options.drive)
 

@@ -1,4 +1,5 @@
-"""From a job to its plan: analysis, times from the cache, a measurement or an estimate, and a plan cached or solved."""
+"""Plans a job: analyses it, gets times from the cache, a measurement or an estimate, and takes a kept plan or
+solves."""
 
 from __future__ import annotations
 
@@ -49,25 +50,26 @@ from planner.whatif.ways_to_fit import ways_to_fit
 
 log = logging.getLogger(__name__)
 
-_WAYS_S = 10.0  # for what would fit, where nothing does
+_WAYS_S = 10.0  # to look for changes that fit, where the job does not
 
 
 def plan_job(
     job: Job, device: torch.device, *, cache: Cache | None, measure: bool, counted: Counted | None = None
 ) -> Answer:
-    """The plan of a job on this machine. Raises UserError; where no plan fits, with changes of the job that do.
+    """The plan of a job on this machine. Raises UserError; where no plan fits, it names changes of the job that do.
 
-    A plan made from measurements is found first; else one is made from a kept measurement; else, with `measure`, the
-    blocks are measured now, and without it the plan rests on an estimate. Without `measure` a GPU is not touched,
-    because a job may be running on it: there the plan is always an estimate. So it is where the plan depends on the
-    job's tokens and these are not counted yet (`planner.schedule.chain.Chain`).
+    A kept plan made from measurements is taken first. Otherwise a plan is made from a kept measurement. Otherwise, with
+    `measure`, the blocks are measured now; without it, the plan rests on an estimate. Without `measure` a GPU is not
+    touched, because a job may be running on it: there the plan is always an estimate. It is an estimate, too, where the
+    plan depends on the job's tokens and these are not counted yet (`planner.schedule.chain.Chain`).
 
-    It is for rows as long as the longest that was `counted`, and for `max_length` where none was.
+    The plan is for rows as long as the longest one `counted`, or as long as `max_length` where nothing was counted.
 
-    Where the split of a step is left to the planner, those that are the fastest by the estimate are measured, and the
-    fastest of them is taken; without `measure` it is the first by the estimate, and the plan is an estimate.
+    Where the job leaves the split of a step to the planner, the splits that are fastest by the estimate are measured,
+    and the fastest of them is taken. Without `measure` the first split by the estimate is taken, and the plan is an
+    estimate.
 
-    All is measured under the kernels that the process takes, which are deterministic ones where the job asks for it.
+    Measurements run under the kernels that the process uses: deterministic ones where the job asks for them.
     """
     with _its_kernels(job):
         answer = _planned(_as_long_as_its_rows(job, counted), device, cache, measure, _distinct_tokens(counted))
@@ -75,16 +77,16 @@ def plan_job(
 
 
 def check_fits(job: Job, device: torch.device) -> None:
-    """Raise the UserError with which `plan_job` refuses a job, as far as its blocks and their bytes tell: no plan is
-    searched for, nothing is measured, a GPU is not touched."""
+    """Raise the UserError with which `plan_job` would refuse a job, as far as its blocks and their bytes show it. No
+    plan is searched for, nothing is measured, and a GPU is not touched."""
     with _its_kernels(job):
         smallest = _smallest(lambda of: _Planning(of, device, None, measure=False, distinct_tokens=()), job)
         smallest.check_fits()
 
 
 def kept_plan(job: Job, device: torch.device, cache: Cache, counted: Counted | None = None) -> Answer | None:
-    """The plan that `plan_job` would find of this job, whose step is split, without measuring or solving; None where it
-    would have to be made first. Raises UserError."""
+    """The plan that `plan_job` would find without measuring or solving; None where it would have to make one. The job
+    itself gives the split of its step. Raises UserError."""
     assert job.is_split
     job, distinct_tokens = _as_long_as_its_rows(job, counted), _distinct_tokens(counted)
     with _its_kernels(job):
@@ -104,8 +106,8 @@ def _its_kernels(job: Job) -> AbstractContextManager[None]:
 
 
 def _told_use(job: Job, plan: Plan, chain: Chain) -> DiskUse | None:
-    """What of the optimizer states and of activations is on disk, and what that does to the drives. Raises UserError
-    where the job's disk_budget has no room for it."""
+    """How much of the optimizer states and activations is on disk, and what that does to the drives; also logged.
+    Raises UserError where the job's disk_budget has no room for it."""
     need = disk_need_bytes(plan, chain, homes=job.state_homes)
     need += sum(stored_activations(plan, chain).values())
     use = disk_use(
@@ -144,18 +146,18 @@ def _planned(
         try:
             its = planning(job.with_slices(split.rows))
             answers.append(its.answer() if measure else its.preview())
-        except UserError as error:  # its bytes were read off those of two others, and are a little more
+        except UserError as error:  # its bytes were computed from two other splits, and really are a little more
             if error.exit_code is not Exit.DOES_NOT_FIT:
                 raise
         if len(answers) == (WANTED if measure else 1):
             break
-    if not answers:  # the error of the smallest split says what would fit
+    if not answers:  # the error of the smallest split names what would fit
         return _smallest(planning, job).answer_or_ways()
     return replace(min(answers, key=lambda answer: answer.plan.step_s), splits=splits)
 
 
 def _smallest(planning: Callable[[Job], _Planning], job: Job) -> _Planning:
-    """The planning of a job with the smallest slices that it may have."""
+    """The planning of the job with the smallest slices that it allows."""
     if job.is_split:
         return planning(job)
     assert job.train_batch_size is not None
@@ -181,7 +183,7 @@ class _Planning:
         if (note := beyond_positions(job)) is not None:
             log.warning("model: %s", note)
         self.machine = with_own_drive(job, self.target.machine)
-        # On a GPU tensors get places, also where a plan is an estimate for it; the host's memory has no need of them.
+        # Plans for a GPU give tensors places, also where they are estimates. Host memory does not need places.
         arranged = device.type == "cuda" and can_arrange()
         for_gpu = self.target.device.type == "cpu" and self.machine.is_gpu
         self.analysis: Analysis = analyse(job, self.target.device, arranged=arranged, for_gpu=for_gpu)
@@ -196,19 +198,19 @@ class _Planning:
         self.compiling = self.target.final and _why_not_compiled(job, self.target.device) is None
 
     def answer(self) -> Answer:
-        """A final plan where there may be one, or else an estimate."""
+        """A final plan where one is possible, else an estimate."""
         knows_enough = self.measure or not self.asks_for_data or self.distinct_tokens
         final = self._final() if self.target.final and knows_enough else None
         return final or self.preview()
 
     def kept(self) -> Answer | None:
-        """A plan that was made before: one from measurements, or else one from an estimate."""
+        """A plan that was made earlier: from measurements, or else from an estimate; None where there is neither."""
         found = self._found(self._question(self.machine, measured=True)) if self.target.final else None
         return found or self._found(self._question(self.machine, measured=False))
 
     def answer_or_ways(self) -> Answer:
-        """As `answer`. Where nothing fits, the error names what would: more memory, if the machine has it, or changes
-        of the job, each planned by the estimate."""
+        """As `answer`. Where nothing fits, the error names what does: more memory, if the machine has it, or changes of
+        the job, each planned by the estimate."""
         try:
             return self.answer()
         except UserError as error:
@@ -249,7 +251,7 @@ class _Planning:
         return self._found(question) or self._solve(question, self.estimate, self.machine)
 
     def _final(self) -> Answer | None:
-        """A plan from measurements, where there are any or they may be made."""
+        """A plan from measurements; None where there are none and they may not be made."""
         final = self._question(self.machine, measured=True)
         if (found := self._found(final)) is not None:
             return found
@@ -303,12 +305,12 @@ class _Planning:
             slices=question.slices, clip=question.clip, not_in_files=self.not_in_files,
         )  # fmt: skip
         stores = question.measured and bool(self.job.disk_paths) and may_be_stored(problem)
-        if stores:  # it decides whether activations go there
+        if stores:  # the drives' rates decide whether activations go there
             problem = replace(problem, hardware=with_rates(self.job, problem.hardware))
         asked = question.measured and may_be_read(problem)
         rate = asked and model_read_rate(self.job)
         if rate and stores:
-            rate = min(rate, problem.hardware.disk_read_bytes_per_s)  # one drive has all, as the planner sees it
+            rate = min(rate, problem.hardware.disk_read_bytes_per_s)  # the planner has one drive for everything
         if rate:
             problem = replace(problem, hardware=replace(problem.hardware, disk_read_bytes_per_s=rate))
         problem = with_disk(problem)
@@ -336,7 +338,7 @@ class _Planning:
 
     def _measurement_key(self) -> str:
         kinds = {kind: sorted(by_option) for kind, by_option in self.analysis.pairs.items()}
-        # With the head all is measured that is not in the other blocks.
+        # The head's measurement includes all that is not in the other blocks.
         *blocks, head = self.analysis.names.kinds
         kinds[head] += [f"{count} of {kind}" for kind, count in sorted(Counter(blocks).items())]
         kinds[head] += [f"{t.name}: {t.bytes}" for t in self.analysis.frame_tensors]
@@ -349,7 +351,7 @@ class _Planning:
             kinds[f"updates of {self.optimizer.kind}"] = []
         if self.analysis.updates:
             kinds["updates"] = [json.dumps(to_json(update)) for update in self.analysis.updates]
-        slices = min(2, self.job.gradient_accumulation_steps)  # whether any is added to one before
+        slices = min(2, self.job.gradient_accumulation_steps)  # 2: gradients are added to those of an earlier slice
         return kept.measurement_key(kinds, machine=self.machine.name, threads=torch.get_num_threads(), slices=slices)
 
     def _kept_measurement(self) -> tuple[Times, Hardware] | None:
@@ -359,7 +361,7 @@ class _Planning:
             return None
         try:
             return from_json(Times, document["times"]), from_json(Hardware, document["hardware"])
-        except (ValueError, KeyError) as error:  # in the form of another version
+        except (ValueError, KeyError) as error:  # another version wrote it in another form
             log.info("the measurement kept under %s is not used: %s", key[:12], error)
             return None
 

@@ -1,4 +1,4 @@
-"""What can be said of a question's model without torch: the text of its config, and a name for pictures."""
+"""Finds what is known of a question's model without torch: the text of its config, and a title for pictures."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from planner.job.schema import Job
 
 
 def config_text(model: str) -> str | None:
-    """The text of a model's config, if it is at hand: of a file, a folder, or an id that was asked about before."""
+    """The text of a model's config if it is on this machine: in a file, in a folder, or downloaded for an id; else
+    None."""
     path = Path(model)
     if path.is_file() or path.is_dir():
         file = path if path.is_file() else path / "config.json"
         return file.read_text("utf-8", errors="replace") if file.is_file() else None
     try:
         kept = try_to_load_from_cache(model, "config.json")
-    except HFValidationError:  # no id at all: reading the model says so
+    except HFValidationError:  # not an id: reading the model reports that
         return None
     return Path(kept).read_text("utf-8", errors="replace") if isinstance(kept, str) else None
 
 
 def title_of(job: Job) -> str:
-    """Of a picture."""
+    """The title of a picture of the job's plan."""
     return job.run_name or Path(job.model).name.removesuffix(".json")

@@ -1,1 +1,1 @@
-"""A plan as a page and as a trace. Imports `reports`, `schedule` and `machine`."""
+"""Draws a plan as a page and as a trace. Imports `reports`, `schedule` and `machine`."""

@@ -1,4 +1,4 @@
-"""What the times of a picture rest on."""
+"""Names what the times of a picture rest on."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Basis(StrEnum):
-    """In words, for the page."""
+    """What times rest on, in words for the page."""
 
     MEASURED = "measured on this machine"
     ESTIMATED = "estimated from operations and bytes"

@@ -1,4 +1,4 @@
-"""What a plan decides, block by block and tensor by tensor, for the page's table."""
+"""Collects a plan's decisions, block by block and tensor by tensor, for the page's table."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from planner.schedule.plan import Plan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Absence:
-    """An absence of a weight or of optimizer states from the device: stage names; `next_step` when it spans a step."""
+    """An absence of a weight or of optimizer states from the device, by the names of its stages. `next_step`: the item
+    returns in the next step."""
 
     leaves: str
     returns: str
@@ -24,8 +25,9 @@ class Absence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorDecision:
-    """One tensor's step. `updated` is "gpu", "cpu" or "" for a frozen one; `sent` the stage its gradient leaves in.
-    `stored`: its states are on disk; `trails`: and are updated in the next step."""
+    """One tensor's decisions in a step. `updated` is "gpu", "cpu", or "" for a frozen tensor. `sent` is the stage in
+    which its gradient leaves the device. `stored`: its states are on disk. `trails`: these are updated in the next
+    step."""
 
     name: str
     elements: int
@@ -43,9 +45,10 @@ class TensorDecision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockDecision:
-    """One block's step. Bytes of weights by where they are: `resident_bytes` never leave, `away_once_bytes` are away
-    between two passes, `away_twice_bytes` travel for each. `up_bytes` and `down_bytes` are all that travels in a step.
-    A tied tensor counts with its first block. `treatment` says what the option does with activations.
+    """One block's decisions in a step. Of its weights `resident_bytes` never leave the device, `away_once_bytes` are
+    away once, between two passes, and `away_twice_bytes` travel for each pass. `up_bytes` and `down_bytes` are all
+    bytes that travel in a step. A tied tensor counts with its first block. `treatment` says what the option does with
+    activations.
     """
 
     name: str
@@ -84,8 +87,8 @@ _PART = {
 
 
 def treatment(option: Option) -> str:
-    """What the option does with a block's activations, in words: of values that it chooses, the operations that make
-    them (`planner.graph.front`)."""
+    """What the option does with a block's activations, in words. Where the option has a set of saved values, it names
+    the operations that make them (`planner.graph.front`)."""
     return _treatment(option) + (", and on to disk" if option.on_disk else "")
 
 
@@ -101,7 +104,7 @@ def _treatment(option: Option) -> str:
 
 
 def decisions(plan: Plan, chain: Chain) -> tuple[BlockDecision, ...]:
-    """Per block, in order."""
+    """The decisions of each block, in order."""
     reader = _Reader(plan, chain)
     return tuple(reader.block(index) for index in range(len(chain.blocks)))
 
@@ -162,7 +165,7 @@ class _Reader:
         return [self.names[number] for number in self.moves.get((word, item), ())]
 
     def _absences(self, item: Item) -> tuple[Absence, ...]:
-        """Each release with the next fetch, around the cycle if need be."""
+        """The absences of an item: each release with the next fetch, which may be in the next step."""
         back = self.moves.get(("prefetch", item), [])
         absences = []
         for left in self.moves.get(("evict", item), []):

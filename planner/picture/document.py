@@ -1,4 +1,4 @@
-"""The data of the page: columns of operations, samples of memory, figures and decisions, as one JSON object."""
+"""Makes the page's data: columns of operations, samples of memory, figures and decisions, as one JSON object."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FORMAT = 1
 
 
 def document(drawing: Drawing) -> dict[str, Json]:
-    """What the page's script reads. Basis are whole nanoseconds from the start of the first step shown."""
+    """The object that the page's script reads. Times are whole nanoseconds from the start of the first step shown."""
     plan = drawing.plan
     return {
         "format": FORMAT,
@@ -54,7 +54,7 @@ def document(drawing: Drawing) -> dict[str, Json]:
 
 
 def _as_used(drawing: Drawing) -> Hardware:
-    """The machine with the rates of updates that the plan counts on."""
+    """The machine with the update rates that the plan counts on."""
     updates = drawing.chain.update_rates(drawing.hardware)
     return replace(
         drawing.hardware, gpu_update_parameters_per_s=updates.gpu, cpu_update_parameters_per_s=updates.cpu
@@ -62,9 +62,10 @@ def _as_used(drawing: Drawing) -> Hardware:
 
 
 def _operations(drawing: Drawing) -> dict[str, Json]:
-    """Columns, one entry per operation in program order; `start_ns` and `end_ns` have one column per step.
+    """Columns with one entry per operation, in program order. `start_ns` and `end_ns` have one column per step.
 
-    A wait is the number of an operation; one that is not smaller than the operation's own means the step before.
+    A wait is the number of an operation. A number that is not smaller than the waiting operation's own means that
+    operation in the step before.
     """
     ops = drawing.program.ops
     kinds, sorts, queues = list(OpKind), list(Sort), list(Queue)
@@ -88,7 +89,8 @@ def _operations(drawing: Drawing) -> dict[str, Json]:
 
 
 def _measured(drawing: Drawing) -> Json:
-    """The first step's number, the length of a step, and columns as those of operations; null where nothing was."""
+    """The first measured step's number, a step's length, and columns as in `_operations`; null where none was
+    measured."""
     found = drawing.measured
     if found is None:
         return None
@@ -99,7 +101,7 @@ def _measured(drawing: Drawing) -> Json:
 
 
 def _computed_ns(drawing: Drawing) -> int:
-    """When the measured steps have computed."""
+    """When the last measured step ends its computing; 0 where none was measured."""
     if drawing.measured is None:
         return 0
     ends_ns = zip(drawing.program.ops, drawing.measured.end_ns[-1], strict=True)
@@ -107,7 +109,7 @@ def _computed_ns(drawing: Drawing) -> int:
 
 
 def _memory(drawing: Drawing) -> dict[str, Json]:
-    """Rows of samples: start, end, and the bytes of each part."""
+    """The names of the parts, and samples in rows of start, end and the bytes of each part."""
     samples: list[Json] = [
         [ns(s.start_s), ns(s.end_s), *(getattr(s.parts, name) for name in Parts.__slots__)] for s in drawing.samples()
     ]

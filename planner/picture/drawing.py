@@ -1,4 +1,4 @@
-"""All that is shown of a plan, in numbers: two steady steps on the queues, the memory beside them, how busy all are."""
+"""Computes all that is shown of a plan: two steady steps on the queues, device memory, how busy each resource is."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from planner.schedule.memory import Breakdown, Parts, gpu_breakdown
 from planner.schedule.plan import Direction, Plan
 from planner.schedule.simulate import Span, host_traffic_bytes, last_steps, least_step_s, simulate
 
-STEPS = 2  # that are shown
-AROUND = 1  # more of them on both sides: a queue may still be at the step before, or at the one after already
+STEPS = 2  # steps that are shown
+AROUND = 1  # further steps on each side: a queue may still be in the step before, or already in the step after
 
 
 class Sort(StrEnum):
-    """What an operation is about: its colour on the page, its category in the trace."""
+    """What an operation is about, which sets its colour on the page and its category in the trace."""
 
     FORWARD = "forward"
     HEAD = "head"
@@ -32,7 +32,7 @@ class Sort(StrEnum):
     STATES = "states"
     ACTIVATIONS = "activations"
     UPDATE = "update"
-    MEMORY = "memory"  # allocation and release: no time
+    MEMORY = "memory"  # allocation and release, which take no time
     NORM = "norm"
 
 
@@ -56,7 +56,7 @@ def sort_of(op: Op) -> Sort:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """What the device holds from `start_s` to `end_s`; a length of zero is a moment that stands out."""
+    """What the device holds from `start_s` to `end_s`. A sample of length zero is a peak at one moment."""
 
     start_s: float
     end_s: float
@@ -65,12 +65,12 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawing:
-    """A plan with its program and what becomes of it.
+    """A plan with its program and the simulation of that.
 
-    `steps` holds the spans of each step in program order, seconds from the start of the first that is shown, which is
-    number `AROUND`; `memory` one breakdown per operation of the computing queue, the same in every step; `loads` begins
-    with the resource that limits; `step_s` is the predicted step, which the host's memory may make longer than the
-    queues alone would; `measured`, two steps of a real run of this program.
+    `steps` holds the spans of each step in program order, in seconds from the start of the first step shown, which is
+    number `AROUND`. `memory` has one breakdown per operation of the computing queue, the same in every step. `loads`
+    begins with the resource that limits. `queues_step_s` is the step by the queues alone. `step_s` is the predicted
+    step, which the host's memory bandwidth may make longer. `measured`: two steps of a real run of this program.
     """
 
     title: str
@@ -98,7 +98,7 @@ class Drawing:
         return max(span.end_s for span in self.steps[AROUND + STEPS - 1] if span.op.queue is Queue.COMPUTE)
 
     def occasions(self) -> Iterator[tuple[int, Span]]:
-        """Step and span of all operations of the steps shown, and of those of others that run meanwhile."""
+        """Step and span of all operations in the steps shown, and of operations of other steps that run meanwhile."""
         end_s = self.end_s
         for step, spans in enumerate(self.steps):
             shown = AROUND <= step < AROUND + STEPS
@@ -114,8 +114,8 @@ class Drawing:
 def draw(
     plan: Plan, chain: Chain, hardware: Hardware, *, title: str, basis: Basis, measured: Measured | None = None
 ) -> Drawing:  # fmt: skip
-    """Compile, walk and simulate the plan. `measured` is left out where it is of another program. Raises ValueError for
-    a plan that does not speak of this chain."""
+    """Compile and simulate the plan, and count its memory. `measured` is left out where it is of another program.
+    Raises ValueError for a plan that does not fit this chain."""
     program = compile_program(plan, chain)
     timeline = simulate(program, chain, hardware)
     host_s = host_traffic_bytes(program, chain) / hardware.cpu_memory_bytes_per_s
@@ -138,7 +138,7 @@ _RESOURCES = {
 
 def _samples(spans: list[Span], memory: tuple[Breakdown, ...]) -> Iterator[Sample]:
     now, resting, shown = spans[0].start_s, memory[-1].after, 0
-    moment: Parts | None = None  # the fullest one since `now`, of operations that take no time
+    moment: Parts | None = None  # the largest since `now` among operations that take no time
     for span, found in zip(spans, memory, strict=True):
         if span.start_s > now:
             if moment is not None and moment.total_bytes > max(shown, resting.total_bytes):

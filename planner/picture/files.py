@@ -1,4 +1,4 @@
-"""The pictures a command line asks for, and the files they go to."""
+"""Writes the pictures that a command line asks for into files."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ from planner.schedule.plan import Plan
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """--trace and --html."""
+    """Add the options --trace and --html."""
     parser.add_argument("--trace", type=Path, metavar="FILE", help="write the timeline for Perfetto")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write the plan as a page")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pictures:
-    """Where a trace and a page shall go; None: nowhere."""
+    """The files for a trace and for a page; None: it is not written."""
 
     trace: Path | None = None
     html: Path | None = None
 
     @classmethod
     def wanted(cls, options: argparse.Namespace) -> Pictures:
-        """What `add_options` found. Raises UserError (exit 2) for a folder that is not there, before any planning."""
+        """The pictures that the parsed `options` ask for. Raises UserError (exit 2) for a missing folder, before any
+        planning."""
         for path in (options.trace, options.html):
             if path is not None and not path.absolute().parent.is_dir():
                 raise _cannot_write(path, "there is no such folder")
@@ -41,7 +42,7 @@ class Pictures:
         self, plan: Plan, chain: Chain, hardware: Hardware, *, title: str, basis: Basis = Basis.ESTIMATED,
         measured: Measured | None = None,
     ) -> None:  # fmt: skip
-        """Draw the plan into the files. Raises UserError (exit 2) for one that cannot be written."""
+        """Draw the plan into the files. Raises UserError (exit 2) for a file that cannot be written."""
         if self.trace is None and self.html is None:
             return
         from planner.picture.drawing import draw
@@ -59,7 +60,8 @@ NO_PICTURES = Pictures()
 
 
 def redraw(file: Path, pictures: Pictures, *, title: str) -> None:
-    """Draw the plan of a plan.json, and what its run has recorded. Raises UserError (exit 2) where there is none."""
+    """Draw the plan in a plan.json with the times that its run has recorded. Raises UserError (exit 2) where it has
+    none."""
     try:
         found = json.loads(file.read_text("utf-8"))
         plan, chain = from_json(Plan, found["plan"]), from_json(Chain, found["chain"])
@@ -72,7 +74,7 @@ def redraw(file: Path, pictures: Pictures, *, title: str) -> None:
 
 
 def _measured(file: Path) -> Measured | None:
-    """What a run has recorded; None where it has not, or not so that it can be read."""
+    """The times that a run has recorded; None where there are none, or none that can be read."""
     try:
         return from_json(Measured, json.loads(file.read_text("utf-8")))
     except (OSError, ValueError, KeyError, TypeError):

@@ -1,4 +1,4 @@
-"""The page's first lines: headline figures and a summary, in words."""
+"""Makes the page's first lines: headline figures and a summary, in words."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from planner.units import counted, format_bytes, format_bytes_down, format_secon
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One headline figure. `share` fills a bar from 0 to 1; None for none."""
+    """One headline figure. `share`, from 0 to 1, fills a bar; None: no bar."""
 
     name: str
     value: str
@@ -57,7 +57,7 @@ def summary(drawing: Drawing) -> str:
     )
 
 
-_TREATMENTS = {  # options whose names are no verbs
+_TREATMENTS = {  # for options whose names are not verbs
     "offload-input": "recompute their activations from inputs on the host",
     "offload-all": "offload their activations and inputs",
 }
@@ -75,12 +75,12 @@ def _words(option: str) -> str:
 
 
 def _of_one(words: str) -> str:
-    """What `_TREATMENTS` and `_PARTS` say of several blocks, said of one."""
+    """Words of `_TREATMENTS` and `_PARTS`, which are about several blocks, turned to one block."""
     return re.sub(r"\b(keep|recompute|offload)\b", r"\1s", words).replace("their", "its")
 
 
 def _treated(drawing: Drawing) -> str:
-    """What becomes of the activations of those blocks that have a choice."""
+    """A sentence on what the blocks that have a choice do with their activations."""
     pairs = zip(drawing.chain.blocks, drawing.plan.options, strict=True)
     counts = Counter(_words(name) for block, name in pairs if len(block.options) > 1)
     if not counts:

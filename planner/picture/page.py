@@ -1,4 +1,4 @@
-"""A drawing as one page of HTML that needs nothing else: no server, no network, no second file."""
+"""Writes a drawing as one HTML page that needs nothing else: no server, no network, no second file."""
 
 from __future__ import annotations
 

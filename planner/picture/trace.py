@@ -1,7 +1,8 @@
-"""A drawing in the Trace Event format, which Perfetto and chrome://tracing open.
+"""Writes a drawing in the Trace Event format, which Perfetto and chrome://tracing open.
 
-One track per queue, a track of stages above them, device memory as counters, an arrow for every wait. What takes no
-time, as allocations and releases, is gathered by its moment on a track of its own: as slices it would pile up.
+It has one track per queue, a track of stages above them, device memory as counters, and an arrow for every wait.
+Operations that take no time, such as allocations and releases, are grouped by their moment on a track of their own: as
+slices they would pile up.
 https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 """
 
@@ -18,7 +19,7 @@ from planner.schedule.memory import Parts
 from planner.schedule.simulate import Span
 
 _PROCESS = 1
-_STAGES = 2  # a track with the number of the process would be called its main thread
+_STAGES = 2  # not 1: a track with the process's number would be shown as its main thread
 _TRACKS = {Queue.COMPUTE: 3, Queue.H2D: 4, Queue.D2H: 5, Queue.CPU: 6, Queue.DISK_READ: 7, Queue.DISK_WRITE: 8}
 _MOMENTS = 9
 _LABELS = {
@@ -32,7 +33,7 @@ _COLOURS = {  # names chrome://tracing knows; Perfetto chooses by the event's na
 
 
 def trace(drawing: Drawing) -> dict[str, Json]:
-    """The trace as a JSON object; times in microseconds, to the nanosecond."""
+    """The trace as a JSON object. Times are in microseconds, exact to the nanosecond."""
     events: list[Json] = [*_names(drawing)]
     clock = _Clock(min(ns(span.start_s) for _, span in drawing.occasions()))
     for step in range(AROUND, AROUND + STEPS):
@@ -56,7 +57,8 @@ def _names(drawing: Drawing) -> Iterator[Json]:
 
 @dataclass(frozen=True, slots=True)
 class _Clock:
-    """Microseconds since the first operation: a copy may begin before its step's computing, no event before zero."""
+    """Microseconds since the first operation. A copy may begin before its step computes, but no event may be before
+    zero."""
 
     zero_ns: int
 
@@ -64,7 +66,7 @@ class _Clock:
         return (at_ns - self.zero_ns) / 1000
 
     def during(self, start_s: float, end_s: float) -> dict[str, Json]:
-        """The fields of time of a slice."""
+        """The time fields of a slice of the trace."""
         start_ns, end_ns = ns(start_s), ns(end_s)
         return {"ts": self.us(start_ns), "dur": (end_ns - start_ns) / 1000}
 
@@ -74,7 +76,7 @@ def _slice(name: str, sort: Sort, track: int, args: dict[str, Json]) -> dict[str
 
 
 def _stages(drawing: Drawing, step: int, clock: _Clock) -> Iterator[Json]:
-    """From a stage's first turn to the end of what the computing queue does for it."""
+    """Slices for stages: each from its first turn to the end of what the computing queue does for the stage."""
     began: dict[str, float] = {}
     ended: dict[str, float] = {}
     for span in drawing.steps[step]:
@@ -109,7 +111,8 @@ def _operations(drawing: Drawing, clock: _Clock) -> Iterator[Json]:
 
 
 def _moments(drawing: Drawing, clock: _Clock) -> Iterator[Json]:
-    """An instant for all that happens in no time at one moment: how many of each kind, and to what."""
+    """One instant event for all operations that take no time at one moment: how many of each kind, on which
+    subjects."""
     found: dict[int, dict[str, list[str]]] = {}
     for _, span in drawing.occasions():
         if not _takes_time(span):
@@ -125,7 +128,8 @@ def _moments(drawing: Drawing, clock: _Clock) -> Iterator[Json]:
 
 
 def _memory(drawing: Drawing, clock: _Clock) -> Iterator[Json]:
-    """Counters keep their value until the next one. The budget is one of its own, so that it does not pile up."""
+    """Counters of device memory, which keep their value until the next event. The budget is a counter of its own:
+    within another one it would be stacked on the rest."""
     for sample in drawing.samples():
         args: dict[str, Json] = {name.removesuffix("_bytes"): getattr(sample.parts, name) for name in Parts.__slots__}
         place: dict[str, Json] = {"ph": "C", "pid": _PROCESS, "tid": 0, "ts": clock.us(ns(sample.start_s))}
@@ -137,10 +141,11 @@ def _memory(drawing: Drawing, clock: _Clock) -> Iterator[Json]:
 
 
 def _waits(drawing: Drawing, clock: _Clock) -> Iterator[Json]:
-    """Arrows from what was waited for. One on an operation that stands later in the program is of the step before.
+    """Arrows from each operation that was waited for. A wait for an operation later in the program means the step
+    before.
 
-    An arrow is tied to the slice around its time stamp. An operation that takes no time has no inside: its arrows begin
-    at the one before it on its queue and end at the one after it.
+    An arrow is tied to the slice around its time stamp. An operation that takes no time has no such slice: its arrows
+    begin at the operation before it on its queue, and end at the one after it.
     """
     position = {op.name: place for place, op in enumerate(drawing.program.ops)}
     spans = [span for step in drawing.steps for span in step]
@@ -163,7 +168,7 @@ def _waits(drawing: Drawing, clock: _Clock) -> Iterator[Json]:
 
 
 def _timed(spans: Sequence[Span]) -> list[Span | None]:
-    """Per span: itself if it takes time, else the last on its queue before it that does."""
+    """For each span: itself if it takes time, else the last span before it on its queue that does; None for none."""
     last: dict[Queue, Span] = {}
     found: list[Span | None] = []
     for span in spans:
@@ -178,7 +183,7 @@ def _takes_time(span: Span) -> bool:
 
 
 def _arrow(source: Span, target: Span, number: int, clock: _Clock) -> Iterator[Json]:
-    # Neighbours touch: only a nanosecond further in is it clear which slice is meant.
+    # Neighbouring slices touch: a time stamp one nanosecond inside makes clear which slice is meant.
     for phase, queue, at_ns in (
         ("s", source.op.queue, ns(source.end_s) - 1),
         ("f", target.op.queue, ns(target.start_s) + 1),

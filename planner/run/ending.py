@@ -87,9 +87,9 @@ def _restore(handlers: dict[int, Any]) -> None:
 
 def exit_code_of(act: Callable[[], int], run: RunFolder | None) -> int:
     """What `act` returns, or the exit code of the UserError that it raises. The error is written to stderr and to the
-    run folder. A full disk counts as such an error, wherever it was met. An error that the hub is not reached is not
-    printed: the process that started this one says so, in one line with the time of the next try. Any other exception
-    is our bug, and is raised."""
+    run folder. A full disk counts as such an error, wherever it was met. With a run folder, the error that the hub is
+    not reached is not printed: the process that started this one reports it, in one line with the time of the next try.
+    Any other exception is our bug, and is raised."""
     try:
         return act()
     except UserError as error:
