@@ -84,7 +84,7 @@ def _answer(options: argparse.Namespace, run: RunFolder | None) -> Answer:
     if run is not None:
         if not run.has_saved():
             _check_room(job, answer.plan, answer.chain, run)
-        if options.measure and not job.is_split:  # before the plan: a run goes on with the batch size that its plan is for
+        if options.measure and not job.is_split:  # first: a run goes on with its plan's batch size
             run.write_resolved(job.with_slices(answer.rows).resolved_yaml())
         run.write_plan(answer.to_json())
         run.error.unlink(missing_ok=True)

@@ -57,7 +57,7 @@ def check_reached(what: str, name: str, kind: Kind = "model") -> None:
         return
     try:
         _ask(constants.ENDPOINT)
-    except Exception as error:  # an HTTP client may raise anything; errors that are not of the network come again in loading
+    except Exception as error:  # an HTTP client may raise anything; loading meets other errors again
         if unreachable(error):
             raise not_reached(what, error) from error
 
