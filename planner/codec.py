@@ -73,8 +73,7 @@ def _decode(kind: Any, data: object, path: str) -> object:
 
 
 def _is_named(cls: type) -> bool:
-    """Whether the class has an attribute `kind` that is no field: it tells the class from others that a field may
-    hold."""
+    """Whether the class has a `kind` that is no field: it tells the class from others in a union."""
     return "kind" in cls.__dict__ and "kind" not in {field.name for field in fields(cls)}
 
 

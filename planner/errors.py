@@ -15,8 +15,7 @@ from typing import Any
 from planner.units import format_bytes, printable
 
 _UNSEEN = (errno.EDQUOT, errno.EFBIG)
-"""Errors of a quota or of the largest file size: the disk has room, but does not say how much of it this user may
-use."""
+"""Errors of a quota or of the largest file size: the disk has room, but not for this user or this file."""
 _FULL = (errno.ENOSPC, *_UNSEEN)
 _ID = re.compile(r"(\boffmate [a-z-]+ )ID\b")
 _FULL_TEXT = re.compile(rf"\(os error ({'|'.join(map(str, _FULL))})\)|database or disk is full")
@@ -145,8 +144,7 @@ class UserError(Exception):
         super().__init__("\n".join(lines))
 
     def to_json(self) -> dict[str, Any]:
-        """The JSON object that `from_json` reads; error.json, the API's refusals and a job's row in the database have
-        it."""
+        """The JSON object that `from_json` reads, in error.json, the API's refusals and a job's database row."""
         return {
             "what": self.what,
             "numbers": list(self.numbers),

@@ -1,5 +1,4 @@
-"""Finds out why the Hugging Face hub does not give something: it cannot be reached, which passes by itself, or
-refuses."""
+"""Finds out why the hub does not give something: it cannot be reached, which passes by itself, or refuses."""
 
 from __future__ import annotations
 
@@ -38,8 +37,7 @@ def speak_for_a_job() -> None:
 
 
 def is_downloaded(name: str, kind: Kind = "model") -> bool:
-    """Whether this machine has files of a hub repository, of any revision, or what `datasets` has prepared from
-    them."""
+    """Whether this machine has files of a hub repository, of any revision, or `datasets` has prepared some."""
     from huggingface_hub import constants
 
     if Path(constants.HF_HUB_CACHE, f"{kind}s--{name.replace('/', '--')}", "snapshots").is_dir():
@@ -63,8 +61,7 @@ def check_reached(what: str, name: str, kind: Kind = "model") -> None:
 
 
 def why_not_reached() -> UserError | None:
-    """The error where the hub does not answer; None where it does, or is not to be asked. It asks, and waits, only
-    once."""
+    """The error where the hub does not answer; None where it does, or is not to be asked. Asks only once."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:

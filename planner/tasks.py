@@ -19,8 +19,7 @@ from planner.run.processes import Process
 from planner.run.watch import Watch
 
 PLAN_LIMIT_S = 2 * 3600.0
-"""Seconds after which a planner is taken to hang. The largest models take minutes to plan and as long to be
-measured."""
+"""Limit of a planner that hangs. The largest models take minutes to plan, and as long again to be measured."""
 
 
 def plan_job(job_id: int) -> None:

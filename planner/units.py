@@ -19,8 +19,7 @@ _SIZE = re.compile(r"\s*([0-9.]+)\s*([a-zA-Z]*)\s*")
 
 
 def printable(text: str) -> str:
-    """`text` with a replacement character for each character that steers a terminal or is invisible: a model may say
-    anything."""
+    """`text` with characters replaced that steer a terminal or are invisible: a model may say anything."""
     if text.isprintable():
         return text
     return "".join(c if _is_shown(c) or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
@@ -34,8 +33,7 @@ def escaped(text: str) -> str:
 
 
 def _is_shown(character: str) -> bool:
-    """Whether a character is shown. All kinds of spaces are: Python calls all but one not printable, but many languages
-    use them."""
+    """Whether a character is shown. Python calls most spaces not printable, but many languages use them."""
     return character.isprintable() or unicodedata.category(character) == "Zs"
 
 

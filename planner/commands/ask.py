@@ -135,8 +135,7 @@ class _Clock:
 
     @property
     def last_trace(self) -> float:
-        """When, by the monotonic clock, to stop tracing changes of the job: a later one would not be ready by the
-        deadline."""
+        """When to stop tracing changes of the job (monotonic): a later one would miss the deadline."""
         return self._last_trace_s
 
 

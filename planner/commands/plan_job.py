@@ -1,5 +1,4 @@
-"""Plans a job: analyses it, gets times from the cache, a measurement or an estimate, and takes a kept plan or
-solves."""
+"""Plans a job: analyses it, finds, measures or estimates times, and takes a kept plan or solves."""
 
 from __future__ import annotations
 

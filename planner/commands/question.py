@@ -11,8 +11,7 @@ from planner.job.schema import Job
 
 
 def config_text(model: str) -> str | None:
-    """The text of a model's config if it is on this machine: in a file, in a folder, or downloaded for an id; else
-    None."""
+    """The text of a model's config if it is on this machine: a file, a folder or a downloaded id; else None."""
     path = Path(model)
     if path.is_file() or path.is_dir():
         file = path if path.is_file() else path / "config.json"

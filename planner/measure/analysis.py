@@ -151,8 +151,7 @@ class Analysis:
         return None
 
     def check_slices(self, slices: int) -> None:
-        """Raise UserError "buffer-shared" where a step of `slices` micro-batches would not compute what plain PyTorch
-        does."""
+        """Raise UserError "buffer-shared" where `slices` micro-batches would not compute what plain PyTorch does."""
         if slices > 1 and (name := self.mixes_slices):
             raise UserError(
                 f"Block {name} changes a buffer that another block, or itself again, changes in the same forward.",
@@ -352,8 +351,7 @@ def estimate_times(analysis: Analysis, hardware: Hardware) -> Times:
 
 
 class _Watch(TorchFunctionMode):
-    """Sees whether this very object `number` is an operand of a tensor operation: a model may take an argument and not
-    use it."""
+    """Sees whether this very object is an operand of a tensor operation: a model may ignore an argument."""
 
     def __init__(self, number: int) -> None:
         super().__init__()

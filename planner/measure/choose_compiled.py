@@ -26,8 +26,7 @@ log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 BOUND = 1e-5
-"""How far a compiled layer's results and gradients may be from the generated code's, relative to the greatest number in
-each."""
+"""How far a compiled layer's results and gradients may be off, relative to the greatest number in each tensor."""
 ROUNDINGS = 4
 """The bound where a layer computes in less than fp32: the norm of the difference, in multiples of the change that one
 more rounding of all inputs makes. Compiled code rounds at other places, mostly less often, so the differences of large
@@ -148,8 +147,7 @@ def tried(pair: Pair, compiled: CompiledPair, device: torch.device) -> CompiledB
 
 
 def _rounded(tensor: Tensor) -> Tensor:
-    """A copy with the same layout, each number changed by up to half an eps of itself and rounded again; fp32 is not
-    changed."""
+    """A copy in the same layout, each number changed by up to half an eps and rounded again; fp32 stays as it is."""
     if tensor.dtype not in (torch.bfloat16, torch.float16):
         return tensor
     whole = tensor.as_strided((tensor.untyped_storage().nbytes() // tensor.element_size(),), (1,), 0)

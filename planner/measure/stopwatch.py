@@ -27,8 +27,7 @@ class Stopwatch:
     """
 
     def __init__(self, device: torch.device, *, behind: bool = False) -> None:
-        """`behind`: the device begins when all is issued. Otherwise it may wait for the host in between, which
-        counts."""
+        """`behind`: the device begins when all is issued. Otherwise it may wait for the host; that time counts."""
         self.device, self.issued_s, self._behind = device, 0.0, behind
 
     @as_one_error()
@@ -78,8 +77,7 @@ def warm_up(device: torch.device, dtype: torch.dtype) -> None:
 
 
 def warm_up_by(watch: Stopwatch, work: Callable[[], object]) -> int:
-    """Repeat `work` until two successive timings differ by at most 3%, or there were sixteen; returns how many there
-    were."""
+    """Repeat `work` until two successive timings differ by at most 3%, or there were 16; returns their number."""
     before = watch.seconds(work)
     for count in range(2, _MOST_TIMES + 1):
         now = watch.seconds(work)

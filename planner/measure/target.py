@@ -49,8 +49,7 @@ def find_target(device: torch.device, dtype: torch.dtype, *, measure: bool) -> P
 
 
 def device_of(name: str | None) -> torch.device:
-    """The device of this name; by default CUDA where there is one, else the CPU. Raises UserError where it is
-    missing."""
+    """The device of this name, by default CUDA where there is one. Raises UserError where it is missing."""
     if name == "cuda" and not torch.cuda.is_available():
         raise UserError(
             "There is no CUDA device here.", code="no-cuda", hint="leave --device out", exit_code=Exit.USAGE

@@ -79,8 +79,7 @@ class Times:
         raise KeyError(f"no times of kind {kind} under option {option}")
 
     def of_update(self, tensor: ChainTensor) -> ChainTensor:
-        """The tensor with the seconds of its update, where its optimizer has its own. Raises KeyError where none are
-        known."""
+        """The tensor with its update's seconds, where its optimizer has such. Raises KeyError where none are known."""
         if not tensor.optimizer.own_seconds:
             return tensor
         for times in self.updates:
@@ -116,8 +115,7 @@ def _seconds(work: Iterable[Work], hardware: Hardware) -> float:
 
 
 def _loss_work(pair: BlockCode) -> tuple[Work, ...]:
-    """Cross entropy on the logits: to float, log-softmax, and the backward of both. Each reads and writes the logits
-    once."""
+    """Cross entropy: to float, log-softmax and the backward of both, each reading and writing the logits once."""
     logits = pair.output_values[0]
     return tuple(Work(0, logits.numel() * (4 + size)) for size in (logits.element_size(), 4, 4, logits.element_size()))
 

@@ -1,5 +1,4 @@
-"""Measures, on tensors of the job's own sizes, or estimates updates that have seconds of their own instead of a
-rate."""
+"""Measures or estimates updates that have seconds of their own, on tensors of the job's own sizes."""
 
 from __future__ import annotations
 
@@ -21,8 +20,7 @@ _REPEATS = 3
 
 
 def untimed_updates(tensors: Iterable[Tensor]) -> tuple[UpdateTimes, ...]:
-    """The updates of `tensors` that have seconds of their own, each once, in an order that depends on the tensors
-    only."""
+    """The updates of `tensors` that have seconds of their own, each once, in an order fixed by the tensors."""
     found = {UpdateTimes(optimizer=t.optimizer, elements=t.elements) for t in tensors if t.optimizer.own_seconds}
     return tuple(sorted(found, key=lambda update: str(to_json(update))))
 

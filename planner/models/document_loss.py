@@ -46,8 +46,7 @@ class DocumentLoss:
 
 
 def set_document_loss(model: nn.Module, causal: nn.Module) -> None:
-    """Let `causal` compute a DocumentLoss when `model` is called, which is `causal` itself or peft's wrapper around
-    it."""
+    """Let `causal` compute a DocumentLoss when `model` is called, which is `causal` or peft's wrapper of it."""
     cast(Any, causal).loss_function = DocumentLoss()
     model.register_forward_pre_hook(_sharing, with_kwargs=True)
 

@@ -71,8 +71,7 @@ def _little(config: PreTrainedConfig, max_length: int) -> PreTrainedConfig:
 
 @torch.no_grad()
 def _difference(model: nn.Module, blocks: Mapping[str, str], seed: int) -> float:
-    """How far the head's input differs between documents in one row and documents alone, relative to its largest
-    number."""
+    """How far the head's input differs between documents in one row and alone, relative to its largest number."""
     generator = torch.Generator().manual_seed(seed)
     _fill(model, generator)
     rows = cast(Any, model).get_input_embeddings().num_embeddings

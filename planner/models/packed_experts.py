@@ -130,8 +130,7 @@ def unpack_where_read(model: nn.Module, job: Job) -> int:
 
 
 def _packed(weight: nn.Parameter, job: Job) -> nn.Parameter:
-    """The bytes of a weight as a parameter; its attributes `holds` and `of_shape` are the weight's elements and
-    shape."""
+    """A weight's bytes as a parameter. Its attributes `holds` and `of_shape`: the weight's elements and shape."""
     nested = job.bnb_4bit_use_double_quant
     sizes = sizes_of_4bit(weight.numel(), nested=nested)
     parts: list[Tensor] | None = None

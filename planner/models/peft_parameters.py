@@ -25,8 +25,7 @@ def keep_modules(adapted: nn.Module) -> None:
 
 
 def _forward(self: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """`ParamWrapper.forward` for an active adapter that is not merged: the wrapped module runs with the adapted
-    weight."""
+    """`ParamWrapper.forward` for an active, unmerged adapter: the wrapped module runs with the adapted weight."""
     name = self.parameter_name
     if (packed := Unpacking.of(self.get_base_layer(), name)) is not None:
         with packed.followed_by(lambda weight: _adapted(self, weight)):

@@ -106,7 +106,7 @@ class Packed8bit(Packed):
         return functional.linear(x, self.unpacked(x.dtype), self.bias)
 
     def extra_repr(self) -> str:
-        """What tells one from another."""
+        """What the repr of the module shows."""
         return f"{self.in_features}, {self.out_features}"
 
 
@@ -140,7 +140,7 @@ class Packed4bit(Packed):
         return functional.linear(x.to(self.dtype), self.unpacked(), self.bias).to(x.dtype)
 
     def extra_repr(self) -> str:
-        """What tells one from another."""
+        """What the repr of the module shows."""
         return f"{self.in_features}, {self.out_features}, {self.kind}, nested={self.nested}"
 
 
@@ -256,8 +256,7 @@ def computes_in(job: Job) -> torch.dtype:
 
 
 def compute_in(model: nn.Module, dtype: torch.dtype) -> None:
-    """Let bitsandbytes' layers in `model` compute in `dtype`, however they were saved: peft makes adapters in that
-    dtype."""
+    """Let bitsandbytes' layers compute in `dtype`, however they were saved: peft makes adapters in that dtype."""
     from bitsandbytes.nn.modules import Linear4bit
 
     for layer in model.modules():

@@ -68,8 +68,7 @@ def _may_ask(config: PreTrainedConfig) -> bool:
 
 
 def _divided(causal: nn.Module, shares: Mapping[str, float], slices: int) -> Callable[[nn.Module, Any], None]:
-    """A hook that, as TRL does, divides the shares by the micro-batches of a training step, but not in an
-    evaluation."""
+    """A hook that, like TRL, divides the shares by a training step's micro-batches, but not in an evaluation."""
 
     def divide(module: nn.Module, _: object) -> None:
         for name, share in shares.items():

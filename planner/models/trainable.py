@@ -129,8 +129,7 @@ def _layers_of(model: nn.Module) -> int:
 
 
 def _layers(job: Job, count: int) -> range:
-    """The layers, of `count`, that the job means: the last `trainable_layers` ones, or the first ones for a negative
-    number."""
+    """The layers that the job means: the last `trainable_layers` of `count`, or, for a negative number, the first."""
     asked = job.trainable_layers
     if asked is None:
         return range(0)

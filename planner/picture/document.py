@@ -89,8 +89,7 @@ def _operations(drawing: Drawing) -> dict[str, Json]:
 
 
 def _measured(drawing: Drawing) -> Json:
-    """The first measured step's number, a step's length, and columns as in `_operations`; null where none was
-    measured."""
+    """The first measured step, a step's length, and columns as in `_operations`; null where none was measured."""
     found = drawing.measured
     if found is None:
         return None

@@ -31,8 +31,7 @@ class Pictures:
 
     @classmethod
     def wanted(cls, options: argparse.Namespace) -> Pictures:
-        """The pictures that the parsed `options` ask for. Raises UserError (exit 2) for a missing folder, before any
-        planning."""
+        """The pictures that `options` ask for. Raises UserError (exit 2) for a missing folder, before any planning."""
         for path in (options.trace, options.html):
             if path is not None and not path.absolute().parent.is_dir():
                 raise _cannot_write(path, "there is no such folder")
@@ -60,8 +59,7 @@ NO_PICTURES = Pictures()
 
 
 def redraw(file: Path, pictures: Pictures, *, title: str) -> None:
-    """Draw the plan in a plan.json with the times that its run has recorded. Raises UserError (exit 2) where it has
-    none."""
+    """Draw the plan in a plan.json with its run's recorded times. Raises UserError (exit 2) where it has none."""
     try:
         found = json.loads(file.read_text("utf-8"))
         plan, chain = from_json(Plan, found["plan"]), from_json(Chain, found["chain"])

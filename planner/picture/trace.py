@@ -57,8 +57,7 @@ def _names(drawing: Drawing) -> Iterator[Json]:
 
 @dataclass(frozen=True, slots=True)
 class _Clock:
-    """Microseconds since the first operation. A copy may begin before its step computes, but no event may be before
-    zero."""
+    """Microseconds since the first operation: a copy may begin before its step computes, and none may be negative."""
 
     zero_ns: int
 
@@ -111,8 +110,7 @@ def _operations(drawing: Drawing, clock: _Clock) -> Iterator[Json]:
 
 
 def _moments(drawing: Drawing, clock: _Clock) -> Iterator[Json]:
-    """One instant event for all operations that take no time at one moment: how many of each kind, on which
-    subjects."""
+    """One instant for all operations that take no time at one moment: how many of each kind, on what."""
     found: dict[int, dict[str, list[str]]] = {}
     for _, span in drawing.occasions():
         if not _takes_time(span):

@@ -52,8 +52,7 @@ def _taken_bytes() -> int:
 
 
 def takes_too_much(what: str, number: str) -> UserError:
-    """The error where reading `what`, a file or another thing that a job names, takes more than the limit `number`, in
-    words."""
+    """The error where reading `what`, such as a file, takes more than the limit `number`, which is in words."""
     return UserError(
         f"Reading {what} takes too much time or memory.", code="takes-too-much", exit_code=Exit.USAGE,
         numbers=(number,),

@@ -96,8 +96,7 @@ class RunFolder:
 
     @property
     def timeline(self) -> Path:
-        """When the operations of two steps ran (`planner.schedule.measured`); it lies beside the plan, for drawing
-        it."""
+        """When the operations of two steps ran (`planner.schedule.measured`), for drawing them with the plan."""
         return self.path / "timeline.json"
 
     @property
@@ -151,8 +150,7 @@ class RunFolder:
         return self.path / "process"
 
     def last_checkpoint_step(self) -> int | None:
-        """The step of the newest checkpoint or of the trained weights, whichever is later; None where there are
-        none."""
+        """The latest step of the checkpoints and the trained weights; None where there are none."""
         found = (folder for parent in (self.checkpoints, self.trained) for folder in parent.glob("step-*"))
         names = (folder.name.removeprefix("step-") for folder in found)
         return max((int(name) for name in names if name.isdigit()), default=None)
@@ -163,8 +161,7 @@ class RunFolder:
         return not given and self.last_checkpoint_step() is not None
 
     def token(self) -> str:
-        """An unguessable word by which the run recognizes what it made outside its folder. It is made at the first
-        call."""
+        """An unguessable word by which the run recognizes what it made outside its folder; made at the first call."""
         path = self.path / "token"
         if not path.exists():
             mine = self.path / f".token-{secrets.token_hex(4)}{_NEW}"
@@ -327,8 +324,7 @@ class RunFolder:
                 return content.rfind(b"\n") + 1
 
     def last_event(self, kind: str, since: int) -> dict[str, Any] | None:
-        """The last event of a kind that begins at byte `since` or later, within a bounded piece at the end; else
-        None."""
+        """The last event of a kind from byte `since` on, within a bounded piece at the end; None where none is."""
         if not self.metrics.exists():
             return None
         with self.metrics.open("rb") as file:
@@ -338,8 +334,7 @@ class RunFolder:
         return next((event for event in reversed(events) if event["event"] == kind), None)
 
     def say(self, text: str) -> None:
-        """Add a line to log.txt in offmate's own name. A full disk is ignored: a job does not end because of its
-        log."""
+        """Add a line of offmate's own to log.txt. A full disk is ignored: a job does not end because of its log."""
         try:
             with self.log.open("a", encoding="utf-8") as log:
                 log.write(f"[offmate] {time.strftime('%Y-%m-%d %H:%M:%S')} {printable(text)}\n")
