@@ -77,7 +77,7 @@ def told_to_people(what: str, hint: str) -> Iterator[None]:
 
 
 def host_memory_not_registered(asked_bytes: int, had_bytes: int, error: BaseException) -> UserError:
-    """The error for people where CUDA refuses to lock `asked_bytes` of host memory, beside `had_bytes` already locked."""
+    """The error for people where CUDA refuses to lock `asked_bytes` of host memory; `had_bytes` are locked already."""
     return UserError(
         "CUDA cannot register as much host memory as the plan needs.",
         code=HOST_MEMORY_NOT_REGISTERED, had_bytes=had_bytes,

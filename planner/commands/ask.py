@@ -1,5 +1,5 @@
-"""Answers whether a job fits a machine, and how fast it is, from the model's config alone. No weights are loaded and
-nothing is measured: times are estimated from operations, bytes and the machine's rates.
+"""Answers whether a job fits on any given machine, and how fast it is, from the model's config alone. No weights are
+loaded and nothing is measured: times are estimated from operations, bytes and the machine's rates.
 """
 
 from __future__ import annotations
