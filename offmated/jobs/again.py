@@ -1,5 +1,5 @@
-"""When a job is tried again by the clock, where nobody can see that what it waits for is there: sooner at first, later
-and later then."""
+"""Says when a job is tried again by the clock, where nobody can see whether what it waits for is there. The pauses
+double, up to a limit."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ FIRST_S, LONGEST_S = 60.0, 900.0
 
 
 def trying_again(error: Mapping[str, Any], before: Mapping[str, Any] | None) -> dict[str, Any]:
-    """`error`, that of a job's last process, with when the job is tried again: after twice the pause that `before` has,
-    what its process before that ended with, where that was the same."""
+    """`error`, with which a job's last process ended, and when the job is tried again. `before` is the error of the
+    process before: where it has the same code, the pause is twice its pause, at most `LONGEST_S`; else `FIRST_S`."""
     _, last_s = _tried(before) if before is not None and before.get("code") == error.get("code") else (0.0, 0.0)
     pause_s = min(2 * last_s, LONGEST_S) if last_s else FIRST_S
     return {**error, "again": {"at": time.time() + pause_s, "pause_s": pause_s}}
 
 
 def is_time(error: Mapping[str, Any] | None) -> bool:
-    """Whether it is time to try again; also where the clock was set back behind the pause, and where `error` does not
-    say when."""
+    """Whether it is time to try again. True also where the clock was set back to before the pause, and where `error`
+    does not say when."""
     at, pause_s = _tried(error)
     return not time.time() < at <= time.time() + pause_s
 
 
 def tried_at(error: Mapping[str, Any] | None) -> str:
-    """When it is tried again, by the clock on the wall."""
+    """When the job is tried again, in local time as "HH:MM"."""
     at, _ = _tried(error)
     return time.strftime("%H:%M", time.localtime(max(at, time.time()) + 59))
 
 
 def _tried(error: Mapping[str, Any] | None) -> tuple[float, float]:
-    """When it is tried again, and how long the pause before is; 0 and 0 where `error` does not say."""
+    """When the job is tried again, and how long the pause before it is; 0 and 0 where `error` does not say."""
     found = (error or {}).get("again")
     at, pause_s = (found.get("at"), found.get("pause_s")) if isinstance(found, dict) else (None, None)
     return (at, pause_s) if isinstance(at, float) and isinstance(pause_s, float) else (0.0, 0.0)

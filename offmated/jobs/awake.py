@@ -1,4 +1,4 @@
-"""The machine does not go to sleep by itself while a job works."""
+"""Keeps the machine from going to sleep by itself while a job works."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from contextlib import contextmanager, suppress
 
 @contextmanager
 def awake(why: str) -> Iterator[None]:
-    """Sleep is held off in the body, where systemd's logind takes such a wish; elsewhere nothing happens. It ends with
-    this process, however that ends: who holds it waits for the end of a pipe.
+    """Hold off sleep in the body, where systemd's logind takes such a request; elsewhere nothing happens. The hold ends
+    with this process, however that ends: the child that holds it waits for the end of a pipe.
 
-    Idleness and sleep are asked for one by one: logind lets everybody hold off the first, and the second only those
-    who sit at the machine.
+    "idle" and "sleep" are inhibited one by one: logind lets every user inhibit "idle", but "sleep" only for users who
+    sit at the machine.
     """
     command = shutil.which("systemd-inhibit")
     holders = []
     for what in ("idle", "sleep") if command is not None else ():
         words = [str(command), f"--what={what}", "--who=offmate", f"--why={why}", "--mode=block", "cat"]
-        with suppress(OSError):  # no job fails for that
+        with suppress(OSError):  # a job does not fail because of this
             holders.append(
                 subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             )

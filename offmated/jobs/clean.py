@@ -1,5 +1,5 @@
-"""Room from jobs that are over: their checkpoints, optimizer states on other disks and tokenized data go, everything
-people look at stays."""
+"""Frees room from jobs that are over: removes their checkpoints, optimizer states on other disks and tokenized data,
+and keeps everything that people look at."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _GONE = ".gone-"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Freed:
-    """What a job's folder holds, or held, that is not wanted any more."""
+    """How many bytes a job's folder holds, or held, that are not needed any more."""
 
     id: int
     name: str
@@ -37,10 +37,10 @@ class Freed:
 def clean(
     store: Store, job_ids: Sequence[int] = (), *, unfinished: bool = False, older_s: float = 0.0, remove: bool
 ) -> tuple[Freed, ...]:  # fmt: skip
-    """Remove checkpoints and tokenized data of jobs that are done; where `unfinished`, also of those that failed or
-    were cancelled, which then begin from their start when they are tried again; but one that went on from another
-    job has no start of its own, and is refused then. With `job_ids` of these only, else of
-    those that have been over for `older_s`. Without `remove` nothing is removed, and the answer is what would be.
+    """Remove checkpoints and tokenized data of jobs that are done; with `unfinished`, also of jobs that failed or were
+    cancelled. Such a job begins from its start when it is tried again; but one that went on from another job has no
+    start of its own, and a retry of it is refused then. With `job_ids` only these jobs are cleaned, else all that have
+    been over for `older_s`. Without `remove` nothing is removed, and the answer is what would be.
 
     Models, logs, numbers, plans and job files stay. Raises UserError `no-such-job`, `job-not-over`, `job-unfinished`.
     """
@@ -86,13 +86,13 @@ def _rows(store: Store, job_ids: Sequence[int], unfinished: bool, older_s: float
 
 
 def _folders(run: RunFolder) -> tuple[Path, ...]:
-    """What is not wanted any more, and what an earlier removal was cut short of."""
+    """The folders that are not needed any more, and those left by a removal that was cut short."""
     return run.checkpoints, run.trained, run.best, run.path / "data", *run.path.glob(f"{_GONE}*")
 
 
 def _states(run: RunFolder) -> list[Path]:
-    """Files of optimizer states in the folders that the job gave for them, and of activations, which only a process
-    leaves that is killed as it makes one."""
+    """Files of optimizer states in the folders that the job names for them, and files of activations, which are left
+    only by a process that is killed while it makes one."""
     try:
         given = read_yaml(read_text(run.resolved, longest=None), run.resolved.name, longest=None).values
     except (OSError, ValueError, UserError):
@@ -102,9 +102,9 @@ def _states(run: RunFolder) -> list[Path]:
 
 
 def _remove(store: Store, row: JobRow, folders: Sequence[Path]) -> None:
-    """Out of sight first: nobody takes half of a checkpoint for one."""
+    """Remove the folders. Each is renamed first, so that nobody takes half of a checkpoint for a whole one."""
     for folder in folders:
-        if folder.is_symlink():  # what it leads to is somebody else's
+        if folder.is_symlink():  # its target is somebody else's
             folder.unlink()
             continue
         aside = folder.with_name(f"{_GONE}{uuid.uuid4().hex}")

@@ -1,4 +1,4 @@
-"""Jobs that wait for the Hugging Face hub."""
+"""Recognizes jobs that wait for the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from planner.hub import NOT_REACHED
 
 
 def waits_for_hub(error: Mapping[str, Any] | None) -> bool:
-    """Whether that is what a job ended with last: it has not got past the hub since, as far as is known."""
+    """Whether a job's last process ended because the hub was not reached: as far as is known, it still is not."""
     return error is not None and error["code"] == NOT_REACHED
 
 
 def waiting_line(row: JobRow) -> str | None:
-    """What the log of a job says that has just begun to wait for the hub; None of all others."""
+    """The log line for a job that has just begun to wait for the hub; None for all other jobs."""
     error = row.error
     if row.hold is not Hold.NO_HUB or error is None:
         return None

@@ -1,5 +1,5 @@
-"""Where jobs stand in the queue, and lists of them page by page. Each function is a few queries, however many jobs
-there are."""
+"""Tells where jobs stand in the queue, and lists them page by page. Each function makes a few queries, however many
+jobs there are."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from offmated.jobs.turns import has_turn, queue_order
 from planner.job.window import Window
 from planner.run.folder import RunFolder
 
-FORESEEN = 50  # jobs of the queue whose ends are foretold: each has files to be looked at
+FORESEEN = 50  # ends are forecast for so many jobs of the queue, since each has files to be looked at
 _ACTIVE = tuple(state for state in JobState if state not in FINAL)
 _PHASE = {state: phase for phase, due in TAKEN_FROM.items() for state in (phase, due)}
 
@@ -32,11 +32,11 @@ _PHASE = {state: phase for phase, due in TAKEN_FROM.items() for state in (phase,
 class Listed:
     """A job and where it stands.
 
-    `place` is among the jobs that are not over, from 1, what is worked on before what waits; None when it is over.
-    `ahead` counts the jobs due for the same worker before it, `busy` are the numbers of those the worker works on.
-    `after` is the state of the job it comes after, None where it need not wait for it. `paused`: the whole machine is;
-    `yields`: no job is on the GPU, as another program is.
-    `expected` is known of the first jobs of the queue only.
+    `place` is its place among the jobs that are not over, from 1, jobs that are worked on before jobs that wait; None
+    when it is over. `ahead` counts the jobs before it that are due for the same worker; `busy` has the numbers of the
+    jobs that this worker works on. `after` is the state of the job that it comes after, None where it need not wait.
+    `paused`: the whole machine is paused. `yields`: no job uses the GPU, because another program does. `expected` is
+    known for the first jobs of the queue only.
     """
 
     row: JobRow
@@ -51,8 +51,8 @@ class Listed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """Some jobs of a list of `total`; `following` is where the next page begins, None when this is the last. `paused`:
-    of a list of the queue, whether the whole machine is."""
+    """Some jobs of a list of `total` jobs. `following` is where the next page begins, None when this is the last page.
+    `paused`: in a list of the queue, whether the whole machine is paused."""
 
     jobs: tuple[Listed, ...]
     following: int | None
@@ -73,8 +73,8 @@ def newest(
     store: Store, states: Sequence[JobState] = (), *, before: int | None = None, label: str | None = None, limit: int,
     by_end: bool = False,
 ) -> Page:  # fmt: skip
-    """Jobs in these states (none given: all) and of this label with numbers below `before`, the newest first. `by_end`:
-    those that ended last first, and no page follows."""
+    """Jobs in these states (none given: all) and with this label and numbers below `before`, the newest first. With
+    `by_end` the jobs that ended last come first, and no page follows."""
     wanted = and_(JobRow.state.in_(states or tuple(JobState)), _labelled(label))
     order = (JobRow.ended_at.desc(), JobRow.id.desc()) if by_end else (JobRow.id.desc(),)
     query = select(JobRow).where(wanted).order_by(*order).limit(limit + 1)
@@ -87,7 +87,7 @@ def newest(
 
 
 def queue(store: Store, *, place: int = 1, label: str | None = None, limit: int) -> Page:
-    """Jobs that are not over, of this label, from this place on, in the order of their places."""
+    """Jobs with this label that are not over, from this place on, in the order of their places."""
     places = _places()
     with store.looking() as session:
         total = _count(session, and_(JobRow.state.in_(_ACTIVE), _labelled(label)))
@@ -105,7 +105,7 @@ def _labelled(label: str | None) -> ColumnElement[bool]:
 
 
 def working(store: Store) -> tuple[Listed, ...]:
-    """The jobs that somebody works on now."""
+    """The jobs that a worker works on now."""
     with store.looking() as session:
         rows = session.scalars(select(JobRow).where(JobRow.state.in_(tuple(TAKEN_FROM))).order_by(JobRow.id)).all()
         return _listed(session, rows)
@@ -114,8 +114,8 @@ def working(store: Store) -> tuple[Listed, ...]:
 def ended_since(
     store: Store, since: float, limit: int = FORESEEN, *, states: Iterable[JobState] = FINAL, newest: bool = False
 ) -> tuple[Listed, ...]:
-    """The first jobs, or the `newest`, that are over, in one of these states, since after this moment, in the order in
-    which they ended."""
+    """The first `limit` jobs in one of these states that ended after the moment `since`, or with `newest` the last
+    ones, in the order in which they ended."""
     ended = select(JobRow).where(JobRow.state.in_(tuple(states)), JobRow.ended_at > since)
     order = JobRow.ended_at.desc() if newest else JobRow.ended_at
     with store.looking() as session:
@@ -124,7 +124,8 @@ def ended_since(
 
 
 def count_by_state(store: Store, *, ended_since: float | None = None) -> dict[JobState, int]:
-    """How many jobs there are in each state, or of those that are over since then; states without any are left out."""
+    """How many jobs are in each state; with `ended_since`, of those that ended after it. States without jobs are left
+    out."""
     wanted = true() if ended_since is None else and_(JobRow.state.in_(tuple(FINAL)), JobRow.ended_at > ended_since)
     with store.looking() as session:
         counts = session.execute(select(JobRow.state, func.count()).where(wanted).group_by(JobRow.state))
@@ -132,8 +133,8 @@ def count_by_state(store: Store, *, ended_since: float | None = None) -> dict[Jo
 
 
 def _places() -> Subquery:
-    """Of each job that is not over its place, and its number among those in its state that have a turn, or have none.
-    The database counts them by an index: nobody reads their rows."""
+    """For each job that is not over: its place, and its number among the jobs in its state that have a turn, or among
+    those that have none. The database counts by an index, without reading the rows."""
     order = queue_order()
     due = case(*((JobRow.state == before, has_turn(phase)) for phase, before in TAKEN_FROM.items()), else_=true())
     return (
@@ -148,7 +149,8 @@ def _places() -> Subquery:
 
 
 def _listed(session: Session, rows: Sequence[JobRow]) -> tuple[Listed, ...]:
-    """Where the jobs stand. Asked for by their numbers: SQLite joins what it has counted row by row."""
+    """Where the jobs stand. Their places are asked for by job number and not by a join, as SQLite would join the
+    counted places row by row."""
     places = _places()
     wanted = select(places).where(places.c.id.in_([row.id for row in rows]))
     found = {number: (place, among - 1) for number, place, among in session.execute(wanted)}
@@ -189,7 +191,7 @@ def _expected(session: Session, paused: bool) -> dict[int, Expected]:
         run = RunFolder(Path(row.run_dir))
         after = row.after_id if row.after_id not in done else None
         left, stop, window, known = None, 0.0, None, False
-        with suppress(*DAMAGED):  # of a damaged folder nothing is said
+        with suppress(*DAMAGED):  # nothing is forecast from a damaged folder
             left, stop = left_s(run), stop_s(run)
         with suppress(ValueError):  # a time zone that this machine does not know any more
             window, known = Window.parse(row.window) if row.window is not None else None, True

@@ -1,5 +1,4 @@
-"""Going on with a job that is done, for more epochs or steps: what must hold, what it changes, and what is said of it.
-"""
+"""Goes on with a job that is done, for more epochs or steps: the conditions, the new job, and the notes on it."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ _LEVEL = ("constant", "constant_with_warmup")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Length:
-    """How long a job is to be in all: one of the two."""
+    """The total length of a job: exactly one of `epochs` and `max_steps`."""
 
     epochs: float | None = None
     max_steps: int | None = None
@@ -32,7 +31,7 @@ class Length:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Longer:
-    """A new job that goes on from `checkpoint`, and notes that say what its numbers are."""
+    """A new job that goes on from `checkpoint`, and notes on what its numbers can be compared with."""
 
     job: Job
     checkpoint: Path
@@ -40,8 +39,8 @@ class Longer:
 
 
 def longer(row: JobRow, length: Length) -> Longer:
-    """The job of `row` with another length, from its newest checkpoint. Raises UserError where there is none to go on
-    from, where its data have changed, or where a longer run is no going on."""
+    """The job of `row` with another length, from its newest checkpoint. Raises UserError where there is no checkpoint,
+    where its data or its base have changed, or where the longer run would not continue the first one."""
     run = RunFolder(Path(row.run_dir))
     if row.state is not JobState.DONE:
         raise _no(row, f"it is {row.state}", f"offmate retry {row.id} goes on with one that failed or was cancelled")
@@ -70,8 +69,8 @@ def longer(row: JobRow, length: Length) -> Longer:
 
 
 def link(checkpoint: Path, run: RunFolder) -> None:
-    """Give a run the checkpoint to go on from: the same files under another name, which nobody writes to, so that it
-    takes no room and stays where the first job's go. Raises UserError where that cannot be."""
+    """Give `run` the checkpoint to go on from, as hard links: nobody writes to these files, so the links take no room
+    and stay when the first job's files are removed. Raises UserError `cannot-go-on` where files cannot be linked."""
     into = run.checkpoints / checkpoint.name
     begun = RunFolder(checkpoint.parents[1]).begun
     try:
@@ -80,7 +79,7 @@ def link(checkpoint: Path, run: RunFolder) -> None:
             os.link(file, into / file.name)
         if begun.exists():
             os.link(begun, run.begun)
-    except OSError as error:  # another file system behind a link, or one that knows no second name
+    except OSError as error:  # another file system behind a symbolic link, or one without hard links
         raise UserError(
             "The job cannot go on for longer: its checkpoint cannot be hard-linked into the new run.",
             numbers=(f"{checkpoint}: {error.strerror}",), code="cannot-go-on", exit_code=Exit.USAGE,
@@ -89,7 +88,7 @@ def link(checkpoint: Path, run: RunFolder) -> None:
 
 
 def went_on_from(run: RunFolder) -> str | None:
-    """The number of the job whose checkpoint this run was given to go on from; None for one from the start."""
+    """The number of the job from whose checkpoint this run went on; None for a run from the start."""
     try:
         return Path(run.goes_on.read_text("utf-8").strip()).parents[1].name or None
     except (OSError, UnicodeDecodeError, IndexError):

@@ -1,4 +1,4 @@
-"""A process that looks at what a job names, for the daemon, which opens no data of people's itself."""
+"""Checks the files that a job names, in a process of its own: the daemon itself opens no data of people's."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from planner.run.folder import RunFolder
 from planner.run.oom import kills
 
 LOOK_S = 60.0
-"""A few seconds are enough, and more are needed where the hub is slow."""
+"""A few seconds are enough, but for a slow hub."""
 LEFT = "the job could not be looked at: what is wrong with it is told when it has its turn"
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "ARROW_DEFAULT_MEMORY_POOL": "system"}
-"""Threads' stacks and reserves of memory would count as used."""
+"""Else the stacks of threads and the reserves of memory pools would count as used memory."""
 
 
 def look_at(run: RunFolder, folder: Path | None = None) -> tuple[str, ...]:
-    """Raise the UserError that the job in `run` would end with for its weights, its data, its model or its first
-    records, all that is found as one; notes on them. `folder`: that of the job file, for names that are near. What does
-    not come to an answer, as where the hub is slow, is left to the job's turn: a note says so."""
+    """Raise the UserError with which the job in `run` would end because of its weights, its data, its model or its
+    first records, all errors as one. Returns notes on them. `folder`: the folder of the job file, to suggest similar
+    names. Where no answer comes, as with a slow hub, the check is left to the job's turn, and a note says so."""
     command = [sys.executable, "-P", "-m", "worker.first_records", str(run.path), *([str(folder)] if folder else [])]
     killed_before = kills()
     try:
@@ -47,8 +47,8 @@ def look_at(run: RunFolder, folder: Path | None = None) -> tuple[str, ...]:
 
 
 def check_here(job: Job, paths: Paths, wrong: Errors) -> Job:
-    """Note in `wrong` what this machine refuses of a job before any of its files is opened: its budgets, and folders
-    inside offmate's own. Returns the job to look at, less its budgets where these are refused."""
+    """Note in `wrong` what this machine refuses in a job before any of its files is opened: its budgets, and folders
+    inside offmate's own. Returns the job to look at, without its budgets where these are refused."""
     looked_at = without_budgets(job)
     with wrong.apart():
         check_budgets_here(job.gpu_budget, job.cpu_budget)
@@ -63,5 +63,5 @@ def check_here(job: Job, paths: Paths, wrong: Errors) -> Job:
 
 
 def without_budgets(job: Job) -> Job:
-    """The job with the budgets that the machine gives by itself."""
+    """The job without budgets of its own: the machine's defaults hold."""
     return job.model_copy(update={"gpu_budget": None, "cpu_budget": None})

@@ -1,4 +1,4 @@
-"""What NVIDIA's management library (NVML) says of the GPU that jobs use: which one that is, and what it has taken."""
+"""Asks NVIDIA's management library (NVML) which GPU jobs use, and how much energy it has taken."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def device(nvml: Any) -> Any:
 
 
 def energy_joules() -> float | None:
-    """What that GPU has taken since its driver was loaded, whoever used it. None where nobody says: without the package
-    nvidia-ml-py, without a card, and with one from before Volta, which has no such counter."""
+    """The energy that this GPU has taken since its driver was loaded, whoever used it. None where it is not known:
+    without the package nvidia-ml-py, without a card, and with a card from before Volta, which has no such counter."""
     try:
         import pynvml  # late: an extra
     except ImportError:
@@ -29,6 +29,6 @@ def energy_joules() -> float | None:
 
 
 def energy_since(before: float | None) -> float | None:
-    """The joules since `energy_joules` said `before`; None where either is not known, or the counter began anew."""
+    """The joules since `energy_joules` returned `before`; None where either is not known, or the counter was reset."""
     now = energy_joules()
     return None if before is None or now is None or now < before else now - before

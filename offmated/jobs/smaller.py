@@ -1,4 +1,4 @@
-"""A job that ran out of memory, although its plan should fit: the next plan gets less."""
+"""Lowers the budget of a job that ran out of memory although its plan should fit, for its next plan."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _BUDGETS = {
 
 
 def take_a_notch(run: RunFolder, error: dict[str, Any] | None) -> bool:
-    """Give the job of a run folder less of the memory that its trainer's error says was not there, so that it is
-    planned again, with the same batch; a line of its log says so. False, and nothing changed, where it is no such
-    error, there was none of that memory at all, or it has happened too often."""
+    """Lower the budget of the memory that ran out by the trainer's `error`, so that the job is planned again with the
+    same batch; a line of its log says so. Returns False and changes nothing where `error` is not about memory, where
+    the run has no plan, where the new budget would be 0, or where it has been lowered `MOST_NOTCHES` times."""
     error = error or {}
     budget, document = _BUDGETS.get(error.get("code", "")), run.read_plan()
     if budget is None or document is None:
@@ -34,7 +34,7 @@ def take_a_notch(run: RunFolder, error: dict[str, Any] | None) -> bool:
         return False
     run.write_notches([*notches, {"budget": budget, "before_bytes": before, "after_bytes": after}])
     job = Job.from_resolved(run.resolved).model_copy(update={budget: after})
-    run.plan.unlink(missing_ok=True)  # first: with this plan it would end there again
+    run.plan.unlink(missing_ok=True)  # first, as the job would run out of memory again with this plan
     run.write_resolved(job.resolved_yaml())
     step = run.last_checkpoint_step()
     origin = "from the start" if step is None else f"to go on from step {step}"

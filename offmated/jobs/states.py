@@ -1,11 +1,11 @@
-"""The states of a job and the events that take it from one to another: one table. `offmated/jobs/store.py` has the one
-function that writes states.
+"""The states of a job and the events that take it from one to another, in one table. `offmated/jobs/store.py` has the
+one function that writes states.
 
 submitted ─> planning ─> waiting ─> running ─> done
-     ^─────────┘            ^─────────┘          (back: stopped, or its process died; it goes on later)
+     ^─────────┘            ^─────────┘          (back: it was stopped, or its process died; it goes on later)
 running may become submitted: it ran out of memory, and is planned again with less
 every state that is not final may also become cancelled or failed
-failed and cancelled: a person may send the job back to submitted, or to waiting where its plan still holds
+failed and cancelled: a person may send the job back to submitted, or to waiting if its plan still holds
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from planner.hub import NOT_REACHED
 from planner.run.oom import KILLED_FOR_MEMORY
 from planner.units import counted
 
-LARGEST_ID = 2**31 - 1  # what `jobs.id` holds in every database
+LARGEST_ID = 2**31 - 1  # the largest number that the column `jobs.id` can hold in every database
 MOST_PRIORITY = 1000
 DISK_FULL = "disk-full"
-CRASH_LIMIT = 3  # deaths of a job's process without a new checkpoint, after which it has failed
+CRASH_LIMIT = 3  # a job fails after so many deaths of its process without a new checkpoint
 
 
 class JobState(StrEnum):
-    """Where a job stands. SUBMITTED is due for the planner, WAITING is planned and due for the GPU."""
+    """Where a job stands. A SUBMITTED job is due for the planner, a WAITING job is planned and due for the GPU."""
 
     SUBMITTED = "submitted"
     PLANNING = "planning"
@@ -39,8 +39,8 @@ class JobState(StrEnum):
 
 
 class StopReason(StrEnum):
-    """Why the daemon stops a job. CANCEL: for good, waiting for no checkpoint. SHUTDOWN, PAUSE, WINDOW (its hours
-    are over), YIELD (another program wants the GPU): with one, to go on later."""
+    """Why the daemon stops a job. CANCEL: for good, without waiting for a checkpoint. SHUTDOWN, PAUSE, WINDOW (its
+    hours are over), YIELD (another program wants the GPU): with a checkpoint, to go on later."""
 
     CANCEL = "cancel"
     SHUTDOWN = "shutdown"
@@ -50,8 +50,9 @@ class StopReason(StrEnum):
 
 
 class Hold(StrEnum):
-    """Why a job that is not over has no turn. HELD, PAUSED: until a person says so, who held or paused it. NO_ROOM:
-    until its disk has what it needs. NO_HUB: until it asks the hub again."""
+    """Why a job that is not over has no turn. HELD, PAUSED: a person held or paused it, and has to release or resume
+    it. NO_ROOM: its disk lacks the room that it needs. NO_HUB: the hub was not reached; it waits until it asks again.
+    """
 
     HELD = "held"
     PAUSED = "paused"
@@ -60,9 +61,9 @@ class Hold(StrEnum):
 
 
 class Event(StrEnum):
-    """What happens to a job. TAKE: its worker begins; FINISH: the worker's process has done its work; RETURN: it ended
-    before, and the job goes on later; LESS: it ran out of memory, and is planned again with less; PLAN and TRAIN: a
-    person has it tried again, by the planner or on the GPU."""
+    """What happens to a job. TAKE: its worker begins. FINISH: the worker's process has done its work. RETURN: that
+    process ended before its work was done, and the job goes on later. LESS: the job ran out of memory, and is planned
+    again with less. PLAN and TRAIN: a person has the job tried again, by the planner or on the GPU."""
 
     TAKE = "take"
     FINISH = "finish"
@@ -87,36 +88,37 @@ TRANSITIONS: dict[JobState, dict[Event, JobState]] = {
     JobState.FAILED: _BY_A_PERSON,
     JobState.CANCELLED: _BY_A_PERSON,
 }
-"""State -> event -> new state. What is not here does not happen; all that follows is read from it."""
+"""State -> event -> new state. A transition that is not here does not happen. The constants below are derived from it.
+"""
 
 NEXT = {state: frozenset(events.values()) for state, events in TRANSITIONS.items()}
 
 FINAL = frozenset(state for state, events in TRANSITIONS.items() if Event.CANCEL not in events)
-"""A job stays in these until a person asks for more."""
+"""A job stays in one of these states until a person asks for more."""
 
 AGAIN = frozenset(state for state, events in TRANSITIONS.items() if Event.TRAIN in events)
 TAKEN_FROM = {events[Event.TAKE]: state for state, events in TRANSITIONS.items() if Event.TAKE in events}
 """A state in which a process works on the job -> the state in which the job is due for it."""
 
 PASSING = {DISK_FULL: Hold.NO_ROOM, NOT_REACHED: Hold.NO_HUB}
-"""Errors that fail no job, by their codes: what it has no turn for until they have passed."""
+"""Code of an error that does not fail a job -> the hold that keeps the job from its turn until the error has passed."""
 
 _STOPS = {
     StopReason.SHUTDOWN: "stopped with the daemon", StopReason.PAUSE: "paused",
     StopReason.WINDOW: "saved before its window's end", StopReason.YIELD: "left the GPU to another program",
 }  # fmt: skip
 _STOPPED = (Exit.STOPPED, -signal.SIGTERM, -signal.SIGKILL, None)
-"""How a process ends that the daemon stops: it says so, or the second SIGTERM, or its worker's end, ends it."""
+"""How a process ends that the daemon stops: by itself with this exit code, by a second SIGTERM, or with its worker."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
     """How a job's planner or trainer process ended.
 
-    `process` is the one that ended last, "planner", "data" or "trainer". `exit_code` is negative for the signal that
-    ended it, None when its watcher died with it. `progressed`: there is a checkpoint that was not there when it began.
-    `blameless`: it went down with the daemon or the machine. `error`: its last UserError, in its JSON form; `log`: the
-    last lines of its log. `less`: it was out of memory, and has been given less for its next plan.
+    `process` is the one that ended last, "planner", "data" or "trainer". `exit_code` is negative where a signal ended
+    it, and None where its watcher died with it. `progressed`: there is a checkpoint that was not there when the process
+    began. `blameless`: it went down with the daemon or the machine. `error`: its last UserError, in its JSON form.
+    `log`: the last lines of its log. `less`: the job was out of memory, and gets less memory for its next plan.
     """
 
     process: str
@@ -130,7 +132,8 @@ class Ending:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What becomes of the job: `crashes` is the new count, `error` why it failed, or what has to pass (`hold`)."""
+    """What becomes of the job: `crashes` is the new count; `error` is why it failed, or with a `hold`, the error that
+    has to pass before it goes on."""
 
     state: JobState
     crashes: int
@@ -139,12 +142,12 @@ class Verdict:
 
 
 def judge(phase: JobState, stop: StopReason | None, crashes: int, ending: Ending) -> Verdict:
-    """What becomes of a job whose process ended in `phase` (PLANNING or RUNNING), with `crashes` behind it.
+    """What becomes of a job whose process ended in `phase` (PLANNING or RUNNING), after `crashes` earlier crashes.
 
-    What is finished stays finished, even when a stop came late. A person's error is final; a death is not, before
-    `CRASH_LIMIT` of them, and a full disk or a hub that is not reached never is: the job waits until that has passed. A
-    failure that nobody has explained is tried again from a checkpoint that is new, and without one it is final: what
-    fails at the same step fails twice.
+    Finished work stays finished, even when a stop came late. An error that a person has to correct is final. Deaths are
+    final only at `CRASH_LIMIT`. A full disk or a hub that is not reached is never final: the job waits until it has
+    passed. After a failure without an explanation the job is tried again if there is a new checkpoint. Without a new
+    checkpoint that failure is final, since the job would fail at the same step again.
     """
     code, since = ending.exit_code, 0 if ending.progressed else crashes
     event, error, held = Event.RETURN, None, None
@@ -169,7 +172,7 @@ def judge(phase: JobState, stop: StopReason | None, crashes: int, ending: Ending
 
 
 def account(stop: StopReason | None, ending: Ending) -> str:
-    """How a process ended, in the words of logs and displays; `stop`: why it was to end, if it was."""
+    """How a process ended, in the words of logs and displays. `stop`: why it was asked to end, None if it was not."""
     code, who = ending.exit_code, f"the {ending.process}"
     if code == Exit.DONE:
         return f"{who} is done"

@@ -1,4 +1,4 @@
-"""Taking a job in: all of it, or nothing."""
+"""Takes a job in: its run folder and its row are made together, or neither."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ from planner.units import printable
 NAME_LENGTH = 255
 _ANY_JOB = ("job", "config")
 _DRAFT = ".new-"
-TRY_S = 10.0  # a disk that hangs keeps nobody else from submitting
+TRY_S = 10.0  # so that a disk that hangs does not keep others from submitting
 
 
 def submit(
     store: Store, paths: Paths, yaml_text: str, folder: Path, file_name: str = "job.yaml", key: str | None = None,
     turn: Turn = AT_ONCE, window: str | None = None, *, settings: Sequence[str] = (),
 ) -> tuple[JobRow, tuple[str, ...]]:  # fmt: skip
-    """Check the job, make its run folder and its row; returns the row and the notes to the user. Where a job was taken
-    in under `key` before, it is that one. `window`: the machine's, for jobs that name none. `settings`, each
-    "KEY=VALUE", stand above the file: what is kept of it has them, and notes say so.
+    """Check the job, make its run folder and its row. Returns the row and the notes to the user; where a job was taken
+    in under `key` before, the row of that job. `window`: the machine's window, for jobs that name none. `settings`,
+    each "KEY=VALUE", override the file: the copy that is kept of it has them, and notes say so.
 
-    Raises UserError for a job that cannot be run as written, and calls its file `file_name`; then, and where there is
-    no room for it, nothing was kept.
+    Raises UserError for a job that cannot be run as written; the error calls the job's file `file_name`. In this case,
+    and where there is no room for the job, nothing is kept.
     """
     text = with_settings(yaml_text, settings)
 
@@ -68,8 +68,8 @@ def submit(
 
 
 def name_of(job: Job, file_name: str, folder: Path) -> str:
-    """What a job of this file is called in lists: its `run_name`; else its file, or where that has a name as any other
-    job's, the folder; in one that is no project's, the model."""
+    """The name of a job of this file in lists: its `run_name`; else the file's name; where any job's file may have that
+    name (job.yaml), the folder's name; where the folder is the home folder, the model's name."""
     stem = Path(file_name).stem
     name = "" if stem in _ANY_JOB else stem
     if not name and folder != Path.home():
@@ -82,9 +82,10 @@ def rerun(
     store: Store, paths: Paths, job_id: int, key: str | None = None, turn: Turn = AT_ONCE, window: str | None = None,
     length: Length | None = None,
 ) -> tuple[JobRow, tuple[str, ...]]:  # fmt: skip
-    """Hand a job in once more, as a new one: with the same file, on the data that are there now, those of the hub
-    at the commits of the first. Its model goes to its own run folder, as that of the first is where the file says. With
-    a `length` it goes on from the newest checkpoint of the first, on the data of that. As `submit` otherwise."""
+    """Hand job `job_id` in once more, as a new job: with the same file, on the data that are there now; data of the hub
+    are read at the commits of the first job. The new model goes to the new run folder, as the first job's model is
+    where the file says. With a `length` the new job goes on from the newest checkpoint of the first, on the first job's
+    data. Otherwise as `submit`."""
     row = store.job(job_id)
     if length is not None:
         more = longer(row, length)
@@ -111,8 +112,8 @@ def rerun(
 
 
 def as_asked(run: RunFolder, job: Job, *, budgets: bool = False) -> Job:
-    """`job` with the batch as its file has it: the planner may have split it, for the budgets of then. With `budgets`
-    those, too, are the file's: a retry may have changed them, and each time that the memory was not enough did."""
+    """`job` with the batch as its file has it, since the planner may have split the batch to fit earlier budgets. With
+    `budgets` the budgets, too, are the file's: a retry may have changed them, and so did each run out of memory."""
     keys: tuple[str, ...] = ()
     if job.train_batch_size is not None:
         keys = ("per_device_train_batch_size", "gradient_accumulation_steps")
@@ -127,18 +128,18 @@ def as_asked(run: RunFolder, job: Job, *, budgets: bool = False) -> Job:
 def _once(
     store: Store, key: str | None, yaml_text: str, take_in: Callable[[], tuple[JobRow, tuple[str, ...]]]
 ) -> tuple[JobRow, tuple[str, ...]]:
-    """What `take_in` gives; where a job was taken in under `key` before, that one."""
+    """The result of `take_in`; where a job was taken in under `key` before, that job."""
     if (row := _submitted(store, key, yaml_text)) is None:
         try:
             return take_in()
         except (KeyTaken, UserError):
-            if (row := _submitted(store, key, yaml_text)) is None:  # the same submission, sent twice, was faster
+            if (row := _submitted(store, key, yaml_text)) is None:  # else: the same submission, sent twice, was faster
                 raise
     return row, tuple(row.notes)
 
 
 def _submitted(store: Store, key: str | None, yaml_text: str) -> JobRow | None:
-    """The job that was taken in under `key`. Raises UserError `key-taken` when its file says something else."""
+    """The job that was taken in under `key`. Raises UserError `key-taken` when its file is not `yaml_text`."""
     row = store.submitted(key) if key is not None else None
     if row is not None:
         with suppress(OSError):  # its folder may be gone since
@@ -155,8 +156,8 @@ def _take_in(
     window: str | None, *, name: str, again: int | None = None, checkpoint: Path | None = None,
     folder: Path | None = None,
 ) -> tuple[JobRow, tuple[str, ...]]:  # fmt: skip
-    """`name`: what it is called in lists; `again`: the job that this is to be once more; `checkpoint`: what it goes on
-    from; `folder`: of its file. What is wrong is told together, first what is known without opening a file."""
+    """Take `job` in. `name`: its name in lists. `again`: the job that it repeats. `checkpoint`: where it goes on from.
+    `folder`: the folder of its file. All errors are raised together, those known without opening a file first."""
     wrong, output_dir = Errors(), None
     turn = _check_turn(store, turn, turn.window or job.schedule or window, wrong)
     before = len(wrong.found)
@@ -185,7 +186,7 @@ def _take_in(
         draft.mkdir(mode=0o700)
         run = RunFolder(draft)
         _write(run.submitted, yaml_text)
-        _write(run.resolved, looked_at.resolved_yaml())  # the job itself, unless it is refused
+        _write(run.resolved, looked_at.resolved_yaml())  # of the job itself, unless its budgets are refused
         with wrong.apart():
             told.extend(look_at(run, folder))
         wrong.refuse()
@@ -215,7 +216,7 @@ def _take_in(
 
 
 def _check_turn(store: Store, turn: Turn, window: str | None, wrong: Errors) -> Turn:
-    """`turn` with the `window` that counts, and not to begin before that opens; what is wrong with it is noted."""
+    """`turn` with `window`, the one that counts, and to begin not before it opens. Errors are added to `wrong`."""
     with wrong.apart():
         if turn.after is not None:
             store.job(turn.after)
@@ -238,8 +239,9 @@ def window_of(text: str) -> Window:
 
 
 def look_again(run: RunFolder, job: Job) -> None:
-    """Raise the UserError with which `job`, which `run` is of, would be refused if it were handed in now. That the hub
-    does not answer is no reason, as the job has been taken in, and whether it fits is for its next plan to say."""
+    """Raise the UserError with which `job`, whose run folder is `run`, would be refused if it were handed in now. Two
+    checks are left out: a hub that does not answer is no reason to refuse, as the job has been taken in already; and
+    its next plan says whether the job fits its budgets."""
     draft = run.path.with_name(f"{_DRAFT}{uuid.uuid4().hex}")
     try:
         draft.mkdir(mode=0o700)
@@ -254,8 +256,9 @@ def look_again(run: RunFolder, job: Job) -> None:
 
 
 def sweep_drafts(paths: Paths) -> None:
-    """Remove what submissions left behind that a daemon's death cut short. Only for a daemon that takes none in yet:
-    all drafts are then of before. Anything else that has such a name, or holds more, is not ours and stays."""
+    """Remove the drafts of submissions that a daemon's death cut short. Only for a daemon that takes no submissions in
+    yet, as then all drafts are old. Anything else with a draft's name, or with other contents, is not ours and stays.
+    """
     for draft in paths.runs.glob(f"{_DRAFT}*"):
         ours = re.fullmatch("[0-9a-f]{32}", draft.name.removeprefix(_DRAFT)) and not draft.is_symlink()
         if ours and draft.is_dir() and _is_draft(draft):
@@ -263,12 +266,12 @@ def sweep_drafts(paths: Paths) -> None:
 
 
 _TRYING = threading.Lock()
-"""Two that try one place at once stand in each other's way: each makes its folder and removes it."""
+"""Two threads that try one place at once disturb each other: each makes the folder and removes it."""
 
 
 def check_output(job: Job, store: Store, run: RunFolder | None = None) -> str | None:
-    """Raise UserError when the model cannot go where the job says, now, and not after days of training; `run`: that of
-    a job that was there before. Returns the real path."""
+    """Raise UserError when the model cannot be written where the job says: now, and not after days of training. `run`:
+    the run folder of a job that was taken in before. Returns the real path, None where the job names no folder."""
     if job.output_dir is None:
         return None
     place = Place(folder=Path(job.output_dir), token=new_token() if run is None else run.token())
@@ -284,10 +287,10 @@ def check_output(job: Job, store: Store, run: RunFolder | None = None) -> str | 
 
 
 def _make_room(folder: Path) -> tuple[str, ...]:
-    """Free the name of a run folder that no row has; returns what to tell the user.
+    """Free the name of a run folder that no row has; returns notes to the user.
 
-    A folder with a job in it may be that of one which a lost or replaced database no longer knows, though it only
-    waited: it is kept, and `offmate adopt` takes it back.
+    A folder with a job in it may belong to a job that a lost or replaced database no longer knows, even if that job
+    only waited: the folder is kept under another name, and `offmate adopt` takes it back.
     """
     if _is_draft(folder) and not RunFolder(folder).resolved.exists():
         shutil.rmtree(folder)

@@ -1,5 +1,4 @@
-"""When a job has its turn: what its submission says of it, the order of the queue, and what keeps a job from being due.
-"""
+"""Says when a job has its turn: what its submission asks for, the order of the queue, and what keeps a job from it."""
 
 from __future__ import annotations
 
@@ -16,8 +15,8 @@ from offmated.jobs.table import JobRow
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """What a submission says of its turn; as the columns of `JobRow`. `begin_at`: seconds since 1970. `window`: instead
-    of the job file's, and of the machine's."""
+    """When a submission asks to have its turn; the fields are as the columns of `JobRow`. `begin_at`: seconds since
+    1970. `window`: in place of the job file's window and of the machine's."""
 
     priority: int = 0
     after: int | None = None
@@ -28,7 +27,7 @@ class Turn:
 
 
 AT_ONCE = Turn()
-"""Of a submission that says nothing."""
+"""The turn of a submission that asks for nothing."""
 
 
 def queue_order() -> tuple[ColumnElement[Any], ...]:
@@ -37,8 +36,8 @@ def queue_order() -> tuple[ColumnElement[Any], ...]:
 
 
 def has_turn(phase: JobState) -> ColumnElement[bool]:
-    """Whether nothing keeps a job, which is in the state before `phase`, from being handed out now. Plans are made as
-    soon as they can be: of times and of other jobs they do not depend."""
+    """Whether nothing keeps a job that is in the state before `phase` from being handed out now. Plans are made as soon
+    as they can be, as they depend neither on times nor on other jobs."""
     if phase is JobState.PLANNING:
         return JobRow.hold.is_(None)
     other = aliased(JobRow)
