@@ -1,4 +1,4 @@
-"""`python -m offmated`: the daemon, in front."""
+"""`python -m offmated` runs the daemon in the foreground."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from offmated.paths import Paths
 from planner.environment import number_cards_by_slot
 from planner.errors import Exit, UserError, is_out_of_memory, out_of_memory
 
-ROOM_BYTES = 256 * 2**20  # of address space: importing the daemon takes a third of it, each thread has a stack of 8 MiB
+ROOM_BYTES = 256 * 2**20  # address space: importing the daemon takes a third of it, each thread's stack 8 MiB
 
 
 def main() -> int:
@@ -24,8 +24,8 @@ def main() -> int:
         logging.getLogger(talkative).setLevel(logging.WARNING)
     number_cards_by_slot()  # for the jobs; systemd starts the daemon without the command line
     try:
-        # Checked before the import. With less, a module aborts as it is imported, or the API's thread ends later, and
-        # nobody reaches the daemon.
+        # Checked before the import. With less, a module would abort while it is imported, or the API's thread would end
+        # later, and nobody would reach the daemon.
         mmap.mmap(-1, ROOM_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
         from offmated.service.daemon import run
 

@@ -1,4 +1,4 @@
-"""The command `offmate` from its first moment on: Ctrl-C while modules are imported ends it as it does later."""
+"""Starts the command `offmate`: Ctrl-C while modules are imported ends it as it does later."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from planner.environment import number_cards_by_slot
 
 def main() -> None:
     """Run the command line. Exit code 130 after Ctrl-C."""
-    number_cards_by_slot()  # for all that it starts
+    number_cards_by_slot()  # for all processes that it starts
     _be_found_by_children()
     try:
         from offmated.cli import main as command_line
@@ -21,8 +21,9 @@ def main() -> None:
 
 
 def _be_found_by_children() -> None:
-    """Run in its own source folder it is found since Python looks there, which processes that it starts do not
-    (`python -P`): they would find no offmate, or another one that is installed."""
+    """Put the source folder on PYTHONPATH where offmate was found only because Python looks into the current folder.
+    The processes that it starts do not look there (`python -P`): they would find no offmate, or another one that is
+    installed."""
     folder, before = Path(__file__).resolve().parents[1], os.environ.get("PYTHONPATH", "")
     if Path(sys.path[0]).resolve() == folder and str(folder) not in before.split(os.pathsep):
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(folder), before)))

@@ -1,4 +1,4 @@
-"""One daemon of an installation at a time."""
+"""Lets only one daemon of an installation run at a time."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from planner.run.processes import Process
 
 
 class Lock:
-    """The lock that one daemon has. It is never given back: the system drops it when the process is gone, with all its
-    threads and however it ends. (filelock gives back what it holds when the interpreter begins to exit.)"""
+    """The lock that one daemon holds. It is never released: the system drops it when the process is gone, with all its
+    threads and however it ends. (filelock would release it when the interpreter begins to exit.)"""
 
     def __init__(self, paths: Paths) -> None:
-        """Take it. Raises UserError `already-running`."""
+        """Take the lock. Raises UserError `already-running`."""
         self._paths = paths
         self._descriptor = _take(paths)
 
     def keep(self) -> None:
-        """Take it anew where its file was deleted, or a second daemon could start. Raises UserError `already-running`
-        when one has, and OSError."""
+        """Take the lock anew where its file was deleted; else a second daemon could start. Raises UserError
+        `already-running` when one has started, and OSError."""
         try:
             there = os.path.samestat(os.fstat(self._descriptor), self._paths.lock.stat())
         except FileNotFoundError:
@@ -32,7 +32,7 @@ class Lock:
 
 
 def lock_holder(paths: Paths) -> Process | None:
-    """The living process that wrote itself into the lock file last; None when there is none."""
+    """The process that wrote itself into the lock file last; None when it is not alive."""
     try:
         process = Process.parse(paths.lock.read_text().strip())
     except (FileNotFoundError, ValueError):
@@ -41,7 +41,7 @@ def lock_holder(paths: Paths) -> Process | None:
 
 
 def _take(paths: Paths) -> int:
-    """The descriptor of the lock file, locked; a number and no file object, which would be closed once unused."""
+    """The descriptor of the locked lock file: a number, as a file object would be closed once nothing refers to it."""
     descriptor = os.open(paths.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -57,5 +57,5 @@ def _take(paths: Paths) -> int:
         ) from None
     text = f"{Process.current()}\n".encode()
     os.pwrite(descriptor, text, 0)
-    os.ftruncate(descriptor, len(text))  # in this order, so that a reader finds somebody at every moment
+    os.ftruncate(descriptor, len(text))  # in this order, so that a reader finds a process at every moment
     return descriptor

@@ -1,4 +1,4 @@
-"""The daemon's log, which is kept short while it is written."""
+"""Keeps the daemon's log short while it is written."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import sys
 from offmated.paths import Paths
 
 LOG_BYTES = 10 * 1024**2
-"""A log that is larger is put aside; the one before it goes."""
+"""A larger log is put aside, in place of the one put aside before."""
 
 
 def keep_short(paths: Paths, at_most: int = LOG_BYTES) -> None:
-    """Put the log aside when it has grown long and is what this process writes to. It is emptied, not replaced: the
-    workers and the broker go on writing to the same open file, and under systemd it is systemd's. Raises OSError."""
+    """Put the log aside when it has more than `at_most` bytes and this process writes to it. It is copied and emptied,
+    not replaced: the workers and the broker go on writing to the same open file, and under systemd the file is
+    systemd's. Raises OSError."""
     ours = os.fstat(sys.stderr.fileno())
     try:
         there = paths.log.stat()
@@ -23,7 +24,7 @@ def keep_short(paths: Paths, at_most: int = LOG_BYTES) -> None:
         return
     if there.st_size <= at_most or (there.st_dev, there.st_ino) != (ours.st_dev, ours.st_ino):
         return
-    if not fcntl.fcntl(sys.stderr.fileno(), fcntl.F_GETFL) & os.O_APPEND:  # it would go on behind a gap
+    if not fcntl.fcntl(sys.stderr.fileno(), fcntl.F_GETFL) & os.O_APPEND:  # writing would go on behind a gap
         return
     beside = paths.log_before.with_name(f".{paths.log_before.name}.new")
     try:

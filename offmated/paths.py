@@ -1,8 +1,9 @@
-"""Where offmate keeps its things. The only module that knows.
+"""Says where offmate keeps its files. No other module knows.
 
 State (`$OFFMATE_HOME`, or `$XDG_STATE_HOME/offmate`, or `~/.local/state/offmate`): the database, the broker's files,
-the run folders. Sockets: `<state>/run`. Not `$XDG_RUNTIME_DIR`, which goes away when the user logs out while the daemon
-and its training go on; it serves only where sockets below the state folder would have too long a path.
+the run folders. Sockets: `<state>/run`, not `$XDG_RUNTIME_DIR`, which is removed when the user logs out although the
+daemon and its training go on. `$XDG_RUNTIME_DIR` is used only where sockets below the state folder would have too long
+a path.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from planner.errors import Exit, UserError
 
 SOCKET_PATH_BYTES = 107  # sun_path of sockaddr_un is 108 bytes on Linux, with its final zero
 IN_STATE_FOLDER = "in-state-folder"
-"""The code of the error of a job's folder that is offmate's own."""
+"""The code of the error for a job's folder that lies in offmate's own folders."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +46,7 @@ class Paths:
         return cls(state=paths.state, runtime=runtime / "offmate")
 
     def environment(self) -> dict[str, str]:
-        """What a child process needs in its environment to come to the same paths."""
+        """The environment variables with which a child process finds the same paths."""
         if self.runtime == self.state / "run":
             return {"OFFMATE_HOME": str(self.state)}
         return {
@@ -71,22 +72,22 @@ class Paths:
 
     @property
     def log(self) -> Path:
-        """What a daemon in the background, and its children, say."""
+        """The log of a daemon in the background and of its children."""
         return self.state / "daemon.log"
 
     @property
     def log_before(self) -> Path:
-        """The log of before, which had grown long."""
+        """The earlier log, put aside when it had grown long."""
         return self.state / "daemon.log.1"
 
     @property
     def token(self) -> Path:
-        """What a browser, or a program of another machine, shows to be let in."""
+        """The token that lets in a browser, or a program of another machine."""
         return self.state / "api-token"
 
     @property
     def lock(self) -> Path:
-        """Held by the running daemon."""
+        """The lock file that the running daemon holds."""
         return self.state / "daemon.lock"
 
     @property
@@ -115,12 +116,12 @@ class Paths:
         return max((self.api_socket, self.broker_socket), key=_bytes)
 
     def run_folder(self, job_id: int) -> Path:
-        """Everything about one job but its row."""
+        """The folder of one job: everything about it except its row."""
         return self.runs / str(job_id)
 
     def check_outside(self, what: str, place: Path, *, may_hold: bool = False) -> None:
-        """Raise UserError where `place`, of which `what` is the key or the command, is in offmate's own folders,
-        wherever links lead: what is there is offmate's to remove. And where these are in it, unless it `may_hold` them.
+        """Raise UserError where `place`, named by the key or command `what`, is in offmate's own folders after links
+        are followed, as offmate removes files there. Also where it contains these folders, unless it `may_hold` them.
         """
         real = Path(os.path.realpath(place))
         for folder in (Path(os.path.realpath(own)) for own in (self.state, self.runtime)):
@@ -133,11 +134,12 @@ class Paths:
                 )  # fmt: skip
 
     def create(self) -> None:
-        """Make the folders, closed to other users whatever the umask, and close what is offmate's own already.
+        """Make the folders, closed to other users whatever the umask, and close offmate's own files and folders that
+        exist already.
 
-        A state folder that is there already is left as it is, as it may hold more than offmate's things. Raises
-        UserError when the sockets' paths are too long, when the folders cannot be made, or are another user's, and for
-        a state folder that every user can write.
+        An existing state folder keeps its permissions, as it may hold more than offmate's files. Raises UserError when
+        the sockets' paths are too long, when the folders cannot be made or are another user's, and for a new state
+        folder that every user can write.
         """
         length = _bytes(self.longest_socket)
         if length > SOCKET_PATH_BYTES:
@@ -167,8 +169,8 @@ class Paths:
 
 
 def _make(folder: Path) -> None:
-    """Make a folder and those above it that are missing, each for this user alone: `mkdir` leaves those above to the
-    umask."""
+    """Make a folder and the missing folders above it, each for this user alone; `mkdir` with `parents` would leave
+    those above to the umask."""
     if not folder.is_dir():
         _make(folder.parent)
         folder.mkdir(mode=0o700, exist_ok=True)

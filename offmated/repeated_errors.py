@@ -1,4 +1,4 @@
-"""What goes wrong again and again, and is logged when it changes."""
+"""Logs an error that comes again and again only when it changes."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ log = logging.getLogger(__name__)
 
 
 class RepeatedErrors:
-    """Remembers what has been said, so that what is tried twice a second does not fill the log."""
+    """Remembers the errors it has logged, so that work that is tried twice a second does not fill the log."""
 
     def __init__(self) -> None:
         self._known: dict[str, str] = {}
 
     @contextmanager
     def of(self, what: str, *kinds: type[Exception]) -> Iterator[None]:
-        """Go on after an error of these kinds in the body, which does `what` and will do it again."""
+        """Log an error of these kinds in the body and go on. `what`: the body's work, which is tried again later."""
         try:
             yield
         except kinds as error:
             text = f"{type(error).__name__}: {error}"
             if self._known.get(what) != text:
                 self._known[what] = text
-                if is_out_of_memory(error):  # where in the program it came to be says nothing more
+                if is_out_of_memory(error):  # the traceback would say nothing more
                     log.error("%s did not work, and is tried again: no memory (%s)", what, text)
                 else:
                     log.exception("%s did not work, and is tried again", what)

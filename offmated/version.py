@@ -1,13 +1,13 @@
-"""By what commands and daemon know that they are of one version."""
+"""Tells commands and the daemon whether they are of one version."""
 
 from __future__ import annotations
 
 API = 15
-"""The form of requests and answers: one more whenever they have another field, or one with another meaning."""
+"""The version of requests and answers: raised by one whenever a field is added, removed or changes its meaning."""
 
 
 def release() -> str:
     """The version of the package."""
-    from importlib.metadata import version  # slow to import, and only wanted where something is wrong
+    from importlib.metadata import version  # late: slow to import, and seldom needed
 
     return version("offmate")

@@ -1,4 +1,4 @@
-"""Run folders that the database does not know, as where it was lost: what they are, and how they become jobs again."""
+"""Finds run folders that the database does not know, for example after it was lost, and makes jobs of them again."""
 
 from __future__ import annotations
 
@@ -25,20 +25,19 @@ from planner.run.folder import RunFolder
 from planner.run.processes import Process
 
 _SAVED = ("metrics.jsonl", "checkpoints", "trained", "output")
-"""What more than a submission has made."""
+"""What a run folder has only after its job had begun."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adopted:
-    """Run folders that are jobs again, and why others are not."""
+    """`rows`: the jobs made of run folders; `left`: for each of the others, why it is not a job."""
 
     rows: list[JobRow]
     left: list[UserError]
 
 
 def unknown(store: Store, paths: Paths) -> list[Path]:
-    """The folders among the run folders that are a job's, or cannot be looked at, and that no row names, in the order
-    of their names."""
+    """The run folders that no row names, in the order of their names, those that cannot be looked into included."""
     with store.looking() as session:
         known = set(session.scalars(select(JobRow.run_dir)))
     found = [folder for folder in paths.runs.iterdir() if str(folder) not in known and _may_be_run(folder)]
@@ -46,13 +45,13 @@ def unknown(store: Store, paths: Paths) -> list[Path]:
 
 
 def follow_runs(store: Store, paths: Paths) -> None:
-    """Where the whole state folder was moved, have jobs find their run folders, which are not where they were, at their
-    new places, and the models in these."""
+    """After the whole state folder was moved, correct the rows of jobs: the paths of their run folders, and of the
+    models in these."""
     with store.writing() as session:
         known = set(session.scalars(select(JobRow.run_dir)))
         for row in session.scalars(select(JobRow).where(~JobRow.run_dir.startswith(f"{paths.runs}/", autoescape=True))):
             before, now = Path(row.run_dir), paths.runs / Path(row.run_dir).name
-            with suppress(OSError):  # nobody knows whether it is there: it stays
+            with suppress(OSError):  # nobody knows whether the folder is there: the row stays as it is
                 if before.exists() or str(now) in known or not RunFolder(now).resolved.is_file():
                     continue
                 row.run_dir = str(now)
@@ -62,10 +61,10 @@ def follow_runs(store: Store, paths: Paths) -> None:
 
 
 def adopt(store: Store, paths: Paths, names: Sequence[str] = ()) -> Adopted:
-    """Make jobs of run folders of these names, or of all `unknown` ones: done where their model is there, held where no
-    process of theirs had begun, else failed, so that a retry goes on from their checkpoints. Folders stay where they
-    are; the number is the folder's name where no other job has it. One that cannot be read, or in which a process
-    works (`run-lives`), keeps no other from it. Raises UserError `not-a-run`, `run-known`; then none is made."""
+    """Make jobs of the run folders with these names, or of all `unknown` ones. A job is done where its model is there,
+    held where none of its processes had begun, else failed, so that a retry goes on from its checkpoint. Folders stay
+    where they are; a job's number is its folder's name, unless another job has it. A folder that cannot be read, or in
+    which a process works (`run-lives`), is left out. Raises UserError `not-a-run`, `run-known`; then no job is made."""
     folders = [_named(store, paths, name) for name in dict.fromkeys(names)] if names else unknown(store, paths)
     described, left = [], []
     for folder in folders:
@@ -89,7 +88,7 @@ def adopt(store: Store, paths: Paths, names: Sequence[str] = ()) -> Adopted:
             session.add(row)
             session.flush()
             rows.append(row)
-        if rows and session.get_bind().dialect.name == "postgresql":  # which gives numbers by a count of its own
+        if rows and session.get_bind().dialect.name == "postgresql":  # it gives numbers by a counter of its own
             session.execute(text("SELECT setval(pg_get_serial_sequence('jobs', 'id'), (SELECT max(id) FROM jobs))"))
     return Adopted(rows=rows, left=left)
 
@@ -102,7 +101,7 @@ def _is_run(folder: Path) -> bool:
 def _may_be_run(folder: Path) -> bool:
     try:
         return _is_run(folder)
-    except OSError:  # it cannot be looked into, which is to be said
+    except OSError:  # it cannot be looked into: `adopt` says so
         return True
 
 
@@ -136,7 +135,7 @@ def _named(store: Store, paths: Paths, name: str) -> Path:
 
 
 def _check_left(folder: Path) -> None:
-    """Raise UserError where a process still works in it, of a daemon that has the other database."""
+    """Raise UserError where a process of a daemon with another database still works in the folder."""
     with suppress(OSError, ValueError):
         if (process := Process.parse(RunFolder(folder).process.read_text())).alive():
             raise UserError(
@@ -146,7 +145,7 @@ def _check_left(folder: Path) -> None:
 
 
 def _described(folder: Path) -> dict[str, Any]:
-    """The columns of a job that its run folder tells. Raises UserError where its job cannot be read."""
+    """The columns of a job's row as far as its run folder tells them. Raises UserError where the job cannot be read."""
     run = RunFolder(folder)
     job = Job.from_resolved(run.resolved)
     end = run.last_event("end", 0)
@@ -180,7 +179,8 @@ def _described(folder: Path) -> dict[str, Any]:
 
 
 def _number(session: Session, folder: Path, paths: Paths) -> int:
-    """The folder's name, or where another job has that, a number that neither a job nor a folder has."""
+    """The folder's name as a number, unless it is none or another job has it; else one that no job and no folder has.
+    """
     if folder.name.isdecimal() and session.get(JobRow, int(folder.name)) is None:
         return int(folder.name)
     names = [int(other.name) for other in paths.runs.iterdir() if other.name.isdecimal()]

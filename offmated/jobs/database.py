@@ -1,4 +1,4 @@
-"""How a database is opened: SQLite with the care it needs, anything else as SQLAlchemy does."""
+"""Opens a database: SQLite with the settings it needs, any other as SQLAlchemy does by default."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from planner.errors import Exit, UserError
 log = logging.getLogger(__name__)
 
 PATIENCE_S = 10.0
-"""So long a busy database is waited for: less than clients wait for their answer, so that they get one."""
+"""How long to wait for a busy database: less than clients wait for their answer, so that they get one."""
 WORKERS_PATIENCE_S = 600.0
-"""The same for workers, who write down how a job ended, and whom nobody waits for."""
+"""The same for workers: they write down how a job ended, and nobody waits for them."""
 _ONLY_READS = "offmate_only_reads"
 _SOUND_LOGS = ((3, 44, 6), (3, 50, 7), (3, 51, 3))
-"""SQLite from 3.7.0 on can corrupt a write-ahead log under two writers, but for these patches of their series, and all
-series after the last (sqlite.org/wal.html, "The WAL-Reset Bug")."""
+"""SQLite from 3.7.0 on can corrupt a write-ahead log under two writers. These patch releases of their series, later
+ones of the same series, and all series after the last do not (sqlite.org/wal.html, "The WAL-Reset Bug")."""
 
 
 def open_engine(url: str, *, patience_s: float = PATIENCE_S) -> Engine:
     """An engine for `url`. Writers wait `patience_s` for their turn, readers never longer than `PATIENCE_S`. Raises
-    UserError when the URL is not one, or its driver is not installed."""
+    UserError when the URL is not valid, or its driver is not installed."""
     try:
         parsed = make_url(url)
         memory = parsed.get_backend_name() == "sqlite" and sqlite_file(url) is None
-        # As many connections as there are threads: who gets none would wait for others that wait, too.
+        # As many connections as there are threads: a thread without one would wait for others that wait, too.
         pool: dict[str, Any] = {} if memory else {"max_overflow": -1}
         engine = create_engine(parsed, pool_pre_ping=parsed.get_backend_name() != "sqlite", **pool)
     except (ArgumentError, NoSuchModuleError, ImportError, ValueError, TypeError) as error:
@@ -48,7 +48,7 @@ def open_engine(url: str, *, patience_s: float = PATIENCE_S) -> Engine:
 
 
 def bad_url(why: str) -> UserError:
-    """The error of a URL, or a part of one, that no database has."""
+    """The error for a database URL that cannot be used; `why` says what is wrong with it."""
     return UserError(
         "The database URL cannot be used.",
         numbers=(why,),
@@ -64,7 +64,7 @@ def reading(engine: Engine) -> Engine:
 
 
 def sqlite_file(url: str | URL) -> str | None:
-    """The file of an SQLite URL; None for other databases and for one in memory."""
+    """The file of an SQLite URL; None for other databases and for a database in memory."""
     parsed = make_url(url)
     if parsed.get_backend_name() != "sqlite" or parsed.database in (None, "", ":memory:"):
         return None
@@ -78,9 +78,9 @@ def has_sound_log(version: tuple[int, int, int] = sqlite3.sqlite_version_info) -
 
 
 def choose_journal(engine: Engine) -> None:
-    """Give an SQLite file the journal that serves it best, and say in the log which and why: the write-ahead log, with
-    which readers and a writer do not wait for each other, where this SQLite and the file's disk can be trusted with it.
-    For the daemon's start: the file keeps its journal, whoever opens it."""
+    """Give an SQLite file the best journal, and say in the daemon's log which and why. Where this SQLite and the file's
+    disk can be trusted with it, that is the write-ahead log, with which readers and a writer do not wait for each
+    other. Called at the daemon's start: the file keeps its journal, whoever opens it."""
     file = sqlite_file(engine.url)
     if file is None:
         return
@@ -94,15 +94,16 @@ def choose_journal(engine: Engine) -> None:
     try:
         with closing(sqlite3.connect(file, timeout=PATIENCE_S)) as connection:
             (got,) = connection.execute(f"PRAGMA journal_mode = {wanted}").fetchone()
-    except sqlite3.Error as error:  # somebody else has it open; a file that cannot be opened says so when it is used
+    except sqlite3.Error as error:  # another process has it open; a file that cannot be opened fails when it is used
         log.warning("the database keeps its journal: %s", error)
         return
     log.info("the database's journal is %s: %s", str(got).upper(), why)
 
 
 def _log_trouble(folder: Path) -> str | None:
-    """What keeps SQLite from a write-ahead log in `folder`, in its own words: two connections try one there. Network
-    and foreign file systems lack the shared memory, and it is too late to ask once the file is changed."""
+    """Why SQLite cannot have a write-ahead log in `folder`, in its own words; None where it can. Two connections try
+    one there in a file of their own, as the database cannot be changed back once it has failed. Network and foreign
+    file systems lack the shared memory."""
     try:
         with (
             tempfile.TemporaryDirectory(prefix=".journal-", dir=folder) as place,
@@ -129,8 +130,9 @@ def _prepare(connection: Any, _record: object) -> None:
 
 
 def _begin(connection: Connection, patience_s: float) -> None:
-    """Take the write lock at once: a transaction that reads first and writes later fails when another wrote between.
-    Those of `reading()` never write, and with a write-ahead log wait for nobody who does."""
+    """Begin a transaction, with the write lock at once: a transaction that reads first and writes later fails when
+    another one wrote in between. Transactions of `reading()` never write, and with a write-ahead log they do not wait
+    for writers."""
     only_reads = connection.get_execution_options().get(_ONLY_READS, False)
     if patience_s != PATIENCE_S:
         waits_s = min(patience_s, PATIENCE_S) if only_reads else patience_s

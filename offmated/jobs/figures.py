@@ -1,4 +1,4 @@
-"""What the files of a run say of its length and its pace, kept until a file is another."""
+"""Reads a run's length and pace from its files, and keeps the results until a file changes."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Json = dict[str, Any]
 _T = TypeVar("_T")
 
 KEPT_FILES = 512
-_DISK_BYTES_PER_S = 400e6  # of a disk that nobody has measured: what a SATA one writes, or less
+_DISK_BYTES_PER_S = 400e6  # assumed for a disk that nobody has measured: what a SATA disk writes, or less
 DAMAGED = (OSError, LookupError, TypeError, ValueError, AttributeError, UserError)
-"""What a look at files raises that are closed, or hold something else than they should."""
+"""What reading raises for files that cannot be opened, or that do not hold what they should."""
 _STEPS_UNSEEN = 2  # a stop may come as a step begins, and the first ones of a run take longer
-_SPARE_S = 15.0  # until the processes have ended
+_SPARE_S = 15.0  # for the processes to end
 _PLAN_FIELDS = (
     "slices", "rounds", "clip", "source", "step_s", "lp_step_s", "bound_s", "solver_gap",
     "gpu_peak_bytes", "cpu_peak_bytes", "gpu_budget_bytes", "cpu_budget_bytes",
@@ -33,8 +33,9 @@ _PLAN_FIELDS = (
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """What is said of a run's events: a few numbers, as they are kept for many jobs. `between_s`: the longest time from
-    one step to the next among the last ones, with what came between them; `save_s`: the longest save of these."""
+    """A summary of a run's events: only a few numbers, as it is kept for many jobs. `between_s`: the longest time from
+    one step to the next among the recent steps, with evaluations but without saves. `save_s`: the longest recent save.
+    """
 
     progress: Json | None
     times: StepTimes
@@ -46,7 +47,7 @@ NO_STEPS = Steps(None, step_times(()))
 
 
 def steps_of(run: RunFolder) -> Steps:
-    """Of the run's events."""
+    """The summary of the run's events."""
     return _steps.get(run, run.metrics)
 
 
@@ -56,7 +57,8 @@ def plan_of(run: RunFolder) -> Json | None:
 
 
 def why_replaced(first: Json, second: Json) -> str:
-    """Why a job has another plan than it had, both as `plan_of` gives them; nothing where both rest on the same."""
+    """Why a job's `first` plan was replaced by its `second`, both as `plan_of` gives them. "" unless an estimate was
+    replaced by a plan from measurements."""
     if first["measured"] or not second["measured"]:
         return ""
     before, now = (format_seconds(plan["step_s"]) for plan in (first, second))
@@ -67,8 +69,8 @@ def why_replaced(first: Json, second: Json) -> str:
 
 
 def left_s(run: RunFolder) -> float | None:
-    """How long a job is still to have the GPU, by the steps measured, else by the plan's; None where its steps, or
-    their time, are not known yet."""
+    """How long a job still needs the GPU, by its measured step time, else by the plan's; None where the number of its
+    steps, or their time, is not known yet."""
     found, plan = steps_of(run), plan_of(run)
     step_s = found.times.step_s or (plan or {}).get("step_s")
     progress = found.progress
@@ -78,7 +80,7 @@ def left_s(run: RunFolder) -> float | None:
 
 
 def stop_s(run: RunFolder) -> float:
-    """How long it may take a job, asked to stop at any moment, to have saved and left the GPU."""
+    """How long it may take a job that is asked to stop at any moment to save a checkpoint and leave the GPU."""
     found, plan = steps_of(run), plan_of(run) or {}
     step_s = found.between_s or _STEPS_UNSEEN * (found.times.step_s or plan.get("step_s") or 0.0)
     save_s = found.save_s or plan.get("cpu_peak_bytes", 0) / _DISK_BYTES_PER_S
@@ -86,8 +88,8 @@ def stop_s(run: RunFolder) -> float:
 
 
 class _Kept(Generic[_T]):
-    """What was read from a file, read again when the file is another: at its last version only, and for some hundred
-    jobs."""
+    """Values read from files, each read again when its file has changed. Keeps only the last version of a file, and
+    the files used last, at most `KEPT_FILES`."""
 
     def __init__(self, read: Callable[[RunFolder], _T]) -> None:
         self._read = read
@@ -121,7 +123,7 @@ def _version(path: Path) -> _Version:
 
 
 def _read_plan(run: RunFolder) -> Json | None:
-    """Figures of plan.json, which may be large, and is the same at each look."""
+    """Figures of plan.json: the file may be large and seldom changes."""
     document = run.read_plan()
     if document is None:
         return None
@@ -144,7 +146,7 @@ def _read_steps(run: RunFolder) -> Steps:
 
 
 def _read_length(run: RunFolder) -> int | None:
-    """The steps a job asks for; None where its epochs decide, whose rows nobody has counted."""
+    """The steps that a job asks for; None where it asks for epochs, as its rows are not counted yet."""
     total = read_yaml(read_text(run.resolved, longest=None), run.resolved.name, longest=None).values.get("max_steps")
     return total if isinstance(total, int) else None
 
@@ -173,7 +175,8 @@ def _progress(events: list[Json]) -> Json | None:
 
 
 def _pauses(events: Sequence[Json]) -> tuple[float | None, float | None]:
-    """The longest time between two steps without what is saved there, and the longest save, of the last start."""
+    """The longest time from one step to the next without the save between them, and the longest save. The time between
+    two starts does not count."""
     between, saves = [0.0], [0.0]
     step_at = before_at = None
     saved_s = 0.0

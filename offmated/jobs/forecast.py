@@ -1,4 +1,4 @@
-"""When jobs begin and end, as it looks now: the queue played through by a clock that jumps from event to event."""
+"""Forecasts when jobs begin and end: simulates the queue with a clock that jumps from event to event."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from planner.job.window import Span, Window
 
 MOST_NIGHTS = 100  # nobody plans further
-_MOST_TURNS = 1000  # of all jobs together
+_MOST_TURNS = 1000  # for all jobs together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """A job of the queue. `left_s`: how long it is to have the GPU, None where that is not known; `stop_s`: so long
+    """A job of the queue. `left_s`: how long it still needs the GPU, None where that is not known. `stop_s`: how long
     before its window's end it stops. It begins not before `begin_at`, and after the job `after` has ended. `blocked`: a
     person, a full disk, or a hub that is not reached keeps it from its turn."""
 
@@ -29,9 +29,9 @@ class Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """When a job begins to work, or goes on, and when it is done, in seconds since 1970; None where that cannot be
-    known. `nights`: of its window so many, this one too; 0 where it has no window, or is not known to end; without
-    `ends_at`: it takes more."""
+    """When a job begins or goes on, and when it is done, in seconds since 1970; None where that cannot be known.
+    `nights`: how many openings of its window it takes, the current one included; where `ends_at` is None, it takes more
+    than these. 0 where the job has no window, or is not known to end."""
 
     starts_at: float | None = None
     ends_at: float | None = None
@@ -42,8 +42,8 @@ UNKNOWN = Expected()
 
 
 def forecast(queue: Sequence[Work], now: float) -> dict[int, Expected]:
-    """Of the jobs of a queue in the order of their turns, the running one among them; those that nothing is known of
-    are left out, and so is what comes after a job's first `MOST_NIGHTS` nights."""
+    """The forecast for the jobs of a queue, given in the order of their turns, the running one among them. Jobs about
+    which nothing is known are left out, and so are jobs after one that takes more than `MOST_NIGHTS` nights."""
     spans = _Spans()
     found: dict[int, Expected] = {}
     there = {work.id for work in queue}
@@ -55,10 +55,10 @@ def forecast(queue: Sequence[Work], now: float) -> dict[int, Expected]:
         ]
         if not waiting:
             break
-        work = min(waiting, key=lambda work: spans.turn(work, clock))  # of several the first
+        work = min(waiting, key=lambda work: spans.turn(work, clock))  # the first one, where several are equal
         at = max(clock, spans.turn(work, clock))
         begun = found.get(work.id, Expected(starts_at=at))
-        if work.left_s is None:  # all behind it begin nobody knows when
+        if work.left_s is None:  # the begin of all jobs behind it is unknown
             found[work.id] = begun
             break
         span = spans.at(work.window, at) if work.window is not None else None
@@ -73,7 +73,7 @@ def forecast(queue: Sequence[Work], now: float) -> dict[int, Expected]:
             clock = stops
             if nights >= MOST_NIGHTS:
                 break
-            if work.stop_s >= span.closes - span.opens:  # no night has room for a step: nobody knows
+            if work.stop_s >= span.closes - span.opens:  # no night is long enough for a step: its end is unknown
                 del left[work.id]
         else:
             found[work.id] = replace(begun, ends_at=over, nights=nights)
@@ -93,18 +93,18 @@ class _Spans:
         self._found: dict[tuple[Window, float], Span] = {}
 
     def at(self, window: Window, at: float) -> Span:
-        """The one that is open then, else the next."""
+        """The span of `window` that is open at the time `at`, else the next one."""
         if (found := self._found.get((window, at))) is None:
             found = self._found[window, at] = window.span(at)
         return found
 
     def after(self, work: Work, span: Span) -> float:
-        """When a job's window opens after this one of its spans."""
+        """When a job's window opens again after `span`."""
         assert work.window is not None
         return max(span.closes, self.at(work.window, span.closes).opens)
 
     def turn(self, work: Work, clock: float) -> float:
-        """When a job may begin, from `clock` on; one that runs does before all others."""
+        """When a job may begin, from `clock` on; -1 for the running job, which comes before all others."""
         at = max(clock, work.begin_at)
         if work.running and (work.window is None or self.at(work.window, clock).opens <= clock):
             return -1.0

@@ -1,4 +1,4 @@
-"""A job file as it is handed in: its text, with what the command line says written into it."""
+"""Writes what the command line says into the text of a job file, as it is handed in."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def read_job(path: Path, gpu_budget: str | None, cpu_budget: str | None) -> tupl
 
 
 def with_budgets(text: str, gpu_budget: str | None, cpu_budget: str | None) -> str:
-    """The job `text` with the budgets that are given."""
+    """The job `text` with those budgets that are not None."""
     for key, value in (("gpu_budget", gpu_budget), ("cpu_budget", cpu_budget)):
         if value is not None:
             text = with_value(text, key, value)
@@ -33,7 +33,7 @@ def with_budgets(text: str, gpu_budget: str | None, cpu_budget: str | None) -> s
 def with_settings(text: str, settings: Iterable[str]) -> str:
     """The job `text` with `settings`, each "KEY=VALUE" with a value as in the file. Raises UserError."""
     for key, found in map(_read_setting, settings):
-        # In brackets a list or a text with a colon stays one line.
+        # Dumped within brackets, so that a list or a text with a colon stays on one line.
         value = yaml.safe_dump([found], default_flow_style=True, width=math.inf, allow_unicode=True, sort_keys=False)
         changed = _with_yaml(text, key, value.strip()[1:-1])
         _check_tool(_keys(text), _keys(changed), key)
@@ -50,12 +50,12 @@ _SET, _INSTEAD = "--set ", ", in place of the file's "
 
 
 def settings_in(notes: Sequence[str]) -> list[str]:
-    """The settings, each "KEY=VALUE", that `notes_on_settings` told among the notes of a job."""
+    """The settings, each "KEY=VALUE", that `notes_on_settings` put among the `notes` of a job."""
     return [note.removeprefix(_SET).partition(_INSTEAD)[0] for note in notes if note.startswith(_SET)]
 
 
 def notes_on_settings(text: str, settings: Sequence[str]) -> tuple[str, ...]:
-    """What `settings` say above the job `text`, and what that says itself. Raises UserError."""
+    """Notes on `settings`: the value of each, and the value in the job `text` that it overrides. Raises UserError."""
     from planner.job.schema import CANONICAL
 
     values = {CANONICAL.get(key, key): value for key, value in read_yaml(text, "the file").values.items()}
@@ -75,7 +75,7 @@ def _read_setting(setting: str) -> tuple[str, object]:
     if read is not None and read.unclear:
         raise to_user_error([replace(mistake, key=f"{_SET}{key}", line=None) for mistake in read.unclear], "--set")
     found = {} if read is None else read.values
-    if found.keys() != {"value"} or not _KEY.fullmatch(key):  # with line breaks a value may be more than one
+    if found.keys() != {"value"} or not _KEY.fullmatch(key):  # a value with line breaks may add other keys
         raise UserError(
             f"--set takes KEY=VALUE, not {printable(setting)}.", code="usage", hint="--set max_length=512",
             exit_code=Exit.USAGE,
@@ -84,8 +84,9 @@ def _read_setting(setting: str) -> tuple[str, object]:
 
 
 def _check_tool(before: list[str], after: list[str], key: str) -> None:
-    """Raise UserError where `key` is another key of the job in a file of this tool, or where the file would read as
-    another tool's with it, and what it leaves out as others'."""
+    """Raise UserError where `key` means another key of the job in a file of this tool. Also where with `key` the file
+    would be read as another tool's, so that the keys it leaves out would get that tool's defaults. `before` and
+    `after`: the file's keys without and with the setting."""
     from planner.job.dialects import Dialect
     from planner.job.schema import CANONICAL
 
@@ -107,15 +108,15 @@ def _check_tool(before: list[str], after: list[str], key: str) -> None:
 
 
 def with_value(text: str, key: str, value: str) -> str:
-    """The YAML mapping `text` with `key` set to the text `value`, all else, comments included, as it was.
+    """The YAML mapping `text` with `key` set to the text `value`; everything else, comments included, stays as it was.
 
-    Text that is no mapping comes back unchanged: whoever reads it will say what is wrong with it.
+    Text that is not a mapping comes back unchanged: whoever reads it later says what is wrong with it.
     """
     return _with_yaml(text, key, yaml.safe_dump(value, default_style='"').strip())
 
 
 def _with_yaml(text: str, key: str, value: str) -> str:
-    from planner.job.schema import CANONICAL  # with what it imports half of what a command takes to start
+    from planner.job.schema import CANONICAL  # late: importing it takes half of a command's start
 
     if (node := _mapping(text)) is None:
         return text
@@ -126,7 +127,7 @@ def _with_yaml(text: str, key: str, value: str) -> str:
                     f"{key} cannot be set above the file, where it is an alias or has an anchor.", code="usage",
                     hint=f"write {key} into the file", exit_code=Exit.USAGE,
                 )  # fmt: skip
-            end = len(text[: old.end_mark.index].rstrip())  # a list ends where the next line begins
+            end = len(text[: old.end_mark.index].rstrip())  # YAML ends a list only where the next line begins
             return f"{text[: name.start_mark.index]}{key}: {value}{text[end:]}"
     if node.flow_style:
         start = node.start_mark.index + 1
@@ -137,7 +138,7 @@ def _with_yaml(text: str, key: str, value: str) -> str:
 
 
 def _mapping(text: str) -> yaml.MappingNode | None:
-    """The YAML mapping `text`; None of what is none."""
+    """The YAML mapping `text`; None where it is not a mapping."""
     try:
         node = yaml.compose(text, yaml.SafeLoader)
     except (yaml.YAMLError, RecursionError):
@@ -151,5 +152,5 @@ def _keys(text: str) -> list[str]:
 
 
 def _named(node: yaml.MappingNode) -> list[tuple[yaml.ScalarNode, yaml.Node]]:
-    """What has a text for a key; what is wrong with others is said by whoever reads the file."""
+    """The entries whose key is a text. What is wrong with other entries is said by whoever reads the file."""
     return [(name, value) for name, value in node.value if isinstance(name, yaml.ScalarNode)]

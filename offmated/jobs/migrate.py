@@ -1,4 +1,4 @@
-"""Brings the database to this version's tables, with a copy of it kept first."""
+"""Brings the database to this version's tables, after making a copy of it."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def scripts_folder() -> Path:
 
 
 def upgrade(engine: Engine, paths: Paths) -> None:
-    """Run the migrations that `engine`'s database lacks. Raises UserError for one written by a newer offmate, for one
-    that cannot be reached or is damaged, and where the upgrade fails, which then leaves it as it was."""
+    """Run the migrations that `engine`'s database lacks. Raises UserError for a database written by a newer offmate,
+    for one that cannot be reached or is damaged, and where the upgrade fails; the database then stays as it was."""
     if engine.dialect.name == "sqlite" and sqlite_file(engine.url) is None:
         raise bad_url("a database in memory is another one for every process")
     configuration = AlembicConfig()
@@ -68,7 +68,8 @@ def upgrade(engine: Engine, paths: Paths) -> None:
 
 
 def _revision(engine: Engine) -> str | None:
-    """The revision of the database; None for an empty one. What SQLite finds damaged is found before it is written."""
+    """The revision of the database; None for an empty one. Raises UserError `database-damaged` where SQLite finds
+    damage, before anything is written."""
     with reading(engine).connect() as connection:
         if engine.dialect.name == "sqlite":
             found = connection.exec_driver_sql("PRAGMA quick_check(3)").scalars().all()
@@ -79,7 +80,7 @@ def _revision(engine: Engine) -> str | None:
 
 @contextmanager
 def _told(engine: Engine) -> Iterator[None]:
-    """What a database says to the first question, as errors for people."""
+    """Turn the errors of the first query to a database into UserErrors."""
     try:
         yield
     except OperationalError as error:
@@ -91,7 +92,7 @@ def _told(engine: Engine) -> Iterator[None]:
         ) from None
     except SQLAlchemyError as error:
         raise _damaged(engine, _cause(error)) from None
-    except (ValueError, TypeError) as error:  # of the driver, about a part of the URL
+    except (ValueError, TypeError) as error:  # raised by the driver because of a part of the URL
         raise bad_url(str(error)) from None
 
 
@@ -107,7 +108,7 @@ def _damaged(engine: Engine, said: str) -> UserError:
 
 
 def _name(engine: Engine) -> str:
-    file = sqlite_file(engine.url)  # whose name need not be one that a URL can be written with
+    file = sqlite_file(engine.url)  # the file's name need not be valid in a URL
     return f"sqlite:///{file}" if file else engine.url.render_as_string()
 
 

@@ -1,5 +1,5 @@
-"""What people do to the queue: hold and release, pause and resume, move. None of it changes a job's state: that is for
-the store's one writer, once the process that works on the job has ended."""
+"""Changes the queue as people ask: hold and release, pause and resume, move. Nothing here changes a job's state: only
+`Store._write` does, once the process that works on the job has ended."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _BY_NOBODY = (None, *_PASSING)
 
 
 def hold(store: Store, job_id: int) -> None:
-    """Keep a job that waits from having its turn. Raises UserError `job-ended`, `job-begun`."""
+    """Keep a waiting job from having its turn. Raises UserError `job-ended`, `job-begun`."""
     with store.writing() as session:
         row = _living(session, job_id)
         if row.state in TAKEN_FROM:
@@ -40,7 +40,7 @@ def hold(store: Store, job_id: int) -> None:
 
 def release(store: Store, job_id: int) -> None:
     """Have a job wait for nothing but its turn: no person, no time, no window, no other job. Raises UserError
-    `job-ended`, and `not-held` where it does already."""
+    `job-ended`, and `not-held` where it waits for none of these already."""
     with store.writing() as session:
         row = _living(session, job_id)
         if (row.hold, row.begin_at, row.after_id, row.window) == (None, None, None, None):
@@ -52,7 +52,7 @@ def release(store: Store, job_id: int) -> None:
 
 
 def pause(store: Store, job_id: int) -> None:
-    """Have a job leave the GPU with a checkpoint and wait until it is resumed; one that waits has no turn until then.
+    """Have a job leave the GPU with a checkpoint and wait until it is resumed. A waiting job has no turn until then.
     Raises UserError `job-ended`."""
     with store.writing() as session:
         row = _living(session, job_id)
@@ -61,7 +61,7 @@ def pause(store: Store, job_id: int) -> None:
 
 
 def resume(store: Store, job_id: int) -> None:
-    """Take a pause back, or a hold. Raises UserError `job-ended`, and `not-paused` where there is none."""
+    """Take a pause or a hold back. Raises UserError `job-ended`, and `not-paused` where there is neither."""
     with store.writing() as session:
         row = _living(session, job_id)
         if row.hold is None:
@@ -72,8 +72,8 @@ def resume(store: Store, job_id: int) -> None:
 
 
 def go_on(store: Store) -> list[int]:
-    """Give jobs their turns back whose disks have the room they need, and those that are to be tried again by the
-    clock; returns their numbers."""
+    """Give jobs their turns back: those whose disks now have the room they need, and those that are due to be tried
+    again by the clock. Returns their numbers."""
     with store.looking() as session:
         held = session.scalars(select(JobRow).where(JobRow.hold.in_(_PASSING), JobRow.state.in_(_IDLE))).all()
     found = []
@@ -89,7 +89,7 @@ def go_on(store: Store) -> list[int]:
 
 
 def until_next_window(store: Store, row: JobRow) -> None:
-    """Have a job begin, or go on, when its window opens the next time."""
+    """Have a job begin, or go on, when its window opens next."""
     assert row.window is not None
     with store.writing() as session:
         mine = JobRow.id == row.id, JobRow.window == row.window  # it may have been released meanwhile
@@ -98,9 +98,9 @@ def until_next_window(store: Store, row: JobRow) -> None:
 
 
 def is_too_late(row: JobRow) -> bool:
-    """Whether what is left of a job's window is too little for a step and a save, or it is not open. Of a job whose
-    folder is damaged the window alone counts: whoever works on it finds that out. Raises ValueError for a window that
-    is none on this machine."""
+    """Whether a job's window is closed, or the rest of it is too short for a step and a save. For a job whose folder is
+    damaged the window alone counts: its worker finds the damage. Raises ValueError for a window that is not valid on
+    this machine."""
     if row.window is None:
         return False
     now, span = time.time(), Window.parse(row.window).span(time.time())
@@ -111,8 +111,8 @@ def is_too_late(row: JobRow) -> bool:
 
 
 def too_short(row: JobRow) -> tuple[float, float] | None:
-    """Of a job whose window is shorter than a step and a save: how long it is and what they take, in seconds. None of
-    all others, and where that is not known."""
+    """For a job whose window is shorter than a step and a save: the length of the window and the time that these take,
+    in seconds. None for all other jobs, and where it is not known."""
     if row.window is None:
         return None
     with suppress(*DAMAGED):
@@ -123,7 +123,7 @@ def too_short(row: JobRow) -> tuple[float, float] | None:
 
 
 def pause_all(store: Store) -> None:
-    """Have no job work until `resume_all`: those that do save a checkpoint first."""
+    """Have no job work until `resume_all`. Running jobs save a checkpoint first."""
     with store.writing() as session:
         if paused_since(session) is None:
             session.merge(WishRow(name=_PAUSE, since=time.time()))
@@ -137,7 +137,7 @@ def resume_all(store: Store) -> None:
 
 
 def leave_gpu(store: Store, leave: bool) -> None:
-    """Have no job on the GPU, as another program wants it; or have them there again."""
+    """With `leave`, keep all jobs off the GPU, as another program wants it; without, let them use it again."""
     with store.writing() as session:
         wish = session.get(WishRow, _YIELD)
         if leave and wish is None:
@@ -147,30 +147,30 @@ def leave_gpu(store: Store, leave: bool) -> None:
 
 
 def yields(store: Store) -> bool:
-    """Whether no job is to be on the GPU, as another program wants it."""
+    """Whether all jobs are to stay off the GPU, as another program wants it."""
     with store.looking() as session:
         return wishes(session)[1]
 
 
 def wishes(session: Session) -> tuple[bool, bool]:
-    """Whether no job is to work, and whether none is to be on the GPU."""
+    """Whether the whole machine is paused, and whether all jobs are to stay off the GPU."""
     found = set(session.scalars(select(WishRow.name).where(WishRow.name.in_((_PAUSE, _YIELD)))))
     return _PAUSE in found, _YIELD in found
 
 
 def paused_since(session: Session) -> float | None:
-    """Since when no job is to work; None while they may."""
+    """Since when the whole machine is paused; None while jobs may work."""
     return session.scalar(select(WishRow.since).where(WishRow.name == _PAUSE))
 
 
 def is_paused(store: Store) -> bool:
-    """Whether no job is to work."""
+    """Whether the whole machine is paused."""
     with store.looking() as session:
         return paused_since(session) is not None
 
 
 def move_before(store: Store, job_id: int, other_id: int) -> None:
-    """Give a job that waits the place before another one that does, with its priority. Raises UserError `job-ended`,
+    """Give a waiting job the place before another waiting job, and that job's priority. Raises UserError `job-ended`,
     `job-begun`."""
     with store.writing() as session:
         row, other = _waiting(session, job_id), _waiting(session, other_id)
@@ -179,7 +179,7 @@ def move_before(store: Store, job_id: int, other_id: int) -> None:
 
 
 def move_first(store: Store, job_id: int) -> None:
-    """Give a job that waits the first place of those that do. Raises UserError `job-ended`, `job-begun`."""
+    """Give a waiting job the first place among the waiting jobs. Raises UserError `job-ended`, `job-begun`."""
     with store.writing() as session:
         row = _waiting(session, job_id)
         first = session.scalars(_in_order().limit(1)).first()
@@ -188,7 +188,7 @@ def move_first(store: Store, job_id: int) -> None:
 
 
 def move_last(store: Store, job_id: int) -> None:
-    """Give a job that waits the last place of those that do. Raises UserError `job-ended`, `job-begun`."""
+    """Give a waiting job the last place among the waiting jobs. Raises UserError `job-ended`, `job-begun`."""
     with store.writing() as session:
         row = _waiting(session, job_id)
         waiting = session.scalars(select(JobRow.priority).where(JobRow.state.in_(_IDLE)).order_by(JobRow.priority))
@@ -197,7 +197,7 @@ def move_last(store: Store, job_id: int) -> None:
 
 
 def set_priority(store: Store, job_id: int, priority: int) -> None:
-    """Let a job that waits come before all of a lower priority. Raises UserError `job-ended`, `job-begun`."""
+    """Let a waiting job come before all jobs of a lower priority. Raises UserError `job-ended`, `job-begun`."""
     with store.writing() as session:
         _set(session, _waiting(session, job_id), priority=priority)
 
@@ -207,7 +207,8 @@ def _in_order() -> Any:
 
 
 def _put_before(session: Session, row: JobRow, other: JobRow) -> None:
-    """All from the other one's position on make room; positions of different priorities are not compared."""
+    """Put `row` at the position of `other`, and move all jobs from there on back by one. Jobs of other priorities may
+    move, too: positions of different priorities are never compared."""
     place = other.position
     room = update(JobRow).where(JobRow.position >= place).values(position=JobRow.position + 1)
     session.execute(room.execution_options(synchronize_session=False))
@@ -228,7 +229,7 @@ def _living(session: Session, job_id: int) -> JobRow:
 
 
 def _waiting(session: Session, job_id: int) -> JobRow:
-    """One that waits, or will when it is planned."""
+    """The job, if it waits or will wait once it is planned. Raises UserError `job-ended`, `job-begun`."""
     row = _living(session, job_id)
     if row.state is JobState.RUNNING:
         raise _begun(row, "its place matters again when it waits")

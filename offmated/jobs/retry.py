@@ -1,4 +1,4 @@
-"""Another try for a job that has failed or was cancelled."""
+"""Tries a job again that has failed or was cancelled."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def retry(
     store: Store, job_id: int, *, gpu_budget: int | None = None, cpu_budget: int | None = None,
     allow_changed_data: bool = False, allow_changed_model: bool = False,
 ) -> JobRow:  # fmt: skip
-    """Have a failed or cancelled job tried again, from its last checkpoint if it has one; budgets in bytes, None for
-    those it has. With a checkpoint it goes on under the plan it was made under, else the job is planned anew.
-    `allow_changed_data`: data that were not read yet are those that are there now;
-    `allow_changed_model`: so are the model's files and the tokenizer's.
+    """Have a failed or cancelled job tried again, from its last checkpoint if it has one. Budgets are in bytes, None
+    keeps the job's. With a checkpoint the job goes on under the plan it has, as long as no budget changes; else it is
+    planned anew. `allow_changed_data`: data that were not read yet may have changed, and are read as they are now;
+    `allow_changed_model`: the same for the files of the model and the tokenizer.
 
-    Raises UserError when the job is neither, or cannot be run any more as it was written.
+    Raises UserError when the job neither failed nor was cancelled, or can no longer be run as it was written.
     """
     budgets = {name: size for name, size in (("gpu_budget", gpu_budget), ("cpu_budget", cpu_budget)) if size}
     with alone(job_id):
@@ -49,8 +49,8 @@ def retry(
 
 @contextmanager
 def alone(job_id: int) -> Iterator[None]:
-    """Inside, no other thread tries this job again or cleans it: each writes what it looked at before. Other jobs do
-    not wait, as reading a job's files takes up to minutes."""
+    """In the body, no other thread tries this job again or cleans it, since both first look at its folder and then
+    change it. Other jobs do not wait, as reading a job's files takes up to minutes."""
     with _FREED:
         _FREED.wait_for(lambda: job_id not in _BUSY)
         _BUSY.add(job_id)
@@ -63,11 +63,13 @@ def alone(job_id: int) -> Iterator[None]:
 
 
 def _make_ready(store: Store, run: RunFolder, budgets: dict[str, int], other_data: bool, other_model: bool) -> JobState:
-    """Check the job of a run folder once more, and write what another try changes; returns what it is due for."""
+    """Check the job of a run folder once more, and write what another try changes. Returns the state in which the job
+    waits: WAITING for the GPU, or SUBMITTED for the planner. `other_data`, `other_model`: whether these may have
+    changed."""
     before = job = Job.from_resolved(run.resolved)
     check_output(job, store, run)
     goes_on = run.last_checkpoint_step() is not None
-    reads_again = other_model and not goes_on  # tokens that a checkpoint rests on stay, also under another tokenizer
+    reads_again = other_model and not goes_on  # with a checkpoint its tokens stay, even if the tokenizer has changed
     frozen = freeze(job) if other_data else None
     if frozen is None and (not run.is_tokenized or reads_again):
         check_frozen(job, run.read_frozen())
@@ -81,7 +83,7 @@ def _make_ready(store: Store, run: RunFolder, budgets: dict[str, int], other_dat
     if budgets:
         check_budgets_here(budgets.get("gpu_budget"), budgets.get("cpu_budget"))
         job = job.model_copy(update=budgets)
-    # All is checked: a try that is refused leaves the job as it was.
+    # Nothing is written before all is checked: a try that is refused leaves the job as it was.
     if frozen is not None:
         _say_allowed(run, "data", run.read_frozen(), frozen)
         run.write_frozen(frozen)
@@ -93,9 +95,9 @@ def _make_ready(store: Store, run: RunFolder, budgets: dict[str, int], other_dat
     if other_model and base is not None:
         _say_allowed(run, "model", run.read_base(), base)
     run.write_base(base)
-    run.forget_notches()  # whoever has it tried again may have made room: it is helped as often as before
+    run.forget_notches()  # the person may have made room: budgets may be lowered as often as before
     if job != before:
-        run.plan.unlink(missing_ok=True)  # or a later retry, without budgets, would find it and go on under it
+        run.plan.unlink(missing_ok=True)  # or a later retry without budgets would go on under it
         run.write_resolved(job.resolved_yaml())
     plan = run.read_plan()
     return JobState.WAITING if goes_on and plan is not None and plan["measured"] else JobState.SUBMITTED
@@ -104,7 +106,7 @@ def _make_ready(store: Store, run: RunFolder, budgets: dict[str, int], other_dat
 def _say_allowed(
     run: RunFolder, what: str, before: Mapping[str, Mapping[str, Any]] | None, now: Mapping[str, Mapping[str, Any]]
 ) -> None:
-    """Have the job's log say which files are others by the leave of whoever has it tried again."""
+    """Have the job's log say which files have changed, as the person who has it tried again allowed."""
     lines = other_content(before, now)
     more = [f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
     run.say(f"--allow-changed-{what}: " + ("; ".join([*lines[:_SHOWN], *more]) or "no file has changed"))

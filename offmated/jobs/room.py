@@ -1,7 +1,8 @@
-"""Jobs whose disk is full: what they need, whether it is there, and when they are tried again where that is not seen.
+"""Handles jobs whose disk is full: the room they need, whether it is free, and when they are tried again where that
+cannot be seen.
 
-A disk runs out of bytes, of files (inodes), or of what one user may have of it (a quota), which no question about the
-disk's free room shows.
+A disk runs out of bytes, of files (inodes), or of one user's share of it (a quota). Its free room does not show a
+quota.
 """
 
 from __future__ import annotations
@@ -16,14 +17,15 @@ from planner.errors import Room
 from planner.run.folder import RunFolder
 from planner.units import counted, format_bytes
 
-_SPARE_BYTES, _SPARE_FILES = 64 * 2**20, 64  # or a twentieth of a small disk
+_SPARE_BYTES, _SPARE_FILES = 64 * 2**20, 64  # or a twentieth of the disk, if that is less
 
 
 def needing(error: Mapping[str, Any], run: RunFolder, before: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The error of a full disk, with what has to be free for the job to go on. Where the process said how much it
-    needs, and the disk has less, the job goes on once that is free: `again` is None. Otherwise the need is guessed from
-    the run's disk; it is unknown where the disk has as much as the process said. Then the job is also tried again by
-    the clock, each time after twice the pause that `before` has, the error it ended with before."""
+    """`error`, of a full disk, with the room that has to be free for the job to go on. Where the process said how much
+    it needs, and the disk has less, the job goes on once that much is free: `again` is None. Where the process did not
+    say, the need is guessed from the run's disk; where the disk has as much as the process said, it is unknown. In both
+    cases the job is also tried again by the clock, after twice the pause of `before`, the error it ended with before.
+    """
     needs = Room.of(error.get("needs"))
     if needs is not None and _missing(needs) != (0, 0):
         return {**error, "again": None}
@@ -32,9 +34,9 @@ def needing(error: Mapping[str, Any], run: RunFolder, before: Mapping[str, Any] 
 
 
 def goes_on(error: Mapping[str, Any] | None) -> bool:
-    """Whether what `error` needs is there, or it is time to try. Where `error` was recorded by a version that had no
-    clock, it is: what it needs was guessed then, and may never be there. Raises OSError when the disk does not answer.
-    """
+    """Whether the room that `error` needs is free, or it is time to try. It is always time for an `error` without
+    `again`, recorded by a version that did not try by the clock: its need was guessed and may never be met. Raises
+    OSError when the disk does not answer."""
     found = error or {}
     needs = Room.of(found.get("needs"))
     if needs is not None and not needs.is_unseen and _missing(needs) == (0, 0):
@@ -44,7 +46,7 @@ def goes_on(error: Mapping[str, Any] | None) -> bool:
 
 
 def waiting_words(error: Mapping[str, Any] | None) -> str:
-    """What a job waits for that ended with `error`. Raises OSError when the disk does not answer."""
+    """What a job that ended with `error` waits for, in words. Raises OSError when the disk does not answer."""
     needs = Room.of((error or {}).get("needs"))
     if error is None or needs is None:
         return "there is room again: it goes on"
@@ -60,9 +62,9 @@ def waiting_words(error: Mapping[str, Any] | None) -> str:
 
 
 def _guessed(run: RunFolder) -> Room:
-    """A guess at what has to be free for a job whose process could not say it: the size of its newest checkpoint, and
-    a reserve. The disk may have that much now, as the process removed the files that it had begun; then the guess is
-    what is free now, and the reserve."""
+    """A guess at the room that a job needs whose process could not say it: the size of its newest checkpoint, and a
+    reserve. The disk may have that much free now, as the process removed the files it had begun; then the guess is what
+    is free now, and the reserve."""
     step = run.last_checkpoint_step()
     saved = [] if step is None else [*(run.checkpoints / f"step-{step}").glob("*")]
     disk = os.statvfs(run.path)
@@ -75,7 +77,7 @@ def _guessed(run: RunFolder) -> Room:
 
 
 def _missing(needs: Room) -> tuple[int, int]:
-    """The bytes, and the files, that the disk of a folder is short of that is there, or will be there. Raises OSError
+    """The bytes and the files that are missing on the disk of `needs.folder`, which may not exist yet. Raises OSError
     when the disk does not answer."""
     path = Path(needs.folder)
     while not path.exists() and path != path.parent:

@@ -1,4 +1,4 @@
-"""Jobs in the database, which is the truth about them. `Store._write` is the only function that changes a state."""
+"""Stores jobs in the database, the only truth about them. `Store._write` is the only function that changes a state."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PROCESSES = {JobState.PLANNING: "planner", JobState.RUNNING: "trainer"}
 
 
 class KeyTaken(Exception):
-    """There is a job of this submission key."""
+    """There is a job with this submission key already."""
 
 
 class Store:
@@ -58,10 +58,10 @@ class Store:
         notes: Sequence[str] = (), output_dir: str | None = None, fingerprint: str | None = None,
         again: int | None = None,
     ) -> JobRow:  # fmt: skip
-        """A new job. `prepare` gets its number and makes its run folder; what it raises leaves no row behind. `key`,
-        `notes` (as they are after `prepare`), `output_dir` and `fingerprint` as in `JobRow`; where another job than
-        `again` has this fingerprint, one more note says so. Raises UserError `output-taken`,
-        `no-such-job` for one to come after, and `KeyTaken` when there is a job of this `key`."""
+        """A new job. `prepare` gets its number and makes its run folder; when it raises, no row is left. `key`, `notes`
+        (as they are after `prepare`), `output_dir` and `fingerprint` are as in `JobRow`. Where a job other than `again`
+        has this fingerprint, one more note says so. Raises UserError `output-taken`, `no-such-job` where
+        `turn.after` names no job, and `KeyTaken` when there is a job with this `key`."""
         with self.writing() as session:
             _check_free(session, output_dir)
             if turn.after is not None and session.get(JobRow, turn.after) is None:
@@ -109,22 +109,22 @@ class Store:
             return session.scalars(query).all()
 
     def living(self) -> frozenset[JobState]:
-        """The states that jobs are in which are not over: one quick look, for who looks twice a second."""
+        """The states that occur among jobs that are not over. One quick query, as it is made twice a second."""
         query = select(JobRow.state).where(JobRow.state.not_in(FINAL)).distinct()
         with self.looking() as session:
             return frozenset(session.scalars(query))
 
     def due(self, phase: JobState, at_most: int) -> Sequence[JobRow]:
         """Jobs due for `phase` (PLANNING or RUNNING), the next one first."""
-        # Found by an index alone; then the few are read.
+        # The numbers are found by an index alone; then only these rows are read.
         first = select(JobRow.id).where(JobRow.state == TAKEN_FROM[phase], has_turn(phase)).order_by(*queue_order())
         query = select(JobRow).where(JobRow.id.in_(first.limit(at_most))).order_by(*queue_order())
         with self.looking() as session:
             return session.scalars(query).all()
 
     def take(self, job_id: int, phase: JobState, owner: Process) -> JobRow | None:
-        """Begin `phase` of a job that is due for it, as `owner`. None when it is not due: someone was faster. One whose
-        row is damaged has failed: it would be handed out again and again."""
+        """Begin `phase` of a job that is due for it, as `owner`. None when it is not due: another process was faster. A
+        job whose row is damaged fails: else it would be handed out again and again."""
         row = self.job(job_id)
         if row.state is not TAKEN_FROM[phase]:
             return None
@@ -143,10 +143,11 @@ class Store:
         self, row: JobRow, exit_code: int | None, *, process: str = "", blameless: bool = False, less: bool = False,
         energy_j: float | None = None,
     ) -> JobState | None:  # fmt: skip
-        """Record that the process of `row`, as `take` gave it, ended; returns the job's new state.
+        """Record that the process of `row`, as `take` returned it, ended. Returns the job's new state; None when the
+        job no longer belongs to `row.owner`.
 
-        `exit_code`, `process` (the phase's own where not given), `blameless` and `less` are those of `Ending`;
-        `energy_j` is what the GPU took meanwhile, where that is known. None when the job is no longer `row.owner`'s.
+        `exit_code`, `process` (by default the phase's own), `blameless` and `less` are those of `Ending`. `energy_j`:
+        the joules that the GPU took meanwhile, None where not known.
         """
         folder = RunFolder(Path(row.run_dir))
         step = folder.last_checkpoint_step()
@@ -188,15 +189,15 @@ class Store:
                 values["history"] = [*now.history[:-1], attempt | over]
             if verdict.state in FINAL:
                 values |= {"ended_at": ended_at, "result": result}
-            # A stop or a pause that arrives between the look and the write changes the verdict: look again.
+            # A stop or a pause that arrives between the look and the write changes the verdict; then look again.
             as_seen = JobRow.hold.is_not_distinct_from(now.hold)
             if self._write(row.id, now.state, verdict.state, now, values, as_seen):
                 return verdict.state
 
     @contextmanager
     def handling(self, row: JobRow) -> Iterator[None]:
-        """The work on `row`, as `take` gave it. A person's error, and a run folder that is not there or is closed, fail
-        the job: another try would end there, too."""
+        """The body works on `row`, as `take` returned it. A UserError, and a run folder that is missing or cannot be
+        opened, fail the job: another try would fail in the same way."""
         try:
             yield
         except (UserError, *_CLOSED) as error:
@@ -204,8 +205,8 @@ class Store:
             self.give_up(row, error)
 
     def give_up(self, row: JobRow, error: Exception) -> None:
-        """Record that `row` has failed with `error`, without a look at its run folder. One that was to be cancelled is
-        cancelled. Nothing happens when the job is no longer as `row` has it."""
+        """Record that `row` has failed with `error`, without a look at its run folder. A job that was to be cancelled
+        is cancelled. Nothing happens when the job has changed since `row` was read."""
         told = error if isinstance(error, UserError) else UserError(
             "This job could not be handled.", code="job-not-handled",
             numbers=(f"{type(error).__name__}: {first_line(error)}", f"run folder {row.run_dir}"),
@@ -221,8 +222,9 @@ class Store:
         self._write(row.id, row.state, new, row, values)
 
     def stop(self, job_id: int, reason: StopReason) -> JobState:
-        """Ask for a stop, and return the state the job is in then. Idle jobs are cancelled at once; one that a process
-        works on is marked, and the dispatcher tells the process. CANCEL outranks SHUTDOWN; final states stay."""
+        """Ask for a stop, and return the state the job is in then. CANCEL ends an idle job at once; other reasons leave
+        an idle job as it is. A job that a process works on is marked, and the dispatcher tells the process. CANCEL is
+        never replaced by another reason; final states stay."""
         while True:
             row = self.job(job_id)
             if row.state in FINAL or row.stop_reason in (reason, StopReason.CANCEL):
@@ -238,8 +240,8 @@ class Store:
                     return JobState.CANCELLED
 
     def retry(self, job_id: int, due: JobState) -> JobRow:
-        """Bring a failed or cancelled job back, to be `due` (SUBMITTED or WAITING) as if nothing had happened since its
-        last checkpoint. Raises UserError `not-to-retry` when it is neither."""
+        """Bring a failed or cancelled job back to the state `due` (SUBMITTED or WAITING), as if nothing had happened
+        since its last checkpoint. Raises UserError `not-to-retry` when it neither failed nor was cancelled."""
         row = self.job(job_id)
         back: dict[str, Any] = {
             "stop_reason": None, "ended_at": None, "crashes": 0, "exit_code": None, "error": None, "result": None,
@@ -258,9 +260,9 @@ class Store:
         self, job_id: int, state: JobState, new: JobState, seen: JobRow | None, values: dict[str, Any],
         *more: ColumnElement[bool],
     ) -> bool:  # fmt: skip
-        """Compare and set: write `new` and `values` if the job is in `state` (with the owner, the stop reason and the
-        attempts of `seen`, if given), and `more` holds. False, and nothing written, if not. Raises ValueError for a way
-        that does not exist."""
+        """Compare and set: write the state `new` and `values` if the job is in `state` (with the owner, the stop reason
+        and the attempts of `seen`, if given), and `more` holds. Else write nothing and return False. Raises ValueError
+        for a transition that does not exist."""
         if new is not state and new not in NEXT[state]:
             raise ValueError(f"a job does not go from {state} to {new}")
         change = update(JobRow).where(JobRow.id == job_id, JobRow.state == state, *more)
@@ -272,14 +274,14 @@ class Store:
                 JobRow.attempts == seen.attempts,
             )
         with self.writing() as session:
-            if state in FINAL and new not in FINAL and seen is not None:  # another may have come to its place meanwhile
+            if state in FINAL and new not in FINAL and seen is not None:  # another job may write there by now
                 _check_free(session, seen.output_dir)
             return cast(CursorResult[Any], session.execute(change.values(state=new, **values))).rowcount == 1
 
     @contextmanager
     def writing(self) -> Iterator[Session]:
-        """A transaction that writes. Threads of this process have one after the other: among those that wait for the
-        file itself SQLite lets in whoever asks at the right moment, and some never. Raises TimeoutError."""
+        """A transaction that writes. The threads of this process take turns by a lock: if they waited for SQLite's file
+        lock, SQLite would let in whoever asks at the right moment, and some never. Raises TimeoutError."""
         if not self._turn.acquire(timeout=self._patience_s):
             raise TimeoutError(f"others have written to the database for {self._patience_s:g} s")
         try:
@@ -309,15 +311,15 @@ def _begun(row: JobRow) -> dict[str, Any]:
 
 
 def no_such_job(job_id: int) -> UserError:
-    """The error of a number that no job has."""
+    """The error for a number that no job has."""
     return UserError(
         f"There is no job {job_id}.", hint="offmate status", code="no-such-job", exit_code=Exit.NO_SUCH_JOB
     )
 
 
 def _same_work(session: Session, row: JobRow, again: int | None) -> list[str]:
-    """That there is a job already which does the same, and has not failed: the newest one. None of it is refused:
-    people have their reasons."""
+    """A note naming the newest other job that does the same and has neither failed nor been cancelled; none where there
+    is no such job. The new job is not refused: people have their reasons."""
     same = select(JobRow).where(
         JobRow.fingerprint == row.fingerprint, JobRow.id.not_in({row.id, again or row.id}),
         JobRow.state.not_in(AGAIN),
@@ -338,12 +340,12 @@ def _check_free(session: Session, output_dir: str | None) -> None:
 
 
 def _now(*before: float | None) -> float:
-    """The time of now; that of the latest of `before` where the clock has been set back meanwhile."""
+    """The current time, or the latest of `before` where the clock has been set back meanwhile."""
     return max((time.time(), *(moment for moment in before if moment is not None)))
 
 
 def _of_job(error: dict[str, Any] | None, number: int) -> dict[str, Any] | None:
-    """The error that a process wrote, with the job's number in its hint; as it is where it is in another form."""
+    """The error that a process wrote, with the job's number in its hint; unchanged where it is in another form."""
     with suppress(KeyError, TypeError, ValueError):
         return error and UserError.from_json(error).of_job(number).to_json()
     return error

@@ -1,4 +1,5 @@
-"""The table of jobs. The planner's cache has its own tables in the same database, see planner/cache/tables.py."""
+"""The database tables of jobs and of wishes. The planner's cache has its own tables in the same database, see
+planner/cache/tables.py."""
 
 from __future__ import annotations
 
@@ -23,8 +24,8 @@ _ERROR = {"what", "numbers", "hint", "code", "exit_code"}
 
 
 class _Told(TypeDecorator[Any]):
-    """JSON of a form. Where a column holds something else, a damaged one, it is read as `otherwise`: what it would
-    tell is lost, and neither its job nor any list ends of it."""
+    """A JSON column whose values have the form that `is_it` checks. A damaged value is read as `otherwise`: its content
+    is lost, but neither the job nor a list of jobs fails because of it."""
 
     impl = JSON
     cache_ok = True
@@ -35,7 +36,7 @@ class _Told(TypeDecorator[Any]):
         self.otherwise = otherwise
 
     def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], Any]:
-        """How a value of the database is read."""
+        """The function that reads a value of the database."""
         read = super().result_processor(dialect, coltype)
         assert read is not None
 
@@ -72,25 +73,26 @@ class Base(DeclarativeBase):
 
 
 class JobRow(Base):
-    """One job. Times are seconds since 1970, in the order in which things happened though a clock be set back.
+    """One job. Times are seconds since 1970; they keep the order of events even where the clock was set back.
 
-    `owner` is the process that works on it now (`str(planner.run.processes.Process)`), `stop_reason` why it is to stop,
-    or stopped last. `started_at` is its first start, `attempts` counts them, and `history` has for each {"number",
-    "started_at", "from_step", "metrics_from", "ended_at", "ending", "reached_step", "checkpoint_step", "energy_j"}: the
-    checkpoint it went on from, the byte of metrics.jsonl where its events begin, in words how it ended, the last step
-    it did, the newest checkpoint then, and the joules that the GPU took (null where there is none, or nobody knows).
-    `crashes` counts deaths since the last new checkpoint.
-    `error` has the fields of `UserError`: what its last process ended with, of a job that has failed or waits until
-    that has passed, then also when it is tried again (`again`, offmated/jobs/again.py). `result` is the trainer's last
-    "end" event.
-    `submission_key` is what a client calls its submission, so that it can hand it in again when it got no answer;
-    `notes` are what it was told. `output_dir` is the real path of the model's folder, where the job names one. A
-    history that is damaged is empty, and goes on from there.
+    `owner` is the process that works on the job now (`str(planner.run.processes.Process)`), `stop_reason` why the job
+    is to stop, or last stopped. `started_at` is its first start, `attempts` counts its starts, and `history` has for
+    each attempt {"number", "started_at", "from_step", "metrics_from", "ended_at", "ending", "reached_step",
+    "checkpoint_step", "energy_j"}: `from_step` is the checkpoint it went on from, `metrics_from` the byte of
+    metrics.jsonl where its events begin, `ending` says in words how it ended, `reached_step` is its last step,
+    `checkpoint_step` the newest checkpoint then, `energy_j` the joules that the GPU took (null where not known). A
+    damaged history is read as empty, and goes on from there. `crashes` counts deaths since the last new checkpoint.
 
-    In the queue a higher `priority` comes first, then a lower `position`. A job has no turn while it has a `hold`; none
-    on the GPU before `begin_at`, and before the job `after_id` is done. `label` is a word of the user's. `window` is
-    the text of the `planner.job.window.Window` in which it may have the GPU, None where it may at any time.
-    `fingerprint` tells whether two jobs do the same on the same data; None for those of before there was one.
+    `error` has the fields of `UserError`: what the last process ended with, for a job that has failed or that waits
+    until the error has passed; then it also says when the job is tried again (`again`, offmated/jobs/again.py).
+    `result` is the trainer's last "end" event. `submission_key` is the client's name for its submission, so that it can
+    hand it in again when it got no answer; `notes` are what the client was told. `output_dir` is the real path of the
+    model's folder, where the job names one.
+
+    In the queue a higher `priority` comes first, then a lower `position`. A job has no turn while it has a `hold`, and
+    none on the GPU before `begin_at` and before the job `after_id` is done. `label` is a word of the user's. `window`
+    is the text of the `planner.job.window.Window` in which the job may have the GPU, None for any time. `fingerprint`
+    tells whether two jobs do the same on the same data; None for jobs older than this column.
     """
 
     __tablename__ = "jobs"
@@ -131,7 +133,8 @@ class JobRow(Base):
 
 
 class WishRow(Base):
-    """What a person wants of the whole machine, and since when: "pause" that no job works."""
+    """A fact about the whole machine by its name, and since when it holds: "pause" (no job is to work), "yield" (no job
+    is to use the GPU); also up to when addresses and trackers were told."""
 
     __tablename__ = "wishes"
 
