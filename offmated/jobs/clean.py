@@ -38,9 +38,9 @@ def clean(
     store: Store, job_ids: Sequence[int] = (), *, unfinished: bool = False, older_s: float = 0.0, remove: bool
 ) -> tuple[Freed, ...]:  # fmt: skip
     """Remove checkpoints and tokenized data of jobs that are done; with `unfinished`, also of jobs that failed or were
-    cancelled. Such a job begins from its start when it is tried again; but one that went on from another job has no
-    start of its own, and a retry of it is refused then. With `job_ids` only these jobs are cleaned, else all that have
-    been over for `older_s`. Without `remove` nothing is removed, and the answer is what would be.
+    cancelled. Such a job begins from its start when it is tried again; but one that went on from another job's
+    checkpoint has no start of its own, and is refused then. With `job_ids` only these jobs are cleaned, else all that
+    have been over for `older_s`. Without `remove` nothing is removed, and the answer is what would be.
 
     Models, logs, numbers, plans and job files stay. Raises UserError `no-such-job`, `job-not-over`, `job-unfinished`.
     """

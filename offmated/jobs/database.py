@@ -102,7 +102,7 @@ def choose_journal(engine: Engine) -> None:
 
 def _log_trouble(folder: Path) -> str | None:
     """Why SQLite cannot have a write-ahead log in `folder`, in its own words; None where it can. Two connections try
-    one there in a file of their own, as the database cannot be changed back once it has failed. Network and foreign
+    one there in a file of their own, as it is too late to ask once the database itself is changed. Network and foreign
     file systems lack the shared memory."""
     try:
         with (

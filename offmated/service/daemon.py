@@ -1,7 +1,7 @@
-"""The daemon: one process that owns the database's upkeep, the broker, the workers and the API.
+"""Runs the daemon: one process that upgrades the database and keeps up the broker, the workers and the API.
 
-The main thread supervises and dispatches, since its children die with the thread that starts them; the API has a
-thread of its own.
+The main thread supervises and dispatches, since its children die with the thread that starts them. The API has a thread
+of its own.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ _RQ_WORKER = (sys.executable, "-P", "-m", "offmated.service.rqworker")
 TICK_S = 0.5
 STOP_TICK_S = 0.1
 HORSE_PATIENCE_S = 5.0
-QUIET_PATIENCE_S = 5.0  # for a worker that is to end, without a job: a broker that hangs would keep it for minutes
-BUSY_PATIENCE_S = 60.0  # the same while the database does not answer, to which it may have to say how a job ended
+QUIET_PATIENCE_S = 5.0  # for a worker without a job to end: a broker that hangs would keep it for minutes
+BUSY_PATIENCE_S = 60.0  # the same while the database does not answer: the worker may have a job's end to write there
 SERVER_PATIENCE_S = 5.0  # for the broker to end
-SILENT_PATIENCE_S = 10.0  # for our own broker to answer again, before it starts again
+SILENT_PATIENCE_S = 10.0  # for our own broker to answer again, before it is started anew
 
 
 def run(paths: Paths) -> Exit:
-    """Be the daemon, until SIGTERM, SIGINT or `POST /shutdown`. The lock stays with the process until that is gone.
-    Raises UserError when it cannot start, among others `already-running`."""
+    """Be the daemon, until SIGTERM, SIGINT or `POST /shutdown`. The process holds the lock until it is gone. Raises
+    UserError when it cannot start, among others `already-running`."""
     os.umask(0o077)
     paths.create()
     os.chdir(paths.state)  # the caller's folder may be unmounted later
@@ -88,7 +88,7 @@ class Daemon:
         self._down_asked = False
         self._closing = False
         self._started = time.time()
-        self._release = release()  # now: an upgrade may replace what tells it
+        self._release = release()  # now: an upgrade may replace the package's metadata
         environment = paths.environment()
         command = self._broker.command
         self._servers = (
@@ -159,14 +159,15 @@ class Daemon:
         log.info("stopped")
 
     def _tick(self) -> None:
-        """Everything there is to do, each part by itself: one that fails keeps no other from being done, and is tried
-        again at the next tick. Ending here, whatever is wrong, would end trainings that are well."""
+        """Do everything that is due, each part by itself: a part that fails does not keep the others from being done,
+        and is tried again at the next tick. Whatever is wrong, the daemon does not end here, as that would end jobs
+        that train well."""
         self._listen()
         self._keep_lock()
         with self._errors.of("putting the log aside", OSError):
             keep_short(self._paths)
         self._keep([*self._servers, *self._workers.values()])
-        there = frozenset(JobState)  # where the database does not say, each part finds that out by itself
+        there = frozenset(JobState)  # where the database does not answer, each part finds that out by itself
         with self._errors.of("seeing what jobs there are", Exception):
             there = self._store.living()
         for what, do in (
@@ -191,7 +192,7 @@ class Daemon:
             notifier.tick()
 
     def _stop_workers(self) -> None:
-        """Have running jobs save and end, and the workers with them. A second request to stop kills."""
+        """Have running jobs save and end, and the workers with them. A second request to stop kills the workers."""
         self._feeder.close()
         for worker in self._workers.values():
             worker.terminate()
@@ -215,7 +216,7 @@ class Daemon:
                     worker.kill()
             self._manager.alive()
             self._wakeup.sleep(STOP_TICK_S)
-        # A killed worker's horse dies a moment after it. What is not back by then, the next daemon takes back.
+        # A killed worker's horse dies a moment after it. The next daemon takes back the jobs that are not back by then.
         deadline = time.monotonic() + HORSE_PATIENCE_S
         with self._errors.of("taking the last jobs back", Exception):
             while self._store.jobs(*QUEUES.values()) and time.monotonic() < deadline:
@@ -224,7 +225,7 @@ class Daemon:
         self._feeder.wait()
 
     def _stop_jobs(self) -> set[JobState] | None:
-        """Have the jobs that a process works on stop; returns what these are in, None when the database does not
+        """Stop the jobs that a process works on. Returns the states of these jobs, None when the database does not
         answer."""
         with self._errors.of("stopping the jobs", Exception):
             self._dispatcher.adopt(blameless=True)
@@ -247,7 +248,7 @@ class Daemon:
             time.sleep(0.01)
 
     def _listen(self) -> None:
-        """Keep the API's socket. Jobs do not need it: without it everything else goes on."""
+        """Keep the API's sockets open. Jobs do not need them: when this fails, everything else goes on."""
         with self._errors.of("listening", Exception):
             self._api.keep()
         with self._errors.of(f"listening on {self._config.listen}", Exception):
@@ -257,7 +258,7 @@ class Daemon:
         with self._errors.of("keeping the lock", OSError):
             try:
                 self._lock.keep()
-            except UserError as error:  # its file was deleted, and the other daemon was faster than this tick
+            except UserError as error:  # the lock's file was deleted, and another daemon was faster than this tick
                 log.error("%s", error)
                 self._down_asked = True
 
@@ -268,7 +269,8 @@ class Daemon:
 
     @property
     def _stops_asked(self) -> int:
-        """Requests to stop. Those through the API count once, so that they alone are never the second, which kills."""
+        """The number of requests to stop. All requests through the API count as one, so that they alone never make the
+        second request, which kills."""
         return self._signals + self._down_asked
 
     def _count_signal(self) -> None:

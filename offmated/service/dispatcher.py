@@ -1,7 +1,7 @@
-"""Moves due jobs to the workers, tells processes to stop, and takes in what the dead left behind.
+"""Hands due jobs to the workers, tells processes to stop, and takes back the jobs of processes that died.
 
-It decides from the database alone, and hands out one job per worker at a time: the order of the others stays where it
-can still change. A message that is lost is sent again; one that comes twice finds its job taken.
+It decides from the database alone, and hands out one job per worker at a time: the order of the others stays in the
+database, where it can still change. A lost message is sent again; one that comes twice finds its job taken.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ log = logging.getLogger(__name__)
 
 GO_ON_EVERY_S = 5.0
 LOST_AFTER_S = 5.0  # a message that has left its queue has become a taken job by then, or is lost
-GIVEN_UP_AFTER_S = 60.0  # what the system refuses may pass; a job whose folder stays closed has failed
+GIVEN_UP_AFTER_S = 60.0  # an error of the system may pass; after this time the job fails
 
 
 class Dispatcher:
-    """What `parts` says is done a few times a second, and whenever something may have changed."""
+    """Does what `parts` lists, a few times a second and whenever something may have changed."""
 
     def __init__(self, store: Store, broker: Broker) -> None:
         self._store = store
@@ -48,8 +48,8 @@ class Dispatcher:
         self._since: dict[int, float] = {}  # jobs that cannot be taken back, and since when
 
     def parts(self, there: frozenset[JobState]) -> tuple[tuple[str, Callable[[], None]], ...]:
-        """What there is to do, in its order and with words for the log, where jobs are in these states: with an empty
-        queue nothing is asked of the database."""
+        """What there is to do, in order and with words for the log, where jobs are in the states `there`. With an empty
+        queue there is nothing to do, so that the database is not asked."""
         worked_on = (
             ("taking jobs back", self.adopt), ("pausing jobs", self.keep_paused),
             ("keeping to windows", self.keep_windows), ("passing stops on", self.pass_on_stops),
@@ -58,9 +58,9 @@ class Dispatcher:
         return (*(worked_on if there & TAKEN_FROM.keys() else ()), *(idle if there & {*TAKEN_FROM.values()} else ()))
 
     def adopt(self, *, blameless: bool = False) -> None:
-        """Take jobs back whose worker died without saying how they ended. `blameless` as in `Ending`, also where one of
-        them is taken back later only. One that cannot be taken back keeps no other from it, and not its worker for
-        ever: it has failed."""
+        """Take back the jobs whose worker died without saying how they ended. `blameless` as in `Ending`; it also holds
+        for jobs among these that are taken back only later. A job that cannot be taken back keeps no other waiting, and
+        does not block its worker for ever: it fails."""
         rows = self._store.jobs(*QUEUES.values())
         if blameless:
             self._blameless = {row.owner for row in rows}
@@ -70,7 +70,7 @@ class Dispatcher:
                 try:
                     self._adopt(row)
                     self._since.pop(row.id, None)
-                except (OperationalError, TimeoutError):  # its process does not die, and has what the next one needs
+                except (OperationalError, TimeoutError):  # the database is busy, or the job's process does not die yet
                     raise
                 except Exception as error:
                     since = self._since.setdefault(row.id, time.monotonic())
@@ -91,15 +91,16 @@ class Dispatcher:
             log.warning("the process that worked on job %d is gone; the job is %s", row.id, state)
 
     def pass_on_stops(self) -> None:
-        """SIGTERM to the processes of jobs that are to stop. Each time: the first may have come too early."""
+        """Send SIGTERM to the processes of jobs that are to stop. It is sent each time, as the first one may have come
+        too early."""
         for row in self._store.jobs(*QUEUES.values()):
             if row.stop_reason is not None and row.owner is not None:
                 with self._errors.of(f"stopping job {row.id}", Exception):
                     Process.parse(row.owner).send(signal.SIGTERM)
 
     def keep_paused(self) -> None:
-        """Have a job that runs and is paused, or whose whole machine is, save and end: also one that was on its way to
-        a worker just then."""
+        """Have a running job save and end when it is held, when the whole machine is paused, or when another program
+        wants the GPU. This also stops a job that was on its way to a worker when it was paused."""
         rows = self._store.jobs(JobState.RUNNING)
         paused = bool(rows) and is_paused(self._store)
         for row in rows:
@@ -109,7 +110,7 @@ class Dispatcher:
                 self._store.stop(row.id, StopReason.YIELD)
 
     def keep_windows(self) -> None:
-        """Have a job that runs save and end before its window does."""
+        """Have a running job save and end before its window closes."""
         for row in self._store.jobs(JobState.RUNNING):
             with self._errors.of(f"looking at the window of job {row.id}", ValueError):
                 if row.stop_reason is None and is_too_late(row):
@@ -117,7 +118,7 @@ class Dispatcher:
                     self._store.stop(row.id, StopReason.WINDOW)
 
     def have_go_on(self) -> None:
-        """Have jobs go on that waited for room on their disks, where it is there now, or for the hub."""
+        """Let jobs go on that waited for room on their disks, where it is free now, or for the hub."""
         if time.monotonic() >= self._go_on_due:
             self._go_on_due = time.monotonic() + GO_ON_EVERY_S
             for number in go_on(self._store):
@@ -133,7 +134,7 @@ class Dispatcher:
                     self._send_next(name, phase)
 
     def broker_silent_s(self) -> float:
-        """For how long the broker has been there and has not answered."""
+        """For how long the broker has been reachable without answering."""
         return 0.0 if self._silent_since is None else time.monotonic() - self._silent_since
 
     def _send_next(self, name: str, phase: JobState) -> None:
@@ -142,7 +143,7 @@ class Dispatcher:
                 if phase is JobState.PLANNING or not is_too_late(due[0]):
                     break
                 until_next_window(self._store, due[0])
-            except ValueError as error:  # no window: at any hour it might have the GPU when it must not
+            except ValueError as error:  # its window is not valid: the job could have the GPU when it must not
                 log.exception("job %d cannot be handed out, and has failed", due[0].id)
                 self._store.give_up(due[0], error)
         else:
@@ -153,7 +154,7 @@ class Dispatcher:
         except redis.TimeoutError:
             self._silent_since = self._silent_since or time.monotonic()
             raise
-        except redis.RedisError:  # it is away, or has answered
+        except redis.RedisError:  # the broker is away, or has answered with an error
             self._silent_since = None
             raise
 

@@ -1,4 +1,4 @@
-"""Who else uses the GPU, by NVIDIA's management library (NVML), and when jobs make room for them."""
+"""Watches by NVIDIA's management library (NVML) who else uses the GPU, and says when jobs make room for them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from planner.errors import Exit, UserError
 log = logging.getLogger(__name__)
 
 EVERY_S = 5.0
-MANY_BYTES = 512 * 2**20  # of a program that draws: a game takes more, a desktop and its browser mostly less
-_CERTAIN = 2  # readings that must agree: what comes and goes at once, as a tool that looks, wants nothing
+MANY_BYTES = 512 * 2**20  # for a program that draws: a game takes more, a desktop and its browser mostly less
+_CERTAIN = 2  # readings that must agree: a program that is gone at once, like a monitoring tool, wants no room
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class User:
-    """A process on the GPU. `computes`: it is there for CUDA, not for drawing. `used_bytes` None: not told."""
+    """A process on the GPU. `computes`: it uses CUDA and does not draw. `used_bytes`: None where NVML does not say."""
 
     pid: int
     computes: bool
@@ -30,8 +30,8 @@ class User:
 
 
 def read_users() -> tuple[User, ...]:
-    """All processes on the first GPU that jobs may use. Raises RuntimeError where there is none, or its driver does
-    not say."""
+    """All processes on the first GPU that jobs may use. Raises RuntimeError where there is no such GPU, or its driver
+    does not say."""
     import pynvml  # late: an extra
 
     try:
@@ -49,8 +49,8 @@ def read_users() -> tuple[User, ...]:
 
 
 def others(users: Collection[User], ours: Collection[int]) -> tuple[str, ...]:
-    """The names of those who want the GPU for themselves: programs that compute, and those that draw with much of its
-    memory."""
+    """The names of the programs that want the GPU for themselves: those that compute, and those that draw with at least
+    `MANY_BYTES` of its memory. `ours`: the process numbers that do not count."""
     found = []
     for user in users:
         wants = user.computes or (user.used_bytes or 0) >= MANY_BYTES
@@ -63,13 +63,13 @@ def others(users: Collection[User], ours: Collection[int]) -> tuple[str, ...]:
 
 
 def own_processes() -> set[int]:
-    """This process and all below it."""
+    """The numbers of this process and of all its descendants."""
     return {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
 
 
 class Yielding:
-    """Whether jobs leave the GPU to others: from when somebody was seen there twice until nobody has been for
-    `idle_s`."""
+    """Decides whether jobs leave the GPU to other programs: from the second reading in a row that shows one, until none
+    has been there for `idle_s`."""
 
     def __init__(self, idle_s: float, *, yields: bool = False) -> None:
         self.idle_s = idle_s
@@ -78,7 +78,7 @@ class Yielding:
         self._idle_since: float | None = None
 
     def take(self, now: float, users: Collection[str]) -> bool:
-        """Whether they yield after this reading, at `now` seconds of a clock that only goes on."""
+        """Whether jobs yield after this reading. `now`: seconds of a monotonic clock."""
         if users:
             self._seen, self._idle_since = self._seen + 1, None
             self.yields = self.yields or self._seen >= _CERTAIN
@@ -90,8 +90,8 @@ class Yielding:
 
 
 class Watcher:
-    """Reads who is there every few seconds, and says when what jobs are to do changes: `tell` gets the names of those
-    they yield to, () when they may go on. `read` as `read_users`."""
+    """Reads every few seconds who uses the GPU, and calls `tell` when jobs are to leave it or may go on: with the names
+    of the programs they yield to, or with (). `read` as `read_users`."""
 
     def __init__(
         self, yielding: Yielding, tell: Callable[[tuple[str, ...]], None],
@@ -103,7 +103,7 @@ class Watcher:
         self._due = 0.0
 
     def tick(self, now: float) -> None:
-        """Read when it is time. Raises RuntimeError where nobody says who is there: then all stays as it is."""
+        """Read, when it is time. Raises RuntimeError where the driver does not say; then nothing changes."""
         if now < self._due:
             return
         self._due = now + EVERY_S
@@ -116,8 +116,8 @@ class Watcher:
 
 
 def idle_seconds(minutes: str) -> float:
-    """The seconds of the setting `yield_minutes`. Raises UserError for what is no such number, and where what asks the
-    driver is not installed."""
+    """The setting `yield_minutes` in seconds. Raises UserError where it is not a number from 0 to 1440, and where the
+    package that asks the driver is not installed."""
     try:
         found = float(minutes)
     except ValueError:

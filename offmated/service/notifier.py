@@ -1,7 +1,7 @@
-"""Tells people what has become of their jobs: what is done, what failed, what needs them, and in the morning all of it.
+"""Tells people what has become of their jobs: which are done, failed or need room, and in the morning a report of all.
 
-What was told is in the database, for each address by itself: a daemon that ends before it has told a thing tells it at
-its next start, and an address that does not answer keeps no other waiting."""
+The database keeps for each address what it was told. So a daemon that ends before it has told something tells it at its
+next start, and an address that does not answer keeps no other waiting."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ _SENDER = (sys.executable, "-P", "-m", "offmated.service.notify")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """What is to be told; `marks`: what is to be remembered once it is, and `key` that it is, for this daemon."""
+    """What is to be told. Once it is told, `marks` are written to the database, and `key` is remembered by this daemon,
+    so that it is not told again."""
 
     title: str
     body: str
@@ -48,7 +49,7 @@ class Message:
 
 
 def forget_others(store: Store, addresses: Sequence[str]) -> None:
-    """Forget what addresses were told that are not among these: one that comes back later is told what comes then."""
+    """Forget what was told to addresses other than these: one that comes back later is told only what happens then."""
     with store.writing() as session:
         for row in session.scalars(select(WishRow)).all():
             name, dash, address = row.name.partition("-")
@@ -57,8 +58,8 @@ def forget_others(store: Store, addresses: Sequence[str]) -> None:
 
 
 class Notifier:
-    """Tells one address. `tick()` is called often, and never waits. `environment`: of the process that sends;
-    `address`: its name, as `address_names` has it."""
+    """Tells one address. `tick()` is called often, and never waits. `folder` and `environment`: those of the process
+    that sends. `address`: the address's name, as `address_names` gives it."""
 
     def __init__(self, store: Store, folder: Path, environment: Mapping[str, str], address: str) -> None:
         self._store = store
@@ -71,7 +72,7 @@ class Notifier:
         self._sending: tuple[subprocess.Popen[bytes], Message] | None = None
 
     def tick(self) -> None:
-        """See whether the last message has been taken, and send the next."""
+        """Check whether the last message was taken, or send the next one."""
         if self._sending is not None:
             self._see()
         elif time.monotonic() >= self._due:
@@ -93,7 +94,7 @@ class Notifier:
         return self._morning(active, reported)
 
     def taken(self, message: Message) -> None:
-        """Remember that it was told."""
+        """Remember that `message` was told."""
         if message.key is not None:
             self._known.add(message.key)
         if message.marks:
@@ -102,21 +103,22 @@ class Notifier:
                     session.merge(WishRow(name=self._named(name), since=at))
 
     def _morning(self, active: Sequence[Listed], reported: float) -> Message | None:
-        """The report: when a window has ended a job's night, or the queue has come to its end."""
+        """The report: due when a job was stopped at its window's end, or when several jobs have ended and no job of the
+        queue can go on by itself."""
         now = time.time()
         night_over = [
             job.row.history[-1]["ended_at"] for job in active
             if job.row.stop_reason is StopReason.WINDOW and job.row.state is JobState.WAITING and job.row.history
         ]  # fmt: skip
-        several = len(listing.ended_since(self._store, reported, 2)) > 1  # of one alone all has been told
-        stands_still = all(job.row.hold not in (None, Hold.NO_HUB) for job in active)  # which asks again by itself
+        several = len(listing.ended_since(self._store, reported, 2)) > 1  # about a single job all has been told
+        stands_still = all(job.row.hold not in (None, Hold.NO_HUB) for job in active)  # NO_HUB goes on by itself
         if any((ended or 0.0) > reported for ended in night_over) or (several and stands_still):
             found = report(self._store, reported)
             return Message(title=f"report: {found['title']}", body="\n".join(found["lines"]), marks={_REPORTED: now})
         return None
 
     def _mark(self, name: str) -> float:
-        """Since when things of this name are to be told: at first only what comes now."""
+        """The moment up to which things of this name were told. The first time it is now: nothing earlier is told."""
         with self._store.looking() as session:
             row = session.get(WishRow, self._named(name))
         if row is not None and row.since is not None:
@@ -138,7 +140,7 @@ class Notifier:
             start_new_session=True,
         )  # fmt: skip
         assert child.stdin is not None
-        with suppress(BrokenPipeError), child.stdin:  # its exit code tells; a pipe takes this much without a reader
+        with suppress(BrokenPipeError), child.stdin:  # the exit code tells; a pipe takes this much without a reader
             child.stdin.write(text)
         self._sending = child, message
 

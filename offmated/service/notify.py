@@ -1,6 +1,6 @@
-"""Sends one message where the settings say: `python -m offmated.service.notify` reads {"title", "body"} from stdin, and
-"address", where it is to go to one alone. A process of its own, as what sends is large, and servers may take their
-time. Exit code 1, and why on stderr: it did not reach all of them."""
+"""Sends one message to the addresses of the settings: `python -m offmated.service.notify` reads {"title", "body"} from
+stdin, and "address" where only one address is to get it. It runs in a process of its own, as the sending package is
+large and servers may be slow. Exit code 1, with the reason on stderr: the message did not reach all addresses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from planner.errors import Exit, UserError
 
 
 def check_notify(urls: str | None) -> None:
-    """Raise UserError where the settings ask for notifications and what sends them is not installed."""
+    """Raise UserError where the settings ask for notifications and the package that sends them is not installed."""
     if urls is not None and importlib.util.find_spec("apprise") is None:
         raise UserError(
             "Notifications need the package apprise.", code="no-apprise", hint="pip install 'offmate[notify]'",
@@ -26,14 +26,14 @@ def check_notify(urls: str | None) -> None:
 
 
 def address_names(urls: str | None) -> tuple[str, ...]:
-    """What each of `urls` is called where it must not be told itself, 12 characters; an address has the same name
-    wherever it stands, and each time."""
+    """A name of 12 characters for each of `urls`, to be used where the address must not be shown. An address always has
+    the same name, wherever it stands."""
     return tuple(dict.fromkeys(map(_name, (urls or "").split())))
 
 
 def send(urls: str, title: str, body: str, *, address: str | None = None) -> None:
-    """Send it to all of `urls`, apart by spaces, in apprise's form; to the one that `address` is the name of, where
-    that is given. Raises UserError; no message has an address in it: many are secrets."""
+    """Send a message to all of `urls`, which are in apprise's form and separated by spaces; with `address`, a name of
+    `address_names`, only to that one. Raises UserError; its texts contain no address, as many are secrets."""
     check_notify(urls)
     import apprise  # late, as only this process needs it
 
@@ -66,7 +66,7 @@ def _name(url: str) -> str:
 
 
 def main() -> int:
-    """Send what stdin has."""
+    """Send the message on stdin."""
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     message = json.load(sys.stdin)
     try:

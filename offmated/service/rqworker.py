@@ -1,4 +1,5 @@
-"""A worker of one queue: `python -m offmated.service.rqworker plan|gpu`. It forks a horse for every message."""
+"""Runs the worker of one queue: `python -m offmated.service.rqworker plan|gpu`. It forks a child process, RQ's "horse",
+for every message."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from rq import Queue, Worker
 from rq.job import Job
 from rq.serializers import JSONSerializer
 
-import offmated.jobs.store  # noqa: F401  # the tasks need it: imported here, the horses have it at once
+import offmated.jobs.store  # noqa: F401  # the tasks need it: imported before the fork, the horses have it at once
 from offmated.config import Config
 from offmated.paths import Paths
 from offmated.service.broker import Broker
@@ -25,35 +26,36 @@ log = logging.getLogger(__name__)
 
 
 class ForkWorker(Worker):
-    """RQ's, but for three things: its horse dies with it, the daemon hears of a horse's end, and a broker that is away
-    for a while does not end it."""
+    """RQ's worker with three changes: its horse dies with it, the daemon is told when a horse ends, and a broker that
+    is away for a while does not end the worker."""
 
     def main_work_horse(self, job: Job, queue: Queue) -> None:
-        """The horse's life. RQ would leave it to go on alone, unwatched, when its worker is killed."""
+        """Run the horse. RQ would let it go on alone and unwatched when its worker is killed."""
         assert self.pid is not None
         die_with(self.pid)
         super().main_work_horse(job, queue)
 
     def monitor_work_horse(self, job: Job, queue: Queue) -> None:
-        """The wait for the horse's end, of which the daemon hears at once: it sleeps until a child ends, or a tick."""
+        """Wait for the horse's end, and then wake the daemon by SIGCHLD, as it sleeps until a child ends or a tick is
+        due."""
         super().monitor_work_horse(job, queue)
-        os.kill(os.getppid(), signal.SIGCHLD)  # of whoever has no ear for it nothing comes
+        os.kill(os.getppid(), signal.SIGCHLD)  # a parent that does not handle the signal ignores it
 
-    # What RQ tells the broker while a horse works, all of it news of no weight. A failure would end the worker, and a
-    # training with it that needs no broker.
+    # The three methods below tell the broker things that do not matter while a horse works. A failure of one would end
+    # the worker, and with it a training that needs no broker.
 
     def maintain_heartbeats(self, job: Job) -> None:
-        """RQ's heartbeat."""
+        """Send RQ's heartbeat."""
         with _broker_may_be_away():
             super().maintain_heartbeats(job)
 
     def set_current_job_working_time(self, current_job_working_time: float, pipeline: Pipeline | None = None) -> None:
-        """How long the horse has worked; 0 after its end."""
+        """Tell the broker how long the horse has worked; 0 after its end."""
         with _broker_may_be_away():
             super().set_current_job_working_time(current_job_working_time, pipeline)
 
     def set_shutdown_requested_date(self) -> None:
-        """When the worker was asked to end."""
+        """Tell the broker when the worker was asked to end."""
         with _broker_may_be_away():
             super().set_shutdown_requested_date()  # type: ignore[no-untyped-call]
 
@@ -67,7 +69,7 @@ def _broker_may_be_away() -> Iterator[None]:
 
 
 def main(name: str) -> int:
-    """Serve the queue "plan" or "gpu" until SIGTERM. Exit code 1: something failed, and the log says what."""
+    """Serve the queue "plan" or "gpu" until SIGTERM. Returns 1 where the broker failed; the log says how."""
     paths = Paths.from_environment()
     broker = Broker.choose(Config.load(paths), paths)
     connection = broker.connect()

@@ -1,4 +1,4 @@
-"""Keeps the daemon's children alive: starts them, starts them again when they die, ends them."""
+"""Keeps the daemon's child processes alive: starts them, starts them again when they die, and ends them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ log = logging.getLogger(__name__)
 
 FIRST_DELAY_S = 0.1
 LONGEST_DELAY_S = 30.0
-HEALTHY_AFTER_S = 10.0  # who lived this long starts again without delay
+HEALTHY_AFTER_S = 10.0  # a child that lived this long is started again without delay
 
 
 class Child:
-    """One process to be kept alive. It lives in a session of its own, so that Ctrl-C at a daemon in front does not
-    reach it, and dies with the thread that started it. Its `folder` is made again where it was deleted. `socket`: where
-    it listens; without that it is no use, and starts again."""
+    """One process to be kept alive. It has a session of its own, so that Ctrl-C at a daemon in the foreground does not
+    reach it, and it dies with the thread that started it. `folder`: its working folder, made again where it was
+    deleted. `socket`: where it listens; when that is deleted, the process is of no use and is started again."""
 
     def __init__(
         self, name: str, command: Sequence[str], folder: Path, environment: Mapping[str, str],
@@ -43,12 +43,12 @@ class Child:
 
     @property
     def pid(self) -> int | None:
-        """None while it waits for its next start."""
+        """The process number; None while the process waits for its next start."""
         return self._process.pid if self._process is not None else None
 
     def keep(self) -> None:
-        """Start it if it is not there and its time has come; notice if it died, or if its socket was deleted. Raises
-        OSError."""
+        """Start the process if it is not there and its next start is due. Notice if it died, and end it if its socket
+        was deleted. Raises OSError."""
         now = time.monotonic()
         if self._reap():
             self._failures = 0 if now - self._started > HEALTHY_AFTER_S else self._failures + 1
@@ -56,7 +56,7 @@ class Child:
             self._due = now + delay
             self.restarts += 1
         if self._process is None and now >= self._due:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # parents as the daemon's umask has it: closed
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # the daemon's umask closes the parents, too
             self._process = spawn(self._command, folder=self._folder, environment=self._environment)
             self._started, self._listens = now, False
         if self._socket is not None and self._process is not None:
@@ -77,11 +77,11 @@ class Child:
             self._process.kill()
 
     def children(self) -> tuple[Process, ...]:
-        """Its own living children."""
+        """The living children of the process."""
         return living_children(self._process.pid) if self._process is not None else ()
 
     def gone(self) -> bool:
-        """Whether it has ended, without starting it again."""
+        """Whether the process has ended; it is not started again."""
         self._reap()
         return self._process is None
 
@@ -96,7 +96,7 @@ class Child:
 
 
 def living_children(pid: int) -> tuple[Process, ...]:
-    """The living children of a process; none when it is gone itself."""
+    """The living children of a process; none when the process itself is gone."""
     try:
         found = psutil.Process(pid).children()
     except psutil.NoSuchProcess:

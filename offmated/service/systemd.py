@@ -1,4 +1,4 @@
-"""What the daemon tells systemd, where that has started it (sd_notify(3)); nothing where nobody listens."""
+"""Tells systemd about the daemon, where systemd has started it (sd_notify(3)); otherwise does nothing."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import time
 from collections.abc import MutableMapping
 from contextlib import suppress
 
-STOP_PATIENCE_US = 120_000_000  # that systemd goes on waiting after each sign of life while jobs save
+STOP_PATIENCE_US = 120_000_000  # how long systemd goes on waiting after each sign of life while jobs save
 
 
 class ServiceManager:
-    """The socket of `Type=notify` and of `WatchdogSec`. Takes its variables out of the environment: they are for this
-    process, not for its children."""
+    """The socket of `Type=notify` and of `WatchdogSec`. Removes systemd's variables from `environment`, as they are for
+    this process and not for its children."""
 
     def __init__(self, environment: MutableMapping[str, str]) -> None:
         address = environment.pop("NOTIFY_SOCKET", "")
@@ -25,16 +25,17 @@ class ServiceManager:
         self._stopping = False
 
     def ready(self) -> None:
-        """Jobs and questions are taken now."""
+        """Tell systemd that the daemon takes jobs and requests now."""
         self._tell("READY=1\nWATCHDOG=1")
 
     def alive(self) -> None:
-        """A sign of life; call it as often as you like. While jobs save at the end it asks for more time, too."""
+        """Send a sign of life, if one is due; it may be called as often as one likes. While jobs save at the end, also
+        ask for more time."""
         if time.monotonic() - self._told >= self._pause_s:
             self._tell("WATCHDOG=1" + f"\nEXTEND_TIMEOUT_USEC={STOP_PATIENCE_US}" * self._stopping)
 
     def stopping(self) -> None:
-        """Jobs save and end from here on."""
+        """Tell systemd that jobs save and end from now on."""
         self._stopping = True
         self._tell(f"STOPPING=1\nEXTEND_TIMEOUT_USEC={STOP_PATIENCE_US}")
 

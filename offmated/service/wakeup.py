@@ -1,4 +1,4 @@
-"""What ends the main thread's sleep early: a signal, or another thread with news."""
+"""Lets a signal or another thread end the main thread's sleep early."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from contextlib import suppress
 
 
 class WakeupPipe:
-    """A socket pair. Unlike `threading.Event` it has no lock, on which a signal handler that interrupts another, or the
-    sleep itself, would hang for ever."""
+    """A socket pair. Unlike `threading.Event` it has no lock: on a lock, a signal handler that interrupts another
+    handler, or the sleep itself, would hang for ever."""
 
     def __init__(self) -> None:
         self._reader, self._writer = socket.socketpair()
@@ -22,12 +22,12 @@ class WakeupPipe:
         signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
 
     def wake(self) -> None:
-        """End the sleep there is, or the next."""
-        with suppress(BlockingIOError):  # full of what nobody has read yet: one more says nothing new
+        """End the current sleep, or else the next one."""
+        with suppress(BlockingIOError):  # full of bytes not read yet: one more would change nothing
             self._writer.send(b"\0")
 
     def sleep(self, longest_s: float) -> None:
-        """Sleep until it is woken, or has been since the last time, at most `longest_s`."""
+        """Sleep until woken, at most `longest_s`; not at all where it was woken since the last sleep."""
         select.select([self._reader], [], [], longest_s)
         with suppress(BlockingIOError):
             while self._reader.recv(4096):

@@ -1,2 +1,2 @@
-"""A run's figures told to trackers (TensorBoard, wandb, trackio, mlflow), from metrics.jsonl and by processes of their
-own: training never waits for them. Imports `jobs`, `planner.job` and `planner.run`."""
+"""Tells a run's figures to trackers (TensorBoard, wandb, trackio, mlflow). They are read from metrics.jsonl by separate
+processes, so training never waits for a tracker. Imports `jobs`, `planner.job` and `planner.run`."""

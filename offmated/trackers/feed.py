@@ -1,6 +1,6 @@
-"""Tells one tracker the figures of one run: `python -m offmated.trackers.feed` reads one line of JSON from stdin, what
-to tell whom, follows metrics.jsonl, and ends when stdin is closed and all is told. Exit code 2: it makes no sense to
-try again; else, but 0, it does."""
+"""Tells one tracker the figures of one run. `python -m offmated.trackers.feed` reads one line of JSON from stdin, which
+names the run and the tracker, follows metrics.jsonl, and ends when stdin is closed and all is told. Exit code 0: all is
+told; 2: trying again makes no sense; any other: it makes sense."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ NICE = 10
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """How far a tracker is told. `step`: those below it are told, of itself perhaps not all; `position`: where in
-    metrics.jsonl to read on from, before anything of that step; `whole`: the end of its last line when all was told,
-    else None.
+    """How much a tracker has been told. `step`: all steps below it are told, the step itself perhaps only in part.
+    `position`: the byte of metrics.jsonl from which to read on, before anything of that step. `whole`: the end of the
+    file's last line, if all was told; else None.
     """
 
     step: int
@@ -43,8 +43,8 @@ class Told:
 
     @classmethod
     def read(cls, run: RunFolder, tracker: str) -> Told | None:
-        """What was noted; None before the first time. Where the note is broken nobody knows how much has been told: all
-        is told again, to a tracker that knows what it has."""
+        """The note; None before the first one. Where the note is broken it is not known how much was told: all is told
+        again, and the tracker itself leaves out what it has."""
         try:
             told = cls(**(json_object(note_of(run, tracker).read_bytes()) or {}))
         except FileNotFoundError:
@@ -55,23 +55,23 @@ class Told:
         return told if all(isinstance(place, int) and place >= 0 for place in places) else cls(0, 0)
 
     def write(self, run: RunFolder, tracker: str) -> None:
-        """Note it; a reader finds the old note or the new one, whole."""
+        """Write the note. A reader finds the whole old note or the whole new one."""
         note = note_of(run, tracker)
         beside = note.with_suffix(".new")
         with beside.open("w") as file:
             file.write(json.dumps({"step": self.step, "position": self.position, "whole": self.whole}))
             file.flush()
-            os.fsync(file.fileno())  # or a power cut may leave the name with nothing in it
+            os.fsync(file.fileno())  # or a power cut may leave an empty file under this name
         beside.replace(note)
 
 
 def note_of(run: RunFolder, tracker: str) -> Path:
-    """The file of what was told."""
+    """The file in which the feed of `tracker` notes how much it told."""
     return run.path / "trackers" / f"{tracker}.json"
 
 
 def is_told(run: RunFolder, tracker: str) -> bool:
-    """Whether a tracker has all that there is, and nothing is to be told but if the run goes on."""
+    """Whether a tracker has all figures there are, so that nothing is to be told unless the run goes on."""
     end = run.metrics_end()  # not the file's size: a last line that a full disk cut short is never told
     told = Told.read(run, tracker)
     return end == 0 or (told is not None and told.whole == end)
@@ -81,12 +81,13 @@ def follow(
     run: RunFolder, tracker: str, open_to: Callable[[int | None], Sink], closing: Callable[[float], bool],
     over: Callable[[], bool] = lambda: False,
 ) -> None:  # fmt: skip
-    """Tell all, until `closing(seconds)`, which waits so long at most, says that nothing more comes for now; `over`:
-    whether the job has ended then. Who keeps one row a step is told of the newest when another has begun, or the job
-    has ended: an evaluation that a pause cuts short is made after it, and belongs to the step before."""
+    """Tell all figures, until `closing(seconds)`, which waits at most that long, says that nothing more comes for now.
+    `over`: whether the job has ended by then. `open_to`: opens the tracker, given the step below which all was told, or
+    None. A tracker that keeps one row a step is told the newest step only when the next one has begun or the job has
+    ended: an evaluation that a pause cuts short is made after the pause, and belongs to the step before it."""
     before = Told.read(run, tracker)
     told = before or Told(0, 0)
-    told.write(run, tracker)  # so that whoever comes next knows that something may have been told
+    told.write(run, tracker)  # so that the next process knows that something may have been told
     sink = open_to(None if before is None else before.step)
     status: str | None = None
     newest: dict[str, int] = {}
@@ -109,7 +110,7 @@ def follow(
             held = [point for point in ready if point.step == last] if sink.row_a_step else []
             sink.tell(ready[: len(ready) - len(held)])
             if last > noted.step or noted is told:
-                noted = Told(last, position)  # of this step more may follow: whoever goes on reads it again
+                noted = Told(last, position)  # more of this step may follow: the next process reads it again
             sure.append((time.monotonic() + sink.unsure_s, noted))
         while sure and sure[0][0] <= time.monotonic():
             sure.popleft()[1].write(run, tracker)
@@ -127,7 +128,8 @@ def follow(
 
 
 def without_secrets(text: str) -> str:
-    """What may be said aloud: one line, no user and password of an address, no key."""
+    """`text` as it may be shown: one line, without the user and password of an address, and without the values of
+    environment variables that look like keys."""
     line = " ".join(text.split())[:300]
     line = re.sub(r"://[^/\s@]+@", "://…@", line)
     for name, value in os.environ.items():
@@ -138,14 +140,15 @@ def without_secrets(text: str) -> str:
 
 @contextmanager
 def _alone(run: RunFolder, tracker: str) -> Iterator[None]:
-    """Of two daemons, one after the other, the older one's may still be telling."""
+    """Hold a lock in the body: the process of an earlier daemon may still be telling the same tracker."""
     with note_of(run, tracker).with_suffix(".lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 class _Asking:
-    """The daemon's end of stdin: closed when nothing more comes for now, behind `OVER` where the job has ended."""
+    """What the daemon says through stdin: it closes it when nothing more comes for now, and sends `OVER` before that
+    where the job has ended."""
 
     def __init__(self, descriptor: int = 0) -> None:
         self._descriptor, self._said = descriptor, b""
@@ -169,7 +172,7 @@ def main() -> int:
         line += byte
     asked: dict[str, Any] = json.loads(line)
     tracker, run = str(asked["tracker"]), RunFolder(Path(asked["run"]))
-    die_with(asked["daemon"])  # a tracker may wait for its network for ever, and would keep the next one out
+    die_with(asked["daemon"])  # a tracker may wait for its network for ever, and would keep the next process out
     os.nice(NICE)
     quiet()
     try:
@@ -190,7 +193,7 @@ def main() -> int:
         sys.stderr.write(f"{told}\n")
         run.say(f"{tracker}: {told}")
         return int(Exit.USAGE)
-    except Exception as error:  # whatever a tracker raises harms its own process only
+    except Exception as error:  # an error of a tracker ends only its own process
         reason = without_secrets(f"{type(error).__name__}: {error}")
         sys.stderr.write(f"{reason}\n")
         if asked["first"]:

@@ -1,7 +1,8 @@
-"""The daemon's side: which runs are to be told to whom, and the processes that do it.
+"""Runs the daemon's side of the trackers: decides which runs are told to which tracker, and keeps the processes that
+tell them.
 
-A tracker that fails is tried again, later and later; nothing of it reaches the job. Of jobs that ended the database
-knows up to when all is told, so that a daemon that starts goes on where the last one stopped.
+A tracker that fails is tried again, after longer and longer pauses; its failure does not affect the job. The database
+has the moment up to which all ended jobs are told, so that a new daemon goes on where the last one stopped.
 """
 
 from __future__ import annotations
@@ -31,16 +32,16 @@ log = logging.getLogger(__name__)
 
 EVERY_S, SELDOM_S = 2.0, 15.0
 FIRST_DELAY_S, LONGEST_DELAY_S = 30.0, 1800.0
-LONGEST_CLOSE_S = 600.0  # for a tracker to take what is left when a run has ended
+LONGEST_CLOSE_S = 600.0  # for a tracker to take the remaining figures when a run has ended
 GIVE_UP_S = 86400.0  # after a run's end
 END_PATIENCE_S = 5.0
-_AT_ONCE = 2  # of runs that are over
+_AT_ONCE = 2  # processes at once for runs that are over
 _MARK = "trackers-told"
 _FEED = (sys.executable, "-P", "-m", "offmated.trackers.feed")
 
 
 def trackers_of(run: RunFolder) -> tuple[str, ...]:
-    """Whom the run's figures are told to; nobody where its file cannot be read."""
+    """The trackers to which the run's figures are told; none where its job cannot be read."""
     with suppress(Exception):
         values = read_yaml(read_text(run.resolved, longest=None), run.resolved.name, longest=None).values
         asked = values.get("report_to")
@@ -50,14 +51,14 @@ def trackers_of(run: RunFolder) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A run that somebody is to be told of; `ended_at` None while it has the GPU."""
+    """A run whose figures are to be told. `ended_at`: None while it has the GPU."""
 
     row: JobRow
     ended_at: float | None
 
     @property
     def run(self) -> RunFolder:
-        """Its folder."""
+        """The run's folder."""
         return RunFolder(Path(self.row.run_dir))
 
 
@@ -74,7 +75,7 @@ class Feed:
 
     @property
     def at_work(self) -> bool:
-        """Whether a process is there."""
+        """Whether a process tells it now."""
         return self._child is not None
 
     def rests(self, ended_at: float | None) -> bool:
@@ -85,17 +86,17 @@ class Feed:
         return self._hopeless or given_up or is_told(self._job.run, self._tracker)
 
     def tick(self, *, over: bool, ended: bool, may_start: bool = True) -> None:
-        """See to the process; `over`: nothing is written for now; `ended`: the job has."""
+        """Start or watch the process. `over`: the run writes nothing for now. `ended`: the job has ended."""
         if self._child is not None:
             self._see(self._child, over, ended)
         elif may_start and not self._hopeless and time.monotonic() >= self._due:
             try:
                 self._start()
-            except OSError as error:  # no room, or its folder is gone: that is to stop no other
+            except OSError as error:  # no room, or its folder is gone: this must not stop other feeds
                 self._later(f"{error}")
 
     def close(self, *, ended: bool = False) -> None:
-        """Have the process tell what there is, and end."""
+        """Have the process tell the remaining figures, and end. `ended`: the job has ended."""
         if self._child is not None and self._closed_at is None:
             self._closed_at = time.monotonic()
             assert self._child.stdin is not None
@@ -107,7 +108,7 @@ class Feed:
                 self._child.stdin.close()
 
     def wait(self, until: float) -> None:
-        """Until the process has ended, or this moment; it is ended then."""
+        """Wait until the process has ended, at most until the moment `until`; then kill it."""
         if self._child is not None:
             try:
                 self._child.wait(max(0.0, until - time.monotonic()))
@@ -157,7 +158,7 @@ class Feed:
 
 
 def _not_private(environment: Mapping[str, str]) -> dict[str, str]:
-    """Without what opens the daemon's own doors, which no tracker needs."""
+    """`environment` without the daemon's own secrets, which no tracker needs."""
     return {name: value for name, value in environment.items() if name not in ("OFFMATE_NOTIFY", "OFFMATE_TOKEN")}
 
 
@@ -169,10 +170,10 @@ class Feeder:
         self._feeds: dict[tuple[int, str], Feed] = {}
         self._asked: dict[int, tuple[str, ...]] = {}
         self._due = 0.0
-        self._look = True  # once at the start: for what the last daemon left
+        self._look = True  # once at the start, for runs that the last daemon left
 
     def tick(self, there: frozenset[JobState]) -> None:
-        """`there`: the states that jobs are in."""
+        """Start, watch and end the feeds. `there`: the states that jobs are in."""
         self._look |= JobState.RUNNING in there
         if not (self._look or self._feeds) or time.monotonic() < self._due:
             return
@@ -196,12 +197,12 @@ class Feeder:
         self._due = time.monotonic() + (EVERY_S if busy else SELDOM_S if left else 0.0)
 
     def close(self) -> None:
-        """The daemon ends: have all told what there is."""
+        """Have all processes tell the remaining figures, as the daemon ends."""
         for feed in self._feeds.values():
             feed.close()
 
     def wait(self) -> None:
-        """A moment, until they have."""
+        """Wait for the processes, at most `END_PATIENCE_S`."""
         until = time.monotonic() + END_PATIENCE_S
         for feed in self._feeds.values():
             feed.wait(until)
@@ -213,7 +214,7 @@ class Feeder:
                     self._feeds[number, tracker] = Feed(job, tracker, self._state, self._environment)
         late = 0
         for (number, tracker), feed in list(self._feeds.items()):
-            found = wanted.get(number)  # None: it waits, or is told of as one of the past
+            found = wanted.get(number)  # None: the job waits, or is over and fully told
             over = found is None or found.ended_at is not None
             late += over and feed.at_work
             ended = found is not None and found.ended_at is not None
@@ -230,7 +231,7 @@ class Feeder:
         return trackers_of(job.run) if found is None else found
 
     def _mark(self) -> float:
-        """Up to when all that ended is told; at first nothing of before counts."""
+        """The moment up to which all jobs that ended are told. The first time it is now: no earlier job is told."""
         with self._store.looking() as session:
             row = session.get(WishRow, _MARK)
         if row is not None and row.since is not None:

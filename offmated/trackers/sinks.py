@@ -1,6 +1,6 @@
-"""The trackers, each imported when it is asked for: where points go, and how what was told is known after a restart.
+"""Sends points to the trackers, each imported only when asked for, and finds out after a restart what a tracker has.
 
-Of a step that is done again after a resume the first numbers stand, which are the same in every bit.
+When a step is done again after a resume, its first numbers stay: the new ones are the same in every bit.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NAMES = {
              "step_s": "train/step_s", "tokens": "train/tokens"},
     "eval": {"eval_loss": "eval/loss"},
 }  # fmt: skip
-"""Event -> the figures that are told of it, under the names that transformers' Trainer has for them."""
+"""Event -> its figures that are told, and the names for them, which are those of transformers' Trainer."""
 _LONGEST_SETTING = 250
 _UNSURE_S = 30.0
 
@@ -41,8 +41,8 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """What is told of: a job, by its name, keys and run folder. `state`: the daemon's folder. `told`: the steps below
-    this one have been told; None before the first time."""
+    """The job whose figures are told, by its name, keys and run folder. `state`: the daemon's folder. `told`: all steps
+    below this one have been told; None before the first time."""
 
     name: str
     keys: Mapping[str, object]
@@ -52,20 +52,20 @@ class Target:
 
     @property
     def key(self) -> str:
-        """Tells this run from all others, of other machines, too; the same each time."""
+        """An identifier of this run, unique also among other machines' runs, and the same each time."""
         return "offmate-" + hashlib.sha256(self.run.token().encode()).hexdigest()[:16]
 
     def word(self, key: str, variable: str = "", default: str | None = None) -> str | None:
-        """What the file says under `key`, else the environment's `variable`, else `default`."""
+        """The job file's value of `key`, else the environment's `variable`, else `default`."""
         value = self.keys.get(key)
         return str(value) if value else os.environ.get(variable) or default
 
     @property
     def settings(self) -> dict[str, str | int | float | bool]:
-        """The job's keys, for the tracker's table of settings: those that are short."""
+        """Those of the job's keys that are short, for the tracker's table of settings."""
         found: dict[str, str | int | float | bool] = {}
         for key, value in self.keys.items():
-            if key == "mlflow_tracking_uri":  # where it goes is not for all who look at the figures
+            if key == "mlflow_tracking_uri":  # the address is not for everybody who looks at the figures
                 continue
             if isinstance(value, (int, float, bool)):
                 found[key] = value
@@ -75,14 +75,15 @@ class Target:
 
 
 class Sink(Protocol):
-    """Where points go. `unsure_s`: how long what was told may still be lost if this process is killed; 0 where `tell`
-    returns when all is kept. `row_a_step`: whether what is told of a step later than with it may be lost."""
+    """Where points go. `unsure_s`: for how long told points may still be lost if this process is killed; 0 where `tell`
+    returns only when they are stored. `row_a_step`: the tracker keeps one row a step, and may lose figures of a step
+    that are told after the others of that step."""
 
     unsure_s: float
     row_a_step: bool
 
     def tell(self, points: Sequence[Point]) -> None:
-        """Tell these, in the order of their steps. Raises whatever the tracker raises."""
+        """Tell these points, in the order of their steps. Raises whatever the tracker raises."""
 
     def close(self, status: str | None) -> None:
         """Nothing more comes for now; `status`: how the run ended, None where it goes on."""
@@ -99,14 +100,14 @@ def points(events: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Point]]:
 
 
 def _rows(points: Sequence[Point]) -> Iterator[tuple[int, dict[str, float]]]:
-    """All of a step at once; `points` in the order of their steps."""
+    """Each step with all its values; `points` are in the order of their steps."""
     for step, of_it in groupby(points, key=lambda point: point.step):
         yield step, {name: value for point in of_it for name, value in point.values.items()}
 
 
 def open_sink(tracker: str, target: Target) -> Sink:
-    """The tracker, ready for the points of `target`. Raises UserError where its package is not there, and whatever the
-    tracker raises."""
+    """The tracker, ready for the points of `target`. Raises UserError `no-tracker` where its package is missing, and
+    whatever the tracker raises."""
     if (told := missing_package(tracker)) is not None:
         raise UserError(told, code="no-tracker", exit_code=Exit.USAGE)
     sinks: dict[str, Callable[[Target], Sink]] = {
@@ -116,8 +117,8 @@ def open_sink(tracker: str, target: Target) -> Sink:
 
 
 class TensorBoard:
-    """Event files in the run folder. Each start says from which step on what was written before is void, as it may
-    have been written and not been noted: TensorBoard leaves that out."""
+    """Event files in the run folder. Each start writes from which step on earlier events are void, as a step may have
+    been written without being noted: TensorBoard leaves the void events out."""
 
     unsure_s = 0.0
     row_a_step = False
@@ -134,7 +135,7 @@ class TensorBoard:
             self._writer.add_event(Event(wall_time=time.time(), step=target.told, session_log=start))
 
     def tell(self, points: Sequence[Point]) -> None:
-        """One event a step."""
+        """Write one event for each point."""
         for point in points:
             values = [self._summary.Value(tag=name, simple_value=value) for name, value in point.values.items()]
             summary = self._summary(value=values)
@@ -147,7 +148,7 @@ class TensorBoard:
 
 
 class Wandb:
-    """One run of wandb, gone on with by its id; wandb itself drops steps that it has."""
+    """One run of wandb, continued by its id. wandb itself drops steps that it has."""
 
     unsure_s = _UNSURE_S
     row_a_step = True
@@ -167,7 +168,7 @@ class Wandb:
         )  # fmt: skip
 
     def tell(self, points: Sequence[Point]) -> None:
-        """By step; what belongs to one step becomes one row."""
+        """Log the points by step, all values of a step as one row."""
         for step, values in _rows(points):
             self._run.log(values, step=step)
 
@@ -177,7 +178,7 @@ class Wandb:
 
 
 class Trackio:
-    """One run of trackio, gone on with by its name."""
+    """One run of trackio, continued by its name."""
 
     unsure_s = _UNSURE_S
     row_a_step = True
@@ -191,22 +192,22 @@ class Trackio:
             name=f"{target.name}-{target.key[8:14]}", space_id=target.word("trackio_space_id"), config=target.settings,
             embed=False, auto_log_gpu=False, auto_log_cpu=False,
         )  # fmt: skip
-        # It takes a step twice, and has no other word for the first step that it has not.
+        # Trackio would store a step twice, and offers no public name for the first step that it lacks.
         self._next = int(getattr(run, "_next_step", 0)) if target.told is not None else 0
 
     def tell(self, points: Sequence[Point]) -> None:
-        """By step."""
+        """Log the points by step, without the steps that it has."""
         for step, values in _rows(points):
             if step >= self._next:
                 self._trackio.log(values, step=step)
 
     def close(self, status: str | None) -> None:
-        """Wait until all is kept."""
+        """Wait until all is stored."""
         self._trackio.finish()
 
 
 class Mlflow:
-    """One run of mlflow, found again by a tag. Points that it has are asked for at the start."""
+    """One run of mlflow, found again by a tag. At the start it is asked which points it has."""
 
     unsure_s = 0.0
     row_a_step = False
@@ -236,7 +237,7 @@ class Mlflow:
         }  # fmt: skip
 
     def tell(self, points: Sequence[Point]) -> None:
-        """In batches."""
+        """Send the points in batches, without those that mlflow has."""
         from mlflow.entities import Metric
 
         metrics = [
@@ -247,7 +248,7 @@ class Mlflow:
             self._client.log_batch(self._run, metrics=metrics[first : first + 500])
 
     def close(self, status: str | None) -> None:
-        """Say how it ended."""
+        """Set how the run ended."""
         ended = {None: "SCHEDULED", "done": "FINISHED", "stopped": "SCHEDULED"}.get(status, "FAILED")
         self._client.set_terminated(self._run, ended) if ended != "SCHEDULED" else self._client.update_run(
             self._run, ended
@@ -255,10 +256,11 @@ class Mlflow:
 
 
 def quiet() -> None:
-    """Nothing of what trackers say of themselves goes to a browser, a terminal, or waits for an answer."""
+    """Keep trackers from sending reports about themselves, from asking questions at the terminal, and from using the
+    GPU. Changes this process's environment and stdin."""
     os.environ.setdefault("WANDB_DISABLE_SENTRY", "true")
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # none of them is to take the GPU
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # no tracker may take the GPU
     sys.stdin = io.StringIO()
