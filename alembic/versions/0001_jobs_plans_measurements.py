@@ -1,4 +1,4 @@
-"""Tables of jobs, plans and measurements."""
+"""Creates the tables of jobs, plans and measurements."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ down_revision = None
 
 
 def upgrade() -> None:
-    """Create them."""
+    """Create the tables."""
     op.create_table(
         "jobs",
         sa.Column("id", sa.Integer(), primary_key=True),

@@ -1,4 +1,4 @@
-"""What became of each attempt of a job."""
+"""Adds the history of a job: what became of each attempt."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ down_revision = "0001"
 
 
 def upgrade() -> None:
-    """Add it."""
+    """Add the column."""
     op.add_column("jobs", sa.Column("history", sa.JSON(), nullable=False, server_default="[]"))

@@ -1,4 +1,4 @@
-"""Receipts of what was asked about other machines."""
+"""Adds a table of receipts: answers about other machines."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ down_revision = "0002"
 
 
 def upgrade() -> None:
-    """Create their table."""
+    """Create the table."""
     op.create_table(
         "answers",
         sa.Column("id", sa.Integer(), primary_key=True),

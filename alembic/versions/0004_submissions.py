@@ -1,4 +1,4 @@
-"""What a submission was called, what it was told, where its model goes; and an index in the order of the queue."""
+"""Adds a submission's key, its notes, and where its model goes; and an index in the order of the queue."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ JOBS = sa.table("jobs", sa.column("id"), sa.column("state"), sa.column("run_dir"
 
 
 def upgrade() -> None:
-    """Add them. Jobs that are not done, or can be tried again, keep their places in the output folders."""
+    """Add the columns and the index. Jobs that are not done, or can be tried again, keep their output folders."""
     op.add_column("jobs", sa.Column("submission_key", sa.String(64)))
     op.add_column("jobs", sa.Column("notes", sa.JSON(), nullable=False, server_default="[]"))
     op.add_column("jobs", sa.Column("output_dir", sa.Text()))
@@ -35,7 +35,7 @@ def upgrade() -> None:
 def _output_dir(resolved: Path) -> str | None:
     try:
         job: Any = yaml.safe_load(resolved.read_text("utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):  # it will fail before it writes anything
+    except (OSError, ValueError, yaml.YAMLError):  # the job will fail before it writes anything
         return None
     found = job.get("output_dir") if isinstance(job, dict) else None
     return found if isinstance(found, str) else None

@@ -1,7 +1,7 @@
-"""Histories that the code can go on writing.
+"""Completes histories, so that the code can go on writing them.
 
-A job that was running when its database came to 0002 got an empty history, though its end is written to its last
-attempt. And attempts that ended before the step they had reached was kept say "step" for their checkpoint.
+A job that was running when its database was upgraded to 0002 got an empty history, but its end is written to its last
+attempt. And attempts that ended before the reached step was kept have "step" for their checkpoint's step.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ JOBS = sa.table(
 
 
 def upgrade() -> None:
-    """Give running jobs the attempt they are in, and attempts one name for one thing. Earlier attempts of before 0002
-    stay unknown: nobody wrote down how they ended."""
+    """Give running jobs their current attempt, and rename "step" to "checkpoint_step" in attempts. Earlier attempts
+    from before 0002 stay unknown: nobody wrote down how they ended."""
     connection = op.get_bind()
     for row in connection.execute(sa.select(JOBS).where(JOBS.c.attempts > 0)).all():
         history = [_attempt(**attempt) for attempt in row.history or ()]

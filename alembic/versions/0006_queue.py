@@ -1,4 +1,4 @@
-"""What people say of the queue: places, labels, holds, what a job waits for; and of the whole machine."""
+"""Adds what people ask of the queue (places, labels, holds, what a job waits for) and of the whole machine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ down_revision = "0005"
 
 
 def upgrade() -> None:
-    """Add it. Jobs keep the order they have: their places are their numbers."""
+    """Add the columns and the table. Jobs keep their order: their positions are their numbers."""
     op.add_column("jobs", sa.Column("position", sa.Integer(), nullable=False, server_default="0"))
     op.add_column("jobs", sa.Column("label", sa.String(64)))
     op.add_column("jobs", sa.Column("hold", sa.String(16)))

@@ -1,4 +1,4 @@
-"""The hours in which a job may have the GPU."""
+"""Adds the window of a job: the hours in which it may have the GPU."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ down_revision = "0006"
 
 
 def upgrade() -> None:
-    """Add them: jobs of before have none."""
+    """Add the column. Older jobs have no window."""
     op.add_column("jobs", sa.Column("window", sa.String(128)))

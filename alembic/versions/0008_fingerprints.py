@@ -1,4 +1,4 @@
-"""What tells whether two jobs do the same on the same data."""
+"""Adds the fingerprint, which tells whether two jobs do the same on the same data."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ down_revision = "0007"
 
 
 def upgrade() -> None:
-    """Add it: jobs of before have none."""
+    """Add the column. Older jobs have no fingerprint."""
     op.add_column("jobs", sa.Column("fingerprint", sa.String(32)))
     op.create_index("ix_jobs_fingerprint", "jobs", ["fingerprint"])

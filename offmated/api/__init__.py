@@ -1,1 +1,1 @@
-"""The daemon's HTTP interface on its socket, and what it shows. Imports `jobs` and `planner.run`."""
+"""The daemon's HTTP interface and the views of jobs that it shows. Imports `jobs` and `planner.run`."""

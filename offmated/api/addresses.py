@@ -1,4 +1,4 @@
-"""Where the API listens: on a socket of this user, and over TCP where somebody asked for it."""
+"""Addresses where the API listens: a socket file of this user, and TCP where somebody asked for it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Address(Protocol):
         ...
 
     def clear(self) -> None:
-        """Leave nothing behind."""
+        """Remove what listening left behind."""
         ...
 
 
@@ -35,8 +35,8 @@ class UnixAddress:
     path: Path
 
     def listen(self) -> socket.socket:
-        """Once more when the socket has been deleted, or its folder, as at a logout."""
-        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # parents as the daemon's umask has it: closed
+        """A socket that listens there. It is made anew when the file or its folder has been deleted, as at a logout."""
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # the daemon's umask closes the parents, too
         self.path.unlink(missing_ok=True)
         # Not uvicorn's own `uds`: it opens the socket to every user.
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -50,7 +50,7 @@ class UnixAddress:
         return listener
 
     def is_there(self) -> bool:
-        """Whether the file is."""
+        """Whether the socket file exists."""
         return self.path.is_socket()
 
     def clear(self) -> None:
@@ -64,15 +64,15 @@ class UnixAddress:
 
 @dataclass(slots=True)
 class TcpAddress:
-    """A host's address and a port; port 0 becomes one that the system chooses, and stays it."""
+    """A host's address and a port. Port 0 becomes the port that the system chooses at the first `listen`."""
 
     host: str
     port: int
 
     @classmethod
     def parse(cls, text: str) -> TcpAddress:
-        """`127.0.0.1:8477`, `[::1]:8477`. Raises UserError for what is no address of digits: a name may mean several,
-        and one of them may be the world's."""
+        """The address in a text like `127.0.0.1:8477` or `[::1]:8477`. Raises UserError for host names: a name may
+        stand for several addresses, and one of them may be reachable from the whole world."""
         found = re.fullmatch(r"(?:\[(?P<six>[0-9a-fA-F:.]+)\]|(?P<four>[0-9.]+)):(?P<port>[0-9]{1,5})", text)
         try:
             if found is None or int(found["port"]) > 65535:
@@ -97,7 +97,7 @@ class TcpAddress:
         return True
 
     def clear(self) -> None:
-        """There is nothing to leave."""
+        """Nothing is left behind."""
 
     def __str__(self) -> str:
         """As it stands in a URL."""

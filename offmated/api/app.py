@@ -1,4 +1,4 @@
-"""The HTTP API on the daemon's unix socket. Errors travel as the fields of `UserError` (`offmated/api/refusals.py`)."""
+"""Defines the daemon's HTTP API. Errors are sent as the fields of `UserError` (`offmated/api/refusals.py`)."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ LOG_PIECE_BYTES = 64 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
-    """What the API needs of the daemon. `wake` tells it that something changed, `shut_down` asks it to end, `closing`
-    says that it is about to and answers must come to their end, `health` is its own account, `page` the address for a
-    browser, opened if it was not, `window` the machine's for jobs that name none."""
+    """What the API needs of the daemon. `wake` tells it that something changed. `shut_down` asks it to end. `closing`
+    says whether it is about to end, so that answers must end, too. `health` gives its own report. `page` gives the
+    address for a browser, and opens its port if it is not open. `window`: the machine's, for jobs that name none."""
 
     store: Store
     paths: Paths
@@ -56,7 +56,7 @@ class Services:
     window: str | None = None
 
 
-async def _services(request: Request) -> Services:  # else each request, `health` too, would wait for a thread
+async def _services(request: Request) -> Services:  # async: else each request, `health` too, would wait for a thread
     services: Services = request.app.state.services
     return services
 
@@ -105,12 +105,12 @@ def make_app(services: Services) -> FastAPI:
 
 
 async def health(use: Use) -> Json:
-    """How the daemon is. Without a thread of its own: it answers also when all of them wait for the database."""
+    """The daemon's own report. It takes no thread, so it is answered also when all threads wait for the database."""
     return use.health()
 
 
 async def healthz() -> PlainTextResponse:
-    """That the daemon answers, for everybody."""
+    """Tell everybody that the daemon answers."""
     return PlainTextResponse("ok\n")
 
 
@@ -120,8 +120,8 @@ def metrics(use: Use) -> PlainTextResponse:
 
 
 def submit_job(body: Submission, use: Use, idempotency_key: Key = None) -> Json:
-    """Take a job in. 422 with the error's fields when it cannot be run as written. Under a key that a job was taken in
-    under before, as when its answer was lost, the answer is that job."""
+    """Take a job in. 422 with the error's fields when it cannot be run as written. Where a job was taken in under the
+    same key before, for example when the first answer was lost, the answer is that job."""
     row, _ = submit(
         use.store, use.paths, body.yaml, Path(body.folder), body.name, idempotency_key, body.turn(), use.window,
         settings=body.settings,
@@ -135,16 +135,16 @@ def list_jobs(
     state: Annotated[list[JobState] | None, Query(max_length=len(JobState))] = None, label: Label = None,
     order: Literal["id", "ended"] = "id",
 ) -> Json:  # fmt: skip
-    """Jobs in these states (none given: all) and of this label, the newest first: {"jobs", "next", "total"}. `next` is
-    for `before`, to have the page after this one; null when there is none. By `order=ended` those that ended last come
-    first, and there is one page."""
+    """Jobs in these states (none given: all) and with this label, the newest first: {"jobs", "next", "total"}. `next`
+    is the `before` of the page after this one; null when there is none. With `order=ended` the jobs that ended last
+    come first, and there is only one page."""
     by_end = order == "ended"
     return _page(newest(use.store, state or (), before=before, label=label, limit=limit, by_end=by_end))
 
 
 def list_queue(use: Use, limit: InAPage = PAGE, place: Number = 1, label: Label = None) -> Json:
-    """The jobs that are not over, in the order of their places, from `place` on, as `GET /jobs` answers; "paused": the
-    whole machine is."""
+    """The jobs that are not over, in the order of their places, from `place` on, in the form of `GET /jobs`; "paused"
+    says whether the whole machine is paused."""
     found = listing.queue(use.store, place=place, label=label, limit=limit)
     return _page(found) | {"paused": found.paused}
 
@@ -194,14 +194,14 @@ def retry_job(job_id: JobId, use: Use, changes: Again | None = None) -> Json:
 
 
 def rerun_job(job_id: JobId, body: AskedTurn, use: Use, idempotency_key: Key = None) -> Json:
-    """Take a job in once more, as a new one; as `POST /jobs` answers."""
+    """Take a job in once more, as a new job; the answer is that of `POST /jobs`."""
     row, _ = rerun(use.store, use.paths, job_id, idempotency_key, body.turn(), use.window)
     use.wake()
     return show_job(row.id, use)
 
 
 def longer_job(job_id: JobId, body: AskedLonger, use: Use, idempotency_key: Key = None) -> Json:
-    """Go on with a done job, as a new one, to another length; as `POST /jobs` answers."""
+    """Go on with a done job, as a new job, to another length; the answer is that of `POST /jobs`."""
     row, _ = rerun(use.store, use.paths, job_id, idempotency_key, body.turn(), use.window, body.length())
     use.wake()
     return show_job(row.id, use)
@@ -219,7 +219,7 @@ def move_job(job_id: JobId, body: Move, use: Use) -> Json:
 
 
 def change_job(job_id: JobId, change: Literal["hold", "release", "pause", "resume"], use: Use) -> Json:
-    """Keep a job from its turn, or give it back."""
+    """Keep a job from its turn, or give the turn back."""
     {"hold": queue.hold, "release": queue.release, "pause": queue.pause, "resume": queue.resume}[change](
         use.store, job_id
     )
@@ -228,23 +228,23 @@ def change_job(job_id: JobId, change: Literal["hold", "release", "pause", "resum
 
 
 def change_machine(change: Literal["pause", "resume"], use: Use) -> Json:
-    """Have no job work, or jobs work again: {"paused"}. Those who work save a checkpoint and end soon after."""
+    """Pause or resume the whole machine: {"paused"}. At a pause, running jobs save a checkpoint and end soon after."""
     (queue.pause_all if change == "pause" else queue.resume_all)(use.store)
     use.wake()
     return {"paused": change == "pause"}
 
 
 def show_events(job_id: JobId, use: Use, position: Annotated[int, Query(ge=0, lt=2**63)] = 0) -> Json:
-    """Some of the trainer's events after what was read before, and the position to ask from next time; none, and the
-    position asked from, where there are no more. `lines`: how many lines of metrics.jsonl were read; `broken`: which of
-    these, from 1 on, are no events."""
+    """Some of the trainer's events after `position`, and the position to ask from next time; where there are no more,
+    no events and the same position. `lines`: how many lines of metrics.jsonl were read; `broken`: which of these,
+    counted from 1, are not events."""
     found = RunFolder(Path(use.store.job(job_id).run_dir)).metrics_after(position)
     return {"events": found.events, "position": found.position, "lines": found.lines, "broken": found.broken}
 
 
 def show_log(job_id: JobId, use: Use, follow: bool = False, tail: Tail = None) -> StreamingResponse:
-    """The log as text, or the whole lines among its last `tail` bytes; with `follow`, as it grows, until the job is
-    over."""
+    """The log as text; with `tail`, only the whole lines among its last `tail` bytes; with `follow`, also what is
+    appended until the job is over."""
     run = RunFolder(Path(use.store.job(job_id).run_dir))
     start = 0 if tail is None else _start_of_tail(run.log, tail)
     return StreamingResponse(_log(run, job_id, use, follow, start), media_type="text/plain; charset=utf-8")
@@ -260,7 +260,7 @@ def _start_of_tail(path: Path, tail: int) -> int:
 
 async def _log(run: RunFolder, job_id: int, use: Services, follow: bool, position: int) -> AsyncIterator[bytes]:
     while True:
-        # Asked before reading: what was written before the job ended is then sure to be read.
+        # Asked before reading, so that everything written before the job ended is read.
         last = not follow or use.closing() or await asyncio.to_thread(_is_over, use, job_id)
         while piece := await asyncio.to_thread(_read, run.log, position):
             position += len(piece)
@@ -271,7 +271,7 @@ async def _log(run: RunFolder, job_id: int, use: Services, follow: bool, positio
 
 
 def _is_over(use: Services, job_id: int) -> bool:
-    """Whether the job is over, as far as is known: a log does not end because the database is busy."""
+    """Whether the job is over; False where the database is busy, as a log must not end because of that."""
     try:
         return use.store.job(job_id).state in FINAL
     except (SQLAlchemyError, TimeoutError):
@@ -287,12 +287,12 @@ def _read(path: Path, position: int) -> bytes:
 
 
 def show_report(use: Use, since: Annotated[float, Query(ge=0, le=2**40)] = 0.0) -> Json:
-    """What has ended since then, what works and what comes next, in words: {"since", "title", "lines"}."""
+    """What has ended since `since`, what works now and what comes next, in words: {"since", "title", "lines"}."""
     return report(use.store, since)
 
 
 def clean_up(body: Cleaning, use: Use) -> Json:
-    """Remove what jobs that are over do not need, or say what it would be: {"jobs", "bytes"}."""
+    """Remove what jobs that are over do not need, or only say how much it is: {"jobs", "bytes"}."""
     found = clean(
         use.store, body.jobs, unfinished=body.unfinished, older_s=body.older_s, remove=body.remove
     )
@@ -300,24 +300,25 @@ def clean_up(body: Cleaning, use: Use) -> Json:
 
 
 def show_unknown(use: Use) -> Json:
-    """{"folders"}: run folders that no job has, as where the database was lost."""
+    """{"folders"}: run folders that no job has, for example after the database was lost."""
     return {"folders": [str(folder) for folder in unknown(use.store, use.paths)]}
 
 
 def adopt_runs(body: Adoption, use: Use) -> Json:
-    """Make jobs of run folders, of all that no job has where none is named: {"jobs", "left"}, the latter the errors of
-    those that are still none."""
+    """Make jobs of the named run folders, or of all that no job has: {"jobs", "left"}. `left` has the errors of the
+    folders of which no job was made."""
     found = adopt(use.store, use.paths, body.folders)
     use.wake()
     return {"jobs": [show_job(row.id, use) for row in found.rows], "left": [error.to_json() for error in found.left]}
 
 
 def open_page(use: Use) -> Json:
-    """{"url"}: where a browser finds the page, with the token that it needs; opens the port if it was not open."""
+    """{"url"}: the page's address for a browser, with the token that it needs. Opens the port if it was not open."""
     return {"url": use.page()}
 
 
 async def shut_down(use: Use) -> Json:
-    """End the daemon: running jobs save a checkpoint first. Answers at once with the process to wait for."""
+    """End the daemon; running jobs save a checkpoint first. The answer comes at once, and names the process to wait
+    for."""
     use.shut_down()
     return use.health()

@@ -1,4 +1,4 @@
-"""What clients send: the bodies of requests, with the bounds of their values."""
+"""Defines the bodies of requests, with the bounds of their values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_SETTINGS = 100
 
 
 class Body(BaseModel):
-    """What a request says. A field that is not known here is refused: a newer command means something by it."""
+    """The body of a request. An unknown field is refused, as a newer command means something by it."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -33,7 +33,7 @@ class AskedTurn(Body):
     window: Annotated[str, Field(min_length=1, max_length=WINDOW_LENGTH)] | None = None
 
     def turn(self) -> Turn:
-        """When it is to have its turn."""
+        """The same as a `Turn`."""
         return Turn(
             priority=self.priority, after=self.after, begin_at=self.begin_at, held=self.held,
             window=self.window,
@@ -42,8 +42,8 @@ class AskedTurn(Body):
 
 
 class Submission(AskedTurn):
-    """A job as handed in; relative paths in `yaml` are below `folder`, errors call the file `name`. `settings`, each
-    "KEY=VALUE", stand above the file."""
+    """A job as it is handed in. Relative paths in `yaml` are below `folder`; errors call the file `name`. `settings`,
+    each "KEY=VALUE", override the file."""
 
     yaml: str
     folder: str
@@ -52,7 +52,7 @@ class Submission(AskedTurn):
 
 
 class AskedLonger(AskedTurn):
-    """A done job that is to go on from its newest checkpoint, to so many epochs or steps in all: one of the two."""
+    """How far a done job is to go on from its newest checkpoint: to so many epochs or steps in all, one of the two."""
 
     epochs: Annotated[float, Field(gt=0, le=10**6, allow_inf_nan=False)] | None = None
     max_steps: Annotated[int, Field(ge=1, le=10**9)] | None = None
@@ -69,7 +69,7 @@ class AskedLonger(AskedTurn):
 
 
 class Move(Body):
-    """Where in the queue a job is to come: one of the three."""
+    """Where in the queue a job is to be moved: exactly one of the three fields."""
 
     to: Literal["first", "last"] | None = None
     before: Annotated[int, Field(ge=1, le=LARGEST_ID)] | None = None
@@ -83,8 +83,8 @@ class Move(Body):
 
 
 class Again(Body):
-    """What changes when a job is tried again: bytes it may use from now on (null: as it was), and whether its data or
-    its base may be others than it was submitted with."""
+    """What changes when a job is tried again: the budgets in bytes (null: as before), and whether its data or its base
+    may have changed since it was submitted."""
 
     gpu_budget: Annotated[int, Field(ge=1, lt=2**63)] | None = None
     cpu_budget: Annotated[int, Field(ge=1, lt=2**63)] | None = None
@@ -93,7 +93,7 @@ class Again(Body):
 
 
 class Cleaning(Body):
-    """Whose checkpoints and data are to go; see `offmated.jobs.clean`."""
+    """The jobs whose checkpoints and data are to be removed; see `offmated.jobs.clean`."""
 
     jobs: Annotated[list[Annotated[int, Field(ge=1, le=LARGEST_ID)]], Field(max_length=MOST_JOBS)] = []
     unfinished: bool = False

@@ -1,5 +1,5 @@
-"""What a client may take of the daemon: bytes of a request, time to send it, connections, threads. What is more is
-refused while it comes in, and nothing of it is kept."""
+"""Limits what clients may take of the daemon: the bytes of a request, the time to send it, connections, threads. A
+request above a limit is refused while it comes in, and nothing of it is kept."""
 
 from __future__ import annotations
 
@@ -18,32 +18,33 @@ from planner.errors import Exit, UserError
 from planner.units import format_bytes
 
 MOST_BODY_BYTES = 2**21
-"""More than six bytes for each character of the longest job file (`planner.job.source`)."""
+"""This is more than six bytes for each character of the longest job file (`planner.job.source`)."""
 REQUEST_S = 20.0
-"""To send a request in; answers may take longer."""
+"""The time a client has to send a request; answers may take longer."""
 MOST_CONNECTIONS = 256
-"""Connections are file descriptors, of which a process often has 1,024, and jobs need some. Where a process may have
-fewer, connections take at most a quarter of them."""
+"""Each connection takes a file descriptor. A process often may have 1,024, and jobs need some of them. Where the limit
+is low, connections take at most a quarter of it."""
 MOST_STRANGERS = 32
-"""Of these over TCP that have not shown the token. The oldest gives its place up to who comes after: whoever has the
-token shows it at once, and nobody can keep them out by sitting there."""
+"""How many TCP connections may be open that have not shown the token. A new one takes the place of the oldest: clients
+with the token show it at once, so nobody can keep them out by holding connections open."""
 WRITERS = 4
-"""Requests that change jobs and are worked on at once. Others wait in line without a thread, so that there are threads
-for those who only look."""
+"""How many requests that change jobs are worked on at once. Others wait in line without a thread, so that threads are
+left for requests that only look."""
 ADMIT = "admit"
 TURN_S = 5.0
-"""So long they wait, and then are asked to come again: with what the database waits it is less than a client waits."""
+"""How long they wait in line before they are asked to come again. Together with the wait for the database this is less
+than a client waits."""
 
 
 def most_connections() -> int:
-    """How many this process takes."""
+    """How many connections this process takes."""
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return MOST_CONNECTIONS if descriptors == resource.RLIM_INFINITY else min(MOST_CONNECTIONS, descriptors // 4)
 
 
 class Framed:
-    """The application behind it gets requests of which it is beyond doubt where they end (RFC 9112, 6.1 and 6.3):
-    whoever stands between the client and us may else take a part of one for the next one."""
+    """Passes on to the application only requests whose end is beyond doubt (RFC 9112, 6.1 and 6.3). With others, a
+    proxy between the client and us may take a part of one request for the next one."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -56,11 +57,12 @@ class Framed:
 
 
 class Limits:
-    """The application behind it gets requests whose body is there, whole and small, and few at once that write."""
+    """Passes on to the application only requests whose body has come in whole and is small, and only `WRITERS` at once
+    that change jobs."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        # A server whose socket was deleted ends beside the new one, each with a loop of its own.
+        # By event loop: a server whose socket was deleted runs on beside the new one, each with its own loop.
         self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -107,7 +109,7 @@ class Limits:
 
 
 async def _body(receive: Receive) -> bytes | None:
-    """The body, or as much of it as shows that it is too large; None when the client went away."""
+    """The body, or so much of it that it is too large; None when the client went away."""
     body = bytearray()
     while len(body) <= MOST_BODY_BYTES:
         message = await receive()
@@ -151,7 +153,7 @@ class Connection(H11Protocol):
     _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
-        """Take it, or refuse it."""
+        """Take the connection, or refuse it."""
         super().connection_made(transport)
         if len(self.connections) > most_connections():
             transport.write(_TOO_MANY)
@@ -160,15 +162,15 @@ class Connection(H11Protocol):
             self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget it."""
+        """Forget the connection."""
         self._unwatch()
         super().connection_lost(exc)
 
     def handle_events(self) -> None:
-        """What has come in."""
+        """Handle what has come in, and keep the time of the request."""
         super().handle_events()
         if self.cycle is not None and not self.cycle.response_complete:
-            self._unwatch()  # the request is there, but for its body, which `Limits` waits for
+            self._unwatch()  # the request's head is there; `Limits` waits for its body
         else:
             self._watch()
 
@@ -188,8 +190,8 @@ class Connection(H11Protocol):
 
 
 class Stranger(Connection):
-    """A connection over TCP, where everybody can connect: a stranger's until `admit` is called, which the application
-    finds in the state of each request."""
+    """A connection over TCP, where everybody can connect. It is a stranger's until `admit` is called; the application
+    finds `admit` in the state of each request."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -198,11 +200,11 @@ class Stranger(Connection):
         self._is_stranger = True
 
     def admit(self) -> None:
-        """Keep it: it has shown the token."""
+        """Keep the connection, as it has shown the token."""
         self._is_stranger = False
 
     def connection_made(self, transport: Any) -> None:
-        """Take it, and let the oldest stranger go where there are too many."""
+        """Take the connection, and close the oldest stranger's where there are too many."""
         super().connection_made(transport)
         strangers = [
             one for one in self.connections

@@ -1,4 +1,4 @@
-"""What programs that watch over machines ask: is the daemon well, and figures in Prometheus's text format."""
+"""Writes figures of the daemon and its jobs in Prometheus's text format, for programs that monitor machines."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _GAUGES = {
 
 
 def figures(store: Store, health: Json) -> str:
-    """The daemon's and its jobs' figures, in Prometheus's text format 0.0.4."""
+    """The figures of the daemon and its jobs, in Prometheus's text format 0.0.4."""
     return "".join(f"{line}\n" for line in _lines(store, health))
 
 

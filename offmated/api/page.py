@@ -1,5 +1,5 @@
-"""The page that the daemon shows in a browser: `assets/` has its markup, style and scripts, and uPlot 1.6.32 (MIT).
-Nothing here is private; what it shows it asks of the API, as any other client."""
+"""Serves the daemon's page for browsers. `assets/` has its markup, style and scripts, and uPlot 1.6.32 (MIT). None of
+these files is private: the page asks the API for what it shows, like any client."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FILES = {
     "words.js": "text/javascript; charset=utf-8",
     "page.js": "text/javascript; charset=utf-8",
 }
-#: Scripts and answers of this daemon only; nobody frames the page or learns where it is.
+#: The page takes scripts and answers only from this daemon; no other page may frame it or learn its address.
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
     "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -30,7 +30,7 @@ HEADERS = {
 
 
 def add_page(app: FastAPI) -> None:
-    """The page at `/`, its parts below `/page/`."""
+    """Serve the page at `/`, and its parts below `/page/`."""
     for name, kind in FILES.items():
         path = "/" if name == "index.html" else f"/page/{name}"
         app.get(path, include_in_schema=False)(_sender(name, kind))

@@ -1,4 +1,4 @@
-"""A job's plan as a page, drawn by the planner's process."""
+"""Draws a job's plan as a page for the browser, in a process of the planner."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from planner.errors import Exit, UserError
 from planner.run.folder import RunFolder
 
 PATIENCE_S = 60.0
-#: It has scripts of its own, in it; whatever a plan's names say, they reach nothing else.
+#: The page contains its own scripts; whatever the names in a plan say, they can reach nothing else.
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
     "img-src data:; sandbox allow-scripts allow-downloads",
@@ -22,12 +22,12 @@ HEADERS = {
     "Cache-Control": "no-cache",
 }
 
-_one_at_a_time = threading.Lock()  # a process each, and who waits for it has a thread
+_one_at_a_time = threading.Lock()  # each page takes a process, and a thread that waits for it
 
 
 def draw(run: RunFolder, job_id: int, title: str) -> bytes:
-    """The page. Raises UserError where there is no plan yet, or none that can be drawn, and
-    HTTPException 503 while another is being drawn."""
+    """The page. Raises UserError where there is no plan yet, or where it cannot be drawn, and HTTPException 503 while
+    another page is being drawn."""
     if not run.plan.exists():
         raise UserError(
             f"Job {job_id} has no plan yet.", code="no-plan", hint=f"offmate show {job_id}", exit_code=Exit.FAILED

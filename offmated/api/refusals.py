@@ -1,4 +1,4 @@
-"""Errors as answers: the fields of a `UserError`, and a status that says whether to try again."""
+"""Turns errors into answers: the fields of a `UserError`, and a status that says whether to try again."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def refused(status: int, error: UserError, headers: Mapping[str, str] | None = N
 
 
 def later(error: UserError) -> JSONResponse:
-    """The answer to what could not be done just now. Nothing of it was done, and it may be asked again."""
+    """The answer to a request that could not be handled just now. Nothing of it was done, and it may be sent again."""
     return refused(503, error, {"Retry-After": str(RETRY_AFTER_S)})
 
 
 def add_handlers(app: FastAPI) -> None:
-    """Have every error answered by its fields."""
+    """Have every error answered by its fields: set the handlers of `app`."""
     for kind, handler in (
         (UserError, _user_error), (RequestValidationError, _invalid), (HTTPException, _http),
         (DBAPIError, _database), (NoConnection, _database), (OSError, _system), (MemoryError, _runtime),
@@ -49,7 +49,7 @@ def _user_error(_request: Request, error: Exception) -> JSONResponse:
 
 
 def _invalid(_request: Request, error: Exception) -> JSONResponse:
-    """What was sent is not repeated: it may hold what no JSON can (NaN, half characters)."""
+    """The answer does not repeat what was sent, as that may hold what JSON cannot (NaN, half characters)."""
     assert isinstance(error, RequestValidationError)
     return refused(422, _unknown(*(f"{'.'.join(map(str, at['loc']))}: {at['msg']}" for at in error.errors())))
 
@@ -68,7 +68,7 @@ def _unknown(*numbers: str) -> UserError:
 
 
 def busy(cause: str) -> JSONResponse:
-    """The answer where a turn, or the database itself, did not come in time."""
+    """The answer where a turn to write, or the database itself, did not come in time."""
     log.warning("the database was busy for too long: %s", cause)
     return later(
         UserError("The database is busy.", numbers=(cause,), code="database-busy", hint="try again in a moment")
@@ -92,7 +92,7 @@ def _system(_request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, OSError)
     if is_disk_full(error):
         return _disk_full(error)
-    if isinstance(error, TimeoutError):  # of the store's queue
+    if isinstance(error, TimeoutError):  # raised by the store while it waited to write
         return busy(str(error))
     told = UserError(
         "The system refused what the daemon wanted to do.", numbers=(first_line(error),),
@@ -113,7 +113,7 @@ def _disk_full(error: Exception) -> JSONResponse:
 
 
 def _runtime(request: Request, error: Exception) -> JSONResponse:
-    """No memory, or no thread; else a fault of ours."""
+    """The answer where memory or threads ran out; for any other RuntimeError that of `_own_mistake`."""
     if is_out_of_memory(error):
         log.warning("there is no memory for an answer: %s", first_line(error))
         return later(out_of_memory("what the daemon was asked for"))
@@ -122,7 +122,7 @@ def _runtime(request: Request, error: Exception) -> JSONResponse:
 
 
 def _own_mistake(request: Request, error: Exception) -> JSONResponse:
-    """A fault of ours; the server logs it with its story."""
+    """The answer for an error of ours; the server logs it with its traceback."""
     number = f"{request.method} {request.url.path}: {type(error).__name__}"
     return refused(500, UserError(
         "The daemon made a mistake.", numbers=(number,), code="daemon-error",

@@ -1,4 +1,4 @@
-"""What jobs did of late, in a few lines: the morning's report."""
+"""Writes the morning's report: what jobs did of late, in a few lines."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _NEXT = 5
 
 
 def report(store: Store, since: float) -> Json:
-    """{"since", "title", "lines"}: the jobs that are over since then, the last `MOST` of them in the order in which
-    they ended, those that work, and what comes next."""
+    """{"since", "title", "lines"}. The lines tell of the last `MOST` jobs that ended after `since`, in the order in
+    which they ended, of the jobs that work now, and of those that come next."""
     counts = listing.count_by_state(store, ended_since=since)
     over = [job_view(job) for job in listing.ended_since(store, since, MOST, newest=True)]
     queue = listing.queue(store, limit=_NEXT + 2)
@@ -73,7 +73,7 @@ def _figures(job: Json) -> Iterator[str]:
 
 
 def _energy(history: list[Json]) -> str | None:
-    """What the GPU took for all attempts; of one whose worker was killed nobody knows."""
+    """The energy that the GPU took in all attempts, in words. It is not known of attempts whose worker was killed."""
     known = [attempt["energy_j"] for attempt in history if attempt.get("energy_j") is not None]
     if not known:
         return None

@@ -1,4 +1,4 @@
-"""The API's server, on an address and in a thread of its own."""
+"""Runs the API's server, on an address and in a thread of its own."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ log = logging.getLogger(__name__)
 
 PATIENCE_S = 5.0
 QUIET_S = 5.0  # asyncio tries again after one
-BACKLOG = 128  # connections that the system holds, and that are taken at once, beyond those there may be
+BACKLOG = 128  # connections that the system holds until they are taken, beyond the most that may be open
 
 
 class _Listening(uvicorn.Server):
-    """Says once that the system gives no more connections, or no memory for them, and how often that was when it does
-    again: asyncio says it with each try, some hundred times a second."""
+    """Logs once when the system gives no more connections, or no memory for them, and how often that happened when it
+    does again. asyncio would log each try, some hundred times a second."""
 
     def __init__(self, settings: uvicorn.Config, address: str) -> None:
         super().__init__(settings)
@@ -65,13 +65,13 @@ class Server:
         self._app = Framed(app)
         self._connection = connection
         self._address = address
-        self._lock = threading.Lock()  # the daemon keeps it, and who asks for the page starts it
+        self._lock = threading.Lock()  # the daemon keeps the server up, and a request for the page may start it
         self._errors = RepeatedErrors()
         self._running: list[tuple[uvicorn.Server, threading.Thread]] = []
 
     def keep(self) -> None:
-        """Start to listen; once more when the address has gone. Who is connected by then keeps the server there was,
-        which ends after them. Raises OSError."""
+        """Start to listen, and again with a new server when the address has gone. Clients connected to the old server
+        keep it, and it ends after them. Raises OSError."""
         with self._lock:
             for server, _ in self._running[:-1]:
                 server.should_exit |= not server.server_state.connections
@@ -83,9 +83,9 @@ class Server:
             settings = uvicorn.Config(
                 self._app, http=self._connection, ws="none", backlog=BACKLOG, log_config=None, access_log=False,
                 lifespan="off", timeout_graceful_shutdown=int(PATIENCE_S), proxy_headers=False,
-                workers=1,  # or uvicorn reads the number from a variable that is other servers', and may be none
+                workers=1,  # or uvicorn reads it from a variable meant for other servers, which may be no number
             )  # fmt: skip
-            server = _Listening(settings, f"{self._address}")  # which closes its listener
+            server = _Listening(settings, f"{self._address}")  # it closes the listener
             thread = threading.Thread(target=self._serve, args=(server, listener), name="api")
             try:
                 thread.start()
@@ -101,7 +101,7 @@ class Server:
             server.run(sockets=[listener])
 
     def close(self) -> None:
-        """Answer what was asked, and end, within some seconds: an answer that takes longer is not waited for."""
+        """Finish the answers under way, and end. An answer that takes more than some seconds is not waited for."""
         for server, _ in self._running:
             server.should_exit = True
         deadline = time.monotonic() + 2 * PATIENCE_S

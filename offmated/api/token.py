@@ -1,4 +1,4 @@
-"""Who may ask over TCP, where every user of the machine, or of the network, can connect: who has the token."""
+"""Lets only clients with the token use the API over TCP, where every user of the machine or network can connect."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from planner.errors import Exit, UserError
 
 SCHEME = "bearer "
 TICKET_S = 60
-"""So long a link may be opened."""
+"""How long a link may be opened."""
 _LINKED = re.compile(r"/jobs/[0-9]{1,10}/plan\.html")
 _TOKEN = re.compile(r"[!-~]{20,}")
 
 
 def read_token(file: Path) -> str:
-    """The token in `file`, which is made, for this user alone, where there is none. Raises UserError `bad-token` for
-    one that could be guessed, OSError."""
+    """The token in `file`. Where there is none, one is made and the file is closed to other users. Raises UserError
+    `bad-token` for a token that could be guessed or cannot be sent, and OSError."""
     try:
         token = file.read_bytes().strip().decode("ascii", "replace")
     except FileNotFoundError:
@@ -52,11 +52,11 @@ def read_token(file: Path) -> str:
 
 
 class Guarded:
-    """The application for those who send the token as `Authorization: Bearer …`. Never as a cookie: a browser sends
-    these to every port of a host, and for every page that asks.
+    """Passes on to the application only requests with the token as `Authorization: Bearer …`. A cookie is not taken: a
+    browser sends cookies to every port of a host, and for every page that asks.
 
-    Links have no header. `POST /ticket?path=/jobs/3/plan.html` gives the holder of the token an address that shows that
-    plan to whoever opens it within a minute, and nothing else.
+    A link cannot send a header. So `POST /ticket?path=/jobs/3/plan.html` gives a client with the token an address that
+    shows this plan, and nothing else, to whoever opens it within a minute.
     """
 
     def __init__(self, app: ASGIApp, token: str) -> None:
@@ -108,6 +108,6 @@ class Guarded:
 
 
 def _is_open(scope: Scope) -> bool:
-    """What is nobody's secret: the page before it knows anything, and that the daemon answers."""
+    """Whether a request asks for what is not secret: the files of the page, and whether the daemon answers."""
     path: str = scope["path"]
     return scope["method"] in ("GET", "HEAD") and (path in ("/", "/healthz") or path.startswith("/page/"))

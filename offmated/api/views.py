@@ -1,4 +1,4 @@
-"""What the API shows of a job: its row, and what its run folder says."""
+"""Builds what the API shows of a job, from its row and its run folder."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ _ROW_FIELDS = (
 def job_view(job: Listed) -> Json:
     """One job as `GET /jobs/{id}` answers it.
 
-    place                among the jobs that are not over, from 1; null when it is over
-    predicted, measured  {"step_s", "gpu_peak_bytes"}, each null when not known; `step_s` is the median of the same
-                         steps, of which measured["steps"] says how many (see `planner.run.step_times`)
+    place                its place among the jobs that are not over, from 1; null when it is over
+    predicted, measured  {"step_s", "gpu_peak_bytes"}, each null when not known; both `step_s` are medians of the same
+                         steps, measured["steps"] is their number (see `planner.run.step_times`)
     progress             {"step", "total_steps", "loss", "eval_loss", "step_s", "eta_s"} or null
-    standing             where it stands, in a word or two for people: its state, or what keeps it in that, as "paused";
-                         where `reason` begins with that word, the rest says the rest
-    settings             what --set gave above its file, each "KEY=VALUE"
-    kept                 whether a job that waits could not have its turn now, as `reason` says
+    standing             where it stands, in a word or two for people: its state, or what keeps it in its state, like
+                         "paused"; `reason` may begin with the same word
+    settings             the settings of --set that override its file, each "KEY=VALUE"
+    kept                 whether something keeps a waiting job from its turn now; `reason` says what
     plan                 figures of plan.json, "options": {name: count of blocks}, "measured", "cached", "solve_s"
     output               the model folder, when there is one
     expected             {"starts_at", "ends_at", "nights"} as `offmated.jobs.forecast.Expected` has them
     """
     row = job.row
     view = {name: getattr(row, name) for name in _ROW_FIELDS}
-    if row.state in TAKEN_FROM:  # what the process before ended with
+    if row.state in TAKEN_FROM:  # the row's error is that of the process before
         view["error"] = None
     if _is_left_alone(row):
         view["state"] = TAKEN_FROM[row.state]
@@ -59,11 +59,11 @@ def job_view(job: Listed) -> Json:
     view |= {"standing": _standing(row, view["state"]), "settings": settings_in(row.notes or ())}
     view["expected"] = asdict(job.expected)
     view["kept"] = view["state"] in TAKEN_FROM.values() and bool(_kept(job))
-    # Files that hold something else than they should blind nobody for the other jobs.
+    # Damaged files of one job must not keep anybody from seeing the other jobs.
     with _errors.of(f"reading {row.run_dir}", KeyError, TypeError, ValueError, OSError):
         run = RunFolder(Path(row.run_dir))
         found = steps_of(run)
-        if found.progress is not None and _is_starting(row):  # nothing is known yet but where it will go on
+        if found.progress is not None and _is_starting(row):  # only the step from which it goes on is known yet
             behind = {"step": row.history[-1]["from_step"] or 0, "loss": None, "step_s": None}
             found = replace(found, progress=found.progress | behind)
         return view | _figures(row, found, plan_of(run))
@@ -79,8 +79,8 @@ def _figures(row: JobRow, found: Steps, plan: Json | None) -> Json:
 
 
 def _compared(row: JobRow, plan: Json | None, found: StepTimes) -> Json:
-    """What was predicted and what was measured of the same steps; before there are any, what the plan says."""
-    if (end := row.result) is not None:  # of the whole run, and the plan it ran under in its own words
+    """The prediction and the measurement of the same steps; before there are any, the plan's prediction."""
+    if (end := row.result) is not None:  # figures of the whole run and of the plan it ran under
         return {
             "predicted": {"step_s": end.get("predicted_step_s"), "gpu_peak_bytes": end.get("predicted_gpu_peak_bytes")},
             "measured": {
@@ -98,8 +98,8 @@ def _compared(row: JobRow, plan: Json | None, found: StepTimes) -> Json:
 
 
 def _is_left_alone(row: JobRow) -> bool:
-    """Whether whoever worked on the job is gone, which the database does not say yet: as long as its disk is full it
-    cannot."""
+    """Whether the process that worked on the job is gone although the database does not say so yet, for example because
+    its disk is full."""
     if row.state not in TAKEN_FROM or row.owner is None:
         return False
     try:
@@ -139,12 +139,13 @@ _STOPS = {
 
 
 def _asks(row: JobRow) -> str:
-    """Of a job that is being planned, and was not as the hub was not reached: that."""
+    """In words, that a job being planned asks the hub again, which was not reached before; "" for other jobs."""
     return "asks the hub again" if row.state is JobState.PLANNING and waits_for_hub(row.error) else ""
 
 
 def _kept(job: Listed) -> str:
-    """What a job waits for: first what only a person ends, then what ends by itself. "" where it is next."""
+    """What a job waits for, in words; "" where it is next. What only a person can end comes before what ends by itself.
+    """
     row = job.row
     if job.paused:
         return "the machine is paused: offmate resume"
@@ -171,7 +172,7 @@ def _kept(job: Listed) -> str:
 
 
 def _too_short(row: JobRow) -> str:
-    """Of a job whose window is never long enough to begin: that; "" of all others."""
+    """In words, that a job's window is too short for it ever to begin; "" for other jobs."""
     if (found := too_short(row)) is None:
         return ""
     has_s, needed_s = found
@@ -182,7 +183,7 @@ def _too_short(row: JobRow) -> str:
 
 
 def _room(row: JobRow) -> str:
-    """What is missing on a job's disk."""
+    """What is missing on a job's disk, in words."""
     try:
         return waiting_words(row.error)
     except OSError as broken:
@@ -190,7 +191,7 @@ def _room(row: JobRow) -> str:
 
 
 def _is_starting(row: JobRow) -> bool:
-    """Whether a job is in a later attempt, and its trainer has not come to where it goes on: it loads."""
+    """Whether a job is in a later attempt whose trainer is still loading, and has not begun to go on."""
     if row.state is not JobState.RUNNING or row.attempts < 2 or not row.history:
         return False
     with suppress(OSError, TypeError):  # a damaged row, too
@@ -199,7 +200,8 @@ def _is_starting(row: JobRow) -> bool:
 
 
 def _again(row: JobRow) -> str:
-    """Of a job that is not in its first attempt: which one it is, from where, and how the last one ended."""
+    """For a job with earlier attempts, in words: the number of this attempt, where it begins, and how the last one
+    ended; "" for others."""
     ended = [attempt for attempt in row.history if attempt["ended_at"] is not None]
     if not ended:
         return ""

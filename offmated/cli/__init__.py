@@ -1,4 +1,5 @@
-"""The command line. Commands are shells: parse, one call, print. What is slow to import is imported where it is used.
+"""Defines the command line. A command parses, makes one call and prints. Modules that are slow to import are imported
+where they are used.
 
 Exit codes: 0 done, 1 the job failed, 2 wrong usage, 3 does not fit, 4 no such job, 69 daemon not running,
 130 interrupted. Errors for people go to stderr as text.
@@ -40,18 +41,19 @@ from planner.errors import Exit, UserError
 from planner.units import parse_bytes, printable
 
 NOT_UNDERSTOOD = (LookupError, TypeError, ValueError, AttributeError)
-"""What an answer of another form ends in; or our own mistake."""
+"""What handling an answer in another form raises; an error of our own may raise it, too."""
 
 
 class Commands(click.Group):
-    """Commands in the order people meet them, with errors for people as text and the error's exit code."""
+    """The group of all commands, in the order people meet them. A UserError is printed as text and sets the exit code.
+    """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """In the order of this file."""
+        """The names of the commands, in the order of this file."""
         return list(self.commands)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Each with the whole first sentence of its help, however long."""
+        """List each command with the whole first sentence of its help, however long."""
         with formatter.section("Commands"):
             formatter.write_dl([
                 (name, command.get_short_help_str(limit=1000))
@@ -59,7 +61,7 @@ class Commands(click.Group):
             ])  # fmt: skip
 
     def invoke(self, ctx: click.Context) -> object:
-        """Run the command."""
+        """Run the command, and turn its errors into texts and exit codes."""
         try:
             return super().invoke(ctx)
         except UserError as error:
@@ -257,7 +259,7 @@ def up(foreground: bool, as_json: bool) -> None:
         print_json({"started": started, **Client(paths).health()})
     else:
         say(f"The daemon {'runs' if started else 'ran already'}; its state is in {paths.state}")
-        with suppress(UserError, *NOT_UNDERSTOOD):  # it runs, whatever this says
+        with suppress(UserError, *NOT_UNDERSTOOD):  # the daemon runs, even if this fails
             if said := unknown_words(Client(paths)):
                 say(said)
 
@@ -270,7 +272,7 @@ def down(as_json: bool) -> None:
     paths = Paths.from_environment()
     client, ran = Client(paths), runs(paths)
     if ran:
-        with suppress(UserError, *NOT_UNDERSTOOD):  # a daemon that cannot say what it does is to end all the same
+        with suppress(UserError, *NOT_UNDERSTOOD):  # a daemon whose answer is not understood is ended, too
             for job in client.jobs(JobState.RUNNING):
                 click.echo(f"Job {job['id']} saves a checkpoint first.", err=True)
         client.shutdown()

@@ -1,4 +1,4 @@
-"""`offmate adopt`: jobs whose database was lost."""
+"""Defines `offmate adopt`, which makes jobs again of run folders whose database was lost."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def adopt(folders: tuple[str, ...], as_json: bool) -> None:
 
 
 def unknown_words(client: Client) -> str:
-    """What to say of run folders that no job has; "" where there are none."""
+    """A sentence on run folders that no job has; "" where there are none."""
     if not (found := client.unknown_runs()):
         return ""
     names = ", ".join(folder.rpartition("/")[2] for folder in found[:_SHOWN])

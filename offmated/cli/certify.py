@@ -1,5 +1,5 @@
-"""`offmate certify`: a job's first steps by offmate and by plain PyTorch, in a process of their own; `offmate
-verify-resume`: with a stop and without."""
+"""Defines `offmate certify`, which does a job's first steps by offmate and by plain PyTorch, and `offmate
+verify-resume`, which does them with a stop and without. Both compute in a process of their own."""
 
 from __future__ import annotations
 
@@ -67,7 +67,8 @@ def verify_resume(what: str, as_json: bool, **options: Any) -> None:
 
 
 def answered(command: list[str], as_json: bool) -> int:
-    """The exit code of a process that answers on stdout: people in its own words, `as_json` in its last line."""
+    """Run a process, show its answer, and return its exit code. It answers people in its own words on stdout, and
+    `as_json` in the last line of stdout."""
     if not as_json:
         code = subprocess.call(command, stdin=subprocess.DEVNULL)
     else:
@@ -79,7 +80,8 @@ def answered(command: list[str], as_json: bool) -> int:
 
 
 def _compare(what: str, options: dict[str, Any]) -> tuple[int, object]:
-    """Exit code and certificate; without one the process has said why on stderr, and we leave with its exit code."""
+    """Exit code and certificate. Without a certificate the process has said why on stderr, and this raises
+    `click.exceptions.Exit` with its exit code."""
     with _process("worker.certify", what, options, ("steps", "layers", "device")) as command:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
     if not done.stdout.strip():
@@ -89,8 +91,8 @@ def _compare(what: str, options: dict[str, Any]) -> tuple[int, object]:
 
 @contextmanager
 def _process(module: str, what: str, options: dict[str, Any], handed_on: tuple[str, ...]) -> Iterator[list[str]]:
-    """The command that asks `module` about the job in a file or of a number, with a folder that goes again."""
-    from offmated.cli import planner_process  # with what it imports half of what a command takes to start
+    """The command that asks `module` about the job in a file or with a number, with a temporary folder."""
+    from offmated.cli import planner_process  # late: importing it takes half of a command's start
 
     state = Paths.from_environment().state
     with (
@@ -105,7 +107,8 @@ def _process(module: str, what: str, options: dict[str, Any], handed_on: tuple[s
 
 @contextmanager
 def _job(what: str, options: dict[str, Any]) -> Iterator[list[str]]:
-    """The words that name the job to a process. One that is submitted is taken as it is. Raises UserError."""
+    """The words that name the job to a process. A submitted job is taken as it is, so options that change it are
+    refused. Raises UserError."""
     from offmated.cli import planner_process
 
     if not what.isdigit():
@@ -127,8 +130,8 @@ def _job(what: str, options: dict[str, Any]) -> Iterator[list[str]]:
 
 @contextmanager
 def _own_folder(state: Path | None) -> Iterator[str]:
-    """A folder that goes again, beside the runs: a passing copy of what is trained may be too large for /tmp (None).
-    Those of commands that were killed go first."""
+    """A temporary folder in the folder `state`, as a copy of the trained weights may be too large for /tmp; in /tmp
+    where `state` is None. Folders left by killed commands are removed first."""
     for left in state.glob(f"{_FOLDER}*") if state is not None else ():
         try:
             owner = Process.parse(left.name.removeprefix(_FOLDER).rpartition("-")[0].replace("_", ":"))
@@ -136,7 +139,7 @@ def _own_folder(state: Path | None) -> Iterator[str]:
             continue
         if not owner.alive():
             shutil.rmtree(left, ignore_errors=True)
-    name = str(Process.current()).replace(":", "_")  # paths with colons are not for everyone
+    name = str(Process.current()).replace(":", "_")  # some programs do not take paths with colons
     with tempfile.TemporaryDirectory(prefix=f"{_FOLDER}{name}-", dir=state) as folder:
         yield folder
 
@@ -171,7 +174,7 @@ def _plan(what: str, found: Certificate) -> Iterator[tuple[str, str | Text]]:
 
 
 def _made(what: str, found: Certificate) -> str:
-    """Whose plan it is."""
+    """When and for what the plan was made, in words."""
     if found.layers < found.all_layers:
         return "for these layers, as hard pressed as the job's own"
     if found.decided:

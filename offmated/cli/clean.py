@@ -1,4 +1,4 @@
-"""`offmate clean`: room from jobs that are over."""
+"""Defines `offmate clean`, which frees room from jobs that are over."""
 
 from __future__ import annotations
 

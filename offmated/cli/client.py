@@ -1,4 +1,5 @@
-"""Talks to the daemon over its unix socket. Light: commands import it before they print anything."""
+"""Talks to the daemon over its unix socket, or over TCP to another machine's. Quick to import: commands import it
+before they print anything."""
 
 from __future__ import annotations
 
@@ -34,24 +35,24 @@ class Turn(TypedDict, total=False):
 
 KEY_HEADER = "Idempotency-Key"
 PATIENCE_S = 30.0
-SUBMIT_PATIENCE_S = 90.0  # the daemon looks at the first records meanwhile; asked again, it would look a second time
-CLEAN_PATIENCE_S = 3600.0  # a disk takes its time to give many gigabytes free
+SUBMIT_PATIENCE_S = 90.0  # the daemon looks at the first records meanwhile; if asked again, it would look twice
+CLEAN_PATIENCE_S = 3600.0  # a disk may take long to free many gigabytes
 RETRY_S = 0.5
 BUSY_PATIENCE_S = 120.0
-"""So long a daemon that is busy is asked again, and a submission that was not answered is handed in again."""
+"""How long a busy daemon is asked again, and a submission without an answer is handed in again."""
 
 
 class Client:
-    """One installation's daemon. Every method raises UserError: `daemon-not-running` (exit 69) when there is nobody to
-    answer, `daemon-silent` when somebody does not, otherwise what the daemon said. What a busy daemon has not done is
-    asked again."""
+    """The client of one daemon. Every method raises UserError: `daemon-not-running` (exit 69) when no daemon is there,
+    `daemon-silent` when one does not answer, otherwise the daemon's own error. A request that a busy daemon refused is
+    sent again."""
 
     def __init__(self, paths: Paths, remote: Remote | None = None) -> None:
-        """`remote`: the daemon of another machine; by default that of the environment, if it names one."""
+        """`remote`: the daemon of another machine; by default the one that the environment names, if any."""
         self.paths = paths
         self.remote = remote or Remote.from_environment()
-        # No connection serves twice: a request could meet the end of one that the daemon closes, after its patience or
-        # after a mistake of its own, and that would look like no daemon.
+        # No connection is used twice: the daemon may close one, after its patience or after an error of its own, just
+        # when a request is sent, and that would look as if no daemon were there.
         limits = httpx.Limits(max_keepalive_connections=0)
         if self.remote is None:
             self._where = f"socket {paths.api_socket}"
@@ -61,7 +62,7 @@ class Client:
             self._where = self.remote.url
             transport = httpx.HTTPTransport(limits=limits)
             url, headers = self.remote.url, {"Authorization": f"Bearer {self.remote.token}"}
-        # Answers come from a database beside the daemon at once; only a log that is followed may be silent for hours.
+        # Answers come quickly from the daemon's database; only a log that is followed may be silent for hours.
         self._http = httpx.Client(transport=transport, base_url=url, headers=headers, timeout=PATIENCE_S)
 
     def health(self) -> Json:
@@ -86,9 +87,9 @@ class Client:
         self, yaml_text: str, folder: str, name: str = "job.yaml", turn: Turn | None = None, *, key: str | None = None,
         settings: Sequence[str] = (),
     ) -> Json:  # fmt: skip
-        """Hand in a job; relative paths in it are below `folder`, errors call its file `name`; `settings`, each
-        "KEY=VALUE", stand above it. Returns the job as `job()` does, with "notes". Handed in again under the same `key`
-        it is the same job."""
+        """Hand in a job. Relative paths in it are below `folder`; errors call its file `name`; `settings`, each
+        "KEY=VALUE", override the file. Returns the job as `job()` does, with "notes". Handing it in again under the
+        same `key` returns the same job."""
         body = {"yaml": yaml_text, "folder": folder, "name": name, **(turn or {})}
         if settings:
             body["settings"] = list(settings)
@@ -106,10 +107,10 @@ class Client:
         self, job_id: int, turn: Turn, epochs: float | None = None, max_steps: int | None = None, *,
         key: str | None = None,
     ) -> Json:  # fmt: skip
-        """Hand a job in once more, as a new one, or to go on to so many epochs or steps; returns that. `key` as in
-        `submit`."""
+        """Hand a job in once more, as a new job; with `epochs` or `max_steps` the new job goes on to that length.
+        Returns the new job. `key` as in `submit`."""
         length, key = _given(epochs=epochs, max_steps=max_steps), key or uuid.uuid4().hex
-        # A path of its own: a daemon that knows of no length would begin the job from the start.
+        # A path of its own: an older daemon that knows no length would begin the job from the start.
         url, body = f"/jobs/{job_id}/{'longer' if length else 'rerun'}", {**turn, **length}
         answer: Json = self._send("POST", url, body, key=key, patience_s=SUBMIT_PATIENCE_S).json()
         return answer
@@ -135,40 +136,43 @@ class Client:
         return self._list("/queue", {"limit": limit, **_given(label=label)})
 
     def job(self, job_id: int) -> Json:
-        """The row, `reason`, `progress`, `plan`, `predicted` and `measured`. UserError `no-such-job` (exit 4)."""
+        """A job's row, `reason`, `progress`, `plan`, `predicted` and `measured`. Raises UserError `no-such-job` (exit
+        4)."""
         return self._object("GET", f"/jobs/{job_id}")
 
     def cancel(self, job_id: int) -> Json:
-        """Cancel a job; a running one ends soon, waiting for no checkpoint. UserError `job-ended` when it is over."""
+        """Cancel a job; a running one ends soon, without waiting for a checkpoint. Raises UserError `job-ended` when it
+        is over."""
         return self._object("POST", f"/jobs/{job_id}/cancel")
 
     def retry(
         self, job_id: int, *, allow_changed_data: bool = False, allow_changed_model: bool = False, **budgets: int
     ) -> Json:  # fmt: skip
         """Have a failed or cancelled job tried again, from its last checkpoint if it has one. `budgets`: `gpu_budget`
-        and `cpu_budget` in bytes, for another plan; `allow_changed_data`: on the data that are
-        there now; `allow_changed_model`: on the base that is. UserError `not-to-retry` when it is neither."""
+        and `cpu_budget` in bytes, for another plan. `allow_changed_data`: on the data as they are now;
+        `allow_changed_model`: on the base as it is now. Raises UserError `not-to-retry` when it neither failed nor was
+        cancelled."""
         allowed = {"allow_changed_data": allow_changed_data, "allow_changed_model": allow_changed_model}
         changes: Json = {**budgets, **{name: True for name, given in allowed.items() if given}}
         answer: Json = self._send("POST", f"/jobs/{job_id}/retry", changes, patience_s=SUBMIT_PATIENCE_S).json()
         return answer
 
     def change(self, job_id: int, change: str) -> Json:
-        """Hold, release, pause or resume a job. UserError `job-ended` when it is over, `job-begun`, `not-held`,
-        `not-paused` where there is nothing to change."""
+        """Hold, release, pause or resume a job, by the word in `change`. Raises UserError `job-ended` when it is over,
+        `job-begun` when it works already, `not-held` and `not-paused` where there is nothing to change."""
         return self._object("POST", f"/jobs/{job_id}/{change}")
 
     def change_machine(self, change: str) -> Json:
-        """Pause or resume all that works: {"paused"}."""
+        """Pause or resume the whole machine, by the word in `change`: {"paused"}."""
         return self._object("POST", f"/machine/{change}")
 
     def move(self, job_id: int, **where: str | int) -> Json:
-        """Give a job that waits another place: `to` "first" or "last", `before` another job, or a `priority`."""
+        """Give a waiting job another place: `to` "first" or "last", `before` another job, or a `priority`."""
         return self._object("POST", f"/jobs/{job_id}/move", where)
 
     def clean(self, **asked: Any) -> Json:
-        """What is, or with `remove` was, not wanted any more: {"jobs": [{"id", "name", "state", "bytes"}], "bytes"};
-        see `offmated.jobs.clean`."""
+        """The jobs with files that are not needed any more; with `remove` these files are removed. Returns {"jobs":
+        [{"id", "name", "state", "bytes"}], "bytes"}; see `offmated.jobs.clean`."""
         answer: Json = self._send("POST", "/clean", asked, patience_s=CLEAN_PATIENCE_S).json()
         return answer
 
@@ -178,12 +182,13 @@ class Client:
         return found
 
     def adopt(self, folders: Sequence[str]) -> tuple[list[Json], list[UserError]]:
-        """The jobs made of these run folders, or of all that no job has; and for each of the others, why none was."""
+        """Make jobs of these run folders, or of all that no job has. Returns the jobs, and for each folder without one
+        the reason."""
         answer: Json = self._send("POST", "/adopt", {"folders": list(folders)}, patience_s=CLEAN_PATIENCE_S).json()
         return answer["jobs"], [UserError.from_json(error) for error in answer["left"]]
 
     def report(self, since: float) -> Json:
-        """What has ended since then, what works and what comes next: {"since", "title", "lines"}."""
+        """What has ended since `since`, what works now and what comes next: {"since", "title", "lines"}."""
         return self._list("/report", {"since": since})
 
     def plan(self, job_id: int) -> Json | None:
@@ -198,16 +203,16 @@ class Client:
         return str(self._object("POST", "/page")["url"])
 
     def plan_page(self, job_id: int) -> bytes:
-        """A job's plan as a page for the browser. UserError `no-plan` before there is one."""
+        """A job's plan as a page for the browser. Raises UserError `no-plan` before there is one."""
         return self._send("GET", f"/jobs/{job_id}/plan.html").content
 
     def events(self, job_id: int, position: int = 0) -> Piece:
-        """Some of the trainer's events after what was read before, and the position to ask from next time: the same one
-        when there are no more."""
+        """Some of the trainer's events after `position`, and the position to ask from next time; it is the same when
+        there are no more events."""
         return Piece(**self._send("GET", f"/jobs/{job_id}/events", params={"position": position}).json())
 
     def logs(self, job_id: int, follow: bool = False) -> Iterator[str]:
-        """The job's log in pieces; with `follow` until the job is over (or the daemon goes)."""
+        """The job's log in pieces; with `follow` until the job is over or the daemon ends."""
         timeout = httpx.Timeout(PATIENCE_S, read=None)
         try:
             with self._http.stream("GET", f"/jobs/{job_id}/logs", params={"follow": follow}, timeout=timeout) as answer:
@@ -219,8 +224,8 @@ class Client:
             raise self._unanswered(error) from None
 
     def shutdown(self, wait: bool = True) -> None:
-        """End the daemon: running jobs save a checkpoint first and wait for the next start. With `wait`, until it is
-        gone, which takes a step and a checkpoint."""
+        """End the daemon; running jobs save a checkpoint first and wait for the next start. With `wait`, return only
+        when it is gone, which takes a step and a checkpoint."""
         process = Process.parse(self._object("POST", "/shutdown")["process"])
         while wait and process.alive():
             time.sleep(0.05)
@@ -245,9 +250,9 @@ class Client:
         self, method: str, url: str, body: Json | None = None, params: dict[str, Any] | None = None,
         key: str | None = None, patience_s: float | None = None,
     ) -> httpx.Response:  # fmt: skip
-        """The answer to one request, waited for `patience_s`, `PATIENCE_S` where not given. Where it is not known
-        whether the daemon has done it, it is asked again only when that does no harm: to look, and to submit under a
-        `key`."""
+        """The answer to one request, waited for `patience_s` (by default `PATIENCE_S`). Where it is not known whether
+        the daemon has handled a request, it is sent again only when that does no harm: when it only looks, and when it
+        submits under a `key`."""
         headers = {KEY_HEADER: key} if key is not None else {}
         timeout = httpx.Timeout(PATIENCE_S, read=patience_s or PATIENCE_S)
         deadline = time.monotonic() + BUSY_PATIENCE_S
@@ -269,7 +274,7 @@ class Client:
                 if not later.isdigit() or time.monotonic() > deadline:
                     raise _error(answer)
                 pause_s = float(later)
-            time.sleep(pause_s * random.uniform(0.5, 1.5))  # or all who were refused would come back at once
+            time.sleep(pause_s * random.uniform(0.5, 1.5))  # or all refused clients would come back at once
 
     def _unanswered(
         self, error: httpx.TransportError, more: tuple[str, ...] = (), patience_s: float | None = None
@@ -300,7 +305,7 @@ def _silent(error: httpx.TransportError) -> bool:
 
 
 def _not_heard(error: httpx.TransportError) -> bool:
-    """Whether more clients wait to be let in than the system lets wait."""
+    """Whether the connection failed because too many clients wait to be connected."""
     return isinstance(error, httpx.ConnectError) and isinstance(_root(error), BlockingIOError)
 
 
@@ -315,8 +320,8 @@ def _root(error: BaseException) -> BaseException:
 
 
 def other_version(paths: Paths) -> UserError | None:
-    """Why answers of the daemon are not understood, if it is of another version: one that goes on after an upgrade, or
-    was started from elsewhere. None where it is of this version, or does not say."""
+    """The error for a daemon of another version, whose answers are not understood: it runs on after an upgrade, or was
+    started from elsewhere. None where it is of this version, or does not say."""
     try:
         health = Client(paths).health()
     except (UserError, ValueError):
@@ -335,7 +340,7 @@ def other_version(paths: Paths) -> UserError | None:
 
 
 def daemon_silent(paths: Paths, *numbers: str) -> UserError:
-    """A daemon runs, and does not answer."""
+    """The error for a daemon that runs and does not answer."""
     holder = lock_holder(paths)
     who = f"process {holder.pid}, " if holder is not None else ""
     return UserError(
@@ -347,7 +352,7 @@ def daemon_silent(paths: Paths, *numbers: str) -> UserError:
 
 
 def _error(answer: httpx.Response) -> UserError:
-    """The daemon's answer as the error it was there."""
+    """The UserError that the daemon's answer carries; a general one for other answers."""
     if answer.headers.get("content-type") == "application/json" and "what" in (fields := answer.json()):
         return UserError.from_json(fields)
     return UserError(

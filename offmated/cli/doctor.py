@@ -1,4 +1,4 @@
-"""`offmate doctor`: is all here that jobs need? One check per concern; each says what it found and what to do."""
+"""Checks for `offmate doctor` that everything jobs need is here. Each check says what it found and what to do."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ print(json.dumps(found))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One finding: `verdict` is "ok", "warning" (works, with less) or "problem" (jobs fail); `advice` what to do."""
+    """One finding. `verdict`: "ok", "warning" (jobs work, with less) or "problem" (jobs fail). `advice`: what to do."""
 
     name: str
     verdict: str
@@ -66,7 +66,8 @@ class Check:
 
 
 def examine(paths: Paths, folders: Sequence[Path] = ()) -> Iterator[Check]:
-    """All checks, the quick ones first; of drives those of `folders`, or that of the state folder."""
+    """All checks, the quick ones first. The drives checked are those of `folders`, by default that of the state folder.
+    """
     yield _python()
     yield from _itself()
     yield _memory()
@@ -111,7 +112,8 @@ def _itself() -> Iterator[Check]:
 
 
 def _packages(its: metadata.Distribution) -> Check:
-    """Whether what is installed are versions that offmate was run with; of what is optional only what is there."""
+    """Whether the installed packages have versions that offmate accepts. Optional packages are checked only if they are
+    installed."""
     wrong = []
     for need in map(Requirement, its.requires or ()):
         needed, optional = (need.marker is None or need.marker.evaluate({"extra": extra}) for extra in ("", "lora"))
@@ -136,7 +138,7 @@ def _packages(its: metadata.Distribution) -> Check:
 
 
 def _extras(names: Sequence[str], requires: Sequence[str]) -> Check:
-    """Which of what is optional is there."""
+    """Which optional packages are installed."""
     needs = [(need, need.marker) for need in map(Requirement, requires) if need.marker is not None]
     there, missing = list[str](), list[str]()
     for extra in names:
@@ -166,8 +168,8 @@ def _memory() -> Check:
 
 
 def _locked(limit: int) -> Check:
-    """How much memory a process may lock: the driver's own pinning, on which transfers rest, is not counted by it
-    everywhere, and NVIDIA has containers started without a limit."""
+    """How much memory a process may lock. Not a warning, as transfers use memory pinned by the driver, which does not
+    count against this limit everywhere; for containers, NVIDIA advises to set no limit."""
     if limit == resource.RLIM_INFINITY:
         return Check(name="locked memory", verdict=OK, found="no limit")
     advice = "where pinning fails: --ulimit memlock=-1 for a container, else memlock in /etc/security/limits.conf"
@@ -175,7 +177,7 @@ def _locked(limit: int) -> Check:
 
 
 def _is_kept_right() -> bool | None:
-    """Whether the kernel has its clock from one that is right; None where it does not say. See adjtimex(2)."""
+    """Whether the kernel's clock is synchronized to a time service; None where it does not say. See adjtimex(2)."""
     try:
         state = int(ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(512)))  # modes 0: nothing is changed
     except (OSError, AttributeError):
@@ -184,7 +186,7 @@ def _is_kept_right() -> bool | None:
 
 
 def _clock(kept_right: bool | None) -> Check:
-    """Windows and `--begin` go by this machine's clock."""
+    """Whether this machine's clock is right, as windows and `--begin` go by it."""
     found = time.strftime("%Y-%m-%d %H:%M %Z")
     if kept_right is not False:
         return Check(name="clock", verdict=OK, found=found)
@@ -193,7 +195,8 @@ def _clock(kept_right: bool | None) -> Check:
 
 
 def _settings(file: Path) -> Iterator[Check]:
-    """Addresses of notifications hold passwords. The daemon closes the file at its start."""
+    """Whether other users can read the settings file: addresses of notifications contain passwords. The daemon closes
+    the file at its start."""
     try:
         status = file.stat()
     except OSError:
@@ -234,7 +237,7 @@ def _database(version: tuple[int, int, int] = sqlite3.sqlite_version_info) -> Ch
 
 
 def _kernel(file: Path) -> Iterator[Check]:
-    """Where Windows has the card, it keeps half of the memory and lets little of the rest be pinned."""
+    """A warning under WSL2: Windows keeps half of the memory, and lets little of the rest be pinned."""
     try:
         is_wsl = "microsoft" in file.read_text("utf-8", errors="replace").lower()
     except OSError:
@@ -245,20 +248,20 @@ def _kernel(file: Path) -> Iterator[Check]:
 
 
 def _driver() -> Iterator[Check]:
-    """The cards' driver and their links to the host, over which all travels that does not stay on them."""
+    """The cards' driver and their links to the host, over which everything moves that does not stay on the card."""
     try:
         said = subprocess.run(
             ["nvidia-smi", f"--query-gpu={','.join(_ASKED)}", "--format=csv,noheader,nounits"],
             stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True, timeout=DRIVER_PATIENCE_S,
         ).stdout  # fmt: skip
     except (OSError, subprocess.SubprocessError):
-        return  # the check of torch says what that means
+        return  # the check of torch tells what this means
     yield from links(said)
 
 
 def links(said: str) -> Iterator[Check]:
-    """A check of each line that `nvidia-smi` said of `_ASKED`. A link's generation falls while the card is idle, so
-    that only the highest tells something; its width does not."""
+    """A check for each line of `nvidia-smi`'s answer to `_ASKED`. A link's generation falls while the card is idle, so
+    only the highest one is shown; its width does not fall."""
     for line in said.splitlines():
         values = [value.strip() for value in line.split(",")]
         if len(values) != len(_ASKED):
@@ -297,7 +300,8 @@ def _daemon(paths: Paths) -> Check:
 
 
 def _torch() -> Iterator[Check]:
-    """PyTorch and the GPUs, asked in a process of their own: importing torch takes seconds, CUDA leaves threads."""
+    """PyTorch and the GPUs, checked in a process of their own: importing torch takes seconds, and CUDA leaves threads.
+    """
     try:
         answer = subprocess.run(
             [sys.executable, "-P", "-c", _TORCH], stdin=subprocess.DEVNULL, capture_output=True, text=True,

@@ -1,5 +1,5 @@
-"""`offmate doctor` about drives: what a folder is on, how fast that is, and whether optimizer states may be there
-(`disk_paths`)."""
+"""Checks drives for `offmate doctor`: which drive a folder is on, how fast it is, and whether optimizer states may be
+kept there (`disk_paths`)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ except OSError as error:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What is said of one folder; `fine`: optimizer states may be there."""
+    """The finding about one folder. `fine`: optimizer states may be kept there."""
 
     text: str
     fine: bool
@@ -35,7 +35,7 @@ class Found:
 
 
 def look_at(folder: Path) -> Found:
-    """The drive of a folder, measured for up to two seconds with a file of up to 1 GiB that goes again."""
+    """The drive of a folder, measured for up to two seconds with a temporary file of up to 1 GiB."""
     try:
         drive = drive_of(folder)
     except OSError as error:
@@ -62,7 +62,7 @@ def _on(file_system: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Measured:
-    """Bytes a second read and written, or what kept them from being measured."""
+    """Bytes a second read and written, or the error that kept them from being measured."""
 
     rates: tuple[float, float] | None = None
     error: int | None = None
@@ -70,7 +70,7 @@ class _Measured:
 
 
 def _measured(folder: Path) -> _Measured:
-    """In a process of its own: it needs torch."""
+    """The speed of a folder's drive, measured in a process of its own, as that needs torch."""
     while not folder.exists():
         folder = folder.parent
     try:

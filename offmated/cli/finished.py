@@ -1,4 +1,4 @@
-"""Commands of what a finished job has: its model, exported or asked."""
+"""Defines the commands for a finished job's model: `export` and `sample`."""
 
 from __future__ import annotations
 

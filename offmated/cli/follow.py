@@ -1,4 +1,4 @@
-"""Following a job from outside: its states, its plan, its loss, until it is over."""
+"""Follows a job from outside until it is over: its states, its plan, its loss."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PLAN_PATIENCE_S = 20.0
 
 
 def is_over(job: dict[str, Any]) -> bool:
-    """Whether nothing more happens to it."""
+    """Whether the job is over."""
     return job["state"] in FINAL
 
 
@@ -42,9 +42,9 @@ def is_rehearsed(job: dict[str, Any]) -> bool:
 def follow(
     client: Client, job_id: int, screen: Console, until: Callable[[dict[str, Any]], bool] = is_over
 ) -> dict[str, Any]:  # fmt: skip
-    """Say what happens to the job until it is over, or `until` says that it is enough; returns it as it is then.
+    """Print what happens to the job until `until` is true for it; returns the job as it is then.
 
-    Leaving with Ctrl-C leaves the job alone, and says so before the KeyboardInterrupt goes on.
+    Ctrl-C does not stop the job; this is printed before the KeyboardInterrupt goes on.
     """
     news = News(client, screen)
     try:
@@ -70,8 +70,8 @@ def follow(
 
 
 def hand_in(client: Client, screen: Console, send: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
-    """The job that `send` hands in under a key. Where stderr is a terminal it is said there what takes longer than a
-    second. Ctrl-C takes the job back, and says so before the KeyboardInterrupt goes on."""
+    """The job that `send` hands in under a key. When that takes longer than `SLOW_S`, and stderr is a terminal, a line
+    there says why. Ctrl-C takes the job back, and prints so before the KeyboardInterrupt goes on."""
     key = uuid.uuid4().hex
     slow = threading.Timer(SLOW_S, console(stderr=True).print, [LOOKING])
     slow.daemon = True
@@ -82,7 +82,7 @@ def hand_in(client: Client, screen: Console, send: Callable[[str], dict[str, Any
     except KeyboardInterrupt:
         slow.cancel()
         screen.print("Taking the job back.  Ctrl-C again leaves it: offmate status")
-        job = send(key)  # the same one: the daemon may be at it, and only that has its number
+        job = send(key)  # the same job: the daemon may be taking it in, and only its answer has the job's number
         screen.print(job_view.cancelled(client.cancel(job["id"])))
         raise
     finally:
@@ -90,8 +90,9 @@ def hand_in(client: Client, screen: Console, send: Callable[[str], dict[str, Any
 
 
 def rehearse(client: Client, job: dict[str, Any], screen: Console) -> dict[str, Any]:
-    """Follow a new job until it has shown that it runs, cannot show it now, or is over; returns it as it is then. A
-    person is told first what only its plan says, and waits a moment for that. Ctrl-C leaves the job alone."""
+    """Follow a new job until it has shown that it runs, cannot show it now, or is over; returns the job as it is then.
+    It waits a moment for the plan first, as the first text contains what only a plan tells. Ctrl-C does not stop the
+    job."""
     try:
         with screen.status("planning; Ctrl-C leaves the job alone"):
             job = _planned(client, job)
@@ -101,7 +102,8 @@ def rehearse(client: Client, job: dict[str, Any], screen: Console) -> dict[str, 
 
 
 def _planned(client: Client, job: dict[str, Any]) -> dict[str, Any]:
-    """A new job once it has its plan, or soon: others may be planned before it, and it may have none."""
+    """A new job once it has its plan, at the latest after `PLAN_PATIENCE_S`: other jobs may be planned before it, and
+    it may get no plan."""
     deadline, told = time.monotonic() + PLAN_PATIENCE_S, {name: job[name] for name in ("notes", "place")}
     while job["state"] in (JobState.SUBMITTED, JobState.PLANNING) and time.monotonic() < deadline and not job["hold"]:
         time.sleep(POLL_S)
@@ -110,9 +112,9 @@ def _planned(client: Client, job: dict[str, Any]) -> dict[str, Any]:
 
 
 def events(client: Client, job_id: int, following: bool) -> Iterator[dict[str, Any]]:
-    """The trainer's events of a job; with `following` as they come, until it is over. Where no daemon answers, those
-    in the run folder. How many lines could not be read is said on stderr once the others have come. Raises UserError
-    `daemon-ended` or `daemon-silent` when the daemon goes or hangs on the way."""
+    """The trainer's events of a job; with `following` also new ones, until it is over. Where no daemon answers, the
+    events in the run folder. At the end stderr says how many lines could not be read. Raises UserError `daemon-ended`
+    or `daemon-silent` when the daemon ends or hangs on the way."""
     broken: list[int] = []
     try:
         lines = 0
@@ -134,7 +136,7 @@ def _pieces(client: Client, job_id: int, following: bool) -> Iterator[Piece]:
         except UserError as error:
             if position and error.code == "daemon-not-running":
                 raise left_alone(job_id) from None
-            if position:  # the run folder has what was told, too
+            if position:  # the run folder would repeat the events that came before
                 raise
             yield _without_daemon(client, job_id, error, following).all_metrics()
             if following:
@@ -150,15 +152,15 @@ def _pieces(client: Client, job_id: int, following: bool) -> Iterator[Piece]:
 
 
 def _left_out(broken: list[int]) -> str:
-    """Which lines of a job's events are not among those that were told."""
+    """A sentence on the lines of a job's events that could not be read."""
     count, first = len(broken), broken[0]
     where = f"is left out: line {first}" if count == 1 else f"are left out; the first is line {first}"
     return f"{counted(count, 'line')} of the job's metrics.jsonl could not be read and {where}."
 
 
 def log(client: Client, job_id: int, following: bool) -> Iterator[str]:
-    """The log of a job in pieces; with `following` as it grows, until the job is over. Without a daemon what is in the
-    run folder. Raises UserError `daemon-ended` when the daemon goes before the job is over."""
+    """The log of a job in pieces; with `following` also what is appended, until the job is over. Without a daemon, the
+    log in the run folder. Raises UserError `daemon-ended` when the daemon ends before the job is over."""
     try:
         client.job(job_id)
     except UserError as error:
@@ -178,8 +180,8 @@ def log(client: Client, job_id: int, following: bool) -> Iterator[str]:
 
 
 def _without_daemon(client: Client, job_id: int, error: UserError, following: bool) -> RunFolder:
-    """The run folder of a job whose daemon does not answer, and where it is. Raises `error` where it says something
-    else, or where there is no such folder."""
+    """The run folder of a job whose daemon does not answer; unless `following`, stderr says where it is. Raises `error`
+    where it is about something else, where the daemon is another machine's, or where there is no such folder."""
     run = RunFolder(client.paths.run_folder(job_id))
     if error.code not in ("daemon-not-running", "daemon-silent") or client.remote is not None or not run.path.is_dir():
         raise error
@@ -195,7 +197,7 @@ def _lines(file: Path) -> Iterator[str]:
 
 
 def left_alone(job_id: int) -> UserError:
-    """The error of who follows a job whose daemon ends."""
+    """The error for following a job whose daemon ends."""
     return UserError(
         f"The daemon has ended; job {job_id} goes on at its next start.", code="daemon-ended",
         hint=f"offmate up, then offmate logs -f {job_id}", exit_code=Exit.DAEMON_NOT_RUNNING,
@@ -203,7 +205,7 @@ def left_alone(job_id: int) -> UserError:
 
 
 class News:
-    """Remembers what has been said of a job, and says the rest."""
+    """Prints what is new about a job: remembers what it has printed."""
 
     def __init__(self, client: Client, screen: Console) -> None:
         self._client = client
@@ -215,7 +217,7 @@ class News:
         self._position = 0
 
     def tell(self, job: dict[str, Any]) -> None:
-        """Say what is new, an ending last."""
+        """Print what is new in `job`; the end of the job comes last."""
         over = job["state"] in FINAL
         if not over:
             self._tell_state(job)

@@ -1,4 +1,4 @@
-"""Commands of a job file that is in no queue: in offmate's words, and what it would train on."""
+"""Defines the commands for a job file that is not in the queue: `import` and `preview`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def import_file(file: Path) -> None:
 @json_option
 def preview(file: Path, rows: int, as_json: bool, **changes: Any) -> None:
     """Show what the job in FILE would train on: rows with what is learned, what is cut, tokens, steps and hours."""
-    from offmated.cli import planner_process  # with what it imports half of what a command takes to start
+    from offmated.cli import planner_process  # late: importing it takes half of a command's start
 
     form = ["--json"] if as_json else ["--color"] if sys.stdout.isatty() else []
     url = planner_process.database()
@@ -47,7 +47,7 @@ def preview(file: Path, rows: int, as_json: bool, **changes: Any) -> None:
 
 
 def _words(changes: dict[str, Any]) -> Iterator[str]:
-    """What `changes` of a job file are on a command line."""
+    """The words of `changes` on a command line."""
     for option, key in (("--gpu-budget", "gpu_budget"), ("--cpu-budget", "cpu_budget")):
         if changes[key] is not None:
             yield from (option, changes[key])

@@ -1,4 +1,4 @@
-"""Which jobs `offmate status` lists."""
+"""Selects and shows the jobs that `offmate status` lists."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from offmated.jobs.states import FINAL
 
 WATCH_S = 2.0
 LAST, FIRST = 10, 50
-"""Of the jobs that are over the last so many are listed, of those that are not the first so many."""
+"""`LAST`: how many of the jobs that are over are listed, the last ones; `FIRST`: how many of the queue, the first ones.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """Jobs that are over, the last one last, then the queue. `before`: how many more are over, `behind`: how many more
-    wait. `paused`: the whole machine is. `label`: the one that was asked for."""
+    """Jobs that are over, the last one last, then the queue. `before`: how many more are over; `behind`: how many more
+    wait. `paused`: whether the whole machine is paused. `label`: the label that was asked for."""
 
     jobs: list[dict[str, Any]]
     before: int = 0
@@ -34,7 +35,8 @@ class Listing:
 
 
 def listing(client: Client, everything: bool, label: str | None = None) -> Listing:
-    """The last jobs that are over and the first of the queue; or all. With a `label` those that have it."""
+    """The last jobs that are over and the first of the queue; with `everything`, all jobs; with a `label`, only those
+    that have it."""
     if everything:
         return Listing(jobs=[*list(client.jobs(*FINAL, label=label))[::-1], *client.queue(label)], label=label)
     over, queue = client.ended(*FINAL, limit=LAST, label=label), client.queue_page(FIRST, label)
@@ -46,7 +48,7 @@ def listing(client: Client, everything: bool, label: str | None = None) -> Listi
 
 
 def watch(screen: Console, look: Callable[[], RenderableType]) -> None:
-    """Show what `look` finds, again and again, until Ctrl-C. Where nobody watches, once."""
+    """Show what `look` finds, again and again until Ctrl-C; only once where `screen` is not a terminal."""
     if not screen.is_terminal:
         screen.print(look())
         return

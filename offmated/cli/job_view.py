@@ -1,4 +1,4 @@
-"""What the API says of jobs, in words."""
+"""Puts what the API says of jobs into words and tables."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from planner.run.folder import RunFolder
 from planner.units import counted, format_bytes, format_bytes_down, format_seconds
 
 Json = dict[str, Any]
-SHOWN_SETTING = 40  # characters of each in a list
+SHOWN_SETTING = 40  # characters of each setting in a list
 FIRST_STEPS = 10
-"""After so many a new job has shown that it runs."""
+"""After so many steps a new job has shown that it runs."""
 
 
 def exit_code(job: Json) -> Exit:
@@ -31,7 +31,7 @@ def exit_code(job: Json) -> Exit:
 
 
 def submitted(job: Json) -> RenderableType:
-    """After a submission: number, place, folder, notes, and the commands people want next."""
+    """The text after a submission: number, place, folder, notes, and the commands that people want next."""
     number = job["id"]
     rows = [("run folder", job["run_dir"])]
     rows += [("held", f"until offmate release {number}")] if job["hold"] == Hold.HELD else []
@@ -44,13 +44,13 @@ def submitted(job: Json) -> RenderableType:
 
 
 def first_steps_done(job: Json) -> bool:
-    """Whether a job has done as many as show that it runs."""
+    """Whether a job has done so many steps that it has shown that it runs."""
     found = job["progress"]
     return found is not None and found["step"] >= min(FIRST_STEPS, found["total_steps"])
 
 
 def rehearsed(job: Json) -> RenderableType:
-    """The last words of `submit`, where it followed the job."""
+    """The last text of `submit`, where it followed the job."""
     number, name = job["id"], f"Job {job['id']}"
     if job["state"] in FINAL:
         return ended(job)
@@ -66,25 +66,25 @@ def rehearsed(job: Json) -> RenderableType:
 
 
 def changed(job: Json) -> str:
-    """After a change of the job's turn."""
+    """The text after a change of the job's turn."""
     number, state = job["id"], job["state"]
     if state in (JobState.PLANNING, JobState.RUNNING) and job["stop_reason"]:
         return f"Job {number} {job['reason']}."
     if state == JobState.PLANNING:
         return f"Job {number} is being planned{f', and then waits: offmate resume {number}' if job['hold'] else ''}."
-    if state == JobState.RUNNING:  # the daemon stops it a moment after it was asked to
+    if state == JobState.RUNNING:  # without a stop reason yet, as the daemon stops it a moment later
         return f"Job {number} {'saves a checkpoint and pauses' if job['hold'] else 'runs'}."
     return f"Job {number} is {job['standing']}, place {job['place']}: {reason(job)}."
 
 
 def released(job: Json, window: str | None) -> str:
-    """After `release`, which takes the job's own `window` away, too."""
+    """The text after `release`. `window`: the job's window before, which `release` takes away, too."""
     text = changed(job)
     return f"{text} Its window {window} does not count any more." if window and not job["window"] else text
 
 
 def cancelled(job: Json) -> str:
-    """After `cancel`."""
+    """The text after `cancel`."""
     if job["state"] == JobState.CANCELLED:
         return f"Job {job['id']} is cancelled.  {_again(job)}"
     again = f"offmate retry {job['id']} goes on from its last checkpoint, or without one from the start."  # it may save
@@ -92,7 +92,7 @@ def cancelled(job: Json) -> str:
 
 
 def ended(job: Json) -> RenderableType:
-    """The last words of `run`."""
+    """The last text of `run`."""
     if job["state"] == JobState.DONE:
         return f"Job {job['id']} is done; the model is in {job['output']}"
     error = f"\n{UserError.from_json(job['error'])}" if job["error"] else ""
@@ -111,7 +111,7 @@ def _again(job: Json) -> str:
 
 
 def jobs(rows: list[Json], label: str | None = None) -> RenderableType:
-    """Jobs in a table; `label`: the one that these alone have."""
+    """Jobs in a table. `label`: the label that was asked for."""
     if not rows and label is not None:
         return f"No job has the label {label}.  offmate status"
     if not rows:
@@ -127,13 +127,13 @@ def jobs(rows: list[Json], label: str | None = None) -> RenderableType:
 
 
 def _named(job: Json) -> str:
-    """ "notes [night] learning_rate=0.0001": its name, its label, and what --set gave."""
+    """ "notes [night] learning_rate=0.0001": the job's name, its label, and its settings of --set."""
     label = [f"[{job['label']}]"] if job["label"] else []
     return " ".join((job["name"], *label, *(shorten(setting, SHOWN_SETTING) for setting in job["settings"])))
 
 
 def reason(job: Json) -> str:
-    """Why it stands as it does, without the word for that."""
+    """The job's `reason` without its first word, where that is its `standing`."""
     return str(job["reason"]).removeprefix(f"{job['standing']}: ")
 
 
@@ -158,7 +158,7 @@ def remaining(job: Json) -> str:
 
 
 def expected(job: Json) -> str:
-    """ "06:40", "Tue 06:40, 3 nights", "many nights", "begins 23:00", or nothing where nobody can know."""
+    """ "06:40", "Tue 06:40, 3 nights", "many nights", "begins 23:00", or "" where it cannot be known."""
     found = job["expected"]
     if found["ends_at"] is not None:
         return wall(found["ends_at"]) + (f", {counted(found['nights'], 'night')}" if found["nights"] > 1 else "")
@@ -169,14 +169,14 @@ def expected(job: Json) -> str:
 
 
 def _when(job: Json) -> tuple[str, str]:
-    """`expected` under its name: when the job is done, or only when it begins."""
+    """A name and a value: "done by" and when the job is done, or "begins" and when it begins."""
     text = expected(job)
     begins = text.removeprefix("begins ")
     return ("done by" if text == begins else "begins"), begins
 
 
 def wall(unix: float) -> str:
-    """A time, to the minute that it is not after: "06:40" within a day, "Tue 06:40" within a week."""
+    """A time, rounded up to a minute: "06:40" within a day, "Tue 06:40" within a week, else with its date."""
     unix = -(-unix // 60) * 60
     away = abs(unix - time.time())
     return time.strftime("%H:%M" if away < 86400 else "%a %H:%M" if away < 6 * 86400 else "%Y-%m-%d %H:%M",
@@ -189,7 +189,7 @@ def plan(answer: Json) -> RenderableType:
 
 
 def job(found: Json, plan: Json | None) -> RenderableType:
-    """All about one job; `plan` is its plan.json, if it has one."""
+    """Everything about one job. `plan`: its plan.json, if it has one."""
     rows: list[tuple[str, str | Text]] = [
         ("job", f"{found['id']} ({found['name']})"),
         ("state", coloured(found["standing"])),
@@ -217,7 +217,7 @@ def job(found: Json, plan: Json | None) -> RenderableType:
 
 
 def retried(job: Json) -> str:
-    """After `retry`."""
+    """The text after `retry`."""
     step = job["last_checkpoint_step"]
     origin = "starts again from the start: it has no checkpoint" if step is None else f"goes on from step {step}"
     waits = f": {reason(job)}" if job["kept"] else ""
@@ -225,7 +225,7 @@ def retried(job: Json) -> str:
 
 
 def _attempts(job: Json) -> Iterator[tuple[str, str]]:
-    """A line for each, where there was more than one, or one that did not end well."""
+    """A line for each attempt, where there was more than one, or where the only one did not end well."""
     history = job["history"]
     if len(history) == 1 and job["state"] in (JobState.RUNNING, JobState.DONE):
         return
@@ -238,15 +238,15 @@ def _attempts(job: Json) -> Iterator[tuple[str, str]]:
 def _ending(attempt: Json) -> str:
     if attempt["ended_at"] is None:
         return ""
-    reached, saved = attempt.get("reached_step"), attempt.get("checkpoint_step")  # neither was told always
+    reached, saved = attempt.get("reached_step"), attempt.get("checkpoint_step")  # older versions wrote neither
     to = "" if reached is None else f" to step {reached}"
     new = "" if saved in (None, attempt["from_step"], reached) else f" (saved at {saved})"
     return f"{to}{new}, {moment(attempt['ended_at'])}: {attempt['ending']}"
 
 
 def _asked(run: RunFolder) -> list[tuple[str, str | Text]]:
-    """The job file and its budgets, where there is no plan to tell them."""
-    from planner.job.schema import Job  # half of what a command takes to start
+    """The job file and its budgets, for a job without a plan to show."""
+    from planner.job.schema import Job  # late: importing it takes half of a command's start
 
     rows: list[tuple[str, str | Text]] = [("job file", str(run.submitted))]
     try:
@@ -258,12 +258,13 @@ def _asked(run: RunFolder) -> list[tuple[str, str | Text]]:
 
 
 def moment(unix: float | None) -> str:
-    """A time as the clock on the wall shows it, or nothing."""
+    """A time as local date and time, or ""."""
     return "" if unix is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix))
 
 
 def step_time(job: Json) -> str:
-    """Predicted against measured; shorter rows than the plan's are said to be the reason for another prediction."""
+    """Predicted against measured step time. Where the prediction differs from the plan's, it says that this is because
+    of shorter rows."""
     full_s, predicted_s = (job["plan"] or {}).get("step_s"), job["predicted"]["step_s"]
     rows = ""
     if full_s and predicted_s and abs(predicted_s - full_s) > 0.01 * full_s:
@@ -273,7 +274,7 @@ def step_time(job: Json) -> str:
 
 
 def gpu_peak(job: Json) -> str:
-    """Predicted against measured."""
+    """Predicted against measured peak of GPU memory."""
     return _against(job, "gpu_peak_bytes", format_bytes)
 
 

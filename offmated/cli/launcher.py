@@ -1,4 +1,4 @@
-"""Starts the daemon in the background. Light, as commands import it."""
+"""Starts the daemon in the background. Quick to import, as commands need it at their start."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from planner.errors import UserError
 from planner.run.processes import Process
 
 START_PATIENCE_S = 60.0
-OTHER_PATIENCE_S = 15.0  # for a daemon that holds the lock, and starts or ends just now
+OTHER_PATIENCE_S = 15.0  # for a daemon that holds the lock, and is just starting or ending
 TRIES = 5
 TAIL_LINES = 15
 
 
 def start_in_background(paths: Paths) -> bool:
-    """Start a daemon and wait until one answers; False when one answered already. One that is stopping is waited for,
-    which takes as long as the checkpoints of its jobs.
+    """Start a daemon and wait until one answers. Returns False when one answered already. A daemon that is stopping is
+    waited for, which takes as long as its jobs take to save checkpoints.
 
-    Two that are started at once are no mistake: one wins, and both callers have a daemon. Raises UserError with the end
-    of its log when it does not come up, `daemon-silent` when there is one that nobody can reach.
+    Two callers may start a daemon at once: one wins, and both have a daemon. Raises UserError with the end of the
+    daemon's log when it does not come up, and `daemon-silent` when there is a daemon that cannot be reached.
     """
     client = Client(paths)
     if (health := client.health_if_running()) is not None:
@@ -36,7 +36,7 @@ def start_in_background(paths: Paths) -> bool:
         while stopping.alive():
             time.sleep(0.05)
     paths.create()
-    if start_installed(paths):  # beside a daemon of ours the service could not start at the next login
+    if start_installed(paths):  # or a daemon of ours would keep the service from starting at the next login
         deadline = time.monotonic() + START_PATIENCE_S
         while not client.running():
             if time.monotonic() > deadline:
@@ -50,8 +50,8 @@ def start_in_background(paths: Paths) -> bool:
 
 
 def runs(paths: Paths) -> bool:
-    """Whether a daemon answers. One that is there and does not listen, because it starts or ends just now or its socket
-    was deleted, is waited for. Raises UserError `daemon-silent` when that takes too long."""
+    """Whether a daemon answers. A daemon that does not listen, because it is just starting or ending or its socket was
+    deleted, is waited for. Raises UserError `daemon-silent` when that takes too long."""
     client, deadline = Client(paths), time.monotonic() + OTHER_PATIENCE_S
     while not client.running():
         if lock_holder(paths) is None:
@@ -63,7 +63,8 @@ def runs(paths: Paths) -> bool:
 
 
 def _start(client: Client, paths: Paths) -> bool:
-    """Start a daemon and wait until one answers; False when the one that was in its way has gone meanwhile."""
+    """Start a daemon and wait until one answers. Returns False when another daemon held the lock and has ended
+    meanwhile."""
     if paths.log.exists() and paths.log.stat().st_size > LOG_BYTES:
         paths.log.replace(paths.log_before)
     with open(paths.log, "ab", opener=_closed) as log:  # Path.open takes no opener
@@ -97,7 +98,7 @@ def _start(client: Client, paths: Paths) -> bool:
 
 
 def _closed(path: str, flags: int) -> int:
-    """Open a file that nobody else may read, whatever the umask is."""
+    """Open a file that no other user may read, whatever the umask is."""
     descriptor = os.open(path, flags, 0o600)
     os.fchmod(descriptor, 0o600)
     return descriptor

@@ -1,4 +1,4 @@
-"""`offmate metrics`: a run's numbers as a table for other programs."""
+"""Writes a run's numbers as a table for other programs (`offmate metrics`)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ COLUMNS = ("step", "time", "loss", "eval_loss", "learning_rate", "grad_norm", "t
 
 
 def as_csv(events: Iterable[dict[str, Any]]) -> Iterator[str]:
-    """The lines of a CSV file: a row for each step, in their order. Of a step that was done again after a resume, or
-    after a crash, it is the last time that counts."""
+    """The lines of a CSV file: a row for each step, in order. Where a step was done again after a resume or a crash,
+    the last time counts."""
     rows: dict[int, dict[str, Any]] = {}
     for event in events:
         step = event.get("step")

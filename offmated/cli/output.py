@@ -1,4 +1,4 @@
-"""How commands speak: words and tables for people, whole lines for pipes, JSON for programs."""
+"""Prints what commands say: words and tables for people, whole lines for pipes, JSON for programs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from planner.units import SMALLEST_BUDGET_BYTES, counted, escaped, parse_bytes, 
 
 P = ParamSpec("P")
 
-UNLIMITED = 100_000  # columns: what goes into a pipe is never wrapped or cut
+UNLIMITED = 100_000  # columns: output into a pipe is never wrapped or cut
 COLOURS = {
     "done": "green", "running": "cyan", "failed": "red", "cancelled": "yellow", "stopping": "yellow",
     "paused": "yellow", "held": "yellow", "waiting for room": "yellow",
@@ -30,15 +30,16 @@ COLOURS = {
 
 
 class _Screen(Console):
-    """A console whose texts neither steer the terminal nor hide anything: names of jobs, files and data are in them."""
+    """A console whose texts can neither control the terminal nor hide anything, since they contain names of jobs, files
+    and data."""
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Text as it may be shown."""
+        """`text` with control characters made visible."""
         return super().render_str(printable(text), **options)
 
 
 class _Pipe(io.TextIOBase):
-    """A stream without the spaces that pad tables to their width."""
+    """A stream that drops the spaces with which tables are padded to their width."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -53,7 +54,7 @@ class _Pipe(io.TextIOBase):
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Where people's words go; plain and unwrapped when that is no terminal."""
+    """The console for people; plain and unwrapped when the stream is not a terminal."""
     stream = sys.stderr if stderr else sys.stdout
     if stream.isatty():
         return _Screen(file=stream, highlight=False, markup=False)
@@ -61,27 +62,27 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def shorten(text: str, most: int) -> str:
-    """`text` of at most so many characters."""
+    """`text`, cut to at most `most` characters."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def say(text: str, *, err: bool = False) -> None:
-    """A line on stdout, as it may be shown."""
+    """Print a line on stdout, or on stderr with `err`, with control characters made visible."""
     click.echo(printable(text), err=err)
 
 
 def print_json(value: object, *, indent: int | None = 2) -> None:
-    """One JSON document on stdout; in one line where `indent` is None."""
+    """Print one JSON document on stdout; on one line where `indent` is None."""
     click.echo(escaped(json.dumps(value, indent=indent, ensure_ascii=False)))
 
 
 def coloured(state: str) -> Text:
-    """A word that means good or bad, in its colour."""
+    """A state or verdict in its colour."""
     return Text(state, style=COLOURS.get(state, ""))
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> Table:
-    """Columns under their names, without lines, as shells like them."""
+    """A table of columns under their names, without ruling lines, as shell tools expect."""
     lines = Table(*columns, box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for row in rows:
         lines.add_row(*row)
@@ -89,7 +90,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> Table
 
 
 def pairs(rows: Sequence[tuple[str, str | Text]]) -> Table:
-    """Names and what they are, one a line."""
+    """A table of names and their values, one pair a line."""
     lines = Table.grid(padding=(0, 2, 0, 0))
     for name, value in rows:
         lines.add_row(Text(name, style="bold"), value)
@@ -97,7 +98,7 @@ def pairs(rows: Sequence[tuple[str, str | Text]]) -> Table:
 
 
 class Size(click.ParamType[str]):
-    """A size like 10GiB, checked and handed on as it was written."""
+    """A size like 10GiB, checked and returned as it was written."""
 
     name = "size"
 
@@ -116,7 +117,7 @@ class Size(click.ParamType[str]):
 
 
 class JobNumber(click.ParamType[int]):
-    """The number of a job; anything else is told in one sentence."""
+    """The number of a job; anything else is refused in one sentence."""
 
     name = "number"
 
@@ -138,7 +139,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON."
 
 
 def budget_options(command: Callable[P, None]) -> Callable[P, None]:
-    """`--gpu-budget` and `--cpu-budget`, which stand above the job file."""
+    """Add the options `--gpu-budget` and `--cpu-budget`, which override the job file, to a command."""
 
     @click.option("--gpu-budget", type=Size(), metavar="SIZE", help="Instead of the file's gpu_budget, like 10GiB.")
     @click.option("--cpu-budget", type=Size(), metavar="SIZE", help="Instead of the file's cpu_budget.")
@@ -150,7 +151,7 @@ def budget_options(command: Callable[P, None]) -> Callable[P, None]:
 
 
 def change_options(command: Callable[P, None]) -> Callable[P, None]:
-    """What stands above the job file: the budgets, and `--set` for any of its keys."""
+    """Add the options that override the job file to a command: the budgets, and `--set` for any of its keys."""
 
     @budget_options
     @click.option(

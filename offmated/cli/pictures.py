@@ -1,4 +1,4 @@
-"""`--trace` and `--html`: plans as pictures. They are drawn by the planner's process."""
+"""Draws plans as pictures for `--trace` and `--html`, in a process of the planner."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NAMES = frozenset({"trace", "html"})
 
 
 def picture_options(command: Callable[P, None]) -> Callable[P, None]:
-    """`--trace` and `--html`."""
+    """Add the options `--trace` and `--html` to a command."""
 
     @click.option("--trace", type=FILE, metavar="FILE", help="Write the plan's timeline for Perfetto.")
     @click.option("--html", type=FILE, metavar="FILE", help="Write the plan as a page for the browser.")
@@ -34,7 +34,8 @@ def picture_options(command: Callable[P, None]) -> Callable[P, None]:
 
 
 def draw_plan(client: Client, job: dict[str, Any], trace: Path | None, html: Path | None) -> None:
-    """Draw a job's plan. Raises UserError where there is none yet; leaves with the planner's exit code on failure."""
+    """Draw a job's plan to these files. Raises UserError where there is none yet, and `click.exceptions.Exit` with the
+    planner's exit code where drawing fails."""
     if trace is None and html is None:
         return
     if client.remote is not None:
@@ -56,6 +57,6 @@ def draw_plan(client: Client, job: dict[str, Any], trace: Path | None, html: Pat
 
 
 def drawn(trace: Any, html: Any) -> list[str]:
-    """What to tell people about the files, a line each."""
+    """A line for each file that was drawn, for people."""
     lines = [f"The timeline is in {trace}; open it at ui.perfetto.dev"] if trace else []
     return lines + ([f"The plan as a page is in {html}"] if html else [])

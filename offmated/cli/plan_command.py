@@ -1,4 +1,4 @@
-"""The commands `plan` and `plans`."""
+"""Defines the commands `plan` and `plans`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plan in a few lines: what each block does, where the memory goes, how long a step takes."""
+"""Shows a plan in a few lines: what each block does, where the memory goes, how long a step takes."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from planner.units import counted, format_part, format_seconds
 
 
 def plan_rows(answer: dict[str, Any]) -> list[tuple[str, str | Text]]:
-    """Names and values for `pairs()`; `answer` is plan.json, its chain not needed. One that another version wrote in
-    another form is said to be so."""
+    """Names and values for `pairs()`. `answer`: plan.json, with or without its chain. For a plan in another version's
+    form, one line says that it cannot be shown."""
     try:
         return _rows(from_json(Plan, answer["plan"]), answer)
     except (KeyError, TypeError, ValueError):
@@ -48,7 +48,7 @@ def _disk(answer: dict[str, Any]) -> Iterator[str]:
 
 
 def option_runs(options: Sequence[str]) -> Iterator[str]:
-    """Neighbours that are treated alike, together: "0 keep", "1–6 recompute"."""
+    """Neighbouring blocks with the same option, grouped: "0 keep", "1–6 recompute"."""
     for option, run in groupby(enumerate(options), key=lambda pair: pair[1]):
         numbers = [number for number, _ in run]
         span = f"{numbers[0]}" if len(numbers) == 1 else f"{numbers[0]}–{numbers[-1]}"
@@ -63,8 +63,8 @@ def _origin(plan: Plan, answer: dict[str, Any]) -> str:
 
 
 def _batch(plan: Plan, answer: dict[str, Any]) -> str:
-    """What a step is of, and how it goes through the model. Kept plans do not say how large their slices are, nor do
-    all of older versions."""
+    """The micro-batches of a step, and how they go through the model. Kept plans do not say how large their slices are,
+    and neither do some plans of older versions."""
     count = plan.slices * plan.rounds
     text = counted(count, "micro-batch", "micro-batches")
     rows, length = answer.get("rows"), answer.get("length")
@@ -78,7 +78,8 @@ def _batch(plan: Plan, answer: dict[str, Any]) -> str:
 
 
 def _compared(answer: dict[str, Any]) -> Iterator[str]:
-    """Where the planner decided the split: what it compared, with the estimates of their steps."""
+    """Where the planner chose how the batch is split: the other splits it compared, with the estimated time of a step.
+    """
     if splits := answer.get("splits"):
         others = (
             f"{s['slices']} × {s['rows']} ({format_seconds(s['step_s'])})"
@@ -107,7 +108,7 @@ _SORTS = {WEIGHT: "weight", GRADIENT: "gradient", STATES: "optimizer state"}
 
 
 def _transfers(plan: Plan) -> str:
-    """What travels in a step, by sort: "up 12 weights, 3 optimizer states; down 12 gradients"."""
+    """What is transferred in a step, by kind: "up 12 weights, 3 optimizer states; down 12 gradients"."""
     up = _sorts(item for stage in plan.stages for item in stage.prefetch)
     down = _sorts(item for stage in plan.stages for item in stage.offload)
     return f"up {up or 'nothing'}; down {down or 'nothing'}"

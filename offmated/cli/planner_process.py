@@ -1,4 +1,4 @@
-"""`offmate plan` and `offmate plans`: the planner in a process of its own, as it needs torch and a solver."""
+"""Runs the planner for `offmate plan` and `offmate plans`, in a process of its own, as it needs torch and a solver."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ _KINDS = {
     "--chain --hardware": _MACHINE
     | {"chain", "slices", "clip", "time_limit", "gap", "no_cpu_updates", "no_activation_offload"},
 }
-"""What can be asked, and the options that belong to it."""
+"""The kinds of questions, and the options that belong to each."""
 _END_S = 5.0
-"""To remove temporary folders in."""
-_NAMED = 3  # files; more are "the data"
+"""The time that a child has to remove its temporary folders."""
+_NAMED = 3  # so many files are named; more are called "the data"
 
 
 def kind_of_question(file: Path | None, given: Mapping[str, Any]) -> str:
-    """Which of `_KINDS` the command line asks; `given` has the options that are on it. Raises UserError."""
+    """Which of `_KINDS` the command line asks. `given`: the options on the command line. Raises UserError."""
     subjects = [
         name for name, there in (("FILE", file), ("--model", "model" in given), ("--chain", "chain" in given)) if there
     ]
@@ -63,11 +63,11 @@ def kind_of_question(file: Path | None, given: Mapping[str, Any]) -> str:
 
 
 def make_plan(file: Path, given: Mapping[str, Any]) -> dict[str, Any]:
-    """plan.json, less its chain, of the job in `file`, with `planned_for`: how long its rows are, in a line. Uses the
-    daemon's caches where there are any.
+    """plan.json of the job in `file`, without its chain, and with `planned_for`: how long its rows are, in a line. Uses
+    the daemon's caches where there are any.
 
     Raises UserError for a job that the daemon would refuse, and `click.exceptions.Exit` with the planner's exit code
-    when the planner refuses: it has said why on stderr by then.
+    when the planner refuses: by then it has said why on stderr.
     """
     job = job_of(file, given)
     _check_as_submitted(job, file.absolute().parent)
@@ -78,7 +78,7 @@ def make_plan(file: Path, given: Mapping[str, Any]) -> dict[str, Any]:
         try:
             code, answer = _planner("plan", "--job", str(path), *known, *_words(given, _JOB))
         except click.exceptions.Exit:
-            click.echo(planned_for, err=True)  # what was refused
+            click.echo(planned_for, err=True)  # so that people know which rows were refused
             raise
     if code != Exit.DONE:
         raise click.exceptions.Exit(code)
@@ -87,8 +87,8 @@ def make_plan(file: Path, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_as_submitted(job: Job, folder: Path) -> None:
-    """Raise the UserError that the daemon would refuse the job with: a plan of it would be for nothing. Data of the hub
-    need not be there, as then rows of `max_length` are planned. `folder`: that of the job file."""
+    """Raise the UserError with which the daemon would refuse the job, since a plan of it would be useless. Data of the
+    hub need not be at hand, as rows of `max_length` are planned then. `folder`: the folder of the job file."""
     wrong = Errors()
     with resolved(check_here(job, Paths.from_environment(), wrong)) as path, wrong.apart():
         look_at(RunFolder(path.parent), folder)
@@ -98,7 +98,8 @@ def _check_as_submitted(job: Job, folder: Path) -> None:
 
 
 def _rows(job: Job, path: Path) -> tuple[dict[str, Any] | None, str]:
-    """What was counted of the job's data, where they are at hand and can be read, and for which rows it is planned."""
+    """The counts of the job's data, None where the data are not at hand or cannot be read; and in words, for which rows
+    the job is planned."""
     why = why_not_at_hand(job)
     if why is None:
         command = [sys.executable, "-P", "-m", "worker.prepare", "--job", str(path)]
@@ -123,13 +124,13 @@ def _planned_for(job: Job, *, longest: int, lengths: tuple[int, int], cut: int |
 
 
 def ask(file: Path | None, given: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
-    """Exit code and `planner.reports.receipt.Receipt` of a job or a model on a machine by name, or `Solved` of a
-    chain."""
+    """The planner's exit code and its answer as JSON: the `planner.reports.receipt.Receipt` of a job or a model on a
+    named machine, or the `Solved` of a chain."""
     if "chain" in given:
         return _planner("solve", *_words(given))
     job = question(file, given)
     if "drive" in given and "save_total_limit" not in job.model_fields_set:
-        job = job.model_copy(update={"save_total_limit": 1})  # as a job has it that is to use a drive
+        job = job.model_copy(update={"save_total_limit": 1})  # as in a job that uses a drive
     with resolved(job) as path:
         url = database()
         known = [f"--database={url}"] if url else []
@@ -137,14 +138,14 @@ def ask(file: Path | None, given: Mapping[str, Any]) -> tuple[int, dict[str, Any
 
 
 def job_of(file: Path, given: Mapping[str, Any]) -> Job:
-    """The job in a file, with what the command line says of it. Raises UserError."""
+    """The job in a file, with the budgets and settings of the command line. Raises UserError."""
     text, folder = read_job(file, given.get("gpu_budget"), given.get("cpu_budget"))
     settings = given.get("settings", ())
     return Job.parse(with_settings(text, settings), folder, name=file.name, told=keys_of(settings))
 
 
 def question(file: Path | None, given: Mapping[str, Any]) -> Job:
-    """The job that is asked about: that of a file, or of a model in short. Raises UserError."""
+    """The job that is asked about: the job in a file, or the short form for a model. Raises UserError."""
     budgets, settings = (given.get("gpu_budget"), given.get("cpu_budget")), given.get("settings", ())
     if file is not None:
         text, folder = read_job(file, *budgets)
@@ -160,11 +161,11 @@ def question(file: Path | None, given: Mapping[str, Any]) -> Job:
 
 
 def short_form(given: Mapping[str, Any]) -> str:
-    """The job file behind `--model`: full fine-tuning in bf16, in steps of 8 slices of one row."""
+    """The job file that `--model` stands for: by default full fine-tuning in bf16, in steps of 8 slices of one row."""
     values: dict[str, Any] = {"model": given["model"], "bf16": "fp32" not in given}
     rows = yaml.safe_load(given.get("batch_size", "1"))
     total = any(CANONICAL.get(text.partition("=")[0]) == "train_batch_size" for text in given.get("settings", ()))
-    if total or not isinstance(rows, int):  # auto, or a mistake that will be told
+    if total or not isinstance(rows, int):  # "auto", or a mistake that is reported later
         values |= {"gradient_accumulation_steps": given["slices"]} if "slices" in given else {}
         values |= {"per_device_train_batch_size": rows} if "batch_size" in given else {}
     else:
@@ -179,7 +180,8 @@ def short_form(given: Mapping[str, Any]) -> str:
 
 
 def kept_plans(verb: str, *words: str) -> Any:
-    """What the plan cache says: a list, a plan, or how many were forgotten. Nothing is kept before the first `up`."""
+    """The plan cache's answer to `verb`: a list, a plan, or how many were forgotten. Before the first `up` nothing is
+    kept. Raises UserError `no-such-plan` then, unless `verb` is "list"."""
     url = database()
     if url is None and verb == "list":
         return []
@@ -192,7 +194,8 @@ def kept_plans(verb: str, *words: str) -> Any:
 
 
 def database() -> str | None:
-    """The URL of the daemon's database, if that has been made: opening an SQLite file that is not there makes one."""
+    """The URL of the daemon's database; None if that is the default SQLite file and does not exist yet, as opening it
+    would create it."""
     paths = Paths.from_environment()
     url = Config.load(paths).database_url
     return url if paths.database.exists() or url != f"sqlite:///{paths.database}" else None
@@ -200,7 +203,7 @@ def database() -> str | None:
 
 @contextmanager
 def resolved(job: Job) -> Iterator[Path]:
-    """The job in a file, with all defaults and absolute paths."""
+    """The path of a temporary file with the job, all defaults and absolute paths written out."""
     with leaving_on_signals(), tempfile.TemporaryDirectory(prefix="offmate-") as scratch:
         path = RunFolder(Path(scratch)).resolved
         path.write_text(job.resolved_yaml(), "utf-8")
@@ -210,8 +213,8 @@ def resolved(job: Job) -> Iterator[Path]:
 def run_child(
     command: Sequence[str], *, stdout: int | None = None, stderr: int | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a process that has temporary folders, or processes of its own. Where this one is to end meanwhile, that one
-    is first told to, and leaves none of them behind; after `_END_S` it is killed, and its processes with it."""
+    """Run a child that has temporary folders, or processes of its own. When this process is to end meanwhile, the child
+    is first asked to end, and can clean up; after `_END_S` it is killed together with its processes."""
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, text=True) as child:
         try:
             said, errors = child.communicate()
@@ -228,7 +231,7 @@ def _end(child: subprocess.Popen[str]) -> None:
         try:
             child.wait(_END_S)
         except subprocess.TimeoutExpired:
-            everyone = process.children(recursive=True)  # asked before it ends: then they are nobody's children
+            everyone = process.children(recursive=True)  # before it ends, as they are no longer its children then
             child.kill()
             for other in everyone:
                 with suppress(psutil.NoSuchProcess):
@@ -237,14 +240,15 @@ def _end(child: subprocess.Popen[str]) -> None:
 
 
 def _words(given: Mapping[str, Any], told: Collection[str] = ()) -> Iterator[str]:
-    """The options for the planner's process, but for those `told` in the job."""
+    """The options for the planner's process, without those in `told`, which the job itself has."""
     for name, value in given.items():
         if name not in told:
             yield f"--{name.replace('_', '-')}" if value is True else f"--{name.replace('_', '-')}={value}"
 
 
 def _planner(*words: str) -> tuple[int, Any]:
-    """Exit code and answer of the planner process; without an answer it has said why on stderr, and we leave."""
+    """Exit code and answer of the planner's process. Without an answer the process has said why on stderr, and this
+    raises `click.exceptions.Exit` with its exit code."""
     command = [sys.executable, "-P", "-m", "planner", *words]
     done = run_child(command, stdout=subprocess.PIPE)
     code = done.returncode if done.returncode >= 0 else int(Exit.FAILED)

@@ -1,4 +1,5 @@
-"""What people do to the queue: `hold`, `release`, `pause`, `resume`, `move`, `wait`, and when a job is to begin."""
+"""Defines the commands for the queue (`hold`, `release`, `pause`, `resume`, `move`, `wait`) and the options that say
+when a job is to begin."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 class Priority(click.ParamType[int]):
-    """A whole number of jobs' order; anything else is told in one sentence."""
+    """A job's priority, a whole number; anything else is refused in one sentence."""
 
     name = "number"
 
@@ -44,17 +45,17 @@ PRIORITY = Priority()
 
 
 class Moment(click.ParamType[float]):
-    """A time to come: 23:00, "2026-12-24 18:00", +2h30m. In seconds since 1970."""
+    """A time like 23:00, "2026-12-24 18:00" or +2h30m, as seconds since 1970."""
 
     name = "time"
 
     def convert(self, value: str | float, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """`value` as a moment; a clock's time is the next one."""
+        """`value` in seconds since 1970; a time of day without a date is the next such time."""
         if isinstance(value, float):
             return value
         try:
             found = moment_of(value, datetime.now())
-            datetime.fromtimestamp(found)  # no calendar goes further
+            datetime.fromtimestamp(found)  # raises for a time beyond the calendar
             return found
         except (ValueError, OverflowError):
             raise UserError(
@@ -64,7 +65,7 @@ class Moment(click.ParamType[float]):
 
 
 def moment_of(text: str, now: datetime) -> float:
-    """Seconds since 1970 of a time as `Moment` takes it; `now` is on the wall's clock, as all that is written. Raises
+    """Seconds since 1970 of a time as `Moment` takes it. `now`, and times in `text`, are in local time. Raises
     ValueError."""
     if text.startswith("+"):
         parts = re.fullmatch(r"((\d+[smhd])+)", text[1:])
@@ -78,7 +79,7 @@ def moment_of(text: str, now: datetime) -> float:
 
 
 def turn_options(command: Callable[P, None]) -> Callable[P, None]:
-    """The options that say when a job is to have its turn."""
+    """Add the options that say when a job is to have its turn to a command."""
 
     @click.option("--priority", type=PRIORITY, help="Before all of a lower one; 0 where not given.")
     @click.option("--after", type=JobNumber(), metavar="ID", help="Once this job is done.")
@@ -94,14 +95,15 @@ def turn_options(command: Callable[P, None]) -> Callable[P, None]:
 
 
 def turn(options: dict[str, Any]) -> Turn:
-    """What `turn_options` were given."""
+    """The turn that the given values of `turn_options` ask for."""
     given = {("begin_at" if name == "begin" else name): value for name, value in options.items()}
     return cast(Turn, {name: value for name, value in given.items() if value is not None})
 
 
 def each(job_ids: Sequence[int], change: Callable[[int], Json], told: Callable[[Json], str], as_json: bool) -> None:
-    """Do `change` to each of the jobs and say what has become of it. One that cannot be changed is said, and keeps no
-    other from it: then the exit code is that of the first. JSON is the job, or a list where several are named."""
+    """Do `change` to each of the jobs and print what has become of it. A job that cannot be changed is reported on
+    stderr, and the others are changed all the same; the exit code is then that of the first error. As JSON, print the
+    job, or a list where several are named."""
     numbers, done, failed = tuple(dict.fromkeys(job_ids)), [], []
     for number in numbers:
         try:

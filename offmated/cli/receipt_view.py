@@ -1,4 +1,4 @@
-"""Receipts and kept plans in words: does it fit, how fast, where each GiB goes, what would help."""
+"""Shows receipts and kept plans in words: does it fit, how fast, where each GiB goes, what would help."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Rows = list[tuple[str, str | Text]]
 
 
 def answer(found: dict[str, Any]) -> RenderableType | None:
-    """What `offmate plan --hardware` says; None where the planner has said it already."""
+    """The output of `offmate plan --hardware`; None where the planner has printed it already."""
     if "asked" in found:
         return receipt(from_json(Receipt, found))
     if found["status"] == "infeasible":
@@ -29,7 +29,7 @@ def answer(found: dict[str, Any]) -> RenderableType | None:
 
 
 def receipt(found: Receipt) -> RenderableType:
-    """All about one job on one machine."""
+    """Everything about one job on one machine."""
     rows = list(_fitting(found) if found.status != "infeasible" else _too_large(found))
     verdict = Text(_verdict(found), style="green" if found.status != "infeasible" else "red")
     return Group(_question(found), verdict, pairs(rows))
@@ -85,7 +85,8 @@ def _fitting(found: Receipt) -> Iterator[tuple[str, str | Text]]:
 
 
 def proof(found: Receipt | Solved) -> str:
-    """How far the plan is at most from the best, as far as that is proven, and from which best."""
+    """How far the plan is at most from a proven bound, in words: from what any schedule takes, and from the best that
+    the planner's program allows."""
     proven = []
     if found.bound_s > 0:
         over = _rounded_up(found.step_s / found.bound_s - 1)
@@ -97,7 +98,7 @@ def proof(found: Receipt | Solved) -> str:
 
 
 def _rounded_up(over: float) -> float:
-    """To a tenth of a percent, so that no more is said than was proven."""
+    """`over` rounded up to a tenth of a percent, so that no more is claimed than was proven."""
     return max(0, math.ceil(1000 * over - 1e-6)) / 1000
 
 
@@ -112,7 +113,7 @@ def _disk(shares: Sequence[Share]) -> Rows:
 
 
 def _shares(shares: Sequence[Share]) -> Rows:
-    """One a line; what is too small to matter is together in the last."""
+    """One share a line; those below half a percent of the total are added up in the last line."""
     least = sum(share.bytes for share in shares) // 200
     small = sum(share.bytes for share in shares if share.bytes < least)
     shown = [(share.bytes, share.name) for share in shares if share.bytes >= least]

@@ -1,4 +1,4 @@
-"""The daemon of another machine: `OFFMATE_HOST` says where it listens, `OFFMATE_TOKEN` lets in."""
+"""Finds the daemon of another machine: `OFFMATE_HOST` says where it listens, `OFFMATE_TOKEN` is its token."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ HOST, TOKEN = "OFFMATE_HOST", "OFFMATE_TOKEN"
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """`url` without a path, as `http://127.0.0.1:8477`."""
+    """The address and token of a daemon. `url` has no path, as in `http://127.0.0.1:8477`."""
 
     url: str
     token: str = field(repr=False)
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Remote | None:
-        """The daemon that the environment names, None where it names none. Raises UserError `bad-host` for what is no
-        address, or comes without the token."""
+        """The daemon that the environment names; None where it names none. Raises UserError `bad-host` where the
+        address is not valid, or the token is missing."""
         named = environment.get(HOST, "").strip()
         if not named:
             return None
@@ -48,7 +48,8 @@ class Remote:
         return cls(f"{parts.scheme}://{parts.netloc}", token)
 
     def unanswered(self, *why: str) -> UserError:
-        """Nobody answers there, which says nothing about jobs: a tunnel may have ended."""
+        """The error where nobody answers at this address. It says nothing about jobs, as only a tunnel may have ended.
+        """
         return UserError(
             "The daemon does not answer.", numbers=(self.url, *why), code="daemon-silent",
             hint="does it listen there? `listen` in its config.toml, or a tunnel: ssh -L",
@@ -57,7 +58,8 @@ class Remote:
 
 
 def only_here(what: str) -> None:
-    """Raises UserError `not-remote` where the environment names another machine's daemon: `what` is for this one's."""
+    """Raise UserError `not-remote` where the environment names another machine's daemon: `what` needs this machine's.
+    """
     if (remote := Remote.from_environment()) is not None:
         raise UserError(
             f"{what} is for the daemon of this machine.", numbers=(f"{HOST}={remote.url}",), code="not-remote",

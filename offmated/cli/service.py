@@ -1,4 +1,4 @@
-"""`offmate service`: the daemon as a service of the user, started by systemd at login."""
+"""Defines `offmate service`: the daemon as a service of the user, started by systemd at login."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from planner.errors import Exit, UserError
 NAME = "offmate.service"
 PATIENCE_S = 180
 
-#: What a login's shell may have set and jobs need; a password or a token stays where it is, in a file.
+#: Variables that a login shell may have set and jobs need. Passwords and tokens are not copied: they stay in files.
 HANDED_ON = ("PATH", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT",
              "HF_HUB_OFFLINE", "XDG_CACHE_HOME", *(name for key, name in KEYS.items() if key != "notify"))  # fmt: skip
 
@@ -86,7 +86,7 @@ def install() -> None:
     try:
         _run(systemctl, "daemon-reload")
         _run(systemctl, "enable", NAME)
-        _run(systemctl, "restart", NAME, patience_s=None)  # one of before first saves its jobs
+        _run(systemctl, "restart", NAME, patience_s=None)  # an earlier daemon first saves its jobs
     except UserError:
         for words in (("disable", "--now", NAME), ("reset-failed", NAME)):
             _ask(systemctl, *words)
@@ -115,8 +115,8 @@ def uninstall() -> None:
 
 
 def start_installed(paths: Paths) -> bool:
-    """Have systemd start the service, where it is installed for this state folder. False where it is not, or systemd
-    does not do it, as without a session of the user."""
+    """Have systemd start the service, where it is installed for this state folder. False where it is not installed, or
+    systemd does not start it, for example without a session of the user."""
     systemctl = shutil.which("systemctl")
     try:
         unit = unit_file().read_text("utf-8")
@@ -141,7 +141,7 @@ def unit_text(paths: Paths, environment: Mapping[str, str]) -> str:
 
 
 def quoted(text: str) -> str:
-    """`text` as one word of a unit file (systemd.syntax(7)), its specifiers taken as text."""
+    """`text` as one word of a unit file (systemd.syntax(7)); a "%" in it is not read as a specifier."""
     safe = text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("\n", "\\n")
     return f'"{safe}"'
 
@@ -170,7 +170,7 @@ def _run(systemctl: str, *words: str, patience_s: float | None = PATIENCE_S) -> 
 
 
 def _ask(systemctl: str, *words: str, patience_s: float | None = PATIENCE_S) -> str | None:
-    """Why systemd did not do it; None when it did."""
+    """Run `systemctl --user` with these words. Returns why it failed, or None."""
     try:
         done = subprocess.run(
             [systemctl, "--user", *words], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=patience_s

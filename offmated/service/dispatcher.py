@@ -70,7 +70,8 @@ class Dispatcher:
                 try:
                     self._adopt(row)
                     self._since.pop(row.id, None)
-                except (OperationalError, TimeoutError):  # the database is busy, or the job's process does not die yet
+                except (OperationalError, TimeoutError):  # the database is busy; or the process lives on and
+                    # holds what the next one needs
                     raise
                 except Exception as error:
                     since = self._since.setdefault(row.id, time.monotonic())
