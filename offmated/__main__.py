@@ -45,4 +45,4 @@ if __name__ == "__main__":
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # an answer that a thread still works on keeps nobody waiting: the daemon has ended
+    os._exit(code)  # so that the process does not wait for a thread that still works on an answer

@@ -1,4 +1,4 @@
-"""The daemon's settings: the environment first, then `config.toml` in the state folder, then the default.
+"""Reads the daemon's settings: from the environment, else from `config.toml` in the state folder, else the defaults.
 
 database_url = "postgresql+psycopg://me@localhost/offmate"     # OFFMATE_DATABASE_URL
 redis_url = "redis://localhost:6379/0"                         # OFFMATE_REDIS_URL
@@ -31,11 +31,11 @@ _RELATIVE_FILE = re.compile(r"(?P<scheme>sqlite(\+\w+)?:///)(?P<file>(?!/|:memor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """`database_url` is any SQLAlchemy URL; `redis_url` a broker the user runs. None: the daemon runs a private one.
-    `listen` is where the API listens over TCP, besides its socket; None: nowhere, until somebody asks for the page.
-    `window`: the hours of jobs that name none, the text of a `planner.job.window.Window`. `notify`: addresses in
-    apprise's form, apart by spaces, for what becomes of jobs. `yield_minutes`: jobs leave the GPU to other programs,
-    and go on when it has been idle for so long; None: they do not.
+    """`database_url` is any SQLAlchemy URL. `redis_url`: a broker that the user runs; None: the daemon runs a private
+    one. `listen`: where the API listens over TCP, besides its socket; None: nowhere, until somebody asks for the page.
+    `window`: the window of jobs that name none, the text of a `planner.job.window.Window`. `notify`: addresses in
+    apprise's form, separated by spaces, that are told what becomes of jobs. `yield_minutes`: jobs leave the GPU to
+    other programs, and go on when it has been idle for so many minutes; None: they do not leave it.
 
     The database URL appears in command lines, which other users can see: a password belongs in the driver's own file.
     """
@@ -51,8 +51,8 @@ class Config:
     def load(cls, paths: Paths, environment: Mapping[str, str] = os.environ) -> Config:
         """The settings in force. Raises UserError for a file that cannot be read as settings.
 
-        A relative SQLite file is below the state folder, so that commands, daemon and planners, which run in folders of
-        their own, mean the same one.
+        A relative path of an SQLite file is below the state folder, so that commands, daemon and planners, which run in
+        different folders, mean the same file.
         """
         values = _read(paths)
         for key, variable in KEYS.items():

@@ -67,7 +67,7 @@ class Paths:
 
     @property
     def config(self) -> Path:
-        """The user's settings, if any: some hold passwords."""
+        """The user's settings, if any; they may contain passwords."""
         return self.state / "config.toml"
 
     @property

@@ -171,7 +171,7 @@ def show_plan_page(job_id: JobId, use: Use) -> HTMLResponse:
 
 
 def cancel_job(job_id: JobId, use: Use) -> Json:
-    """Cancel a job. A running one is told so, and ends soon after."""
+    """Cancel a job. A running job is told to stop, and ends soon after."""
     before = use.store.job(job_id).state
     after = use.store.stop(job_id, StopReason.CANCEL)
     if after in FINAL and (before in FINAL or after is not JobState.CANCELLED):
@@ -208,7 +208,7 @@ def longer_job(job_id: JobId, body: AskedLonger, use: Use, idempotency_key: Key 
 
 
 def move_job(job_id: JobId, body: Move, use: Use) -> Json:
-    """Give a job that waits another place in the queue."""
+    """Give a waiting job another place in the queue."""
     if body.before is not None:
         queue.move_before(use.store, job_id, body.before)
     elif body.priority is not None:

@@ -21,7 +21,7 @@ from planner.errors import first_line, is_out_of_memory
 log = logging.getLogger(__name__)
 
 PATIENCE_S = 5.0
-QUIET_S = 5.0  # asyncio tries again after one
+QUIET_S = 5.0  # without a refusal; asyncio tries again after 1 s
 BACKLOG = 128  # connections that the system holds until they are taken, beyond the most that may be open
 
 

@@ -143,7 +143,7 @@ def _pieces(client: Client, job_id: int, following: bool) -> Iterator[Piece]:
                 raise
             return
         yield piece
-        if piece.position != position:  # they come piece by piece
+        if piece.position != position:  # events come piece by piece
             position = piece.position
         elif last:
             return

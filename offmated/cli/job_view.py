@@ -138,7 +138,7 @@ def reason(job: Json) -> str:
 
 
 def progress(job: Json) -> str:
-    """ "120/200 60% loss 2.31 eval 2.45", or nothing."""
+    """ "120/200 60% loss 2.31 eval 2.45", or ""."""
     found = job["progress"]
     if not found:
         return ""
@@ -150,7 +150,7 @@ def progress(job: Json) -> str:
 
 
 def remaining(job: Json) -> str:
-    """The time a running job still takes, or nothing."""
+    """The time that a running job still takes, or ""."""
     found = job["progress"]
     if not found or not found["eta_s"] or job["state"] != JobState.RUNNING:
         return ""

@@ -50,7 +50,7 @@ def plan(file: Path | None, as_json: bool, **options: object) -> None:
     offmate plan --chain chain.json --hardware hardware.json --gpu-budget 10GiB --json
     offmate plan job.yaml --html plan.html --trace plan.json
     """
-    from offmated.cli import (  # with what they import half of what a command takes to start
+    from offmated.cli import (  # late: importing them takes half of a command's start
         planner_process,
         receipt_view,
     )

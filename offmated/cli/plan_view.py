@@ -42,7 +42,7 @@ def _rows(plan: Plan, answer: dict[str, Any]) -> list[tuple[str, str | Text]]:
 
 
 def _disk(answer: dict[str, Any]) -> Iterator[str]:
-    """What becomes of the drives; plans of older versions do not say it, nor do kept ones."""
+    """What the plan writes to the drives. Plans of older versions do not say it, and neither do kept plans."""
     if use := answer.get("disk"):
         yield from from_json(DiskUse, use).lines()
 

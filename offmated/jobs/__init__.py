@@ -1,2 +1,2 @@
-"""The truth about jobs: the table, the states and the ways between them, submission, migrations. Imports the package's
+"""Everything about jobs: their table, their states and transitions, submission, migrations. Imports the package's
 root and `planner.job`, `planner.run`, `planner.machine`."""

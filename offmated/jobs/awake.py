@@ -30,5 +30,5 @@ def awake(why: str) -> Iterator[None]:
         for holder in holders:
             assert holder.stdin is not None
             holder.stdin.close()
-            holder.kill()  # a bus that hangs would keep it
+            holder.kill()  # it may hang, waiting for the bus
             holder.wait()

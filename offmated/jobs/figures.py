@@ -23,7 +23,7 @@ KEPT_FILES = 512
 _DISK_BYTES_PER_S = 400e6  # assumed for a disk that nobody has measured: what a SATA disk writes, or less
 DAMAGED = (OSError, LookupError, TypeError, ValueError, AttributeError, UserError)
 """What reading raises for files that cannot be opened, or that do not hold what they should."""
-_STEPS_UNSEEN = 2  # a stop may come as a step begins, and the first ones of a run take longer
+_STEPS_UNSEEN = 2  # a stop may come as a step begins, and a run's first steps take longer
 _SPARE_S = 15.0  # for the processes to end
 _PLAN_FIELDS = (
     "slices", "rounds", "clip", "source", "step_s", "lp_step_s", "bound_s", "solver_gap",

@@ -43,7 +43,7 @@ UNKNOWN = Expected()
 
 def forecast(queue: Sequence[Work], now: float) -> dict[int, Expected]:
     """The forecast for the jobs of a queue, given in the order of their turns, the running one among them. Jobs about
-    which nothing is known are left out, and so are jobs after one that takes more than `MOST_NIGHTS` nights."""
+    which nothing is known are left out, and so is everything after a job's first `MOST_NIGHTS` nights."""
     spans = _Spans()
     found: dict[int, Expected] = {}
     there = {work.id for work in queue}
@@ -87,7 +87,7 @@ def forecast(queue: Sequence[Work], now: float) -> dict[int, Expected]:
 
 
 class _Spans:
-    """The windows' spans, each looked up once: the jobs of a queue mostly have the same one."""
+    """The spans of windows, each computed once, as most jobs of a queue have the same window."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[Window, float], Span] = {}

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def device(nvml: Any) -> Any:
-    """The first GPU that jobs may use, for `nvml`, the module, once it is initialized. Raises its `NVMLError`."""
+    """The first GPU that jobs may use. `nvml`: the initialized module pynvml. Raises its `NVMLError`."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip()
     if named.isdigit() or not named:
         return nvml.nvmlDeviceGetHandleByIndex(int(named or 0))

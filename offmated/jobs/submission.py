@@ -211,7 +211,7 @@ def _take_in(
                 )
         return row, tuple(row.notes)
     finally:
-        for left in (draft, *made):  # there only when something went wrong
+        for left in (draft, *made):  # these exist only when something went wrong
             shutil.rmtree(left, ignore_errors=True)
 
 

@@ -98,7 +98,7 @@ class JobRow(Base):
     __tablename__ = "jobs"
     __table_args__ = (
         Index("ix_jobs_queue", "state", "priority", "position", "hold", "begin_at", "after_id"),
-        {"sqlite_autoincrement": True},  # a number once given is never given again
+        {"sqlite_autoincrement": True},  # a job's number is never used again
     )
 
     id: Mapped[int] = mapped_column(Integer, primary_key=True)

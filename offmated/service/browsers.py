@@ -25,7 +25,7 @@ class Browsers:
         self._file = token
         self._token = ""
         self._server: Server | None = None
-        self._lock = threading.Lock()  # the page is asked for in a thread of the API
+        self._lock = threading.Lock()  # `page` is called in a thread of the API
 
     def keep(self) -> None:
         """Listen at the address of the settings, or at the one that `page` opened. Raises OSError."""

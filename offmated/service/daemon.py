@@ -116,25 +116,26 @@ class Daemon:
         self._browsers = Browsers(app, self._config.listen, paths.token)
 
     def run(self) -> None:
-        """Start everything, keep it going, end it in the order that loses nothing."""
-        # A handler may come at any point of the main thread, its own code included: it counts, and takes no lock.
+        """Start everything, keep it going, and end it in an order that loses nothing."""
+        # A signal handler may run at any point of the main thread, also within itself. So it only counts, and takes no
+        # lock.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._count_signal())
         signal.signal(signal.SIGCHLD, lambda *_: None)
         self._wakeup.wake_at_signals()
-        upgrade(self._store.engine, self._paths)  # first, as it finds out whether there is a database to be used
+        upgrade(self._store.engine, self._paths)  # first, as it finds out whether the database can be used
         self._store.engine.dispose()
         choose_journal(self._store.engine)
         sweep_drafts(self._paths)
         follow_runs(self._store, self._paths)
         forget_others(self._store, tuple(self._notifiers))
         if self._idle_s is None:
-            leave_gpu(self._store, False)  # as it was left when the settings asked for it
+            leave_gpu(self._store, False)  # may be left from when the settings asked for it
         else:
             yielding = Yielding(self._idle_s, yields=yields(self._store))
             self._watcher = Watcher(yielding, lambda names: leave_gpu(self._store, bool(names)))
-        # The broker's file is for its own deaths while this daemon lives. The database has all that matters, and a file
-        # that a full disk or a power cut has damaged would keep the broker from starting.
+        # The broker's files serve only its restarts while this daemon lives. The database has all that matters, and a
+        # file that a full disk or a power cut has damaged would keep the broker from starting.
         self._broker.forget(self._paths.broker)
         self._keep(self._servers)
         self._broker.wait_until_ready()
@@ -229,7 +230,7 @@ class Daemon:
         answer."""
         with self._errors.of("stopping the jobs", Exception):
             self._dispatcher.adopt(blameless=True)
-            # Again and again: a worker may have been about to take a job.
+            # Done at each tick, as a worker may have been about to take a job.
             rows = self._store.jobs(*QUEUES.values())
             for row in rows:
                 self._store.stop(row.id, StopReason.SHUTDOWN)

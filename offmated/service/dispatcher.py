@@ -29,7 +29,7 @@ from planner.run.watch import end_leftover
 log = logging.getLogger(__name__)
 
 GO_ON_EVERY_S = 5.0
-LOST_AFTER_S = 5.0  # a message that has left its queue has become a taken job by then, or is lost
+LOST_AFTER_S = 5.0  # by then a message that has left its queue has led to a taken job, or is lost
 GIVEN_UP_AFTER_S = 60.0  # an error of the system may pass; after this time the job fails
 
 

@@ -63,7 +63,7 @@ class Wanted:
 
 
 class Feed:
-    """One run told to one tracker, by one process at a time."""
+    """Tells one run to one tracker, by one process at a time."""
 
     def __init__(self, wanted: Wanted, tracker: str, state: Path, environment: Mapping[str, str]) -> None:
         self._job, self._tracker, self._state, self._environment = wanted, tracker, state, environment
@@ -79,7 +79,7 @@ class Feed:
         return self._child is not None
 
     def rests(self, ended_at: float | None) -> bool:
-        """Whether nothing is left to do for a run that ended then."""
+        """Whether nothing is left to do for a run that ended at `ended_at`."""
         if self.at_work:
             return False
         given_up = ended_at is not None and time.time() - ended_at > GIVE_UP_S
@@ -163,7 +163,7 @@ def _not_private(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 class Feeder:
-    """All runs and their trackers. `tick` is called often, and never waits."""
+    """Feeds all runs to their trackers. `tick` is called often, and never waits."""
 
     def __init__(self, store: Store, state: Path, environment: Mapping[str, str]) -> None:
         self._store, self._state, self._environment = store, state, environment
