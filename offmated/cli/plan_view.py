@@ -42,7 +42,8 @@ def _rows(plan: Plan, answer: dict[str, Any]) -> list[tuple[str, str | Text]]:
 
 
 def _disk(answer: dict[str, Any]) -> Iterator[str]:
-    """What the plan writes to the drives. Plans of older versions do not say it, and neither do kept plans."""
+    """What a step reads and writes on the drives, and how that wears them. Plans of older versions and kept plans do
+    not say it."""
     if use := answer.get("disk"):
         yield from from_json(DiskUse, use).lines()
 

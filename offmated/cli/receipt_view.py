@@ -85,8 +85,8 @@ def _fitting(found: Receipt) -> Iterator[tuple[str, str | Text]]:
 
 
 def proof(found: Receipt | Solved) -> str:
-    """How far the plan is at most from a proven bound, in words: from what any schedule takes, and from the best that
-    the planner's program allows."""
+    """How far the plan's step is at most above two bounds, in words and as far as proven: the time that any schedule
+    takes, and the best that the planner's program allows."""
     proven = []
     if found.bound_s > 0:
         over = _rounded_up(found.step_s / found.bound_s - 1)
