@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
 import torch
+import torch._decomp.decompositions  # registers the Python versions
 from torch import fx, nn
+from torch._C import DispatchKey
 from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd import descriptors
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
-from torch.utils._python_dispatch import _disable_current_modes
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves
 
 from planner.errors import UserError, first_line
-from planner.graph.composites import eager_composites
 from planner.graph.fake import FakeMode, fake_weights
 from planner.graph.flat import Flat
-from planner.graph.in_place import SameLayouts
 from planner.graph.nodes import is_view
 from planner.graph.result import Result
 from planner.graph.signature import flatten_call
@@ -260,3 +263,76 @@ def _clean(joint: Joint) -> None:
 
     joint.outputs = [final(node) for node in joint.outputs]
     joint.grads = {k: final(n) if isinstance(n, fx.Node) else None for k, n in joint.grads.items()}
+
+
+# ---- checks in a trace that tensors which eager changes in place keep their layout
+
+
+class OtherLayoutError(Exception):
+    """Says that the trace would go on with a tensor that is laid out otherwise than eager's."""
+
+
+class SameLayouts(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Inside, in a trace, raises OtherLayoutError after an operation that leaves a tensor laid out otherwise than in
+    eager."""
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves((args, kwargs)):
+            if isinstance(tensor, FunctionalTensor) and not _as_said(tensor):
+                raise OtherLayoutError(f"what {func} changes in place is not laid out as in the trace")
+        return result
+
+
+def _as_said(tensor: FunctionalTensor) -> bool:
+    torch._sync(tensor)  # type: ignore[no-untyped-call, attr-defined]
+    made = torch._from_functional_tensor(tensor.elem)
+    return all(
+        size <= 1 or said == found
+        for size, said, found in zip(tensor.shape, tensor.stride(), made.stride(), strict=True)
+    )
+
+
+# ---- makes a trace decompose composite operations as eager PyTorch does
+
+
+_KEYS = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)
+# Dropout must stay one operation, whose mask takes a byte per element (`codegen.eager_dropouts` gives it eager's
+# arithmetic). The Python versions of batch norms call the same kernels, but say that they change their statistics.
+_KEPT = ("aten::dropout", "aten::native_batch_norm", "aten::cudnn_batch_norm")
+
+
+@functools.cache
+def _in_python() -> tuple[Any, ...]:
+    """The operations that have a Python version, without `_KEPT`."""
+    found = []
+    for name in torch._C._dispatch_get_all_op_names():
+        space, _, rest = name.partition("::")
+        packet, _, overload = rest.partition(".")
+        if space == "aten" and name not in _KEPT:
+            operation = getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
+            kernels = getattr(operation, "py_kernels", {})
+            if DispatchKey.Autograd in kernels or (packet == "matmul" and kernels):
+                found.append(operation)
+    return tuple(found)
+
+
+@contextlib.contextmanager
+def eager_composites() -> Iterator[None]:
+    """Inside, a trace calls the C++ versions of these operations, as eager does."""
+    taken = []
+    for operation in _in_python():
+        taken.append((operation, {key: operation.py_kernels.pop(key) for key in _KEYS if key in operation.py_kernels}))
+        operation._dispatch_cache.clear()
+    try:
+        yield
+    finally:
+        for operation, kernels in taken:
+            operation.py_kernels.update(kernels)
+            operation._dispatch_cache.clear()

@@ -10,11 +10,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
-from planner.job.axolotl_rows import as_axolotl, with_arguments
 from planner.job.fields import Count, Text, Values
+from planner.job.json_values import json_in
 from planner.job.records import VALUES, Kind, Record, role_of
 from planner.job.slot_rows import Formatting
-from planner.job.thinking import with_thinking
+from planner.job.source import shown
 from planner.job.v1_records import Converter, Draw
 
 _VALUE = ConfigDict(extra="forbid", frozen=True)
@@ -83,7 +83,7 @@ class DataEntry(BaseModel):
     kind. `max_samples`: only the first so many records count. `roles_to_train` (roles by the data's names),
     `train_on_eos`, `train_on_eot`, `eot_tokens`: see `learned`; all None where the chat template says what is learned.
     `chat_template_kwargs`: added to the job's, and preferred to them. `split_thinking`: the key of a message that gets
-    the thoughts in an answer (`planner.job.thinking`). `formatting`: records are read as LLaMA-Factory reads data of
+    the thoughts in an answer (`planner.job.data_entry`). `formatting`: records are read as LLaMA-Factory reads data of
     this formatting, and roles missing in `roles` are invalid. `converter`: records are read, and rows written, as in
     LLaMA-Factory's v1 (`planner.job.v1_records`). `draw`: which of these rows v1 takes.
     """
@@ -203,3 +203,84 @@ def simplest(values: Mapping[str, Any]) -> str | DataEntry:
     """The entry with these fields, or only its path where no other field is set. Raises pydantic's ValidationError."""
     entry = DataEntry.model_validate(dict(values))
     return entry.path if entry == DataEntry(path=entry.path) else entry
+
+
+# ---- reads conversations as axolotl does, from any file: nulls count as absent, and texts that are to be JSON are
+# parsed
+
+
+_COLUMNS = ("messages", "conversations", "tools")
+
+
+def as_axolotl(record: dict[str, Any]) -> dict[str, Any]:
+    """A record with offmate's names, without keys that are null. Where messages, tools or a tool's parameters are
+    texts, they are parsed as JSON, whose nulls stay. Raises ValueError."""
+    found: dict[str, Any] = _without_nulls(record)
+    for column in _COLUMNS:
+        _read_in(found, column, column)
+    for tool in _objects(found.get("tools")):
+        _read_in(tool.get("function"), "parameters", "parameters of a tool")
+    return found
+
+
+def with_arguments(message: Any) -> Any:
+    """A message of such a record, with offmate's names. Its calls' arguments that are texts are parsed as JSON, so that
+    a template writes them its own way. Raises ValueError."""
+    for call in _objects(message.get("tool_calls") if isinstance(message, dict) else None):
+        _read_in(call.get("function"), "arguments", "arguments of a call")
+    return message
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nulls(its) for key, its in value.items() if its is not None}
+    return [*map(_without_nulls, value)] if isinstance(value, list) else value
+
+
+def _objects(value: Any) -> list[dict[str, Any]]:
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+
+
+def _read_in(place: Any, key: str, what: str) -> None:
+    """Replace a text under a key by the JSON value in it."""
+    if isinstance(place, dict) and isinstance(said := place.get(key), str):
+        try:
+            place[key] = json_in(said)
+        except ValueError as error:
+            raise ValueError(f"axolotl reads {what} as JSON, and {shown(said, 80)} {error}") from None
+
+
+# ---- splits answers that begin with the assistant's thoughts into thoughts and answer: axolotl's `split_thinking`
+
+
+_THOUGHTS = (
+    ("<think>", "</think>"), ("<reasoning>", "</reasoning>"), ("<|begin_of_thought|>", "<|end_of_thought|>"),
+)  # fmt: skip
+_SOLUTION = ("<|begin_of_solution|>", "<|end_of_solution|>")
+
+
+def with_thinking(message: dict[str, Any], key: str) -> dict[str, Any]:
+    """The message. In an answer of the assistant's, the text between the marks of thoughts goes under `key`, stripped;
+    the content becomes the text behind it, or the solution in that text. Raises ValueError where words would be lost,
+    which axolotl drops silently."""
+    name = "content" if message.get("content") is not None else "value"
+    said = message.get(name)
+    if role_of(str(message.get("role") or message.get("from"))) != "assistant" or not isinstance(said, str):
+        return message
+    begin, end = next((marks for marks in _THOUGHTS if marks[0] in said and marks[1] in said), ("", ""))
+    if not begin:
+        return message
+    before, _, behind = said.partition(begin)
+    thought, ended, answer = behind.partition(end)
+    answer = answer.lstrip()
+    lost = [before]
+    if all(mark in answer for mark in _SOLUTION):
+        before, _, behind = answer.partition(_SOLUTION[0])
+        answer, closed, behind = behind.partition(_SOLUTION[1])
+        ended, lost, answer = ended and closed, [*lost, before, behind], answer.strip()
+    if not ended:
+        turned = f"an answer has {end} before {begin}, or a solution that ends before it begins"
+        raise ValueError(f"{turned}: {shown(said, 80)}")
+    if words := next((words.strip() for words in lost if words.strip()), None):
+        raise ValueError(f"split_thinking leaves out {shown(words, 80)}, which stands outside of thought and solution")
+    return {**message, key: thought.strip(), name: answer}

@@ -10,10 +10,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from planner.job.end_tokens import replace_end
 from planner.job.lora import PEFTS_OWN
 from planner.job.pretraining import long_texts, read_otherwise
-from planner.job.slot_templates import PARSED
+from planner.job.slot_templates import PARSED, PREFIX, has_slots, slot_template
 from planner.job.source import SWITCHED_OFF
 from planner.job.trainable import of_llama_factory
 from planner.keys import TABLES
@@ -271,3 +270,23 @@ def _are_completions(entries: object) -> bool:
 def _whole(value: object) -> int:
     """A rank; 8 for a value that is no number, which is reported as a mistake elsewhere."""
     return value if isinstance(value, int) and value > 0 else 8
+
+
+# ---- the end token that a template of LLaMA-Factory's gives a tokenizer (its `replace_eos`)
+
+
+def replace_end(values: dict[str, Any], file: Mapping[str, object]) -> str:
+    """Put the end token of the `template` in a LLaMA-Factory `file` into `values`, whose keys are canonical. Returns a
+    note for the user; "" where nothing is replaced."""
+    name, special = file.get("template"), values.get("special_tokens") or {}
+    template = slot_template(f"{PREFIX}{name}") if has_slots(name) else None
+    texts = file.get("stage") == "pt" and name == "llama3"  # LLaMA-Factory ends these texts with another token
+    if template is None or not template.replaces_eos or texts:
+        return ""
+    if not isinstance(special, dict) or "eos_token" in special:
+        return ""
+    end = template.stops[0]
+    values["special_tokens"] = {"eos_token": end, **special}
+    if file.get("resize_vocab") is True and values.get("add_tokens") in (None, ""):
+        values["add_tokens"] = [end, *(["<|im_start|>"] if name == "chatml" else [])]
+    return f"template: {name} makes {end} the tokenizer's end token, as there"

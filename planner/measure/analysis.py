@@ -36,7 +36,6 @@ from planner.measure.frame_bytes import FrameBytes, measure_frame, trace_blocks
 from planner.measure.frame_lifetimes import block_lifetimes, frame_lifetimes, one_layout_a_kind
 from planner.measure.gpu_card import scalar_bytes, staged_bytes, workspace_bytes
 from planner.measure.head_time import rehearsal
-from planner.measure.tensors import buffer_bytes, describe
 from planner.measure.times import (
     CompiledBytes,
     Times,
@@ -52,7 +51,7 @@ from planner.measure.updates import estimate_updates, measure_updates, untimed_u
 from planner.models.hf_model import sample_batch, skeleton_model
 from planner.models.isolation import check_isolation
 from planner.models.trainer_options import check_trainer_options
-from planner.optimizers.table import NONE, OPTIMIZERS, AnyOptimizer
+from planner.optimizers.table import ADAMW, NONE, OPTIMIZERS, AnyOptimizer
 from planner.schedule.chain import Block, Chain, Lifetimes, Option, Tensor, slice_size
 
 log = logging.getLogger(__name__)
@@ -363,3 +362,33 @@ class _Watch(TorchFunctionMode):
     ) -> Any:
         self.seen |= any(value is self.number for value in (*args, *(kwargs or {}).values()))
         return function(*args, **(kwargs or {}))
+
+
+# ---- describes a model's parameters and buffers for the planner: their bytes, and the bytes of optimizer states
+
+
+def describe(
+    name: str, p: nn.Parameter, *, trained: bool, tied: bool = False, optimizers: Mapping[str, AnyOptimizer] = NONE
+) -> Tensor:
+    """Describe the parameter `p` called `name`. A packed parameter (`planner.models.quantized`) counts the elements
+    that it `holds`. Where the working copy is narrower than fp32, the optimizer has a master beside its moments.
+    `optimizers`: parameter name -> optimizer, for parameters that AdamW does not train."""
+    count, size = p.numel(), p.element_size()
+    optimizer = optimizers.get(name, ADAMW) if trained else ADAMW
+    master = 0 if p.dtype == torch.float32 else 4 * count
+    return Tensor(
+        name=name,
+        elements=getattr(p, "holds", count),
+        bytes=count * size,
+        gradient_bytes=count * size * trained,
+        state_bytes=(sum(optimizer.moment_bytes(count)) + master) * trained,
+        trainable=trained,
+        optimizer=optimizer,
+        row_bytes=p.shape[-1] * size if tied and trained else 0,
+    )
+
+
+def buffer_bytes(model: nn.Module) -> int:
+    """The bytes of all buffers; shared ones count once."""
+    storages = {b.untyped_storage()._cdata: b.untyped_storage().nbytes() for b in model.buffers()}
+    return sum(storages.values())

@@ -18,8 +18,14 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.utils import parametrize
 
 from planner.job.schema import Job
-from planner.models.packed_bytes import packed_bytes, parts_of_4bit, places_of_parts, sizes_of_4bit, unpacked_4bit
-from planner.models.quantized import computes_in
+from planner.models.quantized import (
+    computes_in,
+    packed_bytes,
+    parts_of_4bit,
+    places_of_parts,
+    sizes_of_4bit,
+    unpacked_4bit,
+)
 
 
 class Unpacking(nn.Module):

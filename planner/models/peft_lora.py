@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 import re
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
+from types import MethodType
 from typing import Any, cast
 
 import torch
@@ -16,13 +18,11 @@ from torch import Tensor, nn
 
 from planner.errors import Exit, UserError, first_line
 from planner.job.adapter import WEIGHTS, adapter_keys, takes_from_base
-from planner.job.lora import ALL_LINEAR
+from planner.job.lora import ALL_LINEAR, PEFTS_OWN
 from planner.job.schema import Job
 from planner.models.encoder_decoder import has_pairs
-from planner.models.packed_experts import experts_shown, unpack_where_read
-from planner.models.peft_parameters import keep_modules
+from planner.models.packed_experts import Unpacking, experts_shown, unpack_where_read
 from planner.models.peft_parts import check_parts, lay_out, take_parts, trained_halves
-from planner.models.peft_targets import add_others, near_target, no_such_target, targets_of
 from planner.models.quantized import compute_in, computes_in, is_quantized, pack
 from planner.models.trainable import check_patterns, none_kept
 
@@ -250,3 +250,104 @@ def _not_usable(folder: str, cause: str) -> UserError:
         f"The adapter in {folder} is not one of this model.", code="adapter-not-usable", exit_code=Exit.USAGE,
         numbers=(cause,), hint="give the model that it was trained on, or leave adapter_name_or_path out",
     )  # fmt: skip
+
+
+# ---- makes peft's LoRA work on parameters that are no layers of their own, such as the experts of a mixture
+
+
+def keep_modules(adapted: nn.Module) -> None:
+    """Let peft's layers on parameters compute the same results without changing the modules that they wrap.
+
+    peft's own code turns each such weight into a parametrization during a forward, and back into a plain parameter
+    after it. In a trace other tensors stand in for weights, and peft's code would put them back as buffers. Also torch
+    computes a parametrization once more when it is made.
+    """
+    from peft.tuners.lora.layer import ParamWrapper
+
+    for module in adapted.modules():
+        if isinstance(module, ParamWrapper):
+            module.forward = MethodType(_forward, module)  # type: ignore[method-assign]
+
+
+def _forward(self: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """`ParamWrapper.forward` for an active, unmerged adapter: the wrapped module runs with the adapted weight."""
+    name = self.parameter_name
+    if (packed := Unpacking.of(self.get_base_layer(), name)) is not None:
+        with packed.followed_by(lambda weight: _adapted(self, weight)):
+            return self.base_layer(x, *args, **kwargs)
+    inside = self.get_base_layer()._parameters
+    weight = inside[name]
+    inside[name] = _adapted(self, weight)
+    try:
+        return self.base_layer(x, *args, **kwargs)
+    finally:
+        inside[name] = weight
+
+
+def _adapted(layer: Any, weight: Tensor) -> Tensor:
+    """The weight with its adapter, by peft's own operation: since peft 0.21 one operation for all experts at once."""
+    from peft.tuners.lora import layer as peft_layer
+
+    own: Any = peft_layer
+    (adapter,) = layer.active_adapters
+    if layer.num_experts > 1 and hasattr(layer, "get_delta_factors"):
+        adapted: Tensor = own._LoraFactorsProxy(*layer.get_delta_factors(adapter))(weight)
+    else:
+        adapted = own._LoraParameterProxy(layer.get_delta_weight(adapter))(weight)
+    return adapted
+
+
+# ---- translates a job's words for the layers that get an adapter into peft's words
+
+
+def targets_of(job: Job) -> Any:
+    """`target_modules` for a peft config; None: peft's own choice for the model's type. Where a job names all linear
+    layers and others, only all linear layers: `add_others` adds the others."""
+    targets = job.lora_target_modules
+    if targets == PEFTS_OWN:
+        return None
+    if isinstance(targets, tuple):
+        return ALL_LINEAR if ALL_LINEAR in targets else list(targets)
+    return targets
+
+
+def add_others(config: Any, model: nn.Module, job: Job) -> None:
+    """Add to peft's `config`, made with `targets_of`, what the job names beside all linear layers of `model`."""
+    from peft.tuners.tuners_utils import _maybe_include_all_linear_layers  # as in get_peft_model
+
+    if isinstance(job.lora_target_modules, tuple) and ALL_LINEAR in job.lora_target_modules:
+        _maybe_include_all_linear_layers(config, cast(Any, model))
+        config.target_modules = {*config.target_modules, *job.lora_target_modules} - {ALL_LINEAR}
+
+
+def no_such_target(job: Job, model: nn.Module) -> UserError | None:
+    """The error where no module in `model` fits the names or the pattern in the job's `lora_target_modules`; None where
+    one does."""
+    targets, places = job.lora_target_modules, [name for name, _ in model.named_modules()]
+    if isinstance(targets, str) and targets not in (ALL_LINEAR, PEFTS_OWN):
+        if any(re.fullmatch(targets, place) for place in places):
+            return None
+        said, meant = targets, ""
+    elif isinstance(targets, tuple) and targets and ALL_LINEAR not in targets:
+        if any(f".{place}".endswith(f".{name}") for place in places for name in targets):
+            return None
+        said = ", ".join(targets)
+        meant = ", ".join(dict.fromkeys(near for name in targets if (near := near_target(name, model))))
+    else:
+        return None
+    return UserError(
+        f"No module of this model {'is called' if isinstance(targets, tuple) else 'matches'} {said}.",
+        code="lora-targets", exit_code=Exit.USAGE, numbers=(f"its layers are {', '.join(_weighted(model))}",),
+        hint=(f"did you mean {meant}? " if meant else "") + "lora_target_modules: all-linear takes all linear layers",
+    )  # fmt: skip
+
+
+def near_target(name: str, model: nn.Module) -> str | None:
+    """The name of a layer of `model` that is nearly `name`; None where there is none."""
+    return next(iter(difflib.get_close_matches(name, _weighted(model), n=1)), None)
+
+
+def _weighted(model: nn.Module) -> list[str]:
+    """The last names of all modules that have a matrix of their own, in the model's order."""
+    matrices = [name for name, parameter in model.named_parameters() if parameter.dim() == 2]
+    return list(dict.fromkeys(name.split(".")[-2] for name in matrices if name.count(".")))

@@ -1,6 +1,6 @@
 """Packs the linear layers of a frozen base in 4 or 8 bits, by bitsandbytes; their weights wait and travel packed.
 
-A packed weight is one tensor of bytes (`planner.models.packed_bytes`), and so one item of a plan. The operations that
+A packed weight is one tensor of bytes (`planner.models.quantized`), and so one item of a plan. The operations that
 unpack it are in the block's graph. So a plan counts the packed bytes that travel and, beside them, the unpacked weight,
 which lives for one product. Backward unpacks again (`planner.graph.block_code`).
 """
@@ -19,15 +19,6 @@ from transformers import BitsAndBytesConfig, PreTrainedConfig
 
 from planner.errors import Exit, UserError, first_line
 from planner.job.schema import Job
-from planner.models.packed_bytes import (
-    GROUP,
-    GROUPS,
-    packed_bytes,
-    parts_of_4bit,
-    places_of_parts,
-    sizes_of_4bit,
-    unpacked_4bit,
-)
 
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)  # it warns of kernels that it lacks
 _SAVED = (
@@ -320,3 +311,61 @@ def _is_usual(state: Any, code: Tensor) -> bool:
     if state.blocksize != GROUP or state.absmax.dtype != (torch.uint8 if state.nested else torch.float32):
         return False
     return not state.nested or (state.state2.blocksize == GROUPS and torch.equal(state.state2.code, code))
+
+
+# ---- lays out all parts of a quantized weight in one tensor of bytes: [numbers | scales]. With double quantization the
+
+
+GROUP, GROUPS = 64, 256
+"""How many numbers share a scale, and how many scales share a scale of their own, in bitsandbytes."""
+_ALIGNED = 16
+
+
+def places_of_parts(sizes: Sequence[int]) -> list[tuple[int, int]]:
+    """Start and end of each part, for parts of these sizes in bytes. Starts are aligned."""
+    places: list[tuple[int, int]] = []
+    end = 0
+    for size in sizes:
+        start = -(-end // _ALIGNED) * _ALIGNED
+        end = start + size
+        places.append((start, end))
+    return places
+
+
+def packed_bytes(sizes: Sequence[int], parts: Sequence[Tensor] | None, device: torch.device) -> Tensor:
+    """The bytes [n] of `parts`, which have these `sizes` in bytes; zeros where `parts` is None."""
+    places = places_of_parts(sizes)
+    packed = torch.zeros(places[-1][1], dtype=torch.uint8, device=device)
+    for (start, end), part in zip(places, parts or (), strict=parts is not None):
+        packed[start:end] = part.contiguous().view(torch.uint8).reshape(-1)
+    return packed
+
+
+def sizes_of_4bit(count: int, *, nested: bool) -> list[int]:
+    """Bytes of the parts of a weight of `count` elements in 4 bits; `nested`: doubly quantized."""
+    scales = -(-count // GROUP)
+    groups = -(-scales // GROUPS)
+    return [-(-count // 2), *([4 * groups, 4, scales] if nested else [4 * scales])]
+
+
+def parts_of_4bit(numbers: Tensor, state: Any) -> list[Tensor]:
+    """The parts of a weight in 4 bits, in order: from `numbers` and the `state` that bitsandbytes keeps beside them."""
+    return [numbers, *([state.state2.absmax, state.offset.reshape(1)] if state.nested else []), state.absmax]
+
+
+def unpacked_4bit(
+    parts: Sequence[Tensor], code: Tensor | None, kind: str, shape: Sequence[int], dtype: torch.dtype
+) -> Tensor:
+    """Unpack the weight of this `shape`, by bitsandbytes' operations. `code`: the numbers that the bytes of doubly
+    quantized scales stand for; None where scales are not quantized. `kind`: nf4 or fp4."""
+    operations: Any = torch.ops.bitsandbytes
+    numbers, *others = parts
+    if code is not None:
+        of_scales, offset, scales = others
+        scales = operations.dequantize_blockwise.default(
+            scales, of_scales.view(torch.float32), code, GROUPS, torch.float32
+        ) + offset.view(torch.float32)  # fmt: skip
+    else:
+        scales = others[0].view(torch.float32)
+    weight = operations.dequantize_4bit.default(numbers.view(-1, 1), scales, GROUP, kind, tuple(shape), dtype)
+    return cast(Tensor, weight)

@@ -40,7 +40,6 @@ from worker.data.ends import taught_ends
 from worker.data.padding import EvalBatches, Layout, Rows
 from worker.data.pair_rows import PairRows, layout_of_pairs
 from worker.data.pairs import closing_tokens
-from worker.data.rope_rows import check_sides
 from worker.data.seeds import epoch_seed, split_seed
 from worker.data.shown_row import ShownRow
 
@@ -406,4 +405,33 @@ def _packed(pieces: NDArray[np.int64], longest: int) -> Layout:
     return Layout(
         pieces=pieces[[number for row in rows for number in row]],
         ends=np.cumsum([len(row) for row in rows], dtype=np.int64), isolated=True,
+    )  # fmt: skip
+
+
+# ---- checks that, in models whose rotary positions depend on row length, no row is computed by another row's length
+
+
+def check_sides(job: Job, rows: Rows, border: RopeBorder | None) -> None:
+    """Raise UserError "rope-by-length" where rows, or documents of a packed row, would be computed by the length of
+    others: all of a micro-batch get the frequencies of its longest one."""
+    if border is None:
+        return
+    lengths = rows.layout.pieces[:, 1] if rows.layout.isolated else rows.lengths
+    beyond = lengths > border.tokens
+    alone = job.slice_rows == 1 and not rows.layout.isolated
+    if not beyond.any() or (not border.by_length and (alone or beyond.all())):
+        return
+    what = "documents" if rows.layout.isolated else "rows"
+    if border.by_length:
+        then, least = "beyond it, the rope (dynamic) has other frequencies for every length, padding included", ""
+    else:
+        then = "beyond it, the rope (longrope) has other frequencies, and all of a micro-batch have the same"
+        least = "; or per_device_train_batch_size: 1 with packing: false"
+    raise UserError(
+        f"The model computes {what} differently when others in the micro-batch are longer.", code="rope-by-length",
+        exit_code=Exit.USAGE,
+        numbers=(
+            f"{int(beyond.sum())} of {len(beyond)} {what} are longer than {counted(border.tokens, 'token')}; {then}",
+        ),
+        hint=f"use max_length: {border.tokens}{least}",
     )  # fmt: skip

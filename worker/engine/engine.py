@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from planner.errors import Exit, UserError
 from planner.graph import refuse_autocast
 from planner.optimizers.base import Group
 from planner.out_of_memory import forget_frames, is_out_of_memory
@@ -26,7 +27,6 @@ from worker.engine.rounds import Rounds
 from worker.engine.shared_rows import SharedRows
 from worker.engine.shorter_slices import ShorterSlices
 from worker.engine.stored_states import Scratch, Store
-from worker.engine.unusable import engine_closed, model_in_engine, weights_torn
 from worker.engine.weights import Weights
 from worker.runtime.cpu import CpuMachine
 from worker.runtime.cuda import CudaMachine
@@ -406,3 +406,29 @@ class Engine:
         self._weights.give_back()
         self._let_go()
         return self._model
+
+
+# ---- the errors that are raised where an engine, or the model that it has taken over, cannot be used
+
+
+def model_in_engine() -> UserError:
+    """The error where the model is called itself while an engine has its weights."""
+    return UserError(
+        "The model was called while an engine has its weights.", code="weights-in-engine", exit_code=Exit.USAGE,
+        hint="call the engine: step, evaluate, generate; or restore() the model before",
+    )  # fmt: skip
+
+
+def weights_torn() -> UserError:
+    """The error where some weights are those before a step, and some those after it."""
+    return UserError(
+        "An error ended a step in the middle of its updates.", code="weights-torn",
+        hint="load a checkpoint; restore() gives the weights as they are: some before the step, some after",
+    )  # fmt: skip
+
+
+def engine_closed() -> UserError:
+    """The error where the engine's threads have ended."""
+    return UserError(
+        "The engine has ended.", code="engine-closed", exit_code=Exit.USAGE, hint="prepare() the model again"
+    )

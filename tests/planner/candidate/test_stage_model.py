@@ -20,7 +20,7 @@ from planner.schedule.chain import Chain
 from planner.schedule.compile import compile_program
 from planner.schedule.simulate import simulate
 from planner.schedule.verify import verify
-from planner.search.decisions import Decisions
+from planner.search.improve import Decisions
 from planner.search.moves import Board, Place
 from tests.support.random_chains import chains, machines
 

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from planner.job.data_entry import DataEntry
+from planner.job.data_entry import DataEntry, with_thinking
 from planner.job.schema import Job
-from planner.job.thinking import with_thinking
 
 AXOLOTL = """base_model: tiny
 learning_rate: 0.0002

@@ -13,9 +13,8 @@ from planner.cpu.eight_bits import moment_bytes
 from planner.job.room import checkpoint_bytes
 from planner.job.schema import Job
 from planner.machine.presets import preset
-from planner.measure.analysis import estimate_times
+from planner.measure.analysis import describe, estimate_times
 from planner.measure.machine_rates import measure_hardware
-from planner.measure.tensors import describe
 from planner.optimizers.adamw_8bit import AdamW8bit
 from planner.optimizers.base import Rates
 from planner.optimizers.table import ADAMW

@@ -19,7 +19,7 @@ from planner.schedule.operations import GRADIENT_SLOTS, SLOTS, OpKind
 from planner.schedule.simulate import simulate
 from planner.schedule.verify import verify
 from planner.search import states_on_disk
-from planner.search.decisions import Decisions
+from planner.search.improve import Decisions
 from planner.search.problem import Problem
 from planner.search.states_on_disk import disk_need_bytes, with_all_on_disk, with_states_on_disk
 from planner.whatif.ways_to_fit import ways_to_fit

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 from planner.errors import UserError
 from planner.job.schema import Job
-from planner.measure.tensors import describe
+from planner.measure.analysis import describe
 from planner.models.hf_model import skeleton_model
 from planner.models.quantized import Packed4bit, Packed8bit, other_on_cuda
 from planner.schedule.chain import Chain

@@ -36,7 +36,7 @@ INSIDE = (
     "planner/graph/inductor.py", "planner/graph/eager.py", "planner/graph/label.py", "planner/graph/block_code.py",
     "planner/graph/result.py", "planner/graph/signature.py", "planner/graph/tangents.py", "worker/runtime/arena.py",
     "planner/graph/pieces.py", "worker/runtime/recording.py", "worker/engine/shared_rows.py",
-    "worker/engine/unusable.py", "worker/engine/stored_activations.py", "worker/engine/stored_weights.py",
+    "worker/engine/engine.py", "worker/engine/stored_activations.py", "worker/engine/stored_weights.py",
     "worker/runtime/small_copies.py", "worker/engine/layouts.py",
 )  # fmt: skip
 NOT_THERE = {
