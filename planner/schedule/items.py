@@ -15,42 +15,43 @@ class Item(str):
     activations   "a:3.1": what block 3 offloads of slice 1
     """
 
-    __slots__ = ()
+    __slots__ = ("kind", "name")
 
-    @classmethod
-    def of(cls, kind: str, name: str) -> Item:
+    kind: str
+    """WEIGHT, GRADIENT, STATES or ACTIVATIONS."""
+    name: str
+    """The name of the tensor."""
+
+    def __new__(cls, text: str = "") -> Item:
+        """The item that is written so."""
+        item = super().__new__(cls, text)
+        item.kind, item.name = text[:1], text[2:].partition("#")[0]
+        return item
+
+    @staticmethod
+    def of(kind: str, name: str) -> Item:
         """The item of this kind of a tensor."""
-        return cls(f"{kind}:{name}")
+        return _OF_TENSORS[kind][name]
 
-    @classmethod
-    def weight(cls, name: str) -> Item:
+    @staticmethod
+    def weight(name: str) -> Item:
         """The working copy of a tensor."""
-        return cls(f"w:{name}")
+        return _WEIGHTS[name]
 
-    @classmethod
-    def gradient(cls, name: str) -> Item:
+    @staticmethod
+    def gradient(name: str) -> Item:
         """The gradient of a tensor."""
-        return cls(f"g:{name}")
+        return _GRADIENTS[name]
 
-    @classmethod
-    def states(cls, name: str, piece: int | None = None) -> Item:
+    @staticmethod
+    def states(name: str, piece: int | None = None) -> Item:
         """The optimizer states of a tensor, or one piece of them."""
-        return cls(f"s:{name}" if piece is None else f"s:{name}#{piece}")
+        return _STATES[name] if piece is None else Item(f"{STATES}:{name}#{piece}")
 
-    @classmethod
-    def activations(cls, block: int, k: int) -> Item:
+    @staticmethod
+    def activations(block: int, k: int) -> Item:
         """What a block offloads of slice `k`."""
-        return cls(f"a:{block}.{k}")
-
-    @property
-    def kind(self) -> str:
-        """WEIGHT, GRADIENT, STATES or ACTIVATIONS."""
-        return self[0]
-
-    @property
-    def name(self) -> str:
-        """The tensor's name."""
-        return self[2:].partition("#")[0]
+        return Item(f"{ACTIVATIONS}:{block}.{k}")
 
     @property
     def piece(self) -> int | None:
@@ -63,3 +64,19 @@ class Item(str):
         """Block and slice of activations."""
         block, _, k = self[2:].partition(".")
         return int(block), int(k)
+
+
+class _Made(dict[str, Item]):
+    """The items of one kind by the name of their tensor. Each is made once: a search asks for it a million times."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self._kind = kind
+
+    def __missing__(self, name: str) -> Item:
+        item = self[name] = Item(f"{self._kind}:{name}")
+        return item
+
+
+_WEIGHTS, _GRADIENTS, _STATES = _Made(WEIGHT), _Made(GRADIENT), _Made(STATES)
+_OF_TENSORS = {WEIGHT: _WEIGHTS, GRADIENT: _GRADIENTS, STATES: _STATES}
