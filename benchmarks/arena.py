@@ -53,9 +53,13 @@ def reserved_bytes(found: Allocations, *, first: int = 0) -> int:
     """What the caching allocator takes; `first`: from one segment of so many bytes, of which it takes the low end."""
     nothing = SimpleNamespace(base=0, size=2**62)
     allocator = Allocator(
-        cast(Any, nothing), free_bytes=lambda: 2**62, done=lambda stream: lambda: True, finish=lambda: None,
-        freed=lambda block: None, mapped=lambda address, size: None,
-    )  # fmt: skip
+        cast(Any, nothing),
+        free_bytes=lambda: 2**62,
+        done=lambda stream: lambda: True,
+        finish=lambda: None,
+        freed=lambda block: None,
+        mapped=lambda address, size: None,
+    )
     highest = 0
     if first:
         allocator.free(allocator.allocate(first, None))
@@ -123,8 +127,11 @@ def main() -> None:
     for share in _SHARES:
         budget = int(share * least)
         plan = Problem(
-            chain=chain, hardware=machine(), gpu_budget_bytes=budget, **settings,
-        ).plan(time_limit_s=given.seconds)  # fmt: skip
+            chain=chain,
+            hardware=machine(),
+            gpu_budget_bytes=budget,
+            **settings,
+        ).plan(time_limit_s=given.seconds)
         found = allocations(compile_program(plan, chain), chain)
         live = live_bytes(found)
         default, one = reserved_bytes(found), reserved_bytes(found, first=4 * live)
@@ -132,8 +139,9 @@ def main() -> None:
         print(
             f"{budget / MIB:5.0f} MiB   {live / MIB:5.0f} MiB   {default / live:.3f}   {one / live:.3f}   "
             f"{plan.gpu_peak_bytes / live:.3f}   {run.reserved_bytes / plan.gpu_peak_bytes:.3f}   {run.strays}   "
-            f"{run.calls}", flush=True,
-        )  # fmt: skip
+            f"{run.calls}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -117,9 +117,13 @@ def measure(width: int, slices: int, pairs: int, share: float) -> Measured:
     hardware = measure_hardware(CPU)
     chain = analysis.chain(measure_times(analysis, CPU, hardware, slices=slices))
     planned = Problem(
-        chain=chain, hardware=hardware, gpu_budget_bytes=int(share * plain_bytes), cpu_budget_bytes=HOST, slices=slices,
+        chain=chain,
+        hardware=hardware,
+        gpu_budget_bytes=int(share * plain_bytes),
+        cpu_budget_bytes=HOST,
+        slices=slices,
         clip=False,
-    ).plan(time_limit_s=SECONDS)  # fmt: skip
+    ).plan(time_limit_s=SECONDS)
     plans = {
         "kept": resident_plan(chain, hardware, None, slices),
         "recomputed": resident_plan(chain, hardware, planned.options, slices),
@@ -144,10 +148,16 @@ def measure(width: int, slices: int, pairs: int, share: float) -> Measured:
     for engine in engines.values():
         engine.close()
     return Measured(
-        width=width, slices=slices, block_s=statistics.median(own["plain"]) / (LAYERS * slices),
-        plain_bytes=plain_bytes, peak_bytes=planned.gpu_peak_bytes, options=dict(Counter(planned.options)),
-        rounds=planned.rounds, clock=over_plain(clock), own=over_plain(own),
-    )  # fmt: skip
+        width=width,
+        slices=slices,
+        block_s=statistics.median(own["plain"]) / (LAYERS * slices),
+        plain_bytes=plain_bytes,
+        peak_bytes=planned.gpu_peak_bytes,
+        options=dict(Counter(planned.options)),
+        rounds=planned.rounds,
+        clock=over_plain(clock),
+        own=over_plain(own),
+    )
 
 
 def over_plain(times: dict[str, list[float]]) -> dict[str, tuple[float, ...]]:

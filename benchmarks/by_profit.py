@@ -60,9 +60,12 @@ class _Search:
         self.tensors: list[list[Tensor]] = movable(chain, setting.hardware)
         self.bytes = [sum(t.bytes for t in tensors) for tensors in self.tensors]
         plan = assemble(
-            chain, resident(setting, options, "resident"), slices=setting.slices, rounds=setting.rounds,
+            chain,
+            resident(setting, options, "resident"),
+            slices=setting.slices,
+            rounds=setting.rounds,
             clip=setting.clip,
-        )  # fmt: skip
+        )
         program = order_program(plan, chain)
         number = {stage.name: s for s, stage in enumerate(plan.stages)}
         self.peak = [0] * self.stages

@@ -39,11 +39,24 @@ from planner.machine.memory import driver_card
 
 RESULTS = Path(__file__).with_name("results")
 QUESTIONS = {
-    "plain-fp32": 30, "plan-fp32": 45, "bits-fp32": 30, "engine-fp32": 45,
-    "plain-bf16": 30, "plan-bf16": 45, "peaks-bf16": 60, "budgets": 160, "tests": 110,
-    "bits-bf16": 30, "engine-bf16": 45, "plan-compiled": 60, "engine-compiled": 40,
-    "plan-small": 40, "engine-small": 30, "machine": 50, "copies": 30,
-}  # fmt: skip
+    "plain-fp32": 30,
+    "plan-fp32": 45,
+    "bits-fp32": 30,
+    "engine-fp32": 45,
+    "plain-bf16": 30,
+    "plan-bf16": 45,
+    "peaks-bf16": 60,
+    "budgets": 160,
+    "tests": 110,
+    "bits-bf16": 30,
+    "engine-bf16": 45,
+    "plan-compiled": 60,
+    "engine-compiled": 40,
+    "plan-small": 40,
+    "engine-small": 30,
+    "machine": 50,
+    "copies": 30,
+}
 """Name -> seconds it may take at most, in order of value. A plan is for a quarter of what plain PyTorch took, or would
 take by the planner's count; an engine runs it."""
 SIZES = {"layers": 16, "width": 1024, "length": 512, "batch": 4, "slices": 4}

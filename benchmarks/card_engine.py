@@ -48,9 +48,12 @@ def engine(folder: Path, about: str) -> Json:
     engine = Engine(model, plan=its, chain=chain, optimizer=adamw(model), max_grad_norm=1.0, device=device)
     losses, driver, said = list[str](), list[Json](), list[Json]()
     found: dict[str, Json] = {
-        "budget_bytes": its.gpu_budget_bytes, "predicted_bytes": its.gpu_peak_bytes, "predicted_s": its.step_s,
-        "bound_s": its.bound_s, "turns": sum(op.kind is OpKind.RUN for op in program.ops),
-    }  # fmt: skip
+        "budget_bytes": its.gpu_budget_bytes,
+        "predicted_bytes": its.gpu_peak_bytes,
+        "predicted_s": its.step_s,
+        "bound_s": its.bound_s,
+        "turns": sum(op.kind is OpKind.RUN for op in program.ops),
+    }
 
     def keep() -> None:  # what there is of it, should the time run out
         (folder / f"engine-{about}.json").write_text(json.dumps(found), "utf-8")

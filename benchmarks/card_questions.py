@@ -45,9 +45,12 @@ def machine(folder: Path) -> Json:
     device = torch.device(work_of(folder, "bf16").device)
     rates = {str(t): to_json(measure_hardware(device, t)) for t in (torch.bfloat16, torch.float32)}
     return {
-        "device": device_name(device), "torch": torch.__version__, "cuda": torch.version.cuda,
-        "cores": len(os.sched_getaffinity(0)), "rates": rates,
-    }  # fmt: skip
+        "device": device_name(device),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "cores": len(os.sched_getaffinity(0)),
+        "rates": rates,
+    }
 
 
 def copies(folder: Path) -> Json:
@@ -111,9 +114,12 @@ def plan(folder: Path, about: str) -> Json:
     analysis = analyse_model(work.model(), work.batches()[0], device=device, arranged=arranged)
     times = measure_times(analysis, device, hardware, slices=work.slices, compiling=about == "compiled")
     asked: dict[str, Any] = {
-        "chain": (chain := analysis.chain(times)), "hardware": hardware, "cpu_budget_bytes": hardware.cpu_bytes,
-        "slices": work.slices, "clip": True,
-    }  # fmt: skip
+        "chain": (chain := analysis.chain(times)),
+        "hardware": hardware,
+        "cpu_budget_bytes": hardware.cpu_bytes,
+        "slices": work.slices,
+        "clip": True,
+    }
     least = Problem(gpu_budget_bytes=0, **asked).least().gpu_bytes
     shares = {"small": (1.0,), "bf16": (SHARE, 1.0, 0.5, 0.0)}.get(about, (SHARE,))
     plains = "plain-fp32" if about == "fp32" else "plain-bf16"
@@ -136,12 +142,18 @@ def plan(folder: Path, about: str) -> Json:
     (folder / f"made-{about}.json").write_text(json.dumps(made), "utf-8")
     compiled = [[t.kind, t.option, to_json(t.compiled)] for t in times.options if t.compiled is not None]
     return {
-        "plain_bytes": plain_peak, "plain_is_measured": is_measured, "resident_bytes": computed,
-        "least_bytes": least, "budget_bytes": plans[0].gpu_budget_bytes, "predicted_bytes": plans[0].gpu_peak_bytes,
-        "source": plans[0].source, "has_places": bool(plans[0].offsets), "attention": attention,
+        "plain_bytes": plain_peak,
+        "plain_is_measured": is_measured,
+        "resident_bytes": computed,
+        "least_bytes": least,
+        "budget_bytes": plans[0].gpu_budget_bytes,
+        "predicted_bytes": plans[0].gpu_peak_bytes,
+        "source": plans[0].source,
+        "has_places": bool(plans[0].offsets),
+        "attention": attention,
         "compiled": [*compiled],
         "saved_bytes": {f"{kind} {o}": p.saved_bytes for kind, its in analysis.pairs.items() for o, p in its.items()},
-    }  # fmt: skip
+    }
 
 
 def bits(folder: Path, about: str) -> Json:
@@ -173,8 +185,12 @@ def answer(question: str, folder: Path) -> None:
     name, _, about = question.partition("-")
     alone: dict[str, Callable[[Path], Json]] = {"machine": machine, "copies": copies}
     of_work: dict[str, Callable[[Path, str], Json]] = {
-        "plain": plain, "plan": plan, "bits": bits, "engine": engine, "peaks": peaks
-    }  # fmt: skip
+        "plain": plain,
+        "plan": plan,
+        "bits": bits,
+        "engine": engine,
+        "peaks": peaks,
+    }
 
     def ask(kernels: Kernels | None) -> Json:
         if kernels is not None:

@@ -35,9 +35,12 @@ class Case:
 def llama2_case(blocks: int) -> Case:
     """Llama2-7B's layers on the RTX 3060 of paper 000; 34 blocks are the whole model."""
     return Case(
-        name=f"Llama2-7B layers, RTX 3060, {blocks} blocks", chain=paper000.chain(layers=blocks - 2),
-        hardware=paper000.hardware(), gpu_bytes=paper000.BUDGET, cpu_bytes=paper000.HOST,
-    )  # fmt: skip
+        name=f"Llama2-7B layers, RTX 3060, {blocks} blocks",
+        chain=paper000.chain(layers=blocks - 2),
+        hardware=paper000.hardware(),
+        gpu_bytes=paper000.BUDGET,
+        cpu_bytes=paper000.HOST,
+    )
 
 
 def llama3_case(blocks: int) -> Case:
@@ -47,9 +50,12 @@ def llama3_case(blocks: int) -> Case:
     layer = layer_figures(shape, batch, flops_per_s=SERVER.flops_per_s, memory_bytes_per_s=1000.0 * GB, scores=False)
     chain = llama_chain(shape, batch, layer, head_forward_s=head_s(shape, batch, flops_per_s=SERVER.flops_per_s))
     return Case(
-        name=f"Llama-3-70B layers, 22 GB, {blocks} blocks", chain=chain, hardware=SERVER, gpu_bytes=22 * GB,
+        name=f"Llama-3-70B layers, 22 GB, {blocks} blocks",
+        chain=chain,
+        hardware=SERVER,
+        gpu_bytes=22 * GB,
         cpu_bytes=UNLIMITED,
-    )  # fmt: skip
+    )
 
 
 def random_case(seed: int) -> Case:
@@ -68,11 +74,23 @@ def _between(name: str, seed: int, chain: Chain, hardware: Hardware) -> Case:
     setting = Setting(chain=chain, hardware=hardware, budgets=budgets, slices=1, clip=False)
     everything = assemble(chain, resident(setting, profile(setting, "fast"), "resident"), slices=1, clip=False)
     most = gpu_peak_bytes(compile_program(everything, chain), chain)
-    least = Problem(
-        chain=chain, hardware=hardware, gpu_budget_bytes=0, cpu_budget_bytes=UNLIMITED, slices=1, clip=False,
-    ).least().gpu_bytes  # fmt: skip
+    least = (
+        Problem(
+            chain=chain,
+            hardware=hardware,
+            gpu_budget_bytes=0,
+            cpu_budget_bytes=UNLIMITED,
+            slices=1,
+            clip=False,
+        )
+        .least()
+        .gpu_bytes
+    )
     share = random.Random(seed + 10**6).uniform(0.05, 0.9)
     return Case(
-        name=name, chain=chain, hardware=hardware, gpu_bytes=least + int(share * (most - least)),
+        name=name,
+        chain=chain,
+        hardware=hardware,
+        gpu_bytes=least + int(share * (most - least)),
         cpu_bytes=UNLIMITED,
-    )  # fmt: skip
+    )

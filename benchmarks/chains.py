@@ -36,9 +36,16 @@ class Shape:
         """Elements of each tensor of a layer."""
         h, k, f = self.width, self.key_width, self.inner
         return {
-            "input_norm": h, "q": h * h, "k": h * k, "v": h * k, "o": h * h,
-            "post_norm": h, "gate": h * f, "up": h * f, "down": h * f,
-        }  # fmt: skip
+            "input_norm": h,
+            "q": h * h,
+            "k": h * k,
+            "v": h * k,
+            "o": h * h,
+            "post_norm": h,
+            "gate": h * f,
+            "up": h * f,
+            "down": h * f,
+        }
 
     @property
     def layer_parameters(self) -> int:
@@ -128,58 +135,101 @@ def llama_chain(shape: Shape, batch: Batch, layer: LayerFigures, *, head_forward
     """Embedding, layers with the options keep, recompute and offload, and the head, for a batch of one slice."""
     interface = batch.tokens * shape.width * batch.number_bytes
     embedding = Block(
-        name="embedding", kind="embedding", tensors=(tensor("embedding", shape.vocabulary * shape.width, batch),),
-        output_bytes=interface, forward_frame_bytes=interface, backward_held_bytes=interface,
+        name="embedding",
+        kind="embedding",
+        tensors=(tensor("embedding", shape.vocabulary * shape.width, batch),),
+        output_bytes=interface,
+        forward_frame_bytes=interface,
+        backward_held_bytes=interface,
         options=(Option(name="keep", forward_peak_bytes=interface, reads_input=False, reads_weights=()),),
-    )  # fmt: skip
+    )
     layers = [
         Block(
-            name=f"layer{i}", kind="layer", options=_options(layer, interface),
+            name=f"layer{i}",
+            kind="layer",
+            options=_options(layer, interface),
             tensors=tuple(tensor(f"{i}.{name}", n, batch) for name, n in shape.layer_tensors.items()),
-            input_bytes=interface, output_bytes=interface, forward_held_bytes=interface,
-            forward_frame_bytes=interface, backward_held_bytes=interface, backward_frame_bytes=interface,
+            input_bytes=interface,
+            output_bytes=interface,
+            forward_held_bytes=interface,
+            forward_frame_bytes=interface,
+            backward_held_bytes=interface,
+            backward_frame_bytes=interface,
         )
         for i in range(shape.layers)
-    ]  # fmt: skip
+    ]
     logits = 4 * batch.tokens * shape.outputs
     head_parameters = shape.outputs * shape.width
     head = Block(
-        name="head", kind="head", tensors=(tensor("head", head_parameters, batch),), input_bytes=interface,
-        forward_held_bytes=interface, forward_frame_bytes=interface,
+        name="head",
+        kind="head",
+        tensors=(tensor("head", head_parameters, batch),),
+        input_bytes=interface,
+        forward_held_bytes=interface,
+        forward_frame_bytes=interface,
         options=(
             # Logits, their log-softmax and gradients; the gradient of the weight.
-            Option(name="keep", forward_s=head_forward_s, backward_s=2 * head_forward_s,
-                   forward_peak_bytes=3 * logits + head_parameters * batch.number_bytes),
+            Option(
+                name="keep",
+                forward_s=head_forward_s,
+                backward_s=2 * head_forward_s,
+                forward_peak_bytes=3 * logits + head_parameters * batch.number_bytes,
+            ),
         ),
-    )  # fmt: skip
+    )
     norm = tensor("norm", shape.width, batch)
     return Chain(
-        blocks=(embedding, *layers, head), frame_bytes=norm.bytes + norm.gradient_bytes + norm.state_bytes,
-        frame_tensors=(norm,), slice_tokens=batch.tokens,
-    )  # fmt: skip
+        blocks=(embedding, *layers, head),
+        frame_bytes=norm.bytes + norm.gradient_bytes + norm.state_bytes,
+        frame_tensors=(norm,),
+        slice_tokens=batch.tokens,
+    )
 
 
 def _options(layer: LayerFigures, interface: int) -> tuple[Option, ...]:
     saved = layer.all_bytes - interface
     return (
-        Option(name="keep", saved_bytes=saved, forward_s=layer.forward_s, backward_s=layer.backward_s,
-               forward_peak_bytes=saved + interface, backward_peak_bytes=layer.backward_work),
-        Option(name="recompute", forward_s=layer.forward_s, backward_s=layer.backward_s + layer.forward_s,
-               forward_peak_bytes=layer.forward_work, backward_peak_bytes=saved + layer.backward_work,
-               recipe="recompute"),
-        Option(name="offload", offloaded_bytes=layer.offloaded_bytes, forward_s=layer.forward_s,
-               backward_s=layer.backward_s + layer.cheap_s,
-               forward_peak_bytes=layer.offloaded_bytes + layer.forward_work,
-               backward_peak_bytes=max(0, saved - layer.offloaded_bytes) + layer.backward_work, recipe="offload"),
-    )  # fmt: skip
+        Option(
+            name="keep",
+            saved_bytes=saved,
+            forward_s=layer.forward_s,
+            backward_s=layer.backward_s,
+            forward_peak_bytes=saved + interface,
+            backward_peak_bytes=layer.backward_work,
+        ),
+        Option(
+            name="recompute",
+            forward_s=layer.forward_s,
+            backward_s=layer.backward_s + layer.forward_s,
+            forward_peak_bytes=layer.forward_work,
+            backward_peak_bytes=saved + layer.backward_work,
+            recipe="recompute",
+        ),
+        Option(
+            name="offload",
+            offloaded_bytes=layer.offloaded_bytes,
+            forward_s=layer.forward_s,
+            backward_s=layer.backward_s + layer.cheap_s,
+            forward_peak_bytes=layer.offloaded_bytes + layer.forward_work,
+            backward_peak_bytes=max(0, saved - layer.offloaded_bytes) + layer.backward_work,
+            recipe="offload",
+        ),
+    )
 
 
 # A large GPU's worth of links and a server's memory: what 70B parameters with 22 GB on the device need.
 SERVER = Hardware(
-    name="22 GB, 20 GB/s links", gpu_bytes=22 * GB, cpu_bytes=2000 * GB, h2d_bytes_per_s=20.0 * GB,
-    d2h_bytes_per_s=20.0 * GB, gpu_update_parameters_per_s=20.0 * GB, cpu_update_parameters_per_s=2.0 * GB,
-    cpu_memory_bytes_per_s=100.0 * GB, launch_s=0.005, flops_per_s=60e12,
-)  # fmt: skip
+    name="22 GB, 20 GB/s links",
+    gpu_bytes=22 * GB,
+    cpu_bytes=2000 * GB,
+    h2d_bytes_per_s=20.0 * GB,
+    d2h_bytes_per_s=20.0 * GB,
+    gpu_update_parameters_per_s=20.0 * GB,
+    cpu_update_parameters_per_s=2.0 * GB,
+    cpu_memory_bytes_per_s=100.0 * GB,
+    launch_s=0.005,
+    flops_per_s=60e12,
+)
 
 
 def random_chain(seed: int, *, layers: int | None = None) -> tuple[Chain, Hardware]:
@@ -194,11 +244,16 @@ def random_chain(seed: int, *, layers: int | None = None) -> tuple[Chain, Hardwa
     blocks.append(_end_block("head", draw))
     rate = 10 ** draw.uniform(8.5, 10.5)
     machine = Hardware(
-        name=f"random {seed}", gpu_bytes=2**62, cpu_bytes=2**62, h2d_bytes_per_s=rate,
-        d2h_bytes_per_s=rate * draw.uniform(0.8, 1.2), gpu_update_parameters_per_s=rate * draw.uniform(0.2, 1.0),
-        cpu_update_parameters_per_s=rate * draw.uniform(0.01, 0.1), cpu_memory_bytes_per_s=rate * draw.uniform(2, 6),
+        name=f"random {seed}",
+        gpu_bytes=2**62,
+        cpu_bytes=2**62,
+        h2d_bytes_per_s=rate,
+        d2h_bytes_per_s=rate * draw.uniform(0.8, 1.2),
+        gpu_update_parameters_per_s=rate * draw.uniform(0.2, 1.0),
+        cpu_update_parameters_per_s=rate * draw.uniform(0.01, 0.1),
+        cpu_memory_bytes_per_s=rate * draw.uniform(2, 6),
         launch_s=draw.choice((0.0, 0.002)),
-    )  # fmt: skip
+    )
     return Chain(blocks=tuple(blocks)), machine
 
 
@@ -210,25 +265,47 @@ def _random_tensors(name: str, draw: random.Random, count: int) -> tuple[Tensor,
 def _end_block(name: str, draw: random.Random) -> Block:
     seconds, interface = draw.uniform(0.001, 0.05), 10**6
     return Block(
-        name=name, kind=name, tensors=_random_tensors(name, draw, 1), output_bytes=interface,
-        input_bytes=interface * (name == "head"), forward_held_bytes=interface * (name == "head"),
-        forward_frame_bytes=interface, backward_held_bytes=interface * (name != "head"),
-        options=(Option(name="keep", forward_s=seconds, backward_s=2 * seconds, forward_peak_bytes=10**7,
-                        reads_input=name == "head"),),
-    )  # fmt: skip
+        name=name,
+        kind=name,
+        tensors=_random_tensors(name, draw, 1),
+        output_bytes=interface,
+        input_bytes=interface * (name == "head"),
+        forward_held_bytes=interface * (name == "head"),
+        forward_frame_bytes=interface,
+        backward_held_bytes=interface * (name != "head"),
+        options=(
+            Option(
+                name="keep",
+                forward_s=seconds,
+                backward_s=2 * seconds,
+                forward_peak_bytes=10**7,
+                reads_input=name == "head",
+            ),
+        ),
+    )
 
 
 def _random_layer(index: int, draw: random.Random) -> Block:
     interface, seconds = 10**6, draw.uniform(0.005, 0.05)
     saved = draw.randint(10**7, 2 * 10**8)
     layer = LayerFigures(
-        forward_s=seconds, backward_s=draw.uniform(1.5, 2.5) * seconds, cheap_s=draw.uniform(0.02, 0.3) * seconds,
-        all_bytes=saved + interface, offloaded_bytes=int(saved * draw.uniform(0.2, 0.7)), forward_work=saved // 3,
+        forward_s=seconds,
+        backward_s=draw.uniform(1.5, 2.5) * seconds,
+        cheap_s=draw.uniform(0.02, 0.3) * seconds,
+        all_bytes=saved + interface,
+        offloaded_bytes=int(saved * draw.uniform(0.2, 0.7)),
+        forward_work=saved // 3,
         backward_work=saved // 4,
-    )  # fmt: skip
+    )
     return Block(
-        name=f"layer{index}", kind=f"layer{index}", options=_options(layer, interface),
-        tensors=_random_tensors(f"{index}", draw, draw.randint(2, 9)), input_bytes=interface,
-        output_bytes=interface, forward_held_bytes=interface, forward_frame_bytes=interface,
-        backward_held_bytes=interface, backward_frame_bytes=interface,
-    )  # fmt: skip
+        name=f"layer{index}",
+        kind=f"layer{index}",
+        options=_options(layer, interface),
+        tensors=_random_tensors(f"{index}", draw, draw.randint(2, 9)),
+        input_bytes=interface,
+        output_bytes=interface,
+        forward_held_bytes=interface,
+        forward_frame_bytes=interface,
+        backward_held_bytes=interface,
+        backward_frame_bytes=interface,
+    )

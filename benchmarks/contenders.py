@@ -86,10 +86,17 @@ def _weights(work: Work) -> nn.Module:
     torch.manual_seed(0)
     heads = max(1, work.width // 64)
     config = transformers.LlamaConfig(
-        vocab_size=work.vocabulary, hidden_size=work.width, intermediate_size=8 * work.width // 3 // 64 * 64,
-        num_hidden_layers=work.layers, num_attention_heads=heads, num_key_value_heads=heads, use_cache=False,
-        max_position_embeddings=work.length, bos_token_id=None, eos_token_id=None,
-    )  # fmt: skip
+        vocab_size=work.vocabulary,
+        hidden_size=work.width,
+        intermediate_size=8 * work.width // 3 // 64 * 64,
+        num_hidden_layers=work.layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        use_cache=False,
+        max_position_embeddings=work.length,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
     model: nn.Module = transformers.LlamaForCausalLM._from_config(config, dtype=work.torch_dtype).train()
     return model
 
@@ -133,9 +140,14 @@ class Offmate:
         model, device = work.model(), torch.device(work.device)
         self._work, self._batches = work, work.batches()
         self._engine = Engine(
-            model, plan=plan, chain=chain, optimizer=adamw(model), max_grad_norm=None, device=device,
+            model,
+            plan=plan,
+            chain=chain,
+            optimizer=adamw(model),
+            max_grad_norm=None,
+            device=device,
             metered=device.type == "cpu",
-        )  # fmt: skip
+        )
         self.drain, self.stop_metering = self._engine.drain, self._engine.stop_metering
 
     @property
@@ -146,9 +158,7 @@ class Offmate:
     def step(self) -> tuple[Tensor, int | None]:
         """One of the engine's."""
         seeds = range(self._work.slices)
-        result = self._engine.step(
-            self._batches, seeds=seeds, learning_rate=RATE, num_items_in_batch=self._work.items
-        )  # fmt: skip
+        result = self._engine.step(self._batches, seeds=seeds, learning_rate=RATE, num_items_in_batch=self._work.items)
         return torch.stack(result.losses).sum(), result.peak_bytes
 
 
@@ -204,11 +214,12 @@ class Zero:
         ]
         zero = {"stage": stage, "offload_optimizer": host, "overlap_comm": True, "contiguous_gradients": True}
         config = {
-            "train_micro_batch_size_per_gpu": work.batch, "gradient_accumulation_steps": work.slices,
+            "train_micro_batch_size_per_gpu": work.batch,
+            "gradient_accumulation_steps": work.slices,
             "zero_optimization": zero | ({"offload_param": host} if stage == 3 else {}),
             "bf16": {"enabled": work.dtype == "bf16"},
             "optimizer": {"type": "AdamW", "params": {"lr": RATE, "betas": settings.betas, "eps": settings.eps}},
-        }  # fmt: skip
+        }
         self._engine = deepspeed.initialize(model=model, model_parameters=groups, config=config)[0]
         self._batches = work.batches()
 
@@ -272,9 +283,13 @@ def visit(contender: Contender, steps: int, device: torch.device) -> Visit:
     after = contender.waited_s
     waited_s = None if before is None or after is None else (after - before) / steps
     return Visit(
-        step_s=step_s, issuing_s=issuing_s, waited_s=waited_s, peak_bytes=max(peaks, default=None),
-        reserved_bytes=_most_bytes(device)[1] if cuda else None, loss=loss_value,
-    )  # fmt: skip
+        step_s=step_s,
+        issuing_s=issuing_s,
+        waited_s=waited_s,
+        peak_bytes=max(peaks, default=None),
+        reserved_bytes=_most_bytes(device)[1] if cuda else None,
+        loss=loss_value,
+    )
 
 
 def _reset_peaks(device: torch.device) -> None:

@@ -60,9 +60,12 @@ class State:
     def step(self) -> Step:
         self.count += 1
         return Step(
-            learning_rate=SETTINGS["lr"], betas=SETTINGS["betas"], eps=SETTINGS["eps"],
-            count=torch.tensor(float(self.count)), coefficient=None,
-        )  # fmt: skip
+            learning_rate=SETTINGS["lr"],
+            betas=SETTINGS["betas"],
+            eps=SETTINGS["eps"],
+            count=torch.tensor(float(self.count)),
+            coefficient=None,
+        )
 
     def kernel(self, kernel: ChunkedKernel | NativeKernel) -> None:
         parts = self.work, self.master, self.exp_avg, self.exp_avg_sq, self.gradient
@@ -159,9 +162,15 @@ def measure(n: int, rounds: int, threads: int) -> dict[str, Any]:
             clock[name].append(size / (time.perf_counter() - start))
         order.append(order.pop(0))
     return {
-        "threads": threads, "parameters": n, "rounds": rounds, "missing": missing, "differing": differing,
-        "load": os.getloadavg()[0], "clock": clock, "processor": processor,
-    }  # fmt: skip
+        "threads": threads,
+        "parameters": n,
+        "rounds": rounds,
+        "missing": missing,
+        "differing": differing,
+        "load": os.getloadavg()[0],
+        "clock": clock,
+        "processor": processor,
+    }
 
 
 def differing_from_torch(name: str) -> float:
@@ -193,12 +202,13 @@ def summary(result: dict[str, Any]) -> dict[str, Any]:
             "median_bytes_per_s": {name: statistics.median(values) for name, values in rates.items()},
             "shares": {
                 name: {
-                    "copies": share(rates, name, COPIES), "in_place": share(rates, name, IN_PLACE),
+                    "copies": share(rates, name, COPIES),
+                    "in_place": share(rates, name, IN_PLACE),
                     "deepspeed": share(rates, name, ("deepspeed",)),
                 }
                 for name in result["differing"]
             },
-        }  # fmt: skip
+        }
     return found
 
 
@@ -210,8 +220,9 @@ def show(found: dict[str, Any]) -> None:
         for name, shares in found[kind]["shares"].items():
             ratios = [
                 f"{s['median']:.2f} ({s['quarter']:.2f} to {s['three_quarters']:.2f}) of {s['of']}"
-                for s in shares.values() if s
-            ]  # fmt: skip
+                for s in shares.values()
+                if s
+            ]
             print(f"    {name:12s} {rates[name] / 1e9:5.1f} GB/s  {', '.join(ratios)}")
     print("  parameters that differ: " + ", ".join(f"{name} {x:.1%}" for name, x in found["differing"].items()))
     for name, why in found["missing"].items():

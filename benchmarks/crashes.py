@@ -21,10 +21,13 @@ from tests.support.crashes import ACTORS, STATES, Row, row_of
 from tests.support.kept import VERSIONS
 
 KILLED = {
-    "power": "the power", "daemon": "the daemon", "broker": "the broker", "workers": "both workers",
+    "power": "the power",
+    "daemon": "the daemon",
+    "broker": "the broker",
+    "workers": "both workers",
     "horse": "the work horses",
     "trainer": "the planner and the trainer",
-}  # fmt: skip
+}
 BROKEN = "**does not hold**"
 
 
@@ -44,9 +47,7 @@ def main(arguments: list[str]) -> int:
     for state in STATES:
         print(f"| {state} | " + " | ".join(row.cells[state] for row in rows) + " |")
     print("\n| what happens | the job that ran |\n|---|---|")
-    accidents: dict[str, Callable[[], str]] = {
-        name: partial(happen, name, real=asked.real) for name in ACCIDENTS
-    }
+    accidents: dict[str, Callable[[], str]] = {name: partial(happen, name, real=asked.real) for name in ACCIDENTS}
     accidents["a disk that gets full, also for the database and the broker"] = full_disk
     for version in VERSIONS:
         name = f"an upgrade from revision {version}, killed with jobs in every state"

@@ -93,10 +93,20 @@ def ours(path: Path, size: int, write: bool, floats: int | None) -> Cost:
 def fio(path: Path, size: int, write: bool) -> Cost:
     """The same file, block and depth; its processor seconds are those of its threads."""
     command = [
-        "fio", "--name=it", f"--filename={path}", f"--size={size // EACH * EACH}", f"--bs={BLOCK}", "--direct=1",
-        "--ioengine=libaio", f"--iodepth={DEPTH}", f"--rw={'write' if write else 'read'}", "--overwrite=1",
-        "--end_fsync=1", "--output-format=json", "--thread",
-    ]  # fmt: skip
+        "fio",
+        "--name=it",
+        f"--filename={path}",
+        f"--size={size // EACH * EACH}",
+        f"--bs={BLOCK}",
+        "--direct=1",
+        "--ioengine=libaio",
+        f"--iodepth={DEPTH}",
+        f"--rw={'write' if write else 'read'}",
+        "--overwrite=1",
+        "--end_fsync=1",
+        "--output-format=json",
+        "--thread",
+    ]
     told = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)["jobs"][0]
     side = told["write" if write else "read"]
     wall = told["job_runtime"] / 1e3
@@ -165,9 +175,12 @@ class Pass:
 def cached_bytes(files: Sequence[Path]) -> int:
     """What the page cache has of files."""
     told = subprocess.run(
-        ["fincore", "--bytes", "--noheadings", "--output", "RES", *map(str, files)], stdin=subprocess.DEVNULL,
-        check=True, capture_output=True, text=True,
-    ).stdout  # fmt: skip
+        ["fincore", "--bytes", "--noheadings", "--output", "RES", *map(str, files)],
+        stdin=subprocess.DEVNULL,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
     return sum(map(int, told.split()))
 
 
@@ -205,17 +218,13 @@ def transfers(folder: Path, size: int, rounds: int) -> dict[str, dict[str, float
 def passes(folder: Path, size: int, rounds: int) -> dict[str, float]:
     """A pass against its parts, and commits."""
     of = Pass(folder, max(PIECE, size // 12 // PIECE * PIECE))
-    checkpoints = Checkpoints(
-        folder / "checkpoints", keep=1, origin=Origin(job={}, data="", total_steps=0, plan="")
-    )  # fmt: skip
+    checkpoints = Checkpoints(folder / "checkpoints", keep=1, origin=Origin(job={}, data="", total_steps=0, plan=""))
     checkpoints.save(0, [], 0, states=of.states)
     ratios, commits, cached = [], [], []
     for number in range(1, rounds + 1):
         whole = of.run()
         cached.append(cached_bytes(of.states.files()))
-        commits.append(
-            timed(of.size, lambda number=number: checkpoints.save(number, [], 0, states=of.states)).wall_s
-        )
+        commits.append(timed(of.size, lambda number=number: checkpoints.save(number, [], 0, states=of.states)).wall_s)
         read, write = of.alone(of.read), of.alone(of.write)
         update = of.alone(of.update)
         ratios.append((whole, read, update, write, whole / max(read, update, write), whole / max(read + write, update)))

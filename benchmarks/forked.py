@@ -120,9 +120,7 @@ def _answer(work: Callable[[], Json], pipe: Connection) -> None:
     pipe.send_bytes(json.dumps(work()).encode())
 
 
-def _run(
-    work: Callable[[Connection], None], pipe: Connection, parent: int, threads: int, log: Path | None
-) -> None:  # fmt: skip
+def _run(work: Callable[[Connection], None], pipe: Connection, parent: int, threads: int, log: Path | None) -> None:
     os.setsid()
     die_with(parent)
     if log is None:

@@ -104,11 +104,13 @@ class Heat:
         found: dict[str, Json] = {"figures": None}
         if self.visits:
             found["figures"] = {
-                "step_s": to_json(self.step), "ratio": to_json(self.ratio), "waited_s": to_json(self.waited),
+                "step_s": to_json(self.step),
+                "ratio": to_json(self.ratio),
+                "waited_s": to_json(self.waited),
                 "issuing_s": to_json(self.issuing),
                 "peak_bytes": self.peak_bytes,
                 "measured_over_predicted": self.step.median / self.predicted_s if self.predicted_s else None,
-            }  # fmt: skip
+            }
         return {"heat": to_json(self), **found}
 
 
@@ -167,9 +169,16 @@ class Bench:
     from it, so that only one imports, and makes the weights."""
 
     def __init__(
-        self, work: Work, folder: Path, forks: Forks, *, rounds: int, steps: int, shares: Sequence[float],
+        self,
+        work: Work,
+        folder: Path,
+        forks: Forks,
+        *,
+        rounds: int,
+        steps: int,
+        shares: Sequence[float],
         planning_s: float,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._shares, self._forks = shares, forks
         self.work, self._folder = work, folder
         self._rounds, self._steps, self._planning_s = rounds, steps, planning_s
@@ -214,18 +223,29 @@ class Bench:
                 yield Heat(name=name, budget_bytes=budget, missing=str(answer["missing"])), None
                 continue
             plan = from_json(Plan, answer["plan"])
-            yield Heat(
-                name=name, budget_bytes=budget, predicted_s=plan.step_s, bound_s=plan.bound_s,
-                predicted_bytes=plan.gpu_peak_bytes, plan_source=plan.source,
-            ), plan  # fmt: skip
+            yield (
+                Heat(
+                    name=name,
+                    budget_bytes=budget,
+                    predicted_s=plan.step_s,
+                    bound_s=plan.bound_s,
+                    predicted_bytes=plan.gpu_peak_bytes,
+                    plan_source=plan.source,
+                ),
+                plan,
+            )
 
     def _plan(self, budget_bytes: int | None) -> Json:
         """For so many bytes, or for the least that the planner can do with."""
         hardware = self.measured.hardware
         problem = Problem(
-            chain=self.measured.chain, hardware=hardware, gpu_budget_bytes=budget_bytes or 0,
-            cpu_budget_bytes=hardware.cpu_bytes, slices=self.work.slices, clip=False,
-        )  # fmt: skip
+            chain=self.measured.chain,
+            hardware=hardware,
+            gpu_budget_bytes=budget_bytes or 0,
+            cpu_budget_bytes=hardware.cpu_bytes,
+            slices=self.work.slices,
+            clip=False,
+        )
         if budget_bytes is None:
             problem = replace(problem, gpu_budget_bytes=problem.least().gpu_bytes)
         try:
@@ -256,7 +276,7 @@ class Bench:
                 missing = str(error)
         return replace(
             heat, warm=warm, visits=tuple(p[0] for p in pairs), plain=tuple(p[1] for p in pairs), missing=missing
-        )  # fmt: skip
+        )
 
     def _child(self, kind: str) -> Child:
         return Child(kind, self.work, self._folder, self._forks)
@@ -267,13 +287,18 @@ def show_head(work: Work, hardware: Hardware) -> None:
     tokens = f"{work.slices} × {work.batch} × {work.length}"
     print(f"\n{work.dtype}: {work.layers} layers of width {work.width}, {tokens} tokens")
     print(hardware.name)
-    print(f"link {hardware.h2d_bytes_per_s / 1e9:.1f} GB/s there, {hardware.d2h_bytes_per_s / 1e9:.1f} back; updates "
-          f"{hardware.gpu_update_parameters_per_s / 1e9:.2f} G parameters/s on the device, "
-          f"{hardware.cpu_update_parameters_per_s / 1e9:.2f} on the CPU; host memory "
-          f"{hardware.cpu_memory_bytes_per_s / 1e9:.1f} GB/s; {hardware.flops_per_s / 1e12:.2f} TFLOP/s; "
-          f"launching {hardware.launch_s * 1e3:.2f} ms a block")  # fmt: skip
-    print(f"{'':26s}{'MB: budget':>12s}{'predicted':>10s}{'measured':>10s}{'ms: predicted':>15s}{'measured':>10s}"
-          f"{'issuing':>9s}{'waited':>9s}   ratio to plain: median (least, greatest)", flush=True)  # fmt: skip
+    print(
+        f"link {hardware.h2d_bytes_per_s / 1e9:.1f} GB/s there, {hardware.d2h_bytes_per_s / 1e9:.1f} back; updates "
+        f"{hardware.gpu_update_parameters_per_s / 1e9:.2f} G parameters/s on the device, "
+        f"{hardware.cpu_update_parameters_per_s / 1e9:.2f} on the CPU; host memory "
+        f"{hardware.cpu_memory_bytes_per_s / 1e9:.1f} GB/s; {hardware.flops_per_s / 1e12:.2f} TFLOP/s; "
+        f"launching {hardware.launch_s * 1e3:.2f} ms a block"
+    )
+    print(
+        f"{'':26s}{'MB: budget':>12s}{'predicted':>10s}{'measured':>10s}{'ms: predicted':>15s}{'measured':>10s}"
+        f"{'issuing':>9s}{'waited':>9s}   ratio to plain: median (least, greatest)",
+        flush=True,
+    )
 
 
 def show(heat: Heat) -> None:
@@ -293,9 +318,15 @@ def _cell(number: float | None, factor: float) -> str:
 
 
 SIZES = {
-    "layers": (16, 4), "width": (1024, 256), "vocabulary": (16384, 64), "length": (512, 16), "batch": (4, 2),
-    "slices": (4, 2), "rounds": (5, 2), "steps": (3, 1),
-}  # fmt: skip
+    "layers": (16, 4),
+    "width": (1024, 256),
+    "vocabulary": (16384, 64),
+    "length": (512, 16),
+    "batch": (4, 2),
+    "slices": (4, 2),
+    "rounds": (5, 2),
+    "steps": (3, 1),
+}
 """Defaults on a GPU, and on the CPU."""
 
 
@@ -331,9 +362,14 @@ def main(words: Sequence[str] | None = None) -> int:
         heats: list[Json] = []
         with tempfile.TemporaryDirectory(prefix="offmate-gpu-") as folder:
             bench = Bench(
-                work, Path(folder), forks, rounds=given.rounds, steps=given.steps, shares=given.shares,
+                work,
+                Path(folder),
+                forks,
+                rounds=given.rounds,
+                steps=given.steps,
+                shares=given.shares,
                 planning_s=given.planning_seconds,
-            )  # fmt: skip
+            )
             device, hardware = bench.measured.device, bench.measured.hardware
             results.append({"work": to_json(work), "hardware": to_json(hardware), "contenders": heats})
             path = given.json

@@ -51,9 +51,15 @@ from worker.training.metrics import read_metrics
 _ROOT = Path(__file__).resolve().parent.parent
 _UNLIMITED = 2**50
 _MACHINE = Hardware(
-    name="any", gpu_bytes=_UNLIMITED, cpu_bytes=_UNLIMITED, h2d_bytes_per_s=1e10, d2h_bytes_per_s=1e10,
-    gpu_update_parameters_per_s=1e9, cpu_update_parameters_per_s=1e9, cpu_memory_bytes_per_s=1e10,
-)  # fmt: skip
+    name="any",
+    gpu_bytes=_UNLIMITED,
+    cpu_bytes=_UNLIMITED,
+    h2d_bytes_per_s=1e10,
+    d2h_bytes_per_s=1e10,
+    gpu_update_parameters_per_s=1e9,
+    cpu_update_parameters_per_s=1e9,
+    cpu_memory_bytes_per_s=1e10,
+)
 _EVERY_S = 0.004
 _TINY_WIDTH = 64
 _RETURNED_BYTES = 2**20  # buffers of the "device" that are larger go back to the system when they are freed
@@ -86,18 +92,27 @@ def make_job(folder: Path, width: int, layers: int, drive: Path | None) -> Job:
     states."""
     prepare(folder)
     config = LlamaConfig.from_pretrained(
-        folder / "model", hidden_size=width, intermediate_size=11 * width // 4, num_hidden_layers=layers,
-    )  # fmt: skip
+        folder / "model",
+        hidden_size=width,
+        intermediate_size=11 * width // 4,
+        num_hidden_layers=layers,
+    )
     torch.manual_seed(0)
     model = LlamaForCausalLM._from_config(config, dtype=torch.bfloat16)
     model.save_pretrained(folder / "model", max_shard_size="100MB")
     keys = {
-        "model": str(folder / "model"), "dataset": str(folder / "text.jsonl"), "bf16": True, "max_length": 64,
-        "per_device_train_batch_size": 1, "gradient_accumulation_steps": 2, "save_steps": SAVES[0],
+        "model": str(folder / "model"),
+        "dataset": str(folder / "text.jsonl"),
+        "bf16": True,
+        "max_length": 64,
+        "per_device_train_batch_size": 1,
+        "gradient_accumulation_steps": 2,
+        "save_steps": SAVES[0],
         "max_steps": STEPS + 2 * (drive is not None),
-        "max_grad_norm": 1.0, "learning_rate": 1e-4,
+        "max_grad_norm": 1.0,
+        "learning_rate": 1e-4,
         **({"disk_paths": [str(drive)], "save_total_limit": 1} if drive is not None else {}),
-    }  # fmt: skip
+    }
     return Job.parse(yaml.safe_dump(keys), folder)
 
 
@@ -115,9 +130,13 @@ def plan_of(job: Job) -> tuple[Plan, Chain]:
     slices = job.gradient_accumulation_steps
     if job.disk_paths:
         asked = Problem(
-            chain=chain, hardware=_MACHINE, gpu_budget_bytes=_UNLIMITED, cpu_budget_bytes=_UNLIMITED, slices=slices,
+            chain=chain,
+            hardware=_MACHINE,
+            gpu_budget_bytes=_UNLIMITED,
+            cpu_budget_bytes=_UNLIMITED,
+            slices=slices,
             clip=True,
-        )  # fmt: skip
+        )
         chain = with_all_on_disk(asked).chain
     setting = Setting(chain=chain, hardware=_MACHINE, budgets=budgets, slices=slices, clip=True)
     candidate = streamed(setting, profile(setting, "recompute"), ahead=False, source="streamed")
@@ -188,12 +207,14 @@ def measure(folder: Path, *, width: int, layers: int, drive: Path | None = None)
         written = (written_until(1) - written_until(0) - copied) / (SAVES[1] - SAVES[0])
     return Footprint(
         parameters=sum(t.elements for t in (*chain.tensors(), *chain.frame_tensors)),
-        loading_bytes=most([(0.0, began)]), steps_bytes=most([(began, steps[-1]["time"])]), saving_bytes=most(saves),
+        loading_bytes=most([(0.0, began)]),
+        steps_bytes=most([(began, steps[-1]["time"])]),
+        saving_bytes=most(saves),
         device_bytes=max(event["gpu_peak_bytes"] or 0 for event in steps),
         planned_host_bytes=cpu_peak_bytes(plan, chain),
         planned_written_bytes=chain.stored_bytes(plan.cpu_updated()),
         written_bytes=written,
-    )  # fmt: skip
+    )
 
 
 def bytes_per_parameter(big: Footprint, tiny: Footprint) -> float:

@@ -90,12 +90,16 @@ def cases() -> Iterator[Case]:
         on_card = {"card": card, "gpu_gib": gib}
         for shape, host, cpu_updates in ((LLAMA3_8B, 128, True), (LLAMA3_3B, 64, True), (LLAMA3_3B, 64, False)):
             yield Case(
-                group="full" if cpu_updates else "no-updates", shape=shape, host_gib=host, rows=4, length=1024,
-                slices=8, cpu_updates=cpu_updates, **on_card,
-            )  # fmt: skip
-        yield Case(
-            group="lora", shape=LLAMA3_8B, host_gib=64, rows=4, length=1024, slices=8, lora=True, **on_card
-        )  # fmt: skip
+                group="full" if cpu_updates else "no-updates",
+                shape=shape,
+                host_gib=host,
+                rows=4,
+                length=1024,
+                slices=8,
+                cpu_updates=cpu_updates,
+                **on_card,
+            )
+        yield Case(group="lora", shape=LLAMA3_8B, host_gib=64, rows=4, length=1024, slices=8, lora=True, **on_card)
         for length in (16384, 32768, 65536):
             yield Case(
                 group="long-lora", shape=LLAMA3_8B, host_gib=128, rows=1, length=length, slices=1, lora=True, **on_card
@@ -105,9 +109,16 @@ def cases() -> Iterator[Case]:
                 yield Case(group="long", shape=LLAMA3_3B, host_gib=128, rows=1, length=length, slices=slices, **on_card)
     for slices in (4, 8):
         yield Case(
-            group="lora-70b", shape=LLAMA3_70B, card="rtx4090", gpu_gib=24, host_gib=256, rows=2, length=1024,
-            slices=slices, lora=True,
-        )  # fmt: skip
+            group="lora-70b",
+            shape=LLAMA3_70B,
+            card="rtx4090",
+            gpu_gib=24,
+            host_gib=256,
+            rows=2,
+            length=1024,
+            slices=slices,
+            lora=True,
+        )
 
 
 def chain_of(case: Case, hardware: Hardware) -> Chain:
@@ -195,10 +206,19 @@ def solve(case: Case, variant: str, *, plans: bool) -> Seen:
     chain = VARIANTS[variant](chain_of(case, hardware))
     gpu, cpu = hardware.gpu_bytes, usable_cpu_bytes(case.host_gib * _GIB)
     try:
-        least = Problem(
-            chain=chain, hardware=hardware, gpu_budget_bytes=0, cpu_budget_bytes=cpu, slices=case.slices,
-            clip=case.clip, cpu_updates=case.cpu_updates,
-        ).least().gpu_bytes  # fmt: skip
+        least = (
+            Problem(
+                chain=chain,
+                hardware=hardware,
+                gpu_budget_bytes=0,
+                cpu_budget_bytes=cpu,
+                slices=case.slices,
+                clip=case.clip,
+                cpu_updates=case.cpu_updates,
+            )
+            .least()
+            .gpu_bytes
+        )
     except UserError:
         return Seen(
             case=case.name, variant=variant, step_s=math.inf, bound_s=0.0, rounds=0, least_gpu_bytes=0, options={}
@@ -207,9 +227,14 @@ def solve(case: Case, variant: str, *, plans: bool) -> Seen:
     started = time.process_time()
     if least <= gpu and plans:
         plan = Problem(
-            chain=chain, hardware=hardware, gpu_budget_bytes=gpu, cpu_budget_bytes=cpu, slices=case.slices,
-            clip=case.clip, cpu_updates=case.cpu_updates,
-        ).plan(time_limit_s=60.0)  # fmt: skip
+            chain=chain,
+            hardware=hardware,
+            gpu_budget_bytes=gpu,
+            cpu_budget_bytes=cpu,
+            slices=case.slices,
+            clip=case.clip,
+            cpu_updates=case.cpu_updates,
+        ).plan(time_limit_s=60.0)
         step_s, bound_s, rounds, options = plan.step_s, plan.bound_s, plan.rounds, plan.options
     elif least <= gpu:
         budgets = Budgets(gpu_bytes=gpu, cpu_bytes=cpu, cpu_updates=case.cpu_updates)
@@ -225,9 +250,15 @@ def solve(case: Case, variant: str, *, plans: bool) -> Seen:
     layers = options[1:-1]
     counts = {name: layers.count(name) for name in sorted(set(layers))}
     return Seen(
-        case=case.name, variant=variant, step_s=step_s, bound_s=bound_s, rounds=rounds, least_gpu_bytes=least,
-        options=counts, own_s=time.process_time() - started,
-    )  # fmt: skip
+        case=case.name,
+        variant=variant,
+        step_s=step_s,
+        bound_s=bound_s,
+        rounds=rounds,
+        least_gpu_bytes=least,
+        options=counts,
+        own_s=time.process_time() - started,
+    )
 
 
 def line(seen: Seen, before: Seen) -> str:

@@ -48,9 +48,14 @@ DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 def make_model(layers: int, dtype: torch.dtype) -> nn.Module:
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=WIDTH, intermediate_size=2 * WIDTH, num_hidden_layers=layers,
-        num_attention_heads=4, num_key_value_heads=2, use_cache=False,
-    )  # fmt: skip
+        vocab_size=VOCABULARY,
+        hidden_size=WIDTH,
+        intermediate_size=2 * WIDTH,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        use_cache=False,
+    )
     return transformers.LlamaForCausalLM(config).to(dtype).train()
 
 

@@ -26,9 +26,16 @@ from planner.units import format_bytes, format_seconds
 from planner.whatif.ways_to_fit import problem_of
 
 LLAMA_8B = LlamaConfig(
-    vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32,
-    num_key_value_heads=8, max_position_embeddings=131072, rms_norm_eps=1e-5, tie_word_embeddings=False,
-)  # fmt: skip
+    vocab_size=128256,
+    hidden_size=4096,
+    intermediate_size=14336,
+    num_hidden_layers=32,
+    num_attention_heads=32,
+    num_key_value_heads=8,
+    max_position_embeddings=131072,
+    rms_norm_eps=1e-5,
+    tie_word_embeddings=False,
+)
 ALL_LINEAR = "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"
 
 
@@ -45,10 +52,15 @@ class Case:
 
     def problem(self, folder: Path) -> Problem:
         keys = {
-            "model": str(folder), "max_length": self.length, "per_device_train_batch_size": self.rows, "bf16": True,
-            "gradient_accumulation_steps": self.slices, "max_grad_norm": 0.0, "exact": False,
+            "model": str(folder),
+            "max_length": self.length,
+            "per_device_train_batch_size": self.rows,
+            "bf16": True,
+            "gradient_accumulation_steps": self.slices,
+            "max_grad_norm": 0.0,
+            "exact": False,
             **({"method": "lora", "lora_r": 16, "lora_target_modules": ALL_LINEAR} if self.lora else {}),
-        }  # fmt: skip
+        }
         machine = preset(self.card, bf16=True, cpu_memory_bytes=self.ram * 2**30)
         return problem_of(Job.question(json.dumps(keys), folder.parent), machine, torch.device("cpu"))
 

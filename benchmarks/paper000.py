@@ -97,12 +97,18 @@ def chain(layers: int = SHAPE.layers) -> Chain:
 def hardware() -> Hardware:
     """The first machine of table 2."""
     return Hardware(
-        name="RTX 3060 12 GB, i3-10105F", gpu_bytes=12 * GB, cpu_bytes=HOST, h2d_bytes_per_s=LINK,
-        d2h_bytes_per_s=LINK, gpu_update_parameters_per_s=UPDATE_GPU / BATCH.number_bytes,
+        name="RTX 3060 12 GB, i3-10105F",
+        gpu_bytes=12 * GB,
+        cpu_bytes=HOST,
+        h2d_bytes_per_s=LINK,
+        d2h_bytes_per_s=LINK,
+        gpu_update_parameters_per_s=UPDATE_GPU / BATCH.number_bytes,
         cpu_update_parameters_per_s=cpu_update_bytes_per_s() / BATCH.number_bytes,
-        cpu_memory_bytes_per_s=HOST_MEMORY, launch_s=MANAGEMENT_S, min_transfer_bytes=MINOR,
+        cpu_memory_bytes_per_s=HOST_MEMORY,
+        launch_s=MANAGEMENT_S,
+        min_transfer_bytes=MINOR,
         flops_per_s=speed_flops_per_s(),
-    )  # fmt: skip
+    )
 
 
 def inputs() -> list[Input]:
@@ -114,8 +120,11 @@ def inputs() -> list[Input]:
         ("slice", "4 × 512 tokens", "table 2's caption"),
         ("link", "10.4 GB/s each way", "table 2"),
         ("updates on the GPU", "16.6 GB/s of weights", "table 2, alpha_G"),
-        ("updates on the CPU", f"{cpu_update_bytes_per_s() / GB:.2f} GB/s of weights",
-         f"table 2, alpha_C = 1.1 GB/s, less H = 50 ms (section 5) of {STAGES} stages of a reference step"),
+        (
+            "updates on the CPU",
+            f"{cpu_update_bytes_per_s() / GB:.2f} GB/s of weights",
+            f"table 2, alpha_C = 1.1 GB/s, less H = 50 ms (section 5) of {STAGES} stages of a reference step",
+        ),
         ("launching", "50 ms a stage", "section 5, H"),
         ("device budget", f"{TOTAL_GIB} - 2 GiB", "total memory less 2 GiB: exp/exp.py; torch reports 11.76 GiB"),
         ("small tensors", "stay below 10 MiB", "exp/exp.py"),
@@ -123,15 +132,24 @@ def inputs() -> list[Input]:
         ("host memory", "41.6 GB/s", "two channels of DDR4-2666, the most an i3-10105F takes"),
         ("reference step", f"{REFERENCE_S:.2f} s", "table 2: 13.5 s is 13.7% over it"),
         ("forward + backward", f"{computing_s():.2f} s", f"reference step less {update_s():.2f} s of GPU updates"),
-        ("speed", f"{speed_flops_per_s() / 1e12:.2f} TFLOP/s",
-         "operations by shape over that time; it splits the time between layers, forward and backward (1 : 2)"),
+        (
+            "speed",
+            f"{speed_flops_per_s() / 1e12:.2f} TFLOP/s",
+            "operations by shape over that time; it splits the time between layers, forward and backward (1 : 2)",
+        ),
         ("kept activations", f"{ACTIVATIONS / SHAPE.layers / GB:.3f} GB a layer", "table 2: 40.8 GB, 32 layers"),
-        ("offloaded activations", f"{layer.offloaded_bytes / GB:.3f} GB a layer",
-         "section 4.1: results that take longer to compute than to send and fetch (q, k, v, o, gate, up)"),
-        ("recomputed beside them", f"{1000 * layer.cheap_s:.1f} ms a layer",
-         "attention's operations at the speed, other traffic at the card's 360 GB/s"),
+        (
+            "offloaded activations",
+            f"{layer.offloaded_bytes / GB:.3f} GB a layer",
+            "section 4.1: results that take longer to compute than to send and fetch (q, k, v, o, gate, up)",
+        ),
+        (
+            "recomputed beside them",
+            f"{1000 * layer.cheap_s:.1f} ms a layer",
+            "attention's operations at the speed, other traffic at the card's 360 GB/s",
+        ),
         ("a whole forward again", f"{1000 * layer.forward_s:.1f} ms a layer", "the option that keeps nothing"),
-    ]  # fmt: skip
+    ]
     return [Input(name=name, value=value, source=source) for name, value, source in rows]
 
 
@@ -152,9 +170,15 @@ def answers(
     for variant in VARIANTS:
         start = time.perf_counter()
         plan = Problem(
-            chain=a_chain or chain(), hardware=machine or hardware(), gpu_budget_bytes=budget, cpu_budget_bytes=HOST,
-            slices=1, clip=False, cpu_updates=variant.cpu_updates, activation_offload=variant.activation_offload,
-        ).plan(gap=gap, time_limit_s=60.0)  # fmt: skip
+            chain=a_chain or chain(),
+            hardware=machine or hardware(),
+            gpu_budget_bytes=budget,
+            cpu_budget_bytes=HOST,
+            slices=1,
+            clip=False,
+            cpu_updates=variant.cpu_updates,
+            activation_offload=variant.activation_offload,
+        ).plan(gap=gap, time_limit_s=60.0)
         found.append(Answer(variant=variant, plan=plan, planning_s=time.perf_counter() - start))
     return found
 
@@ -175,11 +199,13 @@ def chain_of_the_rows() -> Chain:
     for block in chain().blocks:
         options = [
             replace(
-                o, forward_s=max(o.forward_s, o.offloaded_bytes / LINK), offloaded_bytes=min(1, o.offloaded_bytes),
+                o,
+                forward_s=max(o.forward_s, o.offloaded_bytes / LINK),
+                offloaded_bytes=min(1, o.offloaded_bytes),
                 backward_s=max(o.backward_s, o.offloaded_bytes / LINK),
                 backward_peak_bytes=o.backward_peak_bytes + o.offloaded_bytes,
             )
             for o in block.options
-        ]  # fmt: skip
+        ]
         blocks.append(replace(block, options=tuple(options)))
     return replace(chain(), blocks=tuple(blocks))

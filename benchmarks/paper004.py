@@ -116,9 +116,15 @@ def chain(row: Row) -> Chain:
 def hardware() -> Hardware:
     """A V100 with the paper's link. Updates take no time, as in the paper; the host's memory is no limit there."""
     return Hardware(
-        name="V100 16 GB", gpu_bytes=GPU_BYTES, cpu_bytes=2**50, h2d_bytes_per_s=LINK, d2h_bytes_per_s=LINK,
-        gpu_update_parameters_per_s=1e18, cpu_update_parameters_per_s=1e18, cpu_memory_bytes_per_s=1e18,
-    )  # fmt: skip
+        name="V100 16 GB",
+        gpu_bytes=GPU_BYTES,
+        cpu_bytes=2**50,
+        h2d_bytes_per_s=LINK,
+        d2h_bytes_per_s=LINK,
+        gpu_update_parameters_per_s=1e18,
+        cpu_update_parameters_per_s=1e18,
+        cpu_memory_bytes_per_s=1e18,
+    )
 
 
 def budget_bytes(row: Row) -> int:
@@ -160,12 +166,15 @@ def inputs() -> list[tuple[str, str, str]]:
         ("seconds of a layer", "sum / layers", "table 1, first column; a quarter is forward, as backward repeats it"),
         ("weights of a GPT-2 layer", "12 · 3072², 4 bytes each", "section 7: hidden size 3072"),
         ("link", "12,000 MiB/s each way", "12 GB/s; GPT-2's overheads are multiples of 36.0 ms = 432 MiB at this rate"),
-        ("weights of a Bert layer", f"{bert:.1f} M, 4 bytes each",
-         "not 12 · 3072²: L2L grows by 2 × 13.34 ms a layer, greedy by multiples of 13.3 ms (so L2L is no test here)"),
+        (
+            "weights of a Bert layer",
+            f"{bert:.1f} M, 4 bytes each",
+            "not 12 · 3072²: L2L grows by 2 × 13.34 ms a layer, greedy by multiples of 13.3 ms (L2L is no test here)",
+        ),
         ("activations between layers", "20 MiB per 16 rows", "section 7, for GPT-2; Bert's by the root of the weights"),
         ("memory", "16 GiB - 1.5 GiB per 16 rows", "section 7: less than 16 GB; temporary tensors take 1 to 2 GB"),
         ("updates", "no time, no states", "section 3: at the end of backward, beside the gradient (its equation 1)"),
-    ]  # fmt: skip
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

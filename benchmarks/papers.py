@@ -35,10 +35,20 @@ def show_paper000() -> Json:
     for a in answers:
         v = a.variant
         ratio, theirs = a.plan.step_s / full.plan.step_s, v.paper_s / full.variant.paper_s
-        rows.append({"variant": v.name, "paper_s": v.paper_s, "step_s": a.plan.step_s, "ratio": ratio,
-                     "paper_ratio": theirs, "bound_s": a.plan.bound_s, "lp_step_s": a.plan.lp_step_s,
-                     "solver_gap": a.plan.solver_gap, "gpu_peak_bytes": a.plan.gpu_peak_bytes,
-                     "cpu_peak_bytes": a.plan.cpu_peak_bytes})  # fmt: skip
+        rows.append(
+            {
+                "variant": v.name,
+                "paper_s": v.paper_s,
+                "step_s": a.plan.step_s,
+                "ratio": ratio,
+                "paper_ratio": theirs,
+                "bound_s": a.plan.bound_s,
+                "lp_step_s": a.plan.lp_step_s,
+                "solver_gap": a.plan.solver_gap,
+                "gpu_peak_bytes": a.plan.gpu_peak_bytes,
+                "cpu_peak_bytes": a.plan.cpu_peak_bytes,
+            }
+        )
         print(
             f"  {v.name:22s} {v.paper_s:9.1f} {theirs:6.3f} {v.thesis_s:10.1f} "
             f"{v.thesis_s / full.variant.thesis_s:6.3f} {a.plan.step_s:8.2f} {ratio:6.3f} "

@@ -41,9 +41,13 @@ def cases() -> list[Case]:
     """A layer of Llama with 8 B parameters, all of them trained or frozen, and one of GPT-2 XL with dropout."""
     found = []
     llama = LlamaConfig(
-        hidden_size=4096, intermediate_size=14336, num_hidden_layers=1, num_attention_heads=32, num_key_value_heads=8,
+        hidden_size=4096,
+        intermediate_size=14336,
+        num_hidden_layers=1,
+        num_attention_heads=32,
+        num_key_value_heads=8,
         attn_implementation="sdpa",
-    )  # fmt: skip
+    )
     for trained in (True, False):
         with torch.device("meta"):
             layer = LlamaDecoderLayer(llama, 0).to(torch.bfloat16).requires_grad_(trained)
@@ -103,8 +107,9 @@ def main() -> None:
         off = [behind(ours, other) for other in dict.fromkeys(found)]
         print(
             f"{case.name}: {len(ours)} points in {own_s:.2f} s, PyTorch {len(off)} in {spent_s:.2f} s; at its bytes, "
-            f"ours run more again by {min(off):+.1%} to {max(off):+.1%} of all", flush=True,
-        )  # fmt: skip
+            f"ours run more again by {min(off):+.1%} to {max(off):+.1%} of all",
+            flush=True,
+        )
         for name, points in (("ours", ours), ("PyTorch's", dict.fromkeys(found))):
             print("  ", name, " ".join(f"{p.bytes / 2**20:.0f}:{p.again / 2**20:.0f}" for p in points))
 

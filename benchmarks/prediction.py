@@ -84,18 +84,25 @@ def subjects(job: Job, chain: Chain, hardware: Hardware) -> Iterator[Subject]:
         program = compile_program(plan, chain)
         verify(program, chain)
         return Subject(
-            name=name, plan=plan, step_s=predicted_step_s(program, chain, hardware),
+            name=name,
+            plan=plan,
+            step_s=predicted_step_s(program, chain, hardware),
             peak_bytes=gpu_peak_bytes(program, chain),
-        )  # fmt: skip
+        )
 
     def proposed(candidate: Candidate) -> Plan:
         return assemble(chain, candidate, slices=slices, clip=False)
 
     def planned(budget: str, *, cpu_updates: bool) -> Plan:
         return Problem(
-            chain=chain, hardware=hardware, gpu_budget_bytes=parse_bytes(budget), cpu_budget_bytes=HOST, slices=slices,
-            clip=False, cpu_updates=cpu_updates,
-        ).plan()  # fmt: skip
+            chain=chain,
+            hardware=hardware,
+            gpu_budget_bytes=parse_bytes(budget),
+            cpu_budget_bytes=HOST,
+            slices=slices,
+            clip=False,
+            cpu_updates=cpu_updates,
+        ).plan()
 
     yield subject("resident, all kept", proposed(resident(setting, profile(setting, "fast"), "resident")))
     yield subject("resident, recomputed", proposed(resident(setting, profile(setting, "recompute"), "resident")))
@@ -109,9 +116,11 @@ def engine_of(job: Job, plan: Plan, chain: Chain, *, metered: bool) -> Engine:
     """The job's model under a plan."""
     model = load_model(job)
     optimizer = AdamWGroup(
-        betas=(job.adam_beta1, job.adam_beta2), eps=job.adam_epsilon, weight_decay=job.weight_decay,
+        betas=(job.adam_beta1, job.adam_beta2),
+        eps=job.adam_epsilon,
+        weight_decay=job.weight_decay,
         decay_names=decay_names(model),
-    )  # fmt: skip
+    )
     return Engine(model, plan=plan, chain=chain, optimizer=optimizer, max_grad_norm=None, device=CPU, metered=metered)
 
 
@@ -183,8 +192,10 @@ def main() -> None:
     load = os.getloadavg()[0]
     results = measure(Job.load(options.job), options.rounds)
     print(f"{torch.get_num_threads()} threads, {os.cpu_count()} cores, load {load:.1f} before")
-    print("plan                                peak bytes: predicted, metered, difference   "
-          "step s: predicted, measured   ratio (least, most)   paired (least, most)")  # fmt: skip
+    print(
+        "plan                                peak bytes: predicted, metered, difference   "
+        "step s: predicted, measured   ratio (least, most)   paired (least, most)"
+    )
     for r in results:
         print(
             f"{r.name:34s} {r.predicted_bytes:12,d} {r.metered_bytes:12,d} {r.predicted_bytes - r.metered_bytes:8,d}"

@@ -105,17 +105,19 @@ def own_s() -> float:
 def plan_of(case: Case) -> Plan:
     """The planner's answer."""
     return Problem(
-        chain=case.chain, hardware=case.hardware, gpu_budget_bytes=case.gpu_bytes, cpu_budget_bytes=case.cpu_bytes,
-        slices=case.slices, clip=case.clip,
-    ).plan(time_limit_s=TIME_LIMIT_S, gap=GAP)  # fmt: skip
+        chain=case.chain,
+        hardware=case.hardware,
+        gpu_budget_bytes=case.gpu_bytes,
+        cpu_budget_bytes=case.cpu_bytes,
+        slices=case.slices,
+        clip=case.clip,
+    ).plan(time_limit_s=TIME_LIMIT_S, gap=GAP)
 
 
 def measure(case: Case, repeats: int) -> Result:
     """Build, solve and plan `case`, each `repeats` times."""
     budgets = Budgets(gpu_bytes=case.gpu_bytes, cpu_bytes=case.cpu_bytes)
-    setting = Setting(
-        chain=case.chain, hardware=case.hardware, budgets=budgets, slices=case.slices, clip=case.clip
-    )  # fmt: skip
+    setting = Setting(chain=case.chain, hardware=case.hardware, budgets=budgets, slices=case.slices, clip=case.clip)
     built, solved, plans, own = [], [], [], []
     for _ in range(repeats):
         start = time.perf_counter()
@@ -130,13 +132,25 @@ def measure(case: Case, repeats: int) -> Result:
         plans.append(time.perf_counter() - start)
         own.append(own_s() - start_cpu)
     return Result(
-        name=case.name, blocks=len(case.chain.blocks), slices=case.slices, clip=case.clip,
-        columns=len(problem.variables()), rows=len(problem.constraints),
-        nonzeros=sum(len(row) for row in problem.constraints.values()), build_s=min(built), solve_s=min(solved),
-        plan_s=tuple(plans), plan_cpu_s=tuple(own), solver_gap=plan.solver_gap, lp_step_s=plan.lp_step_s,
-        step_s=plan.step_s, bound_s=plan.bound_s, rounds=plan.rounds, source=plan.source,
+        name=case.name,
+        blocks=len(case.chain.blocks),
+        slices=case.slices,
+        clip=case.clip,
+        columns=len(problem.variables()),
+        rows=len(problem.constraints),
+        nonzeros=sum(len(row) for row in problem.constraints.values()),
+        build_s=min(built),
+        solve_s=min(solved),
+        plan_s=tuple(plans),
+        plan_cpu_s=tuple(own),
+        solver_gap=plan.solver_gap,
+        lp_step_s=plan.lp_step_s,
+        step_s=plan.step_s,
+        bound_s=plan.bound_s,
+        rounds=plan.rounds,
+        source=plan.source,
         within_budget=plan.gpu_peak_bytes <= case.gpu_bytes and plan.cpu_peak_bytes <= case.cpu_bytes,
-    )  # fmt: skip
+    )
 
 
 def measure_random(seed: int) -> Scattered:
@@ -271,9 +285,11 @@ def main() -> int:
 
 def _write(path: Path, results: list[Result], seen: list[Scattered], failures: list[Failure]) -> None:
     rows = {
-        "chains": [asdict(r) for r in results], "random": [asdict(s) for s in seen],
-        "failures": [asdict(f) for f in failures], "load": os.getloadavg(),
-    }  # fmt: skip
+        "chains": [asdict(r) for r in results],
+        "random": [asdict(s) for s in seen],
+        "failures": [asdict(f) for f in failures],
+        "load": os.getloadavg(),
+    }
     part = path.with_suffix(".part")  # a run that is stopped leaves a whole file
     part.write_text(json.dumps(rows, indent=1) + "\n")
     part.replace(path)

@@ -40,19 +40,28 @@ RAM_GIB = (32, 64)
 def problem(card: str, ram_gib: int, slices: int) -> Problem:
     """The question, before it is decided what is on disk."""
     hardware = replace(
-        preset(card, bf16=True, cpu_memory_bytes=ram_gib * 2**30), disk_read_bytes_per_s=7e9,
-        disk_write_bytes_per_s=5e9, disk_sustained_bytes_per_s=2.5e9, disk_bytes=10**13,
-    )  # fmt: skip
+        preset(card, bf16=True, cpu_memory_bytes=ram_gib * 2**30),
+        disk_read_bytes_per_s=7e9,
+        disk_write_bytes_per_s=5e9,
+        disk_sustained_bytes_per_s=2.5e9,
+        disk_bytes=10**13,
+    )
     return problem_on(hardware, SHAPE, card, rows=1, slices=slices)
 
 
 def lohan_problem(drives: int, ram_gib: int) -> Problem:
     """LoHan's machine with less memory than its 768 GB."""
     hardware = replace(
-        preset("rtx4090", bf16=True, cpu_memory_bytes=ram_gib * 2**30), flops_per_s=158e12, h2d_bytes_per_s=21e9,
-        d2h_bytes_per_s=21e9, cpu_memory_bytes_per_s=0.75 * 409.6e9, cpu_update_parameters_per_s=0.6 * 409.6e9 / 28,
-        disk_read_bytes_per_s=drives * 6.5e9, disk_write_bytes_per_s=drives * 3.4e9, disk_bytes=10**14,
-    )  # fmt: skip
+        preset("rtx4090", bf16=True, cpu_memory_bytes=ram_gib * 2**30),
+        flops_per_s=158e12,
+        h2d_bytes_per_s=21e9,
+        d2h_bytes_per_s=21e9,
+        cpu_memory_bytes_per_s=0.75 * 409.6e9,
+        cpu_update_parameters_per_s=0.6 * 409.6e9 / 28,
+        disk_read_bytes_per_s=drives * 6.5e9,
+        disk_write_bytes_per_s=drives * 3.4e9,
+        disk_bytes=10**14,
+    )
     return problem_on(hardware, GPT_13B, "rtx4090", rows=8, slices=4)
 
 
@@ -60,14 +69,21 @@ def problem_on(hardware: Hardware, shape: Shape, card: str, *, rows: int, slices
     """The question, in slices of so many rows."""
     batch = Batch(rows=rows, length=TOKENS, number_bytes=2, state_bytes=12)
     layer = layer_figures(
-        shape, batch, flops_per_s=hardware.flops_per_s, scores=False,
+        shape,
+        batch,
+        flops_per_s=hardware.flops_per_s,
+        scores=False,
         memory_bytes_per_s=MEMORY_SHARE * CARDS[card].memory_bytes_per_s,
-    )  # fmt: skip
+    )
     chain = llama_chain(shape, batch, layer, head_forward_s=head_s(shape, batch, flops_per_s=hardware.flops_per_s))
     return Problem(
-        chain=chain, hardware=hardware, gpu_budget_bytes=hardware.gpu_bytes, cpu_budget_bytes=hardware.cpu_bytes,
-        slices=slices, clip=False,
-    )  # fmt: skip
+        chain=chain,
+        hardware=hardware,
+        gpu_budget_bytes=hardware.gpu_bytes,
+        cpu_budget_bytes=hardware.cpu_bytes,
+        slices=slices,
+        clip=False,
+    )
 
 
 def beside_lohan() -> None:
@@ -103,8 +119,9 @@ def main(cards: list[str], *, clip: bool) -> None:
                     f"| {card}, {ram_gib} GB | {slices} | {plan.step_s:.1f} s | {plan.bound_s:.1f} s"
                     f" | {written / 1e9:.0f} GB | {asked.chain.stored_bytes(plan.trailing()) / 1e9:.0f} GB"
                     f" | {plan.cpu_peak_bytes / 2**30:.1f} GiB"
-                    f" | {plan.source}, {plan.rounds} rounds | {time.monotonic() - began:.0f} s |", flush=True,
-                )  # fmt: skip
+                    f" | {plan.source}, {plan.rounds} rounds | {time.monotonic() - began:.0f} s |",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

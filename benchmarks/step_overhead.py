@@ -49,9 +49,14 @@ class Measured:
 def make_model(width: int) -> nn.Module:
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
-        vocab_size=512, hidden_size=width, intermediate_size=8 * width // 3, num_hidden_layers=LAYERS,
-        num_attention_heads=width // 32, num_key_value_heads=width // 32, use_cache=False,
-    )  # fmt: skip
+        vocab_size=512,
+        hidden_size=width,
+        intermediate_size=8 * width // 3,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=width // 32,
+        num_key_value_heads=width // 32,
+        use_cache=False,
+    )
     return transformers.LlamaForCausalLM(config).train()
 
 

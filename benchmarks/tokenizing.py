@@ -64,8 +64,9 @@ def main(megabytes: float, turns: int) -> None:
         print(
             f"turn {turn + 1}: {megabytes:g} MB, the library {theirs_s:.1f} s, ours {ours_s:.1f} s to {rows} packed "
             f"rows: {theirs_s / ours_s:.0%} of its throughput; {their_work_s:.1f} and {our_work_s:.1f} s of "
-            f"processors: {their_work_s / our_work_s:.0%}; {memory.grew_mb:.0f} MB more at most", flush=True,
-        )  # fmt: skip
+            f"processors: {their_work_s / our_work_s:.0%}; {memory.grew_mb:.0f} MB more at most",
+            flush=True,
+        )
     shutil.rmtree(folder)
 
 

@@ -25,4 +25,3 @@ def greedy_step_s(chain: Chain, hardware: Hardware, budgets: Budgets) -> float |
         compile_program(assemble(chain, candidate, slices=1, clip=False), chain) for candidate in instant(setting, fits)
     )
     return min((predicted_step_s(program, chain, hardware) for program in programs), default=None)
-

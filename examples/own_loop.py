@@ -35,18 +35,25 @@ def main(steps: int) -> float:
     torch.manual_seed(0)
     model = LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=256, hidden_size=256, intermediate_size=512, num_hidden_layers=3, num_attention_heads=4,
-            bos_token_id=None, eos_token_id=None,
+            vocab_size=256,
+            hidden_size=256,
+            intermediate_size=512,
+            num_hidden_layers=3,
+            num_attention_heads=4,
+            bos_token_id=None,
+            eos_token_id=None,
         )
-    )  # fmt: skip
+    )
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.01, fused=True)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=steps + 1)
 
     # measure=False: a plan at once, from an estimate of this machine; without it the blocks are timed first.
     engine = prepare(model, batch_of(text, 0), optimizer=optimizer, gpu_budget="16MB", max_grad_norm=1.0, measure=False)
 
-    print(f"The device holds {format_bytes(engine.plan.gpu_peak_bytes)} at most; weights, gradients and moments alone "
-          f"are {format_bytes(16 * sum(p.numel() for p in model.parameters()))}.")  # fmt: skip
+    print(
+        f"The device holds {format_bytes(engine.plan.gpu_peak_bytes)} at most; weights, gradients and moments alone "
+        f"are {format_bytes(16 * sum(p.numel() for p in model.parameters()))}."
+    )
     for step in range(steps):
         loss = engine.step(batch_of(text, step))
         schedule.step()

@@ -54,8 +54,11 @@ def train(job: Job, batches: Batches, device: str) -> Steps:
     norms = [p for p in model.parameters() if p.dim() == 1]
     optimizer = torch.optim.AdamW(
         [{"params": matrices, "weight_decay": job.weight_decay}, {"params": norms, "weight_decay": 0.0}],
-        lr=job.learning_rate, betas=(job.adam_beta1, job.adam_beta2), eps=job.adam_epsilon, fused=True,
-    )  # fmt: skip
+        lr=job.learning_rate,
+        betas=(job.adam_beta1, job.adam_beta2),
+        eps=job.adam_epsilon,
+        fused=True,
+    )
     scheduler = get_cosine_schedule_with_warmup(optimizer, int(job.warmup_steps), batches.total_steps)
 
     def step(slices: list[dict[str, torch.Tensor]]) -> float:
@@ -88,9 +91,10 @@ def of_run(folder: Path) -> Steps:
     steps = [event for event in read_metrics(folder / "metrics.jsonl") if event["event"] == "step"]
     first = steps[:STEPS]
     return Steps(
-        max(int(event["gpu_peak_bytes"] or 0) for event in steps), [float(event["loss"] or 0) for event in first],
+        max(int(event["gpu_peak_bytes"] or 0) for event in steps),
+        [float(event["loss"] or 0) for event in first],
         statistics.median(float(event["step_s"] or 0) for event in first[METERED:]),
-    )  # fmt: skip
+    )
 
 
 def compare(plain: Steps, run: Steps, job: Job, device: str) -> None:
@@ -101,7 +105,7 @@ def compare(plain: Steps, run: Steps, job: Job, device: str) -> None:
         ("memory, peak", format_bytes(plain.peak_bytes), format_bytes(run.peak_bytes), share),
         *((f"loss, step {n}", f"{plain.losses[n - 1]:.7f}", f"{run.losses[n - 1]:.7f}", "") for n in SHOWN),
         ("a step", format_seconds(plain.step_s), format_seconds(run.step_s), f"{run.step_s / plain.step_s:.2f} times"),
-    ]  # fmt: skip
+    ]
     screen = Console(highlight=False, soft_wrap=True)
     screen.print(table(("", "plain PyTorch", "offmate", ""), rows))
     screen.print(f"\nLosses: {equal(plain.losses, run.losses)}.")

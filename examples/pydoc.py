@@ -46,10 +46,19 @@ def prepare(folder: Path) -> None:
     ).save_pretrained(folder / "model")
     end = tokenizer.token_to_id(END)
     LlamaConfig(
-        architectures=["LlamaForCausalLM"], vocab_size=2048, hidden_size=256, intermediate_size=704,
-        num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=4, max_position_embeddings=512,
-        bos_token_id=None, eos_token_id=end, pad_token_id=end, tie_word_embeddings=False,
-    ).save_pretrained(folder / "model")  # fmt: skip
+        architectures=["LlamaForCausalLM"],
+        vocab_size=2048,
+        hidden_size=256,
+        intermediate_size=704,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=512,
+        bos_token_id=None,
+        eos_token_id=end,
+        pad_token_id=end,
+        tie_word_embeddings=False,
+    ).save_pretrained(folder / "model")
     print(f"{len(rows)} passages and a model of 4 layers are in {folder}")
 
 

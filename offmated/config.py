@@ -22,8 +22,12 @@ from offmated.paths import Paths
 from planner.errors import Exit, UserError, first_line
 
 KEYS = {
-    "database_url": "OFFMATE_DATABASE_URL", "redis_url": "OFFMATE_REDIS_URL", "listen": "OFFMATE_LISTEN",
-    "window": "OFFMATE_WINDOW", "notify": "OFFMATE_NOTIFY", "yield_minutes": "OFFMATE_YIELD_MINUTES",
+    "database_url": "OFFMATE_DATABASE_URL",
+    "redis_url": "OFFMATE_REDIS_URL",
+    "listen": "OFFMATE_LISTEN",
+    "window": "OFFMATE_WINDOW",
+    "notify": "OFFMATE_NOTIFY",
+    "yield_minutes": "OFFMATE_YIELD_MINUTES",
 }
 
 _RELATIVE_FILE = re.compile(r"(?P<scheme>sqlite(\+\w+)?:///)(?P<file>(?!/|:memory:|file:|\?).+)")

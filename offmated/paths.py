@@ -130,8 +130,10 @@ class Paths:
                 raise UserError(
                     f"{what} {place} {'holds' if holds else 'is in'} offmate's own state folder.",
                     numbers=(f"state folder {folder}", *((f"{place} is {real}",) if real != place else ())),
-                    hint="give a folder of its own", code=IN_STATE_FOLDER, exit_code=Exit.USAGE,
-                )  # fmt: skip
+                    hint="give a folder of its own",
+                    code=IN_STATE_FOLDER,
+                    exit_code=Exit.USAGE,
+                )
 
     def create(self) -> None:
         """Make the folders, closed to other users whatever the umask, and close offmate's own files and folders that

@@ -101,10 +101,11 @@ def _check_room(job: Job, plan: Plan, chain: Chain, run: RunFolder) -> None:
     elements = sum(tensor.elements for tensor in tensors if tensor.trainable or job.method == "full")
     stored = chain.stored_bytes(plan.cpu_updated())
     check_room(
-        run.path, Place(folder=Path(job.output_dir or run.output), token=run.token()),
+        run.path,
+        Place(folder=Path(job.output_dir or run.output), token=run.token()),
         checkpoint_bytes=checkpoint_bytes(job, chain.saved_bytes, stored),
         weight_bytes=elements * written_dtype(job).itemsize,
-    )  # fmt: skip
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -116,9 +117,11 @@ def _parser() -> argparse.ArgumentParser:
     what.add_argument("run_dir", nargs="?", type=Path, metavar="RUN_DIR", help="run folder with resolved.yaml")
     what.add_argument("--job", type=Path, metavar="FILE", help="a job file; nothing is written")
     plan.add_argument(
-        "--counted", type=lambda text: from_json(Counted, json.loads(text)), metavar="JSON",
+        "--counted",
+        type=lambda text: from_json(Counted, json.loads(text)),
+        metavar="JSON",
         help="with --job: what was counted of its data (python -m worker.prepare --job)",
-    )  # fmt: skip
+    )
     plan.add_argument("--measure", action="store_true", help="measure the blocks on the device: the plan is final")
     plan.add_argument("--database", metavar="URL", help="where plans and measurements are kept")
     plan.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")

@@ -35,8 +35,9 @@ def check_space(folder: Path, needed_bytes: int, what: str) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed_bytes:
         raise UserError(
-            f"The disk has no room for {what}.", code="disk-full",
+            f"The disk has no room for {what}.",
+            code="disk-full",
             numbers=(f"needed {format_bytes(needed_bytes)}, free {format_bytes(free)} at {folder}",),
             hint="free some space, or lower save_total_limit; the job goes on from its last checkpoint",
             needs=Room(str(folder), needed_bytes),
-        )  # fmt: skip
+        )

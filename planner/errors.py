@@ -76,20 +76,23 @@ def out_of_memory(what: str) -> UserError:
     allowed, _ = resource.getrlimit(resource.RLIMIT_AS)
     limited = allowed != resource.RLIM_INFINITY
     return UserError(
-        f"The system has no memory for {what}.", code="no-memory",
+        f"The system has no memory for {what}.",
+        code="no-memory",
         numbers=(f"ulimit -v allows a process {format_bytes(allowed)}",) if limited else (),
         hint="ulimit -v unlimited, then offmate down and offmate up" if limited else "end other programs; try again",
-    )  # fmt: skip
+    )
 
 
 def disk_full(error: BaseException, what: str = "what the job writes") -> UserError:
     """The error for people when `is_disk_full(error)`: there was no room for `what`."""
     of_user = next((link for link in _links(error) if isinstance(link, OSError) and link.errno in _UNSEEN), None)
     return UserError(
-        f"The disk has no room for {what}.", code="disk-full", numbers=(first_line(error),),
+        f"The disk has no room for {what}.",
+        code="disk-full",
+        numbers=(first_line(error),),
         hint="free some space; a job then goes on by itself, from what it saved last",
         needs=Room(str(Path(of_user.filename or ".").parent), 0) if of_user is not None else None,
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +132,16 @@ class UserError(Exception):
     """
 
     def __init__(
-        self, what: str, *, code: str, numbers: tuple[str, ...] = (), hint: str = "", exit_code: Exit = Exit.FAILED,
-        needs: Room | None = None, had_bytes: int | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        what: str,
+        *,
+        code: str,
+        numbers: tuple[str, ...] = (),
+        hint: str = "",
+        exit_code: Exit = Exit.FAILED,
+        needs: Room | None = None,
+        had_bytes: int | None = None,
+    ) -> None:
         self.what = printable(what)
         self.code = code
         self.numbers = tuple(map(printable, numbers))
@@ -193,9 +203,12 @@ class SeveralErrors(UserError):
             lines += [f"{number}. {error.what}", *(f"   {line}" for line in error.numbers)]
             lines.append(f"   hint: {error.hint}   [{error.code}]" if error.hint else f"   [{error.code}]")
         super().__init__(
-            f"{len(errors)} things are wrong with this job.", code=errors[0].code, numbers=tuple(lines),
-            exit_code=errors[0].exit_code, hint="correct all of them, then try again",
-        )  # fmt: skip
+            f"{len(errors)} things are wrong with this job.",
+            code=errors[0].code,
+            numbers=tuple(lines),
+            exit_code=errors[0].exit_code,
+            hint="correct all of them, then try again",
+        )
         self.errors = tuple(errors)
 
     def _has_id(self) -> bool:

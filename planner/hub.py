@@ -95,9 +95,11 @@ def not_reached(what: str, error: BaseException) -> UserError:
     """The error for people when `unreachable(error)`."""
     asked = "it is asked again by itself" if _Speaker.is_a_job else "check the network, then submit again"
     return UserError(
-        f"The Hugging Face hub cannot be reached for {what}.", code=NOT_REACHED, numbers=(first_line(error),),
+        f"The Hugging Face hub cannot be reached for {what}.",
+        code=NOT_REACHED,
+        numbers=(first_line(error),),
         hint=f"{asked}; what is not of the hub is the path of a folder on this machine",
-    )  # fmt: skip
+    )
 
 
 def not_given(what: str, error: BaseException) -> UserError | None:
@@ -110,24 +112,30 @@ def not_given(what: str, error: BaseException) -> UserError | None:
     kinds = {kind.__name__ for link in _links(error) for kind in type(link).__mro__}
     if "GatedRepoError" in kinds:
         return UserError(
-            f"The Hugging Face hub gives {what} only to people who have agreed to its terms.", code="hub-gated",
-            exit_code=Exit.USAGE, numbers=(first_line(error),),
+            f"The Hugging Face hub gives {what} only to people who have agreed to its terms.",
+            code="hub-gated",
+            exit_code=Exit.USAGE,
+            numbers=(first_line(error),),
             hint="agree on its page at huggingface.co, type: hf auth login (as the daemon's user), then "
             f"{'offmate retry' if _Speaker.is_a_job else 'submit again'}",
-        )  # fmt: skip
+        )
     if kinds & {"RepositoryNotFoundError", "RevisionNotFoundError", "DatasetNotFoundError"}:
         return UserError(
-            f"The Hugging Face hub does not have {what}, or not for everybody.", code="hub-not-found",
-            exit_code=Exit.USAGE, numbers=(first_line(error),),
+            f"The Hugging Face hub does not have {what}, or not for everybody.",
+            code="hub-not-found",
+            exit_code=Exit.USAGE,
+            numbers=(first_line(error),),
             hint="check the name (owner/name) and the revision; of a private one type: hf auth login; a folder is a"
             " path, such as ./name",
-        )  # fmt: skip
+        )
     if constants.HF_HUB_OFFLINE and kinds & {"LocalEntryNotFoundError", "OfflineModeIsEnabled", "ConnectionError"}:
         return UserError(
-            f"This machine does not have {what}, and HF_HUB_OFFLINE says not to ask the hub.", code=OFFLINE,
-            exit_code=Exit.USAGE, numbers=(first_line(error),),
+            f"This machine does not have {what}, and HF_HUB_OFFLINE says not to ask the hub.",
+            code=OFFLINE,
+            exit_code=Exit.USAGE,
+            numbers=(first_line(error),),
             hint="download it first (hf download owner/name, --repo-type dataset for data), or unset HF_HUB_OFFLINE",
-        )  # fmt: skip
+        )
     return None
 
 

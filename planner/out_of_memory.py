@@ -80,10 +80,11 @@ def host_memory_not_registered(asked_bytes: int, had_bytes: int, error: BaseExce
     """The error for people where CUDA refuses to lock `asked_bytes` of host memory; `had_bytes` are locked already."""
     return UserError(
         "CUDA cannot register as much host memory as the plan needs.",
-        code=HOST_MEMORY_NOT_REGISTERED, had_bytes=had_bytes,
+        code=HOST_MEMORY_NOT_REGISTERED,
+        had_bytes=had_bytes,
         numbers=(
             f"{format_bytes(had_bytes)} are registered with CUDA, {format_bytes(asked_bytes)} more are refused: "
             f"{first_line(error)}",
         ),
         hint="give a smaller cpu_budget; WSL2 limits such memory: try a larger memory= in .wslconfig, or Linux itself",
-    )  # fmt: skip
+    )

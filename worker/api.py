@@ -83,9 +83,11 @@ def prepare(
     _check_sample(model, batches, "prepare()")
     if compile not in ("auto", "off"):
         raise UserError(
-            f"compile is {compile!r}; it must be auto or off.", code="compile-not-usable", exit_code=Exit.USAGE,
+            f"compile is {compile!r}; it must be auto or off.",
+            code="compile-not-usable",
+            exit_code=Exit.USAGE,
             hint='prepare(..., compile="auto")',
-        )  # fmt: skip
+        )
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     arranged = place.type == "cuda" and compile == "off" and can_arrange() and take_over() is not None
     with contextlib.ExitStack() as undo:
@@ -97,26 +99,40 @@ def prepare(
         )
         if len(batches) > 1 and not analysis.sums_slices:
             raise UserError(
-                f"{type(model).__name__} takes the mean over each micro-batch by itself.", code="loss-per-slice",
+                f"{type(model).__name__} takes the mean over each micro-batch by itself.",
+                code="loss-per-slice",
                 exit_code=Exit.USAGE,
                 numbers=(f"{len(batches)} micro-batches, and its loss does not use num_items_in_batch",),
                 hint="prepare it with one, larger, batch",
-            )  # fmt: skip
+            )
         analysis.check_slices(len(batches))
         if analysis.inexact:
             log.info("model: results equal plain PyTorch's within rounding, because %s", "; ".join(analysis.inexact))
         dtype, clip = next(model.parameters()).dtype, max_grad_norm is not None
         compiling = compile == "auto" and _compiles(place, measure=measure)
         plan, chain = _plan(
-            analysis, place, dtype, gpu_budget, cpu_budget, len(batches), clip=clip, measure=measure,
+            analysis,
+            place,
+            dtype,
+            gpu_budget,
+            cpu_budget,
+            len(batches),
+            clip=clip,
+            measure=measure,
             compiling=compiling,
-        )  # fmt: skip
+        )
         log.info(
-            "plan: a step takes %s, the device holds %s at most", format_seconds(plan.step_s),
+            "plan: a step takes %s, the device holds %s at most",
+            format_seconds(plan.step_s),
             format_bytes(plan.gpu_peak_bytes),
-        )  # fmt: skip
+        )
         engine = Engine(
-            model, plan=plan, chain=chain, optimizer=optimizers.settings(), max_grad_norm=max_grad_norm, device=place,
+            model,
+            plan=plan,
+            chain=chain,
+            optimizer=optimizers.settings(),
+            max_grad_norm=max_grad_norm,
+            device=place,
             metered=True,
         )
         keep_weights_in(model, undo)
@@ -136,10 +152,17 @@ class LoopEngine:
     """
 
     def __init__(
-        self, engine: Engine, model: nn.Module, plan: Plan, sample: Batch, optimizers: TorchOptimizers,
-        guard: ModelGuard, *,
-        seed: int, undo: contextlib.ExitStack,
-    ) -> None:  # fmt: skip
+        self,
+        engine: Engine,
+        model: nn.Module,
+        plan: Plan,
+        sample: Batch,
+        optimizers: TorchOptimizers,
+        guard: ModelGuard,
+        *,
+        seed: int,
+        undo: contextlib.ExitStack,
+    ) -> None:
         self.plan = plan
         self.grad_norm: Tensor | None = None
         self.peak_bytes: int | None = None
@@ -208,15 +231,19 @@ class LoopEngine:
         if not hasattr(self._model, "generate"):
             raise UserError(
                 f"{type(self._model).__name__} has no generate() and cannot write texts.",
-                code="generation-not-usable", exit_code=Exit.USAGE,
+                code="generation-not-usable",
+                exit_code=Exit.USAGE,
                 hint="use a model of transformers with a head for texts",
-            )  # fmt: skip
+            )
         if not prompts or not all(map(len, prompts)):
             number = f"prompt {list(map(len, prompts)).index(0)} of {len(prompts)} has no token" if prompts else "none"
             raise UserError(
-                "There is no text to continue.", code="empty-prompt", exit_code=Exit.USAGE, numbers=(number,),
+                "There is no text to continue.",
+                code="empty-prompt",
+                exit_code=Exit.USAGE,
+                numbers=(number,),
                 hint="give generate() lists of at least one token; bos_token_id starts from nothing",
-            )  # fmt: skip
+            )
         with self._using(steps=False):
             return self._engine.generate(prompts, new_tokens=new_tokens, pad=pad)
 
@@ -280,8 +307,9 @@ class LoopEngine:
         if self._engine.torn:
             log.warning(
                 "restore: an error ended step %d in the middle of its updates: some weights are those before it, "
-                "some those after", self.steps_done + 1,
-            )  # fmt: skip
+                "some those after",
+                self.steps_done + 1,
+            )
         self._keep_norm()
         model = self._engine.restore()
         self._undo.close()
@@ -340,9 +368,17 @@ def _compiles(device: torch.device, *, measure: bool) -> bool:
 
 
 def _plan(
-    analysis: Analysis, device: torch.device, dtype: torch.dtype, gpu_budget: str | int | None,
-    cpu_budget: str | int | None, slices: int, *, clip: bool, measure: bool, compiling: bool,
-) -> tuple[Plan, Chain]:  # fmt: skip
+    analysis: Analysis,
+    device: torch.device,
+    dtype: torch.dtype,
+    gpu_budget: str | int | None,
+    cpu_budget: str | int | None,
+    slices: int,
+    *,
+    clip: bool,
+    measure: bool,
+    compiling: bool,
+) -> tuple[Plan, Chain]:
     target = find_target(device, dtype, measure=True)
     gpu, cpu = (None if size is None else parse_bytes(size) for size in (gpu_budget, cpu_budget))
     check_budgets(gpu, cpu, gpu_bytes=target.gpu_bytes, ram_bytes=target.ram_bytes)
@@ -353,9 +389,13 @@ def _plan(
         times = estimate_times(analysis, hardware)
     chain = analysis.chain(times)
     plan = Problem(
-        chain=chain, hardware=hardware, gpu_budget_bytes=gpu or hardware.gpu_bytes,
-        cpu_budget_bytes=cpu or hardware.cpu_bytes, slices=slices, clip=clip,
-    ).plan()  # fmt: skip
+        chain=chain,
+        hardware=hardware,
+        gpu_budget_bytes=gpu or hardware.gpu_bytes,
+        cpu_budget_bytes=cpu or hardware.cpu_bytes,
+        slices=slices,
+        clip=clip,
+    ).plan()
     return plan, chain
 
 

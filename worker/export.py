@@ -37,9 +37,11 @@ def _export(run: RunFolder, target: Path, kind: str | None) -> Exit:
         to_come = not model and (kind is not None or job.method == "lora")
         raise UserError(
             "The job has no model yet." if to_come else "The job has no adapters to merge.",
-            code="nothing-to-export" if kind else "nothing-to-merge", exit_code=Exit.USAGE, numbers=(what,),
+            code="nothing-to-export" if kind else "nothing-to-merge",
+            exit_code=Exit.USAGE,
+            numbers=(what,),
             hint="jobs have one when they are done" if to_come else "jobs with method: lora have some",
-        )  # fmt: skip
+        )
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]

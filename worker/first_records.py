@@ -51,9 +51,15 @@ MOST = 64
 """How many records of each data entry are looked at."""
 _MOST_S = 20.0  # seconds for them, which long conversations may take
 _TOLD = (
-    "worker.data.chat", "worker.data.turns", "worker.data.formats", "worker.data.slots", "planner.job.broken_rows",
-    "planner.models.peft_lora", "worker.data.batches", "worker.first_records",
-)  # fmt: skip
+    "worker.data.chat",
+    "worker.data.turns",
+    "worker.data.formats",
+    "worker.data.slots",
+    "planner.job.broken_rows",
+    "planner.models.peft_lora",
+    "worker.data.batches",
+    "worker.first_records",
+)
 """The loggers whose warnings are told to the submitter."""
 
 
@@ -246,7 +252,7 @@ def _warnings() -> Iterator[dict[str, None]]:
 
 def look(
     job: Job, entries: tuple[DataEntry, ...], tokenizer: PreTrainedTokenizerBase, *, pairs: bool = False
-) -> Corpus | None:  # fmt: skip
+) -> Corpus | None:
     """The first records of `entries` as tokens; None where there are none. The entries are trained on together, or
     evaluated on together. Raises the UserError with which the records would end the job. Only the beginning of files
     and of hub splits may be read here; the rest is not judged."""
@@ -260,15 +266,18 @@ def look(
     check_tokenizer(job, tokenizer)
     broken = BrokenRows(skip=job.broken_rows == "skip")
     found = [
-        (entry, first) for entry in entries
+        (entry, first)
+        for entry in entries
         if (first := _first(entry, min(MOST, entry.most(job.max_samples) or MOST))) is not None
-    ]  # fmt: skip
+    ]
     left_out, sharing, until = LeftOut(job, pairs=pairs), Sharing(job, pairs=pairs), time.monotonic() + _MOST_S
     documents = [*_documents(job, found, tokenizer, pairs, until, broken)]
     encoded = [
-        pair for alike in batched(iter(documents)) for whole in encode(alike, tokenizer, pairs=pairs)
+        pair
+        for alike in batched(iter(documents))
+        for whole in encode(alike, tokenizer, pairs=pairs)
         if not left_out.takes(*(pair := sharing.cut(*whole)))
-    ]  # fmt: skip
+    ]
     whole = len(found) == len(entries) and all(first.whole for _, first in found) and time.monotonic() <= until
     if whole:
         broken.end(len(documents), sum(len(first.rows) for _, first in found))
@@ -278,9 +287,11 @@ def look(
     if not encoded:
         return None
     corpus = Corpus(
-        tokens=np.concatenate([ids for ids, _ in encoded]), trained=np.concatenate([learned for _, learned in encoded]),
-        ends=np.cumsum([len(ids) for ids, _ in encoded], dtype=np.int64), fingerprint="",
-    )  # fmt: skip
+        tokens=np.concatenate([ids for ids, _ in encoded]),
+        trained=np.concatenate([learned for _, learned in encoded]),
+        ends=np.cumsum([len(ids) for ids, _ in encoded], dtype=np.int64),
+        fingerprint="",
+    )
     try:
         layout_of_pairs(corpus, job, closing_tokens(tokenizer)) if pairs else rows_of(corpus, job)
     except UserError as error:
@@ -288,9 +299,12 @@ def look(
             raise
         none = "record has" if len(encoded) == 1 else f"{len(encoded)} records have"
         raise UserError(
-            f"The first {none} nothing to learn.", code=error.code, exit_code=Exit.USAGE,
-            numbers=error.numbers, hint=f"offmate preview shows what is learned of which row; {error.hint}",
-        ) from error  # fmt: skip
+            f"The first {none} nothing to learn.",
+            code=error.code,
+            exit_code=Exit.USAGE,
+            numbers=error.numbers,
+            hint=f"offmate preview shows what is learned of which row; {error.hint}",
+        ) from error
     return corpus
 
 
@@ -301,9 +315,13 @@ def _first(entry: DataEntry, most: int) -> FirstRows | None:
 
 
 def _documents(
-    job: Job, found: list[tuple[DataEntry, FirstRows]], tokenizer: PreTrainedTokenizerBase, pairs: bool, until: float,
+    job: Job,
+    found: list[tuple[DataEntry, FirstRows]],
+    tokenizer: PreTrainedTokenizerBase,
+    pairs: bool,
+    until: float,
     broken: BrokenRows,
-) -> Iterator[Document]:  # fmt: skip
+) -> Iterator[Document]:
     """The documents of the rows, as many as are rendered by the time `until` (of `time.monotonic()`). Raises UserError
     where a row is broken. It also tells what is wrong with later rows, as far as that shows without a tokenizer."""
     from worker.data.documents import document_of, form_of

@@ -24,21 +24,28 @@ def check_model(model: nn.Module) -> None:
     elsewhere = next((f"{name} is on {p.device}" for name, p in model.named_parameters() if p.device.type != "cpu"), "")
     if elsewhere:
         raise UserError(
-            "The model's weights are not in host memory.", code="model-not-usable", exit_code=Exit.USAGE,
-            numbers=(elsewhere,), hint="load it on the CPU; what the plan wants on the GPU is brought there",
-        )  # fmt: skip
+            "The model's weights are not in host memory.",
+            code="model-not-usable",
+            exit_code=Exit.USAGE,
+            numbers=(elsewhere,),
+            hint="load it on the CPU; what the plan wants on the GPU is brought there",
+        )
     kept = torch.float32, torch.bfloat16
     if other := next(((n, p) for n, p in model.named_parameters() if p.requires_grad and p.dtype not in kept), None):
         raise UserError(
-            "The model's weights are neither fp32 nor bf16.", code="model-not-usable", exit_code=Exit.USAGE,
+            "The model's weights are neither fp32 nor bf16.",
+            code="model-not-usable",
+            exit_code=Exit.USAGE,
             numbers=(f"{other[0]} is {str(other[1].dtype).removeprefix('torch.')}",),
             hint="model.to(torch.bfloat16), or model.float()",
-        )  # fmt: skip
+        )
     if any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
         raise UserError(
-            "The model has gradient checkpointing switched on.", code="model-not-usable", exit_code=Exit.USAGE,
+            "The model has gradient checkpointing switched on.",
+            code="model-not-usable",
+            exit_code=Exit.USAGE,
             hint="model.gradient_checkpointing_disable(); the planner decides what is recomputed",
-        )  # fmt: skip
+        )
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
             raise _unusable(f"{name} has a gradient", "optimizer.zero_grad(): a step begins without gradients")
@@ -81,9 +88,11 @@ def keep_weights_in(model: nn.Module, undo: contextlib.ExitStack) -> None:
 
     def refuse(*_: object) -> None:
         raise UserError(
-            "The model's weights are in the engine, not in the model.", code="weights-in-engine", exit_code=Exit.USAGE,
+            "The model's weights are in the engine, not in the model.",
+            code="weights-in-engine",
+            exit_code=Exit.USAGE,
             hint="engine.save() and load() keep and take all that training needs; restore() gives the model back",
-        )  # fmt: skip
+        )
 
     modules: Any = model.modules()  # torch has no types for these two
     for module in modules:
@@ -185,13 +194,19 @@ def _changed(name: str, what: str, before: object, after: object) -> UserError:
     if what == "gradient":
         number = f"{name} has a gradient"
     return UserError(
-        "The model was changed after prepare().", code="model-changed", exit_code=Exit.USAGE, numbers=(number,),
+        "The model was changed after prepare().",
+        code="model-changed",
+        exit_code=Exit.USAGE,
+        numbers=(number,),
         hint=hints.get(what, _AGAIN),
-    )  # fmt: skip
+    )
 
 
 def _unusable(number: str, hint: str) -> UserError:
     return UserError(
-        "The model cannot be trained as it is.", code="model-not-usable", exit_code=Exit.USAGE, numbers=(number,),
+        "The model cannot be trained as it is.",
+        code="model-not-usable",
+        exit_code=Exit.USAGE,
+        numbers=(number,),
         hint=hint,
-    )  # fmt: skip
+    )

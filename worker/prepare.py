@@ -67,9 +67,7 @@ def _counted(job: Job, folder: RunFolder | None) -> Counted:
     if not job.is_split and job.train_batch_size is not None:
         job = job.with_slices(job.train_batch_size)  # tokens of the whole step are enough for any split
     data, frozen = (None, None) if folder is None else (folder.path / "data", folder.read_frozen())
-    return Batches(
-        job, load_tokenizer(job), data, frozen, pairs=pairs_of(job), border=rope_border(job)
-    ).counted()  # fmt: skip
+    return Batches(job, load_tokenizer(job), data, frozen, pairs=pairs_of(job), border=rope_border(job)).counted()
 
 
 if __name__ == "__main__":

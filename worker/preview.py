@@ -146,12 +146,18 @@ def figures(batches: Batches, job: Job) -> dict[str, int | float | None]:
     its rows, in tokens; the documents that are `cut` at `max_length`, None where `long_rows` says otherwise."""
     lengths = batches.row_lengths
     return {
-        "rows": batches.rows, "tokens": batches.tokens, "learned": batches.learned,
-        "longest": int(lengths.max()), "percentile_99": int(np.percentile(lengths, 99, method="higher")),
-        "cut": batches.cut, "max_length": job.max_length, "rows_per_step": batches.rows_per_step,
-        "steps_per_epoch": batches.steps_per_epoch, "steps": batches.total_steps,
+        "rows": batches.rows,
+        "tokens": batches.tokens,
+        "learned": batches.learned,
+        "longest": int(lengths.max()),
+        "percentile_99": int(np.percentile(lengths, 99, method="higher")),
+        "cut": batches.cut,
+        "max_length": job.max_length,
+        "rows_per_step": batches.rows_per_step,
+        "steps_per_epoch": batches.steps_per_epoch,
+        "steps": batches.total_steps,
         "tokens_in_all": round(batches.tokens * batches.total_steps / batches.steps_per_epoch),
-    }  # fmt: skip
+    }
 
 
 def _few_rows(batches: Batches) -> str | None:

@@ -68,14 +68,19 @@ def answers(
     lora = job.method == "lora"
     if end.get("status") != "done" and there is None:
         raise UserError(
-            "The job has no model yet.", code="no-model", exit_code=Exit.USAGE,
+            "The job has no model yet.",
+            code="no-model",
+            exit_code=Exit.USAGE,
             hint="a job has one when it is done; sample_prompts in its file has texts written on the way",
-        )  # fmt: skip
+        )
     if not (config := output / ("adapter_config.json" if lora else "config.json")).is_file():
         raise UserError(
-            "The job's model is not where it was.", code="no-model", exit_code=Exit.USAGE,
-            numbers=(f"there is no {config}",), hint="put the folder back where it was when the job was done",
-        )  # fmt: skip
+            "The job's model is not where it was.",
+            code="no-model",
+            exit_code=Exit.USAGE,
+            numbers=(f"there is no {config}",),
+            hint="put the folder back where it was when the job was done",
+        )
     with lasting_imports():
         import torch
         from transformers.utils import logging as transformers_logging
@@ -120,10 +125,16 @@ def answers(
         open_scratch(job, plan, chain) as scratch,
     ):
         engine = Engine(
-            model, plan=plan, chain=chain, optimizer=optimizer_of(job, model), max_grad_norm=job.max_grad_norm,
-            device=torch.device("cuda" if cuda else "cpu"), metered=True, states=states,
+            model,
+            plan=plan,
+            chain=chain,
+            optimizer=optimizer_of(job, model),
+            max_grad_norm=job.max_grad_norm,
+            device=torch.device("cuda" if cuda else "cpu"),
+            metered=True,
+            states=states,
             scratch=scratch,
-        )  # fmt: skip
+        )
         try:
             engine.check_generation(samples.tokens, new_tokens=samples.new_tokens)
             found = engine.generate(samples.tokens, new_tokens=samples.new_tokens, pad=samples.pad)

@@ -92,9 +92,8 @@ class TorchOptimizers:
         """Parameter name -> its optimizer."""
         groups = self.settings()
         return {
-            name: group.optimizer_of(p) for name, p in model.named_parameters()
-            for group in groups if group.has(name)
-        }  # fmt: skip
+            name: group.optimizer_of(p) for name, p in model.named_parameters() for group in groups if group.has(name)
+        }
 
     def saw_step(self) -> None:
         """Step the optimizers without gradients: this changes nothing, but their schedulers and hooks see a step."""
@@ -113,6 +112,9 @@ class TorchOptimizers:
 
 def _unusable(number: str, hint: str) -> UserError:
     return UserError(
-        "This optimizer cannot be used.", code="optimizer-not-usable", exit_code=Exit.USAGE, numbers=(number,),
+        "This optimizer cannot be used.",
+        code="optimizer-not-usable",
+        exit_code=Exit.USAGE,
+        numbers=(number,),
         hint=hint,
-    )  # fmt: skip
+    )

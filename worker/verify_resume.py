@@ -95,10 +95,19 @@ def _verify(options: argparse.Namespace) -> Exit:
     found, steps, kernels = with_fallback(lambda kernels: _compare(job, options, kernels), asked=job.deterministic)
     half, cuda = steps // 2, device_of(options.device).type == "cuda"
     if options.json:
-        print(json.dumps({
-            "equal": not found, "steps": steps, "stopped_after": half, "differences": found,
-            "deterministic_kernels": cuda, "kernels": str(kernels), "refused": kernels.refused,
-        }))  # fmt: skip
+        print(
+            json.dumps(
+                {
+                    "equal": not found,
+                    "steps": steps,
+                    "stopped_after": half,
+                    "differences": found,
+                    "deterministic_kernels": cuda,
+                    "kernels": str(kernels),
+                    "refused": kernels.refused,
+                }
+            )
+        )
         return Exit.FAILED if found else Exit.DONE
     did = f"steps 1 to {steps} in one go, and with an end after step {half} and a new process"
     if found:
@@ -152,9 +161,12 @@ def _prepare(job: Job, runs: tuple[RunFolder, ...], options: argparse.Namespace,
     job, batches = _to_compare(found.job), found.batches
     if (total := batches.total_steps) < 3:
         raise UserError(
-            "The job is too short to be stopped within.", code="too-few-steps", exit_code=Exit.USAGE,
-            numbers=(f"steps {total}, needed 3",), hint="give a job with more data or a larger max_steps",
-        )  # fmt: skip
+            "The job is too short to be stopped within.",
+            code="too-few-steps",
+            exit_code=Exit.USAGE,
+            numbers=(f"steps {total}, needed 3",),
+            hint="give a job with more data or a larger max_steps",
+        )
     for run in others:
         shutil.copytree(first.path, run.path)
     clear_passing(job)
@@ -177,10 +189,15 @@ def _run(run: RunFolder, until: int, device: str | None, kernels: Kernels) -> No
     hidden = {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
     watched = sys.stderr.isatty()  # if not, its log is shown where it ends badly
     done = subprocess.run(
-        command, stdin=subprocess.DEVNULL, stdout=sys.stderr if watched else subprocess.PIPE,
-        stderr=None if watched else subprocess.STDOUT, env={**os.environ, **hidden}, text=True, errors="replace",
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=sys.stderr if watched else subprocess.PIPE,
+        stderr=None if watched else subprocess.STDOUT,
+        env={**os.environ, **hidden},
+        text=True,
+        errors="replace",
         check=False,
-    )  # fmt: skip
+    )
     if (code := done.returncode) != Exit.STOPPED:
         from planner.measure.repeatable import NotRepeatableError
 
@@ -189,9 +206,11 @@ def _run(run: RunFolder, until: int, device: str | None, kernels: Kernels) -> No
             raise error
         print(done.stdout or "", end="", file=sys.stderr)
         raise UserError(
-            "The steps could not be done.", code="steps-not-done", numbers=(f"exit code {code}, and the reason above",),
+            "The steps could not be done.",
+            code="steps-not-done",
+            numbers=(f"exit code {code}, and the reason above",),
             hint="what is above would end the job, too",
-        )  # fmt: skip
+        )
 
 
 def differences(one: RunFolder, other: RunFolder, step: int) -> list[str]:
@@ -211,9 +230,10 @@ def differences(one: RunFolder, other: RunFolder, step: int) -> list[str]:
     for name, parts in first.tensors():
         found = theirs.pop(name, {})
         lines += [
-            f"{name}: {part}" for part, tensor in parts.items()
+            f"{name}: {part}"
+            for part, tensor in parts.items()
             if part not in found or not torch.equal(tensor.view(torch.uint8), found[part].view(torch.uint8))
-        ]  # fmt: skip
+        ]
     return lines + [f"{name}: it is there with a stop only" for name in theirs]
 
 

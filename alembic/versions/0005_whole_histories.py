@@ -16,10 +16,13 @@ down_revision = "0004"
 
 JOBS = sa.table(
     "jobs",
-    sa.column("id", sa.Integer()), sa.column("state", sa.String()), sa.column("started_at", sa.Float()),
-    sa.column("attempts", sa.Integer()), sa.column("last_checkpoint_step", sa.Integer()),
+    sa.column("id", sa.Integer()),
+    sa.column("state", sa.String()),
+    sa.column("started_at", sa.Float()),
+    sa.column("attempts", sa.Integer()),
+    sa.column("last_checkpoint_step", sa.Integer()),
     sa.column("history", sa.JSON()),
-)  # fmt: skip
+)
 
 
 def upgrade() -> None:
@@ -29,10 +32,14 @@ def upgrade() -> None:
     for row in connection.execute(sa.select(JOBS).where(JOBS.c.attempts > 0)).all():
         history = [_attempt(**attempt) for attempt in row.history or ()]
         if row.state == "running" and not (history and history[-1]["number"] == row.attempts):
-            history.append({
-                "number": row.attempts, "started_at": row.started_at, "from_step": row.last_checkpoint_step,
-                "ended_at": None,
-            })  # fmt: skip
+            history.append(
+                {
+                    "number": row.attempts,
+                    "started_at": row.started_at,
+                    "from_step": row.last_checkpoint_step,
+                    "ended_at": None,
+                }
+            )
         if history != row.history:
             connection.execute(sa.update(JOBS).where(JOBS.c.id == row.id).values(history=history))
 

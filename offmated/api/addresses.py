@@ -80,9 +80,12 @@ class TcpAddress:
             host = str(ipaddress.ip_address(found["six"] or found["four"]))
         except ValueError:
             raise UserError(
-                "The address to listen on is not valid.", numbers=(f'listen = "{text}"',), code="bad-address",
-                hint="an address and a port: 127.0.0.1:8477", exit_code=Exit.USAGE,
-            ) from None  # fmt: skip
+                "The address to listen on is not valid.",
+                numbers=(f'listen = "{text}"',),
+                code="bad-address",
+                hint="an address and a port: 127.0.0.1:8477",
+                exit_code=Exit.USAGE,
+            ) from None
         return cls(host, int(found["port"]))
 
     def listen(self) -> socket.socket:

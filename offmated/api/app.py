@@ -123,18 +123,28 @@ def submit_job(body: Submission, use: Use, idempotency_key: Key = None) -> Json:
     """Take a job in. 422 with the error's fields when it cannot be run as written. Where a job was taken in under the
     same key before, for example when the first answer was lost, the answer is that job."""
     row, _ = submit(
-        use.store, use.paths, body.yaml, Path(body.folder), body.name, idempotency_key, body.turn(), use.window,
+        use.store,
+        use.paths,
+        body.yaml,
+        Path(body.folder),
+        body.name,
+        idempotency_key,
+        body.turn(),
+        use.window,
         settings=body.settings,
-    )  # fmt: skip
+    )
     use.wake()
     return show_job(row.id, use)
 
 
 def list_jobs(
-    use: Use, limit: InAPage = PAGE, before: Number | None = None,
-    state: Annotated[list[JobState] | None, Query(max_length=len(JobState))] = None, label: Label = None,
+    use: Use,
+    limit: InAPage = PAGE,
+    before: Number | None = None,
+    state: Annotated[list[JobState] | None, Query(max_length=len(JobState))] = None,
+    label: Label = None,
     order: Literal["id", "ended"] = "id",
-) -> Json:  # fmt: skip
+) -> Json:
     """Jobs in these states (none given: all) and with this label, the newest first: {"jobs", "next", "total"}. `next`
     is the `before` of the page after this one; null when there is none. With `order=ended` the jobs that ended last
     come first, and there is only one page."""
@@ -177,7 +187,7 @@ def cancel_job(job_id: JobId, use: Use) -> Json:
     if after in FINAL and (before in FINAL or after is not JobState.CANCELLED):
         raise UserError(
             f"Job {job_id} is over: {after}.", hint=f"offmate show {job_id}", code="job-ended", exit_code=Exit.USAGE
-        )  # fmt: skip
+        )
     use.wake()
     return show_job(job_id, use)
 
@@ -186,9 +196,13 @@ def retry_job(job_id: JobId, use: Use, changes: Again | None = None) -> Json:
     """Have a failed or cancelled job tried again."""
     asked = changes or Again()
     retry(
-        use.store, job_id, gpu_budget=asked.gpu_budget, cpu_budget=asked.cpu_budget,
-        allow_changed_data=asked.allow_changed_data, allow_changed_model=asked.allow_changed_model,
-    )  # fmt: skip
+        use.store,
+        job_id,
+        gpu_budget=asked.gpu_budget,
+        cpu_budget=asked.cpu_budget,
+        allow_changed_data=asked.allow_changed_data,
+        allow_changed_model=asked.allow_changed_model,
+    )
     use.wake()
     return show_job(job_id, use)
 
@@ -293,9 +307,7 @@ def show_report(use: Use, since: Annotated[float, Query(ge=0, le=2**40)] = 0.0) 
 
 def clean_up(body: Cleaning, use: Use) -> Json:
     """Remove what jobs that are over do not need, or only say how much it is: {"jobs", "bytes"}."""
-    found = clean(
-        use.store, body.jobs, unfinished=body.unfinished, older_s=body.older_s, remove=body.remove
-    )
+    found = clean(use.store, body.jobs, unfinished=body.unfinished, older_s=body.older_s, remove=body.remove)
     return {"jobs": [asdict(job) for job in found], "bytes": sum(job.bytes for job in found)}
 
 

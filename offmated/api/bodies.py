@@ -35,10 +35,13 @@ class AskedTurn(Body):
     def turn(self) -> Turn:
         """The same as a `Turn`."""
         return Turn(
-            priority=self.priority, after=self.after, begin_at=self.begin_at, held=self.held,
+            priority=self.priority,
+            after=self.after,
+            begin_at=self.begin_at,
+            held=self.held,
             window=self.window,
             label=printable(self.label) if self.label is not None else None,
-        )  # fmt: skip
+        )
 
 
 class Submission(AskedTurn):

@@ -124,26 +124,33 @@ async def _body(receive: Receive) -> bytes | None:
 def _too_large(size: int | None) -> ASGIApp:
     has = f"has {format_bytes(size)}" if size is not None else "has more"
     error = UserError(
-        "The request is too large.", code="request-too-large", exit_code=Exit.USAGE,
+        "The request is too large.",
+        code="request-too-large",
+        exit_code=Exit.USAGE,
         numbers=(f"it {has}, at most {format_bytes(MOST_BODY_BYTES)} are taken",),
         hint="a job file names its data, it does not hold them",
-    )  # fmt: skip
+    )
     return refused(413, error, headers={"connection": "close"})  # or the server would read the rest
 
 
 def _unframed() -> ASGIApp:
     error = UserError(
-        "The request gives its length twice.", code="request-unframed", exit_code=Exit.USAGE,
-        numbers=("it has Transfer-Encoding beside Content-Length, or in HTTP/1.0",), hint="leave Transfer-Encoding out",
-    )  # fmt: skip
+        "The request gives its length twice.",
+        code="request-unframed",
+        exit_code=Exit.USAGE,
+        numbers=("it has Transfer-Encoding beside Content-Length, or in HTTP/1.0",),
+        hint="leave Transfer-Encoding out",
+    )
     return refused(400, error, headers={"connection": "close"})
 
 
 def _too_slow() -> ASGIApp:
     error = UserError(
-        "The request did not come to its end.", code="request-too-slow", hint="send it again",
+        "The request did not come to its end.",
+        code="request-too-slow",
+        hint="send it again",
         numbers=(f"it was not there after {REQUEST_S:g} s",),
-    )  # fmt: skip
+    )
     return refused(408, error, headers={"connection": "close"})
 
 
@@ -207,9 +214,10 @@ class Stranger(Connection):
         """Take the connection, and close the oldest stranger's where there are too many."""
         super().connection_made(transport)
         strangers = [
-            one for one in self.connections
+            one
+            for one in self.connections
             if isinstance(one, Stranger) and one._is_stranger and not one.transport.is_closing()
-        ]  # fmt: skip
+        ]
         if len(strangers) > MOST_STRANGERS:
             min(strangers, key=lambda one: one._came).transport.close()
 

@@ -46,9 +46,7 @@ def _drawn(run: RunFolder, job_id: int, title: str) -> bytes:
         drawing = ["picture", str(run.plan), f"--title={title}", f"--html={page}"]
         command = [sys.executable, "-P", "-m", "planner", *drawing]
         try:
-            done = subprocess.run(
-                command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE_S
-            )
+            done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE_S)
         except subprocess.TimeoutExpired:
             raise _not_drawn(job_id, f"it was not there after {PATIENCE_S:g} s") from None
         if done.returncode != 0 or not page.exists():

@@ -35,10 +35,16 @@ def later(error: UserError) -> JSONResponse:
 def add_handlers(app: FastAPI) -> None:
     """Have every error answered by its fields: set the handlers of `app`."""
     for kind, handler in (
-        (UserError, _user_error), (RequestValidationError, _invalid), (HTTPException, _http),
-        (DBAPIError, _database), (NoConnection, _database), (OSError, _system), (MemoryError, _runtime),
-        (RuntimeError, _runtime), (Exception, _own_mistake),
-    ):  # fmt: skip
+        (UserError, _user_error),
+        (RequestValidationError, _invalid),
+        (HTTPException, _http),
+        (DBAPIError, _database),
+        (NoConnection, _database),
+        (OSError, _system),
+        (MemoryError, _runtime),
+        (RuntimeError, _runtime),
+        (Exception, _own_mistake),
+    ):
         app.add_exception_handler(kind, handler)
 
 
@@ -62,9 +68,12 @@ def _http(request: Request, error: Exception) -> JSONResponse:
 
 def _unknown(*numbers: str) -> UserError:
     return UserError(
-        "The daemon does not know this request.", numbers=numbers, code="bad-request", exit_code=Exit.USAGE,
+        "The daemon does not know this request.",
+        numbers=numbers,
+        code="bad-request",
+        exit_code=Exit.USAGE,
         hint="is the daemon of the same version? offmate down, then offmate up",
-    )  # fmt: skip
+    )
 
 
 def busy(cause: str) -> JSONResponse:
@@ -82,10 +91,15 @@ def _database(_request: Request, error: Exception) -> JSONResponse:
     if isinstance(error, NoConnection) or any(word in cause.lower() for word in _BUSY):
         return busy(cause)
     log.exception("the database cannot be used", exc_info=error)
-    return refused(503, UserError(
-        "The database cannot be used.", numbers=(cause,), code="database-unreachable",
-        hint="daemon.log says more",
-    ))  # fmt: skip
+    return refused(
+        503,
+        UserError(
+            "The database cannot be used.",
+            numbers=(cause,),
+            code="database-unreachable",
+            hint="daemon.log says more",
+        ),
+    )
 
 
 def _system(_request: Request, error: Exception) -> JSONResponse:
@@ -95,9 +109,11 @@ def _system(_request: Request, error: Exception) -> JSONResponse:
     if isinstance(error, TimeoutError):  # raised by the store while it waited to write
         return busy(str(error))
     told = UserError(
-        "The system refused what the daemon wanted to do.", numbers=(first_line(error),),
-        code="system-error", hint="daemon.log says more",
-    )  # fmt: skip
+        "The system refused what the daemon wanted to do.",
+        numbers=(first_line(error),),
+        code="system-error",
+        hint="daemon.log says more",
+    )
     if error.errno in SHORT_FOR_NOW:
         log.warning("the system is short of something: %s", error)
         return later(told)
@@ -106,10 +122,15 @@ def _system(_request: Request, error: Exception) -> JSONResponse:
 
 
 def _disk_full(error: Exception) -> JSONResponse:
-    return refused(507, UserError(
-        "The disk has no room for what the daemon writes.", numbers=(first_line(error),), code="disk-full",
-        hint="free some space and try again; nothing was kept",
-    ))  # fmt: skip
+    return refused(
+        507,
+        UserError(
+            "The disk has no room for what the daemon writes.",
+            numbers=(first_line(error),),
+            code="disk-full",
+            hint="free some space and try again; nothing was kept",
+        ),
+    )
 
 
 def _runtime(request: Request, error: Exception) -> JSONResponse:
@@ -124,7 +145,12 @@ def _runtime(request: Request, error: Exception) -> JSONResponse:
 def _own_mistake(request: Request, error: Exception) -> JSONResponse:
     """The answer for an error of ours; the server logs it with its traceback."""
     number = f"{request.method} {request.url.path}: {type(error).__name__}"
-    return refused(500, UserError(
-        "The daemon made a mistake.", numbers=(number,), code="daemon-error",
-        hint="daemon.log in the state folder says more",
-    ))  # fmt: skip
+    return refused(
+        500,
+        UserError(
+            "The daemon made a mistake.",
+            numbers=(number,),
+            code="daemon-error",
+            hint="daemon.log in the state folder says more",
+        ),
+    )

@@ -81,10 +81,17 @@ class Server:
                 return
             listener = self._address.listen()
             settings = uvicorn.Config(
-                self._app, http=self._connection, ws="none", backlog=BACKLOG, log_config=None, access_log=False,
-                lifespan="off", timeout_graceful_shutdown=int(PATIENCE_S), proxy_headers=False,
+                self._app,
+                http=self._connection,
+                ws="none",
+                backlog=BACKLOG,
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                timeout_graceful_shutdown=int(PATIENCE_S),
+                proxy_headers=False,
                 workers=1,  # or uvicorn reads it from a variable meant for other servers, which may be no number
-            )  # fmt: skip
+            )
             server = _Listening(settings, f"{self._address}")  # it closes the listener
             thread = threading.Thread(target=self._serve, args=(server, listener), name="api")
             try:

@@ -37,9 +37,11 @@ def read_token(file: Path) -> str:
     if token:
         raise UserError(
             "The API token is too easy to guess, or has characters that cannot be sent.",
-            numbers=(str(file),), code="bad-token",
-            hint="delete the file: another is made at the daemon's start", exit_code=Exit.USAGE,
-        )  # fmt: skip
+            numbers=(str(file),),
+            code="bad-token",
+            hint="delete the file: another is made at the daemon's start",
+            exit_code=Exit.USAGE,
+        )
     token = secrets.token_urlsafe(32)
     draft = file.with_name(f".{file.name}.{os.getpid()}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -72,9 +74,11 @@ class Guarded:
             await self._app(scope, receive, send)
         elif not shown:
             error = UserError(
-                "This needs the daemon's token.", code="no-token", exit_code=Exit.USAGE,
+                "This needs the daemon's token.",
+                code="no-token",
+                exit_code=Exit.USAGE,
                 hint="offmate page gives an address that has it",
-            )  # fmt: skip
+            )
             await refused(401, error, headers={"www-authenticate": "Bearer"})(scope, receive, send)
         elif scope["path"] == "/ticket" and scope["method"] == "POST":
             await self._give_ticket(scope)(scope, receive, send)

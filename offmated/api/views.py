@@ -28,10 +28,28 @@ Json = dict[str, Any]
 _errors = RepeatedErrors()
 
 _ROW_FIELDS = (
-    "id", "name", "state", "stop_reason", "priority", "run_dir", "created_at", "started_at", "ended_at", "attempts",
-    "history", "crashes", "last_checkpoint_step", "exit_code", "error", "notes",
-    "label", "hold", "after_id", "begin_at", "window",
-)  # fmt: skip
+    "id",
+    "name",
+    "state",
+    "stop_reason",
+    "priority",
+    "run_dir",
+    "created_at",
+    "started_at",
+    "ended_at",
+    "attempts",
+    "history",
+    "crashes",
+    "last_checkpoint_step",
+    "exit_code",
+    "error",
+    "notes",
+    "label",
+    "hold",
+    "after_id",
+    "begin_at",
+    "window",
+)
 
 
 def job_view(job: Listed) -> Json:
@@ -84,17 +102,19 @@ def _compared(row: JobRow, plan: Json | None, found: StepTimes) -> Json:
         return {
             "predicted": {"step_s": end.get("predicted_step_s"), "gpu_peak_bytes": end.get("predicted_gpu_peak_bytes")},
             "measured": {
-                "step_s": end.get("step_s"), "steps": end.get("measured_steps", 0),
+                "step_s": end.get("step_s"),
+                "steps": end.get("measured_steps", 0),
                 "gpu_peak_bytes": end.get("gpu_peak_bytes"),
             },
-        }  # fmt: skip
+        }
     planned = plan or {"step_s": None, "gpu_peak_bytes": None}
     return {
         "predicted": {
-            "step_s": found.predicted_step_s or planned["step_s"], "gpu_peak_bytes": planned["gpu_peak_bytes"],
+            "step_s": found.predicted_step_s or planned["step_s"],
+            "gpu_peak_bytes": planned["gpu_peak_bytes"],
         },
         "measured": {"step_s": found.step_s, "steps": found.steps, "gpu_peak_bytes": found.gpu_peak_bytes},
-    }  # fmt: skip
+    }
 
 
 def _is_left_alone(row: JobRow) -> bool:
@@ -131,11 +151,12 @@ def _reason(job: Listed) -> str:
 
 
 _STOPS = {
-    StopReason.CANCEL: "is being cancelled", StopReason.SHUTDOWN: "saves a checkpoint to stop",
+    StopReason.CANCEL: "is being cancelled",
+    StopReason.SHUTDOWN: "saves a checkpoint to stop",
     StopReason.PAUSE: "saves a checkpoint to pause",
     StopReason.WINDOW: "saves a checkpoint before its window's end",
     StopReason.YIELD: "saves a checkpoint to leave the GPU to another program",
-}  # fmt: skip
+}
 
 
 def _asks(row: JobRow) -> str:
@@ -144,8 +165,8 @@ def _asks(row: JobRow) -> str:
 
 
 def _kept(job: Listed) -> str:
-    """What a job waits for, in words; "" where it is next. What only a person can end comes before what ends by itself.
-    """
+    """What a job waits for, in words; "" where it is next. What only a person can end comes before the
+    rest."""
     row = job.row
     if job.paused:
         return "the machine is paused: offmate resume"

@@ -45,8 +45,7 @@ NOT_UNDERSTOOD = (LookupError, TypeError, ValueError, AttributeError)
 
 
 class Commands(click.Group):
-    """The group of all commands, in the order people meet them. A UserError is printed as text and sets the exit code.
-    """
+    """The group of all commands, in the order people meet them. A UserError is printed and sets the exit code."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The names of the commands, in the order of this file."""
@@ -55,10 +54,13 @@ class Commands(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List each command with the whole first sentence of its help, however long."""
         with formatter.section("Commands"):
-            formatter.write_dl([
-                (name, command.get_short_help_str(limit=1000))
-                for name, command in self.commands.items() if not command.hidden
-            ])  # fmt: skip
+            formatter.write_dl(
+                [
+                    (name, command.get_short_help_str(limit=1000))
+                    for name, command in self.commands.items()
+                    if not command.hidden
+                ]
+            )
 
     def invoke(self, ctx: click.Context) -> object:
         """Run the command, and turn its errors into texts and exit codes."""
@@ -89,9 +91,7 @@ def main() -> None:
 @FILE
 @change_options
 @json_option
-def run(
-    file: Path, gpu_budget: str | None, cpu_budget: str | None, settings: tuple[str, ...], as_json: bool
-) -> None:  # fmt: skip
+def run(file: Path, gpu_budget: str | None, cpu_budget: str | None, settings: tuple[str, ...], as_json: bool) -> None:
     """Submit FILE and follow the job to its end, starting a daemon if none runs. Exits with the job's exit code."""
     text, folder = read_job(file, gpu_budget, cpu_budget)
     paths = Paths.from_environment()
@@ -111,13 +111,20 @@ def run(
 @change_options
 @queue.turn_options
 @click.option(
-    "--follow/--detach", "following", default=None,
+    "--follow/--detach",
+    "following",
+    default=None,
     help="Follow the job to its tenth step, or not; on a terminal it is followed.",
-)  # fmt: skip
+)
 @json_option
 def submit(
-    file: Path, gpu_budget: str | None, cpu_budget: str | None, settings: tuple[str, ...], following: bool | None,
-    as_json: bool, **turn: Any,
+    file: Path,
+    gpu_budget: str | None,
+    cpu_budget: str | None,
+    settings: tuple[str, ...],
+    following: bool | None,
+    as_json: bool,
+    **turn: Any,
 ) -> None:
     """Put the job in FILE into the queue, and see that its first steps go well where the GPU is free. Then the exit
     code is the job's if it has ended."""
@@ -209,8 +216,12 @@ def cancel(job_ids: tuple[int, ...], as_json: bool) -> None:
 @click.option("--allow-changed-model", is_flag=True, help="Take the model and tokenizer as they are now.")
 @json_option
 def retry(
-    job_ids: tuple[int, ...], gpu_budget: str | None, cpu_budget: str | None, allow_changed_data: bool,
-    allow_changed_model: bool, as_json: bool,
+    job_ids: tuple[int, ...],
+    gpu_budget: str | None,
+    cpu_budget: str | None,
+    allow_changed_data: bool,
+    allow_changed_model: bool,
+    as_json: bool,
 ) -> None:
     """Try failed or cancelled jobs again, each from its last checkpoint if it has one."""
     budgets = {"gpu_budget": gpu_budget, "cpu_budget": cpu_budget}
@@ -332,9 +343,12 @@ main.add_command(plans)
 
 @main.command("doctor")
 @click.option(
-    "--folder", "folders", multiple=True, type=click.Path(path_type=Path),
+    "--folder",
+    "folders",
+    multiple=True,
+    type=click.Path(path_type=Path),
     help="Measure this folder's drive, for disk_paths, not the state folder's.",
-)  # fmt: skip
+)
 @json_option
 def examine(folders: tuple[Path, ...], as_json: bool) -> None:
     """Check that everything jobs need is here. Exits with 1 when something is missing."""

@@ -120,10 +120,12 @@ def _job(what: str, options: dict[str, Any]) -> Iterator[list[str]]:
     changes = {"gpu_budget": "--gpu-budget", "cpu_budget": "--cpu-budget", "settings": "--set", "device": "--device"}
     if asked := [option for name, option in changes.items() if options[name]]:
         raise UserError(
-            f"Job {number} is taken as it was submitted, with its plan.", code="usage", exit_code=Exit.USAGE,
+            f"Job {number} is taken as it was submitted, with its plan.",
+            code="usage",
+            exit_code=Exit.USAGE,
             numbers=(f"{asked[0]} asks about another",),
             hint=f"leave {asked[0]} out, or give the job's file in place of {number}",
-        )  # fmt: skip
+        )
     run = RunFolder(Path(Client(Paths.from_environment()).job(number)["run_dir"]))
     yield [str(run.resolved), f"--run={run.path}"]
 

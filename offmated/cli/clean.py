@@ -36,8 +36,11 @@ def clean(job_ids: tuple[int, ...], days: float, unfinished: bool, yes: bool, as
             raise UserError(
                 f"Nothing was removed: {total} would be.", hint="say --yes", code="not-asked", exit_code=Exit.USAGE
             )
-        if not click.confirm(f"Remove {total}? What is not finished begins from its start then" if unfinished
-                             else f"Remove {total}? Models, logs and numbers stay"):  # fmt: skip
+        if not click.confirm(
+            f"Remove {total}? What is not finished begins from its start then"
+            if unfinished
+            else f"Remove {total}? Models, logs and numbers stay"
+        ):
             click.echo("Nothing was removed.")
             return
     found = client.clean(remove=True, **asked) if found["jobs"] else found

@@ -84,9 +84,15 @@ class Client:
             return None
 
     def submit(
-        self, yaml_text: str, folder: str, name: str = "job.yaml", turn: Turn | None = None, *, key: str | None = None,
+        self,
+        yaml_text: str,
+        folder: str,
+        name: str = "job.yaml",
+        turn: Turn | None = None,
+        *,
+        key: str | None = None,
         settings: Sequence[str] = (),
-    ) -> Json:  # fmt: skip
+    ) -> Json:
         """Hand in a job. Relative paths in it are below `folder`; errors call its file `name`; `settings`, each
         "KEY=VALUE", override the file. Returns the job as `job()` does, with "notes". Handing it in again under the
         same `key` returns the same job."""
@@ -98,15 +104,23 @@ class Client:
             answer: Json = self._send("POST", "/jobs", body, key=key, patience_s=SUBMIT_PATIENCE_S).json()
         except UnicodeEncodeError:
             raise UserError(
-                "The name of the job's folder is not valid text.", numbers=(repr(folder),), code="bad-folder-name",
-                hint="its bytes are not UTF-8: rename it", exit_code=Exit.USAGE,
-            ) from None  # fmt: skip
+                "The name of the job's folder is not valid text.",
+                numbers=(repr(folder),),
+                code="bad-folder-name",
+                hint="its bytes are not UTF-8: rename it",
+                exit_code=Exit.USAGE,
+            ) from None
         return answer
 
     def rerun(
-        self, job_id: int, turn: Turn, epochs: float | None = None, max_steps: int | None = None, *,
+        self,
+        job_id: int,
+        turn: Turn,
+        epochs: float | None = None,
+        max_steps: int | None = None,
+        *,
         key: str | None = None,
-    ) -> Json:  # fmt: skip
+    ) -> Json:
         """Hand a job in once more, as a new job; with `epochs` or `max_steps` the new job goes on to that length.
         Returns the new job. `key` as in `submit`."""
         length, key = _given(epochs=epochs, max_steps=max_steps), key or uuid.uuid4().hex
@@ -147,7 +161,7 @@ class Client:
 
     def retry(
         self, job_id: int, *, allow_changed_data: bool = False, allow_changed_model: bool = False, **budgets: int
-    ) -> Json:  # fmt: skip
+    ) -> Json:
         """Have a failed or cancelled job tried again, from its last checkpoint if it has one. `budgets`: `gpu_budget`
         and `cpu_budget` in bytes, for another plan. `allow_changed_data`: on the data as they are now;
         `allow_changed_model`: on the base as it is now. Raises UserError `not-to-retry` when it neither failed nor was
@@ -247,9 +261,14 @@ class Client:
         return answer
 
     def _send(
-        self, method: str, url: str, body: Json | None = None, params: dict[str, Any] | None = None,
-        key: str | None = None, patience_s: float | None = None,
-    ) -> httpx.Response:  # fmt: skip
+        self,
+        method: str,
+        url: str,
+        body: Json | None = None,
+        params: dict[str, Any] | None = None,
+        key: str | None = None,
+        patience_s: float | None = None,
+    ) -> httpx.Response:
         """The answer to one request, waited for `patience_s` (by default `PATIENCE_S`). Where it is not known whether
         the daemon has handled a request, it is sent again only when that does no harm: when it only looks, and when it
         submits under a `key`."""

@@ -66,8 +66,7 @@ class Check:
 
 
 def examine(paths: Paths, folders: Sequence[Path] = ()) -> Iterator[Check]:
-    """All checks, the quick ones first. The drives checked are those of `folders`, by default that of the state folder.
-    """
+    """All checks, the quick ones first. Drives: those of `folders`, by default that of the state folder."""
     yield _python()
     yield from _itself()
     yield _memory()
@@ -252,8 +251,12 @@ def _driver() -> Iterator[Check]:
     try:
         said = subprocess.run(
             ["nvidia-smi", f"--query-gpu={','.join(_ASKED)}", "--format=csv,noheader,nounits"],
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True, timeout=DRIVER_PATIENCE_S,
-        ).stdout  # fmt: skip
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=DRIVER_PATIENCE_S,
+        ).stdout
     except (OSError, subprocess.SubprocessError):
         return  # the check of torch tells what this means
     yield from links(said)
@@ -300,13 +303,15 @@ def _daemon(paths: Paths) -> Check:
 
 
 def _torch() -> Iterator[Check]:
-    """PyTorch and the GPUs, checked in a process of their own: importing torch takes seconds, and CUDA leaves threads.
-    """
+    """PyTorch and the GPUs, checked in their own process: importing torch takes seconds, and CUDA leaves threads."""
     try:
         answer = subprocess.run(
-            [sys.executable, "-P", "-c", _TORCH], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            [sys.executable, "-P", "-c", _TORCH],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
             timeout=TORCH_PATIENCE_S,
-        )  # fmt: skip
+        )
     except subprocess.TimeoutExpired:
         found = f"no answer within {TORCH_PATIENCE_S} s"
         yield Check(name="torch", verdict=PROBLEM, found=found, advice="is the GPU driver stuck? try nvidia-smi")

@@ -75,9 +75,13 @@ def _measured(folder: Path) -> _Measured:
         folder = folder.parent
     try:
         said = subprocess.run(
-            [sys.executable, "-P", "-c", _MEASURE, str(folder)], stdin=subprocess.DEVNULL, capture_output=True,
-            text=True, timeout=PATIENCE_S, check=True,
-        ).stdout  # fmt: skip
+            [sys.executable, "-P", "-c", _MEASURE, str(folder)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=True,
+        ).stdout
     except subprocess.SubprocessError as error:
         return _Measured(text=type(error).__name__)
     return from_json(_Measured, json.loads(said.splitlines()[-1]))

@@ -21,9 +21,12 @@ from planner.errors import Exit, UserError
 @ID
 @click.argument("target", type=click.Path(path_type=Path))
 @click.option(
-    "--gguf", metavar="TYPE", is_flag=False, flag_value="auto",
+    "--gguf",
+    metavar="TYPE",
+    is_flag=False,
+    flag_value="auto",
     help="As one GGUF file, by llama.cpp's converter: auto (16 bits), f32, f16, bf16, q8_0.",
-)  # fmt: skip
+)
 @click.option("--merge", is_flag=True, help="Says what is done in any case: adapters are merged.")
 def export(job_id: int, target: Path, gguf: str | None, merge: bool) -> None:
     """Write the model of job ID, its adapters merged into it, to TARGET, which is new: a folder, or a file where its
@@ -52,9 +55,11 @@ def sample(job_id: int, prompts: tuple[str, ...], tokens: int, text: bool, raw: 
     run = client.job(job_id)["run_dir"]
     if at_work := next(iter(client.jobs(JobState.RUNNING)), None):
         raise UserError(
-            f"Job {at_work['id']} has the GPU.", code="gpu-busy", exit_code=Exit.USAGE,
+            f"Job {at_work['id']} has the GPU.",
+            code="gpu-busy",
+            exit_code=Exit.USAGE,
             hint=f"wait for it (offmate wait {at_work['id']}), or type offmate pause, and offmate resume afterwards",
-        )  # fmt: skip
+        )
     flags = {"--text": text, "--raw": raw, "--json": as_json}
     words = [f"--tokens={tokens}", *(flag for flag, given in flags.items() if given), "--", *prompts]
     sys.exit(answered([sys.executable, "-P", "-m", "worker.sample", run, *words], as_json))

@@ -41,7 +41,7 @@ def is_rehearsed(job: dict[str, Any]) -> bool:
 
 def follow(
     client: Client, job_id: int, screen: Console, until: Callable[[dict[str, Any]], bool] = is_over
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Print what happens to the job until `until` is true for it; returns the job as it is then.
 
     Ctrl-C does not stop the job; this is printed before the KeyboardInterrupt goes on.
@@ -199,9 +199,11 @@ def _lines(file: Path) -> Iterator[str]:
 def left_alone(job_id: int) -> UserError:
     """The error for following a job whose daemon ends."""
     return UserError(
-        f"The daemon has ended; job {job_id} goes on at its next start.", code="daemon-ended",
-        hint=f"offmate up, then offmate logs -f {job_id}", exit_code=Exit.DAEMON_NOT_RUNNING,
-    )  # fmt: skip
+        f"The daemon has ended; job {job_id} goes on at its next start.",
+        code="daemon-ended",
+        hint=f"offmate up, then offmate logs -f {job_id}",
+        exit_code=Exit.DAEMON_NOT_RUNNING,
+    )
 
 
 class News:

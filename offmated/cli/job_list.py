@@ -42,9 +42,11 @@ def listing(client: Client, everything: bool, label: str | None = None) -> Listi
     over, queue = client.ended(*FINAL, limit=LAST, label=label), client.queue_page(FIRST, label)
     return Listing(
         jobs=over["jobs"][::-1] + queue["jobs"],
-        before=over["total"] - len(over["jobs"]), behind=queue["total"] - len(queue["jobs"]), paused=queue["paused"],
+        before=over["total"] - len(over["jobs"]),
+        behind=queue["total"] - len(queue["jobs"]),
+        paused=queue["paused"],
         label=label,
-    )  # fmt: skip
+    )
 
 
 def watch(screen: Console, look: Callable[[], RenderableType]) -> None:

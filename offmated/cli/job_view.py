@@ -118,7 +118,12 @@ def jobs(rows: list[Json], label: str | None = None) -> RenderableType:
         return "No jobs.  offmate submit job.yaml"
     lines = [
         (
-            str(job["id"]), _named(job), coloured(job["standing"]), progress(job), remaining(job), expected(job),
+            str(job["id"]),
+            _named(job),
+            coloured(job["standing"]),
+            progress(job),
+            remaining(job),
+            expected(job),
             reason(job),
         )
         for job in rows
@@ -179,8 +184,9 @@ def wall(unix: float) -> str:
     """A time, rounded up to a minute: "06:40" within a day, "Tue 06:40" within a week, else with its date."""
     unix = -(-unix // 60) * 60
     away = abs(unix - time.time())
-    return time.strftime("%H:%M" if away < 86400 else "%a %H:%M" if away < 6 * 86400 else "%Y-%m-%d %H:%M",
-                         time.localtime(unix))  # fmt: skip
+    return time.strftime(
+        "%H:%M" if away < 86400 else "%a %H:%M" if away < 6 * 86400 else "%Y-%m-%d %H:%M", time.localtime(unix)
+    )
 
 
 def plan(answer: Json) -> RenderableType:

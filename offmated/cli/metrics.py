@@ -7,8 +7,18 @@ import io
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-COLUMNS = ("step", "time", "loss", "eval_loss", "learning_rate", "grad_norm", "tokens", "step_s", "predicted_step_s",
-           "gpu_peak_bytes")  # fmt: skip
+COLUMNS = (
+    "step",
+    "time",
+    "loss",
+    "eval_loss",
+    "learning_rate",
+    "grad_norm",
+    "tokens",
+    "step_s",
+    "predicted_step_s",
+    "gpu_peak_bytes",
+)
 
 
 def as_csv(events: Iterable[dict[str, Any]]) -> Iterator[str]:

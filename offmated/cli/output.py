@@ -23,10 +23,18 @@ P = ParamSpec("P")
 
 UNLIMITED = 100_000  # columns: output into a pipe is never wrapped or cut
 COLOURS = {
-    "done": "green", "running": "cyan", "failed": "red", "cancelled": "yellow", "stopping": "yellow",
-    "paused": "yellow", "held": "yellow", "waiting for room": "yellow",
-    "ok": "green", "warning": "yellow", "problem": "red",
-}  # fmt: skip
+    "done": "green",
+    "running": "cyan",
+    "failed": "red",
+    "cancelled": "yellow",
+    "stopping": "yellow",
+    "paused": "yellow",
+    "held": "yellow",
+    "waiting for room": "yellow",
+    "ok": "green",
+    "warning": "yellow",
+    "problem": "red",
+}
 
 
 class _Screen(Console):
@@ -125,9 +133,11 @@ class JobNumber(click.ParamType[int]):
         """`value`, if a job may have it."""
         if not (re.fullmatch("[0-9]{1,10}", value) and 1 <= int(value) <= LARGEST_ID):
             raise UserError(
-                f"{printable(value)} is not the number of a job.", code="no-job-number", exit_code=Exit.USAGE,
+                f"{printable(value)} is not the number of a job.",
+                code="no-job-number",
+                exit_code=Exit.USAGE,
                 hint="offmate status lists the jobs with their numbers",
-            )  # fmt: skip
+            )
         return int(value)
 
 
@@ -155,9 +165,12 @@ def change_options(command: Callable[P, None]) -> Callable[P, None]:
 
     @budget_options
     @click.option(
-        "--set", "settings", multiple=True, metavar="KEY=VALUE",
+        "--set",
+        "settings",
+        multiple=True,
+        metavar="KEY=VALUE",
         help="Instead of the file's KEY, as often as wanted: --set learning_rate=1e-4.",
-    )  # fmt: skip
+    )
     @functools.wraps(command)
     def with_changes(*args: P.args, **kwargs: P.kwargs) -> None:
         command(*args, **kwargs)

@@ -79,8 +79,7 @@ def _batch(plan: Plan, answer: dict[str, Any]) -> str:
 
 
 def _compared(answer: dict[str, Any]) -> Iterator[str]:
-    """Where the planner chose how the batch is split: the other splits it compared, with the estimated time of a step.
-    """
+    """Where the planner chose how the batch is split: the splits it compared, with the estimated time of a step."""
     if splits := answer.get("splits"):
         others = (
             f"{s['slices']} × {s['rows']} ({format_seconds(s['step_s'])})"

@@ -35,9 +35,11 @@ class Priority(click.ParamType[int]):
         """`value`, if a job may have it."""
         if not (re.fullmatch("[+-]?[0-9]{1,4}", value) and abs(int(value)) <= MOST_PRIORITY):
             raise UserError(
-                f"--priority {printable(value)} is not a priority.", code="bad-priority", exit_code=Exit.USAGE,
+                f"--priority {printable(value)} is not a priority.",
+                code="bad-priority",
+                exit_code=Exit.USAGE,
                 hint=f"a whole number from -{MOST_PRIORITY} to {MOST_PRIORITY}; 0 where not given",
-            )  # fmt: skip
+            )
         return int(value)
 
 
@@ -59,9 +61,11 @@ class Moment(click.ParamType[float]):
             return found
         except (ValueError, OverflowError):
             raise UserError(
-                f"--begin {printable(value)} is not a time.", code="bad-time", exit_code=Exit.USAGE,
+                f"--begin {printable(value)} is not a time.",
+                code="bad-time",
+                exit_code=Exit.USAGE,
                 hint='write 23:00, "2026-12-24 18:00" or +2h30m',
-            ) from None  # fmt: skip
+            ) from None
 
 
 def moment_of(text: str, now: datetime) -> float:

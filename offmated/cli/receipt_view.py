@@ -170,10 +170,16 @@ def kept(rows: list[dict[str, Any]]) -> RenderableType:
 
 def _kept_row(row: dict[str, Any]) -> tuple[str, ...]:
     return (
-        row["key"][:12], row["model"], row["machine"], format_bytes_down(row["gpu_budget_bytes"]),
-        format_bytes_down(row["cpu_budget_bytes"]), str(row["slices"]), format_seconds(row["step_s"]), str(row["hits"]),
+        row["key"][:12],
+        row["model"],
+        row["machine"],
+        format_bytes_down(row["gpu_budget_bytes"]),
+        format_bytes_down(row["cpu_budget_bytes"]),
+        str(row["slices"]),
+        format_seconds(row["step_s"]),
+        str(row["hits"]),
         moment(row["used_at"]),
-    )  # fmt: skip
+    )
 
 
 def kept_plan(found: dict[str, Any]) -> RenderableType:

@@ -29,39 +29,51 @@ class Remote:
         try:
             parts = urlsplit(named if "//" in named else f"http://{named}")
             usable = (
-                parts.scheme in ("http", "https") and parts.hostname and parts.port and parts.username is None
+                parts.scheme in ("http", "https")
+                and parts.hostname
+                and parts.port
+                and parts.username is None
                 and not (parts.path.strip("/") or parts.query or parts.fragment)
-            )  # fmt: skip
+            )
         except ValueError:
             usable = False
         if not usable:
             raise UserError(
-                "The daemon's address is not valid.", numbers=(f"{HOST}={named}",), code="bad-host",
-                exit_code=Exit.USAGE, hint="a host and a port: http://127.0.0.1:8477",
-            )  # fmt: skip
+                "The daemon's address is not valid.",
+                numbers=(f"{HOST}={named}",),
+                code="bad-host",
+                exit_code=Exit.USAGE,
+                hint="a host and a port: http://127.0.0.1:8477",
+            )
         token = environment.get(TOKEN, "").strip()
         if not (token and token.isascii() and token.isprintable()):
             raise UserError(
-                f"{HOST} is set, and {TOKEN} is not a token.", numbers=(f"{HOST}={named}",), code="bad-host",
-                hint="the token is in the file api-token in the state folder of that machine", exit_code=Exit.USAGE,
-            )  # fmt: skip
+                f"{HOST} is set, and {TOKEN} is not a token.",
+                numbers=(f"{HOST}={named}",),
+                code="bad-host",
+                hint="the token is in the file api-token in the state folder of that machine",
+                exit_code=Exit.USAGE,
+            )
         return cls(f"{parts.scheme}://{parts.netloc}", token)
 
     def unanswered(self, *why: str) -> UserError:
-        """The error where nobody answers at this address. It says nothing about jobs, as only a tunnel may have ended.
-        """
+        """The error where nobody answers at this address. It says nothing about jobs: perhaps only a tunnel ended."""
         return UserError(
-            "The daemon does not answer.", numbers=(self.url, *why), code="daemon-silent",
+            "The daemon does not answer.",
+            numbers=(self.url, *why),
+            code="daemon-silent",
             hint="does it listen there? `listen` in its config.toml, or a tunnel: ssh -L",
             exit_code=Exit.DAEMON_NOT_RUNNING,
-        )  # fmt: skip
+        )
 
 
 def only_here(what: str) -> None:
-    """Raise UserError `not-remote` where the environment names another machine's daemon: `what` needs this machine's.
-    """
+    """Raise UserError `not-remote` where the environment names another machine's daemon: `what` needs this one's."""
     if (remote := Remote.from_environment()) is not None:
         raise UserError(
-            f"{what} is for the daemon of this machine.", numbers=(f"{HOST}={remote.url}",), code="not-remote",
-            hint=f"there, or without {HOST}", exit_code=Exit.USAGE,
-        )  # fmt: skip
+            f"{what} is for the daemon of this machine.",
+            numbers=(f"{HOST}={remote.url}",),
+            code="not-remote",
+            hint=f"there, or without {HOST}",
+            exit_code=Exit.USAGE,
+        )

@@ -23,8 +23,17 @@ NAME = "offmate.service"
 PATIENCE_S = 180
 
 #: Variables that a login shell may have set and jobs need. Passwords and tokens are not copied: they stay in files.
-HANDED_ON = ("PATH", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT",
-             "HF_HUB_OFFLINE", "XDG_CACHE_HOME", *(name for key, name in KEYS.items() if key != "notify"))  # fmt: skip
+HANDED_ON = (
+    "PATH",
+    "CUDA_VISIBLE_DEVICES",
+    "CUDA_DEVICE_ORDER",
+    "HF_HOME",
+    "HF_HUB_CACHE",
+    "HF_ENDPOINT",
+    "HF_HUB_OFFLINE",
+    "XDG_CACHE_HOME",
+    *(name for key, name in KEYS.items() if key != "notify"),
+)
 
 UNIT = """\
 # Written by `offmate service install`; `offmate service uninstall` removes it.
@@ -72,9 +81,12 @@ def install() -> None:
     holder = lock_holder(paths)
     if holder is not None and not _is_active(systemctl):
         raise UserError(
-            "A daemon runs already; the service cannot start beside it.", numbers=(f"process {holder.pid}",),
-            hint="offmate down, then again", code="already-running", exit_code=Exit.USAGE,
-        )  # fmt: skip
+            "A daemon runs already; the service cannot start beside it.",
+            numbers=(f"process {holder.pid}",),
+            hint="offmate down, then again",
+            code="already-running",
+            exit_code=Exit.USAGE,
+        )
     paths.create()
     file = unit_file()
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -105,9 +117,12 @@ def uninstall() -> None:
     file, systemctl = unit_file(), _systemctl()
     if not file.exists():
         raise UserError(
-            "The service is not installed.", numbers=(str(file),), hint="offmate service install",
-            code="no-service", exit_code=Exit.USAGE,
-        )  # fmt: skip
+            "The service is not installed.",
+            numbers=(str(file),),
+            hint="offmate service install",
+            code="no-service",
+            exit_code=Exit.USAGE,
+        )
     _run(systemctl, "disable", "--now", NAME, patience_s=None)
     file.unlink()
     _run(systemctl, "daemon-reload")
@@ -150,9 +165,11 @@ def _systemctl() -> str:
     found = shutil.which("systemctl")
     if found is None:
         raise UserError(
-            "There is no systemd here to start a service.", code="no-systemd", exit_code=Exit.USAGE,
+            "There is no systemd here to start a service.",
+            code="no-systemd",
+            exit_code=Exit.USAGE,
             hint="offmate up starts the daemon; put it into what your login runs",
-        )  # fmt: skip
+        )
     return found
 
 
@@ -164,9 +181,11 @@ def _run(systemctl: str, *words: str, patience_s: float | None = PATIENCE_S) -> 
     if (why := _ask(systemctl, *words, patience_s=patience_s)) is not None:
         log = Paths.from_environment().log
         raise UserError(
-            "systemd did not take the service.", numbers=(f"systemctl --user {' '.join(words)}", *why.splitlines()[:5]),
-            hint=f"{log} has what the daemon said, if it started", code="systemd-failed",
-        )  # fmt: skip
+            "systemd did not take the service.",
+            numbers=(f"systemctl --user {' '.join(words)}", *why.splitlines()[:5]),
+            hint=f"{log} has what the daemon said, if it started",
+            code="systemd-failed",
+        )
 
 
 def _ask(systemctl: str, *words: str, patience_s: float | None = PATIENCE_S) -> str | None:

@@ -108,9 +108,11 @@ def _may_be_run(folder: Path) -> bool:
 def _unreadable(folder: Path, error: Exception) -> UserError:
     why = error.what if isinstance(error, UserError) else f"{type(error).__name__}: {first_line(error)}"
     return UserError(
-        f"The run folder {folder} cannot be read, so no job was made of it.", code="run-unreadable", numbers=(why,),
+        f"The run folder {folder} cannot be read, so no job was made of it.",
+        code="run-unreadable",
+        numbers=(why,),
         hint=f"repair it, then offmate adopt {folder.name}",
-    )  # fmt: skip
+    )
 
 
 def _named(store: Store, paths: Paths, name: str) -> Path:
@@ -121,16 +123,21 @@ def _named(store: Store, paths: Paths, name: str) -> Path:
         is_run = inside and folder.is_dir() and _may_be_run(folder)
     if not is_run:
         raise UserError(
-            f"{name} is not the run folder of a job.", code="not-a-run", exit_code=Exit.USAGE,
-            numbers=(f"run folders are in {paths.runs}",), hint="offmate adopt takes all that no job has",
-        )  # fmt: skip
+            f"{name} is not the run folder of a job.",
+            code="not-a-run",
+            exit_code=Exit.USAGE,
+            numbers=(f"run folders are in {paths.runs}",),
+            hint="offmate adopt takes all that no job has",
+        )
     with store.looking() as session:
         known = session.scalar(select(JobRow.id).where(JobRow.run_dir == str(folder)))
     if known is not None:
         raise UserError(
-            f"{folder} is the run folder of job {known}.", code="run-known", exit_code=Exit.USAGE,
+            f"{folder} is the run folder of job {known}.",
+            code="run-known",
+            exit_code=Exit.USAGE,
             hint=f"offmate show {known}",
-        )  # fmt: skip
+        )
     return folder
 
 
@@ -139,9 +146,12 @@ def _check_left(folder: Path) -> None:
     with suppress(OSError, ValueError):
         if (process := Process.parse(RunFolder(folder).process.read_text())).alive():
             raise UserError(
-                f"A process still works in {folder}.", code="run-lives", exit_code=Exit.USAGE,
-                numbers=(f"process {process.pid}",), hint="end its daemon, or wait until it is done",
-            )  # fmt: skip
+                f"A process still works in {folder}.",
+                code="run-lives",
+                exit_code=Exit.USAGE,
+                numbers=(f"process {process.pid}",),
+                hint="end its daemon, or wait until it is done",
+            )
 
 
 def _described(folder: Path) -> dict[str, Any]:
@@ -158,29 +168,36 @@ def _described(folder: Path) -> dict[str, Any]:
     begun = any((folder / name).exists() for name in _SAVED)
     waits = not begun and run.read_error() is None
     lost = UserError(
-        "The job had not ended when the database was lost.", code="job-adopted",
+        "The job had not ended when the database was lost.",
+        code="job-adopted",
         numbers=(f"its last checkpoint is of step {step}" if step is not None else "it has no checkpoint",),
         hint="offmate retry ID goes on with it",
-    )  # fmt: skip
+    )
     window = window_of(job.schedule) if job.schedule is not None else None
     return {
-        "window": str(window) if window else None, "begin_at": window.opening(time.time()) if window else None,
-        "name": run.read_name() or name_of(job, "", Path.home()), "hold": Hold.HELD if waits else None,
-        "state": JobState.DONE if done else JobState.SUBMITTED if waits else JobState.FAILED, "created_at": created_at,
+        "window": str(window) if window else None,
+        "begin_at": window.opening(time.time()) if window else None,
+        "name": run.read_name() or name_of(job, "", Path.home()),
+        "hold": Hold.HELD if waits else None,
+        "state": JobState.DONE if done else JobState.SUBMITTED if waits else JobState.FAILED,
+        "created_at": created_at,
         "started_at": starts[0].get("time") if starts else None,
         "ended_at": None if waits else max([created_at, *files]),
-        "attempts": len(starts), "history": [], "crashes": 0, "last_checkpoint_step": step,
+        "attempts": len(starts),
+        "history": [],
+        "crashes": 0,
+        "last_checkpoint_step": step,
         "error": None if done or waits else (run.read_error() if not begun else None) or lost.to_json(),
         "exit_code": None if waits else 0 if done else int(Exit.FAILED),
-        "result": end if ends_done else ({"output": str(model)} if done else None), "priority": 0,
+        "result": end if ends_done else ({"output": str(model)} if done else None),
+        "priority": 0,
         "notes": [f"taken back from {folder} on {time.strftime('%Y-%m-%d')}"],
         "output_dir": os.path.realpath(job.output_dir) if job.output_dir is not None else None,
-    }  # fmt: skip
+    }
 
 
 def _number(session: Session, folder: Path, paths: Paths) -> int:
-    """The folder's name as a number, unless it is none or another job has it; else one that no job and no folder has.
-    """
+    """The folder's name as a number, unless it is none or a job has it; else one that no job and no folder has."""
     if folder.name.isdecimal() and session.get(JobRow, int(folder.name)) is None:
         return int(folder.name)
     names = [int(other.name) for other in paths.runs.iterdir() if other.name.isdecimal()]

@@ -36,7 +36,7 @@ class Freed:
 
 def clean(
     store: Store, job_ids: Sequence[int] = (), *, unfinished: bool = False, older_s: float = 0.0, remove: bool
-) -> tuple[Freed, ...]:  # fmt: skip
+) -> tuple[Freed, ...]:
     """Remove checkpoints and tokenized data of jobs that are done; with `unfinished`, also of jobs that failed or were
     cancelled. Such a job begins from its start when it is tried again; but one that went on from another job's
     checkpoint has no start of its own, and is refused then. With `job_ids` only these jobs are cleaned, else all that
@@ -69,15 +69,18 @@ def _rows(store: Store, job_ids: Sequence[int], unfinished: bool, older_s: float
         for row in rows:
             if row.state not in FINAL:
                 raise UserError(
-                    f"Job {row.id} is not over: it is {row.state}.", code="job-not-over", exit_code=Exit.USAGE,
+                    f"Job {row.id} is not over: it is {row.state}.",
+                    code="job-not-over",
+                    exit_code=Exit.USAGE,
                     hint=f"offmate cancel {row.id}",
-                )  # fmt: skip
+                )
             if row.state is not JobState.DONE and not unfinished:
                 raise UserError(
                     f"Job {row.id} is {row.state}: without its checkpoints it cannot go on from them.",
-                    code="job-unfinished", hint="offmate clean --unfinished removes them all the same",
+                    code="job-unfinished",
+                    hint="offmate clean --unfinished removes them all the same",
                     exit_code=Exit.USAGE,
-                )  # fmt: skip
+                )
         return rows
     states = tuple(FINAL) if unfinished else (JobState.DONE,)
     over = select(JobRow).where(JobRow.state.in_(states), JobRow.ended_at <= time.time() - older_s).order_by(JobRow.id)

@@ -26,9 +26,19 @@ DAMAGED = (OSError, LookupError, TypeError, ValueError, AttributeError, UserErro
 _STEPS_UNSEEN = 2  # a stop may come as a step begins, and a run's first steps take longer
 _SPARE_S = 15.0  # for the processes to end
 _PLAN_FIELDS = (
-    "slices", "rounds", "clip", "source", "step_s", "lp_step_s", "bound_s", "solver_gap",
-    "gpu_peak_bytes", "cpu_peak_bytes", "gpu_budget_bytes", "cpu_budget_bytes",
-)  # fmt: skip
+    "slices",
+    "rounds",
+    "clip",
+    "source",
+    "step_s",
+    "lp_step_s",
+    "bound_s",
+    "solver_gap",
+    "gpu_peak_bytes",
+    "cpu_peak_bytes",
+    "gpu_budget_bytes",
+    "cpu_budget_bytes",
+)
 
 
 @dataclass(frozen=True, slots=True)

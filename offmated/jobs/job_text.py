@@ -77,9 +77,11 @@ def _read_setting(setting: str) -> tuple[str, object]:
     found = {} if read is None else read.values
     if found.keys() != {"value"} or not _KEY.fullmatch(key):  # a value with line breaks may add other keys
         raise UserError(
-            f"--set takes KEY=VALUE, not {printable(setting)}.", code="usage", hint="--set max_length=512",
+            f"--set takes KEY=VALUE, not {printable(setting)}.",
+            code="usage",
+            hint="--set max_length=512",
             exit_code=Exit.USAGE,
-        )  # fmt: skip
+        )
     return key, found["value"]
 
 
@@ -94,17 +96,21 @@ def _check_tool(before: list[str], after: list[str], key: str) -> None:
     tool, other = dialect.tool, Dialect.of(after).tool
     if (theirs := dialect.other_name(key, CANONICAL.get(key, key))) is not None:
         raise UserError(
-            f"--set {key} is something else in a file of {tool}'s.", code="usage", hint=f"--set {theirs}=…",
+            f"--set {key} is something else in a file of {tool}'s.",
+            code="usage",
+            hint=f"--set {theirs}=…",
             exit_code=Exit.USAGE,
-        )  # fmt: skip
+        )
     if tool == other:
         return
     gone = next((name for name in before if name not in after), None)
     raise UserError(
         f"With --set {key} the file would not read as {tool or 'offmate'}'s any more, but as {other or 'offmate'}'s.",
-        code="usage", numbers=("what it leaves out would be otherwise",), exit_code=Exit.USAGE,
+        code="usage",
+        numbers=("what it leaves out would be otherwise",),
+        exit_code=Exit.USAGE,
         hint=f"--set {gone}=…, as the file calls it" if gone else f"write {key} into the file if that is meant",
-    )  # fmt: skip
+    )
 
 
 def with_value(text: str, key: str, value: str) -> str:
@@ -124,9 +130,11 @@ def _with_yaml(text: str, key: str, value: str) -> str:
         if CANONICAL.get(name.value, name.value) == CANONICAL.get(key, key):
             if old.start_mark.index < name.end_mark.index or text[old.start_mark.index] == "&":
                 raise UserError(
-                    f"{key} cannot be set above the file, where it is an alias or has an anchor.", code="usage",
-                    hint=f"write {key} into the file", exit_code=Exit.USAGE,
-                )  # fmt: skip
+                    f"{key} cannot be set above the file, where it is an alias or has an anchor.",
+                    code="usage",
+                    hint=f"write {key} into the file",
+                    exit_code=Exit.USAGE,
+                )
             end = len(text[: old.end_mark.index].rstrip())  # YAML ends a list only where the next line begins
             return f"{text[: name.start_mark.index]}{key}: {value}{text[end:]}"
     if node.flow_style:

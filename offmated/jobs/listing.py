@@ -70,9 +70,14 @@ def one(store: Store, job_id: int) -> Listed:
 
 
 def newest(
-    store: Store, states: Sequence[JobState] = (), *, before: int | None = None, label: str | None = None, limit: int,
+    store: Store,
+    states: Sequence[JobState] = (),
+    *,
+    before: int | None = None,
+    label: str | None = None,
+    limit: int,
     by_end: bool = False,
-) -> Page:  # fmt: skip
+) -> Page:
     """Jobs in these states (none given: all) and with this label and numbers below `before`, the newest first. With
     `by_end` the jobs that ended last come first, and no page follows."""
     wanted = and_(JobRow.state.in_(states or tuple(JobState)), _labelled(label))
@@ -166,10 +171,18 @@ def _listed(session: Session, rows: Sequence[JobRow]) -> tuple[Listed, ...]:
         place, ahead = found.get(row.id, (None, 0))
         working = busy[_PHASE[row.state]] if row.state in _PHASE else ()
         before = after.get(row.after_id) if row.after_id is not None else None
-        listed.append(Listed(
-            row=row, place=place, ahead=ahead, busy=working, paused=paused, yields=yields,
-            after=None if before is JobState.DONE else before, expected=expected.get(row.id, UNKNOWN),
-        ))  # fmt: skip
+        listed.append(
+            Listed(
+                row=row,
+                place=place,
+                ahead=ahead,
+                busy=working,
+                paused=paused,
+                yields=yields,
+                after=None if before is JobState.DONE else before,
+                expected=expected.get(row.id, UNKNOWN),
+            )
+        )
     return tuple(listed)
 
 
@@ -195,13 +208,21 @@ def _expected(session: Session, paused: bool) -> dict[int, Expected]:
             left, stop = left_s(run), stop_s(run)
         with suppress(ValueError):  # a time zone that this machine does not know any more
             window, known = Window.parse(row.window) if row.window is not None else None, True
-        works.append(Work(
-            id=row.id, left_s=left, stop_s=stop, begin_at=row.begin_at or 0.0,
-            window=window, after=after,
-            blocked=not known or row.hold is not None or (after is not None and after not in here)
-            or (row.state is not JobState.RUNNING and waits_for_hub(row.error)),
-            running=row.state is JobState.RUNNING and row.stop_reason is None,
-        ))  # fmt: skip
+        works.append(
+            Work(
+                id=row.id,
+                left_s=left,
+                stop_s=stop,
+                begin_at=row.begin_at or 0.0,
+                window=window,
+                after=after,
+                blocked=not known
+                or row.hold is not None
+                or (after is not None and after not in here)
+                or (row.state is not JobState.RUNNING and waits_for_hub(row.error)),
+                running=row.state is JobState.RUNNING and row.stop_reason is None,
+            )
+        )
     return forecast(works, time.time())
 
 

@@ -55,9 +55,10 @@ def longer(row: JobRow, length: Length) -> Longer:
     found = [folder for folder in run.checkpoints.glob("step-*") if folder.name[5:].isdigit()]
     if not found:
         raise _no(
-            row, "it has no checkpoint any more, or never had one: nothing is saved after the last step",
+            row,
+            "it has no checkpoint any more, or never had one: nothing is saved after the last step",
             f"offmate rerun {row.id} begins from the start; a smaller save_steps leaves a checkpoint near the end",
-        )  # fmt: skip
+        )
     hint = f"offmate rerun {row.id} trains from the start on what is there now"
     check_frozen(job, run.read_frozen(), hint=hint)
     check_base(job, run.read_base(), run.path.parent, hint=hint)
@@ -82,9 +83,11 @@ def link(checkpoint: Path, run: RunFolder) -> None:
     except OSError as error:  # another file system behind a symbolic link, or one without hard links
         raise UserError(
             "The job cannot go on for longer: its checkpoint cannot be hard-linked into the new run.",
-            numbers=(f"{checkpoint}: {error.strerror}",), code="cannot-go-on", exit_code=Exit.USAGE,
+            numbers=(f"{checkpoint}: {error.strerror}",),
+            code="cannot-go-on",
+            exit_code=Exit.USAGE,
             hint="checkpoints and the daemon's runs must be on one file system",
-        ) from None  # fmt: skip
+        ) from None
 
 
 def went_on_from(run: RunFolder) -> str | None:

@@ -30,9 +30,14 @@ def look_at(run: RunFolder, folder: Path | None = None) -> tuple[str, ...]:
     killed_before = kills()
     try:
         code = subprocess.run(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=LOOK_S,
-            check=False, env={**os.environ, **_ENVIRONMENT},
-        ).returncode  # fmt: skip
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=LOOK_S,
+            check=False,
+            env={**os.environ, **_ENVIRONMENT},
+        ).returncode
     except subprocess.TimeoutExpired:
         code = int(Exit.FAILED)
     error, notes = run.read_error(), run.read_first_notes()

@@ -59,12 +59,14 @@ def upgrade(engine: Engine, paths: Paths) -> None:
         raise UserError(
             "The database could not be upgraded, and is as it was.",
             numbers=(
-                _name(engine), f"from {revision or 'nothing'} to {scripts.get_current_head()}",
-                _cause(error), *_statement(error),
+                _name(engine),
+                f"from {revision or 'nothing'} to {scripts.get_current_head()}",
+                _cause(error),
+                *_statement(error),
             ),
             hint="does its disk have room? otherwise go back to the version you had before, and report this",
             code="database-not-upgraded",
-        ) from error  # fmt: skip
+        ) from error
 
 
 def _revision(engine: Engine) -> str | None:

@@ -45,9 +45,11 @@ def release(store: Store, job_id: int) -> None:
         row = _living(session, job_id)
         if (row.hold, row.begin_at, row.after_id, row.window) == (None, None, None, None):
             raise UserError(
-                f"Job {job_id} is not held: it waits for nothing but its turn.", code="not-held", exit_code=Exit.USAGE,
+                f"Job {job_id} is not held: it waits for nothing but its turn.",
+                code="not-held",
+                exit_code=Exit.USAGE,
                 hint=f"offmate move {job_id} --first",
-            )  # fmt: skip
+            )
         _set(session, row, hold=None, begin_at=None, after_id=None, window=None)
 
 
@@ -222,9 +224,11 @@ def _living(session: Session, job_id: int) -> JobRow:
     if row.state in FINAL:
         verb = "retry" if row.state in AGAIN else "show"
         raise UserError(
-            f"Job {job_id} is over: {row.state}.", hint=f"offmate {verb} {job_id}", code="job-ended",
+            f"Job {job_id} is over: {row.state}.",
+            hint=f"offmate {verb} {job_id}",
+            code="job-ended",
             exit_code=Exit.USAGE,
-        )  # fmt: skip
+        )
     return row
 
 

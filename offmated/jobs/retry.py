@@ -25,9 +25,14 @@ _FREED = threading.Condition()
 
 
 def retry(
-    store: Store, job_id: int, *, gpu_budget: int | None = None, cpu_budget: int | None = None,
-    allow_changed_data: bool = False, allow_changed_model: bool = False,
-) -> JobRow:  # fmt: skip
+    store: Store,
+    job_id: int,
+    *,
+    gpu_budget: int | None = None,
+    cpu_budget: int | None = None,
+    allow_changed_data: bool = False,
+    allow_changed_model: bool = False,
+) -> JobRow:
     """Have a failed or cancelled job tried again, from its last checkpoint if it has one. Budgets are in bytes, None
     keeps the job's. With a checkpoint the job goes on under the plan it has, as long as no budget changes; else it is
     planned anew. `allow_changed_data`: data that were not read yet may have changed, and are read as they are now;
@@ -73,10 +78,17 @@ def _make_ready(store: Store, run: RunFolder, budgets: dict[str, int], other_dat
     frozen = freeze(job) if other_data else None
     if frozen is None and (not run.is_tokenized or reads_again):
         check_frozen(job, run.read_frozen())
-    base = freeze_base(job, run.path.parent) if other_model else check_base(
-        job, run.read_base(), run.path.parent, parts=BESIDE_WEIGHTS if run.has_trained() else PARTS,
-        most_bytes=AT_ONCE_BYTES,
-    )  # fmt: skip
+    base = (
+        freeze_base(job, run.path.parent)
+        if other_model
+        else check_base(
+            job,
+            run.read_base(),
+            run.path.parent,
+            parts=BESIDE_WEIGHTS if run.has_trained() else PARTS,
+            most_bytes=AT_ONCE_BYTES,
+        )
+    )
     if not goes_on:
         look_again(run, job)
         job = as_asked(run, job)

@@ -13,8 +13,10 @@ from planner.units import format_bytes_down
 MOST_NOTCHES = 3
 _NOTCH = 0.92
 _BUDGETS = {
-    "out-of-memory": "gpu_budget", KILLED_FOR_MEMORY: "cpu_budget", HOST_MEMORY_NOT_REGISTERED: "cpu_budget",
-}  # fmt: skip
+    "out-of-memory": "gpu_budget",
+    KILLED_FOR_MEMORY: "cpu_budget",
+    HOST_MEMORY_NOT_REGISTERED: "cpu_budget",
+}
 
 
 def take_a_notch(run: RunFolder, error: dict[str, Any] | None) -> bool:

@@ -82,8 +82,12 @@ TRANSITIONS: dict[JobState, dict[Event, JobState]] = {
     JobState.SUBMITTED: {Event.TAKE: JobState.PLANNING, **_AT_ANY_TIME},
     JobState.PLANNING: {Event.FINISH: JobState.WAITING, Event.RETURN: JobState.SUBMITTED, **_AT_ANY_TIME},
     JobState.WAITING: {Event.TAKE: JobState.RUNNING, **_AT_ANY_TIME},
-    JobState.RUNNING: {Event.FINISH: JobState.DONE, Event.RETURN: JobState.WAITING, Event.LESS: JobState.SUBMITTED,
-                       **_AT_ANY_TIME},
+    JobState.RUNNING: {
+        Event.FINISH: JobState.DONE,
+        Event.RETURN: JobState.WAITING,
+        Event.LESS: JobState.SUBMITTED,
+        **_AT_ANY_TIME,
+    },
     JobState.DONE: {},
     JobState.FAILED: _BY_A_PERSON,
     JobState.CANCELLED: _BY_A_PERSON,
@@ -104,9 +108,11 @@ PASSING = {DISK_FULL: Hold.NO_ROOM, NOT_REACHED: Hold.NO_HUB}
 """Code of an error that does not fail a job -> the hold that keeps the job from its turn until the error has passed."""
 
 _STOPS = {
-    StopReason.SHUTDOWN: "stopped with the daemon", StopReason.PAUSE: "paused",
-    StopReason.WINDOW: "saved before its window's end", StopReason.YIELD: "left the GPU to another program",
-}  # fmt: skip
+    StopReason.SHUTDOWN: "stopped with the daemon",
+    StopReason.PAUSE: "paused",
+    StopReason.WINDOW: "saved before its window's end",
+    StopReason.YIELD: "left the GPU to another program",
+}
 _STOPPED = (Exit.STOPPED, -signal.SIGTERM, -signal.SIGKILL, None)
 """How a process ends that the daemon stops: by itself with this exit code, by a second SIGTERM, or with its worker."""
 

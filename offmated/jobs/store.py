@@ -54,10 +54,17 @@ class Store:
         return cls(Config.load(Paths.from_environment()).database_url, patience_s=WORKERS_PATIENCE_S)
 
     def add(
-        self, name: str, prepare: Callable[[int], Path], turn: Turn = AT_ONCE, *, key: str | None = None,
-        notes: Sequence[str] = (), output_dir: str | None = None, fingerprint: str | None = None,
+        self,
+        name: str,
+        prepare: Callable[[int], Path],
+        turn: Turn = AT_ONCE,
+        *,
+        key: str | None = None,
+        notes: Sequence[str] = (),
+        output_dir: str | None = None,
+        fingerprint: str | None = None,
         again: int | None = None,
-    ) -> JobRow:  # fmt: skip
+    ) -> JobRow:
         """A new job. `prepare` gets its number and makes its run folder; when it raises, no row is left. `key`, `notes`
         (as they are after `prepare`), `output_dir` and `fingerprint` are as in `JobRow`. Where a job other than `again`
         has this fingerprint, one more note says so. Raises UserError `output-taken`, `no-such-job` where
@@ -68,11 +75,25 @@ class Store:
                 raise no_such_job(turn.after)
             last = session.scalar(select(func.max(JobRow.position))) or 0
             row = JobRow(
-                name=name, state=JobState.SUBMITTED, priority=turn.priority, run_dir="", created_at=time.time(),
-                attempts=0, history=[], crashes=0, submission_key=key, notes=[], output_dir=output_dir,
-                position=last + 1, label=turn.label, hold=Hold.HELD if turn.held else None, after_id=turn.after,
-                begin_at=turn.begin_at, window=turn.window, fingerprint=fingerprint,
-            )  # fmt: skip
+                name=name,
+                state=JobState.SUBMITTED,
+                priority=turn.priority,
+                run_dir="",
+                created_at=time.time(),
+                attempts=0,
+                history=[],
+                crashes=0,
+                submission_key=key,
+                notes=[],
+                output_dir=output_dir,
+                position=last + 1,
+                label=turn.label,
+                hold=Hold.HELD if turn.held else None,
+                after_id=turn.after,
+                begin_at=turn.begin_at,
+                window=turn.window,
+                fingerprint=fingerprint,
+            )
             session.add(row)
             try:
                 session.flush()
@@ -140,9 +161,15 @@ class Store:
         return self.job(job_id)
 
     def end(
-        self, row: JobRow, exit_code: int | None, *, process: str = "", blameless: bool = False, less: bool = False,
+        self,
+        row: JobRow,
+        exit_code: int | None,
+        *,
+        process: str = "",
+        blameless: bool = False,
+        less: bool = False,
         energy_j: float | None = None,
-    ) -> JobState | None:  # fmt: skip
+    ) -> JobState | None:
         """Record that the process of `row`, as `take` returned it, ended. Returns the job's new state; None when the
         job no longer belongs to `row.owner`.
 
@@ -167,9 +194,12 @@ class Store:
                 return None
             verdict = judge(now.state, now.stop_reason, now.crashes, ending)
             values: dict[str, Any] = {
-                "owner": None, "crashes": verdict.crashes, "error": verdict.error, "exit_code": exit_code,
+                "owner": None,
+                "crashes": verdict.crashes,
+                "error": verdict.error,
+                "exit_code": exit_code,
                 "last_checkpoint_step": step,
-            }  # fmt: skip
+            }
             if verdict.hold is not None:
                 assert verdict.error is not None
                 room = verdict.hold is Hold.NO_ROOM
@@ -182,10 +212,12 @@ class Store:
                 ended_at, since = _now(attempt["started_at"]), attempt.get("metrics_from", 0)
                 result = folder.last_event("end", since)
                 over = {
-                    "ended_at": ended_at, "ending": account(now.stop_reason, ending),
-                    "reached_step": (folder.last_event("step", since) or {}).get("step"), "checkpoint_step": step,
+                    "ended_at": ended_at,
+                    "ending": account(now.stop_reason, ending),
+                    "reached_step": (folder.last_event("step", since) or {}).get("step"),
+                    "checkpoint_step": step,
                     "energy_j": energy_j,
-                }  # fmt: skip
+                }
                 values["history"] = [*now.history[:-1], attempt | over]
             if verdict.state in FINAL:
                 values |= {"ended_at": ended_at, "result": result}
@@ -207,11 +239,16 @@ class Store:
     def give_up(self, row: JobRow, error: Exception) -> None:
         """Record that `row` has failed with `error`, without a look at its run folder. A job that was to be cancelled
         is cancelled. Nothing happens when the job has changed since `row` was read."""
-        told = error if isinstance(error, UserError) else UserError(
-            "This job could not be handled.", code="job-not-handled",
-            numbers=(f"{type(error).__name__}: {first_line(error)}", f"run folder {row.run_dir}"),
-            hint=f"daemon.log says more; offmate retry {row.id} tries it again",
-        )  # fmt: skip
+        told = (
+            error
+            if isinstance(error, UserError)
+            else UserError(
+                "This job could not be handled.",
+                code="job-not-handled",
+                numbers=(f"{type(error).__name__}: {first_line(error)}", f"run folder {row.run_dir}"),
+                hint=f"daemon.log says more; offmate retry {row.id} tries it again",
+            )
+        )
         new = JobState.CANCELLED if row.stop_reason is StopReason.CANCEL else JobState.FAILED
         ended_at = _now(row.created_at, row.started_at)
         values: dict[str, Any] = {"owner": None, "error": told.to_json(), "ended_at": ended_at}
@@ -244,22 +281,34 @@ class Store:
         since its last checkpoint. Raises UserError `not-to-retry` when it neither failed nor was cancelled."""
         row = self.job(job_id)
         back: dict[str, Any] = {
-            "stop_reason": None, "ended_at": None, "crashes": 0, "exit_code": None, "error": None, "result": None,
+            "stop_reason": None,
+            "ended_at": None,
+            "crashes": 0,
+            "exit_code": None,
+            "error": None,
+            "result": None,
             "hold": None,
-        }  # fmt: skip
+        }
         if row.state not in AGAIN or not self._write(job_id, row.state, due, row, back):
             row = self.job(job_id)
             verb = "resume" if row.hold is Hold.PAUSED else "release" if row.hold is Hold.HELD else "show"
             raise UserError(
                 f"Job {job_id} is {row.hold or row.state}; only a job that failed or was cancelled can be tried again.",
-                code="not-to-retry", exit_code=Exit.USAGE, hint=f"offmate {verb} {job_id}",
-            )  # fmt: skip
+                code="not-to-retry",
+                exit_code=Exit.USAGE,
+                hint=f"offmate {verb} {job_id}",
+            )
         return self.job(job_id)
 
     def _write(
-        self, job_id: int, state: JobState, new: JobState, seen: JobRow | None, values: dict[str, Any],
+        self,
+        job_id: int,
+        state: JobState,
+        new: JobState,
+        seen: JobRow | None,
+        values: dict[str, Any],
         *more: ColumnElement[bool],
-    ) -> bool:  # fmt: skip
+    ) -> bool:
         """Compare and set: write the state `new` and `values` if the job is in `state` (with the owner, the stop reason
         and the attempts of `seen`, if given), and `more` holds. Else write nothing and return False. Raises ValueError
         for a transition that does not exist."""
@@ -304,8 +353,12 @@ def _begun(row: JobRow) -> dict[str, Any]:
     with suppress(OSError):  # a folder that cannot be read fails the job once it is taken, see `handling`
         from_step, metrics_from = folder.last_checkpoint_step(), folder.metrics_end()
     attempt = {
-        "number": number, "started_at": now, "from_step": from_step, "ended_at": None, "metrics_from": metrics_from,
-    }  # fmt: skip
+        "number": number,
+        "started_at": now,
+        "from_step": from_step,
+        "ended_at": None,
+        "metrics_from": metrics_from,
+    }
     started_at = now if row.started_at is None else row.started_at
     return {"started_at": started_at, "attempts": number, "history": [*row.history, attempt]}
 
@@ -321,9 +374,10 @@ def _same_work(session: Session, row: JobRow, again: int | None) -> list[str]:
     """A note naming the newest other job that does the same and has neither failed nor been cancelled; none where there
     is no such job. The new job is not refused: people have their reasons."""
     same = select(JobRow).where(
-        JobRow.fingerprint == row.fingerprint, JobRow.id.not_in({row.id, again or row.id}),
+        JobRow.fingerprint == row.fingerprint,
+        JobRow.id.not_in({row.id, again or row.id}),
         JobRow.state.not_in(AGAIN),
-    )  # fmt: skip
+    )
     if row.fingerprint is None or (other := session.scalars(same.order_by(JobRow.id.desc()).limit(1)).first()) is None:
         return []
     told = f"job {other.id}, which is {other.state}, is the same on the same data"
@@ -334,9 +388,11 @@ def _check_free(session: Session, output_dir: str | None) -> None:
     living = select(JobRow.id).where(JobRow.output_dir == output_dir, JobRow.state.not_in(FINAL)).limit(1)
     if output_dir is not None and (other := session.scalars(living).first()) is not None:
         raise UserError(
-            f"Job {other} writes its model to {output_dir}, too.", code="output-taken", exit_code=Exit.USAGE,
+            f"Job {other} writes its model to {output_dir}, too.",
+            code="output-taken",
+            exit_code=Exit.USAGE,
             hint=f"give another output_dir, or offmate cancel {other}",
-        )  # fmt: skip
+        )
 
 
 def _now(*before: float | None) -> float:

@@ -41,9 +41,17 @@ TRY_S = 10.0  # so that a disk that hangs does not keep others from submitting
 
 
 def submit(
-    store: Store, paths: Paths, yaml_text: str, folder: Path, file_name: str = "job.yaml", key: str | None = None,
-    turn: Turn = AT_ONCE, window: str | None = None, *, settings: Sequence[str] = (),
-) -> tuple[JobRow, tuple[str, ...]]:  # fmt: skip
+    store: Store,
+    paths: Paths,
+    yaml_text: str,
+    folder: Path,
+    file_name: str = "job.yaml",
+    key: str | None = None,
+    turn: Turn = AT_ONCE,
+    window: str | None = None,
+    *,
+    settings: Sequence[str] = (),
+) -> tuple[JobRow, tuple[str, ...]]:
     """Check the job, make its run folder and its row. Returns the row and the notes to the user; where a job was taken
     in under `key` before, the row of that job. `window`: the machine's window, for jobs that name none. `settings`,
     each "KEY=VALUE", override the file: the copy that is kept of it has them, and notes say so.
@@ -79,9 +87,14 @@ def name_of(job: Job, file_name: str, folder: Path) -> str:
 
 
 def rerun(
-    store: Store, paths: Paths, job_id: int, key: str | None = None, turn: Turn = AT_ONCE, window: str | None = None,
+    store: Store,
+    paths: Paths,
+    job_id: int,
+    key: str | None = None,
+    turn: Turn = AT_ONCE,
+    window: str | None = None,
     length: Length | None = None,
-) -> tuple[JobRow, tuple[str, ...]]:  # fmt: skip
+) -> tuple[JobRow, tuple[str, ...]]:
     """Hand job `job_id` in once more, as a new job: with the same file, on the data that are there now; data of the hub
     are read at the commits of the first job. The new model goes to the new run folder, as the first job's model is
     where the file says. With a `length` the new job goes on from the newest checkpoint of the first, on the first job's
@@ -90,10 +103,24 @@ def rerun(
     if length is not None:
         more = longer(row, length)
         text = more.job.resolved_yaml()
-        return _once(store, key, text, lambda: _take_in(
-            store, paths, more.job, more.notes, text, key, turn, window, name=row.name, again=job_id,
-            checkpoint=more.checkpoint,
-        ))  # fmt: skip
+        return _once(
+            store,
+            key,
+            text,
+            lambda: _take_in(
+                store,
+                paths,
+                more.job,
+                more.notes,
+                text,
+                key,
+                turn,
+                window,
+                name=row.name,
+                again=job_id,
+                checkpoint=more.checkpoint,
+            ),
+        )
     run = RunFolder(Path(row.run_dir))
     before = as_asked(run, Job.from_resolved(run.resolved), budgets=True)
     job = before.model_copy(update={"output_dir": None})
@@ -106,9 +133,11 @@ def rerun(
         notes.append(f"output_dir is job {job_id}'s: the model goes to the run folder")
     text = job.resolved_yaml()
     return _once(
-        store, key, text,
+        store,
+        key,
+        text,
         lambda: _take_in(store, paths, job, tuple(notes), text, key, turn, window, name=row.name, again=job_id),
-    )  # fmt: skip
+    )
 
 
 def as_asked(run: RunFolder, job: Job, *, budgets: bool = False) -> Job:
@@ -145,17 +174,29 @@ def _submitted(store: Store, key: str | None, yaml_text: str) -> JobRow | None:
         with suppress(OSError):  # its folder may be gone since
             if RunFolder(Path(row.run_dir)).submitted.read_bytes() != yaml_text.encode():
                 raise UserError(
-                    f"Job {row.id} was submitted under the same key, and is another one.", code="key-taken",
-                    hint="take a new key for each job, such as a UUID", exit_code=Exit.USAGE,
-                )  # fmt: skip
+                    f"Job {row.id} was submitted under the same key, and is another one.",
+                    code="key-taken",
+                    hint="take a new key for each job, such as a UUID",
+                    exit_code=Exit.USAGE,
+                )
     return row
 
 
 def _take_in(
-    store: Store, paths: Paths, job: Job, notes: Sequence[str], yaml_text: str, key: str | None, turn: Turn,
-    window: str | None, *, name: str, again: int | None = None, checkpoint: Path | None = None,
+    store: Store,
+    paths: Paths,
+    job: Job,
+    notes: Sequence[str],
+    yaml_text: str,
+    key: str | None,
+    turn: Turn,
+    window: str | None,
+    *,
+    name: str,
+    again: int | None = None,
+    checkpoint: Path | None = None,
     folder: Path | None = None,
-) -> tuple[JobRow, tuple[str, ...]]:  # fmt: skip
+) -> tuple[JobRow, tuple[str, ...]]:
     """Take `job` in. `name`: its name in lists. `again`: the job that it repeats. `checkpoint`: where it goes on from.
     `folder`: the folder of its file. All errors are raised together, those known without opening a file first."""
     wrong, output_dir = Errors(), None
@@ -200,9 +241,15 @@ def _take_in(
             _write(run.goes_on, f"{checkpoint}\n")
         _flush(draft)
         row = store.add(
-            name, make_folder, turn, key=key, notes=told, output_dir=output_dir,
-            fingerprint=fingerprint(job, {**frozen, **content_of(base)}, checkpoint), again=again,
-        )  # fmt: skip
+            name,
+            make_folder,
+            turn,
+            key=key,
+            notes=told,
+            output_dir=output_dir,
+            fingerprint=fingerprint(job, {**frozen, **content_of(base)}, checkpoint),
+            again=again,
+        )
         made.clear()
         for entry in (*job.data, *job.eval_data):
             if not is_local(entry.path):
@@ -233,9 +280,12 @@ def window_of(text: str) -> Window:
         return Window.parse(text)
     except ValueError as error:
         raise UserError(
-            "This is not a window of hours.", numbers=(str(error),), code="bad-window", exit_code=Exit.USAGE,
+            "This is not a window of hours.",
+            numbers=(str(error),),
+            code="bad-window",
+            exit_code=Exit.USAGE,
             hint='days and a time zone may follow: "23:00-07:00 mon-fri Europe/Berlin"',
-        ) from None  # fmt: skip
+        ) from None
 
 
 def look_again(run: RunFolder, job: Job) -> None:
@@ -304,9 +354,17 @@ def _is_draft(folder: Path) -> bool:
     """Whether a run folder holds no more than a submission writes."""
     run = RunFolder(folder)
     return {path.name for path in folder.iterdir()} <= {
-        run.submitted.name, run.resolved.name, run.frozen.name, run.base.name, run.packages.name, run.error.name,
-        run.first_notes.name, run.looks_at.name, run.goes_on.name, run.name.name,
-    }  # fmt: skip
+        run.submitted.name,
+        run.resolved.name,
+        run.frozen.name,
+        run.base.name,
+        run.packages.name,
+        run.error.name,
+        run.first_notes.name,
+        run.looks_at.name,
+        run.goes_on.name,
+        run.name.name,
+    }
 
 
 def _write(path: Path, text: str) -> None:

@@ -61,8 +61,10 @@ class Broker:
         waits: dict[str, Any] = {}
         if patience_s is not None:
             waits = {
-                "socket_timeout": patience_s, "socket_connect_timeout": patience_s, "retry": Retry(NoBackoff(), 0),
-            }  # fmt: skip
+                "socket_timeout": patience_s,
+                "socket_connect_timeout": patience_s,
+                "retry": Retry(NoBackoff(), 0),
+            }
         try:
             return redis.Redis.from_url(self.url, **waits)
         except ValueError as error:

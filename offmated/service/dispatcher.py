@@ -51,9 +51,11 @@ class Dispatcher:
         """What there is to do, in order and with words for the log, where jobs are in the states `there`. With an empty
         queue there is nothing to do, so that the database is not asked."""
         worked_on = (
-            ("taking jobs back", self.adopt), ("pausing jobs", self.keep_paused),
-            ("keeping to windows", self.keep_windows), ("passing stops on", self.pass_on_stops),
-        )  # fmt: skip
+            ("taking jobs back", self.adopt),
+            ("pausing jobs", self.keep_paused),
+            ("keeping to windows", self.keep_windows),
+            ("passing stops on", self.pass_on_stops),
+        )
         idle = ("having jobs go on", self.have_go_on), ("handing jobs out", self.hand_out)
         return (*(worked_on if there & TAKEN_FROM.keys() else ()), *(idle if there & {*TAKEN_FROM.values()} else ()))
 

@@ -39,8 +39,9 @@ def read_users() -> tuple[User, ...]:
         device = nvml.device(pynvml)
         found = {}
         for computes, ask in (
-            (False, pynvml.nvmlDeviceGetGraphicsRunningProcesses), (True, pynvml.nvmlDeviceGetComputeRunningProcesses),
-        ):  # fmt: skip
+            (False, pynvml.nvmlDeviceGetGraphicsRunningProcesses),
+            (True, pynvml.nvmlDeviceGetComputeRunningProcesses),
+        ):
             for process in ask(device):
                 found[process.pid] = User(pid=process.pid, computes=computes, used_bytes=process.usedGpuMemory)
         return tuple(found.values())
@@ -94,9 +95,11 @@ class Watcher:
     of the programs they yield to, or with (). `read` as `read_users`."""
 
     def __init__(
-        self, yielding: Yielding, tell: Callable[[tuple[str, ...]], None],
+        self,
+        yielding: Yielding,
+        tell: Callable[[tuple[str, ...]], None],
         read: Callable[[], tuple[User, ...]] = read_users,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._yielding = yielding
         self._tell = tell
         self._read = read
@@ -124,12 +127,16 @@ def idle_seconds(minutes: str) -> float:
         found = -1.0
     if not 0 <= found <= 24 * 60:
         raise UserError(
-            f'yield_minutes is "{minutes}"; it must be a number of minutes from 0 to 1440.', code="bad-config",
-            hint='yield_minutes = "10" in config.toml', exit_code=Exit.USAGE,
-        )  # fmt: skip
+            f'yield_minutes is "{minutes}"; it must be a number of minutes from 0 to 1440.',
+            code="bad-config",
+            hint='yield_minutes = "10" in config.toml',
+            exit_code=Exit.USAGE,
+        )
     if importlib.util.find_spec("pynvml") is None:
         raise UserError(
-            "To see who else uses the GPU the package nvidia-ml-py is needed.", code="no-nvml",
-            hint="pip install 'offmate[yield]'", exit_code=Exit.USAGE,
-        )  # fmt: skip
+            "To see who else uses the GPU the package nvidia-ml-py is needed.",
+            code="no-nvml",
+            hint="pip install 'offmate[yield]'",
+            exit_code=Exit.USAGE,
+        )
     return 60 * found

@@ -107,9 +107,10 @@ class Notifier:
         queue can go on by itself."""
         now = time.time()
         night_over = [
-            job.row.history[-1]["ended_at"] for job in active
+            job.row.history[-1]["ended_at"]
+            for job in active
             if job.row.stop_reason is StopReason.WINDOW and job.row.state is JobState.WAITING and job.row.history
-        ]  # fmt: skip
+        ]
         several = len(listing.ended_since(self._store, reported, 2)) > 1  # about a single job all has been told
         stands_still = all(job.row.hold not in (None, Hold.NO_HUB) for job in active)  # NO_HUB goes on by itself
         if any((ended or 0.0) > reported for ended in night_over) or (several and stands_still):
@@ -136,9 +137,12 @@ class Notifier:
         said = {"title": title, "body": body, "address": self._address}
         text = json.dumps(said).encode()
         child = subprocess.Popen(
-            _SENDER, stdin=subprocess.PIPE, cwd=self._folder, env={**os.environ, **self._environment},
+            _SENDER,
+            stdin=subprocess.PIPE,
+            cwd=self._folder,
+            env={**os.environ, **self._environment},
             start_new_session=True,
-        )  # fmt: skip
+        )
         assert child.stdin is not None
         with suppress(BrokenPipeError), child.stdin:  # the exit code tells; a pipe takes this much without a reader
             child.stdin.write(text)

@@ -20,9 +20,11 @@ def check_notify(urls: str | None) -> None:
     """Raise UserError where the settings ask for notifications and the package that sends them is not installed."""
     if urls is not None and importlib.util.find_spec("apprise") is None:
         raise UserError(
-            "Notifications need the package apprise.", code="no-apprise", hint="pip install 'offmate[notify]'",
+            "Notifications need the package apprise.",
+            code="no-apprise",
+            hint="pip install 'offmate[notify]'",
             exit_code=Exit.USAGE,
-        )  # fmt: skip
+        )
 
 
 def address_names(urls: str | None) -> tuple[str, ...]:
@@ -44,21 +46,27 @@ def send(urls: str, title: str, body: str, *, address: str | None = None) -> Non
         if not told.add(url):
             scheme = re.match("[A-Za-z0-9]+://", url)
             raise UserError(
-                f"Address {number} of notify is not one that apprise knows.", code="bad-notify", exit_code=Exit.USAGE,
+                f"Address {number} of notify is not one that apprise knows.",
+                code="bad-notify",
+                exit_code=Exit.USAGE,
                 numbers=(f"it begins with {scheme[0]}" if scheme else "it does not begin with a scheme, like ntfy://",),
                 hint="https://appriseit.com lists the forms, such as ntfy://topic",
-            )  # fmt: skip
+            )
     if not told:
         raise UserError(
-            "This address is not in the settings any more.", code="bad-notify", exit_code=Exit.USAGE,
+            "This address is not in the settings any more.",
+            code="bad-notify",
+            exit_code=Exit.USAGE,
             hint="offmate down, offmate up",
-        )  # fmt: skip
+        )
     failed = [server.service_name for server in told if not server.notify(title=title, body=body)]
     if failed:
         raise UserError(
-            "The message was not taken.", code="not-notified", numbers=tuple(map(str, failed)),
+            "The message was not taken.",
+            code="not-notified",
+            numbers=tuple(map(str, failed)),
             hint="is the network there, is the address right?",
-        )  # fmt: skip
+        )
 
 
 def _name(url: str) -> str:
@@ -73,9 +81,11 @@ def main() -> int:
         urls = Config.load(Paths.from_environment()).notify
         if urls is None:
             raise UserError(
-                "The settings have no address to notify.", code="no-notify", exit_code=Exit.USAGE,
+                "The settings have no address to notify.",
+                code="no-notify",
+                exit_code=Exit.USAGE,
                 hint='notify = "ntfy://your-topic" in config.toml in the state folder; then offmate down, offmate up',
-            )  # fmt: skip
+            )
         send(urls, message["title"], message["body"], address=message.get("address"))
     except UserError as error:
         sys.stderr.write(f"{error}\n")

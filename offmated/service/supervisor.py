@@ -26,9 +26,13 @@ class Child:
     deleted. `socket`: where it listens; when that is deleted, the process is of no use and is started again."""
 
     def __init__(
-        self, name: str, command: Sequence[str], folder: Path, environment: Mapping[str, str],
+        self,
+        name: str,
+        command: Sequence[str],
+        folder: Path,
+        environment: Mapping[str, str],
         socket: Path | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.name = name
         self.restarts = 0
         self._command = command

@@ -78,9 +78,12 @@ def is_told(run: RunFolder, tracker: str) -> bool:
 
 
 def follow(
-    run: RunFolder, tracker: str, open_to: Callable[[int | None], Sink], closing: Callable[[float], bool],
+    run: RunFolder,
+    tracker: str,
+    open_to: Callable[[int | None], Sink],
+    closing: Callable[[float], bool],
     over: Callable[[], bool] = lambda: False,
-) -> None:  # fmt: skip
+) -> None:
     """Tell all figures, until `closing(seconds)`, which waits at most that long, says that nothing more comes for now.
     `over`: whether the job has ended by then. `open_to`: opens the tracker, given the step below which all was told, or
     None. A tracker that keeps one row a step is told the newest step only when the next one has begun or the job has

@@ -142,14 +142,25 @@ class Feed:
 
     def _start(self) -> None:
         row, run = self._job.row, self._job.run
-        asked = {"tracker": self._tracker, "run": str(run.path), "name": row.name, "daemon": os.getpid(),
-                 "state": str(self._state), "first": self._delay_s == FIRST_DELAY_S}  # fmt: skip
+        asked = {
+            "tracker": self._tracker,
+            "run": str(run.path),
+            "name": row.name,
+            "daemon": os.getpid(),
+            "state": str(self._state),
+            "first": self._delay_s == FIRST_DELAY_S,
+        }
         self._log.parent.mkdir(mode=0o700, exist_ok=True)
         with self._log.open("wb") as said:
             self._child = subprocess.Popen(
-                _FEED, stdin=subprocess.PIPE, stdout=said, stderr=said, cwd=self._state,
-                env=_not_private(os.environ) | dict(self._environment), start_new_session=True,
-            )  # fmt: skip
+                _FEED,
+                stdin=subprocess.PIPE,
+                stdout=said,
+                stderr=said,
+                cwd=self._state,
+                env=_not_private(os.environ) | dict(self._environment),
+                start_new_session=True,
+            )
         self._closed_at = None
         assert self._child.stdin is not None
         with suppress(BrokenPipeError):

@@ -21,10 +21,15 @@ from planner.job.trackers import missing_package
 from planner.run.folder import RunFolder
 
 _NAMES = {
-    "step": {"loss": "train/loss", "learning_rate": "train/learning_rate", "grad_norm": "train/grad_norm",
-             "step_s": "train/step_s", "tokens": "train/tokens"},
+    "step": {
+        "loss": "train/loss",
+        "learning_rate": "train/learning_rate",
+        "grad_norm": "train/grad_norm",
+        "step_s": "train/step_s",
+        "tokens": "train/tokens",
+    },
     "eval": {"eval_loss": "eval/loss"},
-}  # fmt: skip
+}
 """Event -> its figures that are told, and the names for them, which are those of transformers' Trainer."""
 _LONGEST_SETTING = 250
 _UNSURE_S = 30.0
@@ -111,8 +116,11 @@ def open_sink(tracker: str, target: Target) -> Sink:
     if (told := missing_package(tracker)) is not None:
         raise UserError(told, code="no-tracker", exit_code=Exit.USAGE)
     sinks: dict[str, Callable[[Target], Sink]] = {
-        "tensorboard": TensorBoard, "wandb": Wandb, "trackio": Trackio, "mlflow": Mlflow,
-    }  # fmt: skip
+        "tensorboard": TensorBoard,
+        "wandb": Wandb,
+        "trackio": Trackio,
+        "mlflow": Mlflow,
+    }
     return sinks[tracker](target)
 
 
@@ -158,14 +166,23 @@ class Wandb:
 
         mode = target.word("wandb_mode")  # None: WANDB_MODE, which wandb reads by itself
         self._run = wandb.init(
-            project=target.word("wandb_project", "WANDB_PROJECT", "offmate"), entity=target.word("wandb_entity"),
-            name=target.name, id=target.key, resume="allow", mode=mode if mode in ("online", "offline") else None,
-            dir=str(target.run.path / "trackers"), config=target.settings,
+            project=target.word("wandb_project", "WANDB_PROJECT", "offmate"),
+            entity=target.word("wandb_entity"),
+            name=target.name,
+            id=target.key,
+            resume="allow",
+            mode=mode if mode in ("online", "offline") else None,
+            dir=str(target.run.path / "trackers"),
+            config=target.settings,
             settings=wandb.Settings(
-                console="off", disable_git=True, disable_code=True, x_disable_stats=True, x_save_requirements=False,
+                console="off",
+                disable_git=True,
+                disable_code=True,
+                x_disable_stats=True,
+                x_save_requirements=False,
                 silent=True,
             ),
-        )  # fmt: skip
+        )
 
     def tell(self, points: Sequence[Point]) -> None:
         """Log the points by step, all values of a step as one row."""
@@ -188,10 +205,15 @@ class Trackio:
 
         self._trackio = trackio
         run = trackio.init(
-            project=target.word("trackio_project_name", default="offmate") or "offmate", resume="allow",
-            name=f"{target.name}-{target.key[8:14]}", space_id=target.word("trackio_space_id"), config=target.settings,
-            embed=False, auto_log_gpu=False, auto_log_cpu=False,
-        )  # fmt: skip
+            project=target.word("trackio_project_name", default="offmate") or "offmate",
+            resume="allow",
+            name=f"{target.name}-{target.key[8:14]}",
+            space_id=target.word("trackio_space_id"),
+            config=target.settings,
+            embed=False,
+            auto_log_gpu=False,
+            auto_log_cpu=False,
+        )
         # Trackio would store a step twice, and offers no public name for the first step that it lacks.
         self._next = int(getattr(run, "_next_step", 0)) if target.told is not None else 0
 
@@ -232,9 +254,12 @@ class Mlflow:
                 client.log_batch(self._run, params=settings[first : first + 100])
         self._has = {
             (name, metric.step)
-            for names in _NAMES.values() for name in names.values() if runs and target.told is not None
-            for metric in client.get_metric_history(self._run, name) if metric.step >= target.told
-        }  # fmt: skip
+            for names in _NAMES.values()
+            for name in names.values()
+            if runs and target.told is not None
+            for metric in client.get_metric_history(self._run, name)
+            if metric.step >= target.told
+        }
 
     def tell(self, points: Sequence[Point]) -> None:
         """Send the points in batches, without those that mlflow has."""
@@ -242,8 +267,10 @@ class Mlflow:
 
         metrics = [
             Metric(name, value, int(1000 * point.time), point.step)
-            for point in points for name, value in point.values.items() if (name, point.step) not in self._has
-        ]  # fmt: skip
+            for point in points
+            for name, value in point.values.items()
+            if (name, point.step) not in self._has
+        ]
         for first in range(0, len(metrics), 500):
             self._client.log_batch(self._run, metrics=metrics[first : first + 500])
 

@@ -27,8 +27,11 @@ _ENOUGH = 200  # the search ends when at most a two-hundredth of the least is lo
 
 Sides = tuple[Callable[[Span], bool], ...]
 _SIDES: Sides = (
-    lambda span: False, lambda span: span.group >= 0, lambda span: span.group < 0, lambda span: span.before > 0
-)  # fmt: skip
+    lambda span: False,
+    lambda span: span.group >= 0,
+    lambda span: span.group < 0,
+    lambda span: span.before > 0,
+)
 
 
 class _Span(ctypes.Structure):
@@ -122,8 +125,6 @@ def _attempt(spans: Sequence[Span], order: Sequence[int], goal: int, side: Calla
 
 
 def _meet(one: Span, other: Span) -> bool:
-    if not (
-        (one.start < other.end and other.start < one.end) or one.before > other.start or other.before > one.start
-    ):
+    if not ((one.start < other.end and other.start < one.end) or one.before > other.start or other.before > one.start):
         return False
     return one.group < 0 or one.group != other.group or (one.low < other.high and other.low < one.high)

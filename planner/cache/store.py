@@ -81,9 +81,10 @@ def without_times(chain: Chain) -> Chain:
     """The chain with all times zero."""
     blocks = tuple(replace(block, options=tuple(map(_option_without_times, block.options))) for block in chain.blocks)
     return replace(
-        chain, blocks=tuple(replace(b, tensors=tuple(map(_timeless, b.tensors))) for b in blocks),
+        chain,
+        blocks=tuple(replace(b, tensors=tuple(map(_timeless, b.tensors))) for b in blocks),
         frame_tensors=tuple(map(_timeless, chain.frame_tensors)),
-    )  # fmt: skip
+    )
 
 
 def _option_without_times(option: Option) -> Option:
@@ -264,8 +265,10 @@ class Cache:
             return found[0]
         raise UserError(
             f"There is no plan {key}." if not found else f"More than one plan begins with {key}.",
-            code="no-such-plan", hint="offmate plans list", exit_code=Exit.NO_SUCH_JOB if not found else Exit.USAGE,
-        )  # fmt: skip
+            code="no-such-plan",
+            hint="offmate plans list",
+            exit_code=Exit.NO_SUCH_JOB if not found else Exit.USAGE,
+        )
 
     def hits(self, key: str) -> int:
         """How often the plan under `key` was found; 0 when there is none."""

@@ -78,11 +78,12 @@ def settled(chain: Chain, hardware: Hardware) -> list[list[Tensor]]:
         [
             t
             for t in block.tensors
-            if t.trainable and users[t.name][0] == index < users[t.name][-1]
+            if t.trainable
+            and users[t.name][0] == index < users[t.name][-1]
             and t.state_bytes >= hardware.min_transfer_bytes
         ]
         for index, block in enumerate(chain.blocks)
-    ]  # fmt: skip
+    ]
 
 
 def at_home(chain: Chain, tensor: Tensor, clip: bool) -> TensorSchedule:
@@ -167,7 +168,7 @@ def _residents(schedule: TensorSchedule) -> list[Item]:
         Item.of(kind, schedule.tensor.name)
         for kind, absences in items
         if all(absence.prefetch > absence.evict for absence in absences)
-    ]  # fmt: skip
+    ]
 
 
 def assemble(chain: Chain, candidate: Candidate, *, slices: int, clip: bool, rounds: int = 1) -> Plan:
@@ -182,9 +183,14 @@ def assemble(chain: Chain, candidate: Candidate, *, slices: int, clip: bool, rou
     )
     resident = tuple(item for schedule in candidate.schedules for item in _residents(schedule))
     return Plan(
-        stages=stages, options=candidate.options, resident=resident, slices=slices, rounds=rounds, clip=clip,
+        stages=stages,
+        options=candidate.options,
+        resident=resident,
+        slices=slices,
+        rounds=rounds,
+        clip=clip,
         source=candidate.source,
-    )  # fmt: skip
+    )
 
 
 def stage_of(block: int, direction: Direction, words: Mapping[str, Sequence[Entry]]) -> Stage:

@@ -43,11 +43,14 @@ def evaluate(setting: Setting, candidate: Candidate) -> Evaluation:
     model = StageModel(setting, candidate)
     chain, hardware = setting.chain, setting.hardware
     return Evaluation(
-        candidate=candidate, plan=model.plan, room_bytes=_room_bytes(model.plan, model.program, setting),
+        candidate=candidate,
+        plan=model.plan,
+        room_bytes=_room_bytes(model.plan, model.program, setting),
         host_bytes=setting.budgets.cpu_bytes - cpu_peak_bytes(model.plan, chain),
         disk_bytes=_disk_room(model.plan, setting),
-        step_s=max(model.step_s(), least_step_s(model.program, chain, hardware)), operations=model.size,
-    )  # fmt: skip
+        step_s=max(model.step_s(), least_step_s(model.program, chain, hardware)),
+        operations=model.size,
+    )
 
 
 def _disk_room(plan: Plan, setting: Setting) -> int:

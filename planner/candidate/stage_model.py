@@ -55,18 +55,20 @@ class StageModel:
     def __init__(self, setting: Setting, candidate: Candidate) -> None:
         chain = setting.chain
         self.setting, self.candidate, self.schedules = setting, candidate, list(candidate.schedules)
-        self.plan: Plan = assemble(
-            chain, candidate, slices=setting.slices, rounds=setting.rounds, clip=setting.clip
-        )  # fmt: skip
+        self.plan: Plan = assemble(chain, candidate, slices=setting.slices, rounds=setting.rounds, clip=setting.clip)
         self._order = SerialOrder(self.plan, chain)
         self._durations = Durations(candidate.options, chain, setting.hardware)
         count, rounds = len(self.plan.stages), setting.rounds
         ops = [[list(self._order.stage(n, r)) for n in range(count)] for r in range(rounds)]
         serial = tuple(op for stages in ops for stage in stages for op in stage)
         self.program = Program(
-            ops=serial, resident=self.plan.resident, options=candidate.options, slices=setting.slices, rounds=rounds,
+            ops=serial,
+            resident=self.plan.resident,
+            options=candidate.options,
+            slices=setting.slices,
+            rounds=rounds,
             clip=setting.clip,
-        )  # fmt: skip
+        )
         self._lost = overwritten(chain, serial)
         touched = [[[self._touched(op) for op in stage] for stage in stages] for stages in ops]
         flat = (

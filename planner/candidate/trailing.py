@@ -38,7 +38,7 @@ def ways_to_trail(chain: Chain, candidate: Candidate, *, rounds: int, host_bytes
         names = frozenset(chosen[:count])
         yield replace(
             candidate, schedules=tuple(replace(j, trails=j.tensor.name in names) for j in candidate.schedules)
-        )  # fmt: skip
+        )
 
 
 def _may_trail(schedule: TensorSchedule) -> bool:

@@ -54,10 +54,18 @@ class Window:
     def after(self, stages: int) -> Window:
         """The same window so many stages later, with nothing decided."""
         return Window(
-            key=self.key, item=self.item, absence=self.absence, size=self.size, last=self.last + stages,
-            use=self.use + stages, evict=self.evict + stages, fetch=self.fetch + stages,
-            copy=None if self.copy is None else self.copy + stages, update_s=self.update_s, drive_s=self.drive_s,
-        )  # fmt: skip
+            key=self.key,
+            item=self.item,
+            absence=self.absence,
+            size=self.size,
+            last=self.last + stages,
+            use=self.use + stages,
+            evict=self.evict + stages,
+            fetch=self.fetch + stages,
+            copy=None if self.copy is None else self.copy + stages,
+            update_s=self.update_s,
+            drive_s=self.drive_s,
+        )
 
 
 def windows_of(setting: Setting, candidate: Candidate) -> list[Window]:
@@ -73,17 +81,23 @@ def windows_of(setting: Setting, candidate: Candidate) -> list[Window]:
         if schedule.drop is not None:
             made = max(touched)
             gradient = Window(
-                key=number, item=Item.gradient(schedule.tensor.name), absence=0,
-                size=schedule.tensor.gradient_bytes, last=made, use=min(blocks) + stages, evict=schedule.drop,
-                fetch=stages, copy=made,
-            )  # fmt: skip
+                key=number,
+                item=Item.gradient(schedule.tensor.name),
+                absence=0,
+                size=schedule.tensor.gradient_bytes,
+                last=made,
+                use=min(blocks) + stages,
+                evict=schedule.drop,
+                fetch=stages,
+                copy=made,
+            )
             found.append(gradient)
     return found
 
 
 def _absences(
     setting: Setting, schedule: TensorSchedule, kind: str, key: int, touched: list[int], stages: int
-) -> Iterator[Window]:  # fmt: skip
+) -> Iterator[Window]:
     tensor = schedule.tensor
     work = cpu_work(tensor, setting.chain, setting.hardware)
     update_s = work / setting.chain.update_rates(setting.hardware).cpu
@@ -100,11 +114,18 @@ def _absences(
             copy = last - (last - schedule.update) % stages
         on_cpu = schedule.side is Side.CPU and last % stages == max(touched)
         yield Window(
-            key=key, item=Item.of(kind, tensor.name), absence=number,
-            size=tensor.bytes if kind == WEIGHT else tensor.state_bytes, last=last,
-            use=fetch + min((s - absence.prefetch) % stages for s in touched), evict=absence.evict, fetch=fetch,
-            copy=copy, update_s=update_s if on_cpu else 0.0, drive_s=drive_s if on_cpu else 0.0,
-        )  # fmt: skip
+            key=key,
+            item=Item.of(kind, tensor.name),
+            absence=number,
+            size=tensor.bytes if kind == WEIGHT else tensor.state_bytes,
+            last=last,
+            use=fetch + min((s - absence.prefetch) % stages for s in touched),
+            evict=absence.evict,
+            fetch=fetch,
+            copy=copy,
+            update_s=update_s if on_cpu else 0.0,
+            drive_s=drive_s if on_cpu else 0.0,
+        )
 
 
 def with_lead(setting: Setting, candidate: Candidate, lead: int) -> Candidate:

@@ -61,9 +61,7 @@ def ask(
         least = problem.least_bytes(enough=problem.gpu_budget_bytes)
         if least is not None and least <= problem.gpu_budget_bytes:
             plan, key = _kept(job, problem, plan, clock.stretched_s(_PLAN_S), cache)
-            found = receipt(
-                plan, problem.chain, hardware, _asked(job), gap=GAP, rated_writes=job.disk_rated_writes
-            )  # fmt: skip
+            found = receipt(plan, problem.chain, hardware, _asked(job), gap=GAP, rated_writes=job.disk_rated_writes)
             more = _larger_slices(job, hardware, found, clock)
             # Only the answer's own limit: a variation has the same plan however busy the machine is, or none.
             others.start(problem, plan, max(1.0, clock.deadline - time.monotonic()), more=more or ())
@@ -159,9 +157,7 @@ def _chosen(job: Job, hardware: Hardware, others: Variations, clock: _Clock) -> 
     return job, problem, known[rows][1] and carried_over(known[rows][1], problem) if rows in known else None
 
 
-def _larger_slices(
-    job: Job, hardware: Hardware, found: Receipt, clock: _Clock
-) -> list[tuple[str, Problem]] | None:  # fmt: skip
+def _larger_slices(job: Job, hardware: Hardware, found: Receipt, clock: _Clock) -> list[tuple[str, Problem]] | None:
     """Larger slices for a step that launching limits: the same rows in fewer slices, until launching does not limit any
     more, or more rows where there is a single slice. A slice then has as many operations, but longer ones. None: there
     was no time to look. Empty for a mixture that learns with its routers' loss: that loss is of each slice, so the
@@ -204,9 +200,12 @@ def _too_large(job: Job, problem: Problem, least: int | None, others: Variations
     ways = list(ways_to_fit(job, problem, _DEVICE, last_trace, runs=False))
     least_cpu = cpu_bytes.get()
     found = no_fit(
-        problem.chain, problem.hardware, _asked(job), budgets=(problem.gpu_budget_bytes, problem.cpu_budget_bytes),
+        problem.chain,
+        problem.hardware,
+        _asked(job),
+        budgets=(problem.gpu_budget_bytes, problem.cpu_budget_bytes),
         least=(least, least_cpu),
-    )  # fmt: skip
+    )
     fits_with = (*_more_machine(problem, least, least_cpu), *(str(way) for way in ways if way.least_bytes is not None))
     return replace(found, fits_with=fits_with, untried=tuple(str(way) for way in ways if way.least_bytes is None))
 

@@ -29,9 +29,11 @@ from planner.schedule.chain import Chain
 
 NO_LIMIT_BYTES = 2**62
 _MAY_BE_ZERO = {
-    "flops_per_s", "disk_sustained_bytes_per_s", "gpu_rounded_update_parameters_per_s",
+    "flops_per_s",
+    "disk_sustained_bytes_per_s",
+    "gpu_rounded_update_parameters_per_s",
     "cpu_rounded_update_parameters_per_s",
-}  # fmt: skip  # 0 means not known, or no limit
+}  # 0 means not known, or no limit
 
 _T = TypeVar("_T", Chain, Hardware)
 
@@ -184,6 +186,9 @@ def _decoded(cls: type[_T], data: object, path: Path) -> _T:
 
 def _wrong(path: Path, what: str) -> UserError:
     return UserError(
-        f"Cannot use {path}.", numbers=(what,), hint="docs/plans.md has the fields", code="bad-file",
+        f"Cannot use {path}.",
+        numbers=(what,),
+        hint="docs/plans.md has the fields",
+        code="bad-file",
         exit_code=Exit.USAGE,
-    )  # fmt: skip
+    )

@@ -95,11 +95,15 @@ def _solve(options: argparse.Namespace) -> tuple[Exit, Json]:
     start = time.monotonic()
     try:
         plan = Problem(
-            chain=chain, hardware=hardware, gpu_budget_bytes=_given(options.gpu_budget, hardware.gpu_bytes),
-            cpu_budget_bytes=_given(options.cpu_budget, hardware.cpu_bytes), slices=options.slices,
-            clip=options.clip == "exact", cpu_updates=not options.no_cpu_updates,
+            chain=chain,
+            hardware=hardware,
+            gpu_budget_bytes=_given(options.gpu_budget, hardware.gpu_bytes),
+            cpu_budget_bytes=_given(options.cpu_budget, hardware.cpu_bytes),
+            slices=options.slices,
+            clip=options.clip == "exact",
+            cpu_updates=not options.no_cpu_updates,
             activation_offload=not options.no_activation_offload,
-        ).plan(time_limit_s=options.time_limit, gap=options.gap)  # fmt: skip
+        ).plan(time_limit_s=options.time_limit, gap=options.gap)
     except UserError as error:
         if error.exit_code is not Exit.DOES_NOT_FIT:
             raise
@@ -116,12 +120,20 @@ def _infeasible(chain: Chain, hardware: Hardware, options: argparse.Namespace, e
 
     least = None
     try:
-        least = Problem(
-            chain=chain, hardware=hardware, gpu_budget_bytes=0,
-            cpu_budget_bytes=_given(options.cpu_budget, hardware.cpu_bytes), slices=options.slices,
-            clip=options.clip == "exact", cpu_updates=not options.no_cpu_updates,
-            activation_offload=not options.no_activation_offload,
-        ).least().gpu_bytes  # fmt: skip
+        least = (
+            Problem(
+                chain=chain,
+                hardware=hardware,
+                gpu_budget_bytes=0,
+                cpu_budget_bytes=_given(options.cpu_budget, hardware.cpu_bytes),
+                slices=options.slices,
+                clip=options.clip == "exact",
+                cpu_updates=not options.no_cpu_updates,
+                activation_offload=not options.no_activation_offload,
+            )
+            .least()
+            .gpu_bytes
+        )
         hint = f"offmate plan … --gpu-budget {round_up(least)}"
     except UserError as host_error:  # the host is too small, whatever the device
         hint = host_error.hint
@@ -137,17 +149,21 @@ def _ask(options: argparse.Namespace, started_s: float) -> tuple[Exit, Json]:
     if not (optimizer := OPTIMIZERS[job.optim]).on_disk:
         if options.drive is not None:
             raise UserError(
-                f"--drive is for optimizer states, and {optimizer.states} stay in memory.", code="bad-value",
-                numbers=(f"optim: {job.optim}",), hint="leave --drive out, or add: --set optim=adamw_torch",
+                f"--drive is for optimizer states, and {optimizer.states} stay in memory.",
+                code="bad-value",
+                numbers=(f"optim: {job.optim}",),
+                hint="leave --drive out, or add: --set optim=adamw_torch",
                 exit_code=Exit.USAGE,
-            )  # fmt: skip
+            )
         hardware = replace(hardware, disk_bytes=0)  # a machine's file may give some
     if missing := [field for field in ("flops_per_s", "launch_s") if not getattr(hardware, field)]:
         raise UserError(
             "Times of a model are estimated from a GPU's arithmetic and what it takes to issue a block.",
-            code="bad-file", exit_code=Exit.USAGE, numbers=(f"{options.hardware} has no {' and no '.join(missing)}",),
+            code="bad-file",
+            exit_code=Exit.USAGE,
+            numbers=(f"{options.hardware} has no {' and no '.join(missing)}",),
             hint="docs/plans.md has the fields",
-        )  # fmt: skip
+        )
     cache = _cache(options.database)
     config = config_text(job.model) if cache is not None else None
     key = answer_key(job.resolved_yaml(), config, hardware) if config is not None else None
@@ -200,9 +216,12 @@ def _machine_of(options: argparse.Namespace, *, bf16: bool) -> Hardware:
         return preset(options.hardware, bf16=bf16, cpu_memory_bytes=options.cpu_memory, link=options.link)
     if options.cpu_memory is not None or options.link is not None:
         raise UserError(
-            "--cpu-memory and --link are for machines given by name.", code="two-machines",
-            numbers=(f"{path} is a file",), hint="change them in the file", exit_code=Exit.USAGE,
-        )  # fmt: skip
+            "--cpu-memory and --link are for machines given by name.",
+            code="two-machines",
+            numbers=(f"{path} is a file",),
+            hint="change them in the file",
+            exit_code=Exit.USAGE,
+        )
     return load_hardware(path)
 
 

@@ -110,9 +110,13 @@ def _told_use(job: Job, plan: Plan, chain: Chain) -> DiskUse | None:
     need = disk_need_bytes(plan, chain, homes=job.state_homes)
     need += sum(stored_activations(plan, chain).values())
     use = disk_use(
-        plan, chain, job.disk_paths or (), job.disk_rated_writes, steps=job.max_steps,
+        plan,
+        chain,
+        job.disk_paths or (),
+        job.disk_rated_writes,
+        steps=job.max_steps,
         parts=lambda: expected_shares(list(map(Path, job.disk_paths or ())), need),
-    )  # fmt: skip
+    )
     if use is None:
         if job.disk_paths:
             log.info("disk: nothing goes to %s, as all has room in host memory", ", ".join(job.disk_paths))
@@ -122,8 +126,10 @@ def _told_use(job: Job, plan: Plan, chain: Chain) -> DiskUse | None:
     check_disk_budget(need, job.disk_budget, homes=job.state_homes)
     log.info(
         "disk: what the host's budget has no room for takes %s of %s; %s",
-        format_bytes(need), ", ".join(job.disk_paths or ()), "; ".join(use.lines()),
-    )  # fmt: skip
+        format_bytes(need),
+        ", ".join(job.disk_paths or ()),
+        "; ".join(use.lines()),
+    )
     return use
 
 
@@ -218,12 +224,14 @@ class _Planning:
             chain = self.analysis.chain(self.estimate, self.distinct_tokens)
             budget_bytes = self.job.gpu_budget or self.machine.gpu_bytes
             problem = Problem(
-                chain=replace(chain, lifetimes=(), frame_lifetimes=()), hardware=self.machine,
+                chain=replace(chain, lifetimes=(), frame_lifetimes=()),
+                hardware=self.machine,
                 gpu_budget_bytes=without_loss(budget_bytes) if chain.lifetimes else budget_bytes,
                 cpu_budget_bytes=self.job.cpu_budget or self.machine.cpu_bytes,
-                slices=self.job.gradient_accumulation_steps, clip=self.job.max_grad_norm is not None,
+                slices=self.job.gradient_accumulation_steps,
+                clip=self.job.max_grad_norm is not None,
                 not_in_files=self.not_in_files,
-            )  # fmt: skip
+            )
             problem = with_disk(problem)
             ways = ways_to_fit(self.job, problem, self.target.device, time.monotonic() + _WAYS_S, runs=True)
             told = (f"{'no time to look into' if way.least_bytes is None else 'fits with'} {way}" for way in ways)
@@ -233,16 +241,22 @@ class _Planning:
             hint = error.hint if least is None or least <= self.target.gpu_bytes else larger
             raise UserError(
                 error.what, code=error.code, numbers=numbers, hint=hint, exit_code=error.exit_code
-            ) from None  # fmt: skip
+            ) from None
 
     def check_fits(self) -> None:
         """Raise UserError where no plan fits."""
         job, machine = self.job, self.machine
-        with_disk(Problem(
-            chain=self.analysis.chain(self.estimate, self.distinct_tokens), hardware=machine,
-            gpu_budget_bytes=job.gpu_budget or machine.gpu_bytes, cpu_budget_bytes=job.cpu_budget or machine.cpu_bytes,
-            slices=job.gradient_accumulation_steps, clip=job.max_grad_norm is not None, not_in_files=self.not_in_files,
-        )).check_fits()  # fmt: skip
+        with_disk(
+            Problem(
+                chain=self.analysis.chain(self.estimate, self.distinct_tokens),
+                hardware=machine,
+                gpu_budget_bytes=job.gpu_budget or machine.gpu_bytes,
+                cpu_budget_bytes=job.cpu_budget or machine.cpu_bytes,
+                slices=job.gradient_accumulation_steps,
+                clip=job.max_grad_norm is not None,
+                not_in_files=self.not_in_files,
+            )
+        ).check_fits()
 
     def preview(self) -> Answer:
         """A plan that rests on an estimate."""
@@ -289,20 +303,30 @@ class _Planning:
         if found is None:
             return None
         return Answer(
-            rows=self.job.slice_rows, lengths=self.lengths, plan=found.plan, chain=found.chain,
+            rows=self.job.slice_rows,
+            lengths=self.lengths,
+            plan=found.plan,
+            chain=found.chain,
             hardware=found.hardware,
-            measured=question.measured, cached=True, solve_s=0.0, key=key, measurement=found.measurement,
+            measured=question.measured,
+            cached=True,
+            solve_s=0.0,
+            key=key,
+            measurement=found.measurement,
             kernels=question.kernels,
-        )  # fmt: skip
+        )
 
     def _solve(self, question: Question, times: Times, hardware: Hardware) -> Answer:
         start = time.monotonic()
         problem = Problem(
             chain=self.analysis.chain(times, self.distinct_tokens),
             hardware=replace(hardware, disk_bytes=self.machine.disk_bytes),
-            gpu_budget_bytes=question.gpu_budget_bytes, cpu_budget_bytes=question.cpu_budget_bytes,
-            slices=question.slices, clip=question.clip, not_in_files=self.not_in_files,
-        )  # fmt: skip
+            gpu_budget_bytes=question.gpu_budget_bytes,
+            cpu_budget_bytes=question.cpu_budget_bytes,
+            slices=question.slices,
+            clip=question.clip,
+            not_in_files=self.not_in_files,
+        )
         stores = question.measured and bool(self.job.disk_paths) and may_be_stored(problem)
         if stores:  # the drives' rates decide whether activations go there
             problem = replace(problem, hardware=with_rates(self.job, problem.hardware))
@@ -320,9 +344,10 @@ class _Planning:
             hardware = replace(hardware, disk_read_bytes_per_s=rate or hardware.disk_read_bytes_per_s)
             log.info(
                 "disk: %s of frozen weights are read from the model's files at %s/s: the host's budget has no room for"
-                " them, or is of more use for activations", format_bytes(size),
+                " them, or is of more use for activations",
+                format_bytes(size),
                 format_bytes_down(int(hardware.disk_read_bytes_per_s)),
-            )  # fmt: skip
+            )
         plan = replace(problem, hardware=hardware).plan()
         solve_s = time.monotonic() - start
         key, measurement = question.key(), self._measurement_key() if question.measured else None
@@ -330,10 +355,18 @@ class _Planning:
             cached = CachedPlan(plan=plan, chain=chain, hardware=hardware, solve_s=solve_s, measurement=measurement)
             self.cache.keep_plan(key, cached, model=self.job.model)
         return Answer(
-            rows=self.job.slice_rows, lengths=self.lengths, plan=plan, chain=chain, hardware=hardware,
+            rows=self.job.slice_rows,
+            lengths=self.lengths,
+            plan=plan,
+            chain=chain,
+            hardware=hardware,
             measured=question.measured,
-            cached=False, solve_s=solve_s, key=key, measurement=measurement, kernels=question.kernels,
-        )  # fmt: skip
+            cached=False,
+            solve_s=solve_s,
+            key=key,
+            measurement=measurement,
+            kernels=question.kernels,
+        )
 
     def _measurement_key(self) -> str:
         kinds = {kind: sorted(by_option) for kind, by_option in self.analysis.pairs.items()}
@@ -368,9 +401,12 @@ class _Planning:
         own = self.optimizer() if self.optimizer.own_rates else ADAMW
         hardware = measure_hardware(self.target.device, working_dtype(self.job), optimizer=own)
         times = measure_times(
-            self.analysis, self.target.device, hardware, slices=self.job.gradient_accumulation_steps,
+            self.analysis,
+            self.target.device,
+            hardware,
+            slices=self.job.gradient_accumulation_steps,
             compiling=self.compiling,
-        )  # fmt: skip
+        )
         if self.cache is not None:
             document = {"times": to_json(times), "hardware": to_json(hardware)}
             self.cache.keep_measurement(self._measurement_key(), document, device=hardware.name)

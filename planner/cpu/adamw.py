@@ -161,15 +161,29 @@ def update_rounded(target: Target, step: Step, chunk: int, known: tuple[Numbers,
 
 
 def fused(
-    masters: list[Tensor], gradients: list[Tensor], exp_avgs: list[Tensor], exp_avg_sqs: list[Tensor], step: Step,
+    masters: list[Tensor],
+    gradients: list[Tensor],
+    exp_avgs: list[Tensor],
+    exp_avg_sqs: list[Tensor],
+    step: Step,
     weight_decay: float,
-) -> None:  # fmt: skip
+) -> None:
     """PyTorch's fused AdamW, called as `torch.optim` calls it, on any device."""
     torch._fused_adamw_(
-        masters, gradients, exp_avgs, exp_avg_sqs, [], [step.count] * len(masters), lr=step.learning_rate,
-        beta1=step.betas[0], beta2=step.betas[1], weight_decay=weight_decay, eps=step.eps, amsgrad=False,
+        masters,
+        gradients,
+        exp_avgs,
+        exp_avg_sqs,
+        [],
+        [step.count] * len(masters),
+        lr=step.learning_rate,
+        beta1=step.betas[0],
+        beta2=step.betas[1],
+        weight_decay=weight_decay,
+        eps=step.eps,
+        amsgrad=False,
         maximize=False,
-    )  # fmt: skip
+    )
 
 
 _Pointers = ctypes.c_void_p * 4
@@ -177,16 +191,20 @@ _Pointers = ctypes.c_void_p * 4
 
 class _Tensor(ctypes.Structure):
     _fields_ = (
-        ("n", ctypes.c_long), ("gradient", ctypes.c_void_p), ("from", _Pointers),
-        ("master", ctypes.c_void_p), ("exp_avg", ctypes.c_void_p), ("exp_avg_sq", ctypes.c_void_p),
-        ("work", ctypes.c_void_p), ("decay", ctypes.c_float), ("layout", ctypes.c_int),
-    )  # fmt: skip
+        ("n", ctypes.c_long),
+        ("gradient", ctypes.c_void_p),
+        ("from", _Pointers),
+        ("master", ctypes.c_void_p),
+        ("exp_avg", ctypes.c_void_p),
+        ("exp_avg_sq", ctypes.c_void_p),
+        ("work", ctypes.c_void_p),
+        ("decay", ctypes.c_float),
+        ("layout", ctypes.c_int),
+    )
 
 
 class _Step(ctypes.Structure):
-    _fields_ = tuple(
-        (name, ctypes.c_float) for name in ("rise", "beta2", "growth", "root", "size", "eps", "factor")
-    )  # fmt: skip
+    _fields_ = tuple((name, ctypes.c_float) for name in ("rise", "beta2", "growth", "root", "size", "eps", "factor"))
 
 
 _LAYOUTS = {
@@ -263,19 +281,27 @@ def _tensor(target: Target, gradient: Tensor, layout: int, step: Step) -> _Tenso
             assert tensor.is_contiguous() and tensor.numel() == size, target.name
     assert len(before) == len(state) or not target.packed, target.name
     return _Tensor(
-        elements, gradient.data_ptr(), _Pointers(*[t.data_ptr() for t in before]), *[t.data_ptr() for t in state],
-        1 - step.learning_rate * target.weight_decay, layout,
-    )  # fmt: skip
+        elements,
+        gradient.data_ptr(),
+        _Pointers(*[t.data_ptr() for t in before]),
+        *[t.data_ptr() for t in state],
+        1 - step.learning_rate * target.weight_decay,
+        layout,
+    )
 
 
 def _constants(step: Step) -> _Step:
     """The constants of a step, computed in double as PyTorch does. Each is rounded once, when it becomes a field."""
     count, (beta1, beta2) = float(step.count), step.betas
     return _Step(
-        rise=1 - beta1, beta2=beta2, growth=1 - beta2, root=math.sqrt(1 - beta2**count),
-        size=step.learning_rate / (1 - beta1**count), eps=step.eps,
+        rise=1 - beta1,
+        beta2=beta2,
+        growth=1 - beta2,
+        root=math.sqrt(1 - beta2**count),
+        size=step.learning_rate / (1 - beta1**count),
+        eps=step.eps,
         factor=1.0 if step.coefficient is None else float(step.coefficient),
-    )  # fmt: skip
+    )
 
 
 _choosing = threading.Lock()  # building takes a second, and several threads may be the first
@@ -312,10 +338,12 @@ def check(kernel: Kernel) -> None:
             ours, theirs = (_sample(*dtypes, rounded=rounded) for _ in range(2))
             for count in range(1, 4):
                 step = Step(
-                    learning_rate=1e-2, betas=(beta1, 0.95), eps=1e-8,
+                    learning_rate=1e-2,
+                    betas=(beta1, 0.95),
+                    eps=1e-8,
                     count=torch.tensor(float(count), dtype=torch.float32),
                     coefficient=torch.tensor(0.7, dtype=torch.float32),
-                )  # fmt: skip
+                )
                 for mine, other in zip(ours, theirs, strict=True):
                     other.gradient.copy_(mine.gradient.normal_(generator=draw))
                 kernel.update(ours, step)

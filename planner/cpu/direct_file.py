@@ -99,18 +99,19 @@ class _Native:
         """Raises CannotBuildError."""
         self._move = build.load(SOURCE).offmate_move
         self._move.argtypes = (
-            ctypes.c_int, ctypes.c_int, ctypes.c_void_p, *[ctypes.c_long] * 5, ctypes.c_void_p, ctypes.c_void_p,
-        )  # fmt: skip
+            ctypes.c_int,
+            ctypes.c_int,
+            ctypes.c_void_p,
+            *[ctypes.c_long] * 5,
+            ctypes.c_void_p,
+            ctypes.c_void_p,
+        )
         self._move.restype = ctypes.c_int
 
-    def __call__(
-        self, fd: int, write: bool, memory: Tensor, offset: int, floats: int | None
-    ) -> tuple[int, Sum | None]:  # fmt: skip
+    def __call__(self, fd: int, write: bool, memory: Tensor, offset: int, floats: int | None) -> tuple[int, Sum | None]:
         total, wrong = ctypes.c_uint64(), ctypes.c_int()
         sums = (None, None) if floats is None else (ctypes.addressof(total), ctypes.addressof(wrong))
-        error = self._move(
-            fd, write, memory.data_ptr(), offset, memory.nbytes, BLOCK, DEPTH, floats or 0, *sums
-        )  # fmt: skip
+        error = self._move(fd, write, memory.data_ptr(), offset, memory.nbytes, BLOCK, DEPTH, floats or 0, *sums)
         return int(error), None if floats is None else Sum(total.value, not wrong.value)
 
 
@@ -120,9 +121,7 @@ class _InPython:
     def __init__(self) -> None:
         self._pools = {write: ThreadPoolExecutor(DEPTH, f"offmate-{write}") for write in (False, True)}
 
-    def __call__(
-        self, fd: int, write: bool, memory: Tensor, offset: int, floats: int | None
-    ) -> tuple[int, Sum | None]:  # fmt: skip
+    def __call__(self, fd: int, write: bool, memory: Tensor, offset: int, floats: int | None) -> tuple[int, Sum | None]:
         view, array = memory.numpy().data, memory.numpy()
         call = os.pwritev if write else os.preadv
 

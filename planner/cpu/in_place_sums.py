@@ -29,12 +29,13 @@ def adds_in_place(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | No
         return False
     first, second = args
     return (
-        isinstance(first, Tensor) and isinstance(second, Tensor)
+        isinstance(first, Tensor)
+        and isinstance(second, Tensor)
         and first.layout is second.layout is torch.strided
         and (first.dtype, first.shape) == (second.dtype, second.shape)
         and torch.ops.aten.is_non_overlapping_and_dense.default(first)
         and _holders(first) == _of_a_sum()
-    )  # fmt: skip
+    )
 
 
 def _holders(tensor: Any) -> tuple[int, int, int]:

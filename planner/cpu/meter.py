@@ -58,9 +58,7 @@ class Meter:
             self.now -= self._sizes.pop(key)
             del self._alive[key]
 
-    def returned(
-        self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
-    ) -> None:  # fmt: skip
+    def returned(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
         """Count what an operation has returned: `result`."""
         for leaf in tree_leaves(result):
             if type(leaf) in self.counted:

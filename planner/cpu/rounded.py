@@ -120,9 +120,13 @@ class Chunk:
 
     @classmethod
     def load(
-        cls, moments: tuple[Tensor, Tensor], known: tuple[Numbers, Numbers], gradient: Tensor, start: int,
+        cls,
+        moments: tuple[Tensor, Tensor],
+        known: tuple[Numbers, Numbers],
+        gradient: Tensor,
+        start: int,
         scratch: Scratch,
-    ) -> Chunk:  # fmt: skip
+    ) -> Chunk:
         """The elements from `start` (a multiple of 256) on of a tensor with this flat `gradient`: up to the tensor's
         end, or as many as `scratch` holds."""
         stop = min(start + scratch.gradient.numel(), gradient.numel())

@@ -50,9 +50,15 @@ class Pair(BlockCode):
         self.saved = [n for n in ahead if n in saved]
         replayed = [n for n in ahead if n in needed and is_random(n)]
         forward = generate(
-            "forward", self.primals, ahead, [*joint.outputs, *self.saved],
-            constants=joint.module, rng=rng, swap=swap, record=replayed,
-        )  # fmt: skip
+            "forward",
+            self.primals,
+            ahead,
+            [*joint.outputs, *self.saved],
+            constants=joint.module,
+            rng=rng,
+            swap=swap,
+            record=replayed,
+        )
         backward_nodes = on_demand([n for n in body if n in needed], forward_set)
         used = {a for n in backward_nodes for a in n.all_input_nodes} | set(grads)
         where = {n: i for i, n in enumerate(self.primals) if n is not None}
@@ -66,9 +72,16 @@ class Pair(BlockCode):
             assert node is not None
             sinks.setdefault(node, []).append(name)
         backward = generate(
-            "backward", backward_inputs, backward_nodes, input_grads,
-            constants=joint.module, rng=rng, swap=swap, sinks=sinks, replay=replayed,
-        )  # fmt: skip
+            "backward",
+            backward_inputs,
+            backward_nodes,
+            input_grads,
+            constants=joint.module,
+            rng=rng,
+            swap=swap,
+            sinks=sinks,
+            replay=replayed,
+        )
         self.forward_nodes, self.backward_nodes = ahead, backward_nodes
         self._forward, self._backward = forward.function, backward.function
         self.forward_source, self.backward_source = forward.source, backward.source

@@ -115,9 +115,10 @@ class FrameCall:
         begun = {
             index: gradient
             for index, edge in enumerate(self.edges)
-            if edge is not None and self.pair.input_grad_values[index] is not None
+            if edge is not None
+            and self.pair.input_grad_values[index] is not None
             and (gradient := self._take_begun(index, edge)) is not None
-        }  # fmt: skip
+        }
         self.layout = layout_of(taken, begun)
         self.pair = self.pair.for_tangents(self.layout)
         return [*taken, *(begun[index] for index in sorted(begun))]
@@ -268,9 +269,11 @@ def refuse_autocast(device: torch.device) -> None:
     if torch.is_autocast_enabled(device.type):
         dtype = str(torch.get_autocast_dtype(device.type))
         raise UserError(
-            "The engine was called inside torch.autocast.", code="autocast-outside", exit_code=Exit.USAGE,
+            "The engine was called inside torch.autocast.",
+            code="autocast-outside",
+            exit_code=Exit.USAGE,
             hint=f'let the model enter it: model.forward = torch.autocast("{device.type}", {dtype})(model.forward)',
-        )  # fmt: skip
+        )
 
 
 def loss_of(result: Any) -> Tensor:
@@ -278,10 +281,12 @@ def loss_of(result: Any) -> Tensor:
     found = result.get("loss") if isinstance(result, Mapping) else getattr(result, "loss", result)
     if not isinstance(found, Tensor) or found.numel() != 1:
         raise UserError(
-            "The model's forward gives no loss.", code="no-loss", exit_code=Exit.USAGE,
+            "The model's forward gives no loss.",
+            code="no-loss",
+            exit_code=Exit.USAGE,
             numbers=(f"it gives {type(result).__name__}",),
             hint='have it return the loss, a scalar, or something with a loss (result.loss, result["loss"])',
-        )  # fmt: skip
+        )
     return found
 
 
@@ -294,9 +299,12 @@ def items_for(model: nn.Module, count: int) -> dict[str, int]:
 
 
 def run_slice(
-    model: nn.Module, batch: Mapping[str, Tensor], model_kwargs: Mapping[str, Any], device: torch.device,
+    model: nn.Module,
+    batch: Mapping[str, Tensor],
+    model_kwargs: Mapping[str, Any],
+    device: torch.device,
     given: Given,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """The model's own forward on one slice, and backward from the loss to the head. Returns the loss, detached.
     `given`: filled by the slice's blocks with the tensors that they are given.
 

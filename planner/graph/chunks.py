@@ -102,9 +102,15 @@ def _apply(function: Any, rest: Sequence[Any], kwargs: Mapping[str, Any], value:
 
 
 def _cross_entropy(
-    logits: ChunkedLogits, target: Tensor, weight: Tensor | None = None, size_average: bool | None = None,
-    ignore_index: int = -100, reduce: bool | None = None, reduction: str = "mean", label_smoothing: float = 0.0,
-) -> Tensor:  # fmt: skip
+    logits: ChunkedLogits,
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Tensor:
     if weight is not None or size_average is not None or reduce is not None or label_smoothing:
         raise _refused("cross_entropy with weights or smoothing")
     if reduction not in ("sum", "mean"):
@@ -274,9 +280,15 @@ class _ChunkedLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, call: ChunkedHead, anchor: Tensor, rows: Tensor, post: Sequence[Elementwise], target: Tensor,
-        ignored: int, shares: Tensor | None,
-    ) -> Tensor:  # fmt: skip
+        ctx: Any,
+        call: ChunkedHead,
+        anchor: Tensor,
+        rows: Tensor,
+        post: Sequence[Elementwise],
+        target: Tensor,
+        ignored: int,
+        shares: Tensor | None,
+    ) -> Tensor:
         ctx.call = call
         return call.compute(rows, post, target, ignored, shares)
 

@@ -96,10 +96,11 @@ def _refuse_dropped_layers(model: nn.Module) -> None:
         if isinstance(rate, float) and rate > 0:
             raise UserError(
                 f"{type(model).__name__} leaves out layers at random, and a plan is for all of them.",
-                code="layers-dropped", exit_code=Exit.USAGE,
+                code="layers-dropped",
+                exit_code=Exit.USAGE,
                 numbers=(f"{name + '.' if name else ''}layerdrop is {rate}",),
                 hint='set layerdrop to 0 in its config.json ("encoder_layerdrop", "decoder_layerdrop")',
-            )  # fmt: skip
+            )
 
 
 def repeated_layers(model: nn.Module, batch: Mapping[str, torch.Tensor], device: torch.device) -> list[nn.Module]:

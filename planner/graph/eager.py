@@ -121,9 +121,7 @@ class EagerPair(BlockCode):
             return grads
         given = self._given([*values[self.n_buffers : n_weights], *buffers, *values[n_weights:count]], grads)
         values.clear()
-        missing = {
-            local: leaf for local, leaf in zip(self.backward_weights, given, strict=False) if leaf.requires_grad
-        }
+        missing = {local: leaf for local, leaf in zip(self.backward_weights, given, strict=False) if leaf.requires_grad}
 
         def arrived(local: str, leaf: Tensor) -> None:
             gradient, leaf.grad = leaf.grad, None
@@ -236,13 +234,15 @@ class EagerPair(BlockCode):
             except Exception as error:  # the block's own code failed: the message names its error as the cause
                 raise UserError(
                     f"Block {name} can neither be traced nor run as it is: {type(error).__name__}: {first_line(error)}",
-                    code="block-not-usable", numbers=(reason,),
+                    code="block-not-usable",
+                    numbers=(reason,),
                     hint="if the model has another implementation of this part, choose it in its config",
-                ) from error  # fmt: skip
+                ) from error
         sums = sum(
-            t.numel() * t.element_size() for t, trained in zip(given[: pair.n_params], pair._trained, strict=False)
+            t.numel() * t.element_size()
+            for t, trained in zip(given[: pair.n_params], pair._trained, strict=False)
             if trained
-        )  # fmt: skip
+        )
         later = pair.backward_peak[False]
         pair.backward_peak = {False: later, True: later + sums if pair.tangent_values else 0}
         return pair

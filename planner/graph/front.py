@@ -119,10 +119,15 @@ class Cutter:
         for storage in self.wanted & values.keys():
             network.arc(values[storage], 1, float("inf"))
         absent = network.cut(0, 1)
-        return self.saved({
-            self.savers[storage] for node, number in operations.items() if number in absent
-            for storage in self.operations[node] if values[storage] not in absent
-        })  # fmt: skip
+        return self.saved(
+            {
+                self.savers[storage]
+                for node, number in operations.items()
+                if number in absent
+                for storage in self.operations[node]
+                if values[storage] not in absent
+            }
+        )
 
     def saved(self, chosen: set[fx.Node]) -> Saved:
         """The set that is really saved if `chosen` may be saved: backward may need only some of them."""

@@ -87,12 +87,13 @@ class CompiledPair(Pair):
 def _as_traced(values: Sequence[Tensor], nodes: Sequence[fx.Node | None]) -> bool:
     """Whether the strides are those the code was compiled for; strides of dimensions of one element do not count."""
     return all(
-        node is None or all(
+        node is None
+        or all(
             size == 1 or own == traced
             for size, own, traced in zip(value.shape, value.stride(), node.meta["val"].stride(), strict=True)
         )
         for value, node in zip(values, nodes, strict=True)
-    )  # fmt: skip
+    )
 
 
 def _own(tensor: Tensor, *, shared: bool) -> Tensor:

@@ -105,9 +105,13 @@ class _Traced(Flat):
 
 
 def _trace(
-    name: str, flat: _Traced, inputs: Sequence[torch.Tensor], input_bytes: tuple[int, ...],
-    autocast: torch.dtype | None, layout: Layout | None,
-) -> Joint:  # fmt: skip
+    name: str,
+    flat: _Traced,
+    inputs: Sequence[torch.Tensor],
+    input_bytes: tuple[int, ...],
+    autocast: torch.dtype | None,
+    layout: Layout | None,
+) -> Joint:
     """The joint graph of `flat`, traced under autocast to dtype `autocast` (None: without), for gradients with `layout`
     (None: laid out as the results)."""
     device = inputs[0].device

@@ -33,7 +33,7 @@ class Tape:
 
     def __init__(
         self, storages: Storages, given: Mapping[fx.Node, str | None], scratch: Mapping[fx.Node, Scratch]
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`given`: placeholder -> the name of its memory (`a0`, `t0`), None for a weight or a buffer; `scratch`: node
         -> the scratch of its operation."""
         self._storages, self._scratch = storages, scratch
@@ -52,9 +52,14 @@ class Tape:
         return " ".join([*events, f"={self._list(outputs)}", f"^{self._list(saved)}"])
 
     def backward(
-        self, steps: Sequence[Step], saved: Sequence[fx.Node], tangents: Sequence[fx.Node],
-        results: Sequence[fx.Node | None], numbers: Mapping[str, int], adoptable: Mapping[str, bool],
-    ) -> str:  # fmt: skip
+        self,
+        steps: Sequence[Step],
+        saved: Sequence[fx.Node],
+        tangents: Sequence[fx.Node],
+        results: Sequence[fx.Node | None],
+        numbers: Mapping[str, int],
+        adoptable: Mapping[str, bool],
+    ) -> str:
         """The line for backward, which is given `saved` and the gradients `tangents` and returns `results`. `numbers`:
         weight -> its number; `adoptable`: weight -> its gradient may become the sum itself."""
         used = {a for step in steps for a in step.node.all_input_nodes} | {r for r in results if r is not None}

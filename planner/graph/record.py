@@ -109,10 +109,12 @@ class Record(TorchDispatchMode):  # type: ignore[no-untyped-call]
         length = indices.shape[-1]
         name = self.parameters.get(storage_of(table), "the table")
         raise UserError(
-            "The model has fewer positions than max_length.", code="max-length-too-long", exit_code=Exit.USAGE,
+            "The model has fewer positions than max_length.",
+            code="max-length-too-long",
+            exit_code=Exit.USAGE,
             numbers=(f"max_length {length}; {name} has rows for {length - beyond} positions",),
             hint=f"give max_length: {length - beyond}, or less",
-        )  # fmt: skip
+        )
 
     def add_layer(self, module: nn.Module, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
         """Record a layer as one operation, at the cost of a matrix product whose result is as large as its weights."""
@@ -146,9 +148,12 @@ def _digest(tensor: torch.Tensor) -> str:
 
 
 def record_forward(
-    model: nn.Module, batch: Mapping[str, torch.Tensor], device: torch.device, running: list[str],
+    model: nn.Module,
+    batch: Mapping[str, torch.Tensor],
+    device: torch.device,
+    running: list[str],
     around: Callable[[Record, FakeMode], contextlib.AbstractContextManager[None]],
-) -> tuple[ModuleCall, Record]:  # fmt: skip
+) -> tuple[ModuleCall, Record]:
     """Record one forward, inside the context `around`, with fake parameters but real buffers and a real batch. Only
     values that depend on weights are fake, so code that looks at positions or masks takes the same branch as in
     training.

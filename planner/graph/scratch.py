@@ -29,16 +29,26 @@ from planner.out_of_memory import is_out_of_memory
 
 log = logging.getLogger(__name__)
 
-_NOT_TRIED = frozenset((
-    torch.Tag.pointwise,  # one kernel, which needs no scratch
-    torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape,  # the host would wait
-))  # fmt: skip
+_NOT_TRIED = frozenset(
+    (
+        torch.Tag.pointwise,  # one kernel, which needs no scratch
+        torch.Tag.data_dependent_output,
+        torch.Tag.dynamic_output_shape,  # the host would wait
+    )
+)
 # These check the values of their data. On a GPU a failed check (a device assertion) ends all use of the device by this
 # process.
-_LOOK_AT_DATA = frozenset((
-    "masked_scatter", "masked_scatter_backward", "binary_cross_entropy", "binary_cross_entropy_backward",
-    "_assert_async", "segment_reduce", "_segment_reduce_backward",
-))  # fmt: skip
+_LOOK_AT_DATA = frozenset(
+    (
+        "masked_scatter",
+        "masked_scatter_backward",
+        "binary_cross_entropy",
+        "binary_cross_entropy_backward",
+        "_assert_async",
+        "segment_reduce",
+        "_segment_reduce_backward",
+    )
+)
 _ON_CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 _DEVICE_ERROR = re.compile(r"CUDA (driver )?error\b")
 _ENTRIES = 100_000  # most entries in the history of one operation
@@ -185,9 +195,7 @@ class ScratchMeter(Meter):
         with self._lock:
             self.now -= size
 
-    def returned(
-        self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
-    ) -> None:  # fmt: skip
+    def returned(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
         if (scratch := scratch_of(func, args, kwargs)) is not None:
             leaves = tree_leaves(result)
             there: dict[int, tuple[int, int]] = {}
@@ -241,7 +249,7 @@ def _can_be_tried(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
 
 def _without_dropout(
     func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> tuple[Sequence[Any], Mapping[str, Any]]:  # fmt: skip
+) -> tuple[Sequence[Any], Mapping[str, Any]]:
     """The arguments with a dropout probability of 0, for attention. With dropout attention draws numbers, and the host
     reads a seed in memory that no trace shows. Scratch is the same without."""
     names = [argument.name for argument in func._schema.arguments]

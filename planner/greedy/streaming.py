@@ -47,9 +47,14 @@ def _pick(options: Sequence[Option], block: Block, name: str) -> Option:
 
 
 def streamed(
-    setting: Setting, options: Sequence[str], *, ahead: bool, at_home_names: frozenset[str] = frozenset(),
-    gpu_updated: frozenset[str] = frozenset(), source: str,
-) -> Candidate:  # fmt: skip
+    setting: Setting,
+    options: Sequence[str],
+    *,
+    ahead: bool,
+    at_home_names: frozenset[str] = frozenset(),
+    gpu_updated: frozenset[str] = frozenset(),
+    source: str,
+) -> Candidate:
     """The candidate in which every tensor that may leave is away between its uses, except `at_home_names`. The CPU
     updates these tensors, except `gpu_updated`.
 

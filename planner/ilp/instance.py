@@ -181,9 +181,7 @@ def make_instance(setting: Setting) -> Instance:
         cpu_spread=[_spread([on_cpu[t.name] / t.bytes for t in tensors]) for tensors in trainable],
         state_spread=[_spread([t.state_bytes / t.bytes for t in tensors]) for tensors in trainable],
         ahead_spread=[
-            _spread(
-                [ahead_bytes(chain, t.with_states(on_disk=_stored(t, setting)), rounds) / t.bytes for t in tensors]
-            )
+            _spread([ahead_bytes(chain, t.with_states(on_disk=_stored(t, setting)), rounds) / t.bytes for t in tensors])
             for tensors in trainable
         ],
         stage_update=_pinned_updates(chain, hardware, names, clip, unit_s, on_gpu),
@@ -233,9 +231,7 @@ def _need_bytes(chain: Chain, slices: int, rounds: int) -> int:
     return max(1, standing + 2 * tensors + 2 * slices * activations + most)
 
 
-def _choices(
-    chain: Chain, index: int, budgets: Budgets, slices: int, unit_bytes: float, unit_s: float
-) -> list[Choice]:  # fmt: skip
+def _choices(chain: Chain, index: int, budgets: Budgets, slices: int, unit_bytes: float, unit_s: float) -> list[Choice]:
     block = chain.blocks[index]
     allowed = [o for o in block.options if budgets.activation_offload or not o.offloaded_bytes] or list(block.options)
     # The head runs both directions at once: nothing of it is kept.
@@ -257,7 +253,7 @@ def _choices(
 
 def _pinned_updates(
     chain: Chain, hardware: Hardware, free: set[str], clip: bool, unit_s: float, work: Mapping[str, float]
-) -> list[float]:  # fmt: skip
+) -> list[float]:
     last = len(chain.blocks) - 1
     updated = [0.0] * (2 * last + 1)
     users = chain.users()

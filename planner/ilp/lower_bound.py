@@ -101,7 +101,7 @@ def _classes(rows: Rows, p: Instance) -> list[_Class]:
 
 def _states_of_cpu_updates(
     rows: Rows, p: Instance, number: int, first: int, count: int, updated: Term
-) -> dict[str, Term]:  # fmt: skip
+) -> dict[str, Term]:
     """S, states on the host, and V, states read from disk and written again, of the weights that the CPU updates. The
     weights that it does not update may be of either kind."""
     states = p.state_spread[first].least * updated

@@ -195,9 +195,16 @@ def gpu_memory_fits(v: Columns) -> None:
             for c, x in zip(p.choices[i], v.comp[i], strict=True)
         )
         used = (
-            p.stage_standing[s] + moment.fixed_bytes / p.unit_bytes + own_options + v.sum["S"].upto(moment.before)
-            + weights - _weights_away(v, s, u) + states - v.away[u] + _gradients_left(v, s, u)
-        )  # fmt: skip
+            p.stage_standing[s]
+            + moment.fixed_bytes / p.unit_bytes
+            + own_options
+            + v.sum["S"].upto(moment.before)
+            + weights
+            - _weights_away(v, s, u)
+            + states
+            - v.away[u]
+            + _gradients_left(v, s, u)
+        )
         v.rows.at_most(f"eq4_17_gpu_memory_s{s}_{number}", used, p.gpu_budget + v.excess[s])
 
 

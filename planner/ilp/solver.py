@@ -43,10 +43,13 @@ def solve(problem: pulp.LpProblem, *, time_limit_s: float, gap: float) -> Outcom
     if pulp.HiGHS().available():
         problem.solve(
             pulp.HiGHS(
-                msg=False, threads=_THREADS, timeLimit=max(0.1, time_limit_s), gapRel=gap,
+                msg=False,
+                threads=_THREADS,
+                timeLimit=max(0.1, time_limit_s),
+                gapRel=gap,
                 presolve_rule_off=_PRESOLVE_RULE_OFF,
             )
-        )  # fmt: skip
+        )
         info = problem.solverModel.getInfo()
         bound = info.mip_dual_bound if integer else info.objective_function_value
     else:

@@ -27,9 +27,14 @@ class Stored:
 
 
 def stored_of(
-    chain: Chain, trainable: Sequence[Sequence[Tensor]], rounds: int, unit_bytes: float, *, anywhere: bool,
+    chain: Chain,
+    trainable: Sequence[Sequence[Tensor]],
+    rounds: int,
+    unit_bytes: float,
+    *,
+    anywhere: bool,
     room_bytes: int,
-) -> Stored | None:  # fmt: skip
+) -> Stored | None:
     """`Stored` of the trainable tensors that may leave; None where no states may be on disk. `anywhere`: the states of
     every storable tensor may be on disk or not, within `room_bytes` for all together. Otherwise the states of the
     tensors that the chain names are on disk."""

@@ -13,18 +13,40 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PEFTS: dict[str, object] = {"r": 8, "lora_alpha": 8, "lora_dropout": 0.0}
 """peft's defaults for keys that a config lacks."""
 _KEYS = {
-    "r": "lora_r", "lora_alpha": "lora_alpha", "lora_dropout": "lora_dropout", "target_modules": "lora_target_modules",
-    "use_rslora": "use_rslora", "use_dora": "use_dora", "modules_to_save": "lora_modules_to_save",
-    "target_parameters": "lora_target_parameters", "exclude_modules": "exclude_modules",
-    "layers_to_transform": "layers_to_transform", "layers_pattern": "layers_pattern", "rank_pattern": "rank_pattern",
+    "r": "lora_r",
+    "lora_alpha": "lora_alpha",
+    "lora_dropout": "lora_dropout",
+    "target_modules": "lora_target_modules",
+    "use_rslora": "use_rslora",
+    "use_dora": "use_dora",
+    "modules_to_save": "lora_modules_to_save",
+    "target_parameters": "lora_target_parameters",
+    "exclude_modules": "exclude_modules",
+    "layers_to_transform": "layers_to_transform",
+    "layers_pattern": "layers_pattern",
+    "rank_pattern": "rank_pattern",
     "alpha_pattern": "alpha_pattern",
-}  # fmt: skip
+}
 """peft's key -> the job's."""
-_SAYS_NOTHING = frozenset({
-    "task_type", "base_model_name_or_path", "auto_mapping", "revision", "inference_mode", "peft_version", "peft_type",
-    "fan_in_fan_out", "loftq_config", "eva_config", "corda_config", "lora_ga_config", "runtime_config", "megatron_core",
-    "qalora_group_size",
-})  # fmt: skip
+_SAYS_NOTHING = frozenset(
+    {
+        "task_type",
+        "base_model_name_or_path",
+        "auto_mapping",
+        "revision",
+        "inference_mode",
+        "peft_version",
+        "peft_type",
+        "fan_in_fan_out",
+        "loftq_config",
+        "eva_config",
+        "corda_config",
+        "lora_ga_config",
+        "runtime_config",
+        "megatron_core",
+        "qalora_group_size",
+    }
+)
 """Keys that say how or from what the adapter was made. They have no effect once it exists."""
 _FINE: dict[str, tuple[object, ...]] = {"bias": ("none",), "init_lora_weights": (True, "gaussian", "eva", "orthogonal")}
 """Values that are fine besides those that ask for nothing. With other values of `init_lora_weights`, such as pissa and

@@ -6,9 +6,15 @@ from planner.keys import other_names
 
 _MORE = {"tokenizer": ("tokenizer_name_or_path",), "num_train_epochs": ("epochs",)}
 PARTS = (
-    "dataset_config", "dataset_train_split", "dataset_text_field", "roles_to_train", "train_on_eos", "train_on_eot",
-    "cosine_min_lr_ratio", "eot_tokens",
-)  # fmt: skip
+    "dataset_config",
+    "dataset_train_split",
+    "dataset_text_field",
+    "roles_to_train",
+    "train_on_eos",
+    "train_on_eot",
+    "cosine_min_lr_ratio",
+    "eot_tokens",
+)
 """Keys without a canonical one. `planner.job.foreign_data` reads those of TRL's one dataset and axolotl's turns,
 `planner.job.schedules` the schedule's."""
 ALIASES: dict[str, tuple[str, ...]] = {
@@ -18,11 +24,24 @@ ALIASES: dict[str, tuple[str, ...]] = {
 """Canonical key -> other names people use for it (axolotl, LLaMA-Factory, TRL)."""
 
 SHORT = {
-    "lr": "learning_rate", "bs": "per_device_train_batch_size",
+    "lr": "learning_rate",
+    "bs": "per_device_train_batch_size",
     "per_device_batch_size": "per_device_train_batch_size",
-    "grad_accum": "gradient_accumulation_steps", "steps": "max_steps", "warmup": "warmup_steps", "wd": "weight_decay",
-    "scheduler": "lr_scheduler_type", "seq_len": "max_length", "seq_length": "max_length", "context": "max_length",
-    "data": "dataset", "output": "output_dir", "r": "lora_r", "rank": "lora_r", "alpha": "lora_alpha",
-    "dropout": "lora_dropout", "target_modules": "lora_target_modules", "lora": "method",
-}  # fmt: skip
+    "grad_accum": "gradient_accumulation_steps",
+    "steps": "max_steps",
+    "warmup": "warmup_steps",
+    "wd": "weight_decay",
+    "scheduler": "lr_scheduler_type",
+    "seq_len": "max_length",
+    "seq_length": "max_length",
+    "context": "max_length",
+    "data": "dataset",
+    "output": "output_dir",
+    "r": "lora_r",
+    "rank": "lora_r",
+    "alpha": "lora_alpha",
+    "dropout": "lora_dropout",
+    "target_modules": "lora_target_modules",
+    "lora": "method",
+}
 """Everyday names of keys, which no tool has -> the key that the error suggests."""

@@ -32,9 +32,15 @@ PARTS: tuple[Part, ...] = ("config", "tokenizer", "weights")
 BESIDE_WEIGHTS: tuple[Part, ...] = ("config", "tokenizer")
 """The parts of its base that the model folder of a trained job takes over."""
 TOKENIZER = (
-    "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt", "*.model", "tekken.json",
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab*",
+    "merges.txt",
+    "*.model",
+    "tekken.json",
     "chat_template*",
-)  # fmt: skip
+)
 """Files of tokenizers, older forms included: transformers lets these, too, say what special tokens are."""
 _CONFIG = ("config*.json", "generation_config.json", "adapter_config.json")
 _WEIGHTS = ("model.safetensors.index.json", "pytorch_model.bin.index.json", "adapter_model.*")
@@ -101,9 +107,14 @@ def content_of(base: Base) -> dict[str, Any]:
 
 
 def check_base(
-    job: Job, base: Base | None, runs: Path, *, parts: Iterable[Part] = PARTS, most_bytes: int | None = None,
+    job: Job,
+    base: Base | None,
+    runs: Path,
+    *,
+    parts: Iterable[Part] = PARTS,
+    most_bytes: int | None = None,
     hint: str = "go on with what is there now: offmate retry ID --allow-changed-model",
-) -> Base | None:  # fmt: skip
+) -> Base | None:
     """Raise UserError `base-changed` where these `parts` of the job's base are not those that were submitted. Returns
     the base to be noted from now on. `base` None: it was never noted, and nothing is checked. `runs`: as for
     `freeze_base`. `most_bytes`: read no more than this; where more would have to be read, only file sizes and times are
@@ -135,9 +146,12 @@ def check_base(
     if changes:
         more = [f"and {len(changes) - _SHOWN} more"] if len(changes) > _SHOWN else []
         raise UserError(
-            "The files of the model are not those that the job was submitted with.", code="base-changed",
-            exit_code=Exit.USAGE, numbers=(*changes[:_SHOWN], *more), hint=f"put them back, or {hint}",
-        )  # fmt: skip
+            "The files of the model are not those that the job was submitted with.",
+            code="base-changed",
+            exit_code=Exit.USAGE,
+            numbers=(*changes[:_SHOWN], *more),
+            hint=f"put them back, or {hint}",
+        )
     return {**base, **{path: {**before[path], **told} for path, told in unread.items()}}
 
 

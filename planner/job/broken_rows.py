@@ -125,10 +125,12 @@ class BrokenRows:
         if len(only) == 1 and only[0].error.code == _REFUSES and only[0].count == self.rendered > 1:
             reason, _, origin = only[0].error.numbers
             raise BrokenRecordsError(
-                "The chat template refuses every conversation.", code=_REFUSES, exit_code=Exit.USAGE,
+                "The chat template refuses every conversation.",
+                code=_REFUSES,
+                exit_code=Exit.USAGE,
                 numbers=(f"all {self.rendered} that it was given: {reason}", origin, f"the first: {only[0].place}"),
                 hint="correct the template; or give another chat_template, or data as this one wants them",
-            )  # fmt: skip
+            )
 
     def end(self, given: int, seen: int) -> None:
         """Refuse the job, or log what was broken, after all `seen` records, of which `given` became documents. Raises
@@ -138,9 +140,12 @@ class BrokenRows:
         if self._count and not given:
             self._refuse_template()
             raise UserError(
-                "All records of the dataset are broken or empty.", code="nothing-to-train", exit_code=Exit.USAGE,
-                numbers=(f"{self._count} of {seen} are broken", *self.lines), hint="correct them, or give other data",
-            )  # fmt: skip
+                "All records of the dataset are broken or empty.",
+                code="nothing-to-train",
+                exit_code=Exit.USAGE,
+                numbers=(f"{self._count} of {seen} are broken", *self.lines),
+                hint="correct them, or give other data",
+            )
 
     def say(self, among: str = "") -> None:
         """Log how many records are left out, and the first of each kind; `among`: a prefix that says which records are
@@ -163,9 +168,12 @@ def no_records(name: object, *, left_out: int) -> UserError:
     """The error of an entry without records; `left_out`: how many broken ones were left out."""
     more = (f"{left_out} broken and left out (broken_rows: skip)",) if left_out else ()
     return UserError(
-        f"The dataset {name} is empty.", code="empty-dataset", exit_code=Exit.USAGE, numbers=("0 records", *more),
+        f"The dataset {name} is empty.",
+        code="empty-dataset",
+        exit_code=Exit.USAGE,
+        numbers=("0 records", *more),
         hint="give a file with at least one record",
-    )  # fmt: skip
+    )
 
 
 _CODE = "broken-record"
@@ -180,10 +188,12 @@ def _broken(reason: str) -> UserError:
 
 def _unreadable(row: Row) -> UserError:
     return UserError(
-        "A record of the dataset cannot be read.", code="dataset-unreadable", exit_code=Exit.USAGE,
+        "A record of the dataset cannot be read.",
+        code="dataset-unreadable",
+        exit_code=Exit.USAGE,
         numbers=(f"{row.place} {row.wrong}",),
         hint="correct it, or take it out" + "; in .jsonl a line is one JSON object" * row.place.endswith(".jsonl"),
-    )  # fmt: skip
+    )
 
 
 def _reason(error: UserError) -> str:

@@ -60,10 +60,15 @@ def check_data(job: Job, looking_at: Callable[[str], None] = lambda _: None) -> 
                     told = _check_entry(entry, job)
             useless.append(told)
         if useless and None not in useless:
-            wrong.found.append(UserError(
-                "The dataset has nothing to train on.", code="nothing-to-train", exit_code=Exit.USAGE,
-                numbers=tuple(line for told in useless for line in told or ()), hint="give data with texts to learn",
-            ))  # fmt: skip
+            wrong.found.append(
+                UserError(
+                    "The dataset has nothing to train on.",
+                    code="nothing-to-train",
+                    exit_code=Exit.USAGE,
+                    numbers=tuple(line for told in useless for line in told or ()),
+                    hint="give data with texts to learn",
+                )
+            )
     wrong.refuse()
     return tuple(entry.path for entries in corpora for entry in entries if not is_local(entry.path))
 
@@ -110,10 +115,15 @@ def _check_entry(entry: DataEntry, job: Job) -> tuple[str, ...] | None:
                     check_answers(job.train_on, kind, entry.mapped(row.record or {}))
         if broken.met == met and not has_template and is_chat(kind, entry.mapped(row.record or {})):
             has_template = True  # reported once
-            wrong.found.append(UserError(
-                _NO_TEMPLATE, code="no-chat-template", exit_code=Exit.USAGE, numbers=(row.place,),
-                hint=GIVE_TEMPLATE,
-            ))  # fmt: skip
+            wrong.found.append(
+                UserError(
+                    _NO_TEMPLATE,
+                    code="no-chat-template",
+                    exit_code=Exit.USAGE,
+                    numbers=(row.place,),
+                    hint=GIVE_TEMPLATE,
+                )
+            )
     with wrong.apart():
         broken.refuse(records + broken.unread)
     wrong.refuse()
@@ -200,9 +210,11 @@ def kind_in(entry: DataEntry, columns: tuple[str, ...], name: str) -> Kind:
     if entry.learned is not None and kind not in ("messages", "conversations"):
         raise UserError(
             f"The entry of {name} says which turns are learned, and its records are not conversations.",
-            code="no-turns", exit_code=Exit.USAGE, numbers=(f"they are read as {kind}",),
+            code="no-turns",
+            exit_code=Exit.USAGE,
+            numbers=(f"they are read as {kind}",),
             hint=f"leave {', '.join(LEARNED_KEYS)} and eot_tokens out of its entry",
-        )  # fmt: skip
+        )
     return kind
 
 
@@ -221,7 +233,7 @@ def _kind(entry: DataEntry, data: LocalData) -> Kind | None:
         hint = _csv_hint(columns, error.hint)
         raise UserError(
             error.what, code=error.code, exit_code=error.exit_code, numbers=error.numbers, hint=hint
-        ) from error  # fmt: skip
+        ) from error
 
 
 def _csv_hint(columns: tuple[str, ...], otherwise: str) -> str:
@@ -270,6 +282,9 @@ def _has_template(job: Job) -> bool:
 
 def _unreadable(path: Path, told: str, hint: str) -> UserError:
     return UserError(
-        f"Cannot read the dataset {path}.", code="dataset-unreadable", exit_code=Exit.USAGE, hint=hint,
+        f"Cannot read the dataset {path}.",
+        code="dataset-unreadable",
+        exit_code=Exit.USAGE,
+        hint=hint,
         numbers=(told,),
-    )  # fmt: skip
+    )

@@ -21,20 +21,37 @@ _VALUE = ConfigDict(extra="forbid", frozen=True)
 _PLACES = re.compile(r"\{(system|input|instruction)\}")
 Type = Literal["text", "messages", "prompt", "instructions", "segments", "tokens"]
 _KINDS: dict[Type, Kind] = {
-    "text": "text", "messages": "messages", "prompt": "prompt", "instructions": "alpaca", "segments": "segments",
+    "text": "text",
+    "messages": "messages",
+    "prompt": "prompt",
+    "instructions": "alpaca",
+    "segments": "segments",
     "tokens": "tokens",
-}  # fmt: skip
+}
 COLUMNS: dict[Type, tuple[str, ...]] = {
-    "text": ("text",), "messages": ("messages",), "prompt": ("prompt", "completion"),
-    "instructions": ("instruction", "output"), "segments": ("segments",), "tokens": ("input_ids",),
-}  # fmt: skip
+    "text": ("text",),
+    "messages": ("messages",),
+    "prompt": ("prompt", "completion"),
+    "instructions": ("instruction", "output"),
+    "segments": ("segments",),
+    "tokens": ("input_ids",),
+}
 """Type -> the columns that it must have, by offmate's names."""
 
 
 _LATER = (
-    "data_dir", "max_samples", "roles_to_train", "train_on_eos", "train_on_eot", "eot_tokens", "chat_template_kwargs",
-    "split_thinking", "formatting", "converter", "draw",
-)  # fmt: skip
+    "data_dir",
+    "max_samples",
+    "roles_to_train",
+    "train_on_eos",
+    "train_on_eot",
+    "eot_tokens",
+    "chat_template_kwargs",
+    "split_thinking",
+    "formatting",
+    "converter",
+    "draw",
+)
 """Fields that were added later. They are not written where they say nothing."""
 
 
@@ -128,9 +145,7 @@ class DataEntry(BaseModel):
         named = ("assistant",) if self.roles_to_train is None else self.roles_to_train
         roles = {role for name in named if (role := role_of(self.roles.get(name, name))) is not None}
         eos = self.train_on_eos or "turn"
-        return LearnedTurns(
-            roles=frozenset(roles), eos=eos, eot=self.train_on_eot or eos, marks=self.eot_tokens or ()
-        )
+        return LearnedTurns(roles=frozenset(roles), eos=eos, eot=self.train_on_eot or eos, marks=self.eot_tokens or ())
 
     @property
     def kind(self) -> Kind | None:
@@ -254,8 +269,10 @@ def _read_in(place: Any, key: str, what: str) -> None:
 
 
 _THOUGHTS = (
-    ("<think>", "</think>"), ("<reasoning>", "</reasoning>"), ("<|begin_of_thought|>", "<|end_of_thought|>"),
-)  # fmt: skip
+    ("<think>", "</think>"),
+    ("<reasoning>", "</reasoning>"),
+    ("<|begin_of_thought|>", "<|end_of_thought|>"),
+)
 _SOLUTION = ("<|begin_of_solution|>", "<|end_of_solution|>")
 
 

@@ -13,14 +13,30 @@ from planner.job.records import VALUES
 from planner.job.source import shown
 
 _INSTRUCTIONS = {
-    "prompt": "instruction", "query": "input", "response": "output", "system": "system", "history": "history",
+    "prompt": "instruction",
+    "query": "input",
+    "response": "output",
+    "system": "system",
+    "history": "history",
     "tools": "tools",
-}  # fmt: skip
+}
 _PICTURES = ("images", "videos", "audios")
-_TAGS = {"user_tag": "user", "assistant_tag": "assistant", "observation_tag": "tool", "function_tag": "function_call",
-         "system_tag": "system"}  # fmt: skip
-_SHAREGPT = {"role_tag": "from", "content_tag": "value", "user_tag": "human", "assistant_tag": "gpt",
-                 "observation_tag": "observation", "function_tag": "function_call", "system_tag": "system"}  # fmt: skip
+_TAGS = {
+    "user_tag": "user",
+    "assistant_tag": "assistant",
+    "observation_tag": "tool",
+    "function_tag": "function_call",
+    "system_tag": "system",
+}
+_SHAREGPT = {
+    "role_tag": "from",
+    "content_tag": "value",
+    "user_tag": "human",
+    "assistant_tag": "gpt",
+    "observation_tag": "observation",
+    "function_tag": "function_call",
+    "system_tag": "system",
+}
 
 _OPENAI = {"role_tag": "role", "content_tag": "content", **_TAGS}
 
@@ -87,13 +103,16 @@ def _entry(name: str, said: dict[str, Any], folder: Path, pretraining: bool, fin
         tags = said.get("tags") or (_SHAREGPT if formatting == "sharegpt" else _OPENAI)  # tags replace all defaults
         more = {key: columns.get(key) or "" for key in ("system", "tools")}
         fields |= {
-            "type": "messages", "columns": {"messages": columns.get("messages", "conversations"), **more, VALUES: ""},
+            "type": "messages",
+            "columns": {"messages": columns.get("messages", "conversations"), **more, VALUES: ""},
             "message_keys": {
-                "role": tags.get("role_tag", "role"), "content": tags.get("content_tag", "content"), "train": "",
+                "role": tags.get("role_tag", "role"),
+                "content": tags.get("content_tag", "content"),
+                "train": "",
                 "weight": "",
             },
             "roles": {tags[tag]: role for tag, role in _TAGS.items() if tags.get(tag)},
-        }  # fmt: skip
+        }
     else:
         raise ValueError(f"{name} has the formatting {shown(formatting)}; known are alpaca, sharegpt and openai")
     for key in ("columns", "message_keys"):

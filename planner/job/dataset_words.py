@@ -203,6 +203,7 @@ def _own_prompt(found: dict[str, Any], given: Mapping[str, Any]) -> None:
     if "{system}" not in system:
         found["columns"]["system"] = ""
     found["prompt_format"] = {
-        "with_input": system + str(said.get("format", "{instruction} {input} ")), "without_input": system + bare,
+        "with_input": system + str(said.get("format", "{instruction} {input} ")),
+        "without_input": system + bare,
         "system": str(said.get("system_prompt", "")),
-    }  # fmt: skip
+    }

@@ -26,15 +26,23 @@ _LLAMA_FACTORY = LLAMA_FACTORY_KEYS.keys() - TRL_KEYS.keys() - {"dataset", "eval
 
 DEFAULTS: dict[str, dict[str, Any]] = {
     AXOLOTL: {
-        "max_length": 512, "num_train_epochs": 1, "per_device_train_batch_size": 1, "lr_scheduler_type": "cosine",
-        "warmup_steps": 0.03, "bf16": "auto", "long_rows": "drop",
+        "max_length": 512,
+        "num_train_epochs": 1,
+        "per_device_train_batch_size": 1,
+        "lr_scheduler_type": "cosine",
+        "warmup_steps": 0.03,
+        "bf16": "auto",
+        "long_rows": "drop",
     },
     LLAMA_FACTORY: {"max_length": 2048, "long_rows": "share"},
     TRL: {
-        "learning_rate": 2e-5, "bf16": "auto", "train_on": "pairs",
-        "router_aux_loss_coef": "auto", "router_aux_loss_mean": True,
+        "learning_rate": 2e-5,
+        "bf16": "auto",
+        "train_on": "pairs",
+        "router_aux_loss_coef": "auto",
+        "router_aux_loss_mean": True,
     },
-}  # fmt: skip
+}
 """Tool -> the values of absent keys, where they differ from offmate's."""
 
 LORA_DEFAULTS: dict[str, dict[str, Any]] = {
@@ -135,16 +143,21 @@ class Dialect:
         filled = {key: value for key, value in absent.items() if values.get(key) is None}
         values |= filled
         others = (
-            _muons_apart(self.tool, values, filled), _decay_of_loraplus(self.tool, values), _rows_of_tokens(values),
-            _embeddings_of_loraplus(self.tool, values), _routers_of_packed(self.tool, values),
+            _muons_apart(self.tool, values, filled),
+            _decay_of_loraplus(self.tool, values),
+            _rows_of_tokens(values),
+            _embeddings_of_loraplus(self.tool, values),
+            _routers_of_packed(self.tool, values),
             read_otherwise(file, packs=packs) if self.tool == AXOLOTL else "",
             _rows_of_texts(values) if self.tool == LLAMA_FACTORY and file.get("stage") == "pt" else "",
             _documents_apart(values, file) if self.tool == LLAMA_FACTORY else "",
             f"max_length is {values['max_length']}, as packed rows are one token shorter than cutoff_len there"
-            if shorter else "",
+            if shorter
+            else "",
             replace_end(values, file) if self.tool == LLAMA_FACTORY else "",
-            _cut_prompts(self.tool, values), _held_out(values),
-        )  # fmt: skip
+            _cut_prompts(self.tool, values),
+            _held_out(values),
+        )
         words = ", ".join(f"{key} {value}" for key, value in filled.items())
         told = f"the file reads as {self.tool}'s; what it leaves out is as there: {words}" if filled else ""
         apart = f"in this file of {self.tool}'s: {words}" if (words := "; ".join(filter(None, others))) else ""

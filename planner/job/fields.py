@@ -74,7 +74,7 @@ def _shares(value: object) -> object:
 
 
 def _off(value: object) -> object:
-    """"off" for false, as YAML reads the bare word off."""
+    """ "off" for false, as YAML reads the bare word off."""
     return "off" if value is False else value
 
 
@@ -144,13 +144,15 @@ ValSize = Annotated[
 _Token = Annotated[str, Field(min_length=1)]
 SpecialTokens = Annotated[
     dict[
-        Literal["bos_token", "eos_token", "unk_token", "sep_token", "cls_token", "mask_token",
-                "additional_special_tokens"],
+        Literal[
+            "bos_token", "eos_token", "unk_token", "sep_token", "cls_token", "mask_token", "additional_special_tokens"
+        ],
         _Token | tuple[_Token, ...],
-    ] | None,
+    ]
+    | None,
     BeforeValidator(_tokens),
     Field(description="a mapping of eos_token and its like to a token, additional_special_tokens to a list, or null"),
-]  # fmt: skip
+]
 Values = Annotated[
     dict[str, Any] | None,
     BeforeValidator(lambda value: template_values(value) or None if value not in SWITCHED_OFF else None),
@@ -159,9 +161,7 @@ Values = Annotated[
 Modules = Annotated[
     tuple[Text, ...] | None, BeforeValidator(_modules), Field(description="a list of modules' names, or null")
 ]
-Tokens = Annotated[
-    tuple[_Token, ...] | None, BeforeValidator(_modules), Field(description="a list of tokens, or null")
-]
+Tokens = Annotated[tuple[_Token, ...] | None, BeforeValidator(_modules), Field(description="a list of tokens, or null")]
 Shares = Annotated[
     tuple[Annotated[float, Field(ge=0, le=1)], ...] | None,
     BeforeValidator(_shares),

@@ -61,9 +61,11 @@ def freeze(job: Job) -> dict[str, dict[str, Any]]:
 
 
 def check_frozen(
-    job: Job, frozen: Frozen | None, *,
+    job: Job,
+    frozen: Frozen | None,
+    *,
     hint: str = "train on what is there now: offmate retry ID --allow-changed-data",
-) -> None:  # fmt: skip
+) -> None:
     """Raise UserError `data-changed` where the local data, or the adapter that the job continues, are not those that
     were submitted. `frozen` None: it is not known what these were. `hint`: what people can do besides putting the files
     back."""
@@ -85,10 +87,11 @@ def check_frozen(
         more = [f"and {len(changes) - _SHOWN} more"] if len(changes) > _SHOWN else []
         raise UserError(
             "The files are not those that the job was submitted with.",
-            code="data-changed", exit_code=Exit.USAGE,
+            code="data-changed",
+            exit_code=Exit.USAGE,
             numbers=(*changes[:_SHOWN], *more),
             hint=f"put them back, or {hint}",
-        )  # fmt: skip
+        )
 
 
 def other_content(before: Mapping[str, Mapping[str, Any]] | None, now: Mapping[str, Mapping[str, Any]]) -> list[str]:

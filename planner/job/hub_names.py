@@ -38,7 +38,9 @@ def no_such_name(key: str, name: str, kind: Kind, folder: Path | None, why: User
     meant = f"did you mean {' or '.join(found)}? Else " if found else ""
     what = "folder" if kind == "model" else "file or folder"
     return UserError(
-        f"{key}: there is no {what} {name}, and the Hugging Face hub cannot be asked for it.", code=NOT_REACHED,
-        exit_code=Exit.USAGE, numbers=why.numbers,
+        f"{key}: there is no {what} {name}, and the Hugging Face hub cannot be asked for it.",
+        code=NOT_REACHED,
+        exit_code=Exit.USAGE,
+        numbers=why.numbers,
         hint=f"{meant}give the path of a {what} ({key}: ./…), or submit again with a network",
-    )  # fmt: skip
+    )

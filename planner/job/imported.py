@@ -21,10 +21,12 @@ _READ_FROM = {
     "trainable_layers": ("freeze_trainable_layers", "peft_config"),
     **dict.fromkeys(("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "use_dora"), ("peft_config",)),
     **dict.fromkeys(("weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon"), ("optim_config",)),
-    "packing": ("stage",), "add_tokens": ("special_tokens",), "lr_scheduler_type": ("cosine_min_lr_ratio",),
+    "packing": ("stage",),
+    "add_tokens": ("special_tokens",),
+    "lr_scheduler_type": ("cosine_min_lr_ratio",),
     "special_tokens": ("template", "tokens"),
     "load_best_model_at_end": ("saves_per_epoch", "save_steps", "evals_per_epoch", "eval_steps"),
-}  # fmt: skip
+}
 """Key -> the tools' keys from which its value may come although they are no other names of it."""
 
 

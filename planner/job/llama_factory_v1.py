@@ -25,33 +25,63 @@ from planner.keys.meaning import REWARDS
 from planner.optimizers.muon import Muon
 
 _TELLING = (
-    "train_dataset", "model_class", "dist_config", "peft_config", "kernel_config", "quant_config", "init_config",
-    "optim_config", "lr_scheduler_config", "batching_strategy",
-)  # fmt: skip
+    "train_dataset",
+    "model_class",
+    "dist_config",
+    "peft_config",
+    "kernel_config",
+    "quant_config",
+    "init_config",
+    "optim_config",
+    "lr_scheduler_config",
+    "batching_strategy",
+)
 _OTHERS = ("model_name_or_path", "base_model", "dataset")
 _MODEL = "Qwen/Qwen3-4B-Instruct-2507"
 _DEFAULTS: dict[str, Any] = {
-    "max_length": 2048, "per_device_train_batch_size": 1, "learning_rate": 1e-4, "num_train_epochs": 3,
-    "lr_scheduler_type": "constant", "weight_decay": 0.01, "decay_all": True, "router_aux_loss_coef": 0,
-}  # fmt: skip
+    "max_length": 2048,
+    "per_device_train_batch_size": 1,
+    "learning_rate": 1e-4,
+    "num_train_epochs": 3,
+    "lr_scheduler_type": "constant",
+    "weight_decay": 0.01,
+    "decay_all": True,
+    "router_aux_loss_coef": 0,
+}
 _AS_THEY_ARE = {
-    "model": "model", "learning_rate": "learning_rate", "num_train_epochs": "num_train_epochs", "seed": "seed",
-    "output_dir": "output_dir", "save_steps": "save_steps", "save_total_limit": "save_total_limit",
-    "cutoff_len": "cutoff_len", "micro_batch_size": "micro_batch_size", "flash_attn": "attn_implementation",
+    "model": "model",
+    "learning_rate": "learning_rate",
+    "num_train_epochs": "num_train_epochs",
+    "seed": "seed",
+    "output_dir": "output_dir",
+    "save_steps": "save_steps",
+    "save_total_limit": "save_total_limit",
+    "cutoff_len": "cutoff_len",
+    "micro_batch_size": "micro_batch_size",
+    "flash_attn": "attn_implementation",
     "full_determinism": "full_determinism",
-}  # fmt: skip
+}
 """v1's key -> one of offmate's names for it; the value means the same under both."""
 _LORA = {
-    "r": "lora_r", "lora_alpha": "lora_alpha", "lora_dropout": "lora_dropout", "use_rslora": "use_rslora",
-    "use_dora": "use_dora", "modules_to_save": "lora_modules_to_save",
-}  # fmt: skip
+    "r": "lora_r",
+    "lora_alpha": "lora_alpha",
+    "lora_dropout": "lora_dropout",
+    "use_rslora": "use_rslora",
+    "use_dora": "use_dora",
+    "modules_to_save": "lora_modules_to_save",
+}
 _EXPORT = ("export_dir", "export_size", "export_hub_model_id", "infer_dtype", "export_legacy_format")
 _FREEZE = ("freeze_trainable_layers", "freeze_trainable_modules", "freeze_extra_modules")
 _BNB = ("quantization_bit", "compute_dtype", "double_quantization", "quantization_type")
 _MUON: dict[str, Any] = {
-    "wd": 0.1, "momentum": 0.95, "nesterov": True, "ns_steps": 5, "adamw_betas": [0.9, 0.95], "adamw_eps": 1e-8,
+    "wd": 0.1,
+    "momentum": 0.95,
+    "nesterov": True,
+    "ns_steps": 5,
+    "adamw_betas": [0.9, 0.95],
+    "adamw_eps": 1e-8,
     "lr": None,
-}  # fmt: skip
+}
 _DISTRIBUTED = ("fsdp2", "fsdpturbo", "deepspeed")
 _COUNTED = ("gpt2", "gpt_neo", "gpt_bigcode", "opt", "xglm", "biogpt", "openai-gpt", "ctrl", "bart", "mbart")
 """Types of models that learn a vector for each position."""
@@ -66,7 +96,7 @@ def is_v1(keys: Mapping[str, object]) -> bool:
 
 def in_own_keys(
     source: Source, folder: Path, keys: Collection[str], *, only_planned: bool
-) -> tuple[Source, tuple[str, ...]]:  # fmt: skip
+) -> tuple[Source, tuple[str, ...]]:
     """The file in offmate's own keys, with all that v1 does by default, and notes for the user. `keys`: offmate's keys,
     which may stand beside v1's. `only_planned`: the data need not be there. Raises UserError for a file that asks for
     something else."""
@@ -380,8 +410,11 @@ class _File:
             return
         place = next((place for place in self._places() if (place / value).is_file()), None)
         if place is None:
-            self.refuse(key, f"there is no file {value} in the job file's folder or any above; the hub is not asked",
-                        "missing-file")  # fmt: skip
+            self.refuse(
+                key,
+                f"there is no file {value} in the job file's folder or any above; the hub is not asked",
+                "missing-file",
+            )
             return
         try:
             self._entries(read_yaml(read_text(place / value), value).values, place)
@@ -416,9 +449,11 @@ def _enabled(said: Mapping[str, Any], name: str) -> object:
 
 
 _CONFIGS: dict[str, Callable[[_File, dict[str, Any]], None]] = {
-    "peft_config": _File._adapters, "quant_config": _File._quantized, "optim_config": _File._optimizer,
+    "peft_config": _File._adapters,
+    "quant_config": _File._quantized,
+    "optim_config": _File._optimizer,
     "dist_config": _File._distributed,
-}  # fmt: skip
+}
 """Keys with mappings, and their readers. Later ones may use what earlier ones have set."""
 
 
@@ -432,7 +467,7 @@ _UNKNOWN = -1
 
 def entries_of(
     infos: Mapping[str, Any], place: Path, *, seed: object
-) -> tuple[list[dict[str, Any]], list[tuple[str, Exception]]]:  # fmt: skip
+) -> tuple[list[dict[str, Any]], list[tuple[str, Exception]]]:
     """The entries for v1's datasets, whose paths start at `place`, and the errors, each with its dataset's name.
     `seed`: the file's, for draws."""
     found, wrong, drawn = [], list[tuple[str, Exception]](), 0

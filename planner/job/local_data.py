@@ -13,9 +13,14 @@ from typing import Literal
 Kind = Literal["json", "csv", "parquet", "arrow", "text"]
 
 KINDS: dict[str, Kind] = {
-    ".jsonl": "json", ".json": "json", ".ndjson": "json", ".csv": "csv", ".parquet": "parquet", ".arrow": "arrow",
+    ".jsonl": "json",
+    ".json": "json",
+    ".ndjson": "json",
+    ".csv": "csv",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
     ".txt": "text",
-}  # fmt: skip
+}
 """Suffix of a file -> the kind of its content, by the names of the readers of `datasets`."""
 
 _SUFFIXES = ", ".join(KINDS)

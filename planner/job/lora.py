@@ -18,8 +18,11 @@ PEFTS_OWN = "peft-default"
 """The targets that peft chooses by itself for a model of this type."""
 
 DEFAULTS: dict[str, object] = {
-    "lora_r": 16, "lora_alpha": 32.0, "lora_dropout": 0.05, "lora_target_modules": ALL_LINEAR,
-}  # fmt: skip
+    "lora_r": 16,
+    "lora_alpha": 32.0,
+    "lora_dropout": 0.05,
+    "lora_target_modules": ALL_LINEAR,
+}
 """The defaults with `method: lora`, which are TRL's."""
 KINDS = ("use_rslora", "use_dora", "load_in_4bit", "load_in_8bit", "quantize_moe_experts")
 """Switches for other kinds of LoRA, and for a quantized base."""
@@ -34,7 +37,7 @@ _PATTERN = re.compile(r"[\\^$*+?()\[\]|]")
 
 def check_lora(
     values: dict[str, Any], names: dict[str, str], source: Source, *, decided: bool = False
-) -> list[Mistake]:  # fmt: skip
+) -> list[Mistake]:
     """Mistakes in the keys of LoRA. `values` by canonical name; `names`: canonical name -> the name in the file. With
     `method: lora` the defaults are filled into `values`; otherwise keys that are switched off are taken out. `decided`:
     the keys are complete, and the folder of the adapter that the job continues is not read again."""
@@ -154,8 +157,9 @@ def _as_the_adapter(values: dict[str, Any], names: dict[str, str], source: Sourc
     values |= found
     return [
         source.mistake(names[key], "bad-value", f"it is {shown(value)}; the adapter has {shown(found[key])}")
-        for key, value in given.items() if not _same(key, value, found[key])
-    ]  # fmt: skip
+        for key, value in given.items()
+        if not _same(key, value, found[key])
+    ]
 
 
 def _same(key: str, given: object, found: object) -> bool:

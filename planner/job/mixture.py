@@ -46,9 +46,7 @@ def check_mixture(values: dict[str, Any], names: dict[str, str], source: Source)
     return [source.mistake(names[_SHARES], "bad-value", text)] if text is not None else []
 
 
-def _repeats(
-    entries: Sequence[object], values: dict[str, Any], names: dict[str, str], source: Source
-) -> list[Mistake]:  # fmt: skip
+def _repeats(entries: Sequence[object], values: dict[str, Any], names: dict[str, str], source: Source) -> list[Mistake]:
     """Mistakes of keys that do not work with records that come several times."""
     mistakes = []
     if len(entries) > 1 and values.get(_STRATEGY) == "interleave_over":

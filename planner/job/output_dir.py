@@ -82,11 +82,12 @@ class Place:
             free = shutil.disk_usage(made).free
         if free < needed_bytes:
             raise UserError(
-                f"The disk of the output folder {self.folder} has no room for the trained model.", code="disk-full",
+                f"The disk of the output folder {self.folder} has no room for the trained model.",
+                code="disk-full",
                 numbers=(f"needed {format_bytes(needed_bytes)}, free {format_bytes(free)}",),
                 hint="free some space there, or give another output_dir",
                 needs=Room(str(self.folder), needed_bytes),
-            )  # fmt: skip
+            )
 
     def begin(self) -> Path:
         """A new folder of this run, for the files that `finish` puts in place. Removes what an earlier attempt left.
@@ -153,10 +154,12 @@ class Place:
         others = self._others() if self.folder.is_dir() else []
         more = f" and {len(others) - 1} more" if len(others) > 1 else ""
         return UserError(
-            f"The output folder {self.folder} is not empty.", code="output-exists", exit_code=Exit.USAGE,
+            f"The output folder {self.folder} is not empty.",
+            code="output-exists",
+            exit_code=Exit.USAGE,
             numbers=(f"there is {others[0]}{more}" if others else "it is a file",),
             hint="give another output_dir, or move what is there",
-        )  # fmt: skip
+        )
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:
@@ -166,10 +169,11 @@ class Place:
         except OSError as error:
             if is_disk_full(error):
                 raise UserError(
-                    f"The disk of the output folder {self.folder} has no room.", code="disk-full",
+                    f"The disk of the output folder {self.folder} has no room.",
+                    code="disk-full",
                     numbers=(f"{error.filename}: {error.strerror}",),
                     hint="free some space there, or give another output_dir",
-                ) from error  # fmt: skip
+                ) from error
             if error.errno in (errno.EEXIST, errno.ENOTEMPTY):
                 raise self._taken() from error
             raise _unwritable(self.folder, f"{error.filename or self.folder.parent}: {error.strerror}") from error
@@ -255,6 +259,9 @@ def _remove_empty(folders: list[Path]) -> None:
 
 def _unwritable(folder: Path, reason: str) -> UserError:
     return UserError(
-        f"The output folder {folder} cannot be made.", code="output-unwritable", exit_code=Exit.USAGE,
-        numbers=(reason,), hint="give another output_dir",
-    )  # fmt: skip
+        f"The output folder {folder} cannot be made.",
+        code="output-unwritable",
+        exit_code=Exit.USAGE,
+        numbers=(reason,),
+        hint="give another output_dir",
+    )

@@ -26,8 +26,13 @@ from planner.job.source import MOST_CHARACTERS, Mistake, Source, shown
 from planner.job.templates import NAMES, named_template
 
 _TOKENIZER_FILES = (
-    "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt",
-)  # fmt: skip
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "spiece.model",
+    "vocab.json",
+    "vocab.txt",
+)
 _HUB_NAME = r"[A-Za-z0-9_]([\w.-]{0,94}\w)?"
 _HUB_ID = re.compile(rf"(?!.*(--|\.\.|\.git$))({_HUB_NAME}/)?{_HUB_NAME}")
 """Names that the hub accepts; all else is a path."""
@@ -169,15 +174,17 @@ _FINDERS: dict[str, Callable[[object, Path | None], object]] = {
     "disk_paths": folders,
 }
 _PLANNED: dict[str, Callable[[object, Path | None], object]] = {
-    "model": local_config, "adapter_name_or_path": local_adapter, "disk_paths": folders,
-}  # fmt: skip
+    "model": local_config,
+    "adapter_name_or_path": local_adapter,
+    "disk_paths": folders,
+}
 NOTHING = "none"
 """Stands for the tokenizer and the data of a job that is only planned."""
 
 
 def _wrong_entries(
     find: Callable[[object, Path | None], object], value: object, folder: Path | None
-) -> Iterator[tuple[int, Exception]]:  # fmt: skip
+) -> Iterator[tuple[int, Exception]]:
     """The entries of a list that are wrong by themselves: their places, from 0, and errors."""
     for place, entry in enumerate(value if isinstance(value, list) else ()):
         try:

@@ -19,9 +19,12 @@ LIMIT_S, NAME_S = 1.0, 1e-4
 """Processor time for one pattern, and in addition for each name: a hundred times what the slowest useful patterns
 take."""
 TYPICAL = (
-    "lm_head", "model.embed_tokens", "model.layers.31.self_attn.q_proj", "transformer.h.11.attn.c_attn.weight",
+    "lm_head",
+    "model.embed_tokens",
+    "model.layers.31.self_attn.q_proj",
+    "transformer.h.11.attn.c_attn.weight",
     "base_model.model.model.layers.31.mlp.experts.127.down_proj.lora_A.default.weight",
-)  # fmt: skip
+)
 """Typical names of modules and parameters, for when the model is not loaded yet."""
 SIMPLER = "leave out repeats inside of repeats, as (.*)*, and of several .* all that one can do"
 _REPEATS = re.compile(r"[*+?{]")
@@ -38,9 +41,12 @@ def too_slow(patterns: Iterable[str], names: Iterable[str] = TYPICAL) -> str | N
 def _too_slow(patterns: tuple[str, ...], names: tuple[str, ...]) -> str | None:
     asked = json.dumps([patterns, names, LIMIT_S + NAME_S * len(names)])
     done = subprocess.run(
-        [sys.executable, "-I", "-S", __file__], input=asked.encode(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        [sys.executable, "-I", "-S", __file__],
+        input=asked.encode(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
         check=False,
-    )  # fmt: skip
+    )
     begun = done.stdout.count(b"\n")
     return patterns[begun - 1] if done.returncode == -signal.SIGVTALRM and begun else None
 

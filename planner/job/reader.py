@@ -58,9 +58,14 @@ class Reader:
                 part = _Beginning(file, None if is_table else left)
                 limit = _Limit(left) if is_table and left is not None else None
                 rows = rows_of(
-                    path.name, io.BufferedReader(part), kind, whole=part.whole, columns=self.columns,
-                    delimiter=self._data.delimiter, limit=limit,
-                )  # fmt: skip
+                    path.name,
+                    io.BufferedReader(part),
+                    kind,
+                    whole=part.whole,
+                    columns=self.columns,
+                    delimiter=self._data.delimiter,
+                    limit=limit,
+                )
                 with closing(rows):
                     for row in rows:
                         rows_left -= 1
@@ -96,9 +101,15 @@ class Reader:
 
 
 def rows_of(
-    name: str, file: BinaryIO, kind: Kind, *, whole: bool = True, columns: dict[str, None] | None = None,
-    delimiter: str = ",", limit: _Limit | None = None,
-) -> Generator[Row]:  # fmt: skip
+    name: str,
+    file: BinaryIO,
+    kind: Kind,
+    *,
+    whole: bool = True,
+    columns: dict[str, None] | None = None,
+    delimiter: str = ",",
+    limit: _Limit | None = None,
+) -> Generator[Row]:
     """The rows of one file called `name`. `whole`: `file` is the whole file, not its beginning. The header of a csv
     file and the schema of a table are put into `columns`. Of a table no more is read than `limit` allows. Raises
     ValueError where the file cannot be read on."""
@@ -165,9 +176,7 @@ def _text_rows(name: str, file: BinaryIO, whole: bool, columns: dict[str, None])
             yield Row(name, {"text": content[: error.start].decode("utf-8-sig")})
 
 
-def _csv_rows(
-    name: str, file: BinaryIO, whole: bool, columns: dict[str, None], delimiter: str
-) -> Generator[Row]:  # fmt: skip
+def _csv_rows(name: str, file: BinaryIO, whole: bool, columns: dict[str, None], delimiter: str) -> Generator[Row]:
     """Each row is what Python's `csv` reads: a text for each name of the header. Cells that a row lacks are absent."""
     text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
     rows = _csv_lines(name, text, whole, delimiter)

@@ -34,12 +34,20 @@ from planner.keys.meaning import (
 REPORTING = ("wandb_", "mlflow_", "comet_", "swanlab_", "trackio_")
 """Beginnings of keys that say where to report to, in any version of a tool."""
 _BEGINNINGS = dict.fromkeys(REPORTING, REPORTS) | {
-    "liger_": KERNELS, "unsloth_": KERNELS, "flash_attn_": KERNELS, "fsdp_": DECIDES, "ddp_": ONE_DEVICE,
-}  # fmt: skip
+    "liger_": KERNELS,
+    "unsloth_": KERNELS,
+    "flash_attn_": KERNELS,
+    "fsdp_": DECIDES,
+    "ddp_": ONE_DEVICE,
+}
 _PLUGINS = {
-    "liger": KERNELS, "cut_cross_entropy": KERNELS, "kernels": KERNELS, "expert_parallel": ONE_DEVICE,
-    "swanlab": REPORTS, "lm_eval": EVALUATES,
-}  # fmt: skip
+    "liger": KERNELS,
+    "cut_cross_entropy": KERNELS,
+    "kernels": KERNELS,
+    "expert_parallel": ONE_DEVICE,
+    "swanlab": REPORTS,
+    "lm_eval": EVALUATES,
+}
 """axolotl's plugins that change nothing that is learned -> why they have no effect here."""
 _OTHER_STAGES = ("rm", "ppo", "dpo", "kto")  # LLaMA-Factory's stages that are not there
 _EIGHT = "load_in_8bit"
@@ -254,10 +262,17 @@ def _as_it_is(reading: Reading, key: str, value: object) -> None:
 
 _SPECIAL: dict[str, Callable[[Reading, str, object], None]] = {
     "bnb_config_kwargs": _bnb_config,
-    "model_quantization_config": _unpacked, "plugins": _plugins, "stage": _stage, "resume_from_checkpoint": _resume,
+    "model_quantization_config": _unpacked,
+    "plugins": _plugins,
+    "stage": _stage,
+    "resume_from_checkpoint": _resume,
     **dict.fromkeys(("freeze_trainable_layers", "freeze_trainable_modules", "freeze_extra_modules"), _frozen),
-    "max_length": _uncut, "ignore_pad_token_for_loss": _padding, "create_new_adapter": _merged_first,
-    "metric_for_best_model": _metric, "greater_is_better": _metric,
-    PLUS_EMBEDDING: _rate_of_embeddings, "tokens": _tokens,
+    "max_length": _uncut,
+    "ignore_pad_token_for_loss": _padding,
+    "create_new_adapter": _merged_first,
+    "metric_for_best_model": _metric,
+    "greater_is_better": _metric,
+    PLUS_EMBEDDING: _rate_of_embeddings,
+    "tokens": _tokens,
     **dict.fromkeys(("dataset_dir", PER_EPOCH, *PARTS), lambda *_: None),
-}  # fmt: skip
+}

@@ -21,18 +21,40 @@ ALPACA = ("system", "instruction", "input", "output")
 _COLUMNS = {"alpaca": ALPACA, "text": ("text",)}
 
 _ROLES = {
-    "system": "system", "developer": "system", "user": "user", "human": "user", "assistant": "assistant",
-    "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant", "model": "assistant",
-    "tool": "tool", "observation": "tool", "function": "tool",
-}  # fmt: skip
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "human": "user",
+    "assistant": "assistant",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "bot": "assistant",
+    "model": "assistant",
+    "tool": "tool",
+    "observation": "tool",
+    "function": "tool",
+}
 ROLES = tuple(dict.fromkeys(_ROLES.values()))
 VALUES = "chat_template_kwargs"
 """The key, and the column, with values that the chat template gets beside the messages."""
-_NOT_VALUES = frozenset({
-    "messages", "conversation", "conversations", "tools", "chat_template", "add_generation_prompt", "tokenize",
-    "continue_final_message", "return_assistant_tokens_mask", "return_dict", "return_tensors", "padding", "truncation",
-    "max_length",
-})  # fmt: skip
+_NOT_VALUES = frozenset(
+    {
+        "messages",
+        "conversation",
+        "conversations",
+        "tools",
+        "chat_template",
+        "add_generation_prompt",
+        "tokenize",
+        "continue_final_message",
+        "return_assistant_tokens_mask",
+        "return_dict",
+        "return_tensors",
+        "padding",
+        "truncation",
+        "max_length",
+    }
+)
 """Names that the code which renders a template sets itself."""
 _OWN = frozenset({"role", "from", "content", "value", "train", "weight"})
 """The keys of a message that this module reads; all others are passed to the template."""
@@ -41,10 +63,14 @@ _INSTEAD = frozenset({"tool_calls", "function_call", "reasoning_content", "reaso
 
 
 _NEEDED: dict[Kind, tuple[str, ...]] = {
-    "tokens": ("input_ids",), "messages": ("messages",), "conversations": ("conversations",),
-    "prompt": ("prompt", "completion"), "alpaca": ("instruction", "output"), "text": ("text",),
+    "tokens": ("input_ids",),
+    "messages": ("messages",),
+    "conversations": ("conversations",),
+    "prompt": ("prompt", "completion"),
+    "alpaca": ("instruction", "output"),
+    "text": ("text",),
     "segments": ("segments",),
-}  # fmt: skip
+}
 """The columns that show a kind; where several kinds match, the first counts."""
 
 
@@ -73,28 +99,35 @@ def kind_of(columns: Collection[str], name: str) -> Kind:
     if (kind := _known(columns)) == "tokens" and others:
         raise UserError(
             f"The records of {name} have input_ids, and {' and '.join(_NEEDED[others[0]])} beside them.",
-            code="unknown-columns", exit_code=Exit.USAGE, numbers=(f"found: {', '.join(columns)}",),
+            code="unknown-columns",
+            exit_code=Exit.USAGE,
+            numbers=(f"found: {', '.join(columns)}",),
             hint="say in the entry of dataset which is meant: type: tokens, or columns: {input_ids: ''} for the other",
-        )  # fmt: skip
+        )
     if kind is not None:
         return kind
     raise UserError(
-        f"The columns of {name} are not a format that is known.", code="unknown-columns", exit_code=Exit.USAGE,
+        f"The columns of {name} are not a format that is known.",
+        code="unknown-columns",
+        exit_code=Exit.USAGE,
         numbers=(
             f"found: {', '.join(columns)}",
             "known: text | messages | conversations | prompt, completion | instruction, (input,) output | segments | "
             "input_ids, (labels)",
         ),
         hint="name them in the entry, such as columns: {prompt: question, completion: answer}, or rename them",
-    )  # fmt: skip
+    )
 
 
 def no_columns(name: str, what: str) -> UserError:
     """The error of data without the columns that their entry names."""
     return UserError(
-        f"The columns of {name} are not those that its entry names.", code="unknown-columns", exit_code=Exit.USAGE,
-        numbers=(what,), hint="correct the entry of dataset, or the data",
-    )  # fmt: skip
+        f"The columns of {name} are not those that its entry names.",
+        code="unknown-columns",
+        exit_code=Exit.USAGE,
+        numbers=(what,),
+        hint="correct the entry of dataset, or the data",
+    )
 
 
 def text_of(record: Record, column: str) -> str:
@@ -112,7 +145,7 @@ def pair_of(record: Record) -> tuple[str, str]:
     would learn to say it unasked."""
     prompt, completion = text_of(record, "prompt"), text_of(record, "completion")
     if record.get("prompt") is None and completion:
-        raise ValueError("column prompt is null or missing, and there is a completion; write \"\" for an empty prompt")
+        raise ValueError('column prompt is null or missing, and there is a completion; write "" for an empty prompt')
     return prompt, completion
 
 
@@ -310,9 +343,11 @@ def check_answers(train_on: TrainOn, kind: Kind, record: Record) -> None:
     if train_on in ("answers", "all_answers") and kind != "tokens" and not is_chat(kind, record):
         raise UserError(
             f"train_on: {train_on} learns the assistant's turns, and the data are not conversations.",
-            code="no-turns", exit_code=Exit.USAGE, numbers=(f"they are read as {kind}",),
+            code="no-turns",
+            exit_code=Exit.USAGE,
+            numbers=(f"they are read as {kind}",),
             hint="leave train_on (TRL's assistant_only_loss) out, or give conversations",
-        )  # fmt: skip
+        )
 
 
 def check_record(kind: Kind, record: Record) -> bool:

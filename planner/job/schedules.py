@@ -7,24 +7,41 @@ from typing import Any, Literal, get_args
 from planner.job.source import SWITCHED_OFF, Mistake, Source, shown
 
 Schedule = Literal[
-    "linear", "cosine", "constant", "constant_with_warmup", "cosine_with_restarts", "polynomial", "inverse_sqrt",
-    "cosine_with_min_lr", "cosine_warmup_with_min_lr", "warmup_stable_decay",
-]  # fmt: skip
+    "linear",
+    "cosine",
+    "constant",
+    "constant_with_warmup",
+    "cosine_with_restarts",
+    "polynomial",
+    "inverse_sqrt",
+    "cosine_with_min_lr",
+    "cosine_warmup_with_min_lr",
+    "warmup_stable_decay",
+]
 SCHEDULES: tuple[str, ...] = get_args(Schedule)
 _FLOOR = ("num_cycles", "min_lr", "min_lr_rate")
 _TAKES: dict[str, tuple[str, ...]] = {
-    "cosine": ("num_cycles",), "cosine_with_restarts": ("num_cycles",), "polynomial": ("lr_end", "power"),
-    "inverse_sqrt": ("timescale",), "cosine_with_min_lr": _FLOOR,
+    "cosine": ("num_cycles",),
+    "cosine_with_restarts": ("num_cycles",),
+    "polynomial": ("lr_end", "power"),
+    "inverse_sqrt": ("timescale",),
+    "cosine_with_min_lr": _FLOOR,
     "cosine_warmup_with_min_lr": (*_FLOOR, "warmup_lr_rate"),
     "warmup_stable_decay": (
-        "num_decay_steps", "num_stable_steps", "warmup_type", "decay_type", "min_lr_ratio", "num_cycles",
+        "num_decay_steps",
+        "num_stable_steps",
+        "warmup_type",
+        "decay_type",
+        "min_lr_ratio",
+        "num_cycles",
     ),
-}  # fmt: skip
+}
 """Schedule -> its keys in `lr_scheduler_kwargs`."""
 _WANTS = {
-    "cosine_with_min_lr": ("min_lr", "min_lr_rate"), "cosine_warmup_with_min_lr": ("min_lr", "min_lr_rate"),
+    "cosine_with_min_lr": ("min_lr", "min_lr_rate"),
+    "cosine_warmup_with_min_lr": ("min_lr", "min_lr_rate"),
     "warmup_stable_decay": ("num_decay_steps",),
-}  # fmt: skip
+}
 """Schedule -> the keys of which at least one must be given."""
 _WHOLE = ("timescale", "num_decay_steps", "num_stable_steps")
 _SHAPES = ("linear", "cosine", "1-sqrt")

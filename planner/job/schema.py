@@ -206,7 +206,7 @@ class Job(AdapterKeys, LossKeys):
     @classmethod
     def parse_with_notes(
         cls, text: str, folder: Path, *, name: str = "job.yaml", told: Collection[str] = ()
-    ) -> tuple[Job, tuple[str, ...]]:  # fmt: skip
+    ) -> tuple[Job, tuple[str, ...]]:
         """As `parse`, with notes for the person who submits the file: what in it has another effect here."""
         source = replace(read_yaml(text, name, allow_unclear=True), told=frozenset(told))
         job, notes = cls._checked(source, Path(folder).absolute())
@@ -215,7 +215,7 @@ class Job(AdapterKeys, LossKeys):
     @classmethod
     def question(
         cls, text: str, folder: Path, *, name: str = "job.yaml", in_lines: bool = True, told: Collection[str] = ()
-    ) -> Job:  # fmt: skip
+    ) -> Job:
         """As `parse`, for planning only: the model's config is enough; weights, tokenizer and data need not be there.
 
         Keys in `NOT_PLANNED` are ignored, so that jobs with the same plan are equal. `in_lines`: the text comes from a
@@ -229,7 +229,7 @@ class Job(AdapterKeys, LossKeys):
     @classmethod
     def _checked(
         cls, source: Source, folder: Path | None, *, only_planned: bool = False
-    ) -> tuple[Job, tuple[str, ...]]:  # fmt: skip
+    ) -> tuple[Job, tuple[str, ...]]:
         """The job of a file's values, and notes on its keys. Relative paths start at `folder`; None: the values are
         those of `resolved.yaml`, without relative paths."""
         told: tuple[str, ...] = ()
@@ -358,8 +358,10 @@ CANONICAL = {alias: key for key, aliases in ALIASES.items() for alias in aliases
 """Every name a key may have -> its canonical name."""
 
 _NULLABLE = {key for key, field in Job.model_fields.items() if field.default is None} | {
-    "max_grad_norm", "save_minutes", "save_total_limit",
-}  # fmt: skip
+    "max_grad_norm",
+    "save_minutes",
+    "save_total_limit",
+}
 """Keys for which null is a value; for all others null means that the key was not given."""
 
 
@@ -369,9 +371,16 @@ def _name_in(source: Source, canonical: str) -> str:
 
 
 _OF_MODEL = {
-    *AdapterKeys.model_fields, *LossKeys.model_fields, "gpu_budget", "cpu_budget", "add_tokens", "attn_implementation",
-    "max_target_length", "packing", "special_tokens",
-}  # fmt: skip
+    *AdapterKeys.model_fields,
+    *LossKeys.model_fields,
+    "gpu_budget",
+    "cpu_budget",
+    "add_tokens",
+    "attn_implementation",
+    "max_target_length",
+    "packing",
+    "special_tokens",
+}
 """Keys whose values the model itself may not allow."""
 
 

@@ -71,8 +71,9 @@ def read(kind: Kind, record: Record, formatting: Formatting | None) -> Conversat
             return LeftOut(why="the user and the assistant do not speak in turn")
     turns = tuple(
         Turn(role=role, content=_said(message), learned=message.get("train", True))
-        for role, message in zip(roles, messages, strict=True) if role is not None
-    )  # fmt: skip
+        for role, message in zip(roles, messages, strict=True)
+        if role is not None
+    )
     return Conversation(turns=turns, system=system, tools=tools)
 
 
@@ -179,5 +180,3 @@ def _with_short_thoughts(system: str, tools: str) -> str:
     if "detailed thinking on" in system or _SHORT in system:
         return system
     return f"{system}\n{_SHORT}" if system else _SHORT
-
-

@@ -75,8 +75,11 @@ class SlotTemplate:
         def written(text: str, said: str) -> str:
             parts = [bos if part == BOS else eos if part == EOS else part for part in _BORDER.split(text)]
             before, has, behind = "".join(part for part in parts if part != "{{cut}}").partition(_CONTENT)
-            shown = [*([_quoted(before)] if before else ()), *([said] if has else ()),
-                     *([_quoted(behind)] if behind else ())]  # fmt: skip
+            shown = [
+                *([_quoted(before)] if before else ()),
+                *([said] if has else ()),
+                *([_quoted(behind)] if behind else ()),
+            ]
             return " ~ ".join(shown) or "''"
 
         default = f"{{% set system_message = {_quoted(self.default_system)} %}}" if self.default_system else ""
@@ -86,14 +89,21 @@ class SlotTemplate:
             first = "{% if loop.index0 == 0 and system_message is defined %}{% set content = " + system
             said, shown = f"{first} ~ message['content'] %}}{{% else %}}{said}{{% endif %}}", ""
         return (
-            "{{ " + written(self.prefix, "''") + " }}" + default
+            "{{ "
+            + written(self.prefix, "''")
+            + " }}"
+            + default
             + "{% if messages[0]['role'] == 'system' %}{% set loop_messages = messages[1:] %}"
             "{% set system_message = messages[0]['content'] %}{% else %}{% set loop_messages = messages %}{% endif %}"
-            + shown + "{% for message in loop_messages %}" + said
-            + "{% if message['role'] == 'user' %}{{ " + written(self.user, "content")
-            + " }}{% elif message['role'] == 'assistant' %}{{ " + written(self.assistant, "content")
+            + shown
+            + "{% for message in loop_messages %}"
+            + said
+            + "{% if message['role'] == 'user' %}{{ "
+            + written(self.user, "content")
+            + " }}{% elif message['role'] == 'assistant' %}{{ "
+            + written(self.assistant, "content")
             + " }}{% endif %}{% endfor %}"
-        )  # fmt: skip
+        )
 
 
 def parts(text: str, content: str, **more: str) -> Iterator[tuple[str, bool]]:

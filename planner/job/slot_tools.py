@@ -239,11 +239,9 @@ _FORMS: dict[str, tuple[Callable[[Sequence[Any]], str], Callable[[Sequence[Call]
     ),
     "seed_oss": (
         lambda tools: _SEED.format(tools=_json(tools)),
-        _each(
-            "\n<seed:tool_call>\n<function=%s", "\n<parameter=%s>%s</parameter>", "\n</function>\n</seed:tool_call>"
-        ),
+        _each("\n<seed:tool_call>\n<function=%s", "\n<parameter=%s>%s</parameter>", "\n</function>\n</seed:tool_call>"),
     ),
-}  # fmt: skip
+}
 _AS_GIVEN = "phi4_mini"
 
 

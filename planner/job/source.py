@@ -201,9 +201,11 @@ def read_text(path: Path, *, longest: int | None = MOST_CHARACTERS) -> str:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         near = _near(path) if isinstance(error, FileNotFoundError) else None
         raise UserError(
-            f"Cannot read the job file {path}: {reason}.", code="missing-file", exit_code=Exit.USAGE,
+            f"Cannot read the job file {path}: {reason}.",
+            code="missing-file",
+            exit_code=Exit.USAGE,
             hint=f"did you mean {near}?" if near else "give the path of a YAML file; docs/jobs.md lists its keys",
-        ) from error  # fmt: skip
+        ) from error
     _check_length(text, path.name, longest)
     return text
 
@@ -221,10 +223,12 @@ def _near(path: Path) -> Path | None:
 def _check_length(text: str, name: str, longest: int | None) -> None:
     if longest is not None and len(text) > longest:
         raise UserError(
-            f"{name}{_if_data(name)} is too long for a job file.", code="file-too-long", exit_code=Exit.USAGE,
+            f"{name}{_if_data(name)} is too long for a job file.",
+            code="file-too-long",
+            exit_code=Exit.USAGE,
             numbers=(f"it has more than {longest:,} characters",),
             hint="give long texts as files: a template, the data",
-        )  # fmt: skip
+        )
 
 
 def _if_data(name: str) -> str:
@@ -232,9 +236,7 @@ def _if_data(name: str) -> str:
     return ", which looks like data and no job file" if name.lower().endswith((".jsonl", ".csv")) else ""
 
 
-def read_yaml(
-    text: str, name: str, *, longest: int | None = MOST_CHARACTERS, allow_unclear: bool = False
-) -> Source:  # fmt: skip
+def read_yaml(text: str, name: str, *, longest: int | None = MOST_CHARACTERS, allow_unclear: bool = False) -> Source:
     """The mapping in `text`, of at most `longest` characters. Raises UserError (exit 2) when the text is no YAML or no
     mapping, gives a key twice, or holds more than a job may (`MOST_VALUES`, `DEEPEST`). A number with two readings
     raises it, too, unless `allow_unclear` leaves such numbers to the caller."""
@@ -266,9 +268,11 @@ def read_yaml(
         ) from error
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         raise UserError(
-            f"{name} is not a mapping of keys to values{_if_data(name)}.", code="bad-yaml", exit_code=Exit.USAGE,
+            f"{name} is not a mapping of keys to values{_if_data(name)}.",
+            code="bad-yaml",
+            exit_code=Exit.USAGE,
             hint="write one `key: value` per line, at least model and dataset; docs/jobs.md lists every key",
-        )  # fmt: skip
+        )
     assert isinstance(node, yaml.MappingNode)
     lines = {key.value: key.start_mark.line + 1 for key, _ in node.value}
     for key, value in node.value:
@@ -276,9 +280,10 @@ def read_yaml(
             lines |= {f"{key.value}[{place}]": item.start_mark.line + 1 for place, item in enumerate(value.value)}
     scalars = [(key.value, value) for key, value in node.value if isinstance(value, yaml.ScalarNode)]
     written = {
-        key: value.value for key, value in scalars
+        key: value.value
+        for key, value in scalars
         if not value.style and isinstance(values.get(key), (bool, int, float)) and value.value != shown(values[key])
-    }  # fmt: skip
+    }
     unclear = tuple(_unclear(node, *found) for found in loader.unclear.values())
     if unclear and not allow_unclear:
         raise to_user_error(list(unclear), name)
@@ -288,9 +293,10 @@ def read_yaml(
 def _unclear(mapping: yaml.MappingNode, number: yaml.ScalarNode, value: object) -> Mistake:
     """The mistake of a `number` with two readings in the file's `mapping`; `value` is YAML's reading."""
     key = next(
-        str(key.value) for key, said in mapping.value
+        str(key.value)
+        for key, said in mapping.value
         if said.start_mark.index <= number.start_mark.index <= said.end_mark.index
-    )  # fmt: skip
+    )
     text = f"YAML reads {number.value} as {value}; write the number that is meant, or a text in quotes"
     return Mistake(key=key, code="unclear-number", text=text, line=number.start_mark.line + 1)
 

@@ -33,30 +33,49 @@ _ALPACA = "'### Instruction:\n' + said + '\n\n### Response:\n'"
 _OWN = {
     # LLaMA-Factory's `alpaca`, which begins with Alpaca's own words where a conversation has no system message
     "alpaca_with_system": _of_turns(
-        "said", _ALPACA, "said + eos_token + '\n\n'",
+        "said",
+        _ALPACA,
+        "said + eos_token + '\n\n'",
         unasked="'Below is an instruction that describes a task. "
         "Write a response that appropriately completes the request.\n\n'",
     ),
     "default": _of_turns(
-        "'System: ' + said + eos_token + '\n'", "'Human: ' + said + eos_token + '\nAssistant:'",
+        "'System: ' + said + eos_token + '\n'",
+        "'Human: ' + said + eos_token + '\nAssistant:'",
         "said + eos_token + '\n'",
     ),
     "vicuna": _of_turns(
-        "said", "'USER: ' + said + ' ASSISTANT:'", "said + eos_token",
+        "said",
+        "'USER: ' + said + ' ASSISTANT:'",
+        "said + eos_token",
         unasked="'A chat between a curious user and an artificial intelligence assistant. The assistant gives helpful, "
         "detailed, and polite answers to the user\\'s questions.'",
     ),
     "zephyr": _of_turns(
-        "'<|system|>\n' + said + eos_token", "'<|user|>\n' + said + eos_token + '<|assistant|>\n'", "said + eos_token",
+        "'<|system|>\n' + said + eos_token",
+        "'<|user|>\n' + said + eos_token + '<|assistant|>\n'",
+        "said + eos_token",
         unasked="'<|system|>\nYou are Zephyr, a helpful assistant.' + eos_token",
     ),
-}  # fmt: skip
+}
 """Templates for base models, whose tokenizers have none, as LLaMA-Factory writes them."""
 _FILES = {
-    "llama3": "llama3", "qwen": "qwen2_5", "qwen_25": "qwen2_5", "qwen3": "qwen3", "qwen3_5": "qwen3", "gemma": "gemma",
-    "gemma3": "gemma3", "phi": "phi3", "cohere": "cohere", "aya": "cohere", "qwen3_nothink": "qwen3_instruct_2507",
-    "deepseek_v3": "deepseekv3", "gemma3n": "gemma3", "gemma4": "gemma4", "gemma4_unified": "gemma4",
-}  # fmt: skip
+    "llama3": "llama3",
+    "qwen": "qwen2_5",
+    "qwen_25": "qwen2_5",
+    "qwen3": "qwen3",
+    "qwen3_5": "qwen3",
+    "gemma": "gemma",
+    "gemma3": "gemma3",
+    "phi": "phi3",
+    "cohere": "cohere",
+    "aya": "cohere",
+    "qwen3_nothink": "qwen3_instruct_2507",
+    "deepseek_v3": "deepseekv3",
+    "gemma3n": "gemma3",
+    "gemma4": "gemma4",
+    "gemma4_unified": "gemma4",
+}
 _CHATMLS = ("chatml", "qwen3_5_nothink")
 NAMES = (*_CHATMLS, *_FILES, *_OWN, *TEMPLATES)
 """The names of templates; those that axolotl has, too, write the same as axolotl's. `qwen3_5_nothink` is ChatML: what

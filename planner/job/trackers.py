@@ -60,26 +60,33 @@ def reports(keys: Sequence[str], source: Source) -> Reports:
         found = [name for name in found if name != "wandb"]
     uri = file.get("mlflow_tracking_uri")
     if isinstance(uri, str) and _has_secret(uri):
-        text = ("it has a user, a password or a key, which others may read in job files; put it into "
-                "MLFLOW_TRACKING_URI, or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, where the "
-                "daemon starts")  # fmt: skip
+        text = (
+            "it has a user, a password or a key, which others may read in job files; put it into "
+            "MLFLOW_TRACKING_URI, or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, where the "
+            "daemon starts"
+        )
         mistakes.append(source.mistake("mlflow_tracking_uri", "secret-in-job", text))
     idle = {
         name: tuple(key for key in settings if file.get(key) not in SWITCHED_OFF)
-        for name, settings in SETTINGS.items() if name not in found
-    }  # fmt: skip
+        for name, settings in SETTINGS.items()
+        if name not in found
+    }
     return Reports(
-        trackers=tuple(dict.fromkeys(found)), others=tuple(others), mistakes=tuple(mistakes),
+        trackers=tuple(dict.fromkeys(found)),
+        others=tuple(others),
+        mistakes=tuple(mistakes),
         idle={name: given for name, given in idle.items() if given},
-    )  # fmt: skip
+    )
 
 
 def missing_package(tracker: str) -> str | None:
     """A note on a tracker whose package is not installed; None where it is."""
     if find_spec(tracker) is not None:
         return None
-    return (f"report_to: the package {tracker} is not there, and figures are in metrics.jsonl only; "
-            f"pip install 'offmate[{tracker}]', then offmate down, offmate up")  # fmt: skip
+    return (
+        f"report_to: the package {tracker} is not there, and figures are in metrics.jsonl only; "
+        f"pip install 'offmate[{tracker}]', then offmate down, offmate up"
+    )
 
 
 def _has_secret(uri: str) -> bool:

@@ -24,10 +24,20 @@ RATES = ("loraplus_lr_ratio", "embedding_lr", "embedding_lr_scale")
 _TRAIN_ON = {True: "all", False: "completions"}
 _DTYPES: dict[object, bool | None] = {"bfloat16": True, "bf16": True, "float32": None, "fp32": None, "auto": None}
 _SWITCHES = (
-    "train_on_inputs", "train_on_prompt", "use_peft", "assistant_only_loss", "completion_only_loss", "bfloat16",
-    "float32", "pure_bf16", "eager_attention", "neat_packing", "use_muon",
-    "pissa_init", "enable_thinking",
-)  # fmt: skip
+    "train_on_inputs",
+    "train_on_prompt",
+    "use_peft",
+    "assistant_only_loss",
+    "completion_only_loss",
+    "bfloat16",
+    "float32",
+    "pure_bf16",
+    "eager_attention",
+    "neat_packing",
+    "use_muon",
+    "pissa_init",
+    "enable_thinking",
+)
 _FLASH = ("flash_attention", "kernels-", "flex_attention", "xformers", "sage", "fp8", "flash_attn")
 _ADDED = {"add_tokens", "add_special_tokens", "new_special_tokens"}
 """LLaMA-Factory's keys, each with a value "a,b"."""

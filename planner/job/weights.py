@@ -73,20 +73,23 @@ def _refuse_other_forms(folder: Path) -> None:
     names = [file.name for file in sorted(folder.iterdir()) if file.is_file() and file.name.endswith(_OTHER_FORMS)]
     if names := [name for name in names if not _OF_A_RUN.match(name)]:
         raise UserError(
-            f"offmate cannot read the weights in {folder}.", code="unknown-weights", exit_code=Exit.USAGE,
+            f"offmate cannot read the weights in {folder}.",
+            code="unknown-weights",
+            exit_code=Exit.USAGE,
             numbers=(f"{_named(names)}; it reads {' and '.join(_NAMES)}, whole or in parts",),
             hint=f"take the model's safetensors, such as by: hf download OWNER/NAME --local-dir {folder}; or convert "
             "the weights to safetensors; to train from random ones, move these files out of the folder",
-        )  # fmt: skip
+        )
 
 
 def _check(folder: Path, files: list[Path]) -> None:
     pointers = [file.name for file in files if _is_pointer(file)]
     if pointers:
         raise _not_usable(
-            folder, [f"{_named(pointers)}: a git-lfs pointer, three lines that stand for a file not downloaded"],
+            folder,
+            [f"{_named(pointers)}: a git-lfs pointer, three lines that stand for a file not downloaded"],
             f"type: git -C {folder} lfs pull",
-        )  # fmt: skip
+        )
     if missing := [file.name for file in files if not file.is_file()]:
         are = "is" if len(missing) == 1 else "are"
         number = f"{len(missing)} of {counted(len(files), 'file')} {are} missing: {_named(missing)}"
@@ -97,9 +100,10 @@ def _check(folder: Path, files: list[Path]) -> None:
     if refused := [f"{file.name}: {why}" for file in pickles if (why := _beyond_tensors(file))]:
         command = f"cd {shlex.quote(str(folder))} && python -c {shlex.quote(_CONVERT)}"
         raise _not_usable(
-            folder, refused[:_MOST_NAMED],
+            folder,
+            refused[:_MOST_NAMED],
             f"take the model's safetensors; or, if you trust who made the file, let it run and convert it: {command}",
-        )  # fmt: skip
+        )
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -190,6 +194,9 @@ def _again(folder: Path) -> str:
 
 def _not_usable(folder: Path, numbers: list[str], hint: str) -> UserError:
     return UserError(
-        f"The weights of {folder} cannot be loaded.", code="weights-not-usable", exit_code=Exit.USAGE,
-        numbers=tuple(numbers), hint=hint,
-    )  # fmt: skip
+        f"The weights of {folder} cannot be loaded.",
+        code="weights-not-usable",
+        exit_code=Exit.USAGE,
+        numbers=tuple(numbers),
+        hint=hint,
+    )

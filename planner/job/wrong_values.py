@@ -12,9 +12,12 @@ from planner.job.source import Mistake, Source
 
 
 def mistakes_of(
-    error: ValidationError, values: Mapping[str, Any], source: Source, names: Mapping[str, str],
+    error: ValidationError,
+    values: Mapping[str, Any],
+    source: Source,
+    names: Mapping[str, str],
     fields: Mapping[str, FieldInfo],
-) -> list[Mistake]:  # fmt: skip
+) -> list[Mistake]:
     """One mistake per key with an error of pydantic's, in our words. `names`: canonical name -> the name in the
     file."""
     mistakes: dict[str, Mistake] = {}

@@ -21,8 +21,10 @@ ALL_TABLES: Mapping[str, Table] = {**TABLES, V1: LLAMA_FACTORY_V1}
 _TELLING = "beta num_generations reward_funcs reward_model_path max_prompt_length max_completion_length"
 _OF_TRL_ALONE = PREFERENCES.keys() - {*_TELLING.split()}
 ANY: Table = {
-    **{key: meaning for key, meaning in TRL.items() if key not in _OF_TRL_ALONE}, **LLAMA_FACTORY, **AXOLOTL,
-}  # fmt: skip
+    **{key: meaning for key, meaning in TRL.items() if key not in _OF_TRL_ALONE},
+    **LLAMA_FACTORY,
+    **AXOLOTL,
+}
 """The keys of all tools, for files whose keys show no tool. Where tools differ, axolotl's meaning counts."""
 
 

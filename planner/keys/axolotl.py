@@ -263,7 +263,8 @@ AXOLOTL: Table = table(
         "load_best_model_at_end": "metric_for_best_model greater_is_better",
     },
     fine={
-        "dsv4_fp8_nonexpert_mode": ("none",), "nonexpert_quantization": ("none", "bf16"),
+        "dsv4_fp8_nonexpert_mode": ("none",),
+        "nonexpert_quantization": ("none", "bf16"),
         "rope_scaling": ("none",),
     },
-)  # fmt: skip
+)

@@ -171,6 +171,7 @@ LLAMA_FACTORY: Table = {key: meaning for key, meaning in TRANSFORMERS.items() if
     },
     fine={
         "quantization_method": ("bnb", "bitsandbytes"),
-        "rope_scaling": ("none",), "pref_loss": ("sigmoid",),
+        "rope_scaling": ("none",),
+        "pref_loss": ("sigmoid",),
     },
-)  # fmt: skip
+)

@@ -42,15 +42,15 @@ LLAMA_FACTORY_V1 = table(
     },
     planner="enable_activation_checkpointing dist_config init_config",
     not_there={
-        "batching otherwise than normal and padding_free, which have micro_batch_size rows; give one of these":
-            "batching_strategy",
+        "batching otherwise than normal and padding_free, which have micro_batch_size rows; give one of these": "batching_strategy",  # noqa: E501
         SHAPE: "lr_scheduler_config",
         "a model with another head": "model_class",
-        "going on from a checkpoint of another run; a job goes on from its own by itself, leave this key out":
-            "resume_from_checkpoint",
+        "going on from a checkpoint of another run; a job goes on from its own by itself, leave this key out": "resume_from_checkpoint",  # noqa: E501
         REWARDS: "pref_loss pref_beta pref_ftx simpo_gamma dpo_label_smoothing ld_alpha",
     },
     fine={
-        "batching_strategy": ("normal", "padding_free"), "model_class": ("llm",), "resume_from_checkpoint": ("auto",),
+        "batching_strategy": ("normal", "padding_free"),
+        "model_class": ("llm",),
+        "resume_from_checkpoint": ("auto",),
     },
-)  # fmt: skip
+)

@@ -30,8 +30,13 @@ TRANSFORMERS = table(
         save_steps save_total_limit seed group_by_length load_best_model_at_end
         label_smoothing_factor neftune_noise_alpha trackio_space_id
     """,
-    honoured={"warmup_steps": "warmup_ratio", "trackio_project_name": "project", "eval_strategy": "evaluation_strategy",
-              "group_by_length": "train_sampling_strategy", "deterministic": "full_determinism"},
+    honoured={
+        "warmup_steps": "warmup_ratio",
+        "trackio_project_name": "project",
+        "eval_strategy": "evaluation_strategy",
+        "group_by_length": "train_sampling_strategy",
+        "deterministic": "full_determinism",
+    },
     unused={
         LOGS: """
             logging_strategy logging_steps logging_first_step logging_dir logging_nan_inf_filter log_level
@@ -82,6 +87,8 @@ TRANSFORMERS = table(
     },
     parts={"load_best_model_at_end": "metric_for_best_model greater_is_better"},
     fine={
-        "fp16_backend": ("auto",), "half_precision_backend": ("auto",), "fp16_opt_level": ("O1",),
+        "fp16_backend": ("auto",),
+        "half_precision_backend": ("auto",),
+        "fp16_opt_level": ("O1",),
     },
-)  # fmt: skip
+)

@@ -63,17 +63,21 @@ def check_place(folder: Path, *, table: Path = Path("/etc/fstab")) -> None:
     what, hint = "A folder for optimizer states cannot be used.", f"mount the drive that {folder} is on"
     if not folder.parent.is_dir():
         raise UserError(
-            what, code="disk-failed", numbers=(f"there is no {folder.parent}",),
+            what,
+            code="disk-failed",
+            numbers=(f"there is no {folder.parent}",),
             hint=f"{hint}; nothing above this folder is made",
-        )  # fmt: skip
+        )
     place = folder.resolve()
     lines = (line.split() for line in _read(table).splitlines() if not line.lstrip().startswith("#"))
     for mount in (Path(_plain(words[1])) for words in lines if len(words) > 2 and words[1].startswith("/")):
         if place.is_relative_to(mount) and not mount.is_mount():
             raise UserError(
-                what, code="disk-failed", numbers=(f"{table} has a drive for {mount}, and nothing is mounted there",),
+                what,
+                code="disk-failed",
+                numbers=(f"{table} has a drive for {mount}, and nothing is mounted there",),
                 hint=hint,
-            )  # fmt: skip
+            )
 
 
 def rooms(folders: Sequence[Path]) -> list[int]:

@@ -58,15 +58,22 @@ class Hardware:
 
     def __post_init__(self) -> None:
         check_numbers(self)
-        for rate in ("h2d_bytes_per_s", "d2h_bytes_per_s", "gpu_update_parameters_per_s",
-                     "cpu_update_parameters_per_s", "cpu_memory_bytes_per_s", "disk_read_bytes_per_s",
-                     "disk_write_bytes_per_s"):  # fmt: skip
+        for rate in (
+            "h2d_bytes_per_s",
+            "d2h_bytes_per_s",
+            "gpu_update_parameters_per_s",
+            "cpu_update_parameters_per_s",
+            "cpu_memory_bytes_per_s",
+            "disk_read_bytes_per_s",
+            "disk_write_bytes_per_s",
+        ):
             if getattr(self, rate) == 0:
                 raise ValueError(f"Hardware.{rate} is 0; a rate is more than zero")
 
     def with_cpu_updates(self, factor: float) -> Hardware:
         """The same machine with a CPU that updates `factor` times as fast."""
         return replace(
-            self, cpu_update_parameters_per_s=factor * self.cpu_update_parameters_per_s,
+            self,
+            cpu_update_parameters_per_s=factor * self.cpu_update_parameters_per_s,
             cpu_rounded_update_parameters_per_s=factor * self.cpu_rounded_update_parameters_per_s,
-        )  # fmt: skip
+        )

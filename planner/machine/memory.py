@@ -94,16 +94,16 @@ def check_budgets_here(gpu_budget: int | None, cpu_budget: int | None) -> None:
     for key, budget in (("gpu_budget", gpu_budget), ("cpu_budget", cpu_budget)):
         if budget is not None and budget < SMALLEST_BUDGET_BYTES:
             raise UserError(
-                f"{key} is {budget} bytes, as a number without a unit is.", code="bad-value", exit_code=Exit.USAGE,
+                f"{key} is {budget} bytes, as a number without a unit is.",
+                code="bad-value",
+                exit_code=Exit.USAGE,
                 hint=f"give it with its unit: {budget}GB",
             )
     there = None if gpu_budget is None else device_bytes()
     check_budgets(gpu_budget, cpu_budget, gpu_bytes=there, ram_bytes=ram_bytes())
 
 
-def check_budgets(
-    gpu_budget: int | None, cpu_budget: int | None, *, gpu_bytes: int | None, ram_bytes: int
-) -> None:  # fmt: skip
+def check_budgets(gpu_budget: int | None, cpu_budget: int | None, *, gpu_bytes: int | None, ram_bytes: int) -> None:
     """Raise UserError when a budget is more than the device or the host has (None: not known)."""
     for key, budget, there, of in (
         ("gpu_budget", gpu_budget, gpu_bytes, "the device"),
@@ -111,7 +111,9 @@ def check_budgets(
     ):
         if budget is not None and there is not None and budget > there:
             raise UserError(
-                f"{key} is more than {of} has.", code="budget-too-large", exit_code=Exit.USAGE,
+                f"{key} is more than {of} has.",
+                code="budget-too-large",
+                exit_code=Exit.USAGE,
                 numbers=(f"{key} {format_bytes(budget)}, {of} has {format_bytes_down(there)}",),
                 hint=f"give a smaller {key}, or leave it out",
-            )  # fmt: skip
+            )

@@ -88,17 +88,28 @@ _DRIVE_BYTES = 2 * 10**12
 
 def _geforce(name: str, gib: int, gb_per_s: float, tflops: float, link: str, *, ddr5: bool = True) -> Card:
     return Card(
-        name=f"GeForce {name}", memory_bytes=gib * _GIB, memory_bytes_per_s=gb_per_s * 1e9,
-        fp32_flops_per_s=tflops * 1e12, bf16_flops_per_s=2 * tflops * 1e12, link=link,
-        host_memory_bytes=64 * _GIB, host_bytes_per_s=89.6e9 if ddr5 else 51.2e9,
-    )  # fmt: skip
+        name=f"GeForce {name}",
+        memory_bytes=gib * _GIB,
+        memory_bytes_per_s=gb_per_s * 1e9,
+        fp32_flops_per_s=tflops * 1e12,
+        bf16_flops_per_s=2 * tflops * 1e12,
+        link=link,
+        host_memory_bytes=64 * _GIB,
+        host_bytes_per_s=89.6e9 if ddr5 else 51.2e9,
+    )
 
 
 def _server(name: str, gib: int, gb_per_s: float, fp32: float, bf16: float, link: str, host_gb_per_s: float) -> Card:
     return Card(
-        name=name, memory_bytes=gib * _GIB, memory_bytes_per_s=gb_per_s * 1e9, fp32_flops_per_s=fp32 * 1e12,
-        bf16_flops_per_s=bf16 * 1e12, link=link, host_memory_bytes=512 * _GIB, host_bytes_per_s=host_gb_per_s * 1e9,
-    )  # fmt: skip
+        name=name,
+        memory_bytes=gib * _GIB,
+        memory_bytes_per_s=gb_per_s * 1e9,
+        fp32_flops_per_s=fp32 * 1e12,
+        bf16_flops_per_s=bf16 * 1e12,
+        link=link,
+        host_memory_bytes=512 * _GIB,
+        host_bytes_per_s=host_gb_per_s * 1e9,
+    )
 
 
 CARDS = {
@@ -130,10 +141,12 @@ def preset(name: str, *, bf16: bool, cpu_memory_bytes: int | None = None, link: 
     host = card.host_memory_bytes if cpu_memory_bytes is None else cpu_memory_bytes
     if usable_cpu_bytes(host) <= 0:
         raise UserError(
-            f"--cpu-memory is {format_bytes(host)}, of which nothing is left for a job.", code="bad-value",
-            exit_code=Exit.USAGE, numbers=(f"{format_bytes(host - usable_cpu_bytes(host))} are the system's",),
+            f"--cpu-memory is {format_bytes(host)}, of which nothing is left for a job.",
+            code="bad-value",
+            exit_code=Exit.USAGE,
+            numbers=(f"{format_bytes(host - usable_cpu_bytes(host))} are the system's",),
             hint="give the machine's whole memory with its unit: --cpu-memory 32GiB",
-        )  # fmt: skip
+        )
     return Hardware(
         name=card.name,
         gpu_bytes=usable_gpu_bytes(card.memory_bytes),
@@ -157,10 +170,13 @@ def with_drives(hardware: Hardware, name: str) -> Hardware:
     rates = DRIVES[_known(kind if number else name, DRIVES, "drive")]
     number = number or 1
     return replace(
-        hardware, disk_read_bytes_per_s=number * rates.read, disk_write_bytes_per_s=number * rates.write,
-        disk_sustained_bytes_per_s=number * rates.sustained, disk_bytes=number * _DRIVE_BYTES,
+        hardware,
+        disk_read_bytes_per_s=number * rates.read,
+        disk_write_bytes_per_s=number * rates.write,
+        disk_sustained_bytes_per_s=number * rates.sustained,
+        disk_bytes=number * _DRIVE_BYTES,
         disk_rated_bytes=number * _DRIVE_BYTES * RATED_SIZES,
-    )  # fmt: skip
+    )
 
 
 def is_preset(name: str) -> bool:

@@ -139,9 +139,7 @@ class Analysis:
         """The name of a block that changes a buffer shared with another block; None where there is none. With several
         micro-batches a block runs all of them before the next block does, so that such a buffer changes in another
         order than in plain PyTorch."""
-        of_block = [
-            {id(buffer) for buffer in self.model.get_submodule(name).buffers()} for name in self.names.all
-        ]  # fmt: skip
+        of_block = [{id(buffer) for buffer in self.model.get_submodule(name).buffers()} for name in self.names.all]
         users = Counter(buffer for buffers in of_block for buffer in buffers)
         for name, kind, buffers in zip(self.names.all, self.names.kinds, of_block, strict=True):
             code = next(iter(self.pairs[kind].values()))
@@ -154,10 +152,11 @@ class Analysis:
         if slices > 1 and (name := self.mixes_slices):
             raise UserError(
                 f"Block {name} changes a buffer that another block, or itself again, changes in the same forward.",
-                code="buffer-shared", exit_code=Exit.USAGE,
+                code="buffer-shared",
+                exit_code=Exit.USAGE,
                 numbers=(f"{slices} micro-batches, whose changes would come in another order than in plain PyTorch",),
                 hint="train with one, larger, batch a step",
-            )  # fmt: skip
+            )
 
     def _block(self, index: int, times: Times) -> Block:
         kind, frame = self.names.kinds[index], self.frame
@@ -212,31 +211,43 @@ def analyse(job: Job, device: torch.device, *, arranged: bool = False, for_gpu: 
     model = skeleton_model(job, device)
     rows = 0 if job.exact else rows_of_a_chunk(cast(Any, model).get_output_embeddings().weight)
     analysis = analyse_model(
-        model, sample_batch(job, model), device=device, chunk_rows=rows, arranged=arranged, for_gpu=for_gpu,
+        model,
+        sample_batch(job, model),
+        device=device,
+        chunk_rows=rows,
+        arranged=arranged,
+        for_gpu=for_gpu,
         optimizers=OPTIMIZERS[job.optim].chosen(model),
-    )  # fmt: skip
+    )
     if job.packing is True:
         check_isolation(job, analysis.names)
     check_trainer_options(model, job)
     if job.gradient_accumulation_steps > 1 and not analysis.sums_slices:
         raise UserError(
-            f"{job.model} takes the mean over each micro-batch by itself.", code="loss-per-slice",
+            f"{job.model} takes the mean over each micro-batch by itself.",
+            code="loss-per-slice",
             exit_code=Exit.USAGE,
             numbers=(
                 f"gradient_accumulation_steps: {job.gradient_accumulation_steps}",
                 "its loss does not use num_items_in_batch, so the step would not be the mean over all its tokens",
             ),
             hint="use gradient_accumulation_steps: 1, with a larger per_device_train_batch_size",
-        )  # fmt: skip
+        )
     analysis.check_slices(job.gradient_accumulation_steps)
     return analysis
 
 
 @trials()
 def analyse_model(
-    model: nn.Module, batch: Mapping[str, torch.Tensor], *, device: torch.device, chunk_rows: int = 0,
-    arranged: bool = False, optimizers: Mapping[str, AnyOptimizer] = NONE, for_gpu: bool = False,
-) -> Analysis:  # fmt: skip
+    model: nn.Module,
+    batch: Mapping[str, torch.Tensor],
+    *,
+    device: torch.device,
+    chunk_rows: int = 0,
+    arranged: bool = False,
+    optimizers: Mapping[str, AnyOptimizer] = NONE,
+    for_gpu: bool = False,
+) -> Analysis:
     """Analyse `model` for slices shaped like `batch`: `input_ids` and `labels` [rows, length], or other arguments of
     its forward. Weights may be anywhere, also on meta; buffers are on `device`.
 
@@ -298,7 +309,8 @@ def analyse_model(
         ),
         pairs=pairs,
         frame=frame,
-        resident_bytes=buffer_bytes(model) + scalar_bytes(device)
+        resident_bytes=buffer_bytes(model)
+        + scalar_bytes(device)
         + max((optimizer.resident_bytes for optimizer in optimizers.values()), default=0),
         workspace_bytes=workspace_bytes(device),
         staged_bytes=staged_bytes(batch) if device.type == "cuda" else 0,
@@ -333,9 +345,14 @@ def measure_times(
     blocks = measure_pairs({k: v for k, v in pairs.items() if k != head}, device, estimate, adds=adds)
     first = {kind: next(iter(by_option.values())) for kind, by_option in pairs.items()}
     alone = rehearsal(
-        analysis.model, names, first, analysis.batch, device, chunk_rows=analysis.chunk_rows,
+        analysis.model,
+        names,
+        first,
+        analysis.batch,
+        device,
+        chunk_rows=analysis.chunk_rows,
         sink=sums() if adds else forget,
-    )  # fmt: skip
+    )
     rest = measure_rest(estimate.of(head, first[head].recipe.name), alone, device, names.head)
     updates = measure_updates(analysis.updates, device, hardware)
     times = Times(options=(*blocks, rest), device=device_name(device), measured=True, updates=updates)

@@ -79,9 +79,12 @@ def _scaled(times: OptionTimes, runs: Sequence[tuple[Run, Run]]) -> OptionTimes:
     """`times` scaled by how much shorter the second of each pair in `runs` is than the first."""
     shares = [statistics.median(new[i] / old[i] if old[i] else 1.0 for old, new in runs) for i in range(4)]
     return replace(
-        times, forward_s=times.forward_s * shares[0], backward_s=times.backward_s * shares[1],
-        issue_forward_s=times.issue_forward_s * shares[2], issue_backward_s=times.issue_backward_s * shares[3],
-    )  # fmt: skip
+        times,
+        forward_s=times.forward_s * shares[0],
+        backward_s=times.backward_s * shares[1],
+        issue_forward_s=times.issue_forward_s * shares[2],
+        issue_backward_s=times.issue_backward_s * shares[3],
+    )
 
 
 def tried(pair: Pair, compiled: CompiledPair, device: torch.device) -> CompiledBytes:

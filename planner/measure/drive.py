@@ -39,7 +39,7 @@ def with_own_drive(job: Job, hardware: Hardware) -> Hardware:
     folders = list(map(Path, job.disk_paths))
     written = most_written_bytes(
         job.disk_paths, job.disk_rated_writes, steps=job.max_steps, parts=lambda: expected_shares(folders)
-    )  # fmt: skip
+    )
     try:
         room = rooms(folders)
         free = sum(room[k] for k in usable(room))

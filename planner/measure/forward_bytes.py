@@ -33,9 +33,15 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
 
 
 def measure_forward(
-    model: nn.Module, names: BlockNames, run: Callable[[], object], tensors: Sequence[Tensor], device: torch.device,
-    *, prepare: Callable[[], object] = lambda: None, eager: Collection[str] = (),
-) -> ForwardBytes:  # fmt: skip
+    model: nn.Module,
+    names: BlockNames,
+    run: Callable[[], object],
+    tensors: Sequence[Tensor],
+    device: torch.device,
+    *,
+    prepare: Callable[[], object] = lambda: None,
+    eager: Collection[str] = (),
+) -> ForwardBytes:
     """The bytes of `run`, which calls the model once; its result still counts as held at the end. Weights may be
     anywhere, also on meta. `tensors`: tensors that the caller has on the host or counts elsewhere. `prepare` may call
     the model, too: what it leaves is counted, its own peak is not. `eager`: names of blocks whose code looks at data;
@@ -85,9 +91,15 @@ def quiet(model: nn.Module) -> dict[str, Any]:
 
 
 def measure_generation(
-    model: nn.Module, names: BlockNames, rows: int, length: int, new_tokens: int, device: torch.device,
-    *, eager: Collection[str] = (),
-) -> ForwardBytes:  # fmt: skip
+    model: nn.Module,
+    names: BlockNames,
+    rows: int,
+    length: int,
+    new_tokens: int,
+    device: torch.device,
+    *,
+    eager: Collection[str] = (),
+) -> ForwardBytes:
     """The bytes of any pass of `model.generate` over `rows` prompts of up to `length` tokens, greedy and with a cache:
     the first pass, over the prompts, and the last, whose cache is the largest, are measured. `eager` blocks cannot be
     tried with a cache. With them a pass over prompts and answers is measured, and the cache's bytes by the config are

@@ -43,9 +43,15 @@ from planner.schedule.chain import Lifetimes
 
 
 def frame_lifetimes(
-    model: nn.Module, names: BlockNames, pairs: Mapping[str, Sequence[BlockCode]], batch: Mapping[str, Tensor],
-    device: torch.device, model_kwargs: Mapping[str, Any], *, chunk_rows: int = 0,
-) -> tuple[str, ...]:  # fmt: skip
+    model: nn.Module,
+    names: BlockNames,
+    pairs: Mapping[str, Sequence[BlockCode]],
+    batch: Mapping[str, Tensor],
+    device: torch.device,
+    model_kwargs: Mapping[str, Any],
+    *,
+    chunk_rows: int = 0,
+) -> tuple[str, ...]:
     """The frame's text for each stage of one slice, F0 … H … B0. It is the same for all `pairs` of a kind."""
     run = _Run(model, names, {kind: codes[0] for kind, codes in pairs.items()}, device, chunk_rows)
     run.run(batch, model_kwargs)
@@ -66,10 +72,14 @@ def block_lifetimes(
             forward, backward = (pair.for_tangents(layout) if layout is not None else pair).lifetimes()
             found.append(
                 Lifetimes(
-                    kind=kind, option=option, forward=forward, backward=backward, sent=sent,
+                    kind=kind,
+                    option=option,
+                    forward=forward,
+                    backward=backward,
+                    sent=sent,
                     kept=tuple(i - first for i in pair.backward_primals if i >= first and i - first != sent),
                 )
-            )  # fmt: skip
+            )
     return tuple(found)
 
 
@@ -91,9 +101,15 @@ def one_layout_a_kind(
 
 
 def lifetimes_of(
-    model: nn.Module, names: BlockNames, recipes: Mapping[str, Collection[Recipe]], batch: Mapping[str, Tensor],
-    device: torch.device, model_kwargs: Mapping[str, Any], *, chunk_rows: int = 0,
-) -> tuple[tuple[Lifetimes, ...], tuple[str, ...]]:  # fmt: skip
+    model: nn.Module,
+    names: BlockNames,
+    recipes: Mapping[str, Collection[Recipe]],
+    batch: Mapping[str, Tensor],
+    device: torch.device,
+    model_kwargs: Mapping[str, Any],
+    *,
+    chunk_rows: int = 0,
+) -> tuple[tuple[Lifetimes, ...], tuple[str, ...]]:
     """The lifetimes of blocks and frame for slices like `batch`, whose shape may differ from that of `names.kinds`.
     `recipes`: those of each kind, named as its options. Layers that run their own code are not measured: their areas
     have no size. Raises UserError, also where a layer cannot be traced although the plan has traced ones of its
@@ -219,9 +235,13 @@ class _Run:
     """One forward and backward of the frame."""
 
     def __init__(
-        self, model: nn.Module, names: BlockNames, pairs: Mapping[str, BlockCode], device: torch.device,
+        self,
+        model: nn.Module,
+        names: BlockNames,
+        pairs: Mapping[str, BlockCode],
+        device: torch.device,
         chunk_rows: int,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.model, self.names, self.pairs, self.device, self.chunk_rows = model, names, pairs, device, chunk_rows
         self.mode, self.log = FakeMode(), _Log(device)
         self.shared = _Shared(self.mode, self.log, list(dict(model.get_submodule(names.head).named_parameters())))

@@ -72,12 +72,18 @@ def estimate_card(card: Card, dtype: torch.dtype) -> Hardware:
         known = preset(model, bf16=bf16)
     else:
         known = Hardware(
-            name=card.name, gpu_bytes=0, cpu_bytes=0, h2d_bytes_per_s=_LINK_BYTES_PER_S,
-            d2h_bytes_per_s=_LINK_BYTES_PER_S, gpu_update_parameters_per_s=_MEMORY_BYTES_PER_S / UPDATE_TRAFFIC_BYTES,
+            name=card.name,
+            gpu_bytes=0,
+            cpu_bytes=0,
+            h2d_bytes_per_s=_LINK_BYTES_PER_S,
+            d2h_bytes_per_s=_LINK_BYTES_PER_S,
+            gpu_update_parameters_per_s=_MEMORY_BYTES_PER_S / UPDATE_TRAFFIC_BYTES,
             cpu_update_parameters_per_s=_HOST_BYTES_PER_S / 2 / UPDATE_TRAFFIC_BYTES,
-            cpu_memory_bytes_per_s=_HOST_BYTES_PER_S, launch_s=0.75e-3,
-            min_transfer_bytes=int(20e-6 * _LINK_BYTES_PER_S), flops_per_s=_FLOPS_PER_S * (2 if bf16 else 1),
-        )  # fmt: skip
+            cpu_memory_bytes_per_s=_HOST_BYTES_PER_S,
+            launch_s=0.75e-3,
+            min_transfer_bytes=int(20e-6 * _LINK_BYTES_PER_S),
+            flops_per_s=_FLOPS_PER_S * (2 if bf16 else 1),
+        )
     return replace(
         known,
         name=machine_name(card.name),

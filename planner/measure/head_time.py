@@ -33,9 +33,15 @@ from planner.schedule.chain import slice_size
 
 @contextlib.contextmanager
 def rehearsal(
-    model: nn.Module, names: BlockNames, pairs: Mapping[str, BlockCode], batch: Mapping[str, Tensor],
-    device: torch.device, *, chunk_rows: int, sink: Sink,
-) -> Iterator[Callable[[], None]]:  # fmt: skip
+    model: nn.Module,
+    names: BlockNames,
+    pairs: Mapping[str, BlockCode],
+    batch: Mapping[str, Tensor],
+    device: torch.device,
+    *,
+    chunk_rows: int,
+    sink: Sink,
+) -> Iterator[Callable[[], None]]:
     """Gives a function that, inside, runs one slice of `model` forward and backward. The model's weights may be
     anywhere. `pairs` has one code for each kind of block. `chunk_rows`: the head computes its loss in chunks of so many
     rows; 0: in one piece. `sink` takes the gradients of the head's weights.
@@ -57,9 +63,15 @@ def rehearsal(
 
 class _Run:
     def __init__(
-        self, model: nn.Module, names: BlockNames, pairs: Mapping[str, BlockCode], batch: Mapping[str, Tensor],
-        device: torch.device, chunk_rows: int, sink: Sink,
-    ) -> None:  # fmt: skip
+        self,
+        model: nn.Module,
+        names: BlockNames,
+        pairs: Mapping[str, BlockCode],
+        batch: Mapping[str, Tensor],
+        device: torch.device,
+        chunk_rows: int,
+        sink: Sink,
+    ) -> None:
         self.model, self.names, self.pairs, self.batch, self.device = model, names, pairs, batch, device
         self.chunk_rows, self.sink = chunk_rows, sink
         layers = {kind: pairs[kind] for kind in names.kinds[:-1]}
@@ -102,9 +114,13 @@ class _Silent(BlockCall):
     """A block that computes nothing: its results and gradients were made beforehand."""
 
     def __init__(
-        self, pair: BlockCode, tensors: Sequence[Tensor], given: Given, outputs: Sequence[Tensor],
+        self,
+        pair: BlockCode,
+        tensors: Sequence[Tensor],
+        given: Given,
+        outputs: Sequence[Tensor],
         gradients: Sequence[Tensor | None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(pair, tensors, given)
         self._outputs, self._gradients = outputs, gradients
 

@@ -42,7 +42,7 @@ _COPY_TRAFFIC = 2  # a copy in host memory reads each byte and writes it
 
 def measure_hardware(
     device: torch.device, dtype: torch.dtype = torch.float32, *, optimizer: Optimizer = ADAMW
-) -> Hardware:  # fmt: skip
+) -> Hardware:
     """The machine with rates measured on `device`. Each rate is measured while other copies use the same memory.
     `dtype`: what blocks compute in. `optimizer`: its updates are measured too, where they have rates of their own."""
     watch, on_gpu = Stopwatch(device), device.type == "cuda"

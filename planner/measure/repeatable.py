@@ -23,8 +23,10 @@ from planner.errors import Exit, UserError
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 _FUSED: tuple[Callable[[], bool], ...] = (
-    cuda.flash_sdp_enabled, cuda.mem_efficient_sdp_enabled, cuda.cudnn_sdp_enabled
-)  # fmt: skip
+    cuda.flash_sdp_enabled,
+    cuda.mem_efficient_sdp_enabled,
+    cuda.cudnn_sdp_enabled,
+)
 _REFUSED = re.compile(r"(\S+) does not have a deterministic implementation")
 _WORKSPACES = (":4096:8", ":16:8")  # with these cuBLAS gives the same bits each time
 _TOLD = " has no deterministic kernel in PyTorch"
@@ -37,10 +39,12 @@ class NotRepeatableError(UserError):
         self.operation = operation
         other = "attn_implementation: eager computes attention otherwise" if _is_attention(operation) else ""
         super().__init__(
-            "This job has an operation that does not give the same bits each time.", code="not-deterministic",
-            numbers=(f"{operation}{_TOLD}",), exit_code=Exit.USAGE,
+            "This job has an operation that does not give the same bits each time.",
+            code="not-deterministic",
+            numbers=(f"{operation}{_TOLD}",),
+            exit_code=Exit.USAGE,
             hint=other or "leave deterministic: true out; the bits of two runs may then differ",
-        )  # fmt: skip
+        )
 
     @classmethod
     def of(cls, told: UserError) -> NotRepeatableError | None:
@@ -70,9 +74,11 @@ class Kernels:
         if size not in _WORKSPACES and torch.cuda.is_available():
             raise UserError(
                 "The environment has cuBLAS multiply matrices in ways that do not give the same bits each time.",
-                code="cublas-workspace", numbers=(f'CUBLAS_WORKSPACE_CONFIG is "{size}"',), exit_code=Exit.USAGE,
+                code="cublas-workspace",
+                numbers=(f'CUBLAS_WORKSPACE_CONFIG is "{size}"',),
+                exit_code=Exit.USAGE,
                 hint=f"unset CUBLAS_WORKSPACE_CONFIG, or set it to {' or '.join(_WORKSPACES)}; start offmate again",
-            )  # fmt: skip
+            )
         try:
             with _repeatable(refuses=all(map(_is_attention, self.refused)), fused=not self.refused):
                 yield

@@ -36,16 +36,19 @@ def find_target(device: torch.device, dtype: torch.dtype, *, measure: bool) -> P
         ram = ram_bytes()
         return PlanTarget(
             device=device, machine=estimate_hardware(device, dtype), gpu_bytes=ram, ram_bytes=ram, final=True
-        )  # fmt: skip
+        )
     if measure:
         total = torch.cuda.mem_get_info(device)[1]
         machine = estimate_hardware(device, dtype)
         return PlanTarget(device=device, machine=machine, gpu_bytes=total, ram_bytes=ram_bytes(), final=True)
     card = ask_card()
     return PlanTarget(
-        device=torch.device("cpu"), machine=estimate_card(card, dtype), gpu_bytes=card.memory_bytes,
-        ram_bytes=ram_bytes(), final=False,
-    )  # fmt: skip
+        device=torch.device("cpu"),
+        machine=estimate_card(card, dtype),
+        gpu_bytes=card.memory_bytes,
+        ram_bytes=ram_bytes(),
+        final=False,
+    )
 
 
 def device_of(name: str | None) -> torch.device:

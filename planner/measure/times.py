@@ -150,9 +150,13 @@ def turn_s(run: Run) -> float:
 def _option_times(kind: str, option: str, runs: Sequence[Run]) -> OptionTimes:
     forward_s, backward_s, *issuing = (statistics.median(each) for each in zip(*runs, strict=True))
     return OptionTimes(
-        kind=kind, option=option, forward_s=forward_s, backward_s=backward_s, issue_forward_s=issuing[0],
+        kind=kind,
+        option=option,
+        forward_s=forward_s,
+        backward_s=backward_s,
+        issue_forward_s=issuing[0],
         issue_backward_s=issuing[1],
-    )  # fmt: skip
+    )
 
 
 def measure_rest(

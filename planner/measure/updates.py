@@ -32,7 +32,7 @@ def estimate_updates(updates: Sequence[UpdateTimes], hardware: Hardware) -> tupl
 
 def measure_updates(
     updates: Sequence[UpdateTimes], device: torch.device, hardware: Hardware
-) -> tuple[UpdateTimes, ...]:  # fmt: skip
+) -> tuple[UpdateTimes, ...]:
     """The updates with seconds measured on the device and on the CPU. One that does not fit the device is estimated."""
     measured = []
     for its in estimate_updates(updates, hardware):

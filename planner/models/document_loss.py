@@ -30,9 +30,13 @@ class DocumentLoss:
         self.used = False
 
     def __call__(
-        self, logits: Tensor, labels: Tensor, vocab_size: int | None = None,
-        num_items_in_batch: Tensor | int | None = None, **_: object,
-    ) -> Tensor:  # fmt: skip
+        self,
+        logits: Tensor,
+        labels: Tensor,
+        vocab_size: int | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        **_: object,
+    ) -> Tensor:
         """The mean over `num_items_in_batch` documents, or over the documents of the slice where that is None. Logits
         are [rows, length, vocabulary], labels [rows, length]."""
         self.used = True

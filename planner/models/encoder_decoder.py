@@ -35,16 +35,19 @@ def check_sides(job: Job, config: PreTrainedConfig) -> None:
     if not is_encoder_decoder(config):
         if job.max_target_length is not None:
             raise _refused(
-                job, "is no encoder-decoder, and has no texts of their own to predict",
-                f"max_target_length: {job.max_target_length}", "leave it out: max_length is for prompt and completion",
-            )  # fmt: skip
+                job,
+                "is no encoder-decoder, and has no texts of their own to predict",
+                f"max_target_length: {job.max_target_length}",
+                "leave it out: max_length is for prompt and completion",
+            )
         return
     wrong = {
         "packing": (job.packing is not False, "a prompt and its completion are a row of their own"),
         "train_on": (job.train_on != "completions", "what it learns is the completion, and all of it"),
         "long_rows": (job.long_rows == "split", "a part of a prompt has no completion; cut, drop or refuse it"),
         "chat_template": (
-            job.chat_template not in (None, PARSED), "prompt and completion are texts, and no conversation",
+            job.chat_template not in (None, PARSED),
+            "prompt and completion are texts, and no conversation",
         ),
         "chat_template_kwargs": (job.chat_template_kwargs is not None, "its data are no conversations"),
         "add_tokens": (job.add_tokens is not None, "adding tokens to one is not there yet"),
@@ -53,9 +56,7 @@ def check_sides(job: Job, config: PreTrainedConfig) -> None:
     }
     for key, (given, why) in wrong.items():
         if given:
-            raise _refused(
-                job, f"is an encoder-decoder: {why}", f"{key}: {getattr(job, key)}", f"leave {key} out"
-            )  # fmt: skip
+            raise _refused(job, f"is an encoder-decoder: {why}", f"{key}: {getattr(job, key)}", f"leave {key} out")
 
 
 def _refused(job: Job, why: str, number: str, hint: str) -> UserError:

@@ -16,7 +16,9 @@ def own_code(found: object) -> dict[str, str]:
 def own_code_refused(what: str, name: str, code: dict[str, str]) -> UserError:
     """The error for `what` ("model" or "tokenizer") called `name` that only its own `code` could read."""
     return UserError(
-        f"{name} is a {what} with code of its own, which offmate never runs.", code=f"{what}-has-own-code",
-        exit_code=Exit.USAGE, numbers=tuple(f"auto_map: {key}: {place}" for key, place in code.items()),
+        f"{name} is a {what} with code of its own, which offmate never runs.",
+        code=f"{what}-has-own-code",
+        exit_code=Exit.USAGE,
+        numbers=tuple(f"auto_map: {key}: {place}" for key, place in code.items()),
         hint=f"use a {what} that transformers {version} knows without such code",
-    )  # fmt: skip
+    )

@@ -18,9 +18,17 @@ from planner.models.hf_model import build_model, model_config, without_weights
 _DOCUMENTS = 6, 10  # tokens
 _REACH = 4  # tokens: fewer than a document has
 _REACHES = (
-    "sliding_window", "sliding_window_size", "attention_window_size", "window_size", "keep_window_size",
-    "local_attention", "attention_chunk_size", "index_topk", "floor_scale", "log_scaling_n_floor",
-)  # fmt: skip
+    "sliding_window",
+    "sliding_window_size",
+    "attention_window_size",
+    "window_size",
+    "keep_window_size",
+    "local_attention",
+    "attention_chunk_size",
+    "index_topk",
+    "floor_scale",
+    "log_scaling_n_floor",
+)
 """Keys of transformers' configs for how many tokens a layer looks back at, picks, or counts before it scales them."""
 _WIDTHS = ("intermediate_size", "ffn_dim", "ffn_hidden_size", "n_inner")
 """Endings of keys for a layer's inner width, which can change without anything else."""
@@ -50,10 +58,12 @@ def check_isolation(job: Job, names: BlockNames) -> None:
     else:
         cause = f"two documents in a row give other numbers than each alone, by {found:.1e} of the largest"
     raise UserError(
-        "The model does not keep packed documents apart.", code="packing-not-isolated", exit_code=Exit.USAGE,
+        "The model does not keep packed documents apart.",
+        code="packing-not-isolated",
+        exit_code=Exit.USAGE,
         numbers=(f"{type(model).__name__}: {cause}",),
         hint="use packing: false, or packing: wrapped, in which documents see each other",
-    )  # fmt: skip
+    )
 
 
 def _little(config: PreTrainedConfig, max_length: int) -> PreTrainedConfig:

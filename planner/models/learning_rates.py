@@ -16,9 +16,10 @@ _ENDS = ("embed_tokens", "lm_head")
 def embedding_names(model: nn.Module) -> frozenset[str]:
     """Weights that get axolotl's `embedding_lr`: embedding, head and, with adapters, modules trained as a whole."""
     return frozenset(
-        name for name, p in model.named_parameters()
+        name
+        for name, p in model.named_parameters()
         if p.requires_grad and (name.endswith(_SAVED) or any(end in name for end in _ENDS))
-    )  # fmt: skip
+    )
 
 
 def loraplus_names(model: nn.Module) -> tuple[frozenset[str], frozenset[str], frozenset[str], frozenset[str]]:
@@ -49,7 +50,9 @@ def check_rates(model: nn.Module, job: Job) -> None:
         hint = f"let trainable have one of them, or leave {key} out"
     of = "embed_tokens, lm_head" + (", or one of lora_modules_to_save" if job.method == "lora" else "")
     raise UserError(
-        f"No weight that is trained would have the rate of {key}.", code="rate-of-nothing", exit_code=Exit.USAGE,
+        f"No weight that is trained would have the rate of {key}.",
+        code="rate-of-nothing",
+        exit_code=Exit.USAGE,
         numbers=(f"{key}: {getattr(job, key)} is for {of}; embedding and head are {', '.join(names)} here",),
         hint=hint,
-    )  # fmt: skip
+    )

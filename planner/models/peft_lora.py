@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 def with_adapters(
     model: nn.Module, job: Job, *, layers: int | None = None, begun: Mapping[str, Tensor] | None = None
-) -> nn.Module:  # fmt: skip
+) -> nn.Module:
     """`model` wrapped by peft: with fresh adapters under `job.seed`, in fp32 as peft makes them, and all else frozen.
 
     `layers`: how many layers the whole model has, where `model` has only the first ones; keys of the job may then be
@@ -42,30 +42,43 @@ def with_adapters(
         from peft import LoraConfig, get_peft_model
     except ImportError as error:
         raise UserError(
-            "LoRA needs the package peft.", code="peft-missing", numbers=(first_line(error),),
-            hint="pip install 'offmate[lora]'", exit_code=Exit.USAGE,
-        ) from error  # fmt: skip
+            "LoRA needs the package peft.",
+            code="peft-missing",
+            numbers=(first_line(error),),
+            hint="pip install 'offmate[lora]'",
+            exit_code=Exit.USAGE,
+        ) from error
     assert job.lora_r is not None and job.lora_alpha is not None and job.lora_dropout is not None
     takes = takes_from_base(job.init_lora_weights)
     takes_now = takes and begun is None and not any(parameter.is_meta for parameter in model.parameters())
     config = LoraConfig(
-        r=job.lora_r, lora_alpha=cast(int, job.lora_alpha), lora_dropout=job.lora_dropout,
-        target_modules=targets_of(job), target_parameters=_listed(job.lora_target_parameters),
-        exclude_modules=_listed(job.exclude_modules), layers_to_transform=_listed(job.layers_to_transform),
-        layers_pattern=_listed(job.layers_pattern), rank_pattern=dict(job.rank_pattern or {}),
+        r=job.lora_r,
+        lora_alpha=cast(int, job.lora_alpha),
+        lora_dropout=job.lora_dropout,
+        target_modules=targets_of(job),
+        target_parameters=_listed(job.lora_target_parameters),
+        exclude_modules=_listed(job.exclude_modules),
+        layers_to_transform=_listed(job.layers_to_transform),
+        layers_pattern=_listed(job.layers_pattern),
+        rank_pattern=dict(job.rank_pattern or {}),
         alpha_pattern=cast(dict[str, int], dict(job.alpha_pattern or {})),
         init_lora_weights=cast(bool, job.init_lora_weights if takes_now or not takes else True),
-        modules_to_save=_listed(job.lora_modules_to_save), use_rslora=job.use_rslora, use_dora=job.use_dora,
+        modules_to_save=_listed(job.lora_modules_to_save),
+        use_rslora=job.use_rslora,
+        use_dora=job.use_dora,
         task_type="SEQ_2_SEQ_LM" if has_pairs(model) else "CAUSAL_LM",
-        base_model_name_or_path=job.model, revision=job.model_revision,
-    )  # fmt: skip
+        base_model_name_or_path=job.model,
+        revision=job.model_revision,
+    )
     if quantized := is_quantized(model):
         if takes:
             raise UserError(
                 f"init_lora_weights: {job.init_lora_weights} takes a part of the model's own weights, and those of "
                 f"{job.model} are quantized.",
-                code="base-quantized", exit_code=Exit.USAGE, hint="init_lora_weights: true",
-            )  # fmt: skip
+                code="base-quantized",
+                exit_code=Exit.USAGE,
+                hint="init_lora_weights: true",
+            )
         compute_in(model, computes_in(job))
     matched = _matched(job)
     check_patterns(matched.values(), matched, [name for name, _ in model.named_modules()])
@@ -86,9 +99,12 @@ def with_adapters(
             raise unknown from error
         hint = "lora_dropout: 0 (experts' adapters have none)" if no_dropout else "lora_target_modules: all-linear"
         raise UserError(
-            "The LoRA adapters cannot be added to this model.", code="lora-targets", numbers=(first_line(error),),
-            hint=hint, exit_code=Exit.USAGE,
-        ) from error  # fmt: skip
+            "The LoRA adapters cannot be added to this model.",
+            code="lora-targets",
+            numbers=(first_line(error),),
+            hint=hint,
+            exit_code=Exit.USAGE,
+        ) from error
     if takes:
         check_parts(adapted, job.init_lora_weights)
         if begun is not None:
@@ -100,10 +116,11 @@ def with_adapters(
     for wanted in job.lora_modules_to_save or ():
         if layers is None and not any(name.endswith(f"{wanted}.modules_to_save") for name in names):
             raise UserError(
-                f"There is no module {wanted} in this model to train as a whole.", code="lora-modules",
+                f"There is no module {wanted} in this model to train as a whole.",
+                code="lora-modules",
                 hint="lora_modules_to_save: [embed_tokens, lm_head], or what these are called in this model",
                 exit_code=Exit.USAGE,
-            )  # fmt: skip
+            )
     keep_modules(adapted)
     if quantized:
         pack(adapted, computes_in(job))
@@ -152,10 +169,12 @@ def _check_matches(adapted: nn.Module, job: Job) -> None:
     for key, name, there, pattern in asked:
         if not any(re.fullmatch(rf"(.*\.)?({pattern})", place) for place in there):
             raise UserError(
-                f"Nothing in this model that gets an adapter is a {name}.", code="lora-targets",
-                exit_code=Exit.USAGE, numbers=(f"{key}: {name}",),
+                f"Nothing in this model that gets an adapter is a {name}.",
+                code="lora-targets",
+                exit_code=Exit.USAGE,
+                numbers=(f"{key}: {name}",),
                 hint=f"adapters are at {', '.join(sorted({place.rpartition('.')[2] for place in places}))}",
-            )  # fmt: skip
+            )
 
 
 def plain_name(name: str) -> str:
@@ -181,18 +200,19 @@ def check_adapter(job: Job) -> None:
         if _sorted(now) != _sorted(before)
     ]:
         raise UserError(
-            f"The adapter in {folder} is not the one that the job was submitted with.", code="adapter-changed",
-            exit_code=Exit.USAGE, numbers=tuple(changed), hint="submit the job again, or put the adapter back",
-        )  # fmt: skip
+            f"The adapter in {folder} is not the one that the job was submitted with.",
+            code="adapter-changed",
+            exit_code=Exit.USAGE,
+            numbers=tuple(changed),
+            hint="submit the job again, or put the adapter back",
+        )
 
 
 def _sorted(value: object) -> object:
     return tuple(sorted(value)) if isinstance(value, tuple) else value
 
 
-def load_adapter(
-    adapted: nn.Module, folder: str, *, layers: int | None = None, as_ordinary: bool = False
-) -> None:  # fmt: skip
+def load_adapter(adapted: nn.Module, folder: str, *, layers: int | None = None, as_ordinary: bool = False) -> None:
     """Load the adapter in `folder` into `adapted`, which `with_adapters` made. `layers`: `adapted` has only so many
     first layers of the model. `as_ordinary`: the adapter was written by `planner.models.peft_parts`.
 
@@ -217,9 +237,11 @@ def load_adapter(
     if other := [name for name, kept in own.items() if not torch.equal(kept.to(parameters[name]), parameters[name])]:
         raise UserError(
             f"The adapter in {folder} brings weights that differ from the model's own.",
-            code="adapter-not-usable", exit_code=Exit.USAGE, numbers=(f"{other[0]} is another than the model's",),
+            code="adapter-not-usable",
+            exit_code=Exit.USAGE,
+            numbers=(f"{other[0]} is another than the model's",),
             hint="save these weights into the folder of the model, and give that folder as model",
-        )  # fmt: skip
+        )
     try:
         result: Any = set_peft_model_state_dict(adapted, weights)
     except (RuntimeError, KeyError, ValueError, TypeError) as error:  # TypeError: a peft of other transformers
@@ -240,16 +262,22 @@ def _is_beyond(name: str, layers: int, adapted: nn.Module) -> bool:
 
 def _not_readable(folder: str, error: OSError) -> UserError:
     return UserError(
-        f"The adapter in {folder} cannot be read.", code="adapter-not-readable", exit_code=Exit.USAGE,
-        numbers=(first_line(error),), hint="put it back, then offmate retry",
-    )  # fmt: skip
+        f"The adapter in {folder} cannot be read.",
+        code="adapter-not-readable",
+        exit_code=Exit.USAGE,
+        numbers=(first_line(error),),
+        hint="put it back, then offmate retry",
+    )
 
 
 def _not_usable(folder: str, cause: str) -> UserError:
     return UserError(
-        f"The adapter in {folder} is not one of this model.", code="adapter-not-usable", exit_code=Exit.USAGE,
-        numbers=(cause,), hint="give the model that it was trained on, or leave adapter_name_or_path out",
-    )  # fmt: skip
+        f"The adapter in {folder} is not one of this model.",
+        code="adapter-not-usable",
+        exit_code=Exit.USAGE,
+        numbers=(cause,),
+        hint="give the model that it was trained on, or leave adapter_name_or_path out",
+    )
 
 
 # ---- makes peft's LoRA work on parameters that are no layers of their own, such as the experts of a mixture
@@ -337,9 +365,11 @@ def no_such_target(job: Job, model: nn.Module) -> UserError | None:
         return None
     return UserError(
         f"No module of this model {'is called' if isinstance(targets, tuple) else 'matches'} {said}.",
-        code="lora-targets", exit_code=Exit.USAGE, numbers=(f"its layers are {', '.join(_weighted(model))}",),
+        code="lora-targets",
+        exit_code=Exit.USAGE,
+        numbers=(f"its layers are {', '.join(_weighted(model))}",),
         hint=(f"did you mean {meant}? " if meant else "") + "lora_target_modules: all-linear takes all linear layers",
-    )  # fmt: skip
+    )
 
 
 def near_target(name: str, model: nn.Module) -> str | None:

@@ -46,18 +46,21 @@ def check_parts(adapted: nn.Module, begin: object) -> None:
             why = f"its rank {layer.r['default']} is more than the {min(weight.shape)} of its weight"
         if why is not None:
             raise UserError(
-                f"No adapter can begin with a part of {name.removeprefix('base_model.model.')}.", code="lora-targets",
-                exit_code=Exit.USAGE, numbers=(f"init_lora_weights: {begin}", why),
+                f"No adapter can begin with a part of {name.removeprefix('base_model.model.')}.",
+                code="lora-targets",
+                exit_code=Exit.USAGE,
+                numbers=(f"init_lora_weights: {begin}", why),
                 hint="init_lora_weights: true, or leave this layer out of lora_target_modules",
-            )  # fmt: skip
+            )
 
 
 def beginnings(adapted: nn.Module) -> dict[str, Tensor]:
     """Name of each A and B -> its present value."""
     return {
         name: parameter.detach().contiguous()
-        for name, parameter in adapted.named_parameters() if ".lora_A." in name or ".lora_B." in name
-    }  # fmt: skip
+        for name, parameter in adapted.named_parameters()
+        if ".lora_A." in name or ".lora_B." in name
+    }
 
 
 @torch.no_grad()
@@ -104,9 +107,11 @@ def read_begun(file: Path) -> dict[str, Tensor]:
     except (OSError, SafetensorError) as error:
         raise UserError(
             "The initial values of the job's adapters are lost, so what they add to the model is unknown.",
-            code="beginning-gone", exit_code=Exit.USAGE, numbers=(f"{file}: {first_line(error)}",),
+            code="beginning-gone",
+            exit_code=Exit.USAGE,
+            numbers=(f"{file}: {first_line(error)}",),
             hint="put the file back, or offmate rerun the job: it begins from the start",
-        ) from error  # fmt: skip
+        ) from error
 
 
 def _as_ordinary(weights: Mapping[str, Tensor], begun: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -125,10 +130,13 @@ def _as_ordinary(weights: Mapping[str, Tensor], begun: Mapping[str, Tensor]) -> 
 def trained_halves(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The trained A and B within the weights that `as_published` gives, and the rest as it is."""
     return {
-        name: w[: len(w) // 2] if ".lora_A." in name
-        else w[:, : w.shape[1] // 2].contiguous() if ".lora_B." in name
-        else w for name, w in weights.items()
-    }  # fmt: skip
+        name: w[: len(w) // 2]
+        if ".lora_A." in name
+        else w[:, : w.shape[1] // 2].contiguous()
+        if ".lora_B." in name
+        else w
+        for name, w in weights.items()
+    }
 
 
 @contextlib.contextmanager

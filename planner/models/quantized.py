@@ -22,9 +22,13 @@ from planner.job.schema import Job
 
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)  # it warns of kernels that it lacks
 _SAVED = (
-    "load_in_4bit", "bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "bnb_4bit_quant_storage", "load_in_8bit",
+    "load_in_4bit",
+    "bnb_4bit_quant_type",
+    "bnb_4bit_use_double_quant",
+    "bnb_4bit_quant_storage",
+    "load_in_8bit",
     "llm_int8_skip_modules",
-)  # fmt: skip
+)
 _UNPACKED = {"mxfp4": "Mxfp4Config", "fp8": "FineGrainedFP8Config"}
 """Formats that models such as gpt-oss and DeepSeek's are published in -> the transformers class that unpacks them as
 they are read. After that the model is like any other of its dtype."""
@@ -152,29 +156,36 @@ class Quantization:
             return None
         if by is not None and (by != "bitsandbytes" or job.method != "lora" or job.use_dora):
             raise UserError(
-                f"{job.model} was saved quantized, and cannot be trained like this.", code="base-quantized",
-                exit_code=Exit.USAGE, numbers=(f"quantized by {by}, method: {job.method}",),
+                f"{job.model} was saved quantized, and cannot be trained like this.",
+                code="base-quantized",
+                exit_code=Exit.USAGE,
+                numbers=(f"quantized by {by}, method: {job.method}",),
                 hint="leave load_in_4bit and load_in_8bit out: it is unpacked to the working dtype as it is read"
-                if by in _UNPACKED else "a base quantized by bitsandbytes is trained by method: lora (without DoRA); "
+                if by in _UNPACKED
+                else "a base quantized by bitsandbytes is trained by method: lora (without DoRA); "
                 "or give the model as published in bf16",
-            )  # fmt: skip
+            )
         if by is None and not (job.load_in_4bit or job.load_in_8bit):
             return None
         try:
             import bitsandbytes  # noqa: F401
         except ImportError as error:
             raise UserError(
-                "A quantized base needs the package bitsandbytes.", code="bitsandbytes-missing", exit_code=Exit.USAGE,
-                numbers=(first_line(error),), hint="pip install 'offmate[qlora]'",
-            ) from error  # fmt: skip
+                "A quantized base needs the package bitsandbytes.",
+                code="bitsandbytes-missing",
+                exit_code=Exit.USAGE,
+                numbers=(first_line(error),),
+                hint="pip install 'offmate[qlora]'",
+            ) from error
         if by is not None:
             return cls(_config(**{key: its[key] for key in _SAVED if key in its}), saved=True)
         if job.load_in_8bit:
             return cls(_config(load_in_8bit=True), saved=False)
         wanted = _config(
-            load_in_4bit=True, bnb_4bit_quant_type=job.bnb_4bit_quant_type,
+            load_in_4bit=True,
+            bnb_4bit_quant_type=job.bnb_4bit_quant_type,
             bnb_4bit_use_double_quant=job.bnb_4bit_use_double_quant,
-        )  # fmt: skip
+        )
         return cls(wanted, saved=False)
 
     @property
@@ -284,10 +295,12 @@ def pack(model: nn.Module, dtype: torch.dtype) -> None:
                 code = cast(Any, create_dynamic_map)().to("cpu" if weight.is_meta else weight.device)
             if not weight.is_meta and not _is_usual(weight.quant_state, code):
                 raise UserError(
-                    "The model was quantized by other settings than bitsandbytes' own.", code="base-quantized",
-                    exit_code=Exit.USAGE, numbers=(f"layer: {name}",),
+                    "The model was quantized by other settings than bitsandbytes' own.",
+                    code="base-quantized",
+                    exit_code=Exit.USAGE,
+                    numbers=(f"layer: {name}",),
                     hint="give the model as published, and load_in_4bit: true",
-                )  # fmt: skip
+                )
             model.set_submodule(name, Packed4bit(layer, code, dtype))
         else:
             continue
@@ -364,7 +377,7 @@ def unpacked_4bit(
         of_scales, offset, scales = others
         scales = operations.dequantize_blockwise.default(
             scales, of_scales.view(torch.float32), code, GROUPS, torch.float32
-        ) + offset.view(torch.float32)  # fmt: skip
+        ) + offset.view(torch.float32)
     else:
         scales = others[0].view(torch.float32)
     weight = operations.dequantize_4bit.default(numbers.view(-1, 1), scales, GROUP, kind, tuple(shape), dtype)

@@ -42,9 +42,12 @@ def set_router_loss(model: nn.Module, job: Job) -> None:
     shares = {name: share for name in _SHARES if isinstance(share := getattr(causal, name, None), (int, float))}
     if isinstance(wanted, float) and wanted and not (shares and _may_ask(causal.config)):
         raise UserError(
-            f"{job.model} has no auxiliary loss of routers.", code="no-router-loss", exit_code=Exit.USAGE,
-            numbers=(f"router_aux_loss_coef: {wanted:g}",), hint="leave router_aux_loss_coef out",
-        )  # fmt: skip
+            f"{job.model} has no auxiliary loss of routers.",
+            code="no-router-loss",
+            exit_code=Exit.USAGE,
+            numbers=(f"router_aux_loss_coef: {wanted:g}",),
+            hint="leave router_aux_loss_coef out",
+        )
     if isinstance(wanted, float):
         shares = dict.fromkeys(shares, wanted)
     for name, share in shares.items():

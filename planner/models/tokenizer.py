@@ -37,10 +37,12 @@ def load_tokenizer(job: Job) -> PreTrainedTokenizerBase:
         if isinstance(error, ValueError) and (code := _own_code_of(job)):
             raise own_code_refused("tokenizer", job.tokenizer, code) from None
         raise UserError(
-            f"{job.tokenizer} cannot be used as a tokenizer.", code="tokenizer-not-usable", exit_code=Exit.USAGE,
+            f"{job.tokenizer} cannot be used as a tokenizer.",
+            code="tokenizer-not-usable",
+            exit_code=Exit.USAGE,
             numbers=(first_line(error),),
             hint="give tokenizer, a folder with tokenizer.json or a Hugging Face id",
-        ) from error  # fmt: skip
+        ) from error
     slots = slot_template(job.chat_template)
     if job.chat_template is not None and slots is None:
         tokenizer.chat_template = job.chat_template
@@ -63,15 +65,18 @@ def _set_special_tokens(tokenizer: PreTrainedTokenizerBase, job: Job) -> None:
     there = tokenizer.get_vocab()
     if missing := [token for token in wanted if token not in there]:
         raise UserError(
-            f"The tokenizer {job.tokenizer} has no token {missing[0]}.", code="token-not-there", exit_code=Exit.USAGE,
+            f"The tokenizer {job.tokenizer} has no token {missing[0]}.",
+            code="token-not-there",
+            exit_code=Exit.USAGE,
             numbers=(f"of special_tokens {', '.join(missing)} not among its {len(there)}",),
             hint=f"to add them, give add_tokens: [{', '.join(missing)}] too",
-        )  # fmt: skip
+        )
     special = {
-        name: _added(value, special=True) if isinstance(value, str)
+        name: _added(value, special=True)
+        if isinstance(value, str)
         else [_added(token, special=True) for token in value]
         for name, value in given.items()
-    }  # fmt: skip
+    }
     tokenizer.add_special_tokens(cast(Any, special))
 
 
@@ -112,10 +117,12 @@ def _check_learned(model: nn.Module, job: Job) -> None:
     names = [next(name for name, module in model.named_modules() if module is end) for end in ends if end is not None]
     if left := [name for name in names if not any(f".{name}".endswith(f".{wanted}") for wanted in whole)]:
         raise UserError(
-            "Tokens are added, and LoRA alone would never learn them.", code="tokens-not-learned", exit_code=Exit.USAGE,
+            "Tokens are added, and LoRA alone would never learn them.",
+            code="tokens-not-learned",
+            exit_code=Exit.USAGE,
             numbers=(f"add_tokens: {', '.join(job.add_tokens or ())}; frozen: {', '.join(left)}",),
             hint=f"lora_modules_to_save: [{', '.join(name.rpartition('.')[2] for name in names)}]",
-        )  # fmt: skip
+        )
 
 
 def _own_code_of(job: Job) -> dict[str, str]:

@@ -41,10 +41,12 @@ def freeze_others(model: nn.Module, job: Job, *, layers: int | None = None) -> N
             other = next((f"{name} is tied: give {tied[name]}" for name in filter(pattern.match, tied)), None)
             numbers = (f"trainable: {text}", f"some that it has: {', '.join(names[:1] + names[-2:])}")
             raise UserError(
-                "A pattern of what is trained matches no parameter of this model.", code="trainable-not-there",
-                exit_code=Exit.USAGE, numbers=numbers,
+                "A pattern of what is trained matches no parameter of this model.",
+                code="trainable-not-there",
+                exit_code=Exit.USAGE,
+                numbers=numbers,
                 hint=other or "a pattern is to match a name from its beginning: 'model.layers.1[0-5].', or '.*mlp'",
-            )  # fmt: skip
+            )
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(any(pattern.match(name) for pattern in patterns.values()))
     if any(parameter.requires_grad for parameter in model.parameters()):
@@ -52,10 +54,12 @@ def freeze_others(model: nn.Module, job: Job, *, layers: int | None = None) -> N
     if layers is not None:
         raise none_kept(model, layers)
     raise UserError(
-        "Nothing of this model would be trained.", code="trainable-not-there", exit_code=Exit.USAGE,
+        "Nothing of this model would be trained.",
+        code="trainable-not-there",
+        exit_code=Exit.USAGE,
         numbers=(f"trainable: {', '.join(job.trainable)}",),
         hint="an embedding that is the head, too, goes by the embedding's name",
-    )  # fmt: skip
+    )
 
 
 def _check_adapters_alone(model: nn.Module, job: Job) -> None:
@@ -70,18 +74,22 @@ def _check_adapters_alone(model: nn.Module, job: Job) -> None:
         return
     more, less = sorted(meant - trained), sorted(trained - meant)
     what = (
-        "Beside adapters, training weights of the base is not there: a file of adapters cannot hold them." if more else
-        "Adapters of which some are frozen are not there." if meant else
-        "No parameter of the adapters is trained: their names begin with base_model.model."
-    )  # fmt: skip
+        "Beside adapters, training weights of the base is not there: a file of adapters cannot hold them."
+        if more
+        else "Adapters of which some are frozen are not there."
+        if meant
+        else "No parameter of the adapters is trained: their names begin with base_model.model."
+    )
     raise UserError(
-        what, code="trainable-beside-adapters", exit_code=Exit.USAGE,
+        what,
+        code="trainable-beside-adapters",
+        exit_code=Exit.USAGE,
         numbers=(
             f"trainable (unfrozen_parameters): {', '.join(job.trainable or ())}",
             f"it matches {more[0]}" if more else f"it does not match {less[0]}",
         ),
         hint="leave it out, or give ['.+lora_']: which layers get adapters lora_target_modules says",
-    )  # fmt: skip
+    )
 
 
 def check_patterns(told: Iterable[str], patterns: Iterable[str], names: Iterable[str]) -> None:
@@ -90,9 +98,12 @@ def check_patterns(told: Iterable[str], patterns: Iterable[str], names: Iterable
     known = dict(zip(patterns, told, strict=True))
     if (slow := too_slow(known, names)) is not None:
         raise UserError(
-            "A pattern takes too long to match the names of this model.", code="pattern-too-slow",
-            exit_code=Exit.USAGE, numbers=(known[slow],), hint=SIMPLER,
-        )  # fmt: skip
+            "A pattern takes too long to match the names of this model.",
+            code="pattern-too-slow",
+            exit_code=Exit.USAGE,
+            numbers=(known[slow],),
+            hint=SIMPLER,
+        )
 
 
 def none_kept(model: nn.Module, layers: int) -> UserError:
@@ -100,9 +111,11 @@ def none_kept(model: nn.Module, layers: int) -> UserError:
     kept = _layers_of(model)
     return UserError(
         "--layers leaves out every layer that this job trains.",
-        code="layers-left-out", exit_code=Exit.USAGE, numbers=(f"here {kept} of {counted(layers, 'layer')}",),
+        code="layers-left-out",
+        exit_code=Exit.USAGE,
+        numbers=(f"here {kept} of {counted(layers, 'layer')}",),
         hint=f"--layers {layers}, or at least as many as reach to one that is trained",
-    )  # fmt: skip
+    )
 
 
 def check_tokens_learned(model: nn.Module, job: Job, rows: int) -> None:
@@ -117,11 +130,12 @@ def check_tokens_learned(model: nn.Module, job: Job, rows: int) -> None:
     ends = [end.weight for end in (its.get_input_embeddings(), its.get_output_embeddings()) if end is not None]
     if left := [name for name, p in model.named_parameters() if not p.requires_grad and any(p is end for end in ends)]:
         raise UserError(
-            "Tokens are added, and frozen weights would never learn them.", code="tokens-not-learned",
+            "Tokens are added, and frozen weights would never learn them.",
+            code="tokens-not-learned",
             exit_code=Exit.USAGE,
             numbers=(f"add_tokens: {', '.join(job.add_tokens)}; frozen: {', '.join(left)}",),
             hint=f"trainable: [{', '.join(left)}, …], or without add_tokens",
-        )  # fmt: skip
+        )
 
 
 def _layers_of(model: nn.Module) -> int:

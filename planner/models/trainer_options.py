@@ -27,9 +27,13 @@ class SmoothedLoss:
         self.used = False
 
     def __call__(
-        self, logits: Tensor, labels: Tensor, vocab_size: int | None = None,
-        num_items_in_batch: Tensor | int | None = None, **_: object,
-    ) -> Tensor:  # fmt: skip
+        self,
+        logits: Tensor,
+        labels: Tensor,
+        vocab_size: int | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        **_: object,
+    ) -> Tensor:
         """The mean over `num_items_in_batch` tokens; logits [rows, length, vocabulary], labels [rows, length]."""
         self.used = True
         smoother: Any = self._smoother
@@ -59,14 +63,19 @@ def check_trainer_options(model: nn.Module, job: Job) -> None:
     used = isinstance(loss, (SmoothedLoss, DocumentLoss)) and loss.used
     if job.label_smoothing_factor and not used:
         raise UserError(
-            f"{job.model} has a loss of its own, which cannot be smoothed.", code="loss-not-smoothed",
-            exit_code=Exit.USAGE, hint="leave label_smoothing_factor out",
-        )  # fmt: skip
+            f"{job.model} has a loss of its own, which cannot be smoothed.",
+            code="loss-not-smoothed",
+            exit_code=Exit.USAGE,
+            hint="leave label_smoothing_factor out",
+        )
     if job.loss_weighting == "documents" and not used:
         raise UserError(
-            f"{job.model} has a loss of its own, whose tokens all count alike.", code="loss-not-weighted",
-            exit_code=Exit.USAGE, numbers=("loss_weighting: documents",), hint="leave loss_weighting out",
-        )  # fmt: skip
+            f"{job.model} has a loss of its own, whose tokens all count alike.",
+            code="loss-not-weighted",
+            exit_code=Exit.USAGE,
+            numbers=("loss_weighting: documents",),
+            hint="leave loss_weighting out",
+        )
 
 
 def _causal(model: nn.Module) -> Any:

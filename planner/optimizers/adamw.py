@@ -62,9 +62,12 @@ class AdamWGroup(Group):
             raise NotUsable(f"its betas are {beta1} and {beta2}", "each must be at least 0 and less than 1")
         check_not_negative(settings, "lr", "eps", "weight_decay")
         return cls(
-            betas=(beta1, beta2), eps=float(settings["eps"]), weight_decay=float(settings["weight_decay"]),
-            decay_names=names, names=names,
-        )  # fmt: skip
+            betas=(beta1, beta2),
+            eps=float(settings["eps"]),
+            weight_decay=float(settings["weight_decay"]),
+            decay_names=names,
+            names=names,
+        )
 
     def optimizer_of(self, weight: Tensor) -> Optimizer:
         """AdamW with fp32 moments."""
@@ -79,9 +82,14 @@ class AdamWGroup(Group):
         return Target(name, self.decay_of(name), work, own, exp_avg, exp_avg_sq, gradient)
 
     def update(
-        self, targets: Sequence[Target], *, learning_rate: float, count: Tensor, coefficient: Tensor | None,
+        self,
+        targets: Sequence[Target],
+        *,
+        learning_rate: float,
+        count: Tensor,
+        coefficient: Tensor | None,
         constants: Any = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """See `Group`."""
         from planner.cpu.adamw import Step
 
@@ -127,9 +135,13 @@ def update_in_lists(targets: Sequence[Target], step: Step, known: Known = None) 
         for decay in dict.fromkeys(t.weight_decay for t in batch):
             chosen = [i for i, t in enumerate(batch) if t.weight_decay == decay]
             fused(
-                [batch[i].master for i in chosen], [gradients[i] for i in chosen], [batch[i].exp_avg for i in chosen],
-                [batch[i].exp_avg_sq for i in chosen], step, decay,
-            )  # fmt: skip
+                [batch[i].master for i in chosen],
+                [gradients[i] for i in chosen],
+                [batch[i].exp_avg for i in chosen],
+                [batch[i].exp_avg_sq for i in chosen],
+                step,
+                decay,
+            )
         del gradients
         for target in batch:
             if target.work is not target.master:

@@ -73,9 +73,8 @@ class AdamW8bit(AdamW):
 
         embedded = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
         return {
-            name: cls() for name, p in model.named_parameters()
-            if p.numel() >= LEAST_ELEMENTS and id(p) not in embedded
-        }  # fmt: skip
+            name: cls() for name, p in model.named_parameters() if p.numel() >= LEAST_ELEMENTS and id(p) not in embedded
+        }
 
     def moment_layouts(self, weight: Tensor) -> list[tuple[torch.dtype, torch.Size]]:
         """Each moment is one row of bytes."""

@@ -232,9 +232,14 @@ class Group:
         raise NotImplementedError
 
     def update(
-        self, targets: Sequence[Any], *, learning_rate: float, count: Tensor, coefficient: Tensor | None,
+        self,
+        targets: Sequence[Any],
+        *,
+        learning_rate: float,
+        count: Tensor,
+        coefficient: Tensor | None,
         constants: object = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """One step on `targets`, all on one device. `count`: the step's number. `coefficient`: the factor for the
         gradients, None without clipping. Both are float32 without dimensions, on the same device. `constants`: what
         `Optimizer.constants` gave for that device."""

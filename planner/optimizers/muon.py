@@ -126,9 +126,10 @@ class Muon(Optimizer):
         outer = [m for m in model.modules() if isinstance(m, nn.Embedding) or m is head]
         apart = {id(p) for module in outer for p in module.parameters()}
         return {
-            name: cls(shorter_side=min(p.shape)) for name, p in model.named_parameters()
+            name: cls(shorter_side=min(p.shape))
+            for name, p in model.named_parameters()
             if p.dim() == 2 and id(p) not in apart and not any(word in name for word in ("embed", "lm_head"))
-        }  # fmt: skip
+        }
 
     def estimated(self, elements: int, hardware: Hardware) -> Self:
         """The same with seconds estimated from arithmetic and memory traffic."""
@@ -177,9 +178,12 @@ class MuonGroup(Group):
                 raise NotUsable(f"its {key} is {settings[key]}", f"leave {key} out: it is {value}")
         check_not_negative(settings, "lr", "weight_decay", "momentum")
         return cls(
-            momentum=float(settings["momentum"]), adjust=settings["adjust_lr_fn"] or ORIGINAL,
-            weight_decay=float(settings["weight_decay"]), decay_names=names, names=names,
-        )  # fmt: skip
+            momentum=float(settings["momentum"]),
+            adjust=settings["adjust_lr_fn"] or ORIGINAL,
+            weight_decay=float(settings["weight_decay"]),
+            decay_names=names,
+            names=names,
+        )
 
     def optimizer_of(self, weight: Tensor) -> Optimizer:
         """Muon for a matrix of the weight's shape."""
@@ -191,9 +195,14 @@ class MuonGroup(Group):
         return Matrix(name, self.decay_of(name), work, master[0] if master else work, momentum, gradient)
 
     def update(
-        self, targets: Sequence[Matrix], *, learning_rate: float, count: Tensor, coefficient: Tensor | None,
+        self,
+        targets: Sequence[Matrix],
+        *,
+        learning_rate: float,
+        count: Tensor,
+        coefficient: Tensor | None,
         constants: object = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """See `Group`."""
         for matrix in targets:
             update(
@@ -227,7 +236,7 @@ class Matrix:
 
 def update(
     matrix: Matrix, *, learning_rate: float, momentum: float, adjust: str = MATCH_RMS, coefficient: Tensor | None = None
-) -> None:  # fmt: skip
+) -> None:
     """One step. `adjust`: torch's `adjust_lr_fn`; `coefficient`: what the gradient is multiplied by first. An fp32
     gradient is overwritten."""
     import torch

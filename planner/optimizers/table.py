@@ -14,8 +14,11 @@ from planner.optimizers.muon import Muon, MuonGroup
 AnyOptimizer = AdamW | AdamW8bit | Muon
 Optim = Literal["adamw_torch_fused", "adamw_torch", "adamw_8bit", "muon"]
 OPTIMIZERS: Mapping[str, type[Optimizer]] = {
-    "adamw_torch_fused": AdamW, "adamw_torch": AdamW, "adamw_8bit": AdamW8bit, "muon": Muon,
-}  # fmt: skip
+    "adamw_torch_fused": AdamW,
+    "adamw_torch": AdamW,
+    "adamw_8bit": AdamW8bit,
+    "muon": Muon,
+}
 """Value of a job's `optim` -> the kind. AdamW trains the parameters that the kind does not."""
 GROUPS: tuple[type[Group], ...] = (AdamWGroup, MuonGroup)
 """Parameter groups that PyTorch's optimizers may have."""

@@ -139,27 +139,42 @@ class _Reader:
             return sum(d.elements for d in found if d.updated == by)
 
         return BlockDecision(
-            name=block.name, kind=block.kind, option=name, treatment=treatment(option),
-            forward_s=rounds * slices * option.forward_s, backward_s=rounds * slices * option.backward_s,
-            saved_bytes=0 if last else slices * saved, offloaded_bytes=offloaded,
-            resident_bytes=weights((0,)), away_once_bytes=weights((1,)), away_twice_bytes=weights(range(2, 9)),
+            name=block.name,
+            kind=block.kind,
+            option=name,
+            treatment=treatment(option),
+            forward_s=rounds * slices * option.forward_s,
+            backward_s=rounds * slices * option.backward_s,
+            saved_bytes=0 if last else slices * saved,
+            offloaded_bytes=offloaded,
+            resident_bytes=weights((0,)),
+            away_once_bytes=weights((1,)),
+            away_twice_bytes=weights(range(2, 9)),
             up_bytes=rounds * offloaded + self._moved(tensors, OpKind.FETCH),
             down_bytes=rounds * offloaded + self._moved(tensors, OpKind.SEND),
             parameters=sum(t.elements for t in tensors),
-            cpu_parameters=updated("cpu"), gpu_parameters=updated("gpu"), tensors=tuple(found),
-        )  # fmt: skip
+            cpu_parameters=updated("cpu"),
+            gpu_parameters=updated("gpu"),
+            tensors=tuple(found),
+        )
 
     def tensor(self, tensor: Tensor) -> TensorDecision:
         name = tensor.name
         on_cpu, on_gpu = self._stages("cpu_update", name), self._stages("gpu_update", name)
         return TensorDecision(
-            name=name, elements=tensor.elements, bytes=tensor.bytes, state_bytes=tensor.state_bytes,
-            gradient_bytes=tensor.gradient_bytes, weight_absences=self._absences(Item.weight(name)),
-            state_absences=self._absences(Item.states(name)), updated="cpu" if on_cpu else "gpu" if on_gpu else "",
+            name=name,
+            elements=tensor.elements,
+            bytes=tensor.bytes,
+            state_bytes=tensor.state_bytes,
+            gradient_bytes=tensor.gradient_bytes,
+            weight_absences=self._absences(Item.weight(name)),
+            state_absences=self._absences(Item.states(name)),
+            updated="cpu" if on_cpu else "gpu" if on_gpu else "",
             update_stage=next(iter((*on_cpu, *on_gpu)), ""),
             sent=next(iter(self._stages("offload", Item.gradient(name))), ""),
-            stored=bool(on_cpu) and tensor.states_on_disk, trails=name in self.trailing,
-        )  # fmt: skip
+            stored=bool(on_cpu) and tensor.states_on_disk,
+            trails=name in self.trailing,
+        )
 
     def _stages(self, word: str, item: str) -> list[str]:
         return [self.names[number] for number in self.moves.get((word, item), ())]

@@ -56,9 +56,7 @@ def document(drawing: Drawing) -> dict[str, Json]:
 def _as_used(drawing: Drawing) -> Hardware:
     """The machine with the update rates that the plan counts on."""
     updates = drawing.chain.update_rates(drawing.hardware)
-    return replace(
-        drawing.hardware, gpu_update_parameters_per_s=updates.gpu, cpu_update_parameters_per_s=updates.cpu
-    )
+    return replace(drawing.hardware, gpu_update_parameters_per_s=updates.gpu, cpu_update_parameters_per_s=updates.cpu)
 
 
 def _operations(drawing: Drawing) -> dict[str, Json]:
@@ -94,9 +92,12 @@ def _measured(drawing: Drawing) -> Json:
     if found is None:
         return None
     return {
-        "first_step": found.first_step, "step_ns": found.step_ns(drawing.program), "start_ns": to_json(found.start_ns),
-        "end_ns": to_json(found.end_ns), "paused": found.paused,
-    }  # fmt: skip
+        "first_step": found.first_step,
+        "step_ns": found.step_ns(drawing.program),
+        "start_ns": to_json(found.start_ns),
+        "end_ns": to_json(found.end_ns),
+        "paused": found.paused,
+    }
 
 
 def _computed_ns(drawing: Drawing) -> int:

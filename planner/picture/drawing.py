@@ -113,7 +113,7 @@ class Drawing:
 
 def draw(
     plan: Plan, chain: Chain, hardware: Hardware, *, title: str, basis: Basis, measured: Measured | None = None
-) -> Drawing:  # fmt: skip
+) -> Drawing:
     """Compile and simulate the plan, and count its memory. `measured` is left out where it is of another program.
     Raises ValueError for a plan that does not fit this chain."""
     program = compile_program(plan, chain)
@@ -123,17 +123,29 @@ def draw(
     step_s = max(timeline.step_s, least_step_s(program, chain, hardware))
     loads = [Load(resource=name, busy_s=s, share=min(1.0, s / step_s)) for name, s in busy.items() if s]
     return Drawing(
-        title=title, plan=plan, chain=chain, hardware=hardware, basis=basis, program=program,
-        steps=last_steps(program, chain, hardware, STEPS, around=AROUND), memory=tuple(gpu_breakdown(program, chain)),
-        loads=tuple(sorted(loads, key=lambda load: -load.busy_s)), queues_step_s=timeline.step_s,
-        step_s=step_s, measured=measured if measured is not None and measured.is_of(program) else None,
-    )  # fmt: skip
+        title=title,
+        plan=plan,
+        chain=chain,
+        hardware=hardware,
+        basis=basis,
+        program=program,
+        steps=last_steps(program, chain, hardware, STEPS, around=AROUND),
+        memory=tuple(gpu_breakdown(program, chain)),
+        loads=tuple(sorted(loads, key=lambda load: -load.busy_s)),
+        queues_step_s=timeline.step_s,
+        step_s=step_s,
+        measured=measured if measured is not None and measured.is_of(program) else None,
+    )
 
 
 _RESOURCES = {
-    Queue.COMPUTE: "GPU", Queue.H2D: "link to the GPU", Queue.D2H: "link from the GPU", Queue.CPU: "CPU updates",
-    Queue.DISK_READ: "reads from disk", Queue.DISK_WRITE: "writes to disk",
-}  # fmt: skip
+    Queue.COMPUTE: "GPU",
+    Queue.H2D: "link to the GPU",
+    Queue.D2H: "link from the GPU",
+    Queue.CPU: "CPU updates",
+    Queue.DISK_READ: "reads from disk",
+    Queue.DISK_WRITE: "writes to disk",
+}
 
 
 def _samples(spans: list[Span], memory: tuple[Breakdown, ...]) -> Iterator[Sample]:

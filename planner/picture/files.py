@@ -38,9 +38,15 @@ class Pictures:
         return cls(trace=options.trace, html=options.html)
 
     def write(
-        self, plan: Plan, chain: Chain, hardware: Hardware, *, title: str, basis: Basis = Basis.ESTIMATED,
+        self,
+        plan: Plan,
+        chain: Chain,
+        hardware: Hardware,
+        *,
+        title: str,
+        basis: Basis = Basis.ESTIMATED,
         measured: Measured | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Draw the plan into the files. Raises UserError (exit 2) for a file that cannot be written."""
         if self.trace is None and self.html is None:
             return
@@ -88,6 +94,8 @@ def _write(path: Path, text: str) -> None:
 
 def _cannot_write(path: Path, why: str) -> UserError:
     return UserError(
-        f"The file {path} cannot be written: {why}.", code="cannot-write", hint="name another file",
+        f"The file {path} cannot be written: {why}.",
+        code="cannot-write",
+        hint="name another file",
         exit_code=Exit.USAGE,
-    )  # fmt: skip
+    )

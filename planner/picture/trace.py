@@ -23,13 +23,19 @@ _STAGES = 2  # not 1: a track with the process's number would be shown as its ma
 _TRACKS = {Queue.COMPUTE: 3, Queue.H2D: 4, Queue.D2H: 5, Queue.CPU: 6, Queue.DISK_READ: 7, Queue.DISK_WRITE: 8}
 _MOMENTS = 9
 _LABELS = {
-    Queue.COMPUTE: "GPU computes", Queue.H2D: "copies to the GPU", Queue.D2H: "copies to the host",
-    Queue.CPU: "CPU updates", Queue.DISK_READ: "reads from disk", Queue.DISK_WRITE: "writes to disk",
-}  # fmt: skip
+    Queue.COMPUTE: "GPU computes",
+    Queue.H2D: "copies to the GPU",
+    Queue.D2H: "copies to the host",
+    Queue.CPU: "CPU updates",
+    Queue.DISK_READ: "reads from disk",
+    Queue.DISK_WRITE: "writes to disk",
+}
 _COLOURS = {  # names chrome://tracing knows; Perfetto chooses by the event's name
-    Sort.FORWARD: "thread_state_running", Sort.BACKWARD: "thread_state_iowait", Sort.HEAD: "thread_state_runnable",
+    Sort.FORWARD: "thread_state_running",
+    Sort.BACKWARD: "thread_state_iowait",
+    Sort.HEAD: "thread_state_runnable",
     Sort.UPDATE: "good",
-}  # fmt: skip
+}
 
 
 def trace(drawing: Drawing) -> dict[str, Json]:
@@ -89,8 +95,11 @@ def _stages(drawing: Drawing, step: int, clock: _Clock) -> Iterator[Json]:
         stage = stages[place.partition("/")[0]]
         block = drawing.chain.blocks[stage.block]
         args: dict[str, Json] = {
-            "step": step - AROUND, "block": block.name, "option": drawing.plan.options[stage.block], "does": str(stage)
-        }  # fmt: skip
+            "step": step - AROUND,
+            "block": block.name,
+            "option": drawing.plan.options[stage.block],
+            "does": str(stage),
+        }
         event = _slice(str(stage), TURNS[stage.direction], _STAGES, args)
         yield event | clock.during(began[place], ended[place])
 
@@ -120,9 +129,15 @@ def _moments(drawing: Drawing, clock: _Clock) -> Iterator[Json]:
         args: dict[str, Json] = {kind: " ".join(subjects) for kind, subjects in kinds.items()}
         name = ", ".join(f"{len(subjects)} {kind}" for kind, subjects in kinds.items())
         yield {
-            "ph": "i", "s": "t", "name": name, "cat": Sort.MEMORY.value, "pid": _PROCESS, "tid": _MOMENTS,
-            "ts": clock.us(at_ns), "args": args,
-        }  # fmt: skip
+            "ph": "i",
+            "s": "t",
+            "name": name,
+            "cat": Sort.MEMORY.value,
+            "pid": _PROCESS,
+            "tid": _MOMENTS,
+            "ts": clock.us(at_ns),
+            "args": args,
+        }
 
 
 def _memory(drawing: Drawing, clock: _Clock) -> Iterator[Json]:
@@ -187,9 +202,14 @@ def _arrow(source: Span, target: Span, number: int, clock: _Clock) -> Iterator[J
         ("f", target.op.queue, ns(target.start_s) + 1),
     ):
         event: dict[str, Json] = {
-            "ph": phase, "id": number, "name": "wait", "cat": "wait", "pid": _PROCESS, "tid": _TRACKS[queue],
+            "ph": phase,
+            "id": number,
+            "name": "wait",
+            "cat": "wait",
+            "pid": _PROCESS,
+            "tid": _TRACKS[queue],
             "ts": clock.us(at_ns),
-        }  # fmt: skip
+        }
         yield event | ({"bp": "e"} if phase == "f" else {})
 
 

@@ -35,7 +35,7 @@ def cpu_update_share(plan: Plan, chain: Chain) -> float:
 
 def receipt(
     plan: Plan, chain: Chain, hardware: Hardware, asked: Asked, *, gap: float, rated_writes: int | str | None = None
-) -> Receipt:  # fmt: skip
+) -> Receipt:
     """The receipt of a plan, without changes. `rated_writes`: the job's `disk_rated_writes`."""
     program = compile_program(plan, chain)
     tokens = plan.rounds * plan.slices * chain.slice_tokens
@@ -48,8 +48,11 @@ def receipt(
         gpu_budget_bytes=plan.gpu_budget_bytes,
         cpu_budget_bytes=plan.cpu_budget_bytes,
         disk=disk_shares(
-            chain, asked, chain.stored_bytes(plan.cpu_updated()),
-            sum(stored_activations(plan, chain).values()), chain.passing_bytes(plan.cpu_updated()),
+            chain,
+            asked,
+            chain.stored_bytes(plan.cpu_updated()),
+            sum(stored_activations(plan, chain).values()),
+            chain.passing_bytes(plan.cpu_updated()),
         ),
         disk_use=_disk_use(plan, chain, hardware, rated_writes),
         gpu_peak_bytes=plan.gpu_peak_bytes,
@@ -71,7 +74,7 @@ def receipt(
 
 def no_fit(
     chain: Chain, hardware: Hardware, asked: Asked, *, budgets: tuple[int, int], least: tuple[int | None, int | None]
-) -> Receipt:  # fmt: skip
+) -> Receipt:
     """The receipt of a job that does not fit; `budgets` and `least` are bytes of the device and of the host."""
     return Receipt(
         status="infeasible",
@@ -140,10 +143,13 @@ def disk_shares(
     kept = asked.keep or 1
     each = "each checkpoint, all are kept" if asked.keep is None else f"checkpoints kept: {kept}"
     return _shares(
-        ("optimizer states on drives" + ", twice" * named, stored * (1 + named)), (each, kept * checkpoint),
-        ("a checkpoint being written", checkpoint), ("the trained model, twice", 2 * model),
-        ("gradients and working copies on drives", weights), ("activations on drives", activations),
-    )  # fmt: skip
+        ("optimizer states on drives" + ", twice" * named, stored * (1 + named)),
+        (each, kept * checkpoint),
+        ("a checkpoint being written", checkpoint),
+        ("the trained model, twice", 2 * model),
+        ("gradients and working copies on drives", weights),
+        ("activations on drives", activations),
+    )
 
 
 def _disk_use(plan: Plan, chain: Chain, hardware: Hardware, said: int | str | None) -> DiskUse | None:
@@ -152,9 +158,14 @@ def _disk_use(plan: Plan, chain: Chain, hardware: Hardware, said: int | str | No
     rated = said if isinstance(said, int) else hardware.disk_rated_bytes
     stated = isinstance(said, int) or rated != RATED_SIZES * hardware.disk_bytes
     found = DiskUse(
-        written_bytes=written, rated_bytes=rated, stated=stated, accepted=said == ACCEPT, activation_bytes=activations,
-        again_bytes=chain.stored_bytes(plan.trailing()), weight_bytes=weights,
-    )  # fmt: skip
+        written_bytes=written,
+        rated_bytes=rated,
+        stated=stated,
+        accepted=said == ACCEPT,
+        activation_bytes=activations,
+        again_bytes=chain.stored_bytes(plan.trailing()),
+        weight_bytes=weights,
+    )
     return found if written else None
 
 
@@ -169,7 +180,7 @@ def _issued_in_no_time(chain: Chain) -> Chain:
             replace(b, options=tuple(replace(o, issue_forward_s=0.0, issue_backward_s=0.0) for o in b.options))
             for b in chain.blocks
         ),
-    )  # fmt: skip
+    )
 
 
 def loads(program: Program, chain: Chain, hardware: Hardware, step_s: float) -> tuple[Load, ...]:

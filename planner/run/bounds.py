@@ -54,10 +54,12 @@ def _taken_bytes() -> int:
 def takes_too_much(what: str, number: str) -> UserError:
     """The error where reading `what`, such as a file, takes more than the limit `number`, which is in words."""
     return UserError(
-        f"Reading {what} takes too much time or memory.", code="takes-too-much", exit_code=Exit.USAGE,
+        f"Reading {what} takes too much time or memory.",
+        code="takes-too-much",
+        exit_code=Exit.USAGE,
         numbers=(number,),
         hint="a small file may unpack to gigabytes: write it anew in smaller parts, or leave it out",
-    )  # fmt: skip
+    )
 
 
 def ended_by(number: int, what: str, *, kernel_kills: bool = False) -> UserError | None:
@@ -65,11 +67,15 @@ def ended_by(number: int, what: str, *, kernel_kills: bool = False) -> UserError
     reasons. The sender of a SIGKILL is not known, and `what` need not be its reason. `kernel_kills`: meanwhile the
     kernel has killed some process for its memory."""
     if number == signal.SIGKILL:
-        who = "the kernel killed a process just then, as the machine had no memory left" if kernel_kills else (
-            "who sent the signal is not known; the kernel does where the machine has no memory left"
-        )  # fmt: skip
+        who = (
+            "the kernel killed a process just then, as the machine had no memory left"
+            if kernel_kills
+            else ("who sent the signal is not known; the kernel does where the machine has no memory left")
+        )
         return UserError(
-            f"The process that looked at {what} was killed by signal 9 (SIGKILL).", code="look-killed", numbers=(who,),
+            f"The process that looked at {what} was killed by signal 9 (SIGKILL).",
+            code="look-killed",
+            numbers=(who,),
             hint="try again when other programs use less memory; nothing is known to be wrong with the file",
-        )  # fmt: skip
+        )
     return takes_too_much(what, _BY_SIGNAL[signal.Signals(number)]) if number in _BY_SIGNAL else None

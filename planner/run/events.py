@@ -14,13 +14,28 @@ from typing import Any
 Event = dict[str, Any]
 
 _NEEDED: dict[str, dict[str, type]] = {
-    "start": {"total_steps": int}, "sample": {"prompt": str, "text": str}, "rehearsed": {"tried": str},
-}  # fmt: skip
+    "start": {"total_steps": int},
+    "sample": {"prompt": str, "text": str},
+    "rehearsed": {"tried": str},
+}
 """Fields that events of a kind must have beside their step, with their types."""
 _NUMBERS = (
-    "time", "resumed_from", "total_steps", "loss", "learning_rate", "grad_norm", "step_s", "waited_s",
-    "predicted_step_s", "tokens", "gpu_peak_bytes", "predicted_gpu_peak_bytes", "measured_steps", "eval_loss", "eval_s",
-)  # fmt: skip
+    "time",
+    "resumed_from",
+    "total_steps",
+    "loss",
+    "learning_rate",
+    "grad_norm",
+    "step_s",
+    "waited_s",
+    "predicted_step_s",
+    "tokens",
+    "gpu_peak_bytes",
+    "predicted_gpu_peak_bytes",
+    "measured_steps",
+    "eval_loss",
+    "eval_s",
+)
 """Fields that are a number or null in every event that has them."""
 
 
@@ -34,10 +49,11 @@ def event_of(line: bytes) -> Event | None:
     if not isinstance(found, dict) or not isinstance(kind := found.get("event"), str):
         return None
     is_whole = (
-        _is(int, found.get("step")) and found["step"] >= 0
+        _is(int, found.get("step"))
+        and found["step"] >= 0
         and all(_is(needed, found.get(name)) for name, needed in _NEEDED.get(kind, {}).items())
         and all(_is((int, float), found[name]) for name in _NUMBERS if found.get(name) is not None)
-    )  # fmt: skip
+    )
     return found if is_whole else None
 
 

@@ -36,9 +36,12 @@ def killed_for_memory(who: str, step: int | None) -> UserError:
     """The error where the kernel has killed the process `who`. `step`: that of the last checkpoint; None for none."""
     kept = "there was no checkpoint yet" if step is None else f"the last checkpoint is that of step {step}"
     return UserError(
-        f"The kernel killed the {who}: the machine had no memory left.", code=KILLED_FOR_MEMORY, numbers=(kept,),
-        hint="give a smaller cpu_budget, or close what else uses memory", exit_code=Exit.FAILED,
-    )  # fmt: skip
+        f"The kernel killed the {who}: the machine had no memory left.",
+        code=KILLED_FOR_MEMORY,
+        numbers=(kept,),
+        hint="give a smaller cpu_budget, or close what else uses memory",
+        exit_code=Exit.FAILED,
+    )
 
 
 def _counters() -> list[Path]:

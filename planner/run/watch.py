@@ -117,7 +117,7 @@ def _hung(name: str, limit_s: float) -> UserError:
         f"The {name} had not ended after {format_seconds(limit_s)}, and was killed: other jobs waited for it.",
         code="process-hangs",
         hint="the job's log says how far it got; a pattern or a template in the job file may take too long to evaluate",
-    )  # fmt: skip
+    )
 
 
 def _name(command: Sequence[str]) -> str:

@@ -26,8 +26,10 @@ class StoredActivations:
         options = [block.option(name) for block, name in zip(chain.blocks, plan.options, strict=True)]
         size = {
             Item.activations(i, k): option.stored_bytes
-            for i, option in enumerate(options) if option.on_disk for k in range(plan.slices)
-        }  # fmt: skip
+            for i, option in enumerate(options)
+            if option.on_disk
+            for k in range(plan.slices)
+        }
         made = list(size)
         back = [item for turn in sorted(back_at) for item, _ in back_at[turn] if item in size] if made else []
         self.slots = dict(zip(made, activation_slots(), strict=False))

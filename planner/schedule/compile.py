@@ -16,9 +16,17 @@ from planner.schedule.plan import Plan
 from planner.schedule.serial_order import serial_order
 
 __all__ = [
-    "Op", "OpKind", "Program", "Queue", "accesses", "compile_program", "order_program", "overwritten", "packed",
+    "Op",
+    "OpKind",
+    "Program",
+    "Queue",
+    "accesses",
+    "compile_program",
+    "order_program",
+    "overwritten",
+    "packed",
     "reads",
-]  # fmt: skip
+]
 
 
 def compile_program(plan: Plan, chain: Chain) -> Program:
@@ -36,9 +44,13 @@ def order_program(plan: Plan, chain: Chain, *, by_pieces: bool = True) -> Progra
     if len(plan.options) != len(chain.blocks):
         raise ValueError(f"the plan has {len(plan.options)} blocks, the chain {len(chain.blocks)}")
     return Program(
-        ops=tuple(serial_order(plan, chain, by_pieces=by_pieces)), resident=plan.resident, options=plan.options,
-        slices=plan.slices, rounds=plan.rounds, clip=plan.clip,
-    )  # fmt: skip
+        ops=tuple(serial_order(plan, chain, by_pieces=by_pieces)),
+        resident=plan.resident,
+        options=plan.options,
+        slices=plan.slices,
+        rounds=plan.rounds,
+        clip=plan.clip,
+    )
 
 
 def with_waits(serial: tuple[Op, ...], chain: Chain, options: Sequence[str]) -> tuple[Op, ...]:

@@ -52,20 +52,22 @@ class DiskUse:
         if self.accepted or self.share is None or self.share <= MOST_WORN:
             return
         raise UserError(
-            f"The run would wear the drive: more than {MOST_WORN:.0%} of its rated life.", code="disk-worn",
+            f"The run would wear the drive: more than {MOST_WORN:.0%} of its rated life.",
+            code="disk-worn",
             numbers=tuple(self.lines()),
             hint="submit it with disk_rated_writes: accept, or with what the drive's data sheet has"
             " (disk_rated_writes: 1200TB), or with a larger cpu_budget",
-        )  # fmt: skip
+        )
 
     def lines(self) -> Iterator[str]:
         """Lines of text for people, with sizes in powers of ten, as makers of drives count."""
         states = self.written_bytes - self.activation_bytes - self.weight_bytes
         twice = f" ({_decimal(self.again_bytes)} read twice)" if self.again_bytes else ""
         each = {
-            f"optimizer states{twice}": states, "gradients and weights (read in each pass)": self.weight_bytes,
+            f"optimizer states{twice}": states,
+            "gradients and weights (read in each pass)": self.weight_bytes,
             "activations": self.activation_bytes,
-        }  # fmt: skip
+        }
         *first, last = [f"{_decimal(size)} of {what}" for what, size in each.items() if size]
         yield f"each step reads and writes {' and '.join([', '.join(first)] * bool(first) + [last])}"
         if self.steps_of_life is None:
@@ -83,9 +85,14 @@ class DiskUse:
 
 
 def disk_use(
-    plan: Plan, chain: Chain, folders: Sequence[str], said: int | str | None, *, steps: int | None,
+    plan: Plan,
+    chain: Chain,
+    folders: Sequence[str],
+    said: int | str | None,
+    *,
+    steps: int | None,
     parts: Callable[[], Sequence[float]] | None = None,
-) -> DiskUse | None:  # fmt: skip
+) -> DiskUse | None:
     """The disk use of a run of `steps` steps on this machine, with states or activations in `folders`; None where the
     run writes none there. `said`: the job's `disk_rated_writes`. `parts`: called only where that is no number; returns
     the relative share of the writes that each of `folders` has; None: equal shares."""
@@ -96,9 +103,15 @@ def disk_use(
     stated = isinstance(said, int)
     rated = said if isinstance(said, int) else _rated(folders, parts)
     return DiskUse(
-        written_bytes=written, rated_bytes=rated, stated=stated, accepted=said == ACCEPT, steps=steps,
-        activation_bytes=activations, again_bytes=chain.stored_bytes(plan.trailing()), weight_bytes=weights,
-    )  # fmt: skip
+        written_bytes=written,
+        rated_bytes=rated,
+        stated=stated,
+        accepted=said == ACCEPT,
+        steps=steps,
+        activation_bytes=activations,
+        again_bytes=chain.stored_bytes(plan.trailing()),
+        weight_bytes=weights,
+    )
 
 
 def step_activation_bytes(plan: Plan, chain: Chain) -> int:
@@ -113,9 +126,12 @@ def step_weight_bytes(plan: Plan, chain: Chain) -> int:
 
 
 def most_written_bytes(
-    folders: Sequence[str], said: int | str | None, *, steps: int | None,
+    folders: Sequence[str],
+    said: int | str | None,
+    *,
+    steps: int | None,
     parts: Callable[[], Sequence[float]] | None = None,
-) -> int | None:  # fmt: skip
+) -> int | None:
     """Bytes that each of `steps` steps may write without a need for the job to accept the wear; None where the job
     accepts any wear, or where the limit is not known. Other arguments are those of `disk_use`."""
     if not steps or said == ACCEPT:

@@ -56,7 +56,9 @@ def measured(
     zero = spans[first_step, turns[0][0]][0]
     rows = [[spans.get((step, n), (zero, zero)) for n in range(len(program.ops))] for step in steps]
     return Measured(
-        first_step=first_step, program=digest(program), paused=paused,
+        first_step=first_step,
+        program=digest(program),
+        paused=paused,
         start_ns=tuple(tuple(start - zero for start, _ in row) for row in rows),
         end_ns=tuple(tuple(end - zero for _, end in row) for row in rows),
-    )  # fmt: skip
+    )

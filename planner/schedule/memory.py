@@ -125,10 +125,14 @@ class _Walk:
         """The bytes on the device now, by what they are for."""
         sort = self.by_sort
         return Parts(
-            frame_bytes=self.frame, weights_bytes=sort[WEIGHT],
-            gradients_bytes=sort[GRADIENT] + sort[_ROWS], states_bytes=sort[STATES], saved_bytes=sort[_SAVED],
-            offloaded_bytes=sort[ACTIVATIONS], waiting_bytes=self.waiting,
-        )  # fmt: skip
+            frame_bytes=self.frame,
+            weights_bytes=sort[WEIGHT],
+            gradients_bytes=sort[GRADIENT] + sort[_ROWS],
+            states_bytes=sort[STATES],
+            saved_bytes=sort[_SAVED],
+            offloaded_bytes=sort[ACTIVATIONS],
+            waiting_bytes=self.waiting,
+        )
 
     def _held_bytes(self, direction: Direction, index: int) -> int:
         block = self.chain.blocks[index]

@@ -47,16 +47,20 @@ class OpKind(StrEnum):
 
 
 _QUEUES = {
-    OpKind.FETCH: Queue.H2D, OpKind.SEND: Queue.D2H,
-    OpKind.READ: Queue.DISK_READ, OpKind.PEEK: Queue.DISK_READ, OpKind.WRITE: Queue.DISK_WRITE,
-    OpKind.CPU_UPDATE: Queue.CPU, OpKind.CPU_AHEAD: Queue.CPU, OpKind.CPU_REPLAY: Queue.CPU,
-    OpKind.CPU_WEIGHT: Queue.CPU, OpKind.CPU_STATES: Queue.CPU,
-}  # fmt: skip
+    OpKind.FETCH: Queue.H2D,
+    OpKind.SEND: Queue.D2H,
+    OpKind.READ: Queue.DISK_READ,
+    OpKind.PEEK: Queue.DISK_READ,
+    OpKind.WRITE: Queue.DISK_WRITE,
+    OpKind.CPU_UPDATE: Queue.CPU,
+    OpKind.CPU_AHEAD: Queue.CPU,
+    OpKind.CPU_REPLAY: Queue.CPU,
+    OpKind.CPU_WEIGHT: Queue.CPU,
+    OpKind.CPU_STATES: Queue.CPU,
+}
 
 
-_OF_ITEMS = frozenset(
-    (OpKind.ALLOC, OpKind.FREE, OpKind.FETCH, OpKind.SEND, OpKind.READ, OpKind.WRITE, OpKind.PEEK)
-)
+_OF_ITEMS = frozenset((OpKind.ALLOC, OpKind.FREE, OpKind.FETCH, OpKind.SEND, OpKind.READ, OpKind.WRITE, OpKind.PEEK))
 _WHOLE = ((OpKind.READ, GRADIENT), (OpKind.WRITE, GRADIENT), (OpKind.WRITE, WEIGHT))
 
 
@@ -153,10 +157,15 @@ class Op:
         place, _, subject = rest.partition(":")
         stage, _, number = place.partition("/")
         return cls(
-            kind=OpKind(kind), stage=stage, subject=subject, bytes=int(size.removesuffix("B")),
-            waits=tuple(after.split()), carried="carried" in flags, round=int(number or 0),
+            kind=OpKind(kind),
+            stage=stage,
+            subject=subject,
+            bytes=int(size.removesuffix("B")),
+            waits=tuple(after.split()),
+            carried="carried" in flags,
+            round=int(number or 0),
             slot=next((int(flag.removeprefix("slot")) for flag in flags if flag.startswith("slot")), None),
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,9 +199,7 @@ def overwritten(chain: Chain, ops: Sequence[Op]) -> frozenset[str]:
     trailing states are not among them: these read the gradient after the update has made the working copy anew."""
     rounds = ops[-1].round + 1
     again = {name for op in ops if op.kind in (OpKind.CPU_REPLAY, OpKind.CPU_STATES) for name in op.names}
-    lost = {
-        t.name for t in chain.tensors() if t.trainable and not (t.on_disk or t.host_gradient_bytes(rounds))
-    }
+    lost = {t.name for t in chain.tensors() if t.trainable and not (t.on_disk or t.host_gradient_bytes(rounds))}
     return frozenset(lost - again)
 
 

@@ -239,9 +239,12 @@ class Spans:
         }
         top = max((offset + span.bytes for offset, span in zip(offsets, self.spans, strict=True)), default=0)
         return Arrangement(
-            placed_bytes=above + top, loose_bytes=self.loose_bytes, small_bytes=SMALL_BYTES, standing=standing,
+            placed_bytes=above + top,
+            loose_bytes=self.loose_bytes,
+            small_bytes=SMALL_BYTES,
+            standing=standing,
             steps=steps,
-        )  # fmt: skip
+        )
 
     def prove(self, found: Arrangement) -> None:
         """Play a step. Raises Misplaced where a tensor would overlap another one that is alive, or where the next step

@@ -21,9 +21,13 @@ class Direction(StrEnum):
 
 
 _FIELDS = {
-    "prefetch": "prefetch", "offload": "offload", "evict": "evict", "cpu": "cpu_update", "gpu": "gpu_update",
+    "prefetch": "prefetch",
+    "offload": "offload",
+    "evict": "evict",
+    "cpu": "cpu_update",
+    "gpu": "gpu_update",
     "states": "states_update",
-}  # fmt: skip
+}
 _OF_ITEMS = frozenset(("prefetch", "offload", "evict"))
 
 

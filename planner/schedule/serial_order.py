@@ -95,9 +95,13 @@ class SerialOrder:
             if stage.direction is Direction.FORWARD and option.offloaded_bytes:
                 item = Item.activations(stage.block, k)
                 sent = Op(
-                    kind=OpKind.SEND, stage=self.names[n], subject=item, bytes=option.offloaded_bytes, round=r,
+                    kind=OpKind.SEND,
+                    stage=self.names[n],
+                    subject=item,
+                    bytes=option.offloaded_bytes,
+                    round=r,
                     slot=self.stored.slots.get(item),
-                )  # fmt: skip
+                )
                 yield sent
                 if item in self.stored.sizes:
                     yield replace(sent, kind=OpKind.WRITE, bytes=self.stored.sizes[item])
@@ -278,9 +282,12 @@ class SerialOrder:
         pieces = [(name, piece) for name in stage.states_update for piece, _ in self.pieces.get(name, ())]
         for number, (name, piece) in enumerate(pieces):
             its = Op(
-                kind=OpKind.CPU_STATES, stage=self.names[n], subject=f"{name}#{piece.number}",
-                slot=SLOTS + number % STATE_SLOTS, carried=True,
-            )  # fmt: skip
+                kind=OpKind.CPU_STATES,
+                stage=self.names[n],
+                subject=f"{name}#{piece.number}",
+                slot=SLOTS + number % STATE_SLOTS,
+                carried=True,
+            )
             states = replace(its, subject=Item.states(name, piece.number), bytes=piece.bytes)
             yield from (replace(states, kind=OpKind.READ), its, replace(states, kind=OpKind.WRITE))
 

@@ -71,10 +71,11 @@ def places_of_shorter(
             if place is not None:
                 there[life.number] = place.offset, place.offset + grains(life.bytes)
         found_places = [
-            place if place is not None and place.most
+            place
+            if place is not None and place.most
             else Place(bytes=grains(life.bytes), offset=LOOSE if place is None else place.offset)
             for life, place in zip(lives, chosen, strict=True)
-        ]  # fmt: skip
+        ]
         sizes = {one.bytes: other.bytes for one, other in zip(its, lives, strict=True)} if alike else {}
         steps.setdefault(key_of(op, program.rounds), _with_own(found_places, order if alike else [], own, sizes))
     return steps
@@ -82,7 +83,7 @@ def places_of_shorter(
 
 def _with_own(
     places: Sequence[Place], order: Sequence[bool], own: Sequence[tuple[int, Place | None]], sizes: Mapping[int, int]
-) -> tuple[Place, ...]:  # fmt: skip
+) -> tuple[Place, ...]:
     """The `places`, together with those of the scratch (`own`) of the longest slice's operation. The latter are for any
     scratch of no more bytes. So that scratch does not take a tensor's place, a place for its most likely size also has
     its turn in the `order`. `sizes`: size of a tensor in the longest slice -> in the shorter one. Scratch as large as a
@@ -140,7 +141,7 @@ def _leaving(events: Sequence[Event], lives: Sequence[_Life]) -> Iterator[tuple[
 
 def _chosen(
     at: int, its: Sequence[_Life], places: Sequence[Place | None], lives: Sequence[_Life], leaving: Sequence[_Taken]
-) -> list[Place | None]:  # fmt: skip
+) -> list[Place | None]:
     """A place for each of the `lives` of operation number `at`, within the `places` planned for `its` lives; None where
     there is none. `leaving`: memory of tensors that were there before and leave."""
     chosen: list[Place | None] = [None] * len(lives)

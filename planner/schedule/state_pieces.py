@@ -50,11 +50,14 @@ class StoredTensor:
         elements = math.prod(self.shape)
         return tuple(
             Piece(
-                name=self.name, number=number, first=first, elements=min(piece_elements, elements - first),
+                name=self.name,
+                number=number,
+                first=first,
+                elements=min(piece_elements, elements - first),
                 widths=self.widths,
             )
             for number, first in enumerate(range(0, elements, piece_elements))
-        )  # fmt: skip
+        )
 
 
 def whole_pages(size: int) -> int:

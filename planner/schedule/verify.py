@@ -25,9 +25,13 @@ _CYCLES = 3  # the first from the drained state, the second after it, the third 
 
 
 def verify(
-    program: Program, chain: Chain, *, gpu_budget_bytes: int | None = None, measured: ForwardBytes | None = None,
+    program: Program,
+    chain: Chain,
+    *,
+    gpu_budget_bytes: int | None = None,
+    measured: ForwardBytes | None = None,
     offsets: Sequence[int] = (),
-) -> None:  # fmt: skip
+) -> None:
     """Raises InvalidProgram with the first thing that is wrong. `measured`: the bytes of a forward program; None for a
     step. `offsets`: where tensors lie, in the order of `Spans`; empty where memory is not arranged."""
     names = [op.name for op in program.ops]

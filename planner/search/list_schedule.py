@@ -85,7 +85,7 @@ class _Play:
 
     def __init__(
         self, setting: Setting, candidate: Candidate, plan: Plan, room_bytes: Sequence[int], manner: Manner
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.setting, self.source, self.plan, self.manner = setting, candidate, plan, manner
         self.machine, self.stages = setting.hardware, len(plan.stages)
         self.room = [*room_bytes] * (_STEPS + 2)

@@ -247,8 +247,7 @@ def too_small(setting: Setting) -> UserError:
         "No schedule fits this memory budget.",
         code="budget-too-small",
         numbers=tuple(numbers),
-        hint=f"{_meant(setting)}give --gpu-budget {least_text} or, in the job file, "
-        f"gpu_budget: {least_text}",
+        hint=f"{_meant(setting)}give --gpu-budget {least_text} or, in the job file, gpu_budget: {least_text}",
         exit_code=Exit.DOES_NOT_FIT,
     )
 

@@ -32,9 +32,7 @@ class Job:
     deadline: int
 
 
-def hand_out(
-    amounts: Sequence[float], jobs: Sequence[Job], *, eager: bool, new_last: bool = False
-) -> dict[str, int]:  # fmt: skip
+def hand_out(amounts: Sequence[float], jobs: Sequence[Job], *, eager: bool, new_last: bool = False) -> dict[str, int]:
     """Name -> position. Up to each position, eager jobs sum to at least the amounts, others to at most the amounts.
 
     Jobs are taken by earliest deadline. With `new_last`, a job released at a position comes after those that waited:
@@ -198,7 +196,7 @@ def _after_forward(
 
 def _state_absences(
     circle: _Circle, placements: Sequence[Placement], solution: Solution, clip: bool
-) -> dict[str, tuple[Absence, ...]]:  # fmt: skip
+) -> dict[str, tuple[Absence, ...]]:
     """The absences of states, by name. States move first in, first out along a tape in order of use: both the bytes
     sent and the bytes fetched go round this tape."""
     tape = sorted((f for f in placements if f.states_travel), key=lambda f: (-f.block, f.tensor.name))
@@ -223,9 +221,7 @@ def _state_absences(
             away = T
         if away > kept + 1:
             stage = circle.stage(use + kept)
-            absences[placement.tensor.name] = (
-                Absence(evict=stage, prefetch=circle.stage(use + away), offload=stage),
-            )  # fmt: skip
+            absences[placement.tensor.name] = (Absence(evict=stage, prefetch=circle.stage(use + away), offload=stage),)
         start = end
     return absences
 

@@ -33,9 +33,15 @@ class Search:
     below `bound_s`."""
 
     def __init__(
-        self, setting: Setting, *, deadline: float, gap: float, beat_s: float, bound_s: float,
+        self,
+        setting: Setting,
+        *,
+        deadline: float,
+        gap: float,
+        beat_s: float,
+        bound_s: float,
         solved: Sequence[Solution] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.setting, self.gap, self.deadline, self.beat_s, self.bound_s = setting, gap, deadline, beat_s, bound_s
         self.solved = solved
         self.solutions: Sequence[Solution] = ()

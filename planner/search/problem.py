@@ -57,12 +57,12 @@ class Problem:
     def setting(self) -> Setting:
         """The problem as the searches take it, in one round."""
         budgets = Budgets(
-            gpu_bytes=self.gpu_budget_bytes, cpu_bytes=self.cpu_budget_bytes, cpu_updates=self.cpu_updates,
+            gpu_bytes=self.gpu_budget_bytes,
+            cpu_bytes=self.cpu_budget_bytes,
+            cpu_updates=self.cpu_updates,
             activation_offload=self.activation_offload,
-        )  # fmt: skip
-        return Setting(
-            chain=self.chain, hardware=self.hardware, budgets=budgets, slices=self.slices, clip=self.clip
-        )  # fmt: skip
+        )
+        return Setting(chain=self.chain, hardware=self.hardware, budgets=budgets, slices=self.slices, clip=self.clip)
 
     def plan(self, time_limit_s: float = TIME_LIMIT_S, gap: float = GAP) -> Plan:
         """The fastest plan found: see `make_plan`. Raises UserError `budget-too-small` and `host-memory-too-small`."""

@@ -213,7 +213,7 @@ def hoped(setting: Setting, *, gap: float, deadline: float) -> list[Solution]:
 
 def rounded_candidate(
     setting: Setting, solution: Solution, *, gap: float, deadline: float, source: str
-) -> Evaluation | None:  # fmt: skip
+) -> Evaluation | None:
     """A candidate of whole tensors near the solution that fits, evaluated; None when none was found.
 
     Where whole tensors do not fit as the solver's bytes did, the solver's choice for a budget smaller by the excess is
@@ -259,15 +259,18 @@ def _fitting(
 
 def _schedules(
     setting: Setting, placements: Sequence[Placement], options: Sequence[int], deadline: float
-) -> list[TensorSchedule] | None:  # fmt: skip
+) -> list[TensorSchedule] | None:
     """Schedules with the times that take the least memory, to be played. Several rounds are not played: their times are
     those of the solver's flows, and None where it finds none."""
     if setting.rounds == 1:
         return in_their_stages(setting, placements)
     flows = solve_oilp(
-        make_instance(setting), time_limit_s=deadline - time.monotonic(), gap=0.0, options=tuple(options),
+        make_instance(setting),
+        time_limit_s=deadline - time.monotonic(),
+        gap=0.0,
+        options=tuple(options),
         totals=rounded_totals(setting.chain, placements),
-    )  # fmt: skip
+    )
     return None if flows is None else timed_schedules(setting, placements, flows)
 
 

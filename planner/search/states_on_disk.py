@@ -175,12 +175,13 @@ def check_disk_budget(need_bytes: int, budget_bytes: int | None, *, homes: int) 
     states has on disk."""
     if budget_bytes is not None and need_bytes > budget_bytes:
         raise UserError(
-            "The disk budget has no room for what goes to disk.", code="disk-too-small",
+            "The disk budget has no room for what goes to disk.",
+            code="disk-too-small",
             numbers=(f"disk_budget {format_bytes_down(budget_bytes)}, needed {format_bytes(need_bytes)}",),
             hint="give a larger disk_budget or cpu_budget"
             + ("; or save_total_limit: 2, with half of it there and copies in checkpoints" if homes == 2 else ""),
             exit_code=Exit.DOES_NOT_FIT,
-        )  # fmt: skip
+        )
 
 
 def _may_be_on_disk(problem: Problem) -> list[str]:

@@ -59,7 +59,11 @@ class Split:
 
 
 def hopeful(
-    job: Job, device: torch.device, hardware: Hardware, *, distinct_tokens: tuple[int, ...] = (),
+    job: Job,
+    device: torch.device,
+    hardware: Hardware,
+    *,
+    distinct_tokens: tuple[int, ...] = (),
     runs: bool = False,
 ) -> list[Split]:
     """All splits of the job's `train_batch_size`, ordered by the step that the solver hopes for. `runs`: the job is to
@@ -70,10 +74,11 @@ def hopeful(
     if masked_of(job):
         raise UserError(
             "The planner cannot choose the micro-batches of a mixture that trains with its router loss.",
-            code="router-loss-per-slice", exit_code=Exit.USAGE,
+            code="router-loss-per-slice",
+            exit_code=Exit.USAGE,
             numbers=(f"train_batch_size: {job.train_batch_size}, in micro-batches of which each adds its own",),
             hint="give per_device_train_batch_size and gradient_accumulation_steps, or router_aux_loss_coef: 0",
-        )  # fmt: skip
+        )
     chains = _Chains(job, device, hardware, distinct_tokens, runs=runs)
     splits = []
     for rows in chains.candidates:
@@ -86,9 +91,13 @@ def hopeful(
 
 
 def ranked(
-    job: Job, device: torch.device, hardware: Hardware, *, distinct_tokens: tuple[int, ...] = (),
+    job: Job,
+    device: torch.device,
+    hardware: Hardware,
+    *,
+    distinct_tokens: tuple[int, ...] = (),
     patience_s: float = PATIENCE_S,
-) -> list[BatchSplit]:  # fmt: skip
+) -> list[BatchSplit]:
     """Splits of the job's `train_batch_size` that fit the budgets, the fastest by estimate first; of those within the
     gap of the fastest, the one with most rows first. Empty: none fits. Once there are `WANTED` splits, those are left
     out for which the solver hopes for no shorter step; once there is one, those for which `patience_s` left no time.
@@ -124,7 +133,7 @@ class _Chains:
 
     def __init__(
         self, job: Job, device: torch.device, hardware: Hardware, distinct_tokens: tuple[int, ...], *, runs: bool
-    ) -> None:  # fmt: skip
+    ) -> None:
         assert job.train_batch_size is not None
         self.job, self.hardware, self.total = job, with_drive(job, hardware), job.train_batch_size
         self.candidates = candidates(self.total)
@@ -148,10 +157,14 @@ class _Chains:
         job, machine = self.job, self.hardware
         share = (rows - self.few) / (self.many - self.few) if self.many > self.few else 1.0
         problem = Problem(
-            chain=between(self.low, self.high, share), hardware=machine, slices=self.total // rows,
-            gpu_budget_bytes=job.gpu_budget or machine.gpu_bytes, cpu_budget_bytes=job.cpu_budget or machine.cpu_bytes,
-            clip=job.max_grad_norm is not None, not_in_files=self.not_in_files,
-        )  # fmt: skip
+            chain=between(self.low, self.high, share),
+            hardware=machine,
+            slices=self.total // rows,
+            gpu_budget_bytes=job.gpu_budget or machine.gpu_bytes,
+            cpu_budget_bytes=job.cpu_budget or machine.cpu_bytes,
+            clip=job.max_grad_norm is not None,
+            not_in_files=self.not_in_files,
+        )
         return with_disk(problem)
 
 
@@ -171,9 +184,12 @@ def alike(low: Chain, high: Chain) -> tuple[Chain, Chain]:
     for a, b in zip(low.blocks, high.blocks, strict=True):
         others = {option.recipe: option for option in b.options}
         its = [option for option in a.options if option.recipe in others]
-        shared.append((
-            replace(a, options=tuple(its)), replace(b, options=tuple(others[option.recipe] for option in its)),
-        ))  # fmt: skip
+        shared.append(
+            (
+                replace(a, options=tuple(its)),
+                replace(b, options=tuple(others[option.recipe] for option in its)),
+            )
+        )
     ours, theirs = zip(*shared, strict=True)
     return replace(low, blocks=ours), replace(high, blocks=theirs)
 

@@ -61,9 +61,7 @@ def problem_of(job: Job, hardware: Hardware, device: torch.device, *, runs: bool
     return with_disk(problem)
 
 
-def ways_to_fit(
-    job: Job, problem: Problem, device: torch.device, last_trace: float, *, runs: bool
-) -> Iterator[Way]:  # fmt: skip
+def ways_to_fit(job: Job, problem: Problem, device: torch.device, last_trace: float, *, runs: bool) -> Iterator[Way]:
     """Ways to train that fit the budgets as they are, in the keys of a job, with the most rows and the longest rows
     that fit. Drives and adapters come first, which help where little else does, then ways that help a little.
 
@@ -86,8 +84,9 @@ def ways_to_fit(
     if wholly and (least := _least(with_all_on_disk(mapped))):
         yield Way(
             text="weights wholly on the drive, had the model's files them as they are trained (loading these takes "
-            f"memory for all: {problem.not_in_files})", least_bytes=least,
-        )  # fmt: skip
+            f"memory for all: {problem.not_in_files})",
+            least_bytes=least,
+        )
     yield from _adapters(job, tried, runs=runs)
     host_is_full = replace(problem, cpu_budget_bytes=2**62).fits()
     smaller = [] if host_is_full else list(_smaller_slices(job, problem, device, last_trace, runs=runs))
@@ -103,8 +102,7 @@ def ways_to_fit(
 
 
 def _adapters(job: Job, tried: Callable[..., Iterator[Way]], *, runs: bool) -> Iterator[Way]:
-    """LoRA, with smaller slices or on a packed base where it has no room otherwise; for a job of LoRA the packed base.
-    """
+    """LoRA, with smaller slices or on a packed base where it has no room otherwise; for LoRA the packed base."""
     if job.method == "lora" and not (job.load_in_4bit or job.use_dora):
         other = {"load_in_8bit": False} if job.load_in_8bit else {}
         yield from tried("a base in 4 bits (load_in_4bit: true)", load_in_4bit=True, **other)
@@ -139,7 +137,7 @@ def _tried(
 
 def _smaller_slices(
     job: Job, problem: Problem, device: torch.device, last_trace: float, *, runs: bool
-) -> Iterator[Way]:  # fmt: skip
+) -> Iterator[Way]:
     """The same step in more slices. There is no such way for a mixture that learns with its routers' loss: that loss is
     computed per slice, so other slices learn something else."""
     if job.slice_rows == 1 or masked_of(job):
@@ -161,7 +159,7 @@ def _smaller_slices(
 
 def _shorter_slices(
     job: Job, problem: Problem, device: torch.device, last_trace: float, *, runs: bool
-) -> Iterator[Way]:  # fmt: skip
+) -> Iterator[Way]:
     """Where not even slices of one row fit: head and loss in chunks, or shorter rows."""
     if not masked_of(job):
         job = job.model_copy(update=_rows(job, 1))
@@ -203,9 +201,7 @@ def _changed(job: Job, problem: Problem, device: torch.device, *, runs: bool, **
         changed = problem_of(job.model_copy(update=keys), problem.hardware, device, runs=runs)
     except UserError:
         return None
-    return replace(
-        changed, gpu_budget_bytes=problem.gpu_budget_bytes, cpu_budget_bytes=problem.cpu_budget_bytes
-    )  # fmt: skip
+    return replace(changed, gpu_budget_bytes=problem.gpu_budget_bytes, cpu_budget_bytes=problem.cpu_budget_bytes)
 
 
 def _least(problem: Problem | None) -> int | None:

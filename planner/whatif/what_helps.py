@@ -53,17 +53,17 @@ def variations(problem: Problem) -> Iterator[tuple[str, Problem]]:
     yield text, replace(problem, gpu_budget_bytes=problem.gpu_budget_bytes + extra)
     link = replace(hardware, h2d_bytes_per_s=2 * hardware.h2d_bytes_per_s, d2h_bytes_per_s=2 * hardware.d2h_bytes_per_s)
     yield "a link twice as fast", replace(problem, hardware=link)
-    memory = replace(
-        hardware.with_cpu_updates(2.0), cpu_memory_bytes_per_s=2 * hardware.cpu_memory_bytes_per_s
-    )
+    memory = replace(hardware.with_cpu_updates(2.0), cpu_memory_bytes_per_s=2 * hardware.cpu_memory_bytes_per_s)
     yield "host memory twice as fast, CPU updates with it", replace(problem, hardware=memory)
     if states_on_disk(chain) or has_twins(chain):
         drives = replace(
-            hardware, disk_read_bytes_per_s=2 * hardware.disk_read_bytes_per_s,
+            hardware,
+            disk_read_bytes_per_s=2 * hardware.disk_read_bytes_per_s,
             disk_write_bytes_per_s=2 * hardware.disk_write_bytes_per_s,
-            disk_sustained_bytes_per_s=2 * hardware.disk_sustained_bytes_per_s, disk_bytes=2 * hardware.disk_bytes,
+            disk_sustained_bytes_per_s=2 * hardware.disk_sustained_bytes_per_s,
+            disk_bytes=2 * hardware.disk_bytes,
             disk_rated_bytes=2 * hardware.disk_rated_bytes,
-        )  # fmt: skip
+        )
         yield "twice as many drives", replace(problem, hardware=drives)
     yield "a GPU that computes twice as fast", replace(problem, chain=_quicker(chain, 0.5))
     text = f"{2 * problem.slices} slices a step in place of {problem.slices}"
@@ -131,7 +131,7 @@ class Variations:
 
     def start(
         self, problem: Problem, plan: Plan, time_limit_s: float, *, more: Sequence[tuple[str, Problem]] = ()
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Begin to look into variations, and `more` of them that have chains of their own, the most promising by their
         lower bounds first. Only four are planned, however much time there is, so that the answer does not depend on the
         time where it suffices. For all of them, planned or not, the step of `plan` itself under the change is found."""
@@ -208,9 +208,14 @@ def carried_over(plan: Plan, other: Problem) -> Plan | None:
         return None
     verify(program, other.chain, gpu_budget_bytes=other.gpu_budget_bytes)
     return replace(
-        plan, step_s=predicted_step_s(program, other.chain, other.hardware), gpu_peak_bytes=device,
-        cpu_peak_bytes=host, lp_step_s=0.0, solver_gap=1.0, bound_s=other.bound_s(),
-    )  # fmt: skip
+        plan,
+        step_s=predicted_step_s(program, other.chain, other.hardware),
+        gpu_peak_bytes=device,
+        cpu_peak_bytes=host,
+        lp_step_s=0.0,
+        solver_gap=1.0,
+        bound_s=other.bound_s(),
+    )
 
 
 def _plan(problem: Problem, time_limit_s: float) -> Plan | None:

@@ -33,9 +33,15 @@ def setting(elements: list[int], gpu_bytes: int) -> Setting:
     """Layers of these sizes between an embedding and a head without weights; a layer of 100 moves in 0.1 s."""
     blocks = (layer("embedding", 0), *(layer(f"l{i}", n) for i, n in enumerate(elements)), layer("head", 0))
     machine = Hardware(
-        name="test", gpu_bytes=gpu_bytes, cpu_bytes=10**9, h2d_bytes_per_s=4000.0, d2h_bytes_per_s=4000.0,
-        gpu_update_parameters_per_s=1e12, cpu_update_parameters_per_s=1e12, cpu_memory_bytes_per_s=1e12,
-    )  # fmt: skip
+        name="test",
+        gpu_bytes=gpu_bytes,
+        cpu_bytes=10**9,
+        h2d_bytes_per_s=4000.0,
+        d2h_bytes_per_s=4000.0,
+        gpu_update_parameters_per_s=1e12,
+        cpu_update_parameters_per_s=1e12,
+        cpu_memory_bytes_per_s=1e12,
+    )
     budgets = Budgets(gpu_bytes=gpu_bytes, cpu_bytes=10**9, cpu_updates=False)
     return Setting(chain=Chain(blocks=blocks), hardware=machine, budgets=budgets, slices=1, clip=False)
 

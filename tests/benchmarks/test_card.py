@@ -54,12 +54,16 @@ def test_a_question_that_fails_or_hangs_leaves_the_others_theirs_and_what_it_has
         raise SystemExit("no such thing")
 
     code, found = asked(
-        monkeypatch, tmp_path, copies=2, answers={
+        monkeypatch,
+        tmp_path,
+        copies=2,
+        answers={
             "machine": lambda folder: (folder / "machine.json").write_text('{"device": "A Card"}'),
-            "copies": hangs, "plain-fp32": fails,
+            "copies": hangs,
+            "plain-fp32": fails,
             "plan-fp32": lambda folder: (folder / "plan-fp32.json").write_text('{"least_bytes": 7}'),
         },
-    )  # fmt: skip
+    )
     assert code == 1
     assert found["machine"]["answer"] == {"device": "A Card"}
     assert found["plan-fp32"]["answer"] == {"least_bytes": 7}

@@ -17,7 +17,6 @@ from tests import ROOT
 torch.set_num_threads(1)
 
 
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     path = tmp_path_factory.mktemp("gpu") / "found.json"
@@ -37,9 +36,12 @@ def run(tmp_path_factory):
 def test_every_contender_is_measured_or_missing_for_a_reason(run):
     found, table = run
     assert list(found) == [
-        "plain PyTorch", "offmate, 50% of plain", "offmate, least possible",
-        "DeepSpeed ZeRO-Offload", "DeepSpeed ZeRO-3 offload",
-    ]  # fmt: skip
+        "plain PyTorch",
+        "offmate, 50% of plain",
+        "offmate, least possible",
+        "DeepSpeed ZeRO-Offload",
+        "DeepSpeed ZeRO-3 offload",
+    ]
     for name, one in found.items():
         assert name in table
         assert bool(one["heat"]["missing"]) == (one["figures"] is None)

@@ -49,10 +49,15 @@ def test_a_part_of_llama2_is_slower_without_cpu_updates_and_without_activation_o
     times = {}
     for variant in paper000.VARIANTS:
         plan = Problem(
-            chain=paper000.chain(layers=5), hardware=paper000.hardware(), gpu_budget_bytes=int(6.5 * GB),
-            cpu_budget_bytes=paper000.HOST, slices=1, clip=False, cpu_updates=variant.cpu_updates,
+            chain=paper000.chain(layers=5),
+            hardware=paper000.hardware(),
+            gpu_budget_bytes=int(6.5 * GB),
+            cpu_budget_bytes=paper000.HOST,
+            slices=1,
+            clip=False,
+            cpu_updates=variant.cpu_updates,
             activation_offload=variant.activation_offload,
-        ).plan(time_limit_s=20, gap=0.05)  # fmt: skip
+        ).plan(time_limit_s=20, gap=0.05)
         times[variant.name] = plan.step_s
     assert times["full"] < times["no CPU updates"]
     assert times["full"] < times["no activation offload"]

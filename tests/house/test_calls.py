@@ -33,18 +33,21 @@ def keyword(call: ast.Call | None, name: str) -> str | None:
 def loads_without_saying(source: ast.AST) -> list[str]:
     """Uses of transformers' loaders that are no call with `trust_remote_code=False`."""
     return [
-        ast.unparse(node) for node, call in attributes(source, LOADING)
+        ast.unparse(node)
+        for node, call in attributes(source, LOADING)
         if ast.unparse(node.value) != "ScriptDirectory" and keyword(call, "trust_remote_code") != "False"
-    ]  # fmt: skip
+    ]
 
 
 def starts_without_saying(source: ast.AST) -> list[str]:
     """Processes that are started with the caller's stdin."""
     return [
-        ast.unparse(node) for node, call in attributes(source, STARTING)
-        if ast.unparse(node.value) == "subprocess" and keyword(call, "stdin") not in OWN_STDIN
+        ast.unparse(node)
+        for node, call in attributes(source, STARTING)
+        if ast.unparse(node.value) == "subprocess"
+        and keyword(call, "stdin") not in OWN_STDIN
         and keyword(call, "input") is None  # which comes through a pipe
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize(

@@ -31,45 +31,99 @@ MAY_IMPORT = {
     "planner.greedy": ("planner.candidate", "planner.schedule", "planner.machine"),
     "planner.arrange": ("planner.schedule", "planner.cpu"),
     "planner.search": (
-        "planner.arrange", "planner.ilp", "planner.greedy", "planner.candidate", "planner.schedule", "planner.machine",
+        "planner.arrange",
+        "planner.ilp",
+        "planner.greedy",
+        "planner.candidate",
+        "planner.schedule",
+        "planner.machine",
     ),
     "planner.graph": ("planner.cpu",),
     "planner.models": ("planner.graph", "planner.cpu", "planner.job"),
     "planner.measure": (
-        "planner.models", "planner.optimizers", "planner.graph", "planner.cpu", "planner.job", "planner.schedule",
+        "planner.models",
+        "planner.optimizers",
+        "planner.graph",
+        "planner.cpu",
+        "planner.job",
+        "planner.schedule",
         "planner.machine",
     ),
     "planner.cache": ("planner.optimizers", "planner.schedule", "planner.machine"),
     "planner.reports": ("planner.schedule", "planner.machine"),
     "planner.picture": ("planner.reports", "planner.schedule", "planner.machine"),
     "planner.whatif": (
-        "planner.models", "planner.optimizers",
-        "planner.search", "planner.candidate", "planner.measure", "planner.reports", "planner.job", "planner.schedule",
-        "planner.machine", "planner.run",
+        "planner.models",
+        "planner.optimizers",
+        "planner.search",
+        "planner.candidate",
+        "planner.measure",
+        "planner.reports",
+        "planner.job",
+        "planner.schedule",
+        "planner.machine",
+        "planner.run",
     ),
     "planner.commands": (
-        "planner.models", "planner.optimizers",
-        "planner.whatif", "planner.search", "planner.arrange", "planner.candidate", "planner.measure", "planner.cache",
-        "planner.picture", "planner.reports", "planner.job", "planner.schedule", "planner.machine",
+        "planner.models",
+        "planner.optimizers",
+        "planner.whatif",
+        "planner.search",
+        "planner.arrange",
+        "planner.candidate",
+        "planner.measure",
+        "planner.cache",
+        "planner.picture",
+        "planner.reports",
+        "planner.job",
+        "planner.schedule",
+        "planner.machine",
     ),
     "worker": (),
     "worker.runtime": ("planner.optimizers", "planner.schedule", "planner.cpu"),
     "worker.engine": (
-        "worker.runtime", "planner.models", "planner.optimizers", "planner.schedule", "planner.cpu", "planner.graph",
+        "worker.runtime",
+        "planner.models",
+        "planner.optimizers",
+        "planner.schedule",
+        "planner.cpu",
+        "planner.graph",
         "planner.measure",
     ),
     "worker.data": ("planner.job",),
     "worker.storage": ("planner.job", "planner.schedule", "planner.machine", "planner.cpu"),
     "worker.training": (
-        "planner.models", "planner.optimizers",
-        "worker.engine", "worker.runtime", "worker.data", "worker.storage", "planner.measure", "planner.graph",
-        "planner.job", "planner.run", "planner.schedule", "planner.machine",
+        "planner.models",
+        "planner.optimizers",
+        "worker.engine",
+        "worker.runtime",
+        "worker.data",
+        "worker.storage",
+        "planner.measure",
+        "planner.graph",
+        "planner.job",
+        "planner.run",
+        "planner.schedule",
+        "planner.machine",
     ),
     "worker.certify": (
-        "planner.models", "planner.optimizers",
-        "worker.engine", "worker.runtime", "worker.data", "worker.storage", "worker.training", "planner.commands",
-        "planner.cpu", "planner.search", "planner.cache", "planner.measure", "planner.reports", "planner.job",
-        "planner.run", "planner.schedule", "planner.machine",
+        "planner.models",
+        "planner.optimizers",
+        "worker.engine",
+        "worker.runtime",
+        "worker.data",
+        "worker.storage",
+        "worker.training",
+        "planner.commands",
+        "planner.cpu",
+        "planner.search",
+        "planner.cache",
+        "planner.measure",
+        "planner.reports",
+        "planner.job",
+        "planner.run",
+        "planner.schedule",
+        "planner.machine",
     ),
     "offmated": ("planner.run",),
     "offmated.jobs": ("planner.job", "planner.run", "planner.machine"),
@@ -77,21 +131,39 @@ MAY_IMPORT = {
     "offmated.trackers": ("offmated.jobs", "planner.job", "planner.run"),
     "offmated.service": ("offmated.api", "offmated.jobs", "offmated.trackers", "planner.run"),
     "offmated.cli": (
-        "offmated.jobs", "offmated.service", "planner.job", "planner.run", "planner.reports", "planner.schedule",
+        "offmated.jobs",
+        "offmated.service",
+        "planner.job",
+        "planner.run",
+        "planner.reports",
+        "planner.schedule",
         "planner.machine",
     ),
-}  # fmt: skip
+}
 ENTRIES = {
-    "worker.api", "worker.export", "worker.first_records", "worker.prepare", "worker.preview", "worker.sample",
-    "worker.torch_optimizers", "worker.trainer", "worker.verify_resume", "offmated.command",
-}  # fmt: skip
+    "worker.api",
+    "worker.export",
+    "worker.first_records",
+    "worker.prepare",
+    "worker.preview",
+    "worker.sample",
+    "worker.torch_optimizers",
+    "worker.trainer",
+    "worker.verify_resume",
+    "offmated.command",
+}
 """What people and processes start; beside these every `__main__` and `tasks`. They may import any folder of their
 package and of the packages below it, and nothing imports them but another entry."""
 BELOW = {"planner": ("planner",), "worker": ("worker", "planner"), "offmated": ("offmated",)}
 EDGES = {"planner.tasks": "offmated.jobs", "worker.tasks": "offmated.jobs"}
 """The two modules that RQ runs, and what they may use of offmated."""
 TORCH_FREE = (
-    "planner", "planner.optimizers", "planner.job", "planner.run", "planner.machine", "planner.schedule",
+    "planner",
+    "planner.optimizers",
+    "planner.job",
+    "planner.run",
+    "planner.machine",
+    "planner.schedule",
     "planner.reports",
 )
 """The folders of the planner that offmated may use."""
@@ -174,8 +246,13 @@ def test_imports_follow_the_rules() -> None:
 
 def test_the_rules_themselves_go_one_way() -> None:
     list(TopologicalSorter(MAY_IMPORT).static_order())  # raises CycleError
-    assert all(there in TORCH_FREE for here, all_there in MAY_IMPORT.items() if here.startswith("offmated")
-               for there in all_there if there.startswith("planner"))  # fmt: skip
+    assert all(
+        there in TORCH_FREE
+        for here, all_there in MAY_IMPORT.items()
+        if here.startswith("offmated")
+        for there in all_there
+        if there.startswith("planner")
+    )
 
 
 def test_no_files_import_each_other_in_a_circle() -> None:

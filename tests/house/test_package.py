@@ -39,8 +39,10 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run([*pip, "install", "--quiet", "--no-index", "--no-deps", wheel], check=True)
     site = subprocess.run(
         [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
-        check=True, capture_output=True, text=True,
-    )  # fmt: skip
+        check=True,
+        capture_output=True,
+        text=True,
+    )
     (Path(site.stdout.strip()) / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return folder
 
@@ -56,9 +58,13 @@ def run(environment: Path, home: Path, *command: str) -> subprocess.CompletedPro
     """A program of the environment, far from the repository."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "OFFMATE", "VIRTUAL"))}
     return subprocess.run(
-        [environment / "bin" / command[0], *command[1:]], cwd=home, env={**clean, "OFFMATE_HOME": str(home)},
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+        [environment / "bin" / command[0], *command[1:]],
+        cwd=home,
+        env={**clean, "OFFMATE_HOME": str(home)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
 
 
 def test_the_wheel_has_the_three_packages_and_the_migrations_and_nothing_else(wheel: Path) -> None:

@@ -15,18 +15,34 @@ PLURALS = "|".join(sorted({f"{noun}s" for noun in NOUNS.split()} | {"batches", "
 AFTER_VALUE = re.compile(rf" (?:more |other )?(?:{PLURALS})\b(?!/)")
 IN_LOG = re.compile(rf"(?<!of )%d (?:more |other )?(?:{PLURALS})\b")
 SEVERAL = {
-    ("offmated/cli/doctor.py", "times"), ("offmated/cli/job_view.py", "steps"),
-    ("offmated/service/notifier.py", "jobs"), ("planner/commands/ask.py", "rows"), ("planner/graph/detect.py", "times"),
-    ("planner/job/broken_rows.py", "records"), ("planner/job/pretraining.py", "entries"),
-    ("planner/measure/analysis.py", "micro-batches"), ("planner/picture/headline.py", "rounds"),
-    ("planner/picture/headline.py", "slices"), ("planner/schedule/measured.py", "turns"),
-    ("planner/whatif/what_helps.py", "slices"), ("worker/api.py", "batches"), ("worker/api.py", "micro-batches"),
-    ("worker/certify/certificate.py", "layers"), ("worker/data/hub_files.py", "files"),
-    ("worker/data/turns.py", "tokens"), ("worker/first_records.py", "records"), ("worker/data/batches.py", "tokens"),
-}  # fmt: skip
+    ("offmated/cli/doctor.py", "times"),
+    ("offmated/cli/job_view.py", "steps"),
+    ("offmated/service/notifier.py", "jobs"),
+    ("planner/commands/ask.py", "rows"),
+    ("planner/graph/detect.py", "times"),
+    ("planner/job/broken_rows.py", "records"),
+    ("planner/job/pretraining.py", "entries"),
+    ("planner/measure/analysis.py", "micro-batches"),
+    ("planner/picture/headline.py", "rounds"),
+    ("planner/picture/headline.py", "slices"),
+    ("planner/schedule/measured.py", "turns"),
+    ("planner/whatif/what_helps.py", "slices"),
+    ("worker/api.py", "batches"),
+    ("worker/api.py", "micro-batches"),
+    ("worker/certify/certificate.py", "layers"),
+    ("worker/data/hub_files.py", "files"),
+    ("worker/data/turns.py", "tokens"),
+    ("worker/first_records.py", "records"),
+    ("worker/data/batches.py", "tokens"),
+}
 """Told of several only, or of a factor; one is told in other words."""
-FOR_PROGRAMMERS = ("planner/schedule/chain.py", "planner/schedule/compile.py", "planner/schedule/plan.py",
-                   "planner/schedule/verify.py", "worker/engine/engine.py")  # fmt: skip
+FOR_PROGRAMMERS = (
+    "planner/schedule/chain.py",
+    "planner/schedule/compile.py",
+    "planner/schedule/plan.py",
+    "planner/schedule/verify.py",
+    "worker/engine/engine.py",
+)
 """What stands in them is raised for whoever calls them otherwise than they are meant."""
 
 

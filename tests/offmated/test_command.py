@@ -49,9 +49,7 @@ main()
 )
 def test_cuda_counts_cards_as_the_drivers_tools_do_in_all_that_it_starts(said: dict[str, str], order: str) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "CUDA_DEVICE_ORDER"} | said
-    done = subprocess.run(
-        [sys.executable, "-c", ORDER], cwd=ROOT, env=environment, capture_output=True, text=True
-    )  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", ORDER], cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.stderr == f"{order}\n"
 
 

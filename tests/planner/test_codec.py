@@ -70,9 +70,12 @@ def test_seconds_are_written_as_people_say_them():
 
 def test_an_error_says_what_the_numbers_and_what_to_type():
     error = UserError(
-        "No schedule fits this memory budget.", code="budget-too-small", exit_code=Exit.DOES_NOT_FIT,
-        numbers=("budget 6.0 GiB, least possible 7.4 GiB",), hint="offmate submit job.yaml --gpu-budget 8GiB",
-    )  # fmt: skip
+        "No schedule fits this memory budget.",
+        code="budget-too-small",
+        exit_code=Exit.DOES_NOT_FIT,
+        numbers=("budget 6.0 GiB, least possible 7.4 GiB",),
+        hint="offmate submit job.yaml --gpu-budget 8GiB",
+    )
     assert str(error) == (
         "No schedule fits this memory budget.\n"
         "  budget 6.0 GiB, least possible 7.4 GiB\n"

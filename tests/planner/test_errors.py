@@ -69,11 +69,12 @@ class SomethingOfRust(Exception):
 
 
 FULL_DISKS = [
-    OSError(errno.ENOSPC, "No space left on device"), OSError(errno.EDQUOT, "Disk quota exceeded"),
+    OSError(errno.ENOSPC, "No space left on device"),
+    OSError(errno.EDQUOT, "Disk quota exceeded"),
     OSError(errno.EFBIG, "File too large"),
     SomethingOfRust("Error while serializing: I/O error: No space left on device (os error 28)"),
     sqlite3.OperationalError("database or disk is full"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("error", FULL_DISKS)

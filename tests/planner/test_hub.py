@@ -42,14 +42,17 @@ def answer(status: int) -> httpx2.Response:
 
 OUT = raised(  # what transformers raises without a network, as met with transformers 5.23 and huggingface_hub 2.4
     OSError("We couldn't connect to 'https://huggingface.co' to load the files"),
-    LocalEntryNotFoundError("An error happened while trying to locate the file"), httpx2.ConnectError("refused"),
-)  # fmt: skip
+    LocalEntryNotFoundError("An error happened while trying to locate the file"),
+    httpx2.ConnectError("refused"),
+)
 BUSY = raised(OSError("..."), httpx2.HTTPStatusError("busy", request=answer(503).request, response=answer(503)))
 GONE = raised(OSError("owner/model is not a local folder"), RepositoryNotFoundError("404", response=answer(404)))
 
 
-@pytest.mark.parametrize("error", [OUT, BUSY, ConnectionError("Couldn't reach 'owner/set' on the Hub"),
-                                   TimeoutError(), httpx.ReadTimeout("slow")])  # fmt: skip
+@pytest.mark.parametrize(
+    "error",
+    [OUT, BUSY, ConnectionError("Couldn't reach 'owner/set' on the Hub"), TimeoutError(), httpx.ReadTimeout("slow")],
+)
 def test_errors_of_the_network_are_told_from_others(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     assert hub.unreachable(error)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
@@ -59,14 +62,20 @@ def test_errors_of_the_network_are_told_from_others(error: Exception, monkeypatc
 @pytest.mark.parametrize(
     ("error", "code"),
     [
-        (OUT, "hub-not-reached"), (GONE, "hub-not-found"),
-        (raised(OSError("You are trying to access a gated repo."), GatedRepoError("403", response=answer(403))),
-         "hub-gated"),
-        (raised(OSError("v9 is not a valid git identifier"), RevisionNotFoundError("404", response=answer(404))),
-         "hub-not-found"),
-        (ValueError("no config"), None), (FileNotFoundError("no file"), None),
+        (OUT, "hub-not-reached"),
+        (GONE, "hub-not-found"),
+        (
+            raised(OSError("You are trying to access a gated repo."), GatedRepoError("403", response=answer(403))),
+            "hub-gated",
+        ),
+        (
+            raised(OSError("v9 is not a valid git identifier"), RevisionNotFoundError("404", response=answer(404))),
+            "hub-not-found",
+        ),
+        (ValueError("no config"), None),
+        (FileNotFoundError("no file"), None),
     ],
-)  # fmt: skip
+)
 def test_what_the_hub_does_not_give_says_what_to_do(error: Exception, code: str | None) -> None:
     found = hub.not_given("the dataset a/b", error)
     assert (found and found.code) == code
@@ -80,10 +89,17 @@ def test_what_the_hub_does_not_give_says_what_to_do(error: Exception, code: str 
         assert job is not None and ("asked again by itself" if by_itself else "then offmate retry") in str(job.hint)
 
 
-@pytest.mark.parametrize("error", [
-    GONE, ValueError("no config"), FileNotFoundError("no file"), OSError("disk"),
-    httpx2.UnsupportedProtocol("the address is missing an http:// or https://"), httpx.LocalProtocolError("a header"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "error",
+    [
+        GONE,
+        ValueError("no config"),
+        FileNotFoundError("no file"),
+        OSError("disk"),
+        httpx2.UnsupportedProtocol("the address is missing an http:// or https://"),
+        httpx.LocalProtocolError("a header"),
+    ],
+)
 def test_what_is_wrong_whatever_the_network_does_does_not_pass_by_itself(error: Exception) -> None:
     assert not hub.unreachable(error)
 
@@ -141,7 +157,11 @@ def test_the_tries_of_the_hubs_library_stay_out_of_a_jobs_log_and_the_rest_of_it
 
 def run_here(program: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True, check=True,
-    )  # fmt: skip
+        [sys.executable, "-c", textwrap.dedent(program)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=True,
+    )
     return done.stdout

@@ -11,7 +11,7 @@ from planner.units import counted, escaped, printable
 
 @pytest.mark.parametrize(
     ("count", "told"), [(0, "0 rows"), (1, "1 row"), (2, "2 rows"), (1.0, "1 row"), (1.5, "1.5 rows")]
-)  # fmt: skip
+)
 def test_a_number_and_its_noun_agree(count: float, told: str) -> None:
     assert counted(count, "row") == told
 

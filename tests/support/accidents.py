@@ -80,10 +80,14 @@ def two_daemons(trial: Trial) -> None:
     home = trial.home
     more = [
         subprocess.Popen(
-            [sys.executable, "-m", "offmated"], cwd=home.paths.state, env=home.environment, stderr=subprocess.PIPE,
+            [sys.executable, "-m", "offmated"],
+            cwd=home.paths.state,
+            env=home.environment,
+            stderr=subprocess.PIPE,
             text=True,
-        ) for _ in range(3)
-    ]  # fmt: skip
+        )
+        for _ in range(3)
+    ]
     said = [daemon.communicate(timeout=PATIENCE_S)[1] for daemon in more]
     assert all("[already-running]" in text for text in said), said
 
@@ -95,7 +99,7 @@ ACCIDENTS: dict[str, Callable[[Trial], None]] = {
     "the clock set a day ahead": clock_set(DAY_S),
     "the clock set a day back": clock_set(-DAY_S),
     "three more daemons started": two_daemons,
-}  # fmt: skip
+}
 
 
 def happen(name: str, *, real: bool = False) -> str:

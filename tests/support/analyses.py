@@ -12,15 +12,20 @@ from planner.measure import analysis
 from planner.measure.analysis import Analysis, analyse
 
 _OF_NO_CONCERN = {
-    "model", "tokenizer", "dataset", "eval_dataset", "output_dir", "gpu_budget", "cpu_budget", "train_batch_size",
+    "model",
+    "tokenizer",
+    "dataset",
+    "eval_dataset",
+    "output_dir",
+    "gpu_budget",
+    "cpu_budget",
+    "train_batch_size",
     "gradient_accumulation_steps",
-}  # fmt: skip
+}
 _known: dict[tuple[object, ...], Analysis] = {}
 
 
-def analysed_once(
-    job: Job, device: torch.device, *, arranged: bool = False, for_gpu: bool = False
-) -> Analysis:  # fmt: skip
+def analysed_once(job: Job, device: torch.device, *, arranged: bool = False, for_gpu: bool = False) -> Analysis:
     """As `planner.measure.analysis.analyse`, whose answer rests on the model's config and on keys of the job alone.
     What it refuses it refuses each time."""
     config = Path(job.model) if Path(job.model).is_file() else Path(job.model) / "config.json"

@@ -15,48 +15,102 @@ from planner.schedule.plan import Plan, Stage, stage_order
 def tensor(name: str, elements: int = 100, trainable: bool = True) -> Tensor:
     """An fp32 tensor: 4 bytes per element, 8 of optimizer states."""
     return Tensor(
-        name=name, elements=elements, bytes=4 * elements, gradient_bytes=4 * elements * trainable,
-        state_bytes=8 * elements * trainable, trainable=trainable,
-    )  # fmt: skip
+        name=name,
+        elements=elements,
+        bytes=4 * elements,
+        gradient_bytes=4 * elements * trainable,
+        state_bytes=8 * elements * trainable,
+        trainable=trainable,
+    )
 
 
 def block(name: str, *tensors: Tensor, saved: int = 1000, seconds: float = 1.0) -> Block:
     """A layer with the three options; its input and output are 50 bytes."""
     options = (
-        Option(name="keep", saved_bytes=saved, forward_s=seconds, backward_s=2 * seconds, forward_peak_bytes=saved + 50,
-               backward_peak_bytes=100),
-        Option(name="recompute", forward_s=seconds, backward_s=3 * seconds, forward_peak_bytes=saved // 2,
-               backward_peak_bytes=saved + 100, recipe="recompute"),
-        Option(name="offload", offloaded_bytes=saved // 2, forward_s=seconds, backward_s=2.2 * seconds,
-               forward_peak_bytes=saved, backward_peak_bytes=saved // 2 + 100, recipe="offload"),
-    )  # fmt: skip
+        Option(
+            name="keep",
+            saved_bytes=saved,
+            forward_s=seconds,
+            backward_s=2 * seconds,
+            forward_peak_bytes=saved + 50,
+            backward_peak_bytes=100,
+        ),
+        Option(
+            name="recompute",
+            forward_s=seconds,
+            backward_s=3 * seconds,
+            forward_peak_bytes=saved // 2,
+            backward_peak_bytes=saved + 100,
+            recipe="recompute",
+        ),
+        Option(
+            name="offload",
+            offloaded_bytes=saved // 2,
+            forward_s=seconds,
+            backward_s=2.2 * seconds,
+            forward_peak_bytes=saved,
+            backward_peak_bytes=saved // 2 + 100,
+            recipe="offload",
+        ),
+    )
     return Block(
-        name=name, kind="layer", tensors=tensors, options=options, input_bytes=50, output_bytes=50,
-        forward_held_bytes=50, forward_frame_bytes=50, backward_held_bytes=50, backward_frame_bytes=50,
-    )  # fmt: skip
+        name=name,
+        kind="layer",
+        tensors=tensors,
+        options=options,
+        input_bytes=50,
+        output_bytes=50,
+        forward_held_bytes=50,
+        forward_frame_bytes=50,
+        backward_held_bytes=50,
+        backward_frame_bytes=50,
+    )
 
 
 def chain(layers: int = 2, tied: bool = False) -> Chain:
     """Embedding "e", layers with "l<i>.a" and "l<i>.b", head "h" (or the embedding again)."""
     embedding = Block(
-        name="embedding", kind="embedding", tensors=(tensor("e"),), output_bytes=50, forward_frame_bytes=50,
+        name="embedding",
+        kind="embedding",
+        tensors=(tensor("e"),),
+        output_bytes=50,
+        forward_frame_bytes=50,
         backward_held_bytes=50,
-        options=(Option(name="keep", forward_s=0.1, backward_s=0.1, forward_peak_bytes=50, backward_peak_bytes=0,
-                        reads_input=False, reads_weights=()),),
-    )  # fmt: skip
+        options=(
+            Option(
+                name="keep",
+                forward_s=0.1,
+                backward_s=0.1,
+                forward_peak_bytes=50,
+                backward_peak_bytes=0,
+                reads_input=False,
+                reads_weights=(),
+            ),
+        ),
+    )
     middle = [block(f"layer{i}", tensor(f"l{i}.a"), tensor(f"l{i}.b", 200)) for i in range(layers)]
     head = Block(
-        name="head", kind="head", tensors=(tensor("e") if tied else tensor("h"),), input_bytes=50,
-        forward_held_bytes=50, forward_frame_bytes=54,
+        name="head",
+        kind="head",
+        tensors=(tensor("e") if tied else tensor("h"),),
+        input_bytes=50,
+        forward_held_bytes=50,
+        forward_frame_bytes=54,
         options=(Option(name="keep", forward_s=0.5, backward_s=0.5, forward_peak_bytes=700),),
-    )  # fmt: skip
+    )
     return Chain(blocks=(embedding, *middle, head), frame_bytes=10, start_bytes=0, frame_tensors=(tensor("norm", 1),))
 
 
 HARDWARE = Hardware(
-    name="test", gpu_bytes=10**6, cpu_bytes=10**7, h2d_bytes_per_s=1000.0, d2h_bytes_per_s=1000.0,
-    gpu_update_parameters_per_s=10000.0, cpu_update_parameters_per_s=500.0, cpu_memory_bytes_per_s=1e5,
-)  # fmt: skip
+    name="test",
+    gpu_bytes=10**6,
+    cpu_bytes=10**7,
+    h2d_bytes_per_s=1000.0,
+    d2h_bytes_per_s=1000.0,
+    gpu_update_parameters_per_s=10000.0,
+    cpu_update_parameters_per_s=500.0,
+    cpu_memory_bytes_per_s=1e5,
+)
 
 
 def plan(text: str, *, options: str, resident: str = "", slices: int = 1, rounds: int = 1, clip: bool = False) -> Plan:

@@ -115,9 +115,10 @@ def _overwritten(program: Program, chain: Chain) -> set[str]:
     again = (OpKind.CPU_REPLAY, OpKind.CPU_STATES)
     replayed = {name for op in program.ops if op.kind in again for name in op.names}
     return {
-        t.name for t in chain.tensors()
+        t.name
+        for t in chain.tensors()
         if t.state_bytes == 12 * t.elements and program.rounds == 1 and t.name not in replayed
-    }  # fmt: skip
+    }
 
 
 def _turn_effect(op: Op, chain: Chain, options: Sequence[str]) -> _Effect:
@@ -228,9 +229,14 @@ class Chaos:
         return found.reshape(len(removed), 2, -1)
 
     def _run(
-        self, orders: int, seed: int, *, held: Numbers, before: Numbers | None = None,
+        self,
+        orders: int,
+        seed: int,
+        *,
+        held: Numbers,
+        before: Numbers | None = None,
         removed: tuple[Numbers, Numbers] | None = None,
-    ) -> Tokens:  # fmt: skip
+    ) -> Tokens:
         """`held`: per order an operation that comes last of those that can run; or, once `before` has run, first."""
         chance, rows = np.random.default_rng(seed), np.arange(orders)
         haste = 10.0 ** chance.uniform(-2, 2, (orders, len(Queue)))

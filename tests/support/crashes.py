@@ -41,9 +41,16 @@ HALF_A_LINE = b'{"event": "step", "ti'
 REAL_PATIENCE_S = 3 * PATIENCE_S
 
 STATES = {
-    "planning": [None], "queued": [None], "running": [None], "pausing": [None, HELD_AT], "paused": [None, HELD_AT],
-    "waiting for its window": [None], "held": [None], "out of room": [None, LAST_SAVED], "ending": [None],
-}  # fmt: skip
+    "planning": [None],
+    "queued": [None],
+    "running": [None],
+    "pausing": [None, HELD_AT],
+    "paused": [None, HELD_AT],
+    "waiting for its window": [None],
+    "held": [None],
+    "out of room": [None, LAST_SAVED],
+    "ending": [None],
+}
 """What a job is doing when somebody dies -> the checkpoints that its trainers would start from if nobody did."""
 
 
@@ -210,9 +217,13 @@ def kill_own(trial: Trial) -> None:
 
 
 ACTORS: dict[str, Callable[[Trial], None]] = {
-    "power": cut_power, "daemon": kill_daemon, "broker": kill_broker, "workers": kill_workers, "horse": kill_horses,
+    "power": cut_power,
+    "daemon": kill_daemon,
+    "broker": kill_broker,
+    "workers": kill_workers,
+    "horse": kill_horses,
     "trainer": kill_own,
-}  # fmt: skip
+}
 
 
 def closed_window() -> str:

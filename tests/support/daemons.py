@@ -24,9 +24,10 @@ from planner.run.processes import Process
 from tests import ROOT
 
 FAKES = {
-    "planner/__main__.py": "planner_main.py", "worker/prepare.py": "worker_prepare.py",
+    "planner/__main__.py": "planner_main.py",
+    "worker/prepare.py": "worker_prepare.py",
     "worker/trainer.py": "worker_trainer.py",
-}  # fmt: skip
+}
 HELD = {"planner/__main__.py": "held_planner_main.py", "worker/trainer.py": "held_worker_trainer.py"}
 """The real ones, which stand still where a job's name says so."""
 PATIENCE_S = 120.0
@@ -94,9 +95,13 @@ class House:
         self.paths.create()
         with self.paths.log.open("ab") as log:
             self.daemon = subprocess.Popen(
-                [sys.executable, "-m", "offmated"], cwd=self.paths.state, env=self.environment, stdout=log, stderr=log,
+                [sys.executable, "-m", "offmated"],
+                cwd=self.paths.state,
+                env=self.environment,
+                stdout=log,
+                stderr=log,
                 start_new_session=True,
-            )  # fmt: skip
+            )
         until(self._answers, "the daemon answers")
 
     def _answers(self) -> bool:

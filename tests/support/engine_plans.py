@@ -25,15 +25,24 @@ from tests.support.tiny_models import batch_of
 
 
 def chain_of(
-    model: nn.Module, batch: dict[str, torch.Tensor] | None = None, device: torch.device | None = None,
-    *, arranged: bool = False, optimizers: Mapping[str, AnyOptimizer] = NONE, chunk_rows: int = 0,
-) -> Chain:  # fmt: skip
+    model: nn.Module,
+    batch: dict[str, torch.Tensor] | None = None,
+    device: torch.device | None = None,
+    *,
+    arranged: bool = False,
+    optimizers: Mapping[str, AnyOptimizer] = NONE,
+    chunk_rows: int = 0,
+) -> Chain:
     """The model's chain for slices like `batch`: true bytes, made-up times. `optimizers`: of parameters that
     AdamW does not train; `chunk_rows`: of a head in chunks."""
     analysis = analyse_model(
-        model, batch or batch_of(), device=device or torch.device("cpu"), arranged=arranged,
-        optimizers=optimizers, chunk_rows=chunk_rows,
-    )  # fmt: skip
+        model,
+        batch or batch_of(),
+        device=device or torch.device("cpu"),
+        arranged=arranged,
+        optimizers=optimizers,
+        chunk_rows=chunk_rows,
+    )
     return timed(analysis)
 
 
@@ -85,9 +94,14 @@ def mixed_plan(chain: Chain, *, slices: int = 1, rounds: int = 1, clip: bool = F
     wanted = zip(chain.blocks, ("keep", "keep", "recompute", "offload", "keep"), strict=True)
     options = tuple(o if any(o == one.name for one in b.options) else b.options[0].name for b, o in wanted)
     return make_plan(
-        chain, lines, options=options,
-        resident=[Item.of(c, n) for n in ends for c in "ws"], slices=slices, rounds=rounds, clip=clip,
-    )  # fmt: skip
+        chain,
+        lines,
+        options=options,
+        resident=[Item.of(c, n) for n in ends for c in "ws"],
+        slices=slices,
+        rounds=rounds,
+        clip=clip,
+    )
 
 
 def streaming_plan(chain: Chain, *, slices: int = 1, clip: bool = False) -> Plan:

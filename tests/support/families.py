@@ -34,8 +34,12 @@ FAMILIES: dict[str, tuple[type[T.PretrainedConfig], dict[str, Any]]] = {
     "qwen2": (
         T.Qwen2Config,
         {
-            **_GROUPED, **_DROP, "tie_word_embeddings": True,
-            "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2,
+            **_GROUPED,
+            **_DROP,
+            "tie_word_embeddings": True,
+            "use_sliding_window": True,
+            "sliding_window": 8,
+            "max_window_layers": 2,
         },
     ),
     "qwen3": (T.Qwen3Config, {**_GROUPED, **_DROP, "head_dim": 8}),
@@ -43,7 +47,10 @@ FAMILIES: dict[str, tuple[type[T.PretrainedConfig], dict[str, Any]]] = {
     "gemma3": (
         T.Gemma3TextConfig,
         {
-            **_GROUPED, **_DROP, "head_dim": 8, "sliding_window": 8,
+            **_GROUPED,
+            **_DROP,
+            "head_dim": 8,
+            "sliding_window": 8,
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         },
     ),
@@ -51,34 +58,58 @@ FAMILIES: dict[str, tuple[type[T.PretrainedConfig], dict[str, Any]]] = {
     "gemma3n": (
         T.Gemma3nTextConfig,
         {
-            **_GROUPED, **_DROP, **_BY_LAYER, "intermediate_size": [64] * 3, "head_dim": 8, "sliding_window": 8,
-            "layer_types": ["sliding_attention", "full_attention", "full_attention"], "num_kv_shared_layers": 1,
-            "laurel_rank": 4, "altup_num_inputs": 2, "activation_sparsity_pattern": [0.9, 0.0, 0.0],
+            **_GROUPED,
+            **_DROP,
+            **_BY_LAYER,
+            "intermediate_size": [64] * 3,
+            "head_dim": 8,
+            "sliding_window": 8,
+            "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+            "num_kv_shared_layers": 1,
+            "laurel_rank": 4,
+            "altup_num_inputs": 2,
+            "activation_sparsity_pattern": [0.9, 0.0, 0.0],
         },
     ),
     "gemma4": (
         T.Gemma4TextConfig,
         {
-            **_GROUPED, **_DROP, **_BY_LAYER, "head_dim": 8, "global_head_dim": 8, "sliding_window": 8,
-            "layer_types": ["sliding_attention", "full_attention", "full_attention"], "num_kv_shared_layers": 1,
+            **_GROUPED,
+            **_DROP,
+            **_BY_LAYER,
+            "head_dim": 8,
+            "global_head_dim": 8,
+            "sliding_window": 8,
+            "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+            "num_kv_shared_layers": 1,
         },
     ),
     "mixtral": (
         T.MixtralConfig,
         {
-            **_GROUPED, **_DROP, "num_local_experts": 4, "experts_implementation": "batched_mm",
+            **_GROUPED,
+            **_DROP,
+            "num_local_experts": 4,
+            "experts_implementation": "batched_mm",
             "output_router_logits": True,  # the loss has the routers' share
         },
     ),
     "opt": (
         T.OPTConfig,
         {
-            "hidden_size": 32, "word_embed_proj_dim": 16, "ffn_dim": 64, "num_hidden_layers": 3,
-            "num_attention_heads": 4, "max_position_embeddings": 64, "dropout": 0.1, **_DROP, **_COMMON,
+            "hidden_size": 32,
+            "word_embed_proj_dim": 16,
+            "ffn_dim": 64,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "max_position_embeddings": 64,
+            "dropout": 0.1,
+            **_DROP,
+            **_COMMON,
         },
     ),
     "gpt_neox": (T.GPTNeoXConfig, {**_SIZES, **_DROP, "hidden_dropout": 0.1}),
-}  # fmt: skip
+}
 
 
 def family_model(name: str, dtype: torch.dtype = torch.float32, **settings: Any) -> nn.Module:
@@ -92,9 +123,16 @@ def family_model(name: str, dtype: torch.dtype = torch.float32, **settings: Any)
 def t5(dtype: torch.dtype = torch.float32) -> nn.Module:
     """An encoder and a decoder of two layers each, whose embeddings and head are one tensor."""
     config = T.T5Config(
-        d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, dropout_rate=0.1, decoder_start_token_id=0,
-        vocab_size=VOCABULARY, use_cache=False,
-    )  # fmt: skip
+        d_model=32,
+        d_kv=8,
+        d_ff=64,
+        num_layers=2,
+        num_heads=4,
+        dropout_rate=0.1,
+        decoder_start_token_id=0,
+        vocab_size=VOCABULARY,
+        use_cache=False,
+    )
     torch.manual_seed(0)
     model: nn.Module = T.AutoModelForSeq2SeqLM.from_config(config, dtype=dtype)
     return model.train()
@@ -117,7 +155,7 @@ def masked_batch(seed: int = 0) -> dict[str, torch.Tensor]:
 
 def trained(
     make_model, batches, *, slices, steps, clip=None, plan_of=mixed_plan, sums=True, device="cpu", analysis=None
-):  # fmt: skip
+):
     """Train two equal models, one under a plan. Returns the losses and the parameters of both, named, on the host.
     `sums`: the model divides its loss by the number of tokens of the whole step. `analysis`: of such a model for such
     slices, where there is one."""

@@ -19,8 +19,10 @@ def lay_out(version: str, which: str, paths: Paths, home: Path, *, this_boot: bo
     """Write the state folder that `version` left, its database as in `which` ("killed", "down"), its jobs' model and
     data below `home`. `this_boot`: the machine has not been restarted since."""
     words = {
-        "{state}": str(paths.state), "{home}": str(home), "{boot}": Process.current().boot if this_boot else ELSEWHEN,
-    }  # fmt: skip
+        "{state}": str(paths.state),
+        "{home}": str(home),
+        "{boot}": Process.current().boot if this_boot else ELSEWHEN,
+    }
 
     def filled(text: str) -> str:
         for word, meaning in words.items():

@@ -84,9 +84,13 @@ def engine_for(case: Case, plan: Plan | None = None) -> Engine:
     """An engine on the device. Generated code is shared by all engines of a model, to save time."""
     model = make_model(case.model, case.dtype)
     engine = Engine(
-        model, plan=plan or plan_for(case), chain=chain_for(case.model, case.dtype, case.rounded, case.muon),
-        optimizer=(muon if case.muon else adamw)(model), max_grad_norm=case.clip, device=CUDA,
-    )  # fmt: skip
+        model,
+        plan=plan or plan_for(case),
+        chain=chain_for(case.model, case.dtype, case.rounded, case.muon),
+        optimizer=(muon if case.muon else adamw)(model),
+        max_grad_norm=case.clip,
+        device=CUDA,
+    )
     engine._rounds.codes = _CODES.setdefault((case.model, case.dtype), {})
     return engine
 

@@ -11,13 +11,16 @@ _INTERPRETER = "worker/runtime/cuda.py:CudaInterpreter.run"
 STATED = {
     HostWait("Event.synchronize", _INTERPRETER, "offmate-cpu"): "an update on the CPU reads a gradient that is sent",
     HostWait("Event.synchronize", _INTERPRETER, "offmate-disk_read"): "a read fills a slot that a fetch has emptied",
-    HostWait("Event.synchronize", "worker/runtime/step_values.py:StepValues.coefficient_on_host", "offmate-cpu"):
-        "it reads the coefficient of all gradients",
-    HostWait("cudaHostAlloc", "worker/runtime/registered.py:pinned_like", "MainThread"):
-        "torch's pool has no pinned memory of a slice's size yet",
-    HostWait("cudaHostAlloc", "worker/runtime/registered.py:pinned", "MainThread"):
-        "nor of the size of a step's batches",
-}  # fmt: skip
+    HostWait(
+        "Event.synchronize", "worker/runtime/step_values.py:StepValues.coefficient_on_host", "offmate-cpu"
+    ): "it reads the coefficient of all gradients",
+    HostWait(
+        "cudaHostAlloc", "worker/runtime/registered.py:pinned_like", "MainThread"
+    ): "torch's pool has no pinned memory of a slice's size yet",
+    HostWait(
+        "cudaHostAlloc", "worker/runtime/registered.py:pinned", "MainThread"
+    ): "nor of the size of a step's batches",
+}
 FIRST = {
     "worker/runtime/registered.py:registered": "host memory of what is offloaded is taken once",
     "planner/measure/frame_bytes.py:trace_blocks": "blocks and frame are traced before",

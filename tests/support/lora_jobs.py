@@ -44,10 +44,17 @@ def model_folder(folder: Path, name: str) -> Path:
 
 def lora_job(tmp_path: Path, name: str = "llama", **keys: object) -> Job:
     small = {
-        "max_length": 16, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "max_steps": 6,
-        "learning_rate": 1e-2, "lr_scheduler_type": "constant", "weight_decay": 0.1, "method": "lora", "lora_r": 4,
+        "max_length": 16,
+        "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": 2,
+        "max_steps": 6,
+        "learning_rate": 1e-2,
+        "lr_scheduler_type": "constant",
+        "weight_decay": 0.1,
+        "method": "lora",
+        "lora_r": 4,
         "lora_dropout": 0.1,
-    }  # fmt: skip
+    }
     data = write_jsonl(tmp_path / "data.jsonl", sentences(9))
     return make_job(model_folder(tmp_path / "model", name), data, **{**small, **keys})
 
@@ -90,9 +97,14 @@ def finished_run(job: Job, path: Path) -> RunFolder:
 def engine_of(job: Job, plan: Plan, chain: Chain) -> tuple[Engine, nn.Module]:
     model = load_model(job)
     engine = Engine(
-        model, plan=plan, chain=chain, optimizer=optimizer_of(job, model), max_grad_norm=job.max_grad_norm, device=CPU,
+        model,
+        plan=plan,
+        chain=chain,
+        optimizer=optimizer_of(job, model),
+        max_grad_norm=job.max_grad_norm,
+        device=CPU,
         metered=True,
-    )  # fmt: skip
+    )
     return engine, model
 
 
@@ -117,13 +129,22 @@ def config_of_peft(job: Job) -> LoraConfig:
         return None if value == "peft-default" else plain(value)
 
     return LoraConfig(
-        r=job.lora_r, lora_alpha=job.lora_alpha, lora_dropout=job.lora_dropout, task_type="CAUSAL_LM",
-        target_modules=targets(job.lora_target_modules), target_parameters=plain(job.lora_target_parameters),
-        exclude_modules=plain(job.exclude_modules), layers_to_transform=plain(job.layers_to_transform),
-        layers_pattern=plain(job.layers_pattern), rank_pattern=job.rank_pattern or {},
-        alpha_pattern=job.alpha_pattern or {}, init_lora_weights=job.init_lora_weights,
-        use_rslora=job.use_rslora, use_dora=job.use_dora, modules_to_save=plain(job.lora_modules_to_save),
-    )  # fmt: skip
+        r=job.lora_r,
+        lora_alpha=job.lora_alpha,
+        lora_dropout=job.lora_dropout,
+        task_type="CAUSAL_LM",
+        target_modules=targets(job.lora_target_modules),
+        target_parameters=plain(job.lora_target_parameters),
+        exclude_modules=plain(job.exclude_modules),
+        layers_to_transform=plain(job.layers_to_transform),
+        layers_pattern=plain(job.layers_pattern),
+        rank_pattern=job.rank_pattern or {},
+        alpha_pattern=job.alpha_pattern or {},
+        init_lora_weights=job.init_lora_weights,
+        use_rslora=job.use_rslora,
+        use_dora=job.use_dora,
+        modules_to_save=plain(job.lora_modules_to_save),
+    )
 
 
 def plain_peft(job: Job, count: int) -> tuple[list[Tensor], dict[str, Tensor]]:

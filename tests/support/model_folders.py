@@ -16,9 +16,14 @@ from worker.storage.trained import TrainedWeights
 
 
 def write_model(
-    folder: Path, output: Output, model: nn.Module, tokenizer: Any,
-    state: Iterable[tuple[str, Mapping[str, Tensor]]], *, dtype: torch.dtype,
-) -> Path:  # fmt: skip
+    folder: Path,
+    output: Output,
+    model: nn.Module,
+    tokenizer: Any,
+    state: Iterable[tuple[str, Mapping[str, Tensor]]],
+    *,
+    dtype: torch.dtype,
+) -> Path:
     """The model folder of `state`, by way of its trained weights."""
     origin = Origin(job={"exact": False}, data="", total_steps=1, plan="")
     trained = TrainedWeights(folder.parent / "trained", origin=origin)

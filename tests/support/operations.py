@@ -162,9 +162,7 @@ TRACED = {
         lambda m, x: x + m.e(torch.zeros(1, 3, dtype=torch.long, device=x.device)),
         lambda d: {"e": nn.EmbeddingBag(5, d)},
     ),
-    "checkpointed": Operation(
-        lambda m, x: x + checkpoint(lambda y: m.b(F.gelu(m.a(y))), x, use_reentrant=False), two
-    ),
+    "checkpointed": Operation(lambda m, x: x + checkpoint(lambda y: m.b(F.gelu(m.a(y))), x, use_reentrant=False), two),
     # Attention and recurrence
     "attention": Operation(attend, of_qkv),
     "attention with dropout": Operation(lambda m, x: attend(m, x, dropout=0.1), of_qkv),
@@ -264,9 +262,7 @@ TRACED = {
     "Fourier and back": Operation(
         lambda m, x: torch.fft.irfft(torch.fft.rfft(x.float(), dim=1), n=x.shape[1], dim=1).to(x.dtype)
     ),
-    "complex": Operation(
-        lambda m, x: torch.view_as_real(as_complex(x) * (1 + 0.5j)).flatten(2).to(x.dtype)
-    ),
+    "complex": Operation(lambda m, x: torch.view_as_real(as_complex(x) * (1 + 0.5j)).flatten(2).to(x.dtype)),
     # Layouts
     "in place": Operation(in_place),
     "turned result": Operation(lambda m, x: (x * 1.5).transpose(1, 2).contiguous().transpose(1, 2)),
@@ -276,7 +272,7 @@ TRACED = {
     "rolled": Operation(lambda m, x: x.roll(2, 1) + x.flip(2)),
     "stacked": Operation(lambda m, x: torch.stack([x, x * 2], 0).sum(0)),
     "buffer": Operation(lambda m, x: x * m.w.to(x.dtype), lambda d: {"w": torch.linspace(0.9, 1.1, d)}),
-}  # fmt: skip
+}
 """Operations that a trace can follow."""
 
 

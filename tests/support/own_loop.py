@@ -49,9 +49,13 @@ def engine_of(model: nn.Module, optimizer: torch.optim.AdamW, batch: object, **s
     kept = _kept.setdefault(_traits(model), Kept()) if known else Kept()
     with patch("worker.api.analyse_model", kept.analyse), patch.object(Problem, "plan", _planned):
         engine = prepare(
-            model, batch, optimizer=optimizer, device="cpu", measure=False,
+            model,
+            batch,
+            optimizer=optimizer,
+            device="cpu",
+            measure=False,
             **{"gpu_budget": BUDGET, "max_grad_norm": 0.5, **settings},
-        )  # fmt: skip
+        )
     engine._engine._rounds.codes = kept.codes
     return engine
 
@@ -78,9 +82,11 @@ def _traits(model: nn.Module) -> object:
     tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers()]
     first = {id(tensor): name for name, tensor in reversed(tensors)}
     return (
-        repr(model), repr(getattr(model, "config", None)), tuple(m.training for m in model.modules()),
+        repr(model),
+        repr(getattr(model, "config", None)),
+        tuple(m.training for m in model.modules()),
         tuple((name, first[id(t)], t.shape, t.stride(), t.dtype, t.requires_grad) for name, t in tensors),
-    )  # fmt: skip
+    )
 
 
 def _is_changed(module: nn.Module) -> bool:
@@ -90,10 +96,14 @@ def _is_changed(module: nn.Module) -> bool:
 
 
 def plain_loop(
-    model: nn.Module, steps: Sequence[Sequence[dict[str, Tensor]]], *,
-    make_optimizer: Callable[[nn.Module], torch.optim.AdamW] = optimizer_of, make_schedule: Scheduler = schedule_of,
-    clip: float | None = 0.5, first: int = 0,
-) -> list[Tensor]:  # fmt: skip
+    model: nn.Module,
+    steps: Sequence[Sequence[dict[str, Tensor]]],
+    *,
+    make_optimizer: Callable[[nn.Module], torch.optim.AdamW] = optimizer_of,
+    make_schedule: Scheduler = schedule_of,
+    clip: float | None = 0.5,
+    first: int = 0,
+) -> list[Tensor]:
     """What one would write without offmate; the losses. Weights narrower than fp32 have fp32 masters. `first`: the
     number of the first of `steps`."""
     weights = list(model.parameters())

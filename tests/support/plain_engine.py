@@ -138,9 +138,14 @@ class PlainEngine:
         mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
         self.model.eval()
         answer = self.model.generate(
-            input_ids=ids, attention_mask=mask, max_new_tokens=new_tokens, do_sample=False, use_cache=True,
-            pad_token_id=pad, **quiet(self.model),
-        )  # fmt: skip
+            input_ids=ids,
+            attention_mask=mask,
+            max_new_tokens=new_tokens,
+            do_sample=False,
+            use_cache=True,
+            pad_token_id=pad,
+            **quiet(self.model),
+        )
         self.model.train()
         return answer[:, longest:].tolist()
 
@@ -160,9 +165,13 @@ class PlainEngine:
             state = self.optimizer_of(name).state[master]
             zeros = torch.zeros_like(master)
             if name in self.matrices:
-                yield name, {
-                    "master": master.detach().cpu(), "momentum_buffer": state.get("momentum_buffer", zeros).cpu(),
-                }  # fmt: skip
+                yield (
+                    name,
+                    {
+                        "master": master.detach().cpu(),
+                        "momentum_buffer": state.get("momentum_buffer", zeros).cpu(),
+                    },
+                )
                 continue
             left_out = self.steps_done - float(state.get("step", 0))
             yield (

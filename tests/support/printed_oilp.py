@@ -155,13 +155,24 @@ def printed_step(p: Instance, *, barrier: bool = False, relax: bool = False) -> 
         )
         kept = pulp.lpSum(chosen(j, "kept") for j in range(moment.before + 1))
         m += (
-            p.stage_standing[s] + moment.fixed_bytes / p.unit_bytes + own + kept + weights + states - on_host
-            - pulp.lpSum(away[s]) + pulp.lpSum(extra[s]) <= p.gpu_budget
-        )  # fmt: skip
+            p.stage_standing[s]
+            + moment.fixed_bytes / p.unit_bytes
+            + own
+            + kept
+            + weights
+            + states
+            - on_host
+            - pulp.lpSum(away[s])
+            + pulp.lpSum(extra[s])
+            <= p.gpu_budget
+        )
     host = [
-        (1 + p.host_gradient_ratio + ratio[i]) * total["X"][i] + sum(total[k][i] for k in "NDKY") + frozen[i]
-        + chosen(i, "offloaded") for i in range(L)
-    ]  # fmt: skip
+        (1 + p.host_gradient_ratio + ratio[i]) * total["X"][i]
+        + sum(total[k][i] for k in "NDKY")
+        + frozen[i]
+        + chosen(i, "offloaded")
+        for i in range(L)
+    ]
     m += pulp.lpSum(host) <= p.cpu_budget
     # Activations of each slice travel in the turn after its forward's and in the one before its backward's.
     turns = [(s, k) for s in range(T) for k in range(p.slices)]

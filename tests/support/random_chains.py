@@ -37,29 +37,56 @@ def layers(draw: st.DrawFn, index: int, in_frame: bool) -> Block:
     peak, in_bytes = draw(sizes), draw(sizes) // 4
     options = [
         Option(
-            name="keep", saved_bytes=saved, forward_s=forward_s, backward_s=backward_s, forward_peak_bytes=saved + 50,
-            backward_peak_bytes=peak, backward_first_peak_bytes=peak + gradients if first else None,
+            name="keep",
+            saved_bytes=saved,
+            forward_s=forward_s,
+            backward_s=backward_s,
+            forward_peak_bytes=saved + 50,
+            backward_peak_bytes=peak,
+            backward_first_peak_bytes=peak + gradients if first else None,
             reads_input=draw(st.booleans()),
         ),
         Option(
-            name="recompute", forward_s=forward_s, backward_s=backward_s + forward_s, forward_peak_bytes=draw(sizes),
-            backward_peak_bytes=saved + peak, recipe="recompute",
+            name="recompute",
+            forward_s=forward_s,
+            backward_s=backward_s + forward_s,
+            forward_peak_bytes=draw(sizes),
+            backward_peak_bytes=saved + peak,
+            recipe="recompute",
         ),
         Option(
-            name="offload", offloaded_bytes=saved // 2, forward_s=forward_s, backward_s=backward_s * 1.1,
-            forward_peak_bytes=saved, backward_peak_bytes=peak, recipe="offload",
+            name="offload",
+            offloaded_bytes=saved // 2,
+            forward_s=forward_s,
+            backward_s=backward_s * 1.1,
+            forward_peak_bytes=saved,
+            backward_peak_bytes=peak,
+            recipe="offload",
         ),
         Option(
-            name="offload-input", offloaded_bytes=in_bytes, forward_s=forward_s, backward_s=backward_s + forward_s,
-            forward_peak_bytes=saved, backward_peak_bytes=saved + peak, recipe="offload-input", reads_input=False,
+            name="offload-input",
+            offloaded_bytes=in_bytes,
+            forward_s=forward_s,
+            backward_s=backward_s + forward_s,
+            forward_peak_bytes=saved,
+            backward_peak_bytes=saved + peak,
+            recipe="offload-input",
+            reads_input=False,
         ),
-    ]  # fmt: skip
+    ]
     return Block(
-        name=f"layer{index}", kind=f"layer{index}", tensors=own, options=tuple(options[: draw(st.integers(1, 4))]),
-        input_bytes=in_bytes, output_bytes=50, forward_held_bytes=draw(sizes) // 4,
-        forward_frame_bytes=draw(sizes) // 4, backward_held_bytes=draw(sizes) // 4,
-        backward_frame_bytes=draw(sizes) // 4, frame_gradient_bytes=draw(sizes) // 4 * in_frame,
-    )  # fmt: skip
+        name=f"layer{index}",
+        kind=f"layer{index}",
+        tensors=own,
+        options=tuple(options[: draw(st.integers(1, 4))]),
+        input_bytes=in_bytes,
+        output_bytes=50,
+        forward_held_bytes=draw(sizes) // 4,
+        forward_frame_bytes=draw(sizes) // 4,
+        backward_held_bytes=draw(sizes) // 4,
+        backward_frame_bytes=draw(sizes) // 4,
+        frame_gradient_bytes=draw(sizes) // 4 * in_frame,
+    )
 
 
 @st.composite
@@ -71,27 +98,59 @@ def chains(draw: st.DrawFn, most: int = 5) -> Chain:
     tied = draw(st.integers(0, 3)) == 0
     if tied and embedding.trainable:
         embedding = Tensor(
-            name="e", elements=embedding.elements, bytes=embedding.bytes, gradient_bytes=embedding.gradient_bytes,
-            state_bytes=embedding.state_bytes, row_bytes=embedding.bytes // embedding.elements,
-        )  # fmt: skip
+            name="e",
+            elements=embedding.elements,
+            bytes=embedding.bytes,
+            gradient_bytes=embedding.gradient_bytes,
+            state_bytes=embedding.state_bytes,
+            row_bytes=embedding.bytes // embedding.elements,
+        )
     first = Block(
-        name="embedding", kind="embedding", tensors=(embedding,), output_bytes=50, forward_frame_bytes=draw(sizes) // 4,
-        backward_held_bytes=50, frame_gradient_bytes=draw(sizes) // 4 * in_frame,
-        options=(Option(name="keep", forward_s=draw(times), backward_s=draw(times), forward_peak_bytes=50,
-                        backward_peak_bytes=draw(sizes), reads_input=False, reads_weights=()),),
-    )  # fmt: skip
+        name="embedding",
+        kind="embedding",
+        tensors=(embedding,),
+        output_bytes=50,
+        forward_frame_bytes=draw(sizes) // 4,
+        backward_held_bytes=50,
+        frame_gradient_bytes=draw(sizes) // 4 * in_frame,
+        options=(
+            Option(
+                name="keep",
+                forward_s=draw(times),
+                backward_s=draw(times),
+                forward_peak_bytes=50,
+                backward_peak_bytes=draw(sizes),
+                reads_input=False,
+                reads_weights=(),
+            ),
+        ),
+    )
     head = embedding if tied else draw(tensors("h"))
     last = Block(
-        name="head", kind="head", tensors=(head,), input_bytes=50, forward_held_bytes=50, forward_frame_bytes=54,
+        name="head",
+        kind="head",
+        tensors=(head,),
+        input_bytes=50,
+        forward_held_bytes=50,
+        forward_frame_bytes=54,
         frame_gradient_bytes=draw(sizes) // 4 * in_frame,
-        options=(Option(name="keep", forward_s=draw(times), backward_s=draw(times),
-                        forward_peak_bytes=draw(sizes) + head.gradient_bytes),),
-    )  # fmt: skip
+        options=(
+            Option(
+                name="keep",
+                forward_s=draw(times),
+                backward_s=draw(times),
+                forward_peak_bytes=draw(sizes) + head.gradient_bytes,
+            ),
+        ),
+    )
     middle = [draw(layers(i, in_frame)) for i in range(draw(st.integers(0, most)))]
     return Chain(
-        blocks=(first, *middle, last), frame_bytes=draw(sizes), start_bytes=draw(sizes), frame_tensors=frame,
+        blocks=(first, *middle, last),
+        frame_bytes=draw(sizes),
+        start_bytes=draw(sizes),
+        frame_tensors=frame,
         slice_tokens=draw(st.integers(1, 20)),
-    )  # fmt: skip
+    )
 
 
 @st.composite
@@ -99,8 +158,14 @@ def machines(draw: st.DrawFn) -> Hardware:
     """Rates from slow to fast against the chains' sizes."""
     rates = st.sampled_from((200.0, 1000.0, 5000.0, 50000.0))
     return Hardware(
-        name="random", gpu_bytes=10**6, cpu_bytes=10**7, h2d_bytes_per_s=draw(rates), d2h_bytes_per_s=draw(rates),
-        gpu_update_parameters_per_s=draw(rates), cpu_update_parameters_per_s=draw(rates),
-        cpu_memory_bytes_per_s=20 * draw(rates), launch_s=draw(st.sampled_from((0.0, 0.05))),
+        name="random",
+        gpu_bytes=10**6,
+        cpu_bytes=10**7,
+        h2d_bytes_per_s=draw(rates),
+        d2h_bytes_per_s=draw(rates),
+        gpu_update_parameters_per_s=draw(rates),
+        cpu_update_parameters_per_s=draw(rates),
+        cpu_memory_bytes_per_s=20 * draw(rates),
+        launch_s=draw(st.sampled_from((0.0, 0.05))),
         min_transfer_bytes=draw(st.sampled_from((0, 0, 400))),
-    )  # fmt: skip
+    )

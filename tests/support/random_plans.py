@@ -36,8 +36,10 @@ def random_plan(chain: Chain, chance: random.Random, *, slices: int | None = Non
     `slices` of a step, and `clip`, may be given."""
     if clip is None:
         shape: dict[str, Any] = {
-            "slices": chance.randint(1, 3), "rounds": chance.choice((1, 1, 2, 3)), "clip": chance.random() < 0.4,
-        }  # fmt: skip
+            "slices": chance.randint(1, 3),
+            "rounds": chance.choice((1, 1, 2, 3)),
+            "clip": chance.random() < 0.4,
+        }
         clip = shape["clip"]
     else:
         assert slices is not None

@@ -34,10 +34,44 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 _TEXTS = (
-    "", "a", " a ", "3", "3.0", "-0", "1e5", "null", "true", "NaN", "NA", "2024-03-05", "2024-03-05T10:00:00Z", "12:30",
-    '"hi"', '{"a": 1}', "[1, 2]", "[]", "{}", "\\n", "a\nb", "a\r\nb", "a,b", 'say "yes"', "tab\there", "ü😀", "\u2028",
-    "\ufeffbom", "<b>&amp;</b>", "it's", "\\ud83d", "#", ";", "0x1f", "1_000", "007", "2024",
-)  # fmt: skip
+    "",
+    "a",
+    " a ",
+    "3",
+    "3.0",
+    "-0",
+    "1e5",
+    "null",
+    "true",
+    "NaN",
+    "NA",
+    "2024-03-05",
+    "2024-03-05T10:00:00Z",
+    "12:30",
+    '"hi"',
+    '{"a": 1}',
+    "[1, 2]",
+    "[]",
+    "{}",
+    "\\n",
+    "a\nb",
+    "a\r\nb",
+    "a,b",
+    'say "yes"',
+    "tab\there",
+    "ü😀",
+    "\u2028",
+    "\ufeffbom",
+    "<b>&amp;</b>",
+    "it's",
+    "\\ud83d",
+    "#",
+    ";",
+    "0x1f",
+    "1_000",
+    "007",
+    "2024",
+)
 
 Wanted = list[tuple[str, list[str]]]
 """Of each document its text, and the pieces of it that are learned."""
@@ -117,8 +151,9 @@ def learned_of(records: list[dict[str, Any]]) -> Wanted:
             messages.append({**message, "content": whole})
         answers = [
             message["content"] + "".join(f"CALL{to_json(call)}" for call in message.get("tool_calls", []))
-            for message in messages if message["role"] == "assistant"
-        ]  # fmt: skip
+            for message in messages
+            if message["role"] == "assistant"
+        ]
         text = render(messages=messages, tools=record.get("tools"))
         wanted.append((text, [f"{answer}<|im_end|>" for answer in answers]))
     return wanted

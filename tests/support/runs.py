@@ -22,10 +22,24 @@ from worker.training.model import load_model
 STEPS = 10
 _CHAINS: dict[str, Chain] = {}
 _TRAINING_ALONE = {
-    "model", "tokenizer", "dataset", "output_dir", "run_name", "max_steps", "gradient_accumulation_steps",
-    "max_grad_norm", "learning_rate", "weight_decay", "warmup_steps", "save_steps", "save_dtype", "save_total_limit",
-    "val_size", "eval_steps", "load_best_model_at_end",
-}  # fmt: skip
+    "model",
+    "tokenizer",
+    "dataset",
+    "output_dir",
+    "run_name",
+    "max_steps",
+    "gradient_accumulation_steps",
+    "max_grad_norm",
+    "learning_rate",
+    "weight_decay",
+    "warmup_steps",
+    "save_steps",
+    "save_dtype",
+    "save_total_limit",
+    "val_size",
+    "eval_steps",
+    "load_best_model_at_end",
+}
 """Keys that no chain depends on."""
 
 
@@ -46,9 +60,14 @@ def make_run(tmp_path: Path, model: str, at: Path | None = None, **keys: object)
     if model != "llama":
         config_of(model, vocabulary=260).save_pretrained(folder)
     small = {
-        "max_length": 16, "per_device_train_batch_size": 2, "learning_rate": 1e-2, "weight_decay": 0.1,
-        "warmup_steps": 2, "max_steps": STEPS, "save_steps": 4,
-    }  # fmt: skip
+        "max_length": 16,
+        "per_device_train_batch_size": 2,
+        "learning_rate": 1e-2,
+        "weight_decay": 0.1,
+        "warmup_steps": 2,
+        "max_steps": STEPS,
+        "save_steps": 4,
+    }
     job = make_job(folder, write_jsonl(tmp_path / "data.jsonl", sentences(20)), **{**small, **keys})
     run = RunFolder(at or tmp_path / "run")
     run.path.mkdir()

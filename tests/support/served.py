@@ -60,10 +60,14 @@ def served(*, patience_s: float = PATIENCE_S) -> Iterator[Served]:
     upgrade(store.engine, paths)
     built = Served(folder=home, paths=paths, store=store)
     services = Services(
-        store=store, paths=paths, wake=lambda: built.calls.append("wake"),
-        shut_down=lambda: built.calls.append("shut_down"), closing=lambda: False,
-        health=lambda: {"state": "running", "process": str(Process.current())}, page=lambda: "http://here/#token",
-    )  # fmt: skip
+        store=store,
+        paths=paths,
+        wake=lambda: built.calls.append("wake"),
+        shut_down=lambda: built.calls.append("shut_down"),
+        closing=lambda: False,
+        health=lambda: {"state": "running", "process": str(Process.current())},
+        page=lambda: "http://here/#token",
+    )
     try:
         with closing(Server(make_app(services), UnixAddress(paths.api_socket))) as server:
             server.keep()

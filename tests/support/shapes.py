@@ -32,10 +32,17 @@ def llama_chain(name: str, *, rows: int = 1, length: int = 1024, layers: int | N
     """The chain of a shape in bf16, its times estimated, with what its turns allocate."""
     width, inner, all_layers, heads, kv_heads, vocabulary = SHAPES[name]
     config = T.LlamaConfig(
-        vocab_size=vocabulary, hidden_size=width, intermediate_size=inner, num_hidden_layers=layers or all_layers,
-        num_attention_heads=heads, num_key_value_heads=kv_heads, max_position_embeddings=length, use_cache=False,
-        bos_token_id=None, eos_token_id=None,
-    )  # fmt: skip
+        vocab_size=vocabulary,
+        hidden_size=width,
+        intermediate_size=inner,
+        num_hidden_layers=layers or all_layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        max_position_embeddings=length,
+        use_cache=False,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
     with torch.device("meta"):
         model = T.LlamaForCausalLM._from_config(config, dtype=torch.bfloat16).train()
     model.model.rotary_emb = LlamaRotaryEmbedding(config)  # its buffers have values

@@ -28,8 +28,15 @@ from worker.training.stop import StopRequest
 
 
 def tiny_job(tmp_path: Path, **keys: object) -> Job:
-    small = {"max_length": 32, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "max_steps": 6,
-             "learning_rate": 1e-2, "weight_decay": 0.1, "warmup_steps": 2}  # fmt: skip
+    small = {
+        "max_length": 32,
+        "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": 2,
+        "max_steps": 6,
+        "learning_rate": 1e-2,
+        "weight_decay": 0.1,
+        "warmup_steps": 2,
+    }
     data = write_jsonl(tmp_path / "data.jsonl", sentences(9))
     return make_job(tiny_llama_folder(tmp_path / "model"), data, **{**small, **keys})
 
@@ -65,19 +72,30 @@ class Run:
         self.metrics = Metrics(self.metrics_path)
         self.metrics.write("start", step=self.engine.steps_done, resumed_from=last.step if last else None)
         evaluations = Evaluations(
-            job=job, engine=self.engine, batches=self.batches, metrics=self.metrics, stop=self.stop,
+            job=job,
+            engine=self.engine,
+            batches=self.batches,
+            metrics=self.metrics,
+            stop=self.stop,
             samples=Samples.of(job, byte_tokenizer(chat_template=CHATML), model),
             done=[(event["event"], event["step"]) for event in read_metrics(self.metrics_path)],
             losses=known_losses(read_metrics(self.metrics_path), last),
-        )  # fmt: skip
+        )
         self.kept = TrainedWeights(folder / "best", origin=origin)
         best = Best(job=job, kept=self.kept, write=self._write) if Best.wanted(job) else None
         self.training = Training(
-            job=job, engine=self.engine, batches=self.batches, checkpoints=checkpoints, metrics=self.metrics,
-            stop=self.stop, state_bytes=1000, evaluations=evaluations, best=best,
+            job=job,
+            engine=self.engine,
+            batches=self.batches,
+            checkpoints=checkpoints,
+            metrics=self.metrics,
+            stop=self.stop,
+            state_bytes=1000,
+            evaluations=evaluations,
+            best=best,
             width=sum(self.batches.lengths),
             predicted_s=lambda batches: float(sum(batch["input_ids"].shape[1] for batch in batches)),
-        )  # fmt: skip
+        )
 
     def _write(self, where: TrainedWeights) -> Checkpoint:
         weights = ((name, {"weight": parts["master"]}) for name, parts in self.engine.state())

@@ -133,9 +133,14 @@ class Training:
         work = self._of(self.work, piece)
         exp_avg, exp_avg_sq, *master = self._parts(piece, number)
         target = Target(
-            piece.name, _DECAY[piece.name], work, master[0] if master else work, exp_avg, exp_avg_sq,
+            piece.name,
+            _DECAY[piece.name],
+            work,
+            master[0] if master else work,
+            exp_avg,
+            exp_avg_sq,
             self._of(gradient, piece),
-        )  # fmt: skip
+        )
         count = torch.tensor(float(self.step))
         step = Step(learning_rate=1e-2, betas=(0.9, 0.95), eps=1e-8, count=count, coefficient=None)
         cpu_kernel().update([target], step)

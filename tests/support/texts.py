@@ -39,10 +39,19 @@ def write_jsonl(path: Path, records: list[dict[str, Any]]) -> Path:
 def tiny_llama_folder(folder: Path, *, chat_template: str | None = None, vocabulary: int = 260) -> Path:
     """A model folder with config and tokenizer and no weights: Llama, 3 layers, width 32."""
     config = LlamaConfig(
-        vocab_size=vocabulary, hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=256, attention_dropout=0.1, eos_token_id=256, pad_token_id=257,
-        bos_token_id=None, architectures=["LlamaForCausalLM"],
-    )  # fmt: skip
+        vocab_size=vocabulary,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        attention_dropout=0.1,
+        eos_token_id=256,
+        pad_token_id=257,
+        bos_token_id=None,
+        architectures=["LlamaForCausalLM"],
+    )
     config.save_pretrained(folder)
     byte_tokenizer(chat_template=chat_template).save_pretrained(folder)
     return folder

@@ -18,30 +18,55 @@ def config_of(
     match name:
         case "gpt2":
             return T.GPT2Config(
-                n_embd=width, n_layer=layers, n_head=4, n_positions=128,
-                resid_pdrop=dropout, embd_pdrop=dropout, attn_pdrop=dropout, **common,
-            )  # fmt: skip
+                n_embd=width,
+                n_layer=layers,
+                n_head=4,
+                n_positions=128,
+                resid_pdrop=dropout,
+                embd_pdrop=dropout,
+                attn_pdrop=dropout,
+                **common,
+            )
         case "bloom":
             return T.BloomConfig(
                 hidden_size=width, n_layer=layers, n_head=4, hidden_dropout=dropout, attention_dropout=dropout, **common
             )
         case "mixtral":  # with its experts as parameters, which a trace can follow
             return T.MixtralConfig(
-                hidden_size=width, intermediate_size=2 * width, num_hidden_layers=layers, num_attention_heads=4,
-                num_key_value_heads=2, num_local_experts=4, attention_dropout=dropout,
-                experts_implementation="batched_mm", **common,
-            )  # fmt: skip
+                hidden_size=width,
+                intermediate_size=2 * width,
+                num_hidden_layers=layers,
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                num_local_experts=4,
+                attention_dropout=dropout,
+                experts_implementation="batched_mm",
+                **common,
+            )
         case "gpt_oss":
             return T.GptOssConfig(
-                hidden_size=width, intermediate_size=width, num_hidden_layers=layers, num_attention_heads=4,
-                num_key_value_heads=2, head_dim=width // 4, num_local_experts=4, num_experts_per_tok=2, **common,
-            )  # fmt: skip
+                hidden_size=width,
+                intermediate_size=width,
+                num_hidden_layers=layers,
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                head_dim=width // 4,
+                num_local_experts=4,
+                num_experts_per_tok=2,
+                **common,
+            )
         case "llama" | "qwen2":
             cls = {"llama": T.LlamaConfig, "qwen2": T.Qwen2Config}[name]
             return cls(
-                hidden_size=width, intermediate_size=2 * width, num_hidden_layers=layers, num_attention_heads=4,
-                num_key_value_heads=2, attention_dropout=dropout, tie_word_embeddings=name == "qwen2", **common,
-            )  # fmt: skip
+                hidden_size=width,
+                intermediate_size=2 * width,
+                num_hidden_layers=layers,
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                attention_dropout=dropout,
+                tie_word_embeddings=name == "qwen2",
+                **common,
+            )
     raise ValueError(name)
 
 

@@ -49,7 +49,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ([{"prompt": "p" * 90, "completion": "late"}], CHATML, "nothing-to-train", "1 document,"),
         ([{"text": "x" * 90}], CHATML, "rows-too-long", "1 of 1"),
     ],
-)  # fmt: skip
+)
 def test_what_would_end_the_job_in_its_turn_is_told_at_submission(
     model: Path, tmp_path: Path, records: list[dict[str, Any]], template: str, code: str, number: str
 ) -> None:
@@ -83,9 +83,13 @@ def test_a_min_sample_len_that_leaves_nothing_is_refused_where_all_is_seen(model
         looked_at(job)
     with pytest.raises(UserError) as later:
         Batches(job, byte_tokenizer(chat_template=CHATML))
-    assert str(told.value) == str(later.value) == (
-        f"Every document has fewer tokens than min_sample_len.\n  {MOST} documents, the longest of 26 tokens\n"
-        "  hint: min_sample_len: 26 or less takes some of them   [nothing-to-train]"
+    assert (
+        str(told.value)
+        == str(later.value)
+        == (
+            f"Every document has fewer tokens than min_sample_len.\n  {MOST} documents, the longest of 26 tokens\n"
+            "  hint: min_sample_len: 26 or less takes some of them   [nothing-to-train]"
+        )
     )
     long = {"messages": [TALK[0], TALK[1] | {"content": "a" * 999}]}
     write_jsonl(data, [*([{"messages": TALK}] * MOST), long])
@@ -184,7 +188,7 @@ def test_a_dataset_of_the_hub_is_looked_at_by_its_first_records(
         (DataEntry(path="owner/set"), "{{ messages[9].content }}", "chat-template-refuses", "line 1 of data.jsonl"),
         (DataEntry(path="owner/set", split="test"), CHATML, "dataset-unreadable", "test"),
         (DataEntry(path="owner/set", columns={"text": "body"}), CHATML, "unknown-columns", "body"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(UserError) as told:
             at(entry, template)
         assert told.value.code == code and any(number in line for line in told.value.numbers), told.value
@@ -226,9 +230,7 @@ def test_a_revision_of_a_model_and_its_tokenizer_is_the_one_that_is_used(
         assert load_tokenizer(its).chat_template == f"{{{{ '{name}' }}}}"
 
 
-def test_the_dtype_that_a_model_is_written_in_is_told_where_it_computes_in_another(
-    model: Path, tmp_path: Path
-) -> None:
+def test_the_dtype_that_a_model_is_written_in_is_told_where_it_computes_in_another(model: Path, tmp_path: Path) -> None:
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps({**config, "dtype": "float32"}))
     data = write_jsonl(tmp_path / "d.jsonl", [{"messages": TALK}])

@@ -133,8 +133,10 @@ def test_as_json_it_is_one_object_whose_rows_name_the_records_they_are_of(
     job: Path, packing: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said = [f"{'no' * (1 + 6 * (i % 3))} {i}." for i in range(9)]
-    lines = [{"messages": [{"role": "user", "content": f"q{i}"}, {"role": "assistant", "content": s}]}
-             for i, s in enumerate(said)]  # fmt: skip
+    lines = [
+        {"messages": [{"role": "user", "content": f"q{i}"}, {"role": "assistant", "content": s}]}
+        for i, s in enumerate(said)
+    ]
     write_jsonl(job.parent / "data.jsonl", lines)
     job.write_text(job.read_text().replace("max_length: 512", f"max_length: 50\npacking: {packing}"))
     assert previewed(job, "--rows=3", "--json") == Exit.DONE

@@ -71,7 +71,7 @@ def _certify(options: argparse.Namespace, answers: TextIO) -> Exit:
             found = its_plan(job, run, device, options.folder / "data", cache, anew=bool(kernels.refused))
             return certify(
                 found, steps=options.steps, layers=options.layers, device=device, folder=options.folder, kernels=kernels
-            )  # fmt: skip
+            )
 
     certificate = with_fallback(compare, asked=job.deterministic)
     print(json.dumps(to_json(certificate)), file=answers)

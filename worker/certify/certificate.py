@@ -45,9 +45,12 @@ def certify(
     kept = room.layers() if layers is None else min(layers, room.all_layers)
     if kept < room.all_layers and pairs_of(job):
         raise UserError(
-            "An encoder-decoder is certified with all its layers.", code="not-certified", exit_code=Exit.USAGE,
-            numbers=(f"{kept} of {room.all_layers}",), hint="leave --layers out, where plain PyTorch has room for it",
-        )  # fmt: skip
+            "An encoder-decoder is certified with all its layers.",
+            code="not-certified",
+            exit_code=Exit.USAGE,
+            numbers=(f"{kept} of {room.all_layers}",),
+            hint="leave --layers out, where plain PyTorch has room for it",
+        )
     if kept < room.all_layers:
         log.info("with the first %d of the model's %d layers", kept, room.all_layers)
         chain = room.shorter(kept)
@@ -57,17 +60,30 @@ def certify(
     outcome = comparison.run(plan, chain)
     program = compile_program(plan, chain)
     return Certificate(
-        model=job.model, device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu", steps=steps,
-        slices=plan.rounds * plan.slices, layers=kept, all_layers=room.all_layers, plain_bytes=plain_bytes(room.chain),
-        there_bytes=room.there_bytes, gpu_budget_bytes=plan.gpu_budget_bytes, gpu_peak_bytes=plan.gpu_peak_bytes,
+        model=job.model,
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        steps=steps,
+        slices=plan.rounds * plan.slices,
+        layers=kept,
+        all_layers=room.all_layers,
+        plain_bytes=plain_bytes(room.chain),
+        there_bytes=room.there_bytes,
+        gpu_budget_bytes=plan.gpu_budget_bytes,
+        gpu_peak_bytes=plan.gpu_peak_bytes,
         moved_bytes=sum(op.bytes for op in program.ops if op.kind in (OpKind.FETCH, OpKind.SEND)),
-        cpu_updated=len(plan.cpu_updated()), options=plan.options, findings=outcome.findings,
-        parameters=outcome.parameters, first=outcome.first,
+        cpu_updated=len(plan.cpu_updated()),
+        options=plan.options,
+        findings=outcome.findings,
+        parameters=outcome.parameters,
+        first=outcome.first,
         reasons=_reasons(job.with_lengths(found.batches.lengths), device, chain),
-        allowed=_ALLOWED[working_dtype(job)], rounded=any(optimizer.rounds for optimizer in chain.optimizers),
-        decided=found.decided and kept == room.all_layers, other_kernels=found.other_kernels,
-        kernels=str(kernels), refused=kernels.refused,
-    )  # fmt: skip
+        allowed=_ALLOWED[working_dtype(job)],
+        rounded=any(optimizer.rounds for optimizer in chain.optimizers),
+        decided=found.decided and kept == room.all_layers,
+        other_kernels=found.other_kernels,
+        kernels=str(kernels),
+        refused=kernels.refused,
+    )
 
 
 def _reasons(job: Job, device: torch.device, chain: Chain) -> tuple[str, ...]:
@@ -82,11 +98,19 @@ def _shorter_plan(whole: ItsPlan, chain: Chain) -> Plan:
     takes, or the least possible budget where that share is too small."""
     plan, slices = whole.plan, whole.plan.rounds * whole.plan.slices
     least = Problem(
-        chain=chain, hardware=whole.hardware, gpu_budget_bytes=0, cpu_budget_bytes=plan.cpu_budget_bytes,
-        slices=slices, clip=plan.clip,
-    ).least()  # fmt: skip
+        chain=chain,
+        hardware=whole.hardware,
+        gpu_budget_bytes=0,
+        cpu_budget_bytes=plan.cpu_budget_bytes,
+        slices=slices,
+        clip=plan.clip,
+    ).least()
     share = plan.gpu_budget_bytes / plain_bytes(whole.chain)
     return Problem(
-        chain=chain, hardware=whole.hardware, gpu_budget_bytes=max(least.gpu_bytes, int(share * plain_bytes(chain))),
-        cpu_budget_bytes=plan.cpu_budget_bytes, slices=slices, clip=plan.clip,
-    ).plan()  # fmt: skip
+        chain=chain,
+        hardware=whole.hardware,
+        gpu_budget_bytes=max(least.gpu_bytes, int(share * plain_bytes(chain))),
+        cpu_budget_bytes=plan.cpu_budget_bytes,
+        slices=slices,
+        clip=plan.clip,
+    ).plan()

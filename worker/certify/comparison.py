@@ -90,10 +90,15 @@ class Comparison:
             states = left.enter_context(passing_store(self.job, plan, chain, model))
             scratch = left.enter_context(open_scratch(self.job, plan, chain))
             engine = Engine(
-                model, plan=plan, chain=chain, optimizer=optimizer_of(self.job, model),
-                max_grad_norm=self.job.max_grad_norm, device=self.device, states=states,
+                model,
+                plan=plan,
+                chain=chain,
+                optimizer=optimizer_of(self.job, model),
+                max_grad_norm=self.job.max_grad_norm,
+                device=self.device,
+                states=states,
                 scratch=scratch,
-            )  # fmt: skip
+            )
             left.callback(engine.close)
             found = self._steps(
                 "offmate",
@@ -123,10 +128,13 @@ class Comparison:
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
         check_space(self.folder, STATE_BYTES_PER_PARAMETER * trained, "what plain PyTorch has learned")
         plain = PlainTraining(
-            model, optimizer=optimizer_of(self.job, model), max_grad_norm=self.job.max_grad_norm, device=self.device,
+            model,
+            optimizer=optimizer_of(self.job, model),
+            max_grad_norm=self.job.max_grad_norm,
+            device=self.device,
             on_cpu=plan.cpu_updated(),
             optimizers={t.name: t.optimizer for t in (*chain.tensors(), *chain.frame_tensors)},
-        )  # fmt: skip
+        )
         numbers = self._steps(
             "plain PyTorch",
             lambda batches, seeds, rate, items: plain.step(batches, seeds=seeds, learning_rate=rate, items=items),

@@ -60,7 +60,7 @@ def its_plan(
     def data_of(split: Job) -> Batches:
         return Batches(
             split, tokenizer, folder, frozen, pairs=pairs_of(split), masked=masked_of(split), border=rope_border(split)
-        )  # fmt: skip
+        )
 
     document = run.read_plan() if run and not anew else None
     final = document if document is not None and document["measured"] else None
@@ -81,6 +81,12 @@ def its_plan(
     if job != whole:
         batches = data_of(job)
     return ItsPlan(
-        job=job, plan=answer.plan, chain=answer.chain, hardware=answer.hardware, batches=batches, decided=False,
-        other_kernels=other_kernels, document=answer.to_json(),
-    )  # fmt: skip
+        job=job,
+        plan=answer.plan,
+        chain=answer.chain,
+        hardware=answer.hardware,
+        batches=batches,
+        decided=False,
+        other_kernels=other_kernels,
+        document=answer.to_json(),
+    )

@@ -39,13 +39,14 @@ class Room:
         found = next((n for n in range(self.all_layers, 0, -1) if plain_bytes(self.shorter(n)) <= self.there_bytes), 0)
         if found == 0:
             raise UserError(
-                "There is no room for even one layer of this model in plain PyTorch.", code="no-room",
+                "There is no room for even one layer of this model in plain PyTorch.",
+                code="no-room",
                 exit_code=Exit.DOES_NOT_FIT,
                 numbers=(
                     f"needed {format_bytes(plain_bytes(self.shorter(1)))}, there are {format_bytes(self.there_bytes)}",
                 ),
                 hint="certify a job of the same model with a smaller per_device_train_batch_size or max_length",
-            )  # fmt: skip
+            )
         return found
 
     def shorter(self, layers: int) -> Chain:

@@ -32,9 +32,15 @@ class PlainTraining:
     arithmetic need not give the same last bits."""
 
     def __init__(
-        self, model: nn.Module, *, optimizer: Sequence[Group], max_grad_norm: float | None, device: torch.device,
-        on_cpu: Collection[str], optimizers: Mapping[str, AnyOptimizer] = NONE,
-    ) -> None:  # fmt: skip
+        self,
+        model: nn.Module,
+        *,
+        optimizer: Sequence[Group],
+        max_grad_norm: float | None,
+        device: torch.device,
+        on_cpu: Collection[str],
+        optimizers: Mapping[str, AnyOptimizer] = NONE,
+    ) -> None:
         """`optimizers`: parameter -> its optimizer, where that is not AdamW with moments in fp32."""
         self._model, self._device, self._max_norm = model.train().to(device), device, max_grad_norm
         self._kinds = optimizers
@@ -44,9 +50,10 @@ class PlainTraining:
             for name, p in self._weights.items()
         }
         self._optimizers = [
-            (number, self._optimizer(group)) for number, group in enumerate(optimizer)
+            (number, self._optimizer(group))
+            for number, group in enumerate(optimizer)
             if any(map(group.has, self._masters))
-        ]  # fmt: skip
+        ]
 
     def _optimizer(self, group: Group) -> torch.optim.Optimizer:
         own = {name: master for name, master in self._masters.items() if group.has(name)}
@@ -57,9 +64,13 @@ class PlainTraining:
         return group.of_pytorch(groups)
 
     def step(
-        self, batches: Sequence[Mapping[str, Tensor]], *, seeds: Sequence[int],
-        learning_rate: float | Sequence[float], items: Tensor,
-    ) -> PlainResult:  # fmt: skip
+        self,
+        batches: Sequence[Mapping[str, Tensor]],
+        *,
+        seeds: Sequence[int],
+        learning_rate: float | Sequence[float],
+        items: Tensor,
+    ) -> PlainResult:
         """Do one optimizer step. `items`: the number of tokens by which the losses of all slices are divided.
         `learning_rate`: one for all groups, or one for each."""
         losses = []
@@ -99,9 +110,7 @@ class PlainTraining:
         moments that its optimizer has."""
         for name, master in self._masters.items():
             state = self._state_of(master)
-            moments = {
-                part: state.get(part, torch.zeros_like(master)).cpu() for part in self._kind(name).moments
-            }
+            moments = {part: state.get(part, torch.zeros_like(master)).cpu() for part in self._kind(name).moments}
             yield name, {"master": master.detach().cpu(), **moments}
 
     def _kind(self, name: str) -> AnyOptimizer:

@@ -57,10 +57,17 @@ class Batches:
     """
 
     def __init__(
-        self, job: Job, tokenizer: PreTrainedTokenizerBase, folder: Path | None = None, frozen: Frozen | None = None,
-        *, pairs: bool = False, masked: bool = False, border: RopeBorder | None = None,
+        self,
+        job: Job,
+        tokenizer: PreTrainedTokenizerBase,
+        folder: Path | None = None,
+        frozen: Frozen | None = None,
+        *,
+        pairs: bool = False,
+        masked: bool = False,
+        border: RopeBorder | None = None,
         places: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`pairs`: for an encoder-decoder. `masked`: for a model that must be told what is padding. `border`: for a
         model whose rotary positions depend on the length of rows. `places`: note where records stand, so that shown
         rows can say it."""
@@ -87,18 +94,19 @@ class Batches:
         elif job.eval_dataset is not None:
             other = job.model_copy(update={"dataset": job.eval_dataset, "mix_strategy": "concat"})
             log.info("data: for evaluation:")
-            corpus = load_corpus(
-                other, tokenizer, folder.with_name(f"eval-{folder.name}"), frozen, pairs=pairs
-            )  # fmt: skip
+            corpus = load_corpus(other, tokenizer, folder.with_name(f"eval-{folder.name}"), frozen, pairs=pairs)
             found = _rows(corpus, other, pad, closing, masked=masked, end=end, border=border)
             self.largest_token = max(self.largest_token, int(corpus.tokens.max()))
             self.evaluation = EvalBatches(found, job.slice_rows)
         self._rows = rows
         log.info(
             "data: %s, %s; %s a step, %.1f steps an epoch, %s in all",
-            counted(len(rows), "row"), counted(int(rows.lengths.sum()), "token"), counted(self.rows_per_step, "row"),
-            self.steps_per_epoch, counted(self.total_steps, "step"),
-        )  # fmt: skip
+            counted(len(rows), "row"),
+            counted(int(rows.lengths.sum()), "token"),
+            counted(self.rows_per_step, "row"),
+            self.steps_per_epoch,
+            counted(self.total_steps, "step"),
+        )
         if (note := all_warmup(job.lr_scheduler_type, job.warmup_steps, self.total_steps)) is not None:
             log.warning("data: %s", note)
         if len(rows) < self.rows_per_step:
@@ -223,9 +231,11 @@ class Batches:
             documents |= dict.fromkeys(range(first, last + 1))
         places = places_of(self._folder, set(documents))
         return ShownRow(
-            pieces=tuple(found), tokens=int(self._rows.lengths[number]), learned=count,
+            pieces=tuple(found),
+            tokens=int(self._rows.lengths[number]),
+            learned=count,
             places=tuple(dict.fromkeys(places[n] for n in documents if n in places)),
-        )  # fmt: skip
+        )
 
     def sample(self) -> str:
         """The first row of step 0 as text, learned tokens between ⟦ and ⟧, the middle cut out where it is long."""
@@ -266,10 +276,12 @@ def _hold_out(rows: Rows, job: Job) -> tuple[Rows, Rows]:
     count = math.ceil(job.val_size * total) if job.val_size < 1 else int(job.val_size)
     if count >= total:
         raise UserError(
-            "val_size leaves nothing to train on.", code="val-size-too-large", exit_code=Exit.USAGE,
+            "val_size leaves nothing to train on.",
+            code="val-size-too-large",
+            exit_code=Exit.USAGE,
             numbers=(f"{total} {'documents' if whole else 'rows'}, {count} of them to evaluate on",),
             hint="use a smaller val_size, or eval_dataset",
-        )  # fmt: skip
+        )
     generator = torch.Generator().manual_seed(split_seed(job.seed))
     held_out = np.zeros(total, np.bool_)
     held_out[torch.randperm(total, generator=generator).numpy()[:count]] = True
@@ -281,16 +293,28 @@ def _hold_out(rows: Rows, job: Job) -> tuple[Rows, Rows]:
 
 
 def _rows(
-    corpus: Corpus, job: Job, pad: int, closing: int | None, *, masked: bool, end: int | None,
+    corpus: Corpus,
+    job: Job,
+    pad: int,
+    closing: int | None,
+    *,
+    masked: bool,
+    end: int | None,
     border: RopeBorder | None,
-) -> Rows:  # fmt: skip
+) -> Rows:
     """The rows of a corpus. `closing`: the corpus is of pairs whose prompts end with this many special tokens; None for
     other corpora. `end`: as in `Rows`."""
     if closing is None:
         rows = Rows(
-            corpus, rows_of(corpus, job), max_length=job.max_length, pad=pad, masked=masked,
-            by_document=job.loss_weighting == "documents", end=end, border=None if border is None else border.tokens,
-        )  # fmt: skip
+            corpus,
+            rows_of(corpus, job),
+            max_length=job.max_length,
+            pad=pad,
+            masked=masked,
+            by_document=job.loss_weighting == "documents",
+            end=end,
+            border=None if border is None else border.tokens,
+        )
         check_sides(job, rows, border)
         return rows
     layout = layout_of_pairs(corpus, job, closing)
@@ -306,8 +330,10 @@ def rows_of(corpus: Corpus, job: Job) -> Layout:
         ends = np.minimum(starts + longest, total)
         log.info(
             "data: packed %s into %s of %s",
-            counted(len(corpus.ends), "document"), counted(len(starts), "row"), counted(longest, "token"),
-        )  # fmt: skip
+            counted(len(corpus.ends), "document"),
+            counted(len(starts), "row"),
+            counted(longest, "token"),
+        )
     else:
         ends = corpus.ends
         starts = np.concatenate((np.zeros(1, np.int64), ends[:-1])) if len(ends) else ends
@@ -323,15 +349,21 @@ def rows_of(corpus: Corpus, job: Job) -> Layout:
             lost = int((ends - starts - longest)[cut].sum())
             log.warning(
                 "data: %d of %d documents are longer than max_length %d and cut; %d of %d tokens are not seen (%s)",
-                int(cut.sum()), len(ends), longest, lost, total,
+                int(cut.sum()),
+                len(ends),
+                longest,
+                lost,
+                total,
                 "packing: wrapped uses them all, a larger max_length more",
-            )  # fmt: skip
+            )
         ends = np.minimum(ends, starts + longest)
     # A row's first token is not learned: nothing stands before it from which to predict it.
     useful = learned_of(corpus, np.minimum(starts + 1, ends), ends) > 0
     if not useful.any():
         raise UserError(
-            "The dataset has nothing to train on.", code="nothing-to-train", exit_code=Exit.USAGE,
+            "The dataset has nothing to train on.",
+            code="nothing-to-train",
+            exit_code=Exit.USAGE,
             numbers=(
                 f"{counted(len(corpus.ends), 'document')}, {counted(total, 'token')}, "
                 f"{int(corpus.trained.sum())} of them to be learned",
@@ -339,7 +371,7 @@ def rows_of(corpus: Corpus, job: Job) -> Layout:
                 "after its first",
             ),
             hint="use a larger max_length, data with completions, or train_on: all",
-        )  # fmt: skip
+        )
     if not useful.all():
         log.warning("data: %d of %d rows have nothing to learn and are left out", int((~useful).sum()), len(useful))
     pieces = np.stack((starts, ends - starts), axis=1)[useful]
@@ -365,16 +397,20 @@ def _long_rows(job: Job, count: int, documents: int, longest: int) -> None:
     """Log that documents longer than `max_length` are left out, or, with `long_rows: refuse`, raise UserError."""
     if job.long_rows == "refuse":
         raise UserError(
-            "Documents are longer than max_length.", code="rows-too-long", exit_code=Exit.USAGE,
+            "Documents are longer than max_length.",
+            code="rows-too-long",
+            exit_code=Exit.USAGE,
             numbers=(
                 f"{count} of {documents}, the longest {counted(longest, 'token')}; max_length is {job.max_length}",
             ),
             hint="use a larger max_length, or long_rows: cut or drop",
-        )  # fmt: skip
+        )
     log.warning(
         "data: %d of %d documents are longer than max_length %d and left out (long_rows: drop)",
-        count, documents, job.max_length,
-    )  # fmt: skip
+        count,
+        documents,
+        job.max_length,
+    )
 
 
 def _packed(pieces: NDArray[np.int64], longest: int) -> Layout:
@@ -400,12 +436,15 @@ def _packed(pieces: NDArray[np.int64], longest: int) -> Layout:
             with_room.setdefault(left, []).append(row)
     log.info(
         "data: packed %s into %s of at most %s",
-        counted(len(pieces), "document"), counted(len(rows), "row"), counted(longest, "token"),
-    )  # fmt: skip
+        counted(len(pieces), "document"),
+        counted(len(rows), "row"),
+        counted(longest, "token"),
+    )
     return Layout(
         pieces=pieces[[number for row in rows for number in row]],
-        ends=np.cumsum([len(row) for row in rows], dtype=np.int64), isolated=True,
-    )  # fmt: skip
+        ends=np.cumsum([len(row) for row in rows], dtype=np.int64),
+        isolated=True,
+    )
 
 
 # ---- checks that, in models whose rotary positions depend on row length, no row is computed by another row's length
@@ -428,10 +467,11 @@ def check_sides(job: Job, rows: Rows, border: RopeBorder | None) -> None:
         then = "beyond it, the rope (longrope) has other frequencies, and all of a micro-batch have the same"
         least = "; or per_device_train_batch_size: 1 with packing: false"
     raise UserError(
-        f"The model computes {what} differently when others in the micro-batch are longer.", code="rope-by-length",
+        f"The model computes {what} differently when others in the micro-batch are longer.",
+        code="rope-by-length",
         exit_code=Exit.USAGE,
         numbers=(
             f"{int(beyond.sum())} of {len(beyond)} {what} are longer than {counted(border.tokens, 'token')}; {then}",
         ),
         hint=f"use max_length: {border.tokens}{least}",
-    )  # fmt: skip
+    )

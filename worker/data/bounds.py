@@ -90,6 +90,9 @@ def _mapped_bytes() -> int:
 
 def _too_much(number: str) -> UserError:
     return UserError(
-        "The chat template takes too much time or memory to render a conversation.", code="chat-template-too-much",
-        exit_code=Exit.USAGE, numbers=(f"more than {number}",), hint="give another chat_template",
-    )  # fmt: skip
+        "The chat template takes too much time or memory to render a conversation.",
+        code="chat-template-too-much",
+        exit_code=Exit.USAGE,
+        numbers=(f"more than {number}",),
+        hint="give another chat_template",
+    )

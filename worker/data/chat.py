@@ -47,24 +47,32 @@ class ChatTemplate:
     """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, *, everything: bool = False, learned: LearnedTurns | None = None,
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        everything: bool = False,
+        learned: LearnedTurns | None = None,
         values: Mapping[str, Any] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`everything`: all of the text is learned, whoever says it. `learned`: these turns are learned, found in the
         tokenizer's own template by axolotl's rules. `values`: what the template is told beside the messages."""
         if not tokenizer.chat_template:
             raise UserError(
-                "The data are conversations, and the tokenizer has no chat template.", code="no-chat-template",
-                exit_code=Exit.USAGE, hint=GIVE_TEMPLATE,
-            )  # fmt: skip
+                "The data are conversations, and the tokenizer has no chat template.",
+                code="no-chat-template",
+                exit_code=Exit.USAGE,
+                hint=GIVE_TEMPLATE,
+            )
         try:
             self._template: str = tokenizer.get_chat_template()
         except ValueError as error:
             raise UserError(
-                "The tokenizer has several chat templates, none of them for conversations.", code="no-chat-template",
-                exit_code=Exit.USAGE, numbers=(first_line(error),),
+                "The tokenizer has several chat templates, none of them for conversations.",
+                code="no-chat-template",
+                exit_code=Exit.USAGE,
+                numbers=(first_line(error),),
                 hint=GIVE_TEMPLATE,
-            ) from error  # fmt: skip
+            ) from error
         self._origin = _origin(tokenizer)
         self._check_syntax()
         self._everything = everything
@@ -96,11 +104,13 @@ class ChatTemplate:
             else:
                 what = f"compiled to Python: {error.msg}"  # no line: those of the compiled code are others
             raise UserError(
-                "The chat template has a mistake, whatever the data are.", code="bad-chat-template",
-                exit_code=Exit.USAGE, numbers=(what, self._origin),
+                "The chat template has a mistake, whatever the data are.",
+                code="bad-chat-template",
+                exit_code=Exit.USAGE,
+                numbers=(what, self._origin),
                 hint="correct the template, or give another one: chat_template, the path of a file or a name such as "
                 "chatml",
-            ) from error  # fmt: skip
+            ) from error
         except REFUSALS:  # it compiles, but wants messages, which it gets later
             pass
 
@@ -183,9 +193,7 @@ class ChatTemplate:
             start = self._conversation(text, messages, tools).going_on(asked)
         return text, ((start, len(text)),)
 
-    def asked(
-        self, prompt: Sequence[Message], answer: Message, tools: list[Any] | None = None
-    ) -> tuple[str, str]:  # fmt: skip
+    def asked(self, prompt: Sequence[Message], answer: Message, tools: list[Any] | None = None) -> tuple[str, str]:
         """(the text of the prompt with the generation prompt, the text of prompt and answer together). The template may
         leave out the thoughts of earlier answers, as they are not learned here. Raises UserError as `render`."""
         bare = [{key: said for key, said in message.items() if key not in THOUGHTS} for message in prompt]
@@ -228,16 +236,24 @@ class ChatTemplate:
         """The conversation whose text this is. Raises UserError "template-drops" where the text is the same without
         something that a message says: the template does not fit the data."""
         found = Conversation(
-            self._render, self._shapes, messages, tools, text, values=repr(self._values), marks=self._marks,
+            self._render,
+            self._shapes,
+            messages,
+            tools,
+            text,
+            values=repr(self._values),
+            marks=self._marks,
             ends=self._ended_by,
-        )  # fmt: skip
+        )
         if (index := found.unshown()) is not None:
             role, content = messages[index]["role"], messages[index]["content"]
             raise UserError(
                 f"The chat template does not show what the {role} says in turn {index + 1} of a conversation.",
-                code="template-drops", exit_code=Exit.USAGE, numbers=(f"turn: {shown(content, 200)}", found.roles),
+                code="template-drops",
+                exit_code=Exit.USAGE,
+                numbers=(f"turn: {shown(content, 200)}", found.roles),
                 hint="give a chat_template that shows it, or take it out of the data",
-            )  # fmt: skip
+            )
         said = [key for key in _SHOWN if any(message.get(key) for message in messages) and not found.shows(key)]
         without = {
             key: ([{k: v for k, v in message.items() if k != key} for message in messages], tools) for key in said
@@ -251,10 +267,12 @@ class ChatTemplate:
                 same = False
             if same:
                 raise UserError(
-                    f"The chat template does not show the {key} of a conversation.", code="template-drops",
-                    exit_code=Exit.USAGE, numbers=(found.roles,),
+                    f"The chat template does not show the {key} of a conversation.",
+                    code="template-drops",
+                    exit_code=Exit.USAGE,
+                    numbers=(found.roles,),
                     hint=f"give a chat_template that shows {key}, or take {key} out of the data",
-                )  # fmt: skip
+                )
         self._refuse_dropped_calls(text, messages, tools)
         return found
 
@@ -281,7 +299,7 @@ class ChatTemplate:
 
     def _refuse_dropped_call(
         self, text: str, messages: Sequence[Message], tools: list[Any] | None, index: int, place: int
-    ) -> None:  # fmt: skip
+    ) -> None:
         without, bare = copy.deepcopy(messages[index]), copy.deepcopy(messages[index])
         call = _called(messages[index])[place]
         del without["tool_calls"][place]
@@ -291,9 +309,11 @@ class ChatTemplate:
                 if self._render([*messages[:index], other, *messages[index + 1 :]], tools)[0] == text:
                     raise UserError(
                         f"The chat template does not show all calls of turn {index + 1} of a conversation.",
-                        code="template-drops", exit_code=Exit.USAGE, numbers=(f"call: {shown(call, 200)}",),
+                        code="template-drops",
+                        exit_code=Exit.USAGE,
+                        numbers=(f"call: {shown(call, 200)}",),
                         hint="give a chat_template that shows each call with its arguments",
-                    )  # fmt: skip
+                    )
 
     def _tell_left_out(self, text: str, messages: Sequence[Message]) -> None:
         """Warn once where the template leaves out a part of what an answer says or thinks."""
@@ -304,7 +324,7 @@ class ChatTemplate:
                     log.warning(
                         "data: the chat template leaves out a part of what answers say, which is not learned: of %s",
                         shown(said, 200),
-                    )  # fmt: skip
+                    )
 
     def _learned(self, spans: Spans, messages: Sequence[Message], found: Conversation) -> Spans:
         """Those of the template's marked `spans` whose turns are learned. Raises UserError "turns-not-marked" where the
@@ -318,10 +338,11 @@ class ChatTemplate:
         if len(spans) != len(wanted) or not all(map(found.is_within, answers, spans)):
             raise UserError(
                 "The chat template does not mark each of the assistant's turns, and some are not to be learned.",
-                code="turns-not-marked", exit_code=Exit.USAGE,
+                code="turns-not-marked",
+                exit_code=Exit.USAGE,
                 numbers=(f"{counted(len(wanted), 'turn')}, {counted(len(spans), 'mark')}",),
                 hint="give a chat_template with {% generation %} around each of the assistant's turns",
-            )  # fmt: skip
+            )
         return tuple(span for span, learned in zip(spans, wanted, strict=True) if learned)
 
 
@@ -342,10 +363,12 @@ def _refusals_told(messages: Sequence[Message], origin: str) -> Iterator[None]:
         yield
     except REFUSALS as error:
         raise UserError(
-            "The chat template refuses a conversation.", code="chat-template-refuses", exit_code=Exit.USAGE,
+            "The chat template refuses a conversation.",
+            code="chat-template-refuses",
+            exit_code=Exit.USAGE,
             numbers=(f"{type(error).__name__}: {error}", f"roles: {', '.join(m['role'] for m in messages)}", origin),
             hint="correct the record, or give another chat_template",
-        ) from error  # fmt: skip
+        ) from error
 
 
 def _origin(tokenizer: PreTrainedTokenizerBase) -> str:

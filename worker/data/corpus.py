@@ -59,9 +59,14 @@ class Corpus:
 
 
 def load_corpus(
-    job: Job, tokenizer: PreTrainedTokenizerBase, folder: Path, frozen: Frozen | None = None, *, pairs: bool = False,
+    job: Job,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    frozen: Frozen | None = None,
+    *,
+    pairs: bool = False,
     places: bool = False,
-) -> Corpus:  # fmt: skip
+) -> Corpus:
     """The job's data, tokenized into `folder`, or as found there from an earlier start of the same job.
 
     `pairs`: see `worker.data.pairs`. `places`: also write a file that says for each document, in a line of its own,
@@ -70,10 +75,13 @@ def load_corpus(
     `frozen`.
     """
     values, mixed = job.model_dump(mode="json"), job.mix_strategy != "concat"
-    more = (*(key for key in _WHERE_GIVEN if values[key]), *(_MIXED if mixed else []),
-            *(_ONCE if job.dataset_exact_deduplication else []),
-            *(_CUT if job.long_rows == "share" or _begins_rows(job) else []),
-            *(["broken_rows"] if job.broken_rows == "skip" else []))  # fmt: skip
+    more = (
+        *(key for key in _WHERE_GIVEN if values[key]),
+        *(_MIXED if mixed else []),
+        *(_ONCE if job.dataset_exact_deduplication else []),
+        *(_CUT if job.long_rows == "share" or _begins_rows(job) else []),
+        *(["broken_rows"] if job.broken_rows == "skip" else []),
+    )
     keys = {key: value for key, value in values.items() if key in (*_KEYS, *more)} | ({"pairs": True} if pairs else {})
     if (corpus := _open(folder, keys)) is not None:
         log.info("data: %s as tokenized at the first start (%s)", counted(len(corpus.tokens), "token"), folder)
@@ -124,9 +132,11 @@ def check_tokenizer(job: Job, tokenizer: PreTrainedTokenizerBase) -> None:
     """Raise UserError "slow-tokenizer" for a tokenizer that cannot say from which characters a token is made."""
     if not tokenizer.is_fast:
         raise UserError(
-            f"The tokenizer {job.tokenizer} does not tell where its tokens are in the text.", code="slow-tokenizer",
-            exit_code=Exit.USAGE, hint="use a tokenizer with a tokenizer.json",
-        )  # fmt: skip
+            f"The tokenizer {job.tokenizer} does not tell where its tokens are in the text.",
+            code="slow-tokenizer",
+            exit_code=Exit.USAGE,
+            hint="use a tokenizer with a tokenizer.json",
+        )
 
 
 def places_of(folder: Path, documents: set[int]) -> dict[int, str]:
@@ -146,9 +156,10 @@ def _write(job: Job, tokenizer: PreTrainedTokenizerBase, folder: Path, pairs: bo
     left_out, sharing = LeftOut(job, pairs=pairs), Sharing(job, pairs=pairs)
     said_at = time.monotonic()
     with (
-        (folder / "tokens.raw").open("wb") as tokens, (folder / "trained.raw").open("wb") as trained,
+        (folder / "tokens.raw").open("wb") as tokens,
+        (folder / "trained.raw").open("wb") as trained,
         (folder / _PLACES).open("w", encoding="utf-8", errors="surrogateescape") if places else nullcontext() as noted,
-    ):  # fmt: skip
+    ):
         for documents in batched(documents_of(job, tokenizer, pairs)):
             its_places = (document.place for document in documents for _ in document.rows or (None,))
             for place, whole in zip(its_places, encode(documents, tokenizer, pairs=pairs), strict=True):
@@ -213,9 +224,12 @@ def encode(
         yield from _encode_pieces(documents, tokenizer)
         return
     encoded = tokenizer(
-        [document.text for document in documents], add_special_tokens=documents[0].special,
-        return_attention_mask=False, return_token_type_ids=False, verbose=False,
-    )  # fmt: skip
+        [document.text for document in documents],
+        add_special_tokens=documents[0].special,
+        return_attention_mask=False,
+        return_token_type_ids=False,
+        verbose=False,
+    )
     end = tokenizer.eos_token_id
     encodings: list[Encoding] = encoded.encodings or []
     for document, tokens, encoding in zip(documents, encoded["input_ids"], encodings, strict=True):

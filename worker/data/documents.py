@@ -28,9 +28,10 @@ from worker.data.sources import Source, open_source
 log = logging.getLogger(__name__)
 
 _UNTIL: dict[str, Any] = {
-    "interleave_under": "first_exhausted", "interleave_over": "all_exhausted",
+    "interleave_under": "first_exhausted",
+    "interleave_over": "all_exhausted",
     "interleave_once": "all_exhausted_without_replacement",
-}  # fmt: skip
+}
 """`mix_strategy` -> the stopping strategy of `datasets`."""
 _PIECE = 2**12  # how many records of a mixture are drawn at a time
 
@@ -84,9 +85,12 @@ def _tell(source: Source, form: Format, records: int) -> None:
         log.warning("data: %s: the column system is not read; columns: {system: system} takes it", source.name)
     log.info(
         "data: %s: %s read as %s (columns %s%s)",
-        source.name, counted(records, "record"), form.name, ", ".join(form.uses),
+        source.name,
+        counted(records, "record"),
+        form.name,
+        ", ".join(form.uses),
         f"; not used: {', '.join(unused)}" if unused else "",
-    )  # fmt: skip
+    )
 
 
 class _Drawn:
@@ -159,18 +163,25 @@ def mixture(job: Job, counts: Sequence[int]) -> Iterator[tuple[int, int]]:
         for entry, count in enumerate(counts)
     ]
     order = interleave_datasets(
-        numbers, seed=job.seed,
+        numbers,
+        seed=job.seed,
         probabilities=None if shares is None else [share / math.fsum(shares) for share in shares],  # thirds are rounded
         stopping_strategy=_UNTIL[job.mix_strategy],
-    )  # fmt: skip
+    )
     for batch in order.iter(_PIECE):
         yield from zip(batch["entry"], batch["record"], strict=True)
 
 
 def form_of(
-    job: Job, entry: DataEntry, kind: Kind, columns: tuple[str, ...], tokenizer: PreTrainedTokenizerBase, *,
-    pairs: bool = False, source: Source | None = None,
-) -> Format:  # fmt: skip
+    job: Job,
+    entry: DataEntry,
+    kind: Kind,
+    columns: tuple[str, ...],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    pairs: bool = False,
+    source: Source | None = None,
+) -> Format:
     """The format by which an entry's records of this kind become documents. `columns`: by offmate's names. `source`:
     all of the entry's records; None where only some of them are seen. Raises UserError."""
     if entry.converter is not None:
@@ -180,24 +191,37 @@ def form_of(
         return v1_rows.format_of(entry, columns, tokenizer, values, source)
     entry = entry_of_pairs(entry, kind) if pairs else entry
     return detect(
-        kind, columns, tokenizer, train_on=job.train_on, prompt=entry.prompt_format,
-        system="system" in entry.columns, learned=entry.learned,
+        kind,
+        columns,
+        tokenizer,
+        train_on=job.train_on,
+        prompt=entry.prompt_format,
+        system="system" in entry.columns,
+        learned=entry.learned,
         values={**(job.chat_template_kwargs or {}), **(entry.chat_template_kwargs or {})},
-        slots=None if pairs else job.chat_template, formatting=entry.formatting,
+        slots=None if pairs else job.chat_template,
+        formatting=entry.formatting,
         begin=first_token_of(tokenizer, job) if entry.formatting and job.packing != "wrapped" else None,
-    )  # fmt: skip
+    )
 
 
-_OF_RECORDS = frozenset({
-    "chat-template-refuses", "chat-template-too-much", "template-drops", "assistant-turn-not-found", "turns-not-apart",
-    "turns-not-marked", "turn-not-shown",
-})  # fmt: skip
+_OF_RECORDS = frozenset(
+    {
+        "chat-template-refuses",
+        "chat-template-too-much",
+        "template-drops",
+        "assistant-turn-not-found",
+        "turns-not-apart",
+        "turns-not-marked",
+        "turn-not-shown",
+    }
+)
 """Error codes by which a chat template refuses a single record; any other error concerns the whole job."""
 
 
 def document_of(
     form: Format, entry: DataEntry, row: Row, broken: BrokenRows, *, again: bool = False
-) -> Document | None:  # fmt: skip
+) -> Document | None:
     """The document of a row, whose record has the data's own column names. None for an empty record, and for a row that
     this adds to the `broken` ones. `again`: the row may be drawn again. Raises UserError for an error that concerns
     more than this record."""
@@ -212,6 +236,6 @@ def document_of(
             numbers = (row.place, *error.numbers)
             raise UserError(
                 error.what, code=error.code, exit_code=error.exit_code, hint=error.hint, numbers=numbers
-            ) from error  # fmt: skip
+            ) from error
         broken.add(row.place, error, (entry.path, entry.split, row.place) if again else None)
         return None

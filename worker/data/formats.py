@@ -80,11 +80,19 @@ class Format:
 
 
 def detect(
-    kind: Kind, columns: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, train_on: TrainOn,
-    prompt: PromptFormat | None = None, system: bool = False, learned: LearnedTurns | None = None,
-    values: Mapping[str, Any] | None = None, slots: str | None = None, formatting: Formatting | None = None,
+    kind: Kind,
+    columns: Sequence[str],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    train_on: TrainOn,
+    prompt: PromptFormat | None = None,
+    system: bool = False,
+    learned: LearnedTurns | None = None,
+    values: Mapping[str, Any] | None = None,
+    slots: str | None = None,
+    formatting: Formatting | None = None,
     begin: int | None = None,
-) -> Format:  # fmt: skip
+) -> Format:
     """The format by which records of this kind with these columns become documents. Raises UserError.
 
     `train_on`: as in the job. `prompt`: how instructions are written; None for the chat template, or, without one, the
@@ -170,7 +178,7 @@ def _slot_text(begin: int | None, end: str) -> Format:
 
 def _slot_chat(
     kind: Kind, columns: Sequence[str], slots: Callable[[], Slots], formatting: Formatting | None, *, everything: bool
-) -> Format:  # fmt: skip
+) -> Format:
     """The format of conversations under LLaMA-Factory's templates. `slots`: called for the first record that is a
     conversation. `everything`: all of a prompt and completion that are texts is learned, too."""
     left_out: Counter[str] = Counter()
@@ -187,9 +195,7 @@ def _slot_chat(
 
     wanted = {"alpaca": (*ALPACA, "history", "tools"), "prompt": ("prompt", "completion", "tools")}
     uses = tuple(column for column in wanted.get(kind, (kind, "system", "tools")) if column in columns)
-    return Format(
-        name=f"{kind} under a template of LLaMA-Factory's", uses=uses, document=document, left_out=left_out
-    )
+    return Format(name=f"{kind} under a template of LLaMA-Factory's", uses=uses, document=document, left_out=left_out)
 
 
 def _text(record: Record) -> Document | None:
@@ -313,10 +319,12 @@ def parsed_slots(tokenizer: PreTrainedTokenizerBase) -> SlotTemplate:
         raise
     except Exception as error:  # a template may raise anything
         raise UserError(
-            "LLaMA-Factory can make no template of the tokenizer's chat template.", code="no-chat-template",
-            exit_code=Exit.USAGE, numbers=(f"{type(error).__name__}: {first_line(error)}",),
+            "LLaMA-Factory can make no template of the tokenizer's chat template.",
+            code="no-chat-template",
+            exit_code=Exit.USAGE,
+            numbers=(f"{type(error).__name__}: {first_line(error)}",),
             hint="name one: template: qwen3, or another of LLaMA-Factory's",
-        ) from error  # fmt: skip
+        ) from error
 
 
 def _parsed(tokenizer: PreTrainedTokenizerBase) -> SlotTemplate:

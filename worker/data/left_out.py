@@ -48,20 +48,25 @@ class LeftOut:
         """Raise UserError "nothing-to-train" where every document is too short. Duplicates cannot all be left out."""
         if self._all and self._short == self._all:
             raise UserError(
-                "Every document has fewer tokens than min_sample_len.", code="nothing-to-train", exit_code=Exit.USAGE,
+                "Every document has fewer tokens than min_sample_len.",
+                code="nothing-to-train",
+                exit_code=Exit.USAGE,
                 numbers=(f"{counted(self._all, 'document')}, the longest of {counted(self._longest, 'token')}",),
                 hint=f"min_sample_len: {self._longest} or less takes some of them",
-            )  # fmt: skip
+            )
 
     def say(self) -> None:
         """Log how many documents were left out."""
         if self._least:
             log.info(
                 "data: %d of %d documents have fewer than %s and are left out (min_sample_len)",
-                self._short, self._all, counted(self._least, "token"),
-            )  # fmt: skip
+                self._short,
+                self._all,
+                counted(self._least, "token"),
+            )
         if self._once:
             log.info(
                 "data: %d of %d documents came before and are left out (dataset_exact_deduplication)",
-                self._again, self._all,
-            )  # fmt: skip
+                self._again,
+                self._all,
+            )

@@ -89,9 +89,17 @@ class Rows:
     beyond this many tokens."""
 
     def __init__(
-        self, corpus: Corpus, layout: Layout, *, max_length: int, pad: int, masked: bool = False,
-        by_document: bool = False, end: int | None = None, border: int | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        corpus: Corpus,
+        layout: Layout,
+        *,
+        max_length: int,
+        pad: int,
+        masked: bool = False,
+        by_document: bool = False,
+        end: int | None = None,
+        border: int | None = None,
+    ) -> None:
         self.border = border
         self.corpus, self.layout, self.pad, self.masked, self.by_document = corpus, layout, pad, masked, by_document
         self.end = end
@@ -108,9 +116,15 @@ class Rows:
     def laid_out(self, layout: Layout) -> Rows:
         """Rows of the same corpus with another layout."""
         return Rows(
-            self.corpus, layout, max_length=self._max_length, pad=self.pad, masked=self.masked,
-            by_document=self.by_document, end=self.end, border=self.border,
-        )  # fmt: skip
+            self.corpus,
+            layout,
+            max_length=self._max_length,
+            pad=self.pad,
+            masked=self.masked,
+            by_document=self.by_document,
+            end=self.end,
+            border=self.border,
+        )
 
     def pieces(self, number: int) -> Iterator[tuple[NDArray[np.int32], NDArray[np.bool_]]]:
         """The tokens of each piece of a row, and which of them are learned."""

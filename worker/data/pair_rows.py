@@ -36,19 +36,24 @@ def layout_of_pairs(corpus: Corpus, job: Job, closing: int) -> Layout:
         limits = f"max_length {most_source} and max_target_length {most_target}"
         if job.long_rows == "refuse":
             raise UserError(
-                "Prompts or completions are longer than a row.", code="rows-too-long", exit_code=Exit.USAGE,
-                numbers=(f"{numbers}; {limits}",), hint="use a larger one, or long_rows: cut or drop",
-            )  # fmt: skip
+                "Prompts or completions are longer than a row.",
+                code="rows-too-long",
+                exit_code=Exit.USAGE,
+                numbers=(f"{numbers}; {limits}",),
+                hint="use a larger one, or long_rows: cut or drop",
+            )
         done = "left out (long_rows: drop)" if job.long_rows == "drop" else "cut"
         log.warning("data: pairs longer than %s are %s: %s", limits, done, numbers)
         if job.long_rows == "drop":
             keep &= ~long
     if not keep.any():
         raise UserError(
-            "The dataset has nothing to train on.", code="nothing-to-train", exit_code=Exit.USAGE,
+            "The dataset has nothing to train on.",
+            code="nothing-to-train",
+            exit_code=Exit.USAGE,
             numbers=(f"{counted(len(keep), 'pair')}, none with a prompt and a completion",),
             hint="give data with completions",
-        )  # fmt: skip
+        )
     if not keep.all():
         log.warning("data: %d of %d pairs are left out", int((~keep).sum()), len(keep))
     starts, sources, learned = starts[keep], sources[keep], learned[keep]
@@ -72,9 +77,12 @@ class PairRows(Rows):
     def chosen(self, which: NDArray[np.bool_]) -> PairRows:
         """The rows that `which` selects."""
         return PairRows(
-            self.corpus, self.layout.chosen(which), max_length=self._max_length, pad=self.pad,
+            self.corpus,
+            self.layout.chosen(which),
+            max_length=self._max_length,
+            pad=self.pad,
             most_target=self._most_target,
-        )  # fmt: skip
+        )
 
     @property
     def most(self) -> tuple[int, int]:
@@ -112,4 +120,3 @@ def _padded(rows: list[NDArray[np.int32]], most: int, pad: int) -> tuple[Tensor,
     for place, row in enumerate(rows):
         ids[place, : len(row)], there[place, : len(row)] = row, 1
     return torch.from_numpy(ids), torch.from_numpy(there)
-

@@ -32,10 +32,12 @@ def entry_of_pairs(entry: DataEntry, kind: Kind) -> DataEntry:
 
 def _no_pairs(number: str) -> UserError:
     return UserError(
-        "An encoder-decoder learns from pairs: a text that it reads, and one that it writes.", code="no-pairs",
-        exit_code=Exit.USAGE, numbers=(number,),
+        "An encoder-decoder learns from pairs: a text that it reads, and one that it writes.",
+        code="no-pairs",
+        exit_code=Exit.USAGE,
+        numbers=(number,),
         hint="give columns prompt and completion, both texts, or instruction, (input,) output",
-    )  # fmt: skip
+    )
 
 
 def encode_pairs(documents: list[Document], tokenizer: PreTrainedTokenizerBase) -> Iterator[Encoded]:

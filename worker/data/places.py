@@ -23,9 +23,18 @@ from worker.data.shapes import THOUGHTS, Filled, Render, Shape, Shapes, fill, pr
 from worker.data.turns import Spans, common
 
 REFUSALS = (
-    TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, NameError, RuntimeError,
-    StopIteration, SyntaxError, AssertionError,
-)  # fmt: skip
+    TemplateError,
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    NameError,
+    RuntimeError,
+    StopIteration,
+    SyntaxError,
+    AssertionError,
+)
 """The errors that rendering may raise for a conversation that the template does not accept. A template is compiled to
 Python, which has limits of its own: 21 nested loops are a SyntaxError."""
 
@@ -34,9 +43,17 @@ class Conversation:
     """A conversation's text, and which of its characters belong to each turn. Messages are counted from 0."""
 
     def __init__(
-        self, render: Render, shapes: Shapes, messages: Sequence[Message], tools: list[Any] | None, text: str,
-        *, values: str, marks: Sequence[str], ends: Sequence[str],
-    ) -> None:  # fmt: skip
+        self,
+        render: Render,
+        shapes: Shapes,
+        messages: Sequence[Message],
+        tools: list[Any] | None,
+        text: str,
+        *,
+        values: str,
+        marks: Sequence[str],
+        ends: Sequence[str],
+    ) -> None:
         """`render`: makes `text` from messages and tools. `values`: what else it tells the template, as a text.
         `marks`: the tokenizer's special tokens, the longest first. `ends`: those of them that end an answer."""
         self._render, self._shapes, self._values = render, shapes, values
@@ -151,9 +168,11 @@ class Conversation:
         if self._filled is not None and not self._filled.is_marked_alike(spans):
             raise UserError(
                 "The chat template's {% generation %} does not hold what is said between its two marks.",
-                code="turns-not-marked", exit_code=Exit.USAGE, numbers=(self.roles,),
+                code="turns-not-marked",
+                exit_code=Exit.USAGE,
+                numbers=(self.roles,),
                 hint="a chat_template may not have {% generation %} within a macro, or within {% set %}",
-            )  # fmt: skip
+            )
 
     def is_within(self, index: int, span: tuple[int, int]) -> bool:
         """Whether a span of the text holds part of what a message says; True where its places are not known."""
@@ -368,25 +387,30 @@ class Conversation:
     def _not_found(self, index: int) -> UserError:
         return UserError(
             "The chat template does not show what the assistant says as it is in the data.",
-            code="assistant-turn-not-found", exit_code=Exit.USAGE,
+            code="assistant-turn-not-found",
+            exit_code=Exit.USAGE,
             numbers=(f"turn: {shown(self._messages[index]['content'].strip(), 200)}",),
             hint="use train_on: all, or a chat_template with {% generation %} around the assistant's turns",
-        )  # fmt: skip
+        )
 
     def _not_apart(self, index: int) -> UserError:
         return UserError(
             f"The chat template does not show turn {index + 1} of a conversation apart from what others say.",
-            code="turns-not-apart", exit_code=Exit.USAGE, numbers=(self.roles,),
+            code="turns-not-apart",
+            exit_code=Exit.USAGE,
+            numbers=(self.roles,),
             hint="give a chat_template that shows one turn after another",
-        )  # fmt: skip
+        )
 
     def _marks_of_others(self, index: int) -> UserError:
         role = self._messages[index]["role"]
         return UserError(
             f"The chat template's {{% generation %}} holds what the {role} says in turn {index + 1}.",
-            code="turns-not-apart", exit_code=Exit.USAGE, numbers=(self.roles,),
+            code="turns-not-apart",
+            exit_code=Exit.USAGE,
+            numbers=(self.roles,),
             hint="give a chat_template with {% generation %} around the assistant's turns alone, and in no macro",
-        )  # fmt: skip
+        )
 
 
 def _changing(text: str, other: str) -> tuple[int, int]:

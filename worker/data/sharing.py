@@ -27,9 +27,7 @@ class Sharing:
         self._ends = int(slots is not None and slots.ends_once)  # tokens at the end (0 or 1) that are always kept
         self._all = self._cut = self._lost = 0
 
-    def cut(
-        self, ids: NDArray[np.int32], learned: NDArray[np.bool_]
-    ) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:  # fmt: skip
+    def cut(self, ids: NDArray[np.int32], learned: NDArray[np.bool_]) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
         """The part of a document that is kept: the beginnings of its prompts and answers. A turn is a run of tokens
         that are not learned (the prompt) and the learned tokens behind it (the answer)."""
         self._all += 1
@@ -53,8 +51,12 @@ class Sharing:
         if self._cut:
             log.warning(
                 "data: %d of %d documents are longer than max_length %d and cut, prompts and answers (long_rows: "
-                "share); %s not seen", self._cut, self._all, self._most, counted(self._lost, "token"),
-            )  # fmt: skip
+                "share); %s not seen",
+                self._cut,
+                self._all,
+                self._most,
+                counted(self._lost, "token"),
+            )
 
 
 def shares(prompt: int, answer: int, room: int) -> tuple[int, int]:

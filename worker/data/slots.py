@@ -27,23 +27,31 @@ class Slots:
     without the template's tokens, and for `everything` with a template under which the tool cannot learn all."""
 
     def __init__(
-        self, template: SlotTemplate, name: str, tokenizer: PreTrainedTokenizerBase, *, everything: bool,
+        self,
+        template: SlotTemplate,
+        name: str,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        everything: bool,
         values: Mapping[str, Any],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`everything`: all is learned. `values`: what templates are told beside messages; only `enable_thinking`
         counts here."""
         self._template, self.name, self._tokenizer = template, name, tokenizer
         self._everything, self._thinks = everything, values.get("enable_thinking", True)
         if everything and template.ends_once:
             raise UserError(
-                f"The template {name} cannot learn prompts.", code="template-prompts", exit_code=Exit.USAGE,
+                f"The template {name} cannot learn prompts.",
+                code="template-prompts",
+                exit_code=Exit.USAGE,
                 hint="leave train_on_prompt out; LLaMA-Factory refuses it, too",
-            )  # fmt: skip
+            )
         if template.ends_once:
             log.warning(
                 "data: under %s the end token is learned behind each answer, also where another turn follows, in place "
-                "of that one's first token, as in LLaMA-Factory; previews show it behind the last one", name,
-            )  # fmt: skip
+                "of that one's first token, as in LLaMA-Factory; previews show it behind the last one",
+                name,
+            )
         check_tokens(tokenizer, template.tokens, name)
 
     def pieces(self, conversation: Conversation) -> tuple[Piece, ...]:
@@ -55,8 +63,9 @@ class Slots:
         for place in range(0, len(turns), 2):
             asks, answers = turns[place], turns[place + 1]
             if template.reasons and self._thinks is False:
-                answers = Turn(role=answers.role, content=self._without_thoughts(answers.content),
-                               learned=answers.learned)  # fmt: skip
+                answers = Turn(
+                    role=answers.role, content=self._without_thoughts(answers.content), learned=answers.learned
+                )
             learned = self._everything or answers.learned
             found += [(piece, self._everything) for piece in self._asked(conversation, asks, place)]
             if template.reasons and not any(mark.strip() in answers.content for mark in template.thought):
@@ -132,10 +141,12 @@ def check_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str], name
     there = tokenizer.get_vocab()
     if missing := [token for token in tokens if token not in there]:
         raise UserError(
-            f"The tokenizer has no token {missing[0]}, which the template {name} writes.", code="token-not-there",
-            exit_code=Exit.USAGE, numbers=(f"{', '.join(missing)} not among its {len(there)}",),
+            f"The tokenizer has no token {missing[0]}, which the template {name} writes.",
+            code="token-not-there",
+            exit_code=Exit.USAGE,
+            numbers=(f"{', '.join(missing)} not among its {len(there)}",),
             hint=f"to add them, as LLaMA-Factory does, give add_special_tokens: {','.join(missing)}",
-        )  # fmt: skip
+        )
 
 
 def _pattern(marks: tuple[str, str]) -> re.Pattern[str]:

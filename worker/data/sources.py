@@ -98,10 +98,12 @@ def _refusals(entry: DataEntry) -> Iterator[None]:
         if not is_local(name) and (refused := not_given(f"the dataset {name}", error)) is not None:
             raise refused from error
         raise UserError(
-            f"Cannot read the dataset {name}.", code="dataset-unreadable", exit_code=Exit.USAGE,
+            f"Cannot read the dataset {name}.",
+            code="dataset-unreadable",
+            exit_code=Exit.USAGE,
             numbers=tuple(_causes(error)),
             hint="check the file's format (.jsonl: one JSON object per line), or the name and the network for a hub id",
-        ) from error  # fmt: skip
+        ) from error
 
 
 def _causes(error: BaseException) -> list[str]:

@@ -132,7 +132,7 @@ class Turns:
 
     def __init__(
         self, learned: LearnedTurns, template: str, tokenizer: PreTrainedTokenizerBase, ends: Sequence[str]
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._learned, self._tokenizer = learned, tokenizer
         end: str | None = tokenizer.eos_token
         ended = end is not None and (end in template or "eos_token" in template)
@@ -144,15 +144,19 @@ class Turns:
         ids = {mark: tokenizer(mark, add_special_tokens=False)["input_ids"] for mark in marks}
         if given not in ((), (end,)) and (several := [mark for mark in marks if len(ids[mark]) != 1]):
             raise UserError(
-                f"{several[0]} of eot_tokens is {len(ids[several[0]])} tokens.", code="mark-of-several-tokens",
-                exit_code=Exit.USAGE, hint=f"make it one: add_tokens: [{shown(several[0])}]",
-            )  # fmt: skip
+                f"{several[0]} of eot_tokens is {len(ids[several[0]])} tokens.",
+                code="mark-of-several-tokens",
+                exit_code=Exit.USAGE,
+                hint=f"make it one: add_tokens: [{shown(several[0])}]",
+            )
         if len(given) > 1 and end in given and learned.eos != learned.eot:
             raise UserError(
-                f"{end} is the tokenizer's end token, and one of eot_tokens.", code="marks-disagree",
-                exit_code=Exit.USAGE, numbers=(f"train_on_eos is {learned.eos}, train_on_eot {learned.eot}",),
+                f"{end} is the tokenizer's end token, and one of eot_tokens.",
+                code="marks-disagree",
+                exit_code=Exit.USAGE,
+                numbers=(f"train_on_eos is {learned.eos}, train_on_eot {learned.eot}",),
                 hint=f"make them the same, or take {end} out of eot_tokens",
-            )  # fmt: skip
+            )
         own = {pieces[0] for pieces in ids.values() if len(pieces) == 1}
         self._marks = ((own, learned.eot), ({tokenizer.eos_token_id} - {None}, learned.eos))
 
@@ -163,18 +167,23 @@ class Turns:
         words = {self._learned.eot} if lost else {self._learned.eot, self._learned.eos}
         if self._none and words != {"none"}:
             raise UserError(
-                f"The chat template does not write {lost} of eot_tokens." if lost else
-                "The chat template writes no end mark that is known.", code="no-end-mark", exit_code=Exit.USAGE,
+                f"The chat template does not write {lost} of eot_tokens."
+                if lost
+                else "The chat template writes no end mark that is known.",
+                code="no-end-mark",
+                exit_code=Exit.USAGE,
                 numbers=(f"the tokenizer's end token is {self._tokenizer.eos_token}",),
                 hint="name the tokens that end a turn there: eot_tokens: [...]; train_on_eos: none learns none",
-            )  # fmt: skip
+            )
         if lost:
             log.warning("data: the chat template does not write %s of eot_tokens", lost)
         if self._more and words != {"none"}:
             log.warning(
                 "data: the chat template ends answers with %s, which is learned as an end mark; axolotl learns it "
-                "where the file has eot_tokens: %s", ", ".join(self._more), shown(self._more),
-            )  # fmt: skip
+                "where the file has eot_tokens: %s",
+                ", ".join(self._more),
+                shown(self._more),
+            )
 
     def spans(self, text: str, messages: Sequence[Message], places: Callable[[int], Spans]) -> Spans:
         """The spans of characters of `text` that are learned. `places`: gives the spans of what a turn says in the
@@ -209,6 +218,8 @@ class Turns:
 def _not_shown(message: Message) -> UserError:
     return UserError(
         f"The chat template does not show what a turn of the role {message['role']} says, and it is to be learned.",
-        code="turn-not-shown", exit_code=Exit.USAGE, numbers=(f"turn: {shown(message['content'], 200)}",),
+        code="turn-not-shown",
+        exit_code=Exit.USAGE,
+        numbers=(f"turn: {shown(message['content'], 200)}",),
         hint="give a chat_template that shows it, or leave its role out of roles_to_train",
-    )  # fmt: skip
+    )

@@ -26,9 +26,12 @@ _BREAK = "\u200b"
 
 
 def format_of(
-    entry: DataEntry, columns: Sequence[str], tokenizer: PreTrainedTokenizerBase, values: Mapping[str, Any],
+    entry: DataEntry,
+    columns: Sequence[str],
+    tokenizer: PreTrainedTokenizerBase,
+    values: Mapping[str, Any],
     source: Source | None,
-) -> Format:  # fmt: skip
+) -> Format:
     """The format by which the records of an entry with a `converter` become documents. `columns`: by offmate's names.
     `values`: what the chat template is told beside the messages. `source`: all of the entry's records, from which the
     entry's draw is made; None: all records are taken. Raises UserError for an entry that does not suit the
@@ -118,5 +121,7 @@ def refuse_pairs(entry: DataEntry) -> UserError:
     """The UserError "no-pairs" for an encoder-decoder whose entry has a converter."""
     return UserError(
         f"Rows of LLaMA-Factory's v1 are for models that go on from a text, and {entry.path} has a converter.",
-        code="no-pairs", exit_code=Exit.USAGE, hint="give prompts with completions, without converter",
-    )  # fmt: skip
+        code="no-pairs",
+        exit_code=Exit.USAGE,
+        hint="give prompts with completions, without converter",
+    )

@@ -25,9 +25,14 @@ class Actions:
     """The work behind every operation but RUN."""
 
     def __init__(
-        self, host: Host, device: Device, gradients: Gradients, frame: Mapping[str, nn.Parameter],
-        left_out: dict[str, int], states: StoredStates | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        host: Host,
+        device: Device,
+        gradients: Gradients,
+        frame: Mapping[str, nn.Parameter],
+        left_out: dict[str, int],
+        states: StoredStates | None = None,
+    ) -> None:
         """`left_out`: weight -> number of steps in which it was not updated because no gradient reached it. `states`:
         the optimizer states on disk."""
         self._host, self._device, self._gradients, self._frame = host, device, gradients, frame
@@ -205,9 +210,7 @@ class Actions:
             targets.append(replace(target, before=(own, exp_avg, exp_avg_sq, *rest)))
         self._apply(targets, values, values.host_count, coefficient)
 
-    def _apply(
-        self, targets: Sequence[Target], values: StepValues, count: Tensor, coefficient: Tensor | None
-    ) -> None:  # fmt: skip
+    def _apply(self, targets: Sequence[Target], values: StepValues, count: Tensor, coefficient: Tensor | None) -> None:
         """One step of the optimizer on the targets, group by group."""
         values.updating = True
         for number, group in enumerate(values.groups):
@@ -215,13 +218,15 @@ class Actions:
             for less in dict.fromkeys(self._left_out.get(target.name, 0) for target in own):
                 group.update(
                     [target for target in own if self._left_out.get(target.name, 0) == less],
-                    learning_rate=values.rate_of(number), count=count - less if less else count,
-                    coefficient=coefficient, constants=self._device.constants,
-                )  # fmt: skip
+                    learning_rate=values.rate_of(number),
+                    count=count - less if less else count,
+                    coefficient=coefficient,
+                    constants=self._device.constants,
+                )
 
     def _target(
         self, name: str, items: Mapping[Item, Sequence[Tensor]], gradient: Tensor, values: StepValues
-    ) -> Target:  # fmt: skip
+    ) -> Target:
         return self._group(name, values).target(name, items[Item.weight(name)][0], items[Item.states(name)], gradient)
 
     @staticmethod

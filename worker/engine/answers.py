@@ -19,9 +19,14 @@ RunPass = Callable[[Callable[[int], None], list[RandomState]], None]
 
 
 def answers(
-    model: nn.Module, machine: Machine, run_pass: RunPass, prompts: Sequence[Sequence[int]],
-    *, new_tokens: int, pad: int,
-) -> list[list[int]]:  # fmt: skip
+    model: nn.Module,
+    machine: Machine,
+    run_pass: RunPass,
+    prompts: Sequence[Sequence[int]],
+    *,
+    new_tokens: int,
+    pad: int,
+) -> list[list[int]]:
     """At most `new_tokens` tokens for each of `prompts` (lists of tokens), each time the likeliest next one, in one
     batch padded with `pad`. A causal model keeps its cache on the device. An encoder-decoder has none: a pass runs the
     whole model, so for each token its encoder reads the prompts again, and its decoder all that it has written."""
@@ -34,9 +39,14 @@ def answers(
         given["encoder_outputs"] = BaseModelOutput(last_hidden_state=cast(Any, mask.new_zeros((*mask.shape, 1))))
     with _each_call_a_pass(writer, machine, run_pass, {"input_ids": ids, "encoder_outputs": None} if pairs else {}):
         said = writer.generate(
-            **given, **quiet(model), max_new_tokens=new_tokens, do_sample=False, num_beams=1, use_cache=not pairs,
+            **given,
+            **quiet(model),
+            max_new_tokens=new_tokens,
+            do_sample=False,
+            num_beams=1,
+            use_cache=not pairs,
             pad_token_id=pad,
-        )  # fmt: skip
+        )
     return cast(list[list[int]], said[:, 1 if pairs else ids.shape[1] :].tolist())
 
 

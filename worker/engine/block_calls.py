@@ -23,9 +23,18 @@ class ModelBlock:
     """One block of the model: its module and the names of its weights in the model."""
 
     def __init__(
-        self, index: int, module: nn.Module, *, name: str, kind: str, recipe: Recipe, names: Mapping[int, str],
-        last: bool, chunk_rows: int = 0, compiled_bytes: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        index: int,
+        module: nn.Module,
+        *,
+        name: str,
+        kind: str,
+        recipe: Recipe,
+        names: Mapping[int, str],
+        last: bool,
+        chunk_rows: int = 0,
+        compiled_bytes: int = 0,
+    ) -> None:
         """`names`: id of a parameter -> its first name in `named_parameters()`. `last`: this is the head, which makes
         its loss in chunks of `chunk_rows` rows (0: in one piece). `compiled_bytes`: the bytes of the results of slices
         that run compiled code (0: none does)."""
@@ -104,12 +113,17 @@ def model_blocks(model: nn.Module, chain: Chain, plan: Plan) -> list[ModelBlock]
         its = block.option(option)
         blocks.append(
             ModelBlock(
-                index, model.get_submodule(block.name), name=block.name, kind=block.kind,
-                recipe=EAGER if its.recipe == EAGER.name else recipe_of(its.recipe, its.name), names=names,
-                last=index == len(chain.blocks) - 1, chunk_rows=its.chunk_rows,
+                index,
+                model.get_submodule(block.name),
+                name=block.name,
+                kind=block.kind,
+                recipe=EAGER if its.recipe == EAGER.name else recipe_of(its.recipe, its.name),
+                names=names,
+                last=index == len(chain.blocks) - 1,
+                chunk_rows=its.chunk_rows,
                 compiled_bytes=block.output_bytes if its.compiled else 0,
             )
-        )  # fmt: skip
+        )
     return blocks
 
 

@@ -57,9 +57,18 @@ class Engine:
     """
 
     def __init__(
-        self, model: nn.Module, *, plan: Plan, chain: Chain, optimizer: Group | Sequence[Group], device: torch.device,
-        max_grad_norm: float | None, metered: bool = False, states: Store | None = None, scratch: Scratch | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        model: nn.Module,
+        *,
+        plan: Plan,
+        chain: Chain,
+        optimizer: Group | Sequence[Group],
+        device: torch.device,
+        max_grad_norm: float | None,
+        metered: bool = False,
+        states: Store | None = None,
+        scratch: Scratch | None = None,
+    ) -> None:
         """`optimizer`: one for all tensors, or parameter groups. `max_grad_norm` is given exactly when the plan clips.
         `metered`: count device bytes (on the CPU; slow). `states` keeps the optimizer states that the plan has on disk,
         `scratch` everything else that it has there."""
@@ -82,24 +91,42 @@ class Engine:
             block.replace_forward(functools.partial(self._enter, block))
         self._shared = SharedRows(plan, chain, self._machine, trained=self._weights.trained)
         self._gradients = Gradients(
-            self._device, self._machine, self._memory, self._weights.frame, order=self._weights.trained,
-            by_rows=self._shared.names, max_norm=max_grad_norm,
-        )  # fmt: skip
+            self._device,
+            self._machine,
+            self._memory,
+            self._weights.frame,
+            order=self._weights.trained,
+            by_rows=self._shared.names,
+            max_norm=max_grad_norm,
+        )
         self._actions = Actions(
-            self._weights.host, self._device, self._gradients, self._weights.frame, self._weights.left_out,
+            self._weights.host,
+            self._device,
+            self._gradients,
+            self._weights.frame,
+            self._weights.left_out,
             self._weights.stored,
-        )  # fmt: skip
+        )
         self._rounds = Rounds(
-            model, plan=plan, blocks=self._blocks, gradients=self._gradients, device=self._device,
+            model,
+            plan=plan,
+            blocks=self._blocks,
+            gradients=self._gradients,
+            device=self._device,
             machine=self._machine,
-        )  # fmt: skip
+        )
         self._shorter = ShorterSlices(
             model, plan=plan, chain=chain, blocks=self._blocks, memory=self._memory, device=self._machine.device
         )
         self._forward_only = Forward(
-            model, plan=plan, chain=chain, blocks=self._blocks, weights=self._weights, actions=self._actions,
+            model,
+            plan=plan,
+            chain=chain,
+            blocks=self._blocks,
+            weights=self._weights,
+            actions=self._actions,
             machine=self._machine,
-        )  # fmt: skip
+        )
         self._staged_bytes = staged_bytes(chain, plan.slices, plan.rounds)
         self.torn = self._stepping = self._gone = False
         self._open()
@@ -173,9 +200,12 @@ class Engine:
             raise
 
     def _step(
-        self, batches: Sequence[Mapping[str, Tensor]], seeds: Sequence[int], values: StepValues,
+        self,
+        batches: Sequence[Mapping[str, Tensor]],
+        seeds: Sequence[int],
+        values: StepValues,
         model_kwargs: Mapping[str, Any],
-    ) -> StepResult:  # fmt: skip
+    ) -> StepResult:
         machine, slices = self._machine, self._plan.slices
         parts = [slice(start, start + slices) for start in range(0, len(batches), slices)]
         tokens = [dict(enumerate(self._shared.tokens(batches[part]))) for part in parts]
@@ -414,17 +444,20 @@ class Engine:
 def model_in_engine() -> UserError:
     """The error where the model is called itself while an engine has its weights."""
     return UserError(
-        "The model was called while an engine has its weights.", code="weights-in-engine", exit_code=Exit.USAGE,
+        "The model was called while an engine has its weights.",
+        code="weights-in-engine",
+        exit_code=Exit.USAGE,
         hint="call the engine: step, evaluate, generate; or restore() the model before",
-    )  # fmt: skip
+    )
 
 
 def weights_torn() -> UserError:
     """The error where some weights are those before a step, and some those after it."""
     return UserError(
-        "An error ended a step in the middle of its updates.", code="weights-torn",
+        "An error ended a step in the middle of its updates.",
+        code="weights-torn",
         hint="load a checkpoint; restore() gives the weights as they are: some before the step, some after",
-    )  # fmt: skip
+    )
 
 
 def engine_closed() -> UserError:

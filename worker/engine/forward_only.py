@@ -52,16 +52,25 @@ class Forward:
     """
 
     def __init__(
-        self, model: nn.Module, *, plan: Plan, chain: Chain, blocks: Sequence[ModelBlock], weights: Weights,
-        actions: Actions, machine: Machine,
-    ) -> None:  # fmt: skip
+        self,
+        model: nn.Module,
+        *,
+        plan: Plan,
+        chain: Chain,
+        blocks: Sequence[ModelBlock],
+        weights: Weights,
+        actions: Actions,
+        machine: Machine,
+    ) -> None:
         self._model, self._plan, self._chain = model, plan, chain
         self._blocks, self._weights, self._actions, self._machine = blocks, weights, actions, machine
         names = [block.name for block in chain.blocks]
         self._names = BlockNames(
-            embedding=names[0], layers=tuple(names[1:-1]), head=names[-1],
+            embedding=names[0],
+            layers=tuple(names[1:-1]),
+            head=names[-1],
             kinds=tuple(block.kind for block in chain.blocks),
-        )  # fmt: skip
+        )
         self._eager = frozenset(
             block.name
             for block, option in zip(chain.blocks, plan.options, strict=True)
@@ -176,9 +185,13 @@ class Forward:
 
             with self._own_forwards():
                 self._measured[key] = measure_forward(
-                    self._model, self._names, lambda: _loss(self._model, sample, device), tuple(sample.values()),
-                    device, eager=self._eager,
-                )  # fmt: skip
+                    self._model,
+                    self._names,
+                    lambda: _loss(self._model, sample, device),
+                    tuple(sample.values()),
+                    device,
+                    eager=self._eager,
+                )
         return self._measured[key]
 
     @contextlib.contextmanager
@@ -199,9 +212,12 @@ class Forward:
         return 1
 
     def _program(
-        self, measured: ForwardBytes, slices: int, what: str = "Evaluation",
+        self,
+        measured: ForwardBytes,
+        slices: int,
+        what: str = "Evaluation",
         less: str = "a smaller per_device_train_batch_size, or eval_strategy: no",
-    ) -> Program:  # fmt: skip
+    ) -> Program:
         try:
             program = forward_program(self._plan, self._chain, measured, slices=slices, budget_bytes=self.room_bytes)
         except TooLarge as error:
@@ -211,10 +227,12 @@ class Forward:
                 left = format_bytes(self.room_bytes)
                 numbers.append(f"of the budget {left} are left by the device's runtime and the allocator's gaps")
             raise UserError(
-                f"{what} does not fit the GPU budget.", code=f"{what.lower()}-does-not-fit",
+                f"{what} does not fit the GPU budget.",
+                code=f"{what.lower()}-does-not-fit",
                 numbers=tuple(numbers),
-                hint=f"use a larger gpu_budget, {less}", exit_code=Exit.DOES_NOT_FIT,
-            ) from error  # fmt: skip
+                hint=f"use a larger gpu_budget, {less}",
+                exit_code=Exit.DOES_NOT_FIT,
+            ) from error
         verify(program, self._chain, gpu_budget_bytes=self.room_bytes, measured=measured)
         return program
 
@@ -263,9 +281,12 @@ def _groups(count: int, slices: int) -> Iterator[tuple[int, range]]:
 
 
 def _body(
-    model: nn.Module, batches: Sequence[Mapping[str, Tensor]], first: int, device: torch.device,
+    model: nn.Module,
+    batches: Sequence[Mapping[str, Tensor]],
+    first: int,
+    device: torch.device,
     losses: dict[int, Tensor],
-) -> Callable[[int], None]:  # fmt: skip
+) -> Callable[[int], None]:
     def body(k: int) -> None:
         with torch.no_grad():  # this is thread state
             losses[first + k] = _loss(model, batches[first + k], device)

@@ -26,9 +26,16 @@ class Gradients:
     """
 
     def __init__(
-        self, device: Device, machine: Machine, memory: Memory, frame: Mapping[str, nn.Parameter], *,
-        order: Sequence[str], by_rows: Collection[str], max_norm: float | None,
-    ) -> None:  # fmt: skip
+        self,
+        device: Device,
+        machine: Machine,
+        memory: Memory,
+        frame: Mapping[str, nn.Parameter],
+        *,
+        order: Sequence[str],
+        by_rows: Collection[str],
+        max_norm: float | None,
+    ) -> None:
         """`frame`: the frame's parameters, whose gradients autograd adds up. `order`: the names in the order of
         `named_parameters()`, in which norms are stacked. `by_rows`: see above."""
         self._items, self._machine, self._memory, self._frame = device.items, machine, memory, frame

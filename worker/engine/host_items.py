@@ -65,9 +65,15 @@ class Host:
         return self._spare[item]
 
     def hold(
-        self, name: str, kinds: Collection[str], weight: Tensor, *, overwritten: bool = False, packed: bool = False,
+        self,
+        name: str,
+        kinds: Collection[str],
+        weight: Tensor,
+        *,
+        overwritten: bool = False,
+        packed: bool = False,
         optimizer: Optimizer = ADAMW,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Allocate a tensor's items of these kinds in one slab, and fill them with their content before the first
         step. `overwritten`: the gradient overwrites the weight's working copy. `packed`: the states are packed."""
         wanted = [(WEIGHT, weight.dtype, weight.shape)] * (WEIGHT in kinds)
@@ -224,10 +230,11 @@ class FileItems:
         found = mapped_at(weight)
         if found is None or found[1] % weight.element_size():
             raise UserError(
-                f"{item.name} cannot be read from the model's files as it is in memory.", code="weights-not-in-files",
+                f"{item.name} cannot be read from the model's files as it is in memory.",
+                code="weights-not-in-files",
                 numbers=("it was converted when the model was loaded, or its file was replaced since",),
                 hint="offmate retry; where that is no help, a larger cpu_budget",
-            )  # fmt: skip
+            )
         path, offset = found
         try:
             file = self._files.setdefault(path, self._files.get(path) or OpenFile(path))
@@ -247,7 +254,8 @@ class FileItems:
 
 def _failed(path: Path, error: OSError) -> UserError:
     return UserError(
-        "The model's weights cannot be read from disk any more.", code="disk-failed",
+        "The model's weights cannot be read from disk any more.",
+        code="disk-failed",
         numbers=(f"{path}: {first_line(error)}",),
         hint="see to the disk; the job goes on from its last checkpoint: offmate retry",
-    )  # fmt: skip
+    )

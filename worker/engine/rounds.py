@@ -46,9 +46,15 @@ class Rounds:
     """
 
     def __init__(
-        self, model: nn.Module, *, plan: Plan, blocks: Sequence[ModelBlock], gradients: Gradients, device: Device,
+        self,
+        model: nn.Module,
+        *,
+        plan: Plan,
+        blocks: Sequence[ModelBlock],
+        gradients: Gradients,
+        device: Device,
         machine: Machine,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._model, self._slices, self._head = model, plan.slices, len(blocks) - 1
         self._gradients, self._device, self._machine = gradients, device, machine
         # A twentieth is added, because allocators round up.
@@ -93,9 +99,12 @@ class Rounds:
         return [losses[k] for k in range(self._slices)]
 
     def _to_head(
-        self, losses: dict[int, Tensor], batches: Sequence[Mapping[str, Tensor]], model_kwargs: Mapping[str, Any],
+        self,
+        losses: dict[int, Tensor],
+        batches: Sequence[Mapping[str, Tensor]],
+        model_kwargs: Mapping[str, Any],
         k: int,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """The model's forward on slice `k`, and the head's backward. It is not a function inside `run`, because frames
         keep their function's closure, even after `forget_frames` has emptied them."""
         with torch.enable_grad():

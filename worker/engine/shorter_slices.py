@@ -27,9 +27,15 @@ class ShorterSlices:
     """Tells the device's memory which slices the next step has."""
 
     def __init__(
-        self, model: nn.Module, *, plan: Plan, chain: Chain, blocks: Sequence[ModelBlock], memory: Memory,
+        self,
+        model: nn.Module,
+        *,
+        plan: Plan,
+        chain: Chain,
+        blocks: Sequence[ModelBlock],
+        memory: Memory,
         device: torch.device,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._model, self._chain, self._blocks, self._memory, self._device = model, chain, blocks, memory, device
         names = [block.name for block in chain.blocks]
         kinds = tuple(block.kind for block in chain.blocks)
@@ -55,9 +61,14 @@ class ShorterSlices:
                 for block in self._blocks:
                     own.enter_context(block.own_forward())
                 lifetimes, frame = lifetimes_of(
-                    self._model, self._names, recipes, batch, self._device, items_for(self._model, _ITEMS),
+                    self._model,
+                    self._names,
+                    recipes,
+                    batch,
+                    self._device,
+                    items_for(self._model, _ITEMS),
                     chunk_rows=self._blocks[-1].chunk_rows,
-                )  # fmt: skip
+                )
         except UserError as error:  # where the computing of the slice needs it, it raises again
             log.info("device: no places of their own for slices of shape %s: %s", _shape(batch), error)
             return None

@@ -37,9 +37,15 @@ class Weights:
     """
 
     def __init__(
-        self, model: nn.Module, program: Program, chain: Chain, machine: Machine, memory: Memory,
-        store: Store | None = None, scratch: Scratch | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        model: nn.Module,
+        program: Program,
+        chain: Chain,
+        machine: Machine,
+        memory: Memory,
+        store: Store | None = None,
+        scratch: Scratch | None = None,
+    ) -> None:
         """`store` keeps the optimizer states that are on disk, `scratch` everything else that passes through disk."""
         self.stored = None if store is None else StoredStates(store, machine)
         on_disk = {op.item.name for op in program.queue(Queue.DISK_WRITE) if op.piece is not None}
@@ -107,9 +113,13 @@ class Weights:
                 weight = weight.clone()  # the device's copy may be freed, the mapped memory stays
         elif kinds:
             self.host.hold(
-                name, kinds, weight, overwritten=name in self._overwritten, packed=name in self._packed,
+                name,
+                kinds,
+                weight,
+                overwritten=name in self._overwritten,
+                packed=name in self._packed,
                 optimizer=self._optimizers.get(name, ADAMW),
-            )  # fmt: skip
+            )
         if Item.weight(name) in self._resident:
             self._place(Item.weight(name), [weight])
         if Item.states(name) in self._resident:

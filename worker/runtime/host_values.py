@@ -15,11 +15,43 @@ from torch.utils.weak import WeakTensorKeyDictionary
 _ASKS = frozenset({"__bool__", "__contains__", "__int__", "item"})
 _FOLLOWED = frozenset(
     {
-        "__add__", "__and__", "__eq__", "__ge__", "__getitem__", "__gt__", "__invert__", "__le__", "__lt__", "__ne__",
-        "__or__", "__radd__", "__rsub__", "__sub__", "add", "all", "any", "bool", "cumsum", "diff", "eq", "expand",
-        "ge", "gt", "le", "long", "lt", "max", "min", "ne", "reshape", "sub", "sum", "unsqueeze", "view",
+        "__add__",
+        "__and__",
+        "__eq__",
+        "__ge__",
+        "__getitem__",
+        "__gt__",
+        "__invert__",
+        "__le__",
+        "__lt__",
+        "__ne__",
+        "__or__",
+        "__radd__",
+        "__rsub__",
+        "__sub__",
+        "add",
+        "all",
+        "any",
+        "bool",
+        "cumsum",
+        "diff",
+        "eq",
+        "expand",
+        "ge",
+        "gt",
+        "le",
+        "long",
+        "lt",
+        "max",
+        "min",
+        "ne",
+        "reshape",
+        "sub",
+        "sum",
+        "unsqueeze",
+        "view",
     }
-)  # fmt: skip
+)
 
 _MADE = frozenset({"arange", "ones"})  # made from lengths
 

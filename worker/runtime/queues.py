@@ -78,9 +78,12 @@ class _QueueThread:
     """The thread of one queue."""
 
     def __init__(
-        self, queue: Queue, tickets: Tickets, setup: Callable[[Queue], None],
+        self,
+        queue: Queue,
+        tickets: Tickets,
+        setup: Callable[[Queue], None],
         run: Callable[[Together, StepValues | None], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._queue, self._tickets, self._setup, self._do = queue, tickets, setup, run
         self._pending: list[Job] = []
         self._batches: SimpleQueue[list[Job] | None] = SimpleQueue()
@@ -116,9 +119,7 @@ class _QueueThread:
             self._tickets.wait(queue, number)
         self.run(ops, values, self._do)
 
-    def run(
-        self, ops: Together, values: StepValues | None, do: Callable[[Together, StepValues | None], None]
-    ) -> None:  # fmt: skip
+    def run(self, ops: Together, values: StepValues | None, do: Callable[[Together, StepValues | None], None]) -> None:
         """Do the next operations in the queue's order, in the thread that calls."""
         step = 0 if values is None else values.number
         if self._tickets.is_wanted(step):

@@ -17,9 +17,12 @@ def groups_of(optimizer: Group | Sequence[Group], chain: Chain | None = None) ->
     groups = (optimizer,) if isinstance(optimizer, Group) else tuple(optimizer)
     tensors = (*chain.tensors(), *chain.frame_tensors) if chain is not None else ()
     wrong = [
-        tensor.name for tensor in tensors if tensor.trainable
-        for group in groups if group.has(tensor.name) and not isinstance(tensor.optimizer, group.trains)
-    ]  # fmt: skip
+        tensor.name
+        for tensor in tensors
+        if tensor.trainable
+        for group in groups
+        if group.has(tensor.name) and not isinstance(tensor.optimizer, group.trains)
+    ]
     if wrong:
         raise ValueError(f"the optimizer's groups are not the chain's: {sorted(wrong)[:3]}")
     return groups

@@ -33,9 +33,13 @@ class ActivationsOnDisk:
     """
 
     def __init__(
-        self, folders: Sequence[Path], sizes: Mapping[Item, int], *, shares: Callable[[], Sequence[int]] | None = None,
+        self,
+        folders: Sequence[Path],
+        sizes: Mapping[Item, int],
+        *,
+        shares: Callable[[], Sequence[int]] | None = None,
         open_file: Callable[[Path], File] = DirectFile,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`sizes`: the most bytes of each item, in whole pages. `shares`: gives the relative share of every item that
         each folder gets; None: equal shares. Raises UserError "disk-is-memory", "disk-not-direct", "disk-too-small",
         "disk-failed"."""
@@ -98,10 +102,11 @@ class ActivationsOnDisk:
 
     def _fail(self, done: str, file: int, error: OSError) -> UserError:
         failed = UserError(
-            f"{self._what.capitalize()} cannot be {done} disk any more.", code="disk-failed",
+            f"{self._what.capitalize()} cannot be {done} disk any more.",
+            code="disk-failed",
             numbers=(f"{self._folders[file]}: {first_line(error)}",),
             hint="see to the disk; the job goes on from its last checkpoint: offmate retry",
-        )  # fmt: skip
+        )
         self._failed = self._failed or failed
         return failed
 

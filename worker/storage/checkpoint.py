@@ -39,12 +39,34 @@ log = logging.getLogger(__name__)
 
 _NAMED = "states.json"
 _FREE_KEYS = frozenset(
-    {"run_name", "report_to", "output_dir", "save_dtype", "save_steps", "save_minutes", "save_total_limit",
-     "gpu_budget", "cpu_budget", "disk_paths", "disk_budget", "disk_rated_writes", "gradient_checkpointing",
-     "eval_dataset", "val_size", "eval_strategy", "eval_steps", "eval_on_start", "per_device_eval_batch_size",
-     "sample_prompts", "sample_tokens", "schedule", "load_best_model_at_end", "early_stopping_patience",
-     "early_stopping_threshold"}.union(*SETTINGS.values())
-)  # fmt: skip
+    {
+        "run_name",
+        "report_to",
+        "output_dir",
+        "save_dtype",
+        "save_steps",
+        "save_minutes",
+        "save_total_limit",
+        "gpu_budget",
+        "cpu_budget",
+        "disk_paths",
+        "disk_budget",
+        "disk_rated_writes",
+        "gradient_checkpointing",
+        "eval_dataset",
+        "val_size",
+        "eval_strategy",
+        "eval_steps",
+        "eval_on_start",
+        "per_device_eval_batch_size",
+        "sample_prompts",
+        "sample_tokens",
+        "schedule",
+        "load_best_model_at_end",
+        "early_stopping_patience",
+        "early_stopping_threshold",
+    }.union(*SETTINGS.values())
+)
 """Keys of a job that `Origin` leaves out, as they do not change what is learned. `val_size` does change it, but shows
 in the data's fingerprint."""
 
@@ -99,9 +121,10 @@ def _as_learned(job: dict[str, object]) -> dict[str, object]:
     """The job's keys, completed for comparison. A key that is newer than the checkpoint gets its default, which is how
     jobs ran before the key existed. `compile` counts as off in exact jobs, which never compile."""
     defaults = {
-        key: field.get_default() for key, field in Job.model_fields.items()
+        key: field.get_default()
+        for key, field in Job.model_fields.items()
         if key not in _FREE_KEYS and not field.is_required()
-    }  # fmt: skip
+    }
     keys = {**defaults, **job}
     return {**keys, "compile": "off"} if keys["exact"] else keys
 
@@ -162,23 +185,31 @@ class Checkpoints:
                 continue
             except OSError as error:
                 raise UserError(
-                    f"The checkpoint {path.name} cannot be read now.", code="checkpoint-not-readable",
-                    numbers=(first_line(error),), hint=f"it is kept; see to the disk and the rights of {path}",
-                ) from error  # fmt: skip
+                    f"The checkpoint {path.name} cannot be read now.",
+                    code="checkpoint-not-readable",
+                    numbers=(first_line(error),),
+                    hint=f"it is kept; see to the disk and the rights of {path}",
+                ) from error
             origin = checkpoint.origin.of_length(self._origin) if self._longer else checkpoint.origin
             if changed := origin.differences(self._origin):
                 raise UserError(
-                    f"The job has changed since its checkpoint at step {checkpoint.step}.", code="job-changed",
-                    exit_code=Exit.USAGE, numbers=changed,
+                    f"The job has changed since its checkpoint at step {checkpoint.step}.",
+                    code="job-changed",
+                    exit_code=Exit.USAGE,
+                    numbers=changed,
                     hint=f"submit it as a new job, or undo the change; the checkpoint is {path}",
-                )  # fmt: skip
+                )
             return checkpoint
         return None
 
     def save(
-        self, step: int, state: Iterable[Written], state_bytes: int, states: StatesOnDisk | None = None,
+        self,
+        step: int,
+        state: Iterable[Written],
+        state_bytes: int,
+        states: StatesOnDisk | None = None,
         evaluations: Sequence[tuple[int, float]] | None = None,
-    ) -> Path:  # fmt: skip
+    ) -> Path:
         """Write the checkpoint of `step`. When this returns, it is durable and older ones beyond `keep` are gone.
 
         `state_bytes`: about what the checkpoint takes on disk. `states`: the optimizer states on disk; with two homes
@@ -229,9 +260,14 @@ class Checkpoints:
 
 
 def write_checkpoint(
-    folder: Path, step: int, origin: Origin, stem: str, items: Iterable[Written], named: StatesRecord | None = None,
+    folder: Path,
+    step: int,
+    origin: Origin,
+    stem: str,
+    items: Iterable[Written],
+    named: StatesRecord | None = None,
     evaluations: Sequence[tuple[int, float]] | None = None,
-) -> Path:  # fmt: skip
+) -> Path:
     """Write `step-N/` in `folder`, with the items in files called `stem-…`. `named`: the states that stay where they
     are. When this returns, the checkpoint is durable; an earlier one of the same step has become `.step-N.old`. Raises
     OSError, for example on a full disk, and then leaves nothing new."""
@@ -271,10 +307,11 @@ def finite(state: Iterable[Written], step: int, last: Path | None) -> Iterator[W
 def non_finite(what: str, step: int, last: Path | None) -> UserError:
     """The error for a number that is not finite, found after `step`."""
     return UserError(
-        f"The training has diverged: {what} is not finite at step {step}.", code="non-finite",
+        f"The training has diverged: {what} is not finite at step {step}.",
+        code="non-finite",
         numbers=(f"last checkpoint: {last}" if last else "there is no checkpoint",),
         hint="use a lower learning_rate, more warmup_steps, or max_grad_norm: 1.0",
-    )  # fmt: skip
+    )
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
@@ -297,10 +334,13 @@ def read_checkpoint(path: Path) -> Checkpoint:
         files = tuple(entry["name"] for entry in manifest["files"])
         said = manifest.get("evaluations")
         return Checkpoint(
-            path=path, step=manifest["step"], origin=Origin(**manifest["origin"]),
-            files=tuple(name for name in files if name != _NAMED), states=_named(path) if _NAMED in files else None,
+            path=path,
+            step=manifest["step"],
+            origin=Origin(**manifest["origin"]),
+            files=tuple(name for name in files if name != _NAMED),
+            states=_named(path) if _NAMED in files else None,
             evaluations=None if said is None else tuple((int(at), float(loss)) for at, loss in said),
-        )  # fmt: skip
+        )
     except FileNotFoundError:
         raise TornCheckpoint("manifest.json is missing") from None
     except (ValueError, KeyError, TypeError) as error:
@@ -321,7 +361,7 @@ def _named_files(path: Path) -> set[Path]:
 
 def _write_manifest(
     folder: Path, step: int, origin: Origin, files: list[Path], evaluations: Sequence[tuple[int, float]] | None
-) -> None:  # fmt: skip
+) -> None:
     manifest: dict[str, object] = {
         "format": 1,
         "step": step,

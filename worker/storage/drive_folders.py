@@ -32,14 +32,18 @@ def prepared(folder: Path, what: str) -> Path:
         if is_disk_full(error):  # `check_room` raises later, if the folder is to have a share
             return folder.resolve()
         raise UserError(
-            f"A folder for {what} cannot be used.", code="disk-failed", numbers=(first_line(error),),
+            f"A folder for {what} cannot be used.",
+            code="disk-failed",
+            numbers=(first_line(error),),
             hint="see to the disk, and to the rights of the folder",
-        ) from error  # fmt: skip
+        ) from error
     if kind is not None:
         raise UserError(
-            "This folder is in memory, not on a drive.", code="disk-is-memory", numbers=(f"{folder} is a {kind}",),
+            "This folder is in memory, not on a drive.",
+            code="disk-is-memory",
+            numbers=(f"{folder} is a {kind}",),
             hint="give a folder on a drive",
-        )  # fmt: skip
+        )
     return folder.resolve()
 
 
@@ -78,10 +82,12 @@ def check_room(paths: Sequence[Path], sizes: Sequence[int], what: str) -> None:
 
 def _too_small(folder: Path, needed: int, free: int, what: str) -> UserError:
     return UserError(
-        f"The disk has no room for the {what}.", code="disk-too-small",
+        f"The disk has no room for the {what}.",
+        code="disk-too-small",
         numbers=(f"needed {format_bytes(needed)}, free {format_bytes(free)} at {folder}",),
-        hint="free some space, or give a folder on a larger drive", needs=Room(str(folder), needed),
-    )  # fmt: skip
+        hint="free some space, or give a folder on a larger drive",
+        needs=Room(str(folder), needed),
+    )
 
 
 def refused(path: Path, size: int, error: OSError, what: str) -> UserError:
@@ -91,10 +97,14 @@ def refused(path: Path, size: int, error: OSError, what: str) -> UserError:
         return _too_small(path.parent, size, shutil.disk_usage(path.parent).free, what)
     if error.errno == errno.EINVAL:
         return UserError(
-            "The file system knows no direct reads and writes.", code="disk-not-direct",
-            numbers=(f"{path.parent}: {first_line(error)}",), hint="give a folder on ext4, xfs or btrfs",
-        )  # fmt: skip
+            "The file system knows no direct reads and writes.",
+            code="disk-not-direct",
+            numbers=(f"{path.parent}: {first_line(error)}",),
+            hint="give a folder on ext4, xfs or btrfs",
+        )
     return UserError(
-        f"The {what} cannot be kept there.", code="disk-failed", numbers=(f"{path}: {first_line(error)}",),
+        f"The {what} cannot be kept there.",
+        code="disk-failed",
+        numbers=(f"{path}: {first_line(error)}",),
         hint="see to the disk, and to the rights of the folder",
-    )  # fmt: skip
+    )

@@ -34,7 +34,7 @@ class Output:
 
     def __init__(
         self, model: nn.Module, dtype: torch.dtype, *, converted: Converted | None = None, stops: bool = False
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`dtype`: the dtype in which weights are written. Weights that the model keeps wider than its narrowest, such
         as some routers in fp32, keep their own dtype. `converted`: for adapters that are written in another form, of
         twice the rank. `stops`: the model stops at other tokens than its base; a generation config is then written
@@ -53,9 +53,16 @@ class Output:
         self.weight_bytes = weight_bytes if converted is None else 2 * weight_bytes
 
     def write(
-        self, place: Place, model: nn.Module, tokenizer: PreTrainedTokenizerBase, weights: Mapping[str, Tensor], *,
-        run: str, step: int, card: str | None = None,
-    ) -> Path:  # fmt: skip
+        self,
+        place: Place,
+        model: nn.Module,
+        tokenizer: PreTrainedTokenizerBase,
+        weights: Mapping[str, Tensor],
+        *,
+        run: str,
+        step: int,
+        card: str | None = None,
+    ) -> Path:
         """Write the model folder of the trained `weights` (name -> values in the folder's dtype), with `card` as its
         README.md. Returns its path.
 

@@ -42,10 +42,16 @@ class StatesOnDisk:
     """
 
     def __init__(
-        self, folders: Sequence[Path], tensors: Sequence[StoredTensor], *, piece_elements: int, homes: int,
-        found: StatesRecord | None = None, open_file: Callable[[Path], File] = DirectFile,
+        self,
+        folders: Sequence[Path],
+        tensors: Sequence[StoredTensor],
+        *,
+        piece_elements: int,
+        homes: int,
+        found: StatesRecord | None = None,
+        open_file: Callable[[Path], File] = DirectFile,
         shares: Callable[[], Sequence[int]] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`found`: the states that the newest checkpoint names. Their files are taken over where their layout is the
         one wanted here; else new files are made beside them. `shares`: called only for new files; gives the relative
         share of every piece that each folder gets. None: equal shares. A folder without a share has no file. Raises
@@ -112,9 +118,13 @@ class StatesOnDisk:
 
     def _read(self, k: int, memory: Tensor, *, floats: int | None = None) -> Sum | None:
         found = self._striped.move(
-            self._places[k], self._current[k], memory, write=False, floats=floats,
+            self._places[k],
+            self._current[k],
+            memory,
+            write=False,
+            floats=floats,
             failed=functools.partial(self._fail, "read from"),
-        )  # fmt: skip
+        )
         with self._lock:
             self.read_bytes += self.pieces[k].bytes
         return found
@@ -128,9 +138,13 @@ class StatesOnDisk:
             raise self._failed
         home = self._home_to_write(k)
         found = self._striped.move(
-            self._places[k], home, memory, write=True, floats=_floats(self.pieces[k]),
+            self._places[k],
+            home,
+            memory,
+            write=True,
+            floats=_floats(self.pieces[k]),
             failed=functools.partial(self._fail, "written to"),
-        )  # fmt: skip
+        )
         assert found is not None
         with self._lock:
             self.written_bytes += self.pieces[k].bytes
@@ -195,7 +209,7 @@ class StatesOnDisk:
         self._published = False
         return StatesRecord.of(
             self._paths, self._shares, self._tensors, self._piece_elements, self.homes, self._current, self._sums
-        )  # fmt: skip
+        )
 
     def published(self) -> None:
         """Say that the record from `flush` is durable: only now may the other homes be written."""
@@ -226,10 +240,11 @@ class StatesOnDisk:
 
     def _fail(self, done: str, file: int, error: OSError) -> UserError:
         failed = UserError(
-            f"The optimizer states cannot be {done} disk any more.", code="disk-failed",
+            f"The optimizer states cannot be {done} disk any more.",
+            code="disk-failed",
             numbers=(f"{self._paths[file]}: {first_line(error)}",),
             hint="see to the disk; the job goes on from its last checkpoint: offmate retry",
-        )  # fmt: skip
+        )
         self._failed = self._failed or failed
         return failed
 

@@ -36,14 +36,25 @@ class StatesRecord:
 
     @classmethod
     def of(
-        cls, paths: Sequence[Path], shares: Sequence[int], tensors: tuple[StoredTensor, ...], piece_elements: int,
-        homes: int, current: Sequence[int], sums: Sequence[int],
-    ) -> StatesRecord:  # fmt: skip
+        cls,
+        paths: Sequence[Path],
+        shares: Sequence[int],
+        tensors: tuple[StoredTensor, ...],
+        piece_elements: int,
+        homes: int,
+        current: Sequence[int],
+        sums: Sequence[int],
+    ) -> StatesRecord:
         """The record of states whose pieces have the homes `current` and the `sums`."""
         return cls(
-            files=tuple(map(str, paths)), shares=tuple(shares), tensors=tensors, piece_elements=piece_elements,
-            homes=homes, in_homes="".join(map(str, current)), in_sums="".join(f"{each:016x}" for each in sums),
-        )  # fmt: skip
+            files=tuple(map(str, paths)),
+            shares=tuple(shares),
+            tensors=tensors,
+            piece_elements=piece_elements,
+            homes=homes,
+            in_homes="".join(map(str, current)),
+            in_sums="".join(f"{each:016x}" for each in sums),
+        )
 
     def current(self) -> list[int]:
         """The home of each piece."""
@@ -55,7 +66,7 @@ class StatesRecord:
 
     def is_laid_out(
         self, folders: Sequence[Path], tensors: Sequence[StoredTensor], piece_elements: int, homes: int
-    ) -> bool:  # fmt: skip
+    ) -> bool:
         """Whether the files are in these folders, and tensors, piece size and homes are the same, so that each piece is
         where new files would have it."""
         there = [str(Path(file).parent) for file in self.files]
@@ -90,7 +101,7 @@ class StatesRecord:
 
     def _tensor(
         self, tensor: StoredTensor, where: Sequence[Sequence[Part]], files: Striped
-    ) -> Iterator[Mapping[str, Tensor]]:  # fmt: skip
+    ) -> Iterator[Mapping[str, Tensor]]:
         pieces = all_pieces(self.tensors, self.piece_elements)
         homes, sums = self.current(), self.sums()
         own = [k for k, piece in enumerate(pieces) if piece.name == tensor.name]
@@ -99,9 +110,13 @@ class StatesRecord:
         for k in own:
             piece = pieces[k]
             found = files.move(
-                where[k], homes[k], memory, write=False, floats=0,
+                where[k],
+                homes[k],
+                memory,
+                write=False,
+                floats=0,
                 failed=lambda number, error: _not_read(self.files[number], error),
-            )  # fmt: skip
+            )
             if found is None or found.sum != sums[k]:
                 raise torn(f"piece {piece.number} of {piece.name} in {', '.join(self.files)}")
             for part, values in zip(tensor.parts, parts_of(piece, memory), strict=True):
@@ -111,9 +126,11 @@ class StatesRecord:
 
 def _not_read(path: str, error: OSError) -> UserError:
     return UserError(
-        "The optimizer states cannot be read from disk.", code="disk-failed",
-        numbers=(f"{path}: {first_line(error)}",), hint="see to the disk, then offmate retry",
-    )  # fmt: skip
+        "The optimizer states cannot be read from disk.",
+        code="disk-failed",
+        numbers=(f"{path}: {first_line(error)}",),
+        hint="see to the disk, then offmate retry",
+    )
 
 
 def all_pieces(tensors: Sequence[StoredTensor], piece_elements: int) -> tuple[Piece, ...]:
@@ -134,6 +151,8 @@ def parts_of(piece: Piece, memory: Tensor) -> list[Tensor]:
 def torn(what: str) -> UserError:
     """The UserError "states-torn" for states that are not what the checkpoint names."""
     return UserError(
-        "The optimizer states on disk are not those of the checkpoint.", code="states-torn", numbers=(what,),
+        "The optimizer states on disk are not those of the checkpoint.",
+        code="states-torn",
+        numbers=(what,),
         hint="see whether the drive is there and whole; without them the job begins anew: submit it again",
-    )  # fmt: skip
+    )

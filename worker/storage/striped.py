@@ -83,9 +83,15 @@ class Striped:
         self._pool = ThreadPoolExecutor(2 * count, "offmate-drives") if count > 1 else None
 
     def move(
-        self, parts: Sequence[Part], home: int, memory: Tensor, *, write: bool, floats: int | None,
+        self,
+        parts: Sequence[Part],
+        home: int,
+        memory: Tensor,
+        *,
+        write: bool,
+        floats: int | None,
         failed: Callable[[int, OSError], Exception],
-    ) -> Sum | None:  # fmt: skip
+    ) -> Sum | None:
         """Read a piece from its parts into `memory`, or write it. When this returns, every part is done or has failed.
         `floats`: as for a file, but for the whole piece. Returns the piece's sum, made of the parts' sums. Raises what
         `failed` makes of a file's number and error."""

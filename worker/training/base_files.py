@@ -59,6 +59,8 @@ def not_mergeable(number: str) -> UserError:
     """The UserError "not-mergeable" for a base whose files lack a weight that the merge changes; `number` names it."""
     return UserError(
         "The base has its weights in another form than its layers, and cannot be merged file by file.",
-        code="not-mergeable", exit_code=Exit.USAGE, numbers=(number,),
+        code="not-mergeable",
+        exit_code=Exit.USAGE,
+        numbers=(number,),
         hint="peft merges in memory: PeftModel.from_pretrained(model, adapters).merge_and_unload()",
-    )  # fmt: skip
+    )

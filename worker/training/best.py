@@ -38,8 +38,9 @@ def losses_of(events: Sequence[Event]) -> list[Evaluated]:
     found = [(event["step"], event.get("eval_loss")) for event in events if event["event"] == "eval"]
     return [
         (step, float(loss) if isinstance(loss, (int, float)) else float("nan"))
-        for step, loss in found if isinstance(step, int)
-    ]  # fmt: skip
+        for step, loss in found
+        if isinstance(step, int)
+    ]
 
 
 def known_losses(events: Sequence[Event], last: Checkpoint | None) -> list[Evaluated]:
@@ -97,8 +98,12 @@ class Best:
             return False
         log.info(
             "step %d: %s without a better one (early_stopping_patience); the best was that after step %d, "
-            "loss %.4f: the training ends here", step, counted(found.without, "evaluation"), found.step, found.loss,
-        )  # fmt: skip
+            "loss %.4f: the training ends here",
+            step,
+            counted(found.without, "evaluation"),
+            found.step,
+            found.loss,
+        )
         return True
 
     def chosen(self, evaluations: Sequence[Evaluated]) -> Checkpoint | None:

@@ -15,29 +15,63 @@ from planner.optimizers.table import OPTIMIZER_KEYS, OPTIMIZERS
 from planner.run.events import Event
 from planner.units import counted
 
-_ALWAYS = frozenset({
-    "method", "lora_r", "lora_alpha", "max_length", "optim", "learning_rate", "lr_scheduler_type", "max_grad_norm",
-    "exact", "seed",
-})  # fmt: skip
-_NEVER = frozenset({
-    # told in words above the table
-    "model", "dataset", "eval_dataset", "run_name", "per_device_train_batch_size", "gradient_accumulation_steps",
-    "train_batch_size",
-    # about the machine and its owners
-    "tokenizer", "chat_template", "output_dir", "disk_paths", "disk_budget", "disk_rated_writes", "gpu_budget",
-    "cpu_budget", "schedule", "gradient_checkpointing",
-    "report_to", "wandb_project", "wandb_entity", "wandb_mode", "trackio_project_name", "trackio_space_id",
-    "mlflow_experiment_name", "mlflow_tracking_uri",
-    # about what happens during training
-    "save_steps", "save_minutes", "save_total_limit", "eval_on_start", "per_device_eval_batch_size", "sample_prompts",
-    "sample_tokens",
-})  # fmt: skip
+_ALWAYS = frozenset(
+    {
+        "method",
+        "lora_r",
+        "lora_alpha",
+        "max_length",
+        "optim",
+        "learning_rate",
+        "lr_scheduler_type",
+        "max_grad_norm",
+        "exact",
+        "seed",
+    }
+)
+_NEVER = frozenset(
+    {
+        # told in words above the table
+        "model",
+        "dataset",
+        "eval_dataset",
+        "run_name",
+        "per_device_train_batch_size",
+        "gradient_accumulation_steps",
+        "train_batch_size",
+        # about the machine and its owners
+        "tokenizer",
+        "chat_template",
+        "output_dir",
+        "disk_paths",
+        "disk_budget",
+        "disk_rated_writes",
+        "gpu_budget",
+        "cpu_budget",
+        "schedule",
+        "gradient_checkpointing",
+        "report_to",
+        "wandb_project",
+        "wandb_entity",
+        "wandb_mode",
+        "trackio_project_name",
+        "trackio_space_id",
+        "mlflow_experiment_name",
+        "mlflow_tracking_uri",
+        # about what happens during training
+        "save_steps",
+        "save_minutes",
+        "save_total_limit",
+        "eval_on_start",
+        "per_device_eval_batch_size",
+        "sample_prompts",
+        "sample_tokens",
+    }
+)
 """Keys that are never in the table. Of the others, those in `_ALWAYS` and those not at their default are."""
 
 
-def model_card(
-    job: Job, events: Sequence[Event], step: int, *, pairs: bool = False, stops: str | None = None
-) -> str:  # fmt: skip
+def model_card(job: Job, events: Sequence[Event], step: int, *, pairs: bool = False, stops: str | None = None) -> str:
     """The card of the model after `step` steps of a run with these `events`. It names local files and folders without
     their paths. `pairs`: the model is an encoder-decoder. `stops`: a sentence on where the model stops, if that is
     new."""
@@ -59,14 +93,26 @@ def model_card(
         for what, value in (("loss of the last step", loss), ("loss of the evaluation", held_out))
         if isinstance(value, (int, float))
     ]
-    return "\n".join([
-        "---", yaml.safe_dump(head, sort_keys=False, allow_unicode=True).rstrip(), "---", "",
-        f"# {job.run_name or f'{base}, fine-tuned'}", "",
-        f"{'Adapters for' if job.method == 'lora' else 'Made from'} {base}, trained on {', '.join(data)} "
-        f"in {counted(step, 'step')} of {counted(rows, 'row')} by offmate{_version()}.", "",
-        *([stops, ""] if stops else []), *results, *([""] if results else []),
-        "| key | value |", "|---|---|", *_lines(job), "",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            "---",
+            yaml.safe_dump(head, sort_keys=False, allow_unicode=True).rstrip(),
+            "---",
+            "",
+            f"# {job.run_name or f'{base}, fine-tuned'}",
+            "",
+            f"{'Adapters for' if job.method == 'lora' else 'Made from'} {base}, trained on {', '.join(data)} "
+            f"in {counted(step, 'step')} of {counted(rows, 'row')} by offmate{_version()}.",
+            "",
+            *([stops, ""] if stops else []),
+            *results,
+            *([""] if results else []),
+            "| key | value |",
+            "|---|---|",
+            *_lines(job),
+            "",
+        ]
+    )
 
 
 def _lines(job: Job) -> Iterator[str]:

@@ -74,18 +74,14 @@ class Delivery:
             self.at_home.withdraw()
         self.trained.remove()
 
-    def _write(
-        self, place: Place, found: Checkpoint, model: nn.Module, tokenizer: PreTrainedTokenizerBase
-    ) -> Path:  # fmt: skip
+    def _write(self, place: Place, found: Checkpoint, model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> Path:
         weights = {name: parts["weight"] for name, parts in found.tensors()}
         card = self.card(found.step) if self.card is not None else None
-        return self.output.write(
-            place, model, tokenizer, weights, run=str(self.run.path), step=found.step, card=card
-        )  # fmt: skip
+        return self.output.write(place, model, tokenizer, weights, run=str(self.run.path), step=found.step, card=card)
 
     def _kept(
         self, error: Exception, found: Checkpoint, model: nn.Module, tokenizer: PreTrainedTokenizerBase
-    ) -> UserError:  # fmt: skip
+    ) -> UserError:
         """Write the model to the run folder, if that has room, and return the error to raise."""
         needs = Room(str(self.place.folder), sum(file.stat().st_size for file in found.path.iterdir()))
         if isinstance(error, UserError):
@@ -102,12 +98,15 @@ class Delivery:
             except Exception as second:
                 log.warning("the model folder has no room in the run folder either: %s", first_line(second))
         full = code == "disk-full"  # the job then waits for room
-        mended = "free some space there, and it goes there by itself" if full else (
-            f"mend that, then offmate retry {self.run.path.name}"
-        )  # fmt: skip
+        mended = (
+            "free some space there, and it goes there by itself"
+            if full
+            else (f"mend that, then offmate retry {self.run.path.name}")
+        )
         return UserError(
-            f"The job is trained, and its model could not go to {self.place.folder}.", code=code,
+            f"The job is trained, and its model could not go to {self.place.folder}.",
+            code=code,
             numbers=(*reasons, kept),
             hint=f"{mended}: nothing is trained again",
             needs=needs if full else None,
-        )  # fmt: skip
+        )

@@ -42,11 +42,13 @@ def converter() -> list[str]:
         where = f"no {_NAMES[0]} on the PATH, and {LLAMA_CPP} names none"
     if script is None:
         raise UserError(
-            "llama.cpp's converter, which writes GGUF files, is not here.", code="no-converter", numbers=(where,),
+            "llama.cpp's converter, which writes GGUF files, is not here.",
+            code="no-converter",
+            numbers=(where,),
             hint="git clone --depth 1 https://github.com/ggml-org/llama.cpp && "
             f"{sys.executable} -m pip install sentencepiece && export {LLAMA_CPP}=$PWD/llama.cpp",
             exit_code=Exit.USAGE,
-        )  # fmt: skip
+        )
     script = script.absolute().resolve()
     runs_here = (script.parent / "gguf-py").is_dir() or not os.access(script, os.X_OK)
     return [*([sys.executable] if runs_here else []), str(script)]
@@ -58,9 +60,11 @@ def write_gguf(job: Job, output: Path, target: Path, kind: str) -> None:
     left behind."""
     if kind not in TYPES:
         raise UserError(
-            f"--gguf {kind}: GGUF files are written as {', '.join(TYPES)}.", code="bad-gguf-type", exit_code=Exit.USAGE,
+            f"--gguf {kind}: GGUF files are written as {', '.join(TYPES)}.",
+            code="bad-gguf-type",
+            exit_code=Exit.USAGE,
             hint="smaller ones are made of such a file by llama-quantize, which is llama.cpp's, too",
-        )  # fmt: skip
+        )
     if target.exists():
         raise UserError(
             f"{target} is there already.", code="output-dir-used", exit_code=Exit.USAGE, hint="give a file that is new"
@@ -88,11 +92,12 @@ def write_gguf(job: Job, output: Path, target: Path, kind: str) -> None:
         code = subprocess.call([*command, str(model), *options], stdin=subprocess.DEVNULL, env=_alone(draft))
         if code or not made.is_file():
             raise UserError(
-                "llama.cpp's converter did not write the model.", code="not-converted",
+                "llama.cpp's converter did not write the model.",
+                code="not-converted",
                 numbers=(f"{command[-1]} ended with {code}; why is above",),
                 hint="it may be older than the model's family, or not know its tokenizer; offmate export ID FOLDER/ "
                 "writes what it reads",
-            )  # fmt: skip
+            )
         sync(made)
         made.rename(target)
         sync(target.parent)

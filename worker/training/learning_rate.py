@@ -55,9 +55,7 @@ def _highest(job: Job) -> tuple[float, ...]:
 
 def _share_of(job: Job, step: int, total_steps: int) -> float:
     kwargs = tuple(sorted((job.lr_scheduler_kwargs or {}).items()))
-    share = _shares(
-        job.lr_scheduler_type, job.learning_rate, warmup_steps(job, total_steps), total_steps, kwargs
-    )  # fmt: skip
+    share = _shares(job.lr_scheduler_type, job.learning_rate, warmup_steps(job, total_steps), total_steps, kwargs)
     return share(step)
 
 
@@ -94,9 +92,11 @@ def _trained(model: nn.Module) -> frozenset[str]:
 def optimizer_of(job: Job, model: nn.Module) -> tuple[Group, ...]:
     """The job's optimizer for the parameters of `model`, in its groups, or in one group for each of the job's rates."""
     adamw = AdamWGroup(
-        betas=(job.adam_beta1, job.adam_beta2), eps=job.adam_epsilon, weight_decay=job.weight_decay,
+        betas=(job.adam_beta1, job.adam_beta2),
+        eps=job.adam_epsilon,
+        weight_decay=job.weight_decay,
         decay_names=_trained(model) if job.decay_all else decay_names(model),
-    )  # fmt: skip
+    )
     if job.loraplus_lr_ratio is not None:
         return _loraplus(adamw, model)
     if len(_highest(job)) > 1:

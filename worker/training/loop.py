@@ -214,10 +214,18 @@ class Training:
         step_s = time.perf_counter() - began
         tokens = self.batches.num_tokens(step)
         self.metrics.write(
-            "step", step=step + 1, loss=loss, learning_rate=rate, grad_norm=norm, step_s=step_s, tokens=tokens,
-            gpu_peak_bytes=result.peak_bytes, waited_s=self.engine.waited_s - waited_s, metered=metered,
+            "step",
+            step=step + 1,
+            loss=loss,
+            learning_rate=rate,
+            grad_norm=norm,
+            step_s=step_s,
+            tokens=tokens,
+            gpu_peak_bytes=result.peak_bytes,
+            waited_s=self.engine.waited_s - waited_s,
+            metered=metered,
             predicted_step_s=self.predicted_s(batches),
-        )  # fmt: skip
+        )
         for what, value in (("the loss", loss), ("the gradients' norm", norm)):
             if value is not None and not math.isfinite(value):
                 raise non_finite(what, step + 1, self.checkpoints.last())

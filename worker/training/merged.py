@@ -118,10 +118,11 @@ def _merge_in_memory(job: Job, adapted: nn.Module, adapters: Path, draft: Path, 
     if (there := free_ram_bytes()) < most_bytes:
         raise UserError(
             "The base, whose files have other weights than its layers, is merged in memory, and there is too little.",
-            code="not-mergeable", exit_code=Exit.USAGE,
+            code="not-mergeable",
+            exit_code=Exit.USAGE,
             numbers=(f"needed {format_bytes(most_bytes)}, free {format_bytes(there)}",),
             hint="stop what else runs here, or merge on a machine with more memory",
-        )  # fmt: skip
+        )
     model: Any = load_model(job, dtype=dtype)
     load_adapter(model, str(adapters))
     if untied:
@@ -178,9 +179,11 @@ def _check_base(job: Job) -> None:
     config = model_config(job)
     if getattr(config, "quantization_config", None) and not unpacks(config):
         raise UserError(
-            f"{job.model} was saved quantized: nothing can be merged into its files.", code="base-quantized",
-            exit_code=Exit.USAGE, hint="merge into the model as it was published",
-        )  # fmt: skip
+            f"{job.model} was saved quantized: nothing can be merged into its files.",
+            code="base-quantized",
+            exit_code=Exit.USAGE,
+            hint="merge into the model as it was published",
+        )
 
 
 def _is_in_files(job: Job, adapted: Any) -> bool:

@@ -88,8 +88,10 @@ def tell_broken_lines(run: RunFolder) -> None:
     if broken := run.all_metrics().broken:
         log.warning(
             "%s: line %d is no event%s and passed over: figures, and the choice among evaluations, go by the others",
-            run.metrics.name, broken[0], f", nor are {len(broken) - 1} more," if len(broken) > 1 else ",",
-        )  # fmt: skip
+            run.metrics.name,
+            broken[0],
+            f", nor are {len(broken) - 1} more," if len(broken) > 1 else ",",
+        )
 
 
 def steps_trained(events: Sequence[Event]) -> int:

@@ -42,15 +42,26 @@ from planner.units import counted
 log = logging.getLogger(__name__)
 
 _UNREADABLE = (
-    OSError, ValueError, KeyError, RuntimeError, ImportError, EOFError, SafetensorError, pickle.UnpicklingError,
-)  # fmt: skip
+    OSError,
+    ValueError,
+    KeyError,
+    RuntimeError,
+    ImportError,
+    EOFError,
+    SafetensorError,
+    pickle.UnpicklingError,
+)
 """The errors that reading damaged or wrong weight files may raise."""
 
 
 def load_model(
-    job: Job, *, layers: int | None = None, begun: Path | None = None, begins: bool = False,
+    job: Job,
+    *,
+    layers: int | None = None,
+    begun: Path | None = None,
+    begins: bool = False,
     dtype: torch.dtype | None = None,
-) -> nn.Module:  # fmt: skip
+) -> nn.Module:
     """The job's model on the CPU in its working dtype or another `dtype`, in training mode, without a cache. `layers`:
     how many of its first layers to keep. `begun`: the file that records how adapters began that took over a part of the
     model's own weights. `begins`: the adapters begin now, and this file is written. Raises UserError.
@@ -78,26 +89,36 @@ def load_model(
         try:
             with packing:
                 loaded: Any = model_class(config).from_pretrained(
-                    job.model, config=config, dtype=dtype, attn_implementation=attention,
-                    output_loading_info=True, trust_remote_code=False, revision=revision_of(job), **options,
-                )  # fmt: skip
+                    job.model,
+                    config=config,
+                    dtype=dtype,
+                    attn_implementation=attention,
+                    output_loading_info=True,
+                    trust_remote_code=False,
+                    revision=revision_of(job),
+                    **options,
+                )
         except _UNREADABLE as error:
             if is_disk_full(error):
                 raise disk_full(error, f"the weights of {job.model}") from error
             if (refused := not_given(f"the weights of {job.model}", error)) is not None:
                 raise refused from error
             raise UserError(
-                f"The weights of {job.model} cannot be loaded.", code="weights-not-usable", exit_code=Exit.USAGE,
+                f"The weights of {job.model} cannot be loaded.",
+                code="weights-not-usable",
+                exit_code=Exit.USAGE,
                 numbers=(first_line(error),),
                 hint="check that the folder or the download is complete",
-            ) from error  # fmt: skip
+            ) from error
         model, info = loaded
         if unpacks(config):
             with without_weights():
                 as_unpacked(model, build_model(job, config, dtype))
         if missing := sorted(info["missing_keys"]):
             log.warning(
-                "model: %s not in %s, and started at random: %s", counted(len(missing), "weight"), job.model,
+                "model: %s not in %s, and started at random: %s",
+                counted(len(missing), "weight"),
+                job.model,
                 ", ".join(missing[:5]),
             )
     if code := own_code(getattr(config, "auto_map", None)):
@@ -149,11 +170,12 @@ def check_vocabulary(job: Job, model: nn.Module, largest_token: int, where: str)
     there = len(cast(Any, model).get_input_embeddings().weight)
     if largest_token >= there:
         raise UserError(
-            f"The tokenizer {job.tokenizer} does not belong to the model {job.model}.", code="vocabulary-mismatch",
+            f"The tokenizer {job.tokenizer} does not belong to the model {job.model}.",
+            code="vocabulary-mismatch",
             exit_code=Exit.USAGE,
             numbers=(f"token {largest_token} is in {where}, the model has {there}",),
             hint="use the model's own tokenizer",
-        )  # fmt: skip
+        )
 
 
 def check_reach(job: Job, model: nn.Module, largest_token: int, longest: int) -> None:
@@ -169,8 +191,10 @@ def check_reach(job: Job, model: nn.Module, largest_token: int, longest: int) ->
         for module in model.modules()
     ):
         raise UserError(
-            "max_length is more than the model has positions for.", code="max-length-too-large", exit_code=Exit.USAGE,
+            "max_length is more than the model has positions for.",
+            code="max-length-too-large",
+            exit_code=Exit.USAGE,
             numbers=(f"max_length {job.max_length}, rows of {counted(longest, 'token')}, positions {positions}",),
             hint=f"use max_length: {positions} or less",
-        )  # fmt: skip
+        )
     log.warning("model: rows of %d tokens are beyond the %d positions it was made for", longest, positions)

@@ -98,9 +98,11 @@ class Rehearsal:
                 pass
         except (TornCheckpoint, OSError) as error:
             raise UserError(
-                "What a checkpoint reads back is not what was written.", code="disk-failed",
-                numbers=(f"{first_line(error)}, in {folder}",), hint="see to the disk before anything else",
-            ) from error  # fmt: skip
+                "What a checkpoint reads back is not what was written.",
+                code="disk-failed",
+                numbers=(f"{first_line(error)}, in {folder}",),
+                hint="see to the disk before anything else",
+            ) from error
 
     def _first_states(self) -> Iterator[tuple[str, Mapping[str, Tensor]]]:
         """The first tensors, up to the size of one file. The last one is cut to that size, because an embedding alone
@@ -125,9 +127,11 @@ class Rehearsal:
             if isinstance(error, UserError):
                 raise
             raise UserError(
-                "The trained model could not be saved in the end.", code="model-not-savable",
-                numbers=(first_line(error),), hint="mend what it names in the folder of the model or the tokenizer",
-            ) from error  # fmt: skip
+                "The trained model could not be saved in the end.",
+                code="model-not-savable",
+                numbers=(first_line(error),),
+                hint="mend what it names in the folder of the model or the tokenizer",
+            ) from error
 
 
 def _forget(file: Path) -> None:

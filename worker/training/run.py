@@ -99,9 +99,14 @@ class _Run:
             log.info("plan: %d of %d blocks run by their own code, recomputed", eager, len(self.chain.blocks))
         self.tokenizer = load_tokenizer(job)
         self.batches = Batches(
-            job, self.tokenizer, folder.path / "data", folder.read_frozen(), pairs=pairs_of(job), masked=masked_of(job),
+            job,
+            self.tokenizer,
+            folder.path / "data",
+            folder.read_frozen(),
+            pairs=pairs_of(job),
+            masked=masked_of(job),
             border=rope_border(job),
-        )  # fmt: skip
+        )
         self.width = sum(_planned_lengths(folder, job, self.batches))
         self.forecast = Forecast(self.plan, self.chain, hardware, self.width)
         log.info("data: the first row, what is learned between ⟦ and ⟧:\n%s", self.batches.sample())
@@ -109,7 +114,7 @@ class _Run:
         self.origin = Origin.of(job, data=self.batches.fingerprint, total_steps=total, plan=self.plan)
         self.checkpoints = Checkpoints(
             folder.checkpoints, keep=job.save_total_limit, origin=self.origin, longer=folder.goes_on.exists()
-        )  # fmt: skip
+        )
         self.trained = TrainedWeights(folder.trained, origin=self.origin)
         begun = folder.begun if takes_from_base(job.init_lora_weights) else None
         begins = (begun is not None or job.adapter_name_or_path is not None) and self._begins(place)
@@ -127,12 +132,18 @@ class _Run:
         for line in shares(self.chain.optimizers, self.parameters):
             log.info("optimizer: %s", line)
         self.delivery = Delivery(
-            run=folder, place=place, output=output, trained=self.trained,
+            run=folder,
+            place=place,
+            output=output,
+            trained=self.trained,
             card=lambda step: model_card(
-                job, read_metrics(folder.metrics), step, pairs=has_pairs(self.model),
+                job,
+                read_metrics(folder.metrics),
+                step,
+                pairs=has_pairs(self.model),
                 stops=ends.line(job, self.tokenizer),
             ),
-        )  # fmt: skip
+        )
 
     def _check_base(self, *, only_written: bool = False) -> None:
         """Raise UserError where the base has changed. `only_written`: check only the parts that go to the model folder,
@@ -172,20 +183,29 @@ class _Run:
         last = self.checkpoints.latest()
         if last is None and self.folder.goes_on.exists():
             raise UserError(
-                "The checkpoint that this job goes on from is gone, or damaged.", code="cannot-go-on",
-                numbers=(str(self.folder.checkpoints),), hint="offmate rerun the first job begins from the start",
-            )  # fmt: skip
+                "The checkpoint that this job goes on from is gone, or damaged.",
+                code="cannot-go-on",
+                numbers=(str(self.folder.checkpoints),),
+                hint="offmate rerun the first job begins from the start",
+            )
         weight_bytes = self.delivery.output.weight_bytes
         free_bytes = check_room(
-            self.folder.path, place, checkpoint_bytes=self.state_bytes, weight_bytes=weight_bytes,
+            self.folder.path,
+            place,
+            checkpoint_bytes=self.state_bytes,
+            weight_bytes=weight_bytes,
             best=self.job.load_best_model_at_end,
-        )  # fmt: skip
+        )
         _tell_checkpoints(self.job, self.state_bytes, free_bytes)
         kept = room_kept(self.folder.path, weights_room(weight_bytes))
         use = disk_use(
-            self.plan, self.chain, self.job.disk_paths or (), self.job.disk_rated_writes, steps=total,
+            self.plan,
+            self.chain,
+            self.job.disk_paths or (),
+            self.job.disk_rated_writes,
+            steps=total,
             parts=lambda: parts_of_drives(self.job, self.plan, self.chain, self.model, last),
-        )  # fmt: skip
+        )
         if use is not None:
             log.info("disk: %s", "; ".join(use.lines()))
             if last is None:
@@ -199,28 +219,44 @@ class _Run:
                 self._write_start(metrics, engine.steps_done, last.step if last else None, device)
                 stop.begin()
                 return self._until_end(
-                    metrics, lambda: engine.steps_done,
+                    metrics,
+                    lambda: engine.steps_done,
                     lambda: self._train(engine, metrics, stop, give_room, states, last),
-                )  # fmt: skip
+                )
 
     def _write_start(self, metrics: Metrics, step: int, resumed_from: int | None, device: torch.device) -> None:
         tell_broken_lines(self.folder)
         metrics.write(
-            "start", step=step, total_steps=self.batches.total_steps, resumed_from=resumed_from,
+            "start",
+            step=step,
+            total_steps=self.batches.total_steps,
+            resumed_from=resumed_from,
             device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-        )  # fmt: skip
+        )
 
     def _engine(self, device: torch.device, states: StatesOnDisk | None, scratch: Scratch | None) -> Engine:
         job = self.job
         return Engine(
-            self.model, plan=self.plan, chain=self.chain, optimizer=optimizer_of(job, self.model),
-            max_grad_norm=job.max_grad_norm, device=device, metered=True, states=states, scratch=scratch,
-        )  # fmt: skip
+            self.model,
+            plan=self.plan,
+            chain=self.chain,
+            optimizer=optimizer_of(job, self.model),
+            max_grad_norm=job.max_grad_norm,
+            device=device,
+            metered=True,
+            states=states,
+            scratch=scratch,
+        )
 
     def _train(
-        self, engine: Engine, metrics: Metrics, stop: StopRequest, give_room: Callable[[], None],
-        states: StatesOnDisk | None, last: Checkpoint | None,
-    ) -> tuple[bool, Path | None]:  # fmt: skip
+        self,
+        engine: Engine,
+        metrics: Metrics,
+        stop: StopRequest,
+        give_room: Callable[[], None],
+        states: StatesOnDisk | None,
+        last: Checkpoint | None,
+    ) -> tuple[bool, Path | None]:
         """Train, and write the trained weights and the model folder. Returns whether that is done, and the path of the
         model folder."""
         events = read_metrics(self.folder.metrics)
@@ -230,24 +266,40 @@ class _Run:
             kept = TrainedWeights(self.folder.best, origin=self.origin)
             best = Best(job=self.job, kept=kept, write=lambda where: self._write(where, engine))
         training = Training(
-            job=self.job, engine=engine, batches=self.batches, checkpoints=self.checkpoints, metrics=metrics,
-            stop=stop, state_bytes=self.state_bytes, states=states,
+            job=self.job,
+            engine=engine,
+            batches=self.batches,
+            checkpoints=self.checkpoints,
+            metrics=metrics,
+            stop=stop,
+            state_bytes=self.state_bytes,
+            states=states,
             evaluations=Evaluations(
-                job=self.job, engine=engine, batches=self.batches, metrics=metrics, stop=stop,
-                samples=self.samples, done=written, losses=known_losses(events, last),
+                job=self.job,
+                engine=engine,
+                batches=self.batches,
+                metrics=metrics,
+                stop=stop,
+                samples=self.samples,
+                done=written,
+                losses=known_losses(events, last),
             ),
-            predicted_s=self.forecast.step_s, width=self.width, best=best,
-            timeline=Timeline(
-                engine=engine, width=self.width, write=self.folder.write_timeline
-            ),
-        )  # fmt: skip
+            predicted_s=self.forecast.step_s,
+            width=self.width,
+            best=best,
+            timeline=Timeline(engine=engine, width=self.width, write=self.folder.write_timeline),
+        )
         if engine.steps_done == 0:
             Rehearsal(
-                checkpoints=self.folder.checkpoints, checkpoint_bytes=self.state_bytes, origin=self.origin,
-                states=engine.state if states is None else engine.masters, evaluations=training.evaluations,
+                checkpoints=self.folder.checkpoints,
+                checkpoint_bytes=self.state_bytes,
+                origin=self.origin,
+                states=engine.state if states is None else engine.masters,
+                evaluations=training.evaluations,
                 write_files=lambda folder: self.delivery.output.write_files(folder, self.model, self.tokenizer),
-                metrics=metrics, stop=stop,
-            ).run()  # fmt: skip
+                metrics=metrics,
+                stop=stop,
+            ).run()
         if not training.run():
             return False, None
         give_room()
@@ -282,7 +334,7 @@ class _Run:
 
     def _until_end(
         self, metrics: Metrics, step: Callable[[], int], act: Callable[[], tuple[bool, Path | None]]
-    ) -> bool:  # fmt: skip
+    ) -> bool:
         """Call `act` and return whether the run came to its end. In any case write the last line of metrics.jsonl,
         which says how the run ended."""
         try:
@@ -307,17 +359,20 @@ def read_plan(folder: RunFolder) -> tuple[Plan, Chain, Hardware]:
     except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
         reason = "there is none" if isinstance(error, FileNotFoundError) else str(error)
         raise UserError(
-            "The run folder has no plan to train under.", code="no-plan", numbers=(f"{folder.plan}: {reason}",),
+            "The run folder has no plan to train under.",
+            code="no-plan",
+            numbers=(f"{folder.plan}: {reason}",),
             hint=f"python -m planner plan {folder.path} --measure",
-        ) from error  # fmt: skip
+        ) from error
     try:
         verify(compile_program(plan, chain), chain, gpu_budget_bytes=plan.gpu_budget_bytes)
     except (ValueError, KeyError, IndexError) as error:
         raise UserError(
-            "The plan in the run folder would not compute what it should.", code="plan-not-usable",
+            "The plan in the run folder would not compute what it should.",
+            code="plan-not-usable",
             numbers=(f"{folder.plan}: {first_line(error)}",),
             hint=f"offmate plans forget {str(found.get('key'))[:12]}, then submit the job again",
-        ) from error  # fmt: skip
+        ) from error
     return plan, chain, hardware
 
 
@@ -334,10 +389,11 @@ def _planned_lengths(folder: RunFolder, job: Job, batches: Batches) -> tuple[int
     found = batches.lengths
     if found[0] > read or found[1] > labels:
         raise UserError(
-            "The data have longer rows than the plan is for.", code="rows-longer-than-planned",
+            "The data have longer rows than the plan is for.",
+            code="rows-longer-than-planned",
             numbers=(f"{_rows_of(*found)}; planned for {_rows_of(read, labels)}",),
             hint="offmate retry ID --allow-changed-data counts and plans them anew",
-        )  # fmt: skip
+        )
     return read, labels
 
 
@@ -351,9 +407,12 @@ def resume(engine: Trains, last: Checkpoint | None, origin: Origin, *, taken_ove
         engine.load_state(last.tensors(taken_over=taken_over), step=last.step)
     except ValueError as error:
         raise UserError(
-            "The checkpoint is not of the model that is there now.", code="cannot-go-on", exit_code=Exit.USAGE,
-            numbers=(first_line(error),), hint="offmate rerun ID trains that from the start",
-        ) from error  # fmt: skip
+            "The checkpoint is not of the model that is there now.",
+            code="cannot-go-on",
+            exit_code=Exit.USAGE,
+            numbers=(first_line(error),),
+            hint="offmate rerun ID trains that from the start",
+        ) from error
     log.info("checkpoint: going on from step %d (%s)", last.step, last.path)
     if last.origin.plan != origin.plan:
         log.warning("the plan is not that of the checkpoint: from here on results need not be equal to the last bit")
@@ -369,8 +428,10 @@ def _tell_checkpoints(job: Job, state_bytes: int, free_bytes: int) -> None:
     if most * state_bytes > free_bytes:
         log.warning(
             "checkpoints: the disk has room for %d beside the model, wanted are up to %d at a time; save_total_limit: 1"
-            " wants two", free_bytes // state_bytes, most,
-        )  # fmt: skip
+            " wants two",
+            free_bytes // state_bytes,
+            most,
+        )
 
 
 def _write_end(metrics: Metrics, folder: RunFolder, plan: Plan, step: int, status: str, output: Path | None) -> None:
@@ -378,10 +439,16 @@ def _write_end(metrics: Metrics, folder: RunFolder, plan: Plan, step: int, statu
     found = step_times(read_metrics(folder.metrics))
     peak, predicted_s = found.gpu_peak_bytes, found.predicted_step_s or plan.step_s
     metrics.write(
-        "end", step=step, status=status, output=str(output) if output else None, step_s=found.step_s,
-        measured_steps=found.steps, gpu_peak_bytes=peak, predicted_step_s=predicted_s,
+        "end",
+        step=step,
+        status=status,
+        output=str(output) if output else None,
+        step_s=found.step_s,
+        measured_steps=found.steps,
+        gpu_peak_bytes=peak,
+        predicted_step_s=predicted_s,
         predicted_gpu_peak_bytes=plan.gpu_peak_bytes,
-    )  # fmt: skip
+    )
     if found.step_s is not None:
         took, planned = format_seconds(found.step_s), format_seconds(predicted_s)
         log.info("a step took %s, the median of %d; planned %s for such steps", took, found.steps, planned)

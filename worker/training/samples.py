@@ -44,16 +44,21 @@ class Samples:
         longest = max(ends) if has_pairs(model) else sum(ends)
         if isinstance(positions, int) and longest > positions:
             raise UserError(
-                "A sample would be longer than the model can read.", code="sample-too-long", exit_code=Exit.USAGE,
+                "A sample would be longer than the model can read.",
+                code="sample-too-long",
+                exit_code=Exit.USAGE,
                 numbers=(f"prompt and sample_tokens {longest}, positions {positions}",),
                 hint="use a shorter prompt or fewer sample_tokens",
-            )  # fmt: skip
+            )
         pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
         return cls(
-            texts=tuple(p if isinstance(p, str) else p[-1]["content"] for p in job.sample_prompts), tokens=tokens,
-            new_tokens=job.sample_tokens, pad=pad if pad is not None else 0, ends=ends_of_model(model),
+            texts=tuple(p if isinstance(p, str) else p[-1]["content"] for p in job.sample_prompts),
+            tokens=tokens,
+            new_tokens=job.sample_tokens,
+            pad=pad if pad is not None else 0,
+            ends=ends_of_model(model),
             tokenizer=tokenizer,
-        )  # fmt: skip
+        )
 
     def text(self, answer: list[int], *, raw: bool = False) -> str:
         """The text of an answer, up to its end token. `raw`: with special tokens, the end token included."""
@@ -69,15 +74,20 @@ def _tokens(
         found = tokenizer(prompt)["input_ids"]
     elif tokenizer.chat_template is None:
         raise UserError(
-            "A sample prompt is a list of messages, and the tokenizer has no chat template.", code="no-chat-template",
-            exit_code=Exit.USAGE, hint="give the prompt as text, or give chat_template",
-        )  # fmt: skip
+            "A sample prompt is a list of messages, and the tokenizer has no chat template.",
+            code="no-chat-template",
+            exit_code=Exit.USAGE,
+            hint="give the prompt as text, or give chat_template",
+        )
     else:
         text = ChatTemplate(tokenizer, everything=True, values=values).prompt([dict(message) for message in prompt])
         found = tokenizer(text, add_special_tokens=False)["input_ids"]
     if not found:
         raise UserError(
-            "A sample prompt has no token.", code="empty-prompt", exit_code=Exit.USAGE,
-            numbers=(f"entry {number} of sample_prompts: {shown(prompt)}",), hint="give it some text, or take it out",
-        )  # fmt: skip
+            "A sample prompt has no token.",
+            code="empty-prompt",
+            exit_code=Exit.USAGE,
+            numbers=(f"entry {number} of sample_prompts: {shown(prompt)}",),
+            hint="give it some text, or take it out",
+        )
     return list(found)

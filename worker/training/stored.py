@@ -45,7 +45,7 @@ def stored_tensors(plan: Plan, chain: Chain, model: nn.Module) -> tuple[StoredTe
 
 def open_store(
     job: Job, plan: Plan, chain: Chain, model: nn.Module, *, run: RunFolder, last: Checkpoint | None
-) -> StatesOnDisk | None:  # fmt: skip
+) -> StatesOnDisk | None:
     """The store of the `run`'s optimizer states, with the states that its newest checkpoint `last` names; None where no
     states are on disk. Raises UserError."""
     tensors = stored_tensors(plan, chain, model)
@@ -54,14 +54,16 @@ def open_store(
     clear_passing(job)
     need = stored_bytes(all_pieces(tensors, chain.piece_elements), job.state_homes)
     return StatesOnDisk(
-        [run.states_on(disk) for disk in job.disk_paths or ()], tensors, piece_elements=chain.piece_elements,
-        homes=job.state_homes, found=None if last is None else last.states, shares=lambda: _by_rate(job, need),
-    )  # fmt: skip
+        [run.states_on(disk) for disk in job.disk_paths or ()],
+        tensors,
+        piece_elements=chain.piece_elements,
+        homes=job.state_homes,
+        found=None if last is None else last.states,
+        shares=lambda: _by_rate(job, need),
+    )
 
 
-def parts_of_drives(
-    job: Job, plan: Plan, chain: Chain, model: nn.Module, last: Checkpoint | None
-) -> Sequence[float]:  # fmt: skip
+def parts_of_drives(job: Job, plan: Plan, chain: Chain, model: nn.Module, last: Checkpoint | None) -> Sequence[float]:
     """The relative share of the states that each of the job's drives has, or will have."""
     folders = [Path(disk) for disk in job.disk_paths or ()]
     if last is not None and last.states is not None and len(last.states.files) == len(folders):
@@ -124,7 +126,7 @@ def passing_store(job: Job, plan: Plan, chain: Chain, model: nn.Module) -> Itera
     need = stored_bytes(all_pieces(tensors, chain.piece_elements), 1)
     states = StatesOnDisk(
         folders, tensors, piece_elements=chain.piece_elements, homes=1, shares=lambda: _by_rate(job, need)
-    )  # fmt: skip
+    )
     try:
         yield states
     finally:

@@ -32,9 +32,14 @@ class Api:
         self.store = Store(f"sqlite:///{self.paths.database}")
         upgrade(self.store.engine, self.paths)
         services = Services(
-            store=self.store, paths=self.paths, wake=lambda: None, shut_down=lambda: None, closing=lambda: False,
-            health=dict, page=str,
-        )  # fmt: skip
+            store=self.store,
+            paths=self.paths,
+            wake=lambda: None,
+            shut_down=lambda: None,
+            closing=lambda: False,
+            health=dict,
+            page=str,
+        )
         self.http = TestClient(make_app(services))
 
     def submit(self, name: str = "a") -> Any:

@@ -13,10 +13,22 @@ from tests.support.served import JOB, served
 schemathesis = pytest.importorskip("schemathesis")
 
 OPERATIONS = {
-    "GET /health", "GET /healthz", "GET /metrics", "POST /jobs", "GET /jobs", "GET /queue", "GET /jobs/{job_id}",
-    "GET /jobs/{job_id}/plan", "GET /jobs/{job_id}/plan.html", "GET /jobs/{job_id}/logs", "POST /jobs/{job_id}/cancel",
-    "GET /jobs/{job_id}/events", "POST /jobs/{job_id}/retry", "POST /page", "POST /shutdown",
-}  # fmt: skip
+    "GET /health",
+    "GET /healthz",
+    "GET /metrics",
+    "POST /jobs",
+    "GET /jobs",
+    "GET /queue",
+    "GET /jobs/{job_id}",
+    "GET /jobs/{job_id}/plan",
+    "GET /jobs/{job_id}/plan.html",
+    "GET /jobs/{job_id}/logs",
+    "POST /jobs/{job_id}/cancel",
+    "GET /jobs/{job_id}/events",
+    "POST /jobs/{job_id}/retry",
+    "POST /page",
+    "POST /shutdown",
+}
 
 
 def test_no_request_is_answered_with_a_mistake_of_ours() -> None:
@@ -25,10 +37,14 @@ def test_no_request_is_answered_with_a_mistake_of_ours() -> None:
             built.client.submit(JOB, str(built.folder))
         health = {"state": "running", "process": str(Process.current()), "started_at": 0.0, "children": {}}
         services = Services(
-            store=built.store, paths=built.paths, wake=lambda: None, shut_down=lambda: None,
+            store=built.store,
+            paths=built.paths,
+            wake=lambda: None,
+            shut_down=lambda: None,
             closing=lambda: True,  # a log that is followed ends
-            health=lambda: health, page=lambda: "http://here/#token",
-        )  # fmt: skip
+            health=lambda: health,
+            page=lambda: "http://here/#token",
+        )
         schema = schemathesis.openapi.from_asgi("/openapi.json", make_app(services))
         asked = set()
         for found in schema.get_all_operations():
@@ -41,9 +57,13 @@ def test_no_request_is_answered_with_a_mistake_of_ours() -> None:
 def _ask(strategy: hypothesis.strategies.SearchStrategy[schemathesis.Case]) -> None:
     @hypothesis.given(strategy)
     @hypothesis.settings(
-        max_examples=12, deadline=None, derandomize=True, database=None, phases=[Phase.generate],
+        max_examples=12,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
+    )
     def ask(case: schemathesis.Case) -> None:
         case.call_and_validate(checks=[schemathesis.checks.not_a_server_error])
 

@@ -46,12 +46,20 @@ def fill(served: Served, count: int) -> None:
     over, waiting = sorted(FINAL), (JobState.SUBMITTED, JobState.WAITING)
     rows = [
         {
-            "id": number, "name": f"job {number}", "created_at": float(number), "run_dir": f"/nowhere/{number}",
-            "state": over[number % 3] if number <= count // 2 else waiting[number % 2], "priority": number % 3,
-            "position": number, "attempts": 0, "crashes": 0, "history": [], "notes": [],
+            "id": number,
+            "name": f"job {number}",
+            "created_at": float(number),
+            "run_dir": f"/nowhere/{number}",
+            "state": over[number % 3] if number <= count // 2 else waiting[number % 2],
+            "priority": number % 3,
+            "position": number,
+            "attempts": 0,
+            "crashes": 0,
+            "history": [],
+            "notes": [],
         }
         for number in range(1, count + 1)
-    ]  # fmt: skip
+    ]
     for row, state in zip(rows[-2:], (JobState.PLANNING, JobState.RUNNING), strict=True):
         row |= {"state": state, "owner": str(Process.current())}
     for row in rows[:WITH_EVENTS]:
@@ -80,10 +88,13 @@ def test_what_people_ask_takes_as_many_queries_of_many_jobs_as_of_few(few: Serve
         client, found = served.client, []
         last = client.page(limit=1)["jobs"][0]["id"]
         asks = (
-            lambda: client.page(limit=FEW), lambda: client.page(*FINAL, limit=FEW), lambda: client.queue_page(FEW),
-            lambda: client.job(last), lambda: listing(client, False),
+            lambda: client.page(limit=FEW),
+            lambda: client.page(*FINAL, limit=FEW),
+            lambda: client.queue_page(FEW),
+            lambda: client.job(last),
+            lambda: listing(client, False),
             lambda: client.submit(JOB, str(served.folder)),
-        )  # fmt: skip
+        )
         for ask in asks:
             with counted(served) as said:
                 ask()
@@ -171,9 +182,12 @@ def test_lists_take_no_more_memory_for_many_jobs(many: Served, monkeypatch: pyte
 
 def test_a_job_of_a_damaged_row_is_listed_with_the_others(few: Served) -> None:
     damaged = {
-        "history": ("", "no json", "[1]", '[{"number": 1}]', "{}", '"x"'), "error": ("", "[]", '{"what": 1}', "7"),
-        "result": ("", "[]", "no"), "notes": ("", "{}", "no"), "owner": ("", "1:2", "x:y:z", "1:2:3:4"),
-    }  # fmt: skip
+        "history": ("", "no json", "[1]", '[{"number": 1}]', "{}", '"x"'),
+        "error": ("", "[]", '{"what": 1}', "7"),
+        "result": ("", "[]", "no"),
+        "notes": ("", "{}", "no"),
+        "owner": ("", "1:2", "x:y:z", "1:2:3:4"),
+    }
     total = few.client.page(limit=1)["total"]
     number = few.client.page("running", limit=1)["jobs"][0]["id"]
     for column, values in damaged.items():

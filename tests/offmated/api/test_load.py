@@ -112,9 +112,11 @@ def test_a_locked_database_is_waited_for_by_daemon_and_client(hasty: Served) -> 
             submitting = pool.submit(hasty.client.submit, JOB + "run_name: patient\n", str(hasty.folder))
             looking = pool.submit(hasty.client.job, 1)
             asked = [
-                http.post("/jobs", json={"yaml": JOB, "folder": str(hasty.folder)}), http.post("/jobs/1/cancel"),
-                http.post("/jobs/1/retry"), *(http.get(f"/jobs{path}") for path in ("", "/1", "/1/events", "/1/logs")),
-            ]  # fmt: skip
+                http.post("/jobs", json={"yaml": JOB, "folder": str(hasty.folder)}),
+                http.post("/jobs/1/cancel"),
+                http.post("/jobs/1/retry"),
+                *(http.get(f"/jobs{path}") for path in ("", "/1", "/1/events", "/1/logs")),
+            ]
             assert http.get("/health").status_code == 200
             assert not submitting.done() and not looking.done()
         for answer in asked:
@@ -168,9 +170,12 @@ def test_what_takes_the_daemon_longer_is_waited_for_longer(monkeypatch: pytest.M
         client = Client(paths)
         said = []
         for ask in (
-            client.health, lambda: client.submit(JOB, "/"), lambda: client.rerun(1, {}), lambda: client.clean(),
+            client.health,
+            lambda: client.submit(JOB, "/"),
+            lambda: client.rerun(1, {}),
+            lambda: client.clean(),
             lambda: client.cancel(1),
-        ):  # fmt: skip
+        ):
             with pytest.raises(UserError, match="daemon-silent") as caught:
                 ask()
             said += [number for number in caught.value.numbers if number.startswith("no answer")]

@@ -67,8 +67,11 @@ def test_a_runs_numbers_as_csv(shared: House, monkeypatch: pytest.MonkeyPatch) -
     assert answer.exit_code == 0
     rows = list(csv.DictReader(io.StringIO(answer.output)))
     assert [(row["step"], row["loss"], row["eval_loss"]) for row in rows] == [
-        ("1", "5.0", ""), ("2", "2.5", "2.0"), ("3", str(5.0 / 3), ""), ("4", "1.25", "1.0")
-    ]  # fmt: skip
+        ("1", "5.0", ""),
+        ("2", "2.5", "2.0"),
+        ("3", str(5.0 / 3), ""),
+        ("4", "1.25", "1.0"),
+    ]
     assert rows[0]["tokens"] == "64" and rows[0]["predicted_step_s"] == ""
 
 

@@ -30,9 +30,12 @@ def shared() -> Iterator[House]:
         built.wait_until_held(built.submit("held", steps=60))
         built.submit("<b>bold</b> & last")
         built.client.submit(
-            f"{JOB}max_steps: 30\n", str(built.home), f"steers{STEERS}.yaml", {"label": "night", "held": True},
+            f"{JOB}max_steps: 30\n",
+            str(built.home),
+            f"steers{STEERS}.yaml",
+            {"label": "night", "held": True},
             settings=["learning_rate=1e-4", f"wandb_project=a{STEERS}b"],
-        )  # fmt: skip
+        )
         yield built
 
 
@@ -85,7 +88,7 @@ def test_the_queue_and_what_has_ended_are_there(page: Browser) -> None:
 
 def test_label_and_settings_are_there_and_no_name_steers_the_text(page: Browser) -> None:
     row = rows(page, "#queue")[2]
-    named = f"5 · steers{SHOWN}nightlearning_rate=0.0001wandb_project=\"a{SHOWN}b\""
+    named = f'5 · steers{SHOWN}nightlearning_rate=0.0001wandb_project="a{SHOWN}b"'
     assert row == f"3 | {named} | held | offmate release 5"
     page.page.click("#queue button >> text=steers")
     page.page.wait_for_selector("#title >> text=5 · ")

@@ -20,8 +20,13 @@ from tests.support.served import JOB, served
 def write_plan(run: RunFolder) -> None:
     chain = chains.chain()
     plan = Problem(
-        chain=chain, hardware=chains.HARDWARE, gpu_budget_bytes=12_000, cpu_budget_bytes=10**6, slices=1, clip=False,
-    ).plan(time_limit_s=1)  # fmt: skip
+        chain=chain,
+        hardware=chains.HARDWARE,
+        gpu_budget_bytes=12_000,
+        cpu_budget_bytes=10**6,
+        slices=1,
+        clip=False,
+    ).plan(time_limit_s=1)
     answer = {"plan": to_json(plan), "chain": to_json(chain), "hardware": to_json(chains.HARDWARE), "measured": True}
     run.plan.write_text(json.dumps(answer))
 

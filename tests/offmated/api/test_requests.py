@@ -108,12 +108,16 @@ def test_a_position_beyond_every_file_has_no_events(raw: httpx.Client, shared: S
 NUMBERS = st.one_of(st.integers(-3, 3), st.sampled_from([2**31 - 1, 2**31, 10**18, 2**63, 10**30]), st.text(max_size=5))
 JSON = st.recursive(
     st.one_of(
-        st.none(), st.booleans(), st.integers(), st.sampled_from([2**63, 10**400, "\x00", "~", "/"]), st.floats(),
+        st.none(),
+        st.booleans(),
+        st.integers(),
+        st.sampled_from([2**63, 10**400, "\x00", "~", "/"]),
+        st.floats(),
         st.text(st.characters(), max_size=10),
     ),
     lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=5), inner, max_size=3)),
     max_leaves=8,
-)  # fmt: skip
+)
 FIELDS = st.dictionaries(st.sampled_from(["yaml", "folder", "name", "gpu_budget", "cpu_budget", "key"]), JSON)
 BODIES = st.one_of(st.binary(max_size=30), FIELDS.map(lambda value: json.dumps(value).encode()))
 

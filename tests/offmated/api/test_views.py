@@ -96,8 +96,10 @@ def test_a_job_whose_trainer_was_killed_is_shown_as_being_resumed_until_that_has
     metrics = tmp_path / "metrics.jsonl"
     metrics.write_text(lines + '{"event": "st')  # torn
     killed = {"number": 1, "from_step": None, "ended_at": 2.0, "ending": "the trainer was killed"}
-    for origin, words, at in ((40, "is being resumed; attempt 2, from step 40", 40),
-                              (None, "begins again; attempt 2, from the start", 0)):  # fmt: skip
+    for origin, words, at in (
+        (40, "is being resumed; attempt 2, from step 40", 40),
+        (None, "begins again; attempt 2, from the start", 0),
+    ):
         now = {"number": 2, "from_step": origin, "ended_at": None, "metrics_from": len(lines)}
         shown = view(row(1, JobState.RUNNING, tmp_path, history=[killed, now], attempts=2))
         progress = shown["progress"]

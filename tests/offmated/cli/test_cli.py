@@ -132,9 +132,8 @@ def test_what_is_no_number_of_a_job_is_told_in_one_sentence(command: str, shell:
     done = shell.run(command, "abc")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
-        "abc is not the number of a job.\n"
-        "  hint: offmate status lists the jobs with their numbers   [no-job-number]\n"
-    )  # fmt: skip
+        "abc is not the number of a job.\n  hint: offmate status lists the jobs with their numbers   [no-job-number]\n"
+    )
 
 
 def test_a_wrong_job_is_refused_and_nothing_is_enqueued(running: Shell) -> None:

@@ -61,9 +61,10 @@ def test_where_offmate_runs_from_its_folder_without_being_installed_all_else_is_
 def test_a_link_with_fewer_lanes_than_the_card_has_is_told() -> None:
     found = list(links("570.86, 4, 16, 16\n570.86, 3, 4, 16\n570.86, [N/A], [N/A], [N/A]\nno such field\n"))
     assert [(check.verdict, check.found) for check in found] == [
-        ("ok", "driver 570.86, PCIe 4.0 x16"), ("warning", "driver 570.86, PCIe 3.0 x4 of x16"),
+        ("ok", "driver 570.86, PCIe 4.0 x16"),
+        ("warning", "driver 570.86, PCIe 3.0 x4 of x16"),
         ("ok", "driver 570.86, PCIe [N/A].0 x[N/A]"),
-    ]  # fmt: skip
+    ]
     assert found[1].advice == "the card could have x16, in another slot: what travels takes 4 times as long"
 
 
@@ -85,9 +86,10 @@ def test_settings_that_others_can_read_are_told_where_they_hold_addresses(tmp_pa
     file = tmp_path / "config.toml"
     assert list(doctor._settings(file)) == []
     for text, mode, verdict in (
-        ('notify = "mailto://me:secret@x"', 0o644, "warning"), ('notify = "mailto://me:secret@x"', 0o600, "ok"),
+        ('notify = "mailto://me:secret@x"', 0o644, "warning"),
+        ('notify = "mailto://me:secret@x"', 0o600, "ok"),
         ('window = "23:00-07:00"', 0o644, "ok"),
-    ):  # fmt: skip
+    ):
         file.write_text(text)
         file.chmod(mode)
         (check,) = doctor._settings(file)
@@ -121,7 +123,10 @@ def test_in_its_source_folder_the_command_and_what_it_starts_are_the_same_versio
     chain = ["--chain", "chain.json", "--hardware", "rtx3060"]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
-        [sys.executable, "-c", "from offmated.command import main; main()", "plan", *chain], cwd=tmp_path,
-        env={**environment, "OFFMATE_HOME": str(tmp_path / "state")}, capture_output=True, text=True,
-    )  # fmt: skip
+        [sys.executable, "-c", "from offmated.command import main; main()", "plan", *chain],
+        cwd=tmp_path,
+        env={**environment, "OFFMATE_HOME": str(tmp_path / "state")},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 41, done.stderr

@@ -116,10 +116,18 @@ def test_half_its_budget_is_enough_on_a_card_whose_matrix_products_would_keep_32
 
     def least_bytes() -> int:
         chain = replace(analysis, workspace_bytes=workspace_bytes(torch.device("cuda"))).chain(times)
-        return Problem(
-            chain=chain, hardware=hardware, gpu_budget_bytes=0, cpu_budget_bytes=hardware.cpu_bytes,
-            slices=job.gradient_accumulation_steps, clip=False,
-        ).least().gpu_bytes  # fmt: skip
+        return (
+            Problem(
+                chain=chain,
+                hardware=hardware,
+                gpu_budget_bytes=0,
+                cpu_budget_bytes=hardware.cpu_bytes,
+                slices=job.gradient_accumulation_steps,
+                clip=False,
+            )
+            .least()
+            .gpu_bytes
+        )
 
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)

@@ -75,9 +75,11 @@ def test_run_tells_evaluations_and_samples(home: House) -> None:
     told = [line for line in lines if "eval loss" in line or "sample" in line]
     assert told == [
         "tried before the first step: an evaluation, samples",
-        "step 2 of 5, eval loss 2.000", "step 2 of 5, sample: Why? ⟦So \N{REPLACEMENT CHARACTER}[31mit is⟧",
-        "step 4 of 5, eval loss 1.000", "step 4 of 5, sample: Why? ⟦So \N{REPLACEMENT CHARACTER}[31mit is⟧",
-    ]  # fmt: skip
+        "step 2 of 5, eval loss 2.000",
+        "step 2 of 5, sample: Why? ⟦So \N{REPLACEMENT CHARACTER}[31mit is⟧",
+        "step 4 of 5, eval loss 1.000",
+        "step 4 of 5, sample: Why? ⟦So \N{REPLACEMENT CHARACTER}[31mit is⟧",
+    ]
 
 
 def test_run_as_json_keeps_stdout_for_the_job(home: House) -> None:
@@ -244,9 +246,10 @@ def test_down_says_for_which_job_it_waits_who_follows_is_told_and_logs_are_there
         for follower in followers:
             _, told = follower.communicate(timeout=PATIENCE_S)
             assert (follower.returncode, told) == (
-                69, f"The daemon has ended; job {number} goes on at its next start.\n"
+                69,
+                f"The daemon has ended; job {number} goes on at its next start.\n"
                 f"  hint: offmate up, then offmate logs -f {number}   [daemon-ended]\n",
-            )  # fmt: skip
+            )
 
         run = RunFolder(home.paths.run_folder(number))
         asked = [offmate(home, "logs", *more, str(number)) for more in ((), ("--json",), ("-f",))]
@@ -271,6 +274,7 @@ def test_lines_of_the_metrics_that_cannot_be_read_are_counted_on_stderr_and_the_
     metrics.write_bytes(b"".join([first, b"\0\0\0\n", *others, b"half a li\n"]))
     process = offmate(home, *words, str(number))
     assert process.communicate(timeout=PATIENCE_S) == (
-        shown, "2 lines of the job's metrics.jsonl could not be read and are left out; the first is line 2.\n"
+        shown,
+        "2 lines of the job's metrics.jsonl could not be read and are left out; the first is line 2.\n",
     )
     assert process.returncode == 0

@@ -31,8 +31,11 @@ def test_an_interrupted_question_ends_in_silence_and_leaves_no_process(tmp_path:
     process = subprocess.Popen(
         [sys.executable, "-c", START, *words],
         env={**os.environ, "OFFMATE_HOME": str(tmp_path / "state"), "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
     command = psutil.Process(process.pid)
 
     def has_workers() -> bool:

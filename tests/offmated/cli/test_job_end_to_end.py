@@ -42,10 +42,18 @@ def folder() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="offmate-"))  # sockets have short paths
     runpy.run_path(str(ROOT / "examples" / "pydoc.py"))["prepare"](folder)
     LlamaConfig(
-        architectures=["LlamaForCausalLM"], vocab_size=2048, hidden_size=64, intermediate_size=128,
-        num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=64,
-        bos_token_id=None, eos_token_id=0, pad_token_id=0,
-    ).save_pretrained(folder / "model")  # fmt: skip
+        architectures=["LlamaForCausalLM"],
+        vocab_size=2048,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        bos_token_id=None,
+        eos_token_id=0,
+        pad_token_id=0,
+    ).save_pretrained(folder / "model")
     (folder / "job.yaml").write_text(JOB)
     yield folder
     offmate(folder, "down")

@@ -103,8 +103,9 @@ def test_a_daemon_of_an_earlier_version_is_understood_or_said_to_be_one(
         return
     assert isinstance(result.exception, SystemExit), result.exception
     assert result.stderr.splitlines()[0] in (
-        "The daemon is of another version of offmate.", "The daemon could not answer.",
-    ), result.stderr  # fmt: skip
+        "The daemon is of another version of offmate.",
+        "The daemon could not answer.",
+    ), result.stderr
 
 
 def test_the_words_for_another_version_say_what_to_type(daemon: Daemon) -> None:
@@ -125,8 +126,9 @@ def test_a_daemon_of_a_version_to_come_is_said_to_be_one(daemon: Daemon) -> None
     for words in (["status"], ["show", "1"], ["logs", "1"], ["cancel", "1"]):
         result = offmate(*words)
         assert (result.exit_code, result.stderr.splitlines()[1].strip()) == (
-            1, f"the daemon is 9.0, its API {API + 1}",
-        ), words  # fmt: skip
+            1,
+            f"the daemon is 9.0, its API {API + 1}",
+        ), words
 
 
 def test_an_older_daemon_does_not_begin_from_the_start_a_job_that_is_to_go_on(daemon: Daemon) -> None:
@@ -154,9 +156,17 @@ def test_a_submission_to_an_older_daemon_is_not_followed_into_a_traceback(daemon
     """It does not say whether the job is kept from its turn."""
     (tmp_path / "job.yaml").write_text("model: m")
     job = {
-        "id": 1, "name": "m", "state": "waiting", "hold": None, "notes": [], "place": 1, "run_dir": "/runs/1",
-        "plan": None, "progress": None, "reason": "",
-    }  # fmt: skip
+        "id": 1,
+        "name": "m",
+        "state": "waiting",
+        "hold": None,
+        "notes": [],
+        "place": 1,
+        "run_dir": "/runs/1",
+        "plan": None,
+        "progress": None,
+        "reason": "",
+    }
     daemon.answer({"/health": {"api": 6, "version": "0.1.0"}, "/jobs": job, "/jobs/1": job})
     result = offmate("submit", str(tmp_path / "job.yaml"), "--follow")
     assert (result.exit_code, result.stderr.splitlines()[0]) == (1, "The daemon is of another version of offmate.")

@@ -26,9 +26,13 @@ from tests.support.chains import HARDWARE, chain, resident_plan
 from tests.support.texts import tiny_llama_folder
 
 SMALL = LlamaConfig(
-    vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+    vocab_size=512,
+    hidden_size=64,
+    intermediate_size=128,
+    num_hidden_layers=2,
+    num_attention_heads=4,
     num_key_value_heads=2,
-)  # fmt: skip
+)
 
 
 class Shell:
@@ -69,15 +73,31 @@ QUICK = [*CHAIN, "--time-limit", "1"]
 def test_a_chain_on_a_machine_is_answered_with_one_object(shell: Shell) -> None:
     found = shell.json(*QUICK, "--gpu-budget", "8000", "--cpu-budget", "1GiB", "--slices", "2", "--clip", "exact")
     assert found.keys() >= {
-        "status", "step_s", "lp_step_s", "bound_s", "solver_gap", "solve_s", "gpu_peak_bytes", "cpu_peak_bytes",
-        "options", "cpu_update_share", "stages",
-    }  # fmt: skip
+        "status",
+        "step_s",
+        "lp_step_s",
+        "bound_s",
+        "solver_gap",
+        "solve_s",
+        "gpu_peak_bytes",
+        "cpu_peak_bytes",
+        "options",
+        "cpu_update_share",
+        "stages",
+    }
     assert found["status"] in ("optimal", "feasible")
     assert 0 < found["bound_s"] <= found["step_s"]
     assert (len(found["options"]), len(found["stages"])) == (6, 11)
     assert found["stages"][5].keys() == {
-        "block", "direction", "prefetch", "offload", "evict", "cpu_update", "gpu_update", "states_update",
-    }  # fmt: skip
+        "block",
+        "direction",
+        "prefetch",
+        "offload",
+        "evict",
+        "cpu_update",
+        "gpu_update",
+        "states_update",
+    }
     assert (found["stages"][5]["block"], found["stages"][5]["direction"]) == (5, "H")
     assert found["gpu_peak_bytes"] <= 8000
     assert 0 < found["cpu_update_share"] < 1
@@ -183,15 +203,19 @@ def test_a_model_is_asked_about_on_a_machine_whose_file_says_that_it_is_a_gpu(
     ("short", "lines"),
     [
         ({}, "gradient_accumulation_steps: 8\nper_device_train_batch_size: 1\n"),  # cards of a name do bf16
-        ({"fp32": True, "batch_size": "4", "slices": 2, "max_length": 512, "clip": "none"},
-         "gradient_accumulation_steps: 2\nmicro_batch_size: 4\nmax_length: 512\nmax_grad_norm: 0\nbf16: false\n"),
+        (
+            {"fp32": True, "batch_size": "4", "slices": 2, "max_length": 512, "clip": "none"},
+            "gradient_accumulation_steps: 2\nmicro_batch_size: 4\nmax_length: 512\nmax_grad_norm: 0\nbf16: false\n",
+        ),
         ({"batch_size": "auto", "lora": 8}, "micro_batch_size: auto\nbf16: true\nadapter: lora\nlora_r: 8\n"),
         ({"settings": ("train_batch_size=64", "exact=false")}, "train_batch_size: 64\nexact: false\nbf16: true\n"),
-        ({"gpu_budget": "8GiB", "settings": ("bf16=false",)},
-         "gpu_budget: 8GiB\ngradient_accumulation_steps: 8\nper_device_train_batch_size: 1\nbf16: false\n"),
+        (
+            {"gpu_budget": "8GiB", "settings": ("bf16=false",)},
+            "gpu_budget: 8GiB\ngradient_accumulation_steps: 8\nper_device_train_batch_size: 1\nbf16: false\n",
+        ),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_a_model_in_short_and_a_job_file_are_one_question(
     short: dict[str, object], lines: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -364,8 +388,11 @@ def test_a_plan_is_refused_for_what_the_job_would_be_refused_for(shell: Shell) -
     refused = shell.run("plan", "job.yaml", "--gpu-budget", "900TB")
     assert (refused.returncode, refused.stdout) == (2, "")
     for told in (
-        "3 things are wrong with this job.", "1. gpu_budget is more than the device has.", "[in-state-folder]",
-        "3. A record of the dataset cannot be read.", "line 2 of data.jsonl is no JSON",
-    ):  # fmt: skip
+        "3 things are wrong with this job.",
+        "1. gpu_budget is more than the device has.",
+        "[in-state-folder]",
+        "3. A record of the dataset cannot be read.",
+        "line 2 of data.jsonl is no JSON",
+    ):
         assert told in refused.stderr
     assert not (shell.folder / "state").exists()

@@ -33,8 +33,9 @@ def test_a_paused_machine_says_so_also_with_an_empty_queue(home: Served) -> None
     assert "paused" not in offmate(home, "status").stdout
     offmate(home, "pause")
     assert offmate(home, "status").stdout.splitlines() == [
-        "No jobs.  offmate submit job.yaml", "The machine is paused: no job works until offmate resume.",
-    ]  # fmt: skip
+        "No jobs.  offmate submit job.yaml",
+        "The machine is paused: no job works until offmate resume.",
+    ]
     offmate(home, "resume")
 
 
@@ -105,14 +106,19 @@ def test_several_jobs_are_changed_at_once_and_one_that_cannot_be_keeps_no_other_
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--priority", "5000"], "--priority 5000 is not a priority.\n"
-         "  hint: a whole number from -1000 to 1000; 0 where not given   [bad-priority]\n"),
+        (
+            ["--priority", "5000"],
+            "--priority 5000 is not a priority.\n"
+            "  hint: a whole number from -1000 to 1000; 0 where not given   [bad-priority]\n",
+        ),
         (["--priority", "high"], "--priority high is not a priority.\n"),
-        (["--begin", "soon"], "--begin soon is not a time.\n"
-         '  hint: write 23:00, "2026-12-24 18:00" or +2h30m   [bad-time]\n'),
+        (
+            ["--begin", "soon"],
+            '--begin soon is not a time.\n  hint: write 23:00, "2026-12-24 18:00" or +2h30m   [bad-time]\n',
+        ),
         (["--begin", "+99999999999d"], "--begin +99999999999d is not a time.\n"),
     ],
-)  # fmt: skip
+)
 def test_an_option_that_is_none_is_told_as_all_errors_are(home: Served, words: list[str], said: str) -> None:
     done = offmate(home, "submit", "job.yaml", *words)
     assert done.exit_code == Exit.USAGE and done.stderr.startswith(said)

@@ -65,9 +65,7 @@ def test_what_is_for_this_machine_is_not_done_to_the_other(there: House, here: P
     assert offmate("page").output.strip() == there.client.page_url()
 
 
-def test_the_wrong_token_and_an_address_where_nobody_is_are_said(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_wrong_token_and_an_address_where_nobody_is_are_said(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OFFMATE_TOKEN", "another")
     assert code(offmate("status")) == (Exit.USAGE, "no-token")
     monkeypatch.setenv("OFFMATE_HOST", "http://127.0.0.1:9")
@@ -82,11 +80,17 @@ def test_the_wrong_token_and_an_address_where_nobody_is_are_said(
 @pytest.mark.parametrize(
     ("host", "token"),
     [
-        ("box", "secret"), ("http://box:port", "secret"), ("ftp://box:1", "secret"), ("http://box:1/jobs", "secret"),
-        ("http://me@box:1", "secret"), ("box:8477", ""),
-        ("box:8477", "zwölf"), ("box:8477", "a\nb"), ("http://[::1", "secret"),
+        ("box", "secret"),
+        ("http://box:port", "secret"),
+        ("ftp://box:1", "secret"),
+        ("http://box:1/jobs", "secret"),
+        ("http://me@box:1", "secret"),
+        ("box:8477", ""),
+        ("box:8477", "zwölf"),
+        ("box:8477", "a\nb"),
+        ("http://[::1", "secret"),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_address_or_no_token_is_said(host: str, token: str) -> None:
     with pytest.raises(UserError) as caught:
         Remote.from_environment({"OFFMATE_HOST": host, "OFFMATE_TOKEN": token})

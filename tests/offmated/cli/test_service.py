@@ -53,9 +53,7 @@ def test_the_service_is_written_for_this_user_alone_started_and_removed(home: Pa
     code, said = offmate("service", "install")
     assert code == 0, said
     assert stat.S_IMODE(unit_file().stat().st_mode) == 0o600
-    assert asked(home) == [
-        "--user daemon-reload", "--user enable offmate.service", "--user restart offmate.service"
-    ]  # fmt: skip
+    assert asked(home) == ["--user daemon-reload", "--user enable offmate.service", "--user restart offmate.service"]
     assert offmate("service", "install")[0] == 0, "again, as after an upgrade"
     code, said = offmate("service", "uninstall")
     assert code == 0, said
@@ -89,8 +87,10 @@ def test_what_systemd_refuses_leaves_what_was_there(home: Path) -> None:
     assert code == 1 and "not this one" in said and "[systemd-failed]" in said
     assert list(unit_file().parent.iterdir()) == []
     assert asked(home)[-3:] == [
-        "--user disable --now offmate.service", "--user reset-failed offmate.service", "--user daemon-reload"
-    ]  # fmt: skip
+        "--user disable --now offmate.service",
+        "--user reset-failed offmate.service",
+        "--user daemon-reload",
+    ]
     unit_file().write_text("mine\n")
     assert offmate("service", "install")[0] == 1
     assert unit_file().read_text() == "mine\n"
@@ -127,9 +127,11 @@ def test_words_of_a_unit_are_quoted() -> None:
 
 def verified(unit: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        ["systemd-analyze", "verify", "--user", "--recursive-errors=no", unit], capture_output=True, text=True,
+        ["systemd-analyze", "verify", "--user", "--recursive-errors=no", unit],
+        capture_output=True,
+        text=True,
         env={**os.environ, "XDG_RUNTIME_DIR": str(unit.parent)},
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")

@@ -24,7 +24,8 @@ from planner.schedule.plan import Plan, Stage, stage_order
 PLAN = Plan(
     stages=tuple(
         Stage(
-            block=block, direction=direction,
+            block=block,
+            direction=direction,
             prefetch=(Item("w:b1.up"),) if (str(direction), block) == ("F", 0) else (),
             offload=(Item("g:b1.up"), Item("s:b1.up")) if (str(direction), block) == ("B", 1) else (),
             cpu_update=("b1.up",) if (str(direction), block) == ("B", 0) else (),
@@ -32,24 +33,52 @@ PLAN = Plan(
         )
         for direction, block in stage_order(4)
     ),
-    options=("keep", "recompute", "recompute", "keep"), resident=(), slices=2, step_s=0.5, bound_s=0.4,
-    gpu_peak_bytes=90 * 2**20, gpu_budget_bytes=97 * 2**20, cpu_peak_bytes=2**30, cpu_budget_bytes=2**34,
+    options=("keep", "recompute", "recompute", "keep"),
+    resident=(),
+    slices=2,
+    step_s=0.5,
+    bound_s=0.4,
+    gpu_peak_bytes=90 * 2**20,
+    gpu_budget_bytes=97 * 2**20,
+    cpu_peak_bytes=2**30,
+    cpu_budget_bytes=2**34,
     source="oilp",
-)  # fmt: skip
+)
 DOCUMENT = {"plan": to_json(PLAN), "rows": 4, "length": 256, "measured": True, "cached": False, "solve_s": 1.5}
 JOB: dict[str, Any] = {
-    "id": 3, "name": "pydoc", "state": "running", "reason": "", "run_dir": "/runs/3", "output": None, "error": None,
-    "created_at": 0.0, "started_at": None, "ended_at": None, "notes": ["mind this"], "history": [],
-    "last_checkpoint_step": None, "label": None, "window": None, "priority": 0, "attempts": 1, "hold": None,
-    "settings": [], "standing": "running",
+    "id": 3,
+    "name": "pydoc",
+    "state": "running",
+    "reason": "",
+    "run_dir": "/runs/3",
+    "output": None,
+    "error": None,
+    "created_at": 0.0,
+    "started_at": None,
+    "ended_at": None,
+    "notes": ["mind this"],
+    "history": [],
+    "last_checkpoint_step": None,
+    "label": None,
+    "window": None,
+    "priority": 0,
+    "attempts": 1,
+    "hold": None,
+    "settings": [],
+    "standing": "running",
     "expected": {"starts_at": None, "ends_at": None, "nights": 0},
     "progress": {"step": 120, "total_steps": 200, "loss": 2.3456, "eval_loss": 2.4567, "eta_s": 80.0},
     "plan": {"step_s": 0.5},
     "predicted": {"step_s": 0.5, "gpu_peak_bytes": 90 * 2**20},
     "measured": {"step_s": 0.55, "steps": 118, "gpu_peak_bytes": 89 * 2**20},
-}  # fmt: skip
-ERROR = {"what": "No schedule fits.", "numbers": ["budget 1.0 GiB"], "hint": "gpu_budget: 8GiB",
-         "code": "budget-too-small", "exit_code": 3}  # fmt: skip
+}
+ERROR = {
+    "what": "No schedule fits.",
+    "numbers": ["budget 1.0 GiB"],
+    "hint": "gpu_budget: 8GiB",
+    "code": "budget-too-small",
+    "exit_code": 3,
+}
 
 
 def printed(what: RenderableType) -> list[str]:
@@ -152,8 +181,12 @@ def test_a_beginning_is_not_called_an_end() -> None:
 
 def test_status_tells_progress_loss_time_left_and_reason() -> None:
     waiting = JOB | {
-        "id": 4, "state": "waiting", "standing": "waiting", "progress": None, "reason": "waits for job 3",
-    }  # fmt: skip
+        "id": 4,
+        "state": "waiting",
+        "standing": "waiting",
+        "progress": None,
+        "reason": "waits for job 3",
+    }
     assert [line.split() for line in printed(job_view.jobs([JOB, waiting]))] == [
         ["ID", "NAME", "STATE", "PROGRESS", "LEFT", "DONE", "BY", "REASON"],
         ["3", "pydoc", "running", "120/200", "60%", "loss", "2.346", "eval", "2.457", "80.0", "s"],
@@ -235,9 +268,10 @@ def test_a_job_that_is_tried_again_says_from_where() -> None:
 def test_an_ending_that_is_not_the_last_word_says_how_to_go_on() -> None:
     hint = "offmate retry 3 starts it again from the start: it has no checkpoint."
     assert printed(job_view.ended(JOB | {"state": "failed", "error": ERROR})) == [
-        "Job 3 has failed.", *str(UserError.from_json(ERROR)).splitlines(),
+        "Job 3 has failed.",
+        *str(UserError.from_json(ERROR)).splitlines(),
         "offmate retry 3 --gpu-budget SIZE tries it again with another budget.",
-    ]  # fmt: skip
+    ]
     assert printed(job_view.ended(JOB | {"state": "cancelled"})) == ["Job 3 is cancelled.", hint]
     assert job_view.cancelled(JOB | {"state": "cancelled"}) == f"Job 3 is cancelled.  {hint}"
     saved = job_view.cancelled(JOB | {"state": "cancelled", "last_checkpoint_step": 40})
@@ -251,8 +285,10 @@ def test_an_ending_that_is_not_the_last_word_says_how_to_go_on() -> None:
 def test_show_tells_an_error_as_it_was_raised() -> None:
     failed = JOB | {"state": "failed", "error": ERROR, "progress": None}
     assert printed(job_view.job(failed, None))[-3:] == [
-        "No schedule fits.", "  budget 1.0 GiB", "  hint: gpu_budget: 8GiB   [budget-too-small]",
-    ]  # fmt: skip
+        "No schedule fits.",
+        "  budget 1.0 GiB",
+        "  hint: gpu_budget: 8GiB   [budget-too-small]",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -265,10 +301,18 @@ def test_the_exit_code_of_run_is_the_jobs(state: str, error: object, code: int) 
 @pytest.mark.parametrize(
     "text",
     [
-        "a: 1\n", "a: 1", "a: 1\ngpu_budget: 5GiB # why\nb: 2\n", "a: 1\ngpu_budget:\nb: 2\n", "{a: 1, gpu_budget: 3}",
-        "{a: 1}", "---\na: 1\n", "%YAML 1.1\n---\na: 1\n...\n", "  a: 1\n  b:\n  - 1\n# end", "a: |\n  text\n\n",
+        "a: 1\n",
+        "a: 1",
+        "a: 1\ngpu_budget: 5GiB # why\nb: 2\n",
+        "a: 1\ngpu_budget:\nb: 2\n",
+        "{a: 1, gpu_budget: 3}",
+        "{a: 1}",
+        "---\na: 1\n",
+        "%YAML 1.1\n---\na: 1\n...\n",
+        "  a: 1\n  b:\n  - 1\n# end",
+        "a: |\n  text\n\n",
     ],
-)  # fmt: skip
+)
 def test_a_budget_from_the_command_line_is_written_into_the_file_and_nothing_else_changes(text: str) -> None:
     changed = with_value(text, "gpu_budget", "10GiB")
     assert yaml.safe_load(changed) == yaml.safe_load(text) | {"gpu_budget": "10GiB"}

@@ -40,8 +40,10 @@ def test_a_number_that_another_job_has_is_not_given_again_and_folders_stay(store
     assert unknown(store, paths) == [own, far, aside]
     rows = adopt(store, paths).rows
     assert {(row.id, row.run_dir, row.state, row.last_checkpoint_step) for row in rows} == {
-        (7, str(own), JobState.FAILED, 4), (12, str(far), JobState.FAILED, 4), (14, str(aside), JobState.FAILED, 4),
-    }  # fmt: skip
+        (7, str(own), JobState.FAILED, 4),
+        (12, str(far), JobState.FAILED, 4),
+        (14, str(aside), JobState.FAILED, 4),
+    }
     assert rows[0].error is not None and rows[0].error["hint"] == "offmate retry 7 goes on with it"
     assert adopt(store, paths).rows == [] == unknown(store, paths)
     assert submit(store, paths, JOB, paths.state.parent)[0].id == 15

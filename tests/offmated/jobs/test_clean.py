@@ -118,7 +118,7 @@ def test_what_a_link_leads_to_stays_and_a_removal_that_was_cut_short_is_done(hom
 
 def test_optimizer_states_on_other_disks_go_with_the_checkpoints_and_nothing_else_there(
     home: Home, tmp_path: Path
-) -> None:  # fmt: skip
+) -> None:
     run, disks = home.job("done"), [tmp_path / "drive one", tmp_path / "2", tmp_path / "is not there"]
     run.resolved.write_text("disk_paths:\n" + "".join(f"- {disk}\n" for disk in disks))
     photo = disks[0] / "photo.png"

@@ -22,10 +22,20 @@ from offmated.paths import Paths
 from planner.errors import UserError
 
 VERSIONS = {
-    (3, 6, 23): False, (3, 7, 0): False, (3, 40, 1): False, (3, 44, 5): False, (3, 44, 6): True, (3, 44, 7): True,
-    (3, 45, 3): False, (3, 50, 4): False, (3, 50, 7): True, (3, 51, 2): False, (3, 51, 3): True, (3, 53, 0): True,
+    (3, 6, 23): False,
+    (3, 7, 0): False,
+    (3, 40, 1): False,
+    (3, 44, 5): False,
+    (3, 44, 6): True,
+    (3, 44, 7): True,
+    (3, 45, 3): False,
+    (3, 50, 4): False,
+    (3, 50, 7): True,
+    (3, 51, 2): False,
+    (3, 51, 3): True,
+    (3, 53, 0): True,
     (4, 0, 0): True,
-}  # fmt: skip
+}
 
 
 @pytest.fixture
@@ -182,5 +192,6 @@ def test_a_database_that_cannot_be_opened_is_a_persons_error(paths: Paths, file:
     with pytest.raises(UserError) as caught:
         upgrade(open_engine(f"sqlite:///{file}"), paths)
     assert (caught.value.code, caught.value.numbers) == (
-        "database-unreachable", (f"sqlite:///{file}", "unable to open database file"),
-    )  # fmt: skip
+        "database-unreachable",
+        (f"sqlite:///{file}", "unable to open database file"),
+    )

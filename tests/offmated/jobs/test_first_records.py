@@ -148,7 +148,7 @@ def _no_hub(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_no_hub")
 def test_names_that_are_neither_here_nor_to_be_asked_for_are_refused_with_what_is_near(
     store: Store, paths: Paths
-) -> None:  # fmt: skip
+) -> None:
     home = paths.state.parent
     shutil.copytree(home / "model", home / "models" / "tiny-llama")
     shutil.copy(home / "talks.jsonl", home / "model" / "talks.jsonl")
@@ -156,9 +156,10 @@ def test_names_that_are_neither_here_nor_to_be_asked_for_are_refused_with_what_i
         submit(store, paths, "model: mdels/tiny-lama\ndataset: data/talk\n", home)
     assert told.value.code == "hub-not-reached"
     first, why, hint, second, _, data = told.value.numbers
-    assert first == (
-        "1. model: there is no folder mdels/tiny-lama, and the Hugging Face hub cannot be asked for it."
-    ) and "refused" in why.lower()
+    assert (
+        first == ("1. model: there is no folder mdels/tiny-lama, and the Hugging Face hub cannot be asked for it.")
+        and "refused" in why.lower()
+    )
     assert hint.strip().startswith("hint: did you mean ./models/tiny-llama? Else give the path of a folder (model:")
     assert second.startswith("2. dataset: there is no file or folder data/talk, and")
     assert data.strip().startswith("hint: did you mean ./talks.jsonl or ./model/talks.jsonl? Else give the path of a")
@@ -174,5 +175,5 @@ def test_of_a_hub_that_is_not_reached_what_is_downloaded_is_taken_and_the_rest_l
     assert notes[-1].startswith(
         "the tokenizer owner/model, the model owner/model could not be looked at: what is wrong there is told when the "
         "job has its turn. "
-    )  # fmt: skip
+    )
     assert sum("could not be looked at" in note for note in notes) == 1

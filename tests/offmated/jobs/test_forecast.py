@@ -95,12 +95,16 @@ def test_of_a_job_of_more_nights_than_anybody_plans_just_that_is_said_and_few_wi
 @given(
     st.lists(
         st.builds(
-            Work, id=st.just(0), left_s=st.floats(60, 40 * H), stop_s=st.floats(0, H),
-            window=st.sampled_from([None, NIGHT, MORNING]), begin_at=st.floats(NOON - H, NOON + 30 * H),
+            Work,
+            id=st.just(0),
+            left_s=st.floats(60, 40 * H),
+            stop_s=st.floats(0, H),
+            window=st.sampled_from([None, NIGHT, MORNING]),
+            begin_at=st.floats(NOON - H, NOON + 30 * H),
         ),
         max_size=6,
     )
-)  # fmt: skip
+)
 def test_everything_that_may_begin_ends_and_never_before_it_could(works: list[Work]) -> None:
     queue = [
         Work(id=n, left_s=w.left_s, stop_s=w.stop_s, window=w.window, begin_at=w.begin_at) for n, w in enumerate(works)

@@ -17,8 +17,11 @@ def test_settings_stand_above_the_file_by_any_of_a_keys_names(tmp_path: Path) ->
     text = "model: m\nlora_target:\n- q_proj\n- v_proj\nadapter: lora # why\n"
     settings = ["lora_target_modules=[o_proj, up_proj]", "method=full", "max_length=512"]
     assert yaml.safe_load(with_settings(text, settings)) == {
-        "model": "m", "lora_target_modules": ["o_proj", "up_proj"], "method": "full", "max_length": 512,
-    }  # fmt: skip
+        "model": "m",
+        "lora_target_modules": ["o_proj", "up_proj"],
+        "method": "full",
+        "max_length": 512,
+    }
 
 
 def test_settings_keep_every_character_in_one_line() -> None:

@@ -90,10 +90,15 @@ def test_a_kept_database_has_this_versions_tables_and_its_own_jobs(version: str,
     assert [row.state for row in store.jobs()] == STATES[which]
     for row in store.jobs(JobState.RUNNING):
         last = row.history[-1]
-        assert last.items() >= {
-            "number": row.attempts, "started_at": row.started_at, "from_step": row.last_checkpoint_step,
-            "ended_at": None,
-        }.items()  # fmt: skip
+        assert (
+            last.items()
+            >= {
+                "number": row.attempts,
+                "started_at": row.started_at,
+                "from_step": row.last_checkpoint_step,
+                "ended_at": None,
+            }.items()
+        )
     told = {"number", "started_at", "from_step", "ended_at", "ending", "reached_step", "checkpoint_step"}
     ended = [attempt for row in store.jobs() for attempt in row.history if attempt["ended_at"] is not None]
     assert all(set(attempt) - {"metrics_from"} == told for attempt in ended)
@@ -131,8 +136,9 @@ def test_kept_jobs_go_on_to_their_end(version: str, which: str, tmp_path: Path) 
     run = store.job(RUNNING)
     if which == "killed":
         assert [attempt["ending"] for attempt in run.history] == [
-            "went down with the daemon or the machine", "the trainer is done",
-        ]  # fmt: skip
+            "went down with the daemon or the machine",
+            "the trainer is done",
+        ]
         saved = RunFolder(Path(run.run_dir)).last_checkpoint_step()
         assert saved is not None
         assert run.history[0]["reached_step"] >= run.history[1]["from_step"] == saved

@@ -31,12 +31,25 @@ def refused(url: str, paths: Paths) -> UserError:
 @pytest.mark.parametrize(
     "url",
     [
-        "offmate.db", "://", "sqlite", "access://x", "sqlite://host/x.db", "postgresql+psycopg://me@localhost:port/x",
-        "postgresql://[::1", "sqlite:///a\0b.db", "sqlite:////tmp/a\0b.db", "sqlite:////tmp/x.db?timeout=soon",
-        "sqlite:////tmp/x.db?check_same_thread=maybe", "sqlite:////tmp/x.db?cached_statements=many",
-        "nobodys+driver://localhost/x", "sqlite:///:memory:", "sqlite://", "sqlite:///", "x" * 4000,
+        "offmate.db",
+        "://",
+        "sqlite",
+        "access://x",
+        "sqlite://host/x.db",
+        "postgresql+psycopg://me@localhost:port/x",
+        "postgresql://[::1",
+        "sqlite:///a\0b.db",
+        "sqlite:////tmp/a\0b.db",
+        "sqlite:////tmp/x.db?timeout=soon",
+        "sqlite:////tmp/x.db?check_same_thread=maybe",
+        "sqlite:////tmp/x.db?cached_statements=many",
+        "nobodys+driver://localhost/x",
+        "sqlite:///:memory:",
+        "sqlite://",
+        "sqlite:///",
+        "x" * 4000,
     ],
-)  # fmt: skip
+)
 def test_a_url_that_is_none_is_said_to_be_none(url: str, paths: Paths) -> None:
     paths.runs.mkdir(parents=True)
     error = refused(url, paths)

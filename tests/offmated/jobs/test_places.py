@@ -85,16 +85,20 @@ def test_jobs_from_before_the_database_knew_their_places_keep_them(paths: Paths)
         command.upgrade(scripts, "0003")
     with sqlite3.connect(paths.database) as old:
         for number, state, text in (
-            (1, "waiting", f"output_dir: {paths.state.parent}/first\n"), (2, "done", "output_dir: /second\n"),
-            (3, "failed", "output_dir: null\n"), (4, "waiting", "[\n"), (5, "waiting", None),
-        ):  # fmt: skip
+            (1, "waiting", f"output_dir: {paths.state.parent}/first\n"),
+            (2, "done", "output_dir: /second\n"),
+            (3, "failed", "output_dir: null\n"),
+            (4, "waiting", "[\n"),
+            (5, "waiting", None),
+        ):
             paths.run_folder(number).mkdir()
             if text is not None:
                 (paths.run_folder(number) / "resolved.yaml").write_text(text)
             old.execute(
                 "INSERT INTO jobs (id, name, state, priority, run_dir, created_at, attempts, crashes, history) "
-                "VALUES (?, 'old', ?, 0, ?, 1.0, 0, 0, '[]')", (number, state, str(paths.run_folder(number))),
-            )  # fmt: skip
+                "VALUES (?, 'old', ?, 0, ?, 1.0, 0, 0, '[]')",
+                (number, state, str(paths.run_folder(number))),
+            )
     old.close()
     upgrade(store.engine, paths)
     assert [row.output_dir for row in store.jobs()] == [f"{paths.state.parent}/first", None, None, None, None]

@@ -46,9 +46,11 @@ class Line:
         """A job that is due for the planner."""
 
         def folder(number: int) -> Path:
-            path = self.paths.runs.readlink() / str(number) if self.paths.runs.is_symlink() else (
-                self.paths.run_folder(number)
-            )  # fmt: skip
+            path = (
+                self.paths.runs.readlink() / str(number)
+                if self.paths.runs.is_symlink()
+                else (self.paths.run_folder(number))
+            )
             path.mkdir()
             return path
 

@@ -225,8 +225,9 @@ def test_the_first_start_stays_and_each_attempt_is_told(store: Store, paths: Pat
     assert row.started_at == first.started_at == row.history[0]["started_at"] < row.history[1]["started_at"]
     told = ("number", "from_step", "reached_step", "checkpoint_step", "ending")
     assert [tuple(attempt[name] for name in told) for attempt in row.history] == [
-        (1, None, 45, 40, "the trainer was killed by SIGKILL (signal 9)"), (2, 40, None, 40, "cancelled"),
-    ]  # fmt: skip
+        (1, None, 45, 40, "the trainer was killed by SIGKILL (signal 9)"),
+        (2, 40, None, 40, "cancelled"),
+    ]
     assert all(attempt["started_at"] <= attempt["ended_at"] for attempt in row.history)
 
 

@@ -107,8 +107,9 @@ def test_the_versions_of_what_trains_are_kept_and_told_where_they_changed(store:
     other = {**before, "torch": "2.1.0"}
     del other["numpy"]
     assert changed_packages(other) == (
-        f"torch {before['torch']}, at its submission 2.1.0", f"numpy {before['numpy']}, at its submission none",
-    )  # fmt: skip
+        f"torch {before['torch']}, at its submission 2.1.0",
+        f"numpy {before['numpy']}, at its submission none",
+    )
     assert changed_packages({**before, "peft": "0.1"}) != ()
 
 
@@ -132,7 +133,7 @@ def test_data_that_cannot_be_trained_on_leave_nothing_behind(store: Store, paths
 
 def test_the_log_says_which_data_nobody_has_looked_at(
     store: Store, paths: Paths, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setattr(submission, "look_at", lambda run, folder: ())  # which would ask the hub
     row, _ = submit(store, paths, JOB.replace("text.jsonl", "[owner/set, text.jsonl]"), paths.state.parent)
     (line,) = RunFolder(Path(row.run_dir)).tail_of_log(9)
@@ -350,8 +351,9 @@ def test_the_log_of_a_job_says_which_files_were_allowed_to_change(store: Store, 
     retry(store, number, allow_changed_data=True, allow_changed_model=True)
     lines = [line.partition("--allow-changed-")[2] for line in run.log.read_text().splitlines()]
     assert list(filter(None, lines)) == [
-        f"data: {text}: 128 bytes, now 18", f"model: {tokenizer}: other content",
-    ]  # fmt: skip
+        f"data: {text}: 128 bytes, now 18",
+        f"model: {tokenizer}: other content",
+    ]
     store.stop(number, StopReason.CANCEL)
     retry(store, number, allow_changed_model=True)
     assert run.log.read_text().endswith("--allow-changed-model: no file has changed\n")
@@ -474,13 +476,18 @@ def test_a_setting_that_nobody_knows_is_refused_as_in_a_file(store: Store, paths
 @pytest.mark.parametrize(
     ("file", "run_name", "name"),
     [
-        ("qwen-notes.yaml", None, "qwen-notes"), ("qwen.lora.yml", None, "qwen.lora"), ("notes", None, "notes"),
-        ("job.yaml", None, "a folder"), ("config.yml", None, "a folder"), ("", None, "a folder"),
-        ("qwen-notes.yaml", "mine", "mine"), ("job.yaml", "job", "job"),
+        ("qwen-notes.yaml", None, "qwen-notes"),
+        ("qwen.lora.yml", None, "qwen.lora"),
+        ("notes", None, "notes"),
+        ("job.yaml", None, "a folder"),
+        ("config.yml", None, "a folder"),
+        ("", None, "a folder"),
+        ("qwen-notes.yaml", "mine", "mine"),
+        ("job.yaml", "job", "job"),
         ("two\nlines\x1b\u202e.yaml", None, "two lines\ufffd\ufffd"),
         (f"{'long' * 80}.yaml", None, ("long" * 80)[:255]),
     ],
-)  # fmt: skip
+)
 def test_a_job_is_called_as_its_file_or_folder(
     store: Store, paths: Paths, file: str, run_name: str | None, name: str
 ) -> None:

@@ -67,10 +67,26 @@ class Night:
         row, _ = submit(self.store, self.paths, JOB + lines, self.home, turn=turn, window=window)
         taken = self.store.take(row.id, JobState.PLANNING, ME)
         assert taken is not None
-        plan = dict.fromkeys(("slices", "rounds", "clip", "source", "lp_step_s", "bound_s", "solver_gap",
-                              "gpu_peak_bytes", "gpu_budget_bytes", "cpu_budget_bytes"))  # fmt: skip
-        document = {"plan": {**plan, "options": [], "step_s": STEP_S, "cpu_peak_bytes": 4e8 * SAVE_S},
-                    "measured": True, "cached": False, "solve_s": 0.0}  # fmt: skip
+        plan = dict.fromkeys(
+            (
+                "slices",
+                "rounds",
+                "clip",
+                "source",
+                "lp_step_s",
+                "bound_s",
+                "solver_gap",
+                "gpu_peak_bytes",
+                "gpu_budget_bytes",
+                "cpu_budget_bytes",
+            )
+        )
+        document = {
+            "plan": {**plan, "options": [], "step_s": STEP_S, "cpu_peak_bytes": 4e8 * SAVE_S},
+            "measured": True,
+            "cached": False,
+            "solve_s": 0.0,
+        }
         (Path(row.run_dir) / "plan.json").write_text(json.dumps(document))
         self.store.end(taken, 0)
         return row.id

@@ -48,17 +48,27 @@ def test_a_run_folder_holds_the_job_as_handed_in_and_as_understood(shared: House
 
 
 def test_sockets_and_folders_are_closed_to_other_users(shared: House) -> None:
-    modes = {path: stat.S_IMODE(path.stat().st_mode) for path in (
-        shared.paths.state, shared.paths.runtime, shared.paths.api_socket, shared.paths.broker_socket,
-    )}  # fmt: skip
+    modes = {
+        path: stat.S_IMODE(path.stat().st_mode)
+        for path in (
+            shared.paths.state,
+            shared.paths.runtime,
+            shared.paths.api_socket,
+            shared.paths.broker_socket,
+        )
+    }
     assert list(modes.values()) == [0o700, 0o700, 0o600, 0o600]
 
 
 def test_a_second_start_says_that_one_runs(shared: House) -> None:
     second = subprocess.run(
-        [sys.executable, "-m", "offmated"], cwd=shared.paths.state, env=shared.environment, capture_output=True,
-        text=True, timeout=30,
-    )  # fmt: skip
+        [sys.executable, "-m", "offmated"],
+        cwd=shared.paths.state,
+        env=shared.environment,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
     assert shared.daemon is not None
     assert second.returncode == Exit.USAGE
     assert second.stderr == (

@@ -144,9 +144,13 @@ def test_a_deleted_lock_is_taken_again_and_no_second_daemon_starts(own: House) -
     own.paths.lock.unlink()
     until(lambda: lock_holder(own.paths) is not None, "it is there again")
     second = subprocess.run(
-        [sys.executable, "-m", "offmated"], cwd=own.paths.state, env=own.environment, capture_output=True, text=True,
+        [sys.executable, "-m", "offmated"],
+        cwd=own.paths.state,
+        env=own.environment,
+        capture_output=True,
+        text=True,
         timeout=PATIENCE_S,
-    )  # fmt: skip
+    )
     assert "[already-running]" in second.stderr
     assert f"process {own.daemon.pid}," in second.stderr
     own.down()
@@ -210,9 +214,12 @@ def test_a_daemon_without_memory_says_so_in_a_line(allowed_mib: int) -> None:
         words = f"import resource; resource.setrlimit(resource.RLIMIT_AS, ({allowed}, {allowed}))"
         done = subprocess.run(
             [sys.executable, "-P", "-c", f"{words}; from offmated.cli import main; main(prog_name='offmate')", "up"],
-            env={**os.environ, **paths.environment(), "PYTHONPATH": str(ROOT)}, cwd="/", capture_output=True, text=True,
+            env={**os.environ, **paths.environment(), "PYTHONPATH": str(ROOT)},
+            cwd="/",
+            capture_output=True,
+            text=True,
             timeout=PATIENCE_S,
-        )  # fmt: skip
+        )
         log = paths.log.read_text()
     assert done.returncode == 1 and "it ended with exit code 1" in done.stderr
     told = f"The system has no memory for the daemon.\n    ulimit -v allows a process {allowed_mib}.0 MiB"

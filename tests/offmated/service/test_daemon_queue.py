@@ -214,12 +214,16 @@ def test_wait_ends_with_the_jobs_and_says_how(home: House) -> None:
 @pytest.mark.parametrize(
     ("words", "code"),
     [
-        (("move", "1"), Exit.USAGE), (("move", "1", "--first", "--priority", "3"), Exit.USAGE),
-        (("hold", "99999"), Exit.NO_SUCH_JOB), (("pause", "x"), Exit.USAGE), (("resume", "1"), Exit.USAGE),
-        (("submit", "job.yaml", "--begin", "soon"), Exit.USAGE), (("submit", "job.yaml", "--after", "9999"), 4),
+        (("move", "1"), Exit.USAGE),
+        (("move", "1", "--first", "--priority", "3"), Exit.USAGE),
+        (("hold", "99999"), Exit.NO_SUCH_JOB),
+        (("pause", "x"), Exit.USAGE),
+        (("resume", "1"), Exit.USAGE),
+        (("submit", "job.yaml", "--begin", "soon"), Exit.USAGE),
+        (("submit", "job.yaml", "--after", "9999"), 4),
         (("submit", "job.yaml", "--priority", "1001"), Exit.USAGE),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_done_is_said_without_a_traceback(home: House, words: tuple[str, ...], code: int) -> None:
     submitted(home, "there")
     done = offmate(home, *words)

@@ -30,9 +30,12 @@ def offmate(paths: Paths, *words: str, **environment: str) -> subprocess.Complet
     """A command as a person gives it."""
     return subprocess.run(
         [sys.executable, "-P", "-c", "from offmated.cli import main; main(prog_name='offmate')", *words],
-        cwd=paths.state.parent, capture_output=True, text=True, timeout=2 * PATIENCE_S,
+        cwd=paths.state.parent,
+        capture_output=True,
+        text=True,
+        timeout=2 * PATIENCE_S,
         env={**os.environ, **paths.environment(), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment},
-    )  # fmt: skip
+    )
 
 
 def garbage(paths: Paths) -> dict[str, str]:
@@ -68,11 +71,14 @@ def settings_that_are_no_text(paths: Paths) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("wrong", "code"),
     [
-        (garbage, "database-damaged"), (half_gone, "database-damaged"), (port_that_is_none, "bad-database-url"),
-        (timeout_that_is_none, "bad-database-url"), (broker_that_is_none, "bad-redis-url"),
+        (garbage, "database-damaged"),
+        (half_gone, "database-damaged"),
+        (port_that_is_none, "bad-database-url"),
+        (timeout_that_is_none, "bad-database-url"),
+        (broker_that_is_none, "bad-redis-url"),
         (settings_that_are_no_text, "bad-config"),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_at_the_start_is_said_in_a_few_lines(paths: Paths, wrong: object, code: str) -> None:
     assert callable(wrong)
     environment = wrong(paths)

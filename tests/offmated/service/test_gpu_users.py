@@ -66,7 +66,10 @@ def stranger() -> Iterator[int]:
 @pytest.mark.parametrize(
     ("computes", "used", "wants"),
     [
-        (True, 2**20, True), (True, None, True), (False, MANY_BYTES, True), (False, MANY_BYTES - 1, False),
+        (True, 2**20, True),
+        (True, None, True),
+        (False, MANY_BYTES, True),
+        (False, MANY_BYTES - 1, False),
         (False, None, False),
     ],
 )

@@ -110,8 +110,15 @@ class Home:
             for step in (1, 2, 3):
                 metrics.write("step", step=step, loss=2.5, step_s=0.5, predicted_step_s=0.4)
             if code == 0:
-                metrics.write("end", step=3, status="done", output="/models/it", step_s=0.5, predicted_step_s=0.4,
-                              measured_steps=3)  # fmt: skip
+                metrics.write(
+                    "end",
+                    step=3,
+                    status="done",
+                    output="/models/it",
+                    step_s=0.5,
+                    predicted_step_s=0.4,
+                    measured_steps=3,
+                )
         if error is not None:
             run.write_error(error)
         if stop is not None:
@@ -296,8 +303,14 @@ def test_the_report_tells_what_takes_more_nights_than_anybody_plans(
 
 @pytest.mark.parametrize(
     ("urls", "code"),
-    [("nonsense", "bad-notify"), ("json://127.0.0.1:1/secret", "not-notified"), ("x://secret", "bad-notify"),
-     ("me:secret@example.org", "bad-notify"), ("my.secret!word://x", "bad-notify"), ("://secret", "bad-notify")],
+    [
+        ("nonsense", "bad-notify"),
+        ("json://127.0.0.1:1/secret", "not-notified"),
+        ("x://secret", "bad-notify"),
+        ("me:secret@example.org", "bad-notify"),
+        ("my.secret!word://x", "bad-notify"),
+        ("://secret", "bad-notify"),
+    ],
 )
 def test_an_address_that_does_not_work_is_told_without_its_secrets(urls: str, code: str) -> None:
     with pytest.raises(UserError) as caught:

@@ -38,10 +38,18 @@ def test_a_daemon_tells_its_service_manager_how_it_is() -> None:
     with short_paths() as paths, listening(str(paths.state.parent / "notify")) as listener:
         paths.create()
         daemon = subprocess.Popen(
-            [sys.executable, "-P", "-m", "offmated"], cwd=paths.state, stderr=subprocess.DEVNULL,
-            env={**os.environ, **paths.environment(), "PYTHONPATH": str(ROOT), "WATCHDOG_USEC": "2000000",
-                 "NOTIFY_SOCKET": str(paths.state.parent / "notify"), "WATCHDOG_PID": "1"},
-        )  # fmt: skip
+            [sys.executable, "-P", "-m", "offmated"],
+            cwd=paths.state,
+            stderr=subprocess.DEVNULL,
+            env={
+                **os.environ,
+                **paths.environment(),
+                "PYTHONPATH": str(ROOT),
+                "WATCHDOG_USEC": "2000000",
+                "NOTIFY_SOCKET": str(paths.state.parent / "notify"),
+                "WATCHDOG_PID": "1",
+            },
+        )
         try:
             said: list[str] = []
             until(lambda: said.extend(heard(listener)) or said[-1:] == ["WATCHDOG=1"], "a sign of life", PATIENCE_S)

@@ -323,8 +323,9 @@ def test_tensorboard_has_each_step_once_after_its_process_and_the_daemon_died(ho
     home.feeder = home.again()
     home.tick_until(lambda: is_told(run, "tensorboard") and not home.feeder._feeds, "all is told")
     assert scalars(run) == {
-        "train/loss": [(step, pytest.approx(1 / step)) for step in (1, 2, 3, 4)], "eval/loss": [(4, 0.5)],
-    }  # fmt: skip
+        "train/loss": [(step, pytest.approx(1 / step)) for step in (1, 2, 3, 4)],
+        "eval/loss": [(4, 0.5)],
+    }
     home.feeder = home.again()
     home.feeder.tick(frozenset())
     assert not home.feeder._feeds, "what was told is begun again by the next daemon"

@@ -16,9 +16,15 @@ from planner.errors import UserError
 from tests.support import chains as small
 
 QUESTION = Question(
-    chain=small.chain(2), machine="test", gpu_budget_bytes=10**6, cpu_budget_bytes=10**6, slices=1, clip=False,
-    measured=True, dtype="torch.float32",
-)  # fmt: skip
+    chain=small.chain(2),
+    machine="test",
+    gpu_budget_bytes=10**6,
+    cpu_budget_bytes=10**6,
+    slices=1,
+    clip=False,
+    measured=True,
+    dtype="torch.float32",
+)
 CACHED = CachedPlan(plan=small.mixed_plan(), chain=small.chain(2), hardware=small.HARDWARE, solve_s=1.5)
 
 

@@ -35,9 +35,12 @@ def finished(folder: Path, step_s: float, *, steps: int = 10, measurement: str |
         metrics.write("start", step=0, resumed_from=None)
         for step in range(1, steps + 1):
             metrics.write(
-                "step", step=step, step_s=99.0 if step <= 2 else step_s, gpu_peak_bytes=None,
+                "step",
+                step=step,
+                step_s=99.0 if step <= 2 else step_s,
+                gpu_peak_bytes=None,
                 predicted_step_s=PREDICTED_S,
-            )  # fmt: skip
+            )
     return run
 
 

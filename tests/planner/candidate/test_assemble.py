@@ -13,9 +13,13 @@ def test_an_absence_around_the_end_of_the_step_is_not_resident() -> None:
     tensor = chain.blocks[1].tensors[0]
     home = [at_home(chain, t, False) for t in chain.tensors() if t.name != tensor.name]
     schedule = TensorSchedule(
-        tensor=tensor, side=Side.CPU, send=5, drop=6, update=6,
+        tensor=tensor,
+        side=Side.CPU,
+        send=5,
+        drop=6,
+        update=6,
         weight=(Absence(evict=1, prefetch=4), Absence(evict=5, prefetch=0)),
-    )  # fmt: skip
+    )
     candidate = Candidate(options=("keep",) * 4, schedules=(*home, schedule), source="test")
     plan = assemble(chain, candidate, slices=1, clip=False)
     assert [str(s) for s in plan.stages] == [
@@ -56,5 +60,6 @@ def test_the_resident_plan_moves_nothing() -> None:
     s = setting(clip=True)
     plan = assemble(s.chain, resident(s, profile(s, "fast"), "test"), slices=1, clip=True)
     assert not any(stage.prefetch or stage.offload or stage.cpu_update for stage in plan.stages)
-    assert [str(stage) for stage in plan.stages][-1] == "B0 evict=g:e,g:l0.a,g:l0.b,g:l1.a,g:l1.b,g:h " \
-        "gpu=e,l0.a,l0.b,l1.a,l1.b,h"  # fmt: skip
+    assert [str(stage) for stage in plan.stages][
+        -1
+    ] == "B0 evict=g:e,g:l0.a,g:l0.b,g:l1.a,g:l1.b,g:h gpu=e,l0.a,l0.b,l1.a,l1.b,h"

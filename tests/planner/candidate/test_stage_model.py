@@ -41,14 +41,29 @@ def simulated_s(setting: Setting, candidate: Candidate) -> float:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
-    chain=chains(), hardware=machines(), slices=st.sampled_from((1, 3)), rounds=st.sampled_from((1, 2, 3)),
-    clip=st.booleans(), ahead=st.booleans(), before_norm=st.booleans(), shared=st.sampled_from((0.0, 0.5)),
-    on_gpu=st.booleans(), options=st.sampled_from(PROFILES),
-)  # fmt: skip
+    chain=chains(),
+    hardware=machines(),
+    slices=st.sampled_from((1, 3)),
+    rounds=st.sampled_from((1, 2, 3)),
+    clip=st.booleans(),
+    ahead=st.booleans(),
+    before_norm=st.booleans(),
+    shared=st.sampled_from((0.0, 0.5)),
+    on_gpu=st.booleans(),
+    options=st.sampled_from(PROFILES),
+)
 def test_a_step_takes_what_the_simulator_says(
-    chain: Chain, hardware: Hardware, slices: int, rounds: int, clip: bool, ahead: bool, before_norm: bool,
-    shared: float, on_gpu: bool, options: str,
-) -> None:  # fmt: skip
+    chain: Chain,
+    hardware: Hardware,
+    slices: int,
+    rounds: int,
+    clip: bool,
+    ahead: bool,
+    before_norm: bool,
+    shared: float,
+    on_gpu: bool,
+    options: str,
+) -> None:
     setting = setting_of(chain, replace(hardware, shared_compute=shared), slices, rounds, clip)
     names = frozenset(t.name for n, t in enumerate(chain.tensors()) if n % 2 and on_gpu)
     candidate = streamed(setting, profile(setting, options), ahead=ahead, gpu_updated=names, source="test")
@@ -69,9 +84,14 @@ def shifted(board: Board, chance: random.Random) -> list[tuple[int, Place]]:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
-    chain=chains(), hardware=machines(), slices=st.sampled_from((1, 3)), clip=st.booleans(),
-    shared=st.sampled_from((0.0, 0.5)), options=st.sampled_from(PROFILES), seed=st.integers(0, 1000),
-)  # fmt: skip
+    chain=chains(),
+    hardware=machines(),
+    slices=st.sampled_from((1, 3)),
+    clip=st.booleans(),
+    shared=st.sampled_from((0.0, 0.5)),
+    options=st.sampled_from(PROFILES),
+    seed=st.integers(0, 1000),
+)
 def test_moved_stages_are_simulated_to_the_last_bit_and_leave_the_room_that_is_left(
     chain: Chain, hardware: Hardware, slices: int, clip: bool, shared: float, options: str, seed: int
 ) -> None:

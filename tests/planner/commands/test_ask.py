@@ -37,17 +37,35 @@ from tests.support.analyses import analyse_once
 GIB = 2**30
 # meta-llama/Llama-3.1-8B
 LLAMA_8B = LlamaConfig(
-    vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32,
-    num_key_value_heads=8, max_position_embeddings=131072, rms_norm_eps=1e-5, tie_word_embeddings=False,
+    vocab_size=128256,
+    hidden_size=4096,
+    intermediate_size=14336,
+    num_hidden_layers=32,
+    num_attention_heads=32,
+    num_key_value_heads=8,
+    max_position_embeddings=131072,
+    rms_norm_eps=1e-5,
+    tie_word_embeddings=False,
     dtype="bfloat16",
-    rope_parameters={"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0,
-                     "high_freq_factor": 4.0, "original_max_position_embeddings": 8192},
-)  # fmt: skip
+    rope_parameters={
+        "rope_type": "llama3",
+        "rope_theta": 500000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+)
 QUARTER = LlamaConfig(**{**LLAMA_8B.to_dict(), "num_hidden_layers": 8})  # 2.8 billion parameters
 SMALL = LlamaConfig(
-    vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
-    num_key_value_heads=2, tie_word_embeddings=True,
-)  # fmt: skip
+    vocab_size=512,
+    hidden_size=64,
+    intermediate_size=128,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    tie_word_embeddings=True,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -82,9 +100,13 @@ def small(tmp_path: Path) -> Path:
 
 def job_of(model: Path | str, *, slices: int = 8, bf16: bool = True, clip: bool = True, length: int = 1024) -> Job:
     keys = {
-        "model": str(model), "max_length": length, "per_device_train_batch_size": 1, "bf16": bf16,
-        "gradient_accumulation_steps": slices, "max_grad_norm": float(clip),
-    }  # fmt: skip
+        "model": str(model),
+        "max_length": length,
+        "per_device_train_batch_size": 1,
+        "bf16": bf16,
+        "gradient_accumulation_steps": slices,
+        "max_grad_norm": float(clip),
+    }
     return Job.question(json.dumps(keys), Path(str(model)).parent)
 
 
@@ -238,9 +260,10 @@ def test_what_there_was_no_time_for_comes_with_the_command_that_asks_about_it(sm
     job = job.model_copy(update={"gpu_budget": 2**20, "per_device_train_batch_size": 2})
     cpu = torch.device("cpu")
     untried = {
-        way.text: str(way) for way in ways_to_fit(job, problem_of(job, hardware, cpu), cpu, 0.0, runs=False)
+        way.text: str(way)
+        for way in ways_to_fit(job, problem_of(job, hardware, cpu), cpu, 0.0, runs=False)
         if way.least_bytes is None
-    }  # fmt: skip
+    }
     told = untried["LoRA (method: lora)"]
     assert told == "LoRA (method: lora); to ask about it: offmate plan … --set method=lora"
     assert all(re.search(r"; to ask about it: offmate plan … --set \w+=", text) for text in untried.values())
@@ -258,9 +281,12 @@ def test_what_helps_most_is_tried_before_what_helps_by_a_little(small: Path) -> 
     cpu = torch.device("cpu")
     texts = [way.text for way in ways_to_fit(job, problem_of(job, hardware, cpu), cpu, 0.0, runs=False)]
     assert [text.partition(" (")[0] for text in texts] == [
-        "LoRA", "the same step in smaller slices", "bf16 with fp32 masters", "head and loss in chunks, not bitwise",
+        "LoRA",
+        "the same step in smaller slices",
+        "bf16 with fp32 masters",
+        "head and loss in chunks, not bitwise",
         "shorter rows",
-    ]  # fmt: skip
+    ]
 
 
 def test_what_would_fit_is_looked_for_when_the_answer_is_late_and_nothing_untried_sounds_final(

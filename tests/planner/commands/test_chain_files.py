@@ -51,14 +51,31 @@ def test_the_json_forms_of_a_chain_and_of_a_machine_are_read_as_they_are(file: P
 def test_what_a_chain_leaves_out_has_defaults(file: Path) -> None:
     tensor = Tensor(name="w", elements=10, bytes=40, gradient_bytes=40, state_bytes=80)
     assert chain_of(file, SMALL).blocks == (
-        Block(name="block0", kind="block0", tensors=(), options=(Option(name="keep"),), output_bytes=3,
-              forward_frame_bytes=3, backward_held_bytes=3),
-        Block(name="block1", kind="block1", tensors=(tensor,), input_bytes=3, output_bytes=5,
-              options=(Option(name="keep", forward_s=1.0, backward_s=2.5),), forward_held_bytes=3,
-              forward_frame_bytes=5, backward_held_bytes=5, backward_frame_bytes=3),
-        Block(name="head", kind="head", tensors=(), options=(Option(name="keep"),), input_bytes=5,
-              forward_held_bytes=5),
-    )  # fmt: skip
+        Block(
+            name="block0",
+            kind="block0",
+            tensors=(),
+            options=(Option(name="keep"),),
+            output_bytes=3,
+            forward_frame_bytes=3,
+            backward_held_bytes=3,
+        ),
+        Block(
+            name="block1",
+            kind="block1",
+            tensors=(tensor,),
+            input_bytes=3,
+            output_bytes=5,
+            options=(Option(name="keep", forward_s=1.0, backward_s=2.5),),
+            forward_held_bytes=3,
+            forward_frame_bytes=5,
+            backward_held_bytes=5,
+            backward_frame_bytes=3,
+        ),
+        Block(
+            name="head", kind="head", tensors=(), options=(Option(name="keep"),), input_bytes=5, forward_held_bytes=5
+        ),
+    )
 
 
 @pytest.mark.parametrize(

@@ -61,9 +61,7 @@ def job(tmp_path: Path) -> Job:
 def tiny_job(folder: Path, **keys: Any) -> Job:
     model = tiny_llama_folder(folder / "model")
     data = write_jsonl(folder / "data.jsonl", sentences(8))
-    return make_job(
-        model, data, **{"max_length": 32, "gpu_budget": "2MB", "gradient_accumulation_steps": 2, **keys}
-    )  # fmt: skip
+    return make_job(model, data, **{"max_length": 32, "gpu_budget": "2MB", "gradient_accumulation_steps": 2, **keys})
 
 
 def run_folder(folder: Path, job: Job) -> Path:

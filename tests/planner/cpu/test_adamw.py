@@ -44,9 +44,7 @@ def make_kernel(name):
 
 def step_of(number, *, betas=(0.9, 0.95), rate=1e-2, eps=1e-8, coefficient=None):
     factor = None if coefficient is None else torch.tensor(coefficient)
-    return Step(
-        learning_rate=rate, betas=betas, eps=eps, count=torch.tensor(float(number)), coefficient=factor
-    )  # fmt: skip
+    return Step(learning_rate=rate, betas=betas, eps=eps, count=torch.tensor(float(number)), coefficient=factor)
 
 
 class Pair:
@@ -78,9 +76,7 @@ class Pair:
         for group in self.adamw.param_groups:
             group["lr"] = rate
         self.adamw.step()
-        kernel.update(
-            self.targets, step_of(number, betas=self.betas, rate=rate, eps=self.eps, coefficient=coefficient)
-        )  # fmt: skip
+        kernel.update(self.targets, step_of(number, betas=self.betas, rate=rate, eps=self.eps, coefficient=coefficient))
 
     def assert_equal(self):
         for target, parameter in zip(self.targets, self.parameters, strict=True):
@@ -97,9 +93,12 @@ def test_many_steps_equal_the_fused_optimizer_bitwise(way, layout, betas):
     pair = Pair(layout, betas=betas)
     for number in range(1, 61):
         pair.step(
-            way, number, rate=0.01 / number, coefficient=None if number % 3 else 0.37,
+            way,
+            number,
+            rate=0.01 / number,
+            coefficient=None if number % 3 else 0.37,
             scale=(1.0, 1e-3, 30.0, 1e-7, 0.0)[number % 5],
-        )  # fmt: skip
+        )
         pair.assert_equal()
 
 

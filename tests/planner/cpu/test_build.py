@@ -133,10 +133,14 @@ def test_code_from_a_folder_that_others_can_write_is_not_run(cache):
 @with_compiler
 @pytest.mark.parametrize(
     ("right", "wrong"),
-    [("whole ? fmaf", "!whole ? fmaf"), ("change /= denom", "change *= 1.f / denom"), ("+ 0x7fff", "+ 0x8000"),
-     ("- (kept >> 31)", "- 0")],
+    [
+        ("whole ? fmaf", "!whole ? fmaf"),
+        ("change /= denom", "change *= 1.f / denom"),
+        ("+ 0x7fff", "+ 0x8000"),
+        ("- (kept >> 31)", "- 0"),
+    ],
     ids=["the remainder", "a reciprocal", "rounding to bf16", "rounding of what is packed"],
-)  # fmt: skip
+)
 def test_a_kernel_that_rounds_otherwise_is_not_used(monkeypatch, tmp_path, right, wrong):
     changed, code = tmp_path / "adamw.c", adamw.SOURCE.read_text()
     assert code.count(right) == 1

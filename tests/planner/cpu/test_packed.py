@@ -78,7 +78,7 @@ def step_of(number: int, coefficient: float | None, betas: tuple[float, float]) 
     factor = None if coefficient is None else torch.tensor(coefficient)
     return Step(
         learning_rate=0.01 / number, betas=betas, eps=1e-8, count=torch.tensor(float(number)), coefficient=factor
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["in place", "from other memory"])
@@ -96,10 +96,18 @@ def test_many_steps_on_packed_states_are_those_on_whole_ones(
             old = [tuple(t.clone() for t in (s.master, s.exp_avg, s.exp_avg_sq, s.work)) for s in small]
             kept = [tuple(t.clone() for t in state) for state in old]
             small = [
-                Target(t.name, 0.3, torch.zeros_like(t.work), torch.zeros_like(t.master), torch.zeros_like(t.exp_avg),
-                       torch.zeros_like(t.exp_avg), t.gradient, before=state)
+                Target(
+                    t.name,
+                    0.3,
+                    torch.zeros_like(t.work),
+                    torch.zeros_like(t.master),
+                    torch.zeros_like(t.exp_avg),
+                    torch.zeros_like(t.exp_avg),
+                    t.gradient,
+                    before=state,
+                )
                 for t, state in zip(small, old, strict=True)
-            ]  # fmt: skip
+            ]
         kernel.update(small, step)
         kernel.update(whole, step)
         assert_equal(whole, small)

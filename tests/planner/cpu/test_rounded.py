@@ -82,9 +82,17 @@ def test_what_was_before_may_be_read_from_other_memory(way):
             for tensor in (target.master, target.exp_avg, target.exp_avg_sq):
                 tensor.fill_(7)
             others.append(
-                Target(target.name, 0.1, target.work, target.master, target.exp_avg, target.exp_avg_sq,
-                       target.gradient, before)
-            )  # fmt: skip
+                Target(
+                    target.name,
+                    0.1,
+                    target.work,
+                    target.master,
+                    target.exp_avg,
+                    target.exp_avg_sq,
+                    target.gradient,
+                    before,
+                )
+            )
         make_kernel(way).update(others, step_of(number))
         pair.plain_step()
         pair.assert_same()

@@ -42,10 +42,20 @@ def test_an_encoder_and_a_decoder_are_one_chain_with_two_embeddings():
 
 def test_layers_with_another_attention_are_another_kind():
     config = transformers.Gemma3TextConfig(
-        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=64, num_hidden_layers=4, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=8, sliding_window=8, use_cache=False,
-        layer_types=["sliding_attention", "full_attention"] * 2, eos_token_id=1, bos_token_id=0, pad_token_id=0,
-    )  # fmt: skip
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        sliding_window=8,
+        use_cache=False,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        eos_token_id=1,
+        bos_token_id=0,
+        pad_token_id=0,
+    )
     kinds = find_blocks(transformers.Gemma3ForCausalLM(config).train(), batch_of()).kinds
     assert kinds[1] == kinds[3] != kinds[2] == kinds[4]
 

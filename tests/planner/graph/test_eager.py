@@ -160,9 +160,14 @@ def test_evaluation_runs_layers_whose_code_looks_at_data():
     model, plain = mixtral(), mixtral().eval()
     chain = chain_of(model)
     engine = Engine(
-        model, plan=mixed_plan(chain), chain=chain, optimizer=adamw(model), max_grad_norm=None, device=CPU,
+        model,
+        plan=mixed_plan(chain),
+        chain=chain,
+        optimizer=adamw(model),
+        max_grad_norm=None,
+        device=CPU,
         metered=True,
-    )  # fmt: skip
+    )
     found = engine.evaluate([masked_batch(1), masked_batch(2)])
     engine.close()
     with torch.no_grad():

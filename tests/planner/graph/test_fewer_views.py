@@ -18,10 +18,15 @@ def generated(function: Callable[..., object], *tensors: Tensor, sinks: int = 0)
     inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
     results = list(module.graph.output_node().args[0])
     return generate(
-        "code", inputs, [node for node in module.graph.nodes if is_op(node)], results[sinks:],
-        constants=module, rng=rng_of(torch.device("cpu")), swap={},
+        "code",
+        inputs,
+        [node for node in module.graph.nodes if is_op(node)],
+        results[sinks:],
+        constants=module,
+        rng=rng_of(torch.device("cpu")),
+        swap={},
         sinks={node: [f"weight{number}"] for number, node in enumerate(results[:sinks])},
-    )  # fmt: skip
+    )
 
 
 def calls(function: Callable[..., object], *tensors: Tensor, sinks: int = 0) -> int:

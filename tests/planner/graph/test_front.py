@@ -113,8 +113,10 @@ def test_a_recipe_is_made_of_its_text() -> None:
     for recipe in (*RECIPES.values(), *recipes_on_front(joint)):
         again = recipe_of(recipe.text)
         assert (again.saves, again.offloads, again.offloads_input) == (
-            recipe.saves, recipe.offloads, recipe.offloads_input,
-        )  # fmt: skip
+            recipe.saves,
+            recipe.offloads,
+            recipe.offloads_input,
+        )
     with pytest.raises(KeyError):
         recipe_of("send-all mm")
 

@@ -50,9 +50,15 @@ def own_cache(tmp_path_factory) -> Iterator[None]:
 def make_model(dropout: float = 0.0) -> nn.Module:
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
-        vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=3, num_attention_heads=2,
-        num_key_value_heads=1, use_cache=False, attention_dropout=dropout,
-    )  # fmt: skip
+        vocab_size=64,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        use_cache=False,
+        attention_dropout=dropout,
+    )
     return transformers.LlamaForCausalLM(config).train()
 
 
@@ -93,11 +99,9 @@ def chain_of(options: Sequence[str], dtype: torch.dtype) -> Chain:
     return analysis.chain(
         replace(
             estimate,
-            options=tuple(
-                replace(t, compiled=peaks.get(t.option)) if t.kind == kind else t for t in estimate.options
-            ),
+            options=tuple(replace(t, compiled=peaks.get(t.option)) if t.kind == kind else t for t in estimate.options),
         )
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.sweep(2)

@@ -134,7 +134,8 @@ ON_A_GPU = pytest.param(
 @pytest.mark.parametrize(
     "turn",
     [
-        lambda t: t.transpose(0, 1).contiguous().transpose(0, 1), lambda t: t[:1, :1, :1].expand_as(t),
+        lambda t: t.transpose(0, 1).contiguous().transpose(0, 1),
+        lambda t: t[:1, :1, :1].expand_as(t),
         lambda t: t.repeat(1, 1, 2)[..., ::2],
     ],
     ids=["turned", "expanded", "every other"],

@@ -25,31 +25,57 @@ LAYOUTS = {
     "a column": torch.rand(4, 1),
 }
 TWO = {
-    "add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div, "pow": torch.pow, "atan2": torch.atan2,
-    "maximum": torch.maximum, "minimum": torch.minimum, "less": torch.lt, "equal": torch.eq, "xlogy": torch.xlogy,
-    "logaddexp": torch.logaddexp, "and": torch.logical_and, "copysign": torch.copysign,
-    "where": lambda a, b: torch.where(a > 0.5, a, b), "where not": lambda a, b: torch.where(b > 0.5, 0.0, a),
+    "add": torch.add,
+    "sub": torch.sub,
+    "mul": torch.mul,
+    "div": torch.div,
+    "pow": torch.pow,
+    "atan2": torch.atan2,
+    "maximum": torch.maximum,
+    "minimum": torch.minimum,
+    "less": torch.lt,
+    "equal": torch.eq,
+    "xlogy": torch.xlogy,
+    "logaddexp": torch.logaddexp,
+    "and": torch.logical_and,
+    "copysign": torch.copysign,
+    "where": lambda a, b: torch.where(a > 0.5, a, b),
+    "where not": lambda a, b: torch.where(b > 0.5, 0.0, a),
     "addcmul": lambda a, b: torch.addcmul(a, a, b),
-}  # fmt: skip
+}
 BACKWARD = {
-    "tanh": _aten.tanh_backward, "sigmoid": _aten.sigmoid_backward, "gelu": _aten.gelu_backward,
-    "silu": _aten.silu_backward, "logit": _aten.logit_backward,
+    "tanh": _aten.tanh_backward,
+    "sigmoid": _aten.sigmoid_backward,
+    "gelu": _aten.gelu_backward,
+    "silu": _aten.silu_backward,
+    "logit": _aten.logit_backward,
     "relu": lambda grad, made: _aten.threshold_backward(grad, made, 0.0),
     "leaky relu": lambda grad, x: _aten.leaky_relu_backward(grad, x, 0.1, False),
     "elu": lambda grad, made: _aten.elu_backward(grad, 1.0, 1.0, 1.0, True, made),
-    "softplus": lambda grad, x: _aten.softplus_backward(grad, x, 1.0, 20.0), "mish": _aten.mish_backward,
+    "softplus": lambda grad, x: _aten.softplus_backward(grad, x, 1.0, 20.0),
+    "mish": _aten.mish_backward,
     "hard tanh": lambda grad, x: _aten.hardtanh_backward(grad, x, 0.2, 0.8),
-    "hard sigmoid": _aten.hardsigmoid_backward, "hard swish": _aten.hardswish_backward,
+    "hard sigmoid": _aten.hardsigmoid_backward,
+    "hard swish": _aten.hardswish_backward,
     "smooth L1": lambda grad, x: _aten.smooth_l1_loss_backward(grad, x, x, 0, 1.0),
     "mean square": lambda grad, x: _aten.mse_loss_backward(grad, x, x, 0),
     "huber": lambda grad, x: _aten.huber_loss_backward(grad, x, x, 0, 1.0),
     "dropout": lambda grad, x: _aten.native_dropout_backward(grad, x > 0.5, 2.0),
-}  # fmt: skip
+}
 ONE = {
-    "exp": torch.exp, "a power of two": lambda x: 2.0 ** x, "square": lambda x: x**2, "sum": lambda x: x + 1,
-    "gelu": F.gelu, "silu": F.silu, "clamp": lambda x: x.clamp(min=0.2), "filled": lambda x: x.masked_fill(x > 0.5, 0),
-    "copied": torch.clone, "cast": lambda x: x.double(), "rounded": torch.round, "not": torch.logical_not,
-}  # fmt: skip
+    "exp": torch.exp,
+    "a power of two": lambda x: 2.0**x,
+    "square": lambda x: x**2,
+    "sum": lambda x: x + 1,
+    "gelu": F.gelu,
+    "silu": F.silu,
+    "clamp": lambda x: x.clamp(min=0.2),
+    "filled": lambda x: x.masked_fill(x > 0.5, 0),
+    "copied": torch.clone,
+    "cast": lambda x: x.double(),
+    "rounded": torch.round,
+    "not": torch.logical_not,
+}
 WIDE, NARROW = torch.float32, torch.bfloat16
 AT_MOST = 12  # pairs of layouts that are tried; any number finds nothing else
 

@@ -26,8 +26,13 @@ FULL = 800  # bytes of the host for weights, gradients and states alone
 def bound_s(*, cpu_bytes: int, clip: bool, rounds: int = 1) -> float:
     budgets = Budgets(gpu_bytes=rounds * LOSS_BYTES + 2 * NORM_BYTES, cpu_bytes=cpu_bytes)
     setting = Setting(
-        chain=chain(trainable=True), hardware=SLOW, budgets=budgets, slices=1, clip=clip, rounds=rounds,
-    )  # fmt: skip
+        chain=chain(trainable=True),
+        hardware=SLOW,
+        budgets=budgets,
+        slices=1,
+        clip=clip,
+        rounds=rounds,
+    )
     return lower_bound_s(setting)
 
 
@@ -60,6 +65,11 @@ def test_memory_for_updates_ahead_is_the_hosts():
 def test_no_plan_beats_it_whatever_runs_ahead(host, slices):
     machine = replace(HARDWARE, h2d_bytes_per_s=4000.0, d2h_bytes_per_s=4000.0, cpu_update_parameters_per_s=150.0)
     plan = Problem(
-        chain=small_chain(6), hardware=machine, gpu_budget_bytes=9000, cpu_budget_bytes=host, slices=slices, clip=True,
-    ).plan(time_limit_s=1.0)  # fmt: skip
+        chain=small_chain(6),
+        hardware=machine,
+        gpu_budget_bytes=9000,
+        cpu_budget_bytes=host,
+        slices=slices,
+        clip=True,
+    ).plan(time_limit_s=1.0)
     assert 0 < plan.bound_s <= plan.step_s

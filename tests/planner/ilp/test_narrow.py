@@ -23,10 +23,16 @@ def with_many_options(small: Chain, chance: random.Random) -> Chain:
         first, options = block.options[0], list[Option]()
         for number in range(12):
             saved, travels = chance.randrange(1000), chance.random() < 0.4
-            options.append(replace(
-                first, name=f"o{number}", saved_bytes=0 if travels else saved, offloaded_bytes=saved if travels else 0,
-                backward_s=first.backward_s * (2 - saved / 1000), reads_input=not travels,
-            ))  # fmt: skip
+            options.append(
+                replace(
+                    first,
+                    name=f"o{number}",
+                    saved_bytes=0 if travels else saved,
+                    offloaded_bytes=saved if travels else 0,
+                    backward_s=first.backward_s * (2 - saved / 1000),
+                    reads_input=not travels,
+                )
+            )
         return replace(block, options=tuple(options))
 
     last = len(small.blocks) - 1

@@ -27,18 +27,26 @@ PLENTY = 10**6
 def weight(name: str, trainable: bool) -> Tensor:
     """100 bytes; with 100 of gradients and 200 of states where it is trained."""
     return Tensor(
-        name=name, elements=25, bytes=100, gradient_bytes=100 * trainable, state_bytes=200 * trainable,
+        name=name,
+        elements=25,
+        bytes=100,
+        gradient_bytes=100 * trainable,
+        state_bytes=200 * trainable,
         trainable=trainable,
-    )  # fmt: skip
+    )
 
 
 def option(
     name: str = "keep", *, saved: int = 0, offloaded: int = 0, forward_s: float = 1, backward_s: float = 1
 ) -> Option:
     return Option(
-        name=name, saved_bytes=saved, offloaded_bytes=offloaded, forward_s=forward_s, backward_s=backward_s,
+        name=name,
+        saved_bytes=saved,
+        offloaded_bytes=offloaded,
+        forward_s=forward_s,
+        backward_s=backward_s,
         reads_input=False,
-    )  # fmt: skip
+    )
 
 
 def chain(
@@ -46,11 +54,9 @@ def chain(
 ) -> Chain:
     end = Option(name="keep", forward_s=1, backward_s=0, forward_peak_bytes=head_peak)
     middle = [
-        Block(
-            name=f"l{i}", kind="layer", tensors=(weight(f"l{i}.w", trainable),), options=options or (option(),)
-        )
+        Block(name=f"l{i}", kind="layer", tensors=(weight(f"l{i}.w", trainable),), options=options or (option(),))
         for i in range(layers)
-    ]  # fmt: skip
+    ]
     return Chain(
         blocks=(
             Block(name="embedding", kind="e", tensors=(), options=(option(),)),
@@ -61,15 +67,28 @@ def chain(
 
 
 MACHINE = Hardware(
-    name="hand", gpu_bytes=PLENTY, cpu_bytes=PLENTY, h2d_bytes_per_s=100, d2h_bytes_per_s=100,
-    gpu_update_parameters_per_s=25, cpu_update_parameters_per_s=25, cpu_memory_bytes_per_s=10**6,
-)  # fmt: skip
+    name="hand",
+    gpu_bytes=PLENTY,
+    cpu_bytes=PLENTY,
+    h2d_bytes_per_s=100,
+    d2h_bytes_per_s=100,
+    gpu_update_parameters_per_s=25,
+    cpu_update_parameters_per_s=25,
+    cpu_memory_bytes_per_s=10**6,
+)
 
 
 def solve(
-    a_chain: Chain, machine: Hardware = MACHINE, *, gpu: int = PLENTY, cpu: int = PLENTY, slices: int = 1,
-    clip: bool = False, barrier: bool = True, **freedom: bool,
-) -> Solution | None:  # fmt: skip
+    a_chain: Chain,
+    machine: Hardware = MACHINE,
+    *,
+    gpu: int = PLENTY,
+    cpu: int = PLENTY,
+    slices: int = 1,
+    clip: bool = False,
+    barrier: bool = True,
+    **freedom: bool,
+) -> Solution | None:
     budgets = Budgets(gpu_bytes=gpu, cpu_bytes=cpu, **freedom)
     instance = make_instance(Setting(chain=a_chain, hardware=machine, budgets=budgets, slices=slices, clip=clip))
     return solve_oilp(instance, time_limit_s=20, gap=0, more=stage_barriers if barrier else None)
@@ -95,7 +114,7 @@ def test_the_host_has_memory_for_a_gradient_in_rounds_only_and_none_where_states
     budgets = Budgets(gpu_bytes=PLENTY, cpu_bytes=PLENTY)
     setting = Setting(
         chain=replace(narrow, packs=packs), hardware=MACHINE, budgets=budgets, slices=1, rounds=rounds, clip=True
-    )  # fmt: skip
+    )
     instance = make_instance(setting)
     assert instance.host_gradient_ratio == beside
     assert {spread.most for spread in instance.host_gradient_spread} == {0, beside}

@@ -34,10 +34,13 @@ def test_with_everything_resident_the_highest_moment_is_the_walked_peak(
         standing[stage] += sum(t.gradient_bytes for t in chain.tensors() if own.get(t.name, stage) != stage)
     kept = [slices * kept_bytes(block, block.options[o]) for block, o in zip(chain.blocks, chosen, strict=True)]
     highest = max(
-        resident + standing[m.stage] + m.fixed_bytes + sum(kept[: m.before + 1])
+        resident
+        + standing[m.stage]
+        + m.fixed_bytes
+        + sum(kept[: m.before + 1])
         + sum(size for (i, o), size in m.bytes_of.items() if chosen[i] == o)
         for m in moments(chain, slices, False, rounds)
-    )  # fmt: skip
+    )
     assert walked <= highest
     if not any(t.scratch_bytes for t in (*chain.tensors(), *chain.frame_tensors)):
         # Of several rounds only those between the first and the last have all gradients, and only the last all losses.

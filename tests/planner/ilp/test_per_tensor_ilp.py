@@ -26,9 +26,18 @@ UNLIMITED = 10**9
 def test_what_the_solver_chooses_are_whole_tensors_and_no_better_than_fractions(
     chain: Chain, hardware: Hardware, clip: bool, share: float
 ) -> None:
-    least = Problem(
-        chain=chain, hardware=hardware, gpu_budget_bytes=0, cpu_budget_bytes=UNLIMITED, slices=1, clip=clip,
-    ).least().gpu_bytes  # fmt: skip
+    least = (
+        Problem(
+            chain=chain,
+            hardware=hardware,
+            gpu_budget_bytes=0,
+            cpu_budget_bytes=UNLIMITED,
+            slices=1,
+            clip=clip,
+        )
+        .least()
+        .gpu_bytes
+    )
     budgets = Budgets(gpu_bytes=int(least * (1 + share)), cpu_bytes=UNLIMITED)
     instance = make_instance(Setting(chain=chain, hardware=hardware, budgets=budgets, slices=1, clip=clip))
     fractions = solve_oilp(instance, time_limit_s=60, gap=1e-6)
@@ -45,9 +54,13 @@ def test_what_the_solver_chooses_are_whole_tensors_and_no_better_than_fractions(
 def test_no_plan_of_this_chain_is_slower_than_the_greedy_ones_or_much_above_whole_tensors() -> None:
     chain, budgets = llama(4), Budgets(gpu_bytes=6 * GB, cpu_bytes=100 * GB)
     plan = Problem(
-        chain=chain, hardware=RTX_3060, gpu_budget_bytes=budgets.gpu_bytes, cpu_budget_bytes=budgets.cpu_bytes,
-        slices=1, clip=False,
-    ).plan(gap=0.005)  # fmt: skip
+        chain=chain,
+        hardware=RTX_3060,
+        gpu_budget_bytes=budgets.gpu_bytes,
+        cpu_budget_bytes=budgets.cpu_bytes,
+        slices=1,
+        clip=False,
+    ).plan(gap=0.005)
     greedy_s = greedy_step_s(chain, RTX_3060, budgets)
     instance = make_instance(Setting(chain=chain, hardware=RTX_3060, budgets=budgets, slices=1, clip=False))
     whole = solve_whole(instance, chain, RTX_3060, time_limit_s=10, gap=0.005)

@@ -23,10 +23,17 @@ from tests.planner.ilp.test_oilp import MACHINE, chain, option
 LARGER = 10**4
 MB = 10**6
 DRIVE = replace(
-    MACHINE, h2d_bytes_per_s=MB, d2h_bytes_per_s=MB, gpu_update_parameters_per_s=MB, cpu_update_parameters_per_s=MB,
-    cpu_memory_bytes_per_s=1e12, disk_read_bytes_per_s=1e9, disk_write_bytes_per_s=1e9, disk_bytes=10**12,
+    MACHINE,
+    h2d_bytes_per_s=MB,
+    d2h_bytes_per_s=MB,
+    gpu_update_parameters_per_s=MB,
+    cpu_update_parameters_per_s=MB,
+    cpu_memory_bytes_per_s=1e12,
+    disk_read_bytes_per_s=1e9,
+    disk_write_bytes_per_s=1e9,
+    disk_bytes=10**12,
     disk_sustained_bytes_per_s=0.2 * MB,
-)  # fmt: skip
+)
 ROOM = 2.1  # MB of the device
 NO_ROOM = (LOSS_BYTES + 2 * NORM_BYTES) / MB
 
@@ -47,7 +54,7 @@ def setting(a_chain: Chain, host_mb: float, *, gpu_mb: float = ROOM, anywhere: b
     budgets = Budgets(gpu_bytes=int(gpu_mb * MB), cpu_bytes=int(host_mb * MB) + state_ring_bytes(a_chain))
     return Setting(
         chain=a_chain, hardware=replace(DRIVE, **of), budgets=budgets, slices=1, clip=False, states_anywhere=anywhere
-    )  # fmt: skip
+    )
 
 
 def solve(asked: Setting) -> Solution:
@@ -128,10 +135,14 @@ def test_gradients_of_what_is_wholly_on_disk_go_there_in_each_round():
 
 
 FAST_LINKS = {
-    "h2d_bytes_per_s": 1e12, "d2h_bytes_per_s": 1e12, "gpu_update_parameters_per_s": 1e12,
-    "cpu_update_parameters_per_s": 1e12, "disk_sustained_bytes_per_s": 0.0,
-    "disk_read_bytes_per_s": 1e6, "disk_write_bytes_per_s": 1e6,
-}  # fmt: skip
+    "h2d_bytes_per_s": 1e12,
+    "d2h_bytes_per_s": 1e12,
+    "gpu_update_parameters_per_s": 1e12,
+    "cpu_update_parameters_per_s": 1e12,
+    "disk_sustained_bytes_per_s": 0.0,
+    "disk_read_bytes_per_s": 1e6,
+    "disk_write_bytes_per_s": 1e6,
+}
 
 
 def clipped(*, masters: bool = True, host_mb: float = 10) -> Setting:

@@ -75,18 +75,26 @@ def flip(file: Path) -> None:
 
 def test_the_base_is_what_loading_reads_and_nothing_beside(model: Path, folder: Path) -> None:
     for name in (
-        "README.md", "modeling_tiny.py", "train.json", "consolidated.safetensors", "special_tokens_map.json",
+        "README.md",
+        "modeling_tiny.py",
+        "train.json",
+        "consolidated.safetensors",
+        "special_tokens_map.json",
         "chat_template.jinja",
-    ):  # fmt: skip
+    ):
         (model / name).write_text("{}")
     (model / "additional_chat_templates").mkdir()
     (model / "additional_chat_templates" / "tools.jinja").write_text("{}")
     its = {str(file.relative_to(folder)): part for file, part in base_files(parse("", folder)).items()}
     assert its == {
-        "tiny/config.json": "config", "tiny/generation_config.json": "config", "tiny/model.safetensors": "weights",
-        "tiny/tokenizer.json": "tokenizer", "tiny/special_tokens_map.json": "tokenizer",
-        "tiny/chat_template.jinja": "tokenizer", "tiny/additional_chat_templates/tools.jinja": "tokenizer",
-    }  # fmt: skip
+        "tiny/config.json": "config",
+        "tiny/generation_config.json": "config",
+        "tiny/model.safetensors": "weights",
+        "tiny/tokenizer.json": "tokenizer",
+        "tiny/special_tokens_map.json": "tokenizer",
+        "tiny/chat_template.jinja": "tokenizer",
+        "tiny/additional_chat_templates/tools.jinja": "tokenizer",
+    }
 
 
 def test_shards_and_a_tokenizer_in_a_folder_of_its_own_are_of_the_base(model: Path, folder: Path) -> None:
@@ -99,10 +107,13 @@ def test_shards_and_a_tokenizer_in_a_folder_of_its_own_are_of_the_base(model: Pa
     found = base_files(parse("tokenizer: ./words\n", folder))
     its = {str(file.relative_to(folder)): part for file, part in found.items()}
     assert its == {
-        "words/tokenizer.json": "tokenizer", "words/config.json": "tokenizer", "tiny/config.json": "config",
-        "tiny/generation_config.json": "config", "tiny/model-00001-of-00001.safetensors": "weights",
+        "words/tokenizer.json": "tokenizer",
+        "words/config.json": "tokenizer",
+        "tiny/config.json": "config",
+        "tiny/generation_config.json": "config",
+        "tiny/model-00001-of-00001.safetensors": "weights",
         "tiny/model.safetensors.index.json": "weights",
-    }  # fmt: skip
+    }
 
 
 def test_files_that_changed_came_or_went_are_named(model: Path, folder: Path, runs: Path) -> None:
@@ -114,9 +125,10 @@ def test_files_that_changed_came_or_went_are_named(model: Path, folder: Path, ru
     (model / "generation_config.json").unlink()
     (model / "chat_template.jinja").write_text("{}")
     assert changes(job, before, runs) == (
-        f"{model}/chat_template.jinja: there was no such file", f"{model}/generation_config.json: it is gone",
+        f"{model}/chat_template.jinja: there was no such file",
+        f"{model}/generation_config.json: it is gone",
         f"{model}/config.json: {before[str(model / 'config.json')]['bytes']} bytes, now 22",
-    )  # fmt: skip
+    )
     shutil.rmtree(model)
     assert all(line.endswith(": it is gone") for line in changes(job, before, runs))
 

@@ -37,7 +37,8 @@ def test_a_path_alone_stays_a_path(folder: Path) -> None:
 
 
 def test_axolotls_chat_entries_say_where_messages_roles_and_contents_are(folder: Path) -> None:
-    found = entry(f"""{AXOLOTL}datasets:
+    found = entry(
+        f"""{AXOLOTL}datasets:
   - path: text.jsonl
     type: chat_template
     field_messages: dialogue
@@ -50,13 +51,19 @@ def test_axolotls_chat_entries_say_where_messages_roles_and_contents_are(folder:
     train_on_eos: turn
     drop_system_message: true
     split: train[:10%]
-""", folder)  # fmt: skip
+""",
+        folder,
+    )
     assert (found.type, found.split, found.drop_system) == ("messages", "train[:10%]", True)
-    record = {"dialogue": [
-        {"speaker": "system", "said": "be nice"},
-        {"speaker": "customer", "said": "hi"},
-        {"speaker": "bot", "said": "yes", "thoughts": "hm", "learn": False},
-    ], "functions": [{"name": "f"}], "other": 1}  # fmt: skip
+    record = {
+        "dialogue": [
+            {"speaker": "system", "said": "be nice"},
+            {"speaker": "customer", "said": "hi"},
+            {"speaker": "bot", "said": "yes", "thoughts": "hm", "learn": False},
+        ],
+        "functions": [{"name": "f"}],
+        "other": 1,
+    }
     mapped = found.mapped(record)
     assert mapped["tools"] == [{"name": "f"}] and found.names(tuple(record)) == ("messages", "tools", "other")
     assert conversation(mapped["messages"]) == [
@@ -66,12 +73,15 @@ def test_axolotls_chat_entries_say_where_messages_roles_and_contents_are(folder:
 
 
 def test_which_turns_are_learned_is_said_by_an_entry_and_kept(folder: Path) -> None:
-    job = Job.parse(f"""{AXOLOTL}eot_tokens: [<|end|>]
+    job = Job.parse(
+        f"""{AXOLOTL}eot_tokens: [<|end|>]
 datasets:
   - {{path: text.jsonl, type: chat_template, roles: {{user: [customer]}}, roles_to_train: [customer, gpt]}}
   - {{path: text.jsonl, type: chat_template, roles_to_train: [], train_on_eos: none, train_on_eot: last}}
   - {{path: text.jsonl, type: chat_template, roles_to_train: [gpt, assistant], train_on_eot: turn}}
-""", folder)  # fmt: skip
+""",
+        folder,
+    )
     assert [found.learned for found in job.data] == [
         LearnedTurns(roles=frozenset({"user", "assistant"}), marks=("<|end|>",)),
         LearnedTurns(roles=frozenset(), eos="none", eot="last", marks=("<|end|>",)),
@@ -120,18 +130,24 @@ test_datasets: [{path: text.jsonl, type: chat_template.default}]
 
 
 def test_which_turns_are_learned_may_be_said_of_all_conversations(folder: Path) -> None:
-    job = Job.parse(f"""{AXOLOTL}roles_to_train: []
+    job = Job.parse(
+        f"""{AXOLOTL}roles_to_train: []
 train_on_eos: all
 eval_dataset: text.jsonl
 datasets:
   - {{path: text.jsonl, type: chat_template}}
   - {{path: text.jsonl, type: chat_template, train_on_eos: last}}
   - {{path: text.jsonl, type: completion}}
-""", folder)  # fmt: skip
+""",
+        folder,
+    )
     nobody = LearnedTurns(roles=frozenset(), eos="all", eot="all")
     assert [found.learned for found in (*job.data, *job.eval_data)] == [
-        nobody, LearnedTurns(roles=frozenset(), eos="last", eot="last"), None, nobody,
-    ]  # fmt: skip
+        nobody,
+        LearnedTurns(roles=frozenset(), eos="last", eot="last"),
+        None,
+        nobody,
+    ]
     again = imported(job.resolved_yaml(), folder, "resolved.yaml")
     assert Job.parse(again, folder).data == job.data
     with pytest.raises(UserError, match="another choice of what is learned is not there yet"):
@@ -155,8 +171,9 @@ def test_each_mistake_in_an_entry_is_told_at_its_own_line(folder: Path) -> None:
     with pytest.raises(UserError) as refused:
         Job.parse(f"model: model\ndataset:{entries}", folder)
     assert [line.split(": type is")[0].split(" at ")[0] for line in refused.value.numbers] == [
-        "line 5: dataset", "line 7: dataset: there is no dataset",
-    ]  # fmt: skip
+        "line 5: dataset",
+        "line 7: dataset: there is no dataset",
+    ]
 
 
 def test_which_turns_are_learned_is_for_conversations(folder: Path) -> None:
@@ -195,7 +212,8 @@ def test_axolotls_alpaca_takes_no_system_text_and_no_history_of_the_data(folder:
 
 
 def test_axolotls_own_prompts_have_their_columns_and_formats(folder: Path) -> None:
-    found = entry(f"""{AXOLOTL}datasets:
+    found = entry(
+        f"""{AXOLOTL}datasets:
   - path: text.jsonl
     type:
       system_prompt: Be brief.
@@ -204,7 +222,9 @@ def test_axolotls_own_prompts_have_their_columns_and_formats(folder: Path) -> No
       field_output: answer
       format: "[{{instruction}}|{{input}}]"
       no_input_format: "[{{instruction}}]"
-""", folder)  # fmt: skip
+""",
+        folder,
+    )
     assert found.columns == {"instruction": "question", "output": "answer"}
     assert found.prompt_format == PromptFormat(
         with_input="<{system}>[{instruction}|{input}]", without_input="<{system}>[{instruction}]", system="Be brief."
@@ -237,10 +257,13 @@ def test_what_is_wrong_with_an_entry_is_one_line(lines: str, words: str, folder:
 
 def test_files_by_their_reader_and_hub_entries_with_name_and_files(folder: Path) -> None:
     (folder / "more.jsonl").write_text('{"text": "b"}\n')
-    job = Job.parse(f"""{AXOLOTL}datasets:
+    job = Job.parse(
+        f"""{AXOLOTL}datasets:
   - {{path: json, data_files: [text.jsonl, more.jsonl], type: completion}}
   - {{path: owner/set, name: en, split: 'train[:5%]', data_files: a/*.json, revision: v2, type: completion}}
-""", folder)  # fmt: skip
+""",
+        folder,
+    )
     assert [found.path for found in job.data] == [str(folder / "text.jsonl"), str(folder / "more.jsonl"), "owner/set"]
     hub = job.data[2]
     assert (hub.name, hub.split, hub.data_files, hub.revision) == ("en", "train[:5%]", ("a/*.json",), "v2")
@@ -257,8 +280,9 @@ def test_the_template_of_the_entries_is_the_jobs_and_there_is_one(folder: Path) 
 def test_trls_dataset_has_its_part_split_column_and_test_split(folder: Path) -> None:
     job = Job.parse(
         TRL + "dataset_name: owner/set\ndataset_config: en\ndataset_train_split: train[:1%]\ndataset_text_field: body\n"
-        "eval_strategy: steps\neval_steps: 10\ndataset_test_split: validation\n", folder,
-    )  # fmt: skip
+        "eval_strategy: steps\neval_steps: 10\ndataset_test_split: validation\n",
+        folder,
+    )
     (train,), (evaluated,) = job.data, job.eval_data
     assert (train.name, train.split, train.columns) == ("en", "train[:1%]", {"text": "body", "instruction": ""})
     assert (evaluated.path, evaluated.name, evaluated.split) == ("owner/set", "en", "validation")

@@ -15,8 +15,12 @@ from tests.support.texts import write_jsonl
 INFO = {
     "plain": {"file_name": "plain.json"},
     "renamed": {"file_name": "plain.json", "columns": {"prompt": "q", "query": "more", "response": "a", "system": "s"}},
-    "talks": {"file_name": "talks.jsonl", "formatting": "sharegpt", "columns": {"messages": "turns", "system": "sys"},
-              "tags": {"role_tag": "who", "content_tag": "what", "user_tag": "me", "assistant_tag": "it"}},
+    "talks": {
+        "file_name": "talks.jsonl",
+        "formatting": "sharegpt",
+        "columns": {"messages": "turns", "system": "sys"},
+        "tags": {"role_tag": "who", "content_tag": "what", "user_tag": "me", "assistant_tag": "it"},
+    },
     "open": {"file_name": "talks.jsonl", "formatting": "openai", "columns": {"messages": "messages"}},
     "hub": {"hf_hub_url": "owner/set", "subset": "en", "split": "train[:5%]", "folder": "v2"},
     "here": {"hf_hub_url": "/nowhere/at/all", "folder": "en"},
@@ -29,7 +33,7 @@ INFO = {
     "lost": {"file_name": "lost.json"},
     "partly": {"file_name": "plain.json", "columns": {"prompt": "q", "response": "a"}},
     "script": {"script_url": "here"},
-}  # fmt: skip
+}
 
 
 @pytest.fixture
@@ -52,8 +56,9 @@ def test_llama_factorys_names_are_those_of_its_dataset_info(data: Path) -> None:
     mapped = talks.mapped(record)
     assert mapped["system"] == "be nice"
     assert conversation(mapped["messages"]) == [
-        {"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"},
-    ]  # fmt: skip
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "yes"},
+    ]
 
 
 def test_llama_factorys_columns_that_are_not_named_are_not_there(data: Path) -> None:

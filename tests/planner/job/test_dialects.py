@@ -114,13 +114,15 @@ def test_trl_learns_all_of_a_conversation_and_of_pairs_the_completion(folder: Pa
     job = Job.parse(TRL, folder)
     assert (job.learning_rate, job.bf16, job.train_on) == (2e-5, True, "pairs")
     for lines, train_on in (
-        ("assistant_only_loss: true", "answers"), ("completion_only_loss: false", "all"),
-        ("completion_only_loss: true", "pairs"), ("assistant_only_loss: false\ncompletion_only_loss: null", "pairs"),
+        ("assistant_only_loss: true", "answers"),
+        ("completion_only_loss: false", "all"),
+        ("completion_only_loss: true", "pairs"),
+        ("assistant_only_loss: false\ncompletion_only_loss: null", "pairs"),
         ("assistant_only_loss: true\ncompletion_only_loss: true", "answers"),
         ("assistant_only_loss: true\ncompletion_only_loss: null", "answers"),
         ("assistant_only_loss: true\ncompletion_only_loss: false", "all_answers"),
         ("assistant_only_loss: false\ncompletion_only_loss: false", "all"),
-    ):  # fmt: skip
+    ):
         assert Job.parse(f"{TRL}{lines}\n", folder).train_on == train_on
 
 
@@ -195,9 +197,7 @@ def test_a_quantized_base_is_one_line_whatever_stands_beside_it(folder: Path) ->
 
 def test_a_base_in_8_bits_is_so_in_each_tools_words(folder: Path) -> None:
     keys = "adapter: lora\nload_in_8bit: true\nload_in_4bit: false\nlora_r: 8\nlora_alpha: 9\nlora_target_modules: q\n"
-    for text in (
-        AXOLOTL + keys, LLAMA_FACTORY + "quantization_bit: 8\n", TRL + "use_peft: true\nload_in_8bit: true\n"
-    ):  # fmt: skip
+    for text in (AXOLOTL + keys, LLAMA_FACTORY + "quantization_bit: 8\n", TRL + "use_peft: true\nload_in_8bit: true\n"):
         job = Job.parse(text, folder)
         assert (job.method, job.load_in_8bit, job.load_in_4bit) == ("lora", True, False)
 
@@ -205,9 +205,10 @@ def test_a_base_in_8_bits_is_so_in_each_tools_words(folder: Path) -> None:
 def test_a_base_in_4_bits_is_doubly_quantized_where_the_tool_has_it_so(folder: Path) -> None:
     axolotl = "adapter: qlora\nload_in_4bit: true\nlora_r: 8\nlora_alpha: 16\nlora_target_linear: true\n"
     for text, double in (
-        (AXOLOTL + axolotl, True), (LLAMA_FACTORY + "quantization_bit: 4\n", True),
+        (AXOLOTL + axolotl, True),
+        (LLAMA_FACTORY + "quantization_bit: 4\n", True),
         (TRL + "use_peft: true\nload_in_4bit: true\n", False),
-    ):  # fmt: skip
+    ):
         job = Job.parse(text, folder)
         assert (job.load_in_4bit, job.bnb_4bit_quant_type, job.bnb_4bit_use_double_quant) == (True, "nf4", double)
 
@@ -268,10 +269,12 @@ def test_muon_has_the_rates_of_the_tool_whose_file_it_is(folder: Path) -> None:
     decaying = {
         text: any("leaves biases and norms alone" in note for note in Job.parse_with_notes(text, folder)[1])
         for text in (
-            LLAMA_FACTORY + "use_muon: true\nweight_decay: 0.1\n", LLAMA_FACTORY + "use_muon: true\n",
-            LLAMA_FACTORY + "weight_decay: 0.1\n", OURS + "optim: muon\nweight_decay: 0.1\n",
+            LLAMA_FACTORY + "use_muon: true\nweight_decay: 0.1\n",
+            LLAMA_FACTORY + "use_muon: true\n",
+            LLAMA_FACTORY + "weight_decay: 0.1\n",
+            OURS + "optim: muon\nweight_decay: 0.1\n",
         )
-    }  # fmt: skip
+    }
     assert list(decaying.values()) == [True, False, False, False]
     without, _ = Job.parse_with_notes(LLAMA_FACTORY + "use_muon: false\n", folder)
     assert without.optim == "adamw_torch_fused"
@@ -312,9 +315,10 @@ def test_an_adapter_that_is_there_has_all_that_the_tools_would_have_given(folder
     (folder / "saves" / "adapter_config.json").write_text(json.dumps(config))
     (folder / "saves" / "adapter_model.safetensors").touch()
     for text in (
-        AXOLOTL + "adapter: lora\nlora_model_dir: saves\n", LLAMA_FACTORY + "adapter_name_or_path: saves\n",
+        AXOLOTL + "adapter: lora\nlora_model_dir: saves\n",
+        LLAMA_FACTORY + "adapter_name_or_path: saves\n",
         TRL + "use_peft: true\nadapter_name_or_path: saves\n",
-    ):  # fmt: skip
+    ):
         job = Job.parse(text, folder)
         assert (job.lora_r, job.lora_alpha, job.lora_dropout, job.lora_target_modules) == (4, 12.0, 0.2, ("q_proj",))
         assert "lora_" not in note(text, folder)

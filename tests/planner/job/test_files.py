@@ -31,8 +31,17 @@ INFO = {
     "hub": {"hf_hub_url": "owner/set"},
     "seen": {"file_name": "../alpaca.jsonl", "columns": {"images": "pictures"}},
 }
-ADAPTER = {"peft_type": "LORA", "r": 4, "lora_alpha": 12, "lora_dropout": 0.2, "target_modules": ["q_proj", "k_proj"],
-           "use_rslora": True, "bias": "none", "modules_to_save": None, "rank_pattern": {}}  # fmt: skip
+ADAPTER = {
+    "peft_type": "LORA",
+    "r": 4,
+    "lora_alpha": 12,
+    "lora_dropout": 0.2,
+    "target_modules": ["q_proj", "k_proj"],
+    "use_rslora": True,
+    "bias": "none",
+    "modules_to_save": None,
+    "rank_pattern": {},
+}
 
 
 @pytest.fixture

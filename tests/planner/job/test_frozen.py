@@ -35,9 +35,10 @@ def test_files_that_changed_came_or_went_are_named(folder: Path) -> None:
     (folder / "more" / "b.jsonl").write_text('{"text": "a"}\n')
     (folder / "more" / "a.jsonl").unlink()
     assert changes(job, before) == (
-        f"{folder}/more/b.jsonl: there was no such file", f"{folder}/more/a.jsonl: it is gone",
+        f"{folder}/more/b.jsonl: there was no such file",
+        f"{folder}/more/a.jsonl: it is gone",
         f"{text}: 14 bytes, now 19",
-    )  # fmt: skip
+    )
 
 
 def test_a_file_that_was_only_touched_or_copied_back_is_the_same(folder: Path) -> None:
@@ -93,6 +94,7 @@ def test_an_adapter_that_a_job_goes_on_from_is_that_which_was_there(folder: Path
     (made / "adapter_model.safetensors").write_bytes(b"2")
     (made / "adapter_config.json").unlink()
     assert changes(job, before) == (
-        f"{made}/adapter_config.json: it is gone", f"{made}/adapter_model.safetensors: other content",
-    )  # fmt: skip
+        f"{made}/adapter_config.json: it is gone",
+        f"{made}/adapter_model.safetensors: other content",
+    )
     check_frozen(job.model_copy(update={"adapter_name_or_path": None}), before)

@@ -21,7 +21,9 @@ optimizer: adamw_bnb_8bit
 wandb_project: mine
 deepspeed:
 """
-    assert imported(text, folder, "axolotl.yml") == f"""\
+    assert (
+        imported(text, folder, "axolotl.yml")
+        == f"""\
 # axolotl.yml, a file of axolotl's, in offmate's words.
 model: {folder}/tiny  # base_model in the file
 # datasets in the file
@@ -47,14 +49,18 @@ long_rows: split  # what axolotl does where nothing is said
 # {folder}/tiny has no weights: the model starts from random ones under seed 42.
 # optim: adamw_8bit rounds AdamW's moments; adamw_torch has them in fp32, 6 bytes more a parameter.
 """
+    )
 
 
 def test_offmates_own_file_stays_what_it_is(folder: Path) -> None:
     text = "model: tiny\ndataset: text.jsonl\nmax_steps: 3\n"
     lines = imported(text, folder, "job.yaml").splitlines()
     assert lines[:4] == [
-        "# job.yaml, in offmate's words.", f"model: {folder}/tiny", f"dataset: {folder}/text.jsonl", "max_steps: 3",
-    ]  # fmt: skip
+        "# job.yaml, in offmate's words.",
+        f"model: {folder}/tiny",
+        f"dataset: {folder}/text.jsonl",
+        "max_steps: 3",
+    ]
 
 
 def test_keys_that_follow_from_others_of_the_file_name_these(folder: Path) -> None:
@@ -68,9 +74,12 @@ dataset: text.jsonl
 """
     lines = imported(text, folder, "freeze.yaml").splitlines()
     assert lines[2:7] == [
-        "# freeze_extra_modules in the file", "trainable:", r"- .*\.{layers}\.", "- .*embed_tokens",
+        "# freeze_extra_modules in the file",
+        "trainable:",
+        r"- .*\.{layers}\.",
+        "- .*embed_tokens",
         "trainable_layers: 3  # freeze_trainable_layers in the file",
-    ]  # fmt: skip
+    ]
     assert "packing: wrapped  # stage in the file" in lines
     bare = imported(text.replace("freeze_trainable_layers: 3\n", ""), folder, "freeze.yaml")
     assert "trainable_layers: 2  # what LLaMA-Factory does where nothing is said" in bare

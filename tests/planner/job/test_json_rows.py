@@ -39,8 +39,10 @@ def test_of_lines_that_are_no_json_the_first_is_broken_and_reading_goes_on_behin
 def test_a_broken_line_gives_no_records() -> None:
     what = 'is no JSON object: {"text": "a"} 7'
     assert rows('{"text": "a"} 7\n{\n"text":"b"} [1\n]\n{"text": "c"}\n') == [
-        (1, what), (2, 'is no JSON object: { "text":"b"} [1 ]'), (5, "c"),
-    ]  # fmt: skip
+        (1, what),
+        (2, 'is no JSON object: { "text":"b"} [1 ]'),
+        (5, "c"),
+    ]
 
 
 @pytest.mark.parametrize(

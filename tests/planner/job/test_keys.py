@@ -18,8 +18,12 @@ from tests import ROOT
 from tests.planner.job.conftest import BASE, parse
 
 DOCUMENTED = Path(__file__).parent / "documented"
-HONOURED = {(tool, key): meaning.text for tool, table in TABLES.items() for key, meaning in table.items()
-            if meaning.kind == "honoured"}  # fmt: skip
+HONOURED = {
+    (tool, key): meaning.text
+    for tool, table in TABLES.items()
+    for key, meaning in table.items()
+    if meaning.kind == "honoured"
+}
 OWN = frozenset(Job.model_fields)
 
 
@@ -105,8 +109,11 @@ def test_a_part_is_told_by_its_whole_and_says_nothing_without_it(key: str, folde
 @pytest.mark.parametrize(("tool", "key"), [pair for pair in HONOURED if pair[1] not in OWN])
 def test_a_key_with_another_name_is_not_unknown(tool: str, key: str, folder: Path) -> None:
     """Whatever is wrong with the value, the reader knows the key."""
-    beginning = {"axolotl": "base_model: tiny\n", "TRL": "model_name_or_path: tiny\n",
-                 "LLaMA-Factory": "model_name_or_path: tiny\nstage: sft\n"}[tool]  # fmt: skip
+    beginning = {
+        "axolotl": "base_model: tiny\n",
+        "TRL": "model_name_or_path: tiny\n",
+        "LLaMA-Factory": "model_name_or_path: tiny\nstage: sft\n",
+    }[tool]
     if key in beginning:
         return
     try:

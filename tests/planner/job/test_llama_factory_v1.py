@@ -65,12 +65,28 @@ def refused(text: str, place: Path) -> tuple[str, ...]:
 def test_what_a_file_leaves_out_is_as_there_and_told(place: Path) -> None:
     job, notes = Job.parse_with_notes(HEAD, place)
     wanted = {
-        "method": "full", "max_length": 2048, "per_device_train_batch_size": 1, "train_batch_size": 1,
-        "gradient_accumulation_steps": 1, "learning_rate": 1e-4, "num_train_epochs": 3.0, "max_steps": None,
-        "lr_scheduler_type": "constant", "warmup_steps": 0, "weight_decay": 0.01, "decay_all": True,
-        "adam_beta1": 0.9, "adam_beta2": 0.999, "max_grad_norm": 1.0, "seed": 42, "bf16": True, "long_rows": "cut",
-        "router_aux_loss_coef": 0.0, "chat_template": None, "packing": False,
-    }  # fmt: skip
+        "method": "full",
+        "max_length": 2048,
+        "per_device_train_batch_size": 1,
+        "train_batch_size": 1,
+        "gradient_accumulation_steps": 1,
+        "learning_rate": 1e-4,
+        "num_train_epochs": 3.0,
+        "max_steps": None,
+        "lr_scheduler_type": "constant",
+        "warmup_steps": 0,
+        "weight_decay": 0.01,
+        "decay_all": True,
+        "adam_beta1": 0.9,
+        "adam_beta2": 0.999,
+        "max_grad_norm": 1.0,
+        "seed": 42,
+        "bf16": True,
+        "long_rows": "cut",
+        "router_aux_loss_coef": 0.0,
+        "chat_template": None,
+        "packing": False,
+    }
     assert {key: getattr(job, key) for key in wanted} == wanted
     assert notes[0].startswith("the file reads as LLaMA-Factory's v1; what it leaves out is as there: learning_rate")
     first, second = job.data
@@ -106,8 +122,14 @@ def test_it_is_the_same_job_when_it_is_written_again_or_kept(place: Path) -> Non
         ({"cp_size": "2", "cp_mode": "ulysses"}, {"train_batch_size": 1}),
         (
             {"peft_config": "{name: lora}"},
-            {"method": "lora", "lora_r": 8, "lora_alpha": 16.0, "lora_dropout": 0.05,
-             "lora_target_modules": "all-linear", "bf16": True},
+            {
+                "method": "lora",
+                "lora_r": 8,
+                "lora_alpha": 16.0,
+                "lora_dropout": 0.05,
+                "lora_target_modules": "all-linear",
+                "bf16": True,
+            },
         ),
         (
             {"peft_config": "{name: lora, r: 16, lora_alpha: 32, target_modules: q_proj, use_dora: 'true'}"},
@@ -128,15 +150,20 @@ def test_it_is_the_same_job_when_it_is_written_again_or_kept(place: Path) -> Non
         ),
         (
             {"optim_config": "{name: muon, wd: 0.1, adamw_betas: [0.9, 0.95], ns_steps: 5}"},
-            {"optim": "muon", "weight_decay": 0.1, "adam_beta2": 0.95, "muon_adjust_lr_fn": "match_rms_adamw",
-             "decay_all": True},
+            {
+                "optim": "muon",
+                "weight_decay": 0.1,
+                "adam_beta2": 0.95,
+                "muon_adjust_lr_fn": "match_rms_adamw",
+                "decay_all": True,
+            },
         ),
         ({"dist_config": "{name: deepspeed, config_file: zero.json}"}, {"max_grad_norm": 1.0, "bf16": True}),
         ({"custom_chat_template": "'{{ messages }}'"}, {"chat_template": "{{ messages }}"}),
         ({"train_dataset": "data/identity.json"}, {"long_rows": "cut"}),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_a_key_is_what_it_is_there(keys: dict[str, str | None], wanted: dict[str, Any], place: Path) -> None:
     found = values_of(changed(**keys), place)
     assert {key: found[key] for key in wanted} == wanted
@@ -173,10 +200,10 @@ def test_a_key_is_what_it_is_there(keys: dict[str, str | None], wanted: dict[str
         ({"cutoff_len": "long"}, "cutoff_len: it is"),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_what_asks_for_something_else_is_refused_in_one_line_of_its_key(
     keys: dict[str, str | None], told: str, place: Path
-) -> None:  # fmt: skip
+) -> None:
     (line,) = refused(changed(**keys), place)
     assert told in line, line
 

@@ -105,8 +105,10 @@ def test_a_wrong_key_of_lora_is_refused(line: str, words: str, lora_folder: Path
 def test_which_layers_have_adapters_is_read_as_people_write_it(lora_folder: Path) -> None:
     job = Job.parse(LORA + "lora_target_parameters: experts.down_proj\nlayers_to_transform:\n", lora_folder)
     assert (job.lora_target_parameters, job.lora_dropout, job.lora_target_modules) == (
-        ("experts.down_proj",), 0.0, "all-linear",
-    )  # fmt: skip
+        ("experts.down_proj",),
+        0.0,
+        "all-linear",
+    )
     assert Job.parse(LORA + "lora_target_parameters: [e]\nlora_dropout:\n", lora_folder).lora_dropout == 0
     data = "datasets: [{path: text.jsonl, type: completion}]\n"
     axolotl = f"base_model: trained\nlearning_rate: 1e-4\n{data}adapter: lora\nlora_r: 8\nlora_alpha: 16\n"
@@ -162,9 +164,13 @@ def test_a_job_that_goes_on_from_an_adapter_has_its_shape(lora_folder: Path) -> 
 def test_an_adapter_at_some_layers_is_told_where_the_file_wants_all_of_them(lora_folder: Path) -> None:
     adapter(lora_folder)
     for line, said in (
-        ("lora_target: all", 1), ("lora_target_linear: true", 1), ("lora_target: q_proj", 0), ("", 0),
-        ("lora_target_modules: peft-default", 1), ("lora_target_linear: true\nlora_target_modules: [q_proj]", 1),
-    ):  # fmt: skip
+        ("lora_target: all", 1),
+        ("lora_target_linear: true", 1),
+        ("lora_target: q_proj", 0),
+        ("", 0),
+        ("lora_target_modules: peft-default", 1),
+        ("lora_target_linear: true\nlora_target_modules: [q_proj]", 1),
+    ):
         _, notes = Job.parse_with_notes(LORA + f"adapter_name_or_path: made\n{line}\n", lora_folder)
         assert sum("the adapter that the job goes on from is at q_proj" in note for note in notes) == said, line
     wider = "adapter_name_or_path: made\nlora_target_linear: true\nlora_target_modules: [lm_head]\n"
@@ -207,12 +213,12 @@ def test_what_an_adapters_config_leaves_out_is_as_in_peft(lora_folder: Path) -> 
         ({"init_lora_weights": "olora"}, "", "the adapter has init_lora_weights"),
         ({"velora_config": {"num_groups": 4}}, "", "the adapter has velora_config"),
         ({}, "adapter_name_or_path: gone", "there is no adapter_config.json in"),
-        ({}, "adapter_name_or_path: gone,adapter", 'several adapters are not there yet: merge all but the last'),
+        ({}, "adapter_name_or_path: gone,adapter", "several adapters are not there yet: merge all but the last"),
     ],
 )
 def test_an_adapter_that_is_another_is_refused(
     config: dict[str, object], line: str, words: str, lora_folder: Path
-) -> None:  # fmt: skip
+) -> None:
     adapter(lora_folder, **config)
     path = "" if line.startswith("adapter") else "adapter_name_or_path: made\n"
     assert words in str(refusal(LORA + path + line, lora_folder))

@@ -60,8 +60,11 @@ def test_all_mistakes_are_told_at_once_in_the_files_order(folder: Path) -> None:
         ("resume_from_checkpoint: ./old", "not-there", "a job starts at its model"),
         ("torch_dtype: float16", "not-there", "bf16: true computes in bf16 with fp32 masters"),
         ("use_peft: 1", "wrong-type", "it is 1; it must be true or false"),
-        ("fp16: true", "not-there",
-         "fp16 training, whose loss scaling skips steps (bf16: true is, and cards without it compute in fp32) is not"),
+        (
+            "fp16: true",
+            "not-there",
+            "fp16 training, whose loss scaling skips steps (bf16: true is, and cards without it compute in fp32) is not",  # noqa: E501
+        ),
         ("train_on_inputs: maybe", "wrong-type", 'it is "maybe"; it must be true or false'),
         ("optimizer: lion", "bad-value", "adamw_8bit or muon; their states need no GPU memory"),
         ("special_tokens: {eos_token: [x, y]}", "bad-value", "a mapping of eos_token and its like to a token"),
@@ -91,16 +94,19 @@ def test_all_mistakes_are_told_at_once_in_the_files_order(folder: Path) -> None:
         ("gpu_budget: 99999999999TiB", "bad-value", "a size like 10GiB or 500MB"),
         ("seed: 9223372036854775808", "bad-value", "below 2^63"),
         (
-            "interleave_probs: [1.0]", "bad-value",
+            "interleave_probs: [1.0]",
+            "bad-value",
             "interleave_probs: it is for mix_strategy: interleave_under, interleave_over or interleave_once",
         ),
         (
-            "mix_strategy: interleave_over\ninterleave_probs: 0.5,0.5", "bad-value",
+            "mix_strategy: interleave_over\ninterleave_probs: 0.5,0.5",
+            "bad-value",
             "it has 2 shares, and dataset has 1 entry",
         ),
         ("mix_strategy: interleave_over\ninterleave_probs: [0.5]", "bad-value", "its shares are 0.5 together"),
         (
-            "mix_strategy: shuffle", "bad-value",
+            "mix_strategy: shuffle",
+            "bad-value",
             "it must be concat, interleave_under, interleave_over or interleave_once",
         ),
         ("model_revision: v2", "bad-value", "model_revision: it is of a model on the hub, and "),
@@ -112,7 +118,8 @@ def test_all_mistakes_are_told_at_once_in_the_files_order(folder: Path) -> None:
         ("load_in_8bit: true\nmethod: lora\ngptq: true", "not-there", "gptq: a base quantized in another way than"),
         ("quantization_bit: 3", "not-there", "it is 3; a base in 4 or 8 bits is there, and no other yet"),
         (
-            "load_in_4bit: true\nmethod: lora\nbnb_config_kwargs: {bnb_4bit_quant_type: fp4}", "not-there",
+            "load_in_4bit: true\nmethod: lora\nbnb_config_kwargs: {bnb_4bit_quant_type: fp4}",
+            "not-there",
             "bnb_4bit_quant_type is a key of its own here",
         ),
         ("lora_r: 8", "bad-value", "lora_r: it is for method: lora; give that too"),

@@ -44,86 +44,112 @@ def place(folder: Path) -> Path:
     ("tool", "lines", "told"),
     [
         (
-            "axolotl alone", "pretraining_dataset: [{path: text.jsonl, skip: 3, split: 'train[5:]'}]\nmax_steps: 5",
+            "axolotl alone",
+            "pretraining_dataset: [{path: text.jsonl, skip: 3, split: 'train[5:]'}]\nmax_steps: 5",
             ["pretraining_dataset: skip is given, and split names a part, too; keep one of them"],
         ),
         (
-            "TRL", "max_length: null",
-            ["max_length: it is null, and TRL then cuts no row; give a number of tokens, at least those of the longest"
-             " row"],
+            "TRL",
+            "max_length: null",
+            [
+                "max_length: it is null, and TRL then cuts no row; give a number of tokens, at least those of the longest"  # noqa: E501
+                " row"
+            ],
         ),
         (
-            "LLaMA-Factory", "ignore_pad_token_for_loss: false",
+            "LLaMA-Factory",
+            "ignore_pad_token_for_loss: false",
             ["ignore_pad_token_for_loss: it is false; learning the padding is not there yet; leave this key out"],
         ),
         (
-            "LLaMA-Factory", "tokenized_path: saves/tokenized",
-            ["tokenized_path: reading data that are tokenized already is not there yet; give the dataset itself, and "
-             "leave this key out"],
+            "LLaMA-Factory",
+            "tokenized_path: saves/tokenized",
+            [
+                "tokenized_path: reading data that are tokenized already is not there yet; give the dataset itself, and "  # noqa: E501
+                "leave this key out"
+            ],
         ),
         ("axolotl", "liger_use_token_scaling: true", [f"liger_use_token_scaling: another loss {LEAVE_OUT}"]),
         *(
             ("TRL", f"{key}: {value}", [f"{key}: {OTHER}"])
             for key, value in (
-                ("precompute_ref_log_probs", "true"), ("center_rewards_coefficient", 0.01), ("desirable_weight", 1.0),
-                ("use_vllm", "true"), ("max_prompt_length", 512), ("temperature", 0.7),
+                ("precompute_ref_log_probs", "true"),
+                ("center_rewards_coefficient", 0.01),
+                ("desirable_weight", 1.0),
+                ("use_vllm", "true"),
+                ("max_prompt_length", 512),
+                ("temperature", 0.7),
             )
         ),
         (
-            "TRL alone", "datasets: [{path: text.jsonl, columns: [chosen]}]",
-            ['datasets: columns is ["chosen"]; a record is messages, prompt and completion, or text; another name is '
-             "given as {text: name}"],
+            "TRL alone",
+            "datasets: [{path: text.jsonl, columns: [chosen]}]",
+            [
+                'datasets: columns is ["chosen"]; a record is messages, prompt and completion, or text; another name is '  # noqa: E501
+                "given as {text: name}"
+            ],
         ),
         (
-            "TRL alone", "datasets: [{path: text.jsonl, fraction: 0.5}]",
+            "TRL alone",
+            "datasets: [{path: text.jsonl, fraction: 0.5}]",
             ["datasets: fraction asks for shares of a mixture; give split, like train[:10%]"],
         ),
         ("axolotl", "optimizer: came_pytorch\nadam_beta3: 0.9\nadam_epsilon2: 1", [OPTIMIZER.format("came_pytorch")]),
         (
-            "axolotl", "optimizer: galore_adamw\noptim_args: {rank: 8}\noptim_target_modules: [mlp]",
+            "axolotl",
+            "optimizer: galore_adamw\noptim_args: {rank: 8}\noptim_target_modules: [mlp]",
             [OPTIMIZER.format("galore_adamw")],
         ),
         (
-            "axolotl", "optimizer: adamw_torch\noptim_target_modules: [mlp]",
+            "axolotl",
+            "optimizer: adamw_torch\noptim_target_modules: [mlp]",
             [f"optim_target_modules: another optimizer {LEAVE_OUT}"],
         ),
         ("axolotl", "relora: true\nrelora_steps: 10", [f"relora: training some weights only {LEAVE_OUT}"]),
         ("axolotl", "relora_steps: 10", [f"relora_steps: training some weights only {LEAVE_OUT}"]),
         (
-            "LLaMA-Factory", "quantization_bit: 3\nquantization_method: eetq",
+            "LLaMA-Factory",
+            "quantization_bit: 3\nquantization_method: eetq",
             ["quantization_bit: it is 3; a base in 4 or 8 bits is there, and no other yet"],
         ),
         (
-            "LLaMA-Factory", "quantization_bit: 4\nquantization_method: hqq",
-            ["quantization_method: a base quantized in another way than load_in_4bit and load_in_8bit is not there yet;"
-             " give one of them instead"],
+            "LLaMA-Factory",
+            "quantization_bit: 4\nquantization_method: hqq",
+            [
+                "quantization_method: a base quantized in another way than load_in_4bit and load_in_8bit is not there yet;"  # noqa: E501
+                " give one of them instead"
+            ],
         ),
         (
-            "LLaMA-Factory alone", "dataset: seen\ntemplate: qwen2_vl",
+            "LLaMA-Factory alone",
+            "dataset: seen\ntemplate: qwen2_vl",
             ["dataset: seen has images; offmate trains on texts and conversations"],
         ),
         *(
             (
-                "LLaMA-Factory alone", f"dataset: {names}",
+                "LLaMA-Factory alone",
+                f"dataset: {names}",
                 [f"dataset: {name} is not in data/dataset_info.json; give its file or its hub id" for name in "bc"],
             )
             for names in ("mine, b, c", "[mine, b, c]")
         ),
         ("axolotl", "load_in_4bit: true", ["load_in_4bit: it is for method: lora; give that too"]),
         (
-            "axolotl without a rate", "num_epochs: 2",
+            "axolotl without a rate",
+            "num_epochs: 2",
             ["learning_rate: it is missing; axolotl has no default for it"],
         ),
         (
-            "axolotl alone", "datasets: [{path: text.jsonl}, {path: text.jsonl, shards: 2}, {path: text.jsonl, oh: 1}]",
-            ["datasets: shards asks for a shard of the data; give split, like train[:5%]",
-             "datasets: oh is no key of an entry"],
+            "axolotl alone",
+            "datasets: [{path: text.jsonl}, {path: text.jsonl, shards: 2}, {path: text.jsonl, oh: 1}]",
+            [
+                "datasets: shards asks for a shard of the data; give split, like train[:5%]",
+                "datasets: oh is no key of an entry",
+            ],
         ),
     ],
-)  # fmt: skip
-def test_what_cannot_be_done_is_told_in_one_line_per_cause(
-    tool: str, lines: str, told: list[str], place: Path
-) -> None:  # fmt: skip
+)
+def test_what_cannot_be_done_is_told_in_one_line_per_cause(tool: str, lines: str, told: list[str], place: Path) -> None:
     with pytest.raises(UserError) as refused:
         Job.parse(f"{START[tool]}{lines}\n", place)
     numbers = [line.partition(": ")[2] if line.startswith("line ") else line for line in refused.value.numbers]
@@ -134,7 +160,8 @@ def test_what_cannot_be_done_is_told_in_one_line_per_cause(
     ("tool", "lines", "means"),
     [
         (
-            "axolotl", "model_config: {output_router_logits: true, router_aux_loss_coef: null}",
+            "axolotl",
+            "model_config: {output_router_logits: true, router_aux_loss_coef: null}",
             {"router_aux_loss_coef": "auto"},
         ),
         ("TRL", "use_peft: true\nlora_target_modules: [all-linear]", {"lora_target_modules": "all-linear"}),
@@ -148,7 +175,7 @@ def test_what_cannot_be_done_is_told_in_one_line_per_cause(
         ),
         ("LLaMA-Factory", "optim: adamw_torch\ntokenized_path: null", {"optim": "adamw_torch"}),
     ],
-)  # fmt: skip
+)
 def test_what_is_asked_for_is_what_the_job_has(tool: str, lines: str, means: dict[str, object], place: Path) -> None:
     job = Job.parse(f"{START[tool]}{lines}\n", place)
     assert {key: getattr(job, key) for key in means} == means
@@ -162,31 +189,39 @@ def test_what_is_asked_for_is_what_the_job_has(tool: str, lines: str, means: dic
         ("axolotl", "bf16: full", f"bf16: full: {BF16}"),
         ("axolotl", "bfloat16: true", f"bfloat16: {BF16}"),
         (
-            "LLaMA-Factory", "packing: true",
+            "LLaMA-Factory",
+            "packing: true",
             "in this file of LLaMA-Factory's: packed documents do not see one another, as with neat_packing, and there"
             " they do; max_length is 2047, as packed rows are one token shorter than cutoff_len there",
         ),
         (
-            "TRL alone", "datasets: [{path: text.jsonl}]\ntest_split_size: 0.1\neval_strategy: 'no'",
+            "TRL alone",
+            "datasets: [{path: text.jsonl}]\ntest_split_size: 0.1\neval_strategy: 'no'",
             "in this file of TRL's: as nothing is evaluated, all rows are trained on, and there those of val_size are"
             " not",
         ),
-        ("LLaMA-Factory", "create_new_adapter: true", "not used: create_new_adapter (it has no effect without "
-         "adapter_name_or_path)"),
         (
-            "LLaMA-Factory", "finetuning_type: full\nlora_rank: 8\nlora_target: all",
+            "LLaMA-Factory",
+            "create_new_adapter: true",
+            "not used: create_new_adapter (it has no effect without adapter_name_or_path)",
+        ),
+        (
+            "LLaMA-Factory",
+            "finetuning_type: full\nlora_rank: 8\nlora_target: all",
             "not used: lora_rank, lora_target (it has no effect without method: lora)",
         ),
         (
-            "axolotl", "loraplus_lr_ratio: 16\npeft_init_lora_weights: gaussian",
+            "axolotl",
+            "loraplus_lr_ratio: 16\npeft_init_lora_weights: gaussian",
             "not used: peft_init_lora_weights, loraplus_lr_ratio (it has no effect without method: lora)",
         ),
         (
-            "TRL", "lora_r: 8\nuse_dora: true\nlora_dropout: 0",
+            "TRL",
+            "lora_r: 8\nuse_dora: true\nlora_dropout: 0",
             "not used: lora_r, use_dora (it has no effect without method: lora)",
         ),
     ],
-)  # fmt: skip
+)
 def test_what_is_done_otherwise_or_not_at_all_is_said(tool: str, lines: str, note: str, place: Path) -> None:
     _, notes = Job.parse_with_notes(f"{START[tool]}{lines}\n", place)
     assert note in notes

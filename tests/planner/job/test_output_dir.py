@@ -139,9 +139,14 @@ def test_a_link_to_a_folder_stays_one(tmp_path: Path) -> None:
 
 
 SIBLINGS = {
-    ".out.old/a": "1", ".out.tmp/b": "2", ".out.weights/c": "3", "out.old/d": "4", ".offmate-/e": "5",
-    f".offmate-{'0' * 32}/f": "6", "other/g": "7",
-}  # fmt: skip
+    ".out.old/a": "1",
+    ".out.tmp/b": "2",
+    ".out.weights/c": "3",
+    "out.old/d": "4",
+    ".offmate-/e": "5",
+    f".offmate-{'0' * 32}/f": "6",
+    "other/g": "7",
+}
 
 
 @pytest.mark.parametrize("there", [False, True])

@@ -40,9 +40,13 @@ def job_of_the_hub(tmp_path: Path) -> Job:
     """With a model, and two datasets of three, of the hub."""
     local = make_job(tiny_llama_folder(tmp_path / "model"), write_jsonl(tmp_path / "a.jsonl", [{"text": "a"}]))
     named = DataEntry(path="owner/other", revision="v1")
-    return local.model_copy(update={
-        "model": "owner/tiny", "tokenizer": "owner/tiny", "dataset": (*local.dataset, "owner/set", named),
-    })  # fmt: skip
+    return local.model_copy(
+        update={
+            "model": "owner/tiny",
+            "tokenizer": "owner/tiny",
+            "dataset": (*local.dataset, "owner/set", named),
+        }
+    )
 
 
 def test_what_was_downloaded_last_is_pinned_and_said(tmp_path: Path, cache: Path) -> None:
@@ -55,13 +59,16 @@ def test_what_was_downloaded_last_is_pinned_and_said(tmp_path: Path, cache: Path
     found = pinned(job)
     assert found.model_revision == OLD
     assert found.dataset == (
-        job.dataset[0], DataEntry(path="owner/set", revision=OLD), DataEntry(path="owner/other", revision=NEW),
-    )  # fmt: skip
+        job.dataset[0],
+        DataEntry(path="owner/set", revision=OLD),
+        DataEntry(path="owner/other", revision=NEW),
+    )
     assert found.tokenizer_revision is None, "it is the model's"
     assert list(told(job, found)) == [
-        f"the model owner/tiny, main, is commit {OLD}", f"the dataset owner/set, main, is commit {OLD}",
+        f"the model owner/tiny, main, is commit {OLD}",
+        f"the dataset owner/set, main, is commit {OLD}",
         f"the dataset owner/other, v1, is commit {NEW}",
-    ]  # fmt: skip
+    ]
     downloaded(cache, "models--owner--tiny", "main", "no commit")
     assert pinned(job).model_revision is None
 

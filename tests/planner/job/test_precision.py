@@ -24,9 +24,15 @@ def driver(monkeypatch: pytest.MonkeyPatch, capability: str | None) -> None:
     monkeypatch.setattr("planner.machine.memory.subprocess.run", run)
 
 
-@pytest.mark.parametrize(("capability", "bf16", "word"), [
-    ("8.6", True, "computes in it"), ("7.5", False, "older"), ("[N/A]", False, ""), (None, False, ""),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("capability", "bf16", "word"),
+    [
+        ("8.6", True, "computes in it"),
+        ("7.5", False, "older"),
+        ("[N/A]", False, ""),
+        (None, False, ""),
+    ],
+)
 def test_ours_is_bf16_where_the_card_computes_in_it_and_says_so(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capability: str | None, bf16: bool, word: str
 ) -> None:

@@ -244,9 +244,11 @@ def test_evaluation_comes_by_epoch_unless_steps_are_given(lines: str, every: int
 
 def test_evaluation_that_is_switched_off_asks_for_nothing(folder: Path) -> None:
     for lines in (
-        "val_set_size: 0", "eval_strategy: no\nval_size: 0.1\neval_steps: 5", "eval_steps: null\nval_size:",
+        "val_set_size: 0",
+        "eval_strategy: no\nval_size: 0.1\neval_steps: 5",
+        "eval_steps: null\nval_size:",
         'eval_strategy: "no"\neval_dataset: text.jsonl\neval_on_start: true',
-    ):  # fmt: skip
+    ):
         assert Job.parse(BASE + lines, folder) == Job.parse(BASE, folder)
 
 

@@ -82,10 +82,15 @@ def test_an_alias_is_no_part_of_what_it_stands_for(text: str) -> None:
 @pytest.mark.parametrize(
     "number",
     [
-        "0x" + 200_000 * "f", "1" + 100_000 * ":1", "0b" + 100_000 * "1", "0" + 200_000 * "7", 200_000 * "9",
-        "1." + 200_000 * "9", "-1" + 60 * ":59",
+        "0x" + 200_000 * "f",
+        "1" + 100_000 * ":1",
+        "0b" + 100_000 * "1",
+        "0" + 200_000 * "7",
+        200_000 * "9",
+        "1." + 200_000 * "9",
+        "-1" + 60 * ":59",
     ],
-)  # fmt: skip
+)
 def test_a_number_nobody_means_is_none(number: str) -> None:
     error = refusal(f"seed: {number}")
     assert (error.code, error.what.endswith(("is no int (line 1)", "is no float (line 1)"))) == ("bad-yaml", True)
@@ -157,13 +162,43 @@ def test_what_a_mistake_quotes_does_not_steer_a_terminal(tmp_path: Path) -> None
 
 HOSTILE = st.one_of(
     st.text(max_size=30),
-    st.sampled_from([
-        "~", "null", "[]", "{}", "yes", "-1", "1e999", ".nan", "-.inf", "0x1F", "1:2:3", "9" * 99, "[1, [2]]", "*a",
-        "'\\0'", '"\\0"', '"\\ud83d"', '"\\e[0m"', "&a [1]", "!!binary aGk=", "!!set {a, b}", "!!omap [a: 1]",
-        "!!timestamp 2024-01-01", "{2024: {<<: {a: 1}}}", "[[[[]]]]", "~nobody/x", "/" + "x" * 5000, ".", "/dev/null",
-        "{path: 1}", "[{path: /, split: [1]}]", "[{role: 1}]",
-    ]),
-)  # fmt: skip
+    st.sampled_from(
+        [
+            "~",
+            "null",
+            "[]",
+            "{}",
+            "yes",
+            "-1",
+            "1e999",
+            ".nan",
+            "-.inf",
+            "0x1F",
+            "1:2:3",
+            "9" * 99,
+            "[1, [2]]",
+            "*a",
+            "'\\0'",
+            '"\\0"',
+            '"\\ud83d"',
+            '"\\e[0m"',
+            "&a [1]",
+            "!!binary aGk=",
+            "!!set {a, b}",
+            "!!omap [a: 1]",
+            "!!timestamp 2024-01-01",
+            "{2024: {<<: {a: 1}}}",
+            "[[[[]]]]",
+            "~nobody/x",
+            "/" + "x" * 5000,
+            ".",
+            "/dev/null",
+            "{path: 1}",
+            "[{path: /, split: [1]}]",
+            "[{role: 1}]",
+        ]
+    ),
+)
 LINES = st.lists(st.tuples(st.one_of(st.sampled_from(sorted(CANONICAL)), st.text(max_size=8)), HOSTILE), max_size=8)
 
 
@@ -181,15 +216,21 @@ def test_whatever_is_handed_in_is_a_job_or_a_persons_error(lines: list[tuple[str
 @pytest.mark.parametrize(
     ("written", "read"),
     [
-        ("1:30", "90"), ("-1:30", "-90"), ("1:30.5", "90.5"), ("190:20:30", "685230"), ("010", "8"), ("-0777", "-511"),
+        ("1:30", "90"),
+        ("-1:30", "-90"),
+        ("1:30.5", "90.5"),
+        ("190:20:30", "685230"),
+        ("010", "8"),
+        ("-0777", "-511"),
         ("0_10", "8"),
     ],
-)  # fmt: skip
+)
 def test_a_number_that_yaml_reads_as_another_is_refused_with_its_key(written: str, read: str) -> None:
     for text, key in (
-        (f"model: m\nmax_steps: {written}\n", "max_steps"), (f"model: m\nlist:\n  - {written}\n", "list"),
+        (f"model: m\nmax_steps: {written}\n", "max_steps"),
+        (f"model: m\nlist:\n  - {written}\n", "list"),
         (f"base: &b {{x: {written}}}\nother: {{<<: *b}}", "base"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(UserError) as caught:
             read_yaml(text, "job.yaml")
         line = 1 if key == "base" else text.count("\n")
@@ -201,12 +242,31 @@ def test_a_number_that_yaml_reads_as_another_is_refused_with_its_key(written: st
 @pytest.mark.parametrize(
     ("written", "value"),
     [
-        ("0", 0), ("00", 0), ("07", 7), ("-5", -5), ("1_000", 1000), ("0x10", 16), ("0b11", 3), ("1e3", 1000.0),
-        ("5e-5", 5e-5), ("09.5", 9.5), ('"010"', "010"), ('"1:30"', "1:30"), ("08", "08"), ("0o10", "0o10"),
-        ("23:00-07:00", "23:00-07:00"), ("2026-11-27", "2026-11-27"), ("1,000", "1,000"), ("y", "y"), ("n", "n"),
-        ("yes", True), ("off", False), ("~", None), (".inf", float("inf")),
+        ("0", 0),
+        ("00", 0),
+        ("07", 7),
+        ("-5", -5),
+        ("1_000", 1000),
+        ("0x10", 16),
+        ("0b11", 3),
+        ("1e3", 1000.0),
+        ("5e-5", 5e-5),
+        ("09.5", 9.5),
+        ('"010"', "010"),
+        ('"1:30"', "1:30"),
+        ("08", "08"),
+        ("0o10", "0o10"),
+        ("23:00-07:00", "23:00-07:00"),
+        ("2026-11-27", "2026-11-27"),
+        ("1,000", "1,000"),
+        ("y", "y"),
+        ("n", "n"),
+        ("yes", True),
+        ("off", False),
+        ("~", None),
+        (".inf", float("inf")),
     ],
-)  # fmt: skip
+)
 def test_what_has_one_reading_is_read_as_transformers_files_are(written: str, value: object) -> None:
     assert read_yaml(f"key: {written}\n", "job.yaml").values == {"key": value}
 
@@ -222,7 +282,13 @@ def test_a_value_that_yaml_made_of_another_is_shown_as_both() -> None:
     source = read_yaml("a: no\nb: 1e3\nc: 1.10\nd: 42\ne: text\nf: 'no'\ng:\nh: 1_000\n", "job.yaml")
     told = [source.shown(key, value) for key, value in source.values.items()]
     assert told == [
-        "no, which YAML reads as false", "1e3, which YAML reads as 1000.0", "1.10, which YAML reads as 1.1", "42",
-        '"text"', '"no"', "null", "1_000, which YAML reads as 1000",
-    ]  # fmt: skip
+        "no, which YAML reads as false",
+        "1e3, which YAML reads as 1000.0",
+        "1.10, which YAML reads as 1.1",
+        "42",
+        '"text"',
+        '"no"',
+        "null",
+        "1_000, which YAML reads as 1000",
+    ]
     assert source.shown("a", "off") == '"off"', "what became of it is not what the file has"

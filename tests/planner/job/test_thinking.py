@@ -44,9 +44,9 @@ def test_what_an_answer_thinks_and_says_is_what_axolotl_takes_for_it(
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        ("Well. <think>a</think>b", "split_thinking leaves out \"Well.\""),
-        ("<think>a</think>Well. <|begin_of_solution|>b<|end_of_solution|>", "split_thinking leaves out \"Well.\""),
-        ("<think>a</think><|begin_of_solution|>b<|end_of_solution|> Bye.", "split_thinking leaves out \"Bye.\""),
+        ("Well. <think>a</think>b", 'split_thinking leaves out "Well."'),
+        ("<think>a</think>Well. <|begin_of_solution|>b<|end_of_solution|>", 'split_thinking leaves out "Well."'),
+        ("<think>a</think><|begin_of_solution|>b<|end_of_solution|> Bye.", 'split_thinking leaves out "Bye."'),
         ("</think>a<think>", "an answer has </think> before <think>"),
     ],
 )
@@ -67,8 +67,9 @@ def test_an_entry_of_axolotls_has_its_answers_split_and_keeps_that(more: str, ke
     (entry,) = job.data
     record = {"messages": [{"role": "user", "content": "2+2?"}, {"role": "gpt", "content": "<think>so</think>4"}]}
     assert entry.mapped(record)["messages"] == [
-        {"role": "user", "content": "2+2?"}, {"role": "gpt", "content": "4", key: "so"},
-    ]  # fmt: skip
+        {"role": "user", "content": "2+2?"},
+        {"role": "gpt", "content": "4", key: "so"},
+    ]
     (folder / "resolved.yaml").write_text(job.resolved_yaml())
     assert Job.from_resolved(folder / "resolved.yaml") == job
 

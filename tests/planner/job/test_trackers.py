@@ -41,8 +41,10 @@ def test_who_is_told_is_what_the_file_says(lines: str, trackers: tuple[str, ...]
 def test_who_is_not_told_is_said(folder: Path) -> None:
     lines = "report_to: [swanlab, wandb]\nmlflow_tracking_uri: http://box:5000\n"
     _, notes = Job.parse_with_notes(BASE + lines, folder)
-    assert "not used: report_to: swanlab (figures go to tensorboard, wandb, trackio and mlflow; metrics.jsonl has all "\
-        "of them)" in notes  # fmt: skip
+    assert (
+        "not used: report_to: swanlab (figures go to tensorboard, wandb, trackio and mlflow; metrics.jsonl has all "
+        "of them)" in notes
+    )
     assert "not used: mlflow_tracking_uri (it has no effect without report_to: mlflow)" in notes
 
 

@@ -37,18 +37,17 @@ def test_dots_in_axolotls_patterns_stand_for_themselves(folder: Path) -> None:
         ("", 2, (r".*\.{layers}\.",)),
         ("freeze_trainable_layers: -3\nfreeze_trainable_modules: all\n", -3, (r".*\.{layers}\.",)),
         (
-            "freeze_trainable_modules: mlp,self_attn\nfreeze_extra_modules: embed_tokens\n", 2,
+            "freeze_trainable_modules: mlp,self_attn\nfreeze_extra_modules: embed_tokens\n",
+            2,
             (r".*\.{layers}\.mlp", r".*\.{layers}\.self_attn", ".*embed_tokens"),
         ),
     ],
-)  # fmt: skip
+)
 def test_freezing_of_llama_factory_is_read(lines: str, layers: int, patterns: tuple[str, ...], folder: Path) -> None:
     job, notes = Job.parse_with_notes(LLAMA_FACTORY + lines, folder)
     assert (job.method, job.trainable_layers, job.trainable) == ("full", layers, patterns)
     assert not any("says nothing" in note for note in notes)
-    _, notes = Job.parse_with_notes(
-        LLAMA_FACTORY.replace("freeze", "full") + "freeze_trainable_layers: 3\n", folder
-    )
+    _, notes = Job.parse_with_notes(LLAMA_FACTORY.replace("freeze", "full") + "freeze_trainable_layers: 3\n", folder)
     assert "not used: freeze_trainable_layers (it has no effect without finetuning_type: freeze)" in notes
 
 
@@ -62,11 +61,13 @@ def test_freezing_of_llama_factory_is_read(lines: str, layers: int, patterns: tu
         (OURS + "trainable: [a]\ntrainable_layers: 1", "{layers} in a pattern and trainable_layers belong together"),
         (OURS + "trainable_layers: 1.5", "it must be a whole number of layers"),
         (OURS + "method: lora\ntrainable_layers: 1", "it is for method: full; adapters are trained alone"),
-        (AXOLOTL + "unfrozen_parameters: ['^model.embed_tokens.weight$[:32000]']",
-         "training some rows of a weight is not there yet; name the weight"),
+        (
+            AXOLOTL + "unfrozen_parameters: ['^model.embed_tokens.weight$[:32000]']",
+            "training some rows of a weight is not there yet; name the weight",
+        ),
         (AXOLOTL + "unfrozen_parameters: ['lm_head.weight$[3]']", "training some rows of a weight is not there yet"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_trained_alone_is_refused(text: str, words: str, folder: Path) -> None:
     (folder / "tiny" / "model.safetensors").touch()
     assert words in str(refusal(text, folder))

@@ -53,8 +53,10 @@ def torn_archive(file: Path) -> None:
 
 
 WEIGHTS = {
-    "a": torch.ones(2, 2, dtype=torch.bfloat16), "b": torch.nn.Parameter(torch.ones(3)), "c": torch.tensor([1, 2])[1:]
-}  # fmt: skip
+    "a": torch.ones(2, 2, dtype=torch.bfloat16),
+    "b": torch.nn.Parameter(torch.ones(3)),
+    "c": torch.tensor([1, 2])[1:],
+}
 
 
 class Runs:
@@ -90,9 +92,7 @@ def gone(file: Path) -> None:
         lambda model: save_file({}, model / "model.safetensors"),
     ],
 )
-def test_weights_that_are_whole_and_folders_without_any_are_fine(
-    make: Callable[[Path], object], folder: Path
-) -> None:  # fmt: skip
+def test_weights_that_are_whole_and_folders_without_any_are_fine(make: Callable[[Path], object], folder: Path) -> None:
     make(folder / "tiny")
     job = parse("", folder)
     check_weights(job)
@@ -145,7 +145,7 @@ def test_weights_in_forms_that_are_not_read_are_refused_and_not_replaced_by_rand
         (lambda m: (m / "pytorch_model.bin").write_bytes(b"no pickle"), "it is no file of PyTorch's: at", "cd "),
         (lambda m: archive(m / "pytorch_model.bin"), "it is no file of PyTorch's: ", "cd "),
     ],
-)  # fmt: skip
+)
 def test_weights_that_are_not_whole_are_refused_by_the_names_of_their_files(
     make: Callable[[Path], object], number: str, hint: str, folder: Path
 ) -> None:
@@ -163,8 +163,17 @@ def test_what_safe_loading_knows_is_taken_and_nothing_else() -> None:
     from torch._weights_only_unpickler import _get_allowed_globals
 
     assert not [name for name in _get_allowed_globals() if not _TENSORS.fullmatch(name)]
-    others = ("torch.load", "torch.hub.load", "torch.nn.Linear", "builtins.eval", "os.system", "numpy.dtype",
-              "torch._utils._import_dotted_name", "torch.storage._load_from_bytes", "collections.deque")  # fmt: skip
+    others = (
+        "torch.load",
+        "torch.hub.load",
+        "torch.nn.Linear",
+        "builtins.eval",
+        "os.system",
+        "numpy.dtype",
+        "torch._utils._import_dotted_name",
+        "torch.storage._load_from_bytes",
+        "collections.deque",
+    )
     assert not [name for name in others if _TENSORS.fullmatch(name)]
 
 

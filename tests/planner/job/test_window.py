@@ -50,12 +50,13 @@ def test_a_window_is_the_open_one_else_the_next(window: str, now: str, opens: st
 @pytest.mark.parametrize(
     ("window", "evening", "hours"),
     [
-        ("23:00-07:00", "2026-03-28 20:00", 7), ("23:00-07:00", "2026-10-24 20:00", 9),
+        ("23:00-07:00", "2026-03-28 20:00", 7),
+        ("23:00-07:00", "2026-10-24 20:00", 9),
         ("23:00-07:00", "2026-06-10 20:00", 8),
         ("02:30-07:00", "2026-03-28 20:00", 3.5),  # 02:30 is left out that night: what it would be is 03:30
         ("00:00-02:30", "2026-10-24 20:00", 2.5),  # there are two: the first is not too late
     ],
-)  # fmt: skip
+)
 def test_a_night_on_which_clocks_are_set_ends_when_the_wall_says(window: str, evening: str, hours: float) -> None:
     found = night(window, evening)
     assert found.closes - found.opens == hours * HOUR_S
@@ -93,9 +94,12 @@ minutes = st.integers(0, 24 * 60 - 1)
 
 
 @given(
-    begin=minutes, end=minutes, days=st.sets(st.integers(0, 6), min_size=1).map(sorted).map(tuple),
-    zone=st.sampled_from([None, BERLIN, "America/St_Johns", "Asia/Kathmandu"]), now=st.floats(1.7e9, 1.9e9),
-)  # fmt: skip
+    begin=minutes,
+    end=minutes,
+    days=st.sets(st.integers(0, 6), min_size=1).map(sorted).map(tuple),
+    zone=st.sampled_from([None, BERLIN, "America/St_Johns", "Asia/Kathmandu"]),
+    now=st.floats(1.7e9, 1.9e9),
+)
 def test_every_window_is_read_as_it_is_written_and_is_never_over(
     begin: int, end: int, days: tuple[int, ...], zone: str | None, now: float
 ) -> None:
@@ -119,14 +123,21 @@ def test_a_mapping_says_the_same_as_a_text() -> None:
 @pytest.mark.parametrize(
     ("value", "why"),
     [
-        ("nights", '"nights" is not like 23:00-07:00'), ("25:00-07:00", "is not like"),
+        ("nights", '"nights" is not like 23:00-07:00'),
+        ("25:00-07:00", "is not like"),
         ("23:00-24:30", "ends at 24:00"),
-        ("07:00-07:00", "a whole day"), ("00:00-24:00", "a whole day"), ("23:00-07:00 mon-foo", '"mon-foo" is no day'),
-        ("23:00-07:00 Europe/Paradise", "no time zone"), ("23:00-07:00 mon UTC more", "too much"),
-        ({"days": "mon"}, "it must be like"), (3, "it must be like"), ("", "is not like"),
-        ({"window": "23:00-07:00", "day": "mon"}, "unknown key day"), ("23:00-07:00 ../etc/passwd", "no time zone"),
+        ("07:00-07:00", "a whole day"),
+        ("00:00-24:00", "a whole day"),
+        ("23:00-07:00 mon-foo", '"mon-foo" is no day'),
+        ("23:00-07:00 Europe/Paradise", "no time zone"),
+        ("23:00-07:00 mon UTC more", "too much"),
+        ({"days": "mon"}, "it must be like"),
+        (3, "it must be like"),
+        ("", "is not like"),
+        ({"window": "23:00-07:00", "day": "mon"}, "unknown key day"),
+        ("23:00-07:00 ../etc/passwd", "no time zone"),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_window_is_said(value: object, why: str) -> None:
     with pytest.raises(ValueError) as caught:
         Window.of(value)

@@ -11,9 +11,7 @@ GIB = 2**30
 
 
 def test_every_card_makes_a_machine_with_a_link_that_exists() -> None:
-    names = (
-        "rtx3060 rtx3070 rtx3090 rtx4060 rtx4060ti rtx4070tisuper rtx4080 rtx4090 rtx5060ti rtx5090 a100 h100 h200"
-    )
+    names = "rtx3060 rtx3070 rtx3090 rtx4060 rtx4060ti rtx4070tisuper rtx4080 rtx4090 rtx5060ti rtx5090 a100 h100 h200"
     assert list(CARDS) == names.split()
     for name, card in CARDS.items():
         machine = preset(name, bf16=True)

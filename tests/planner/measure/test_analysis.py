@@ -34,9 +34,16 @@ torch.set_num_threads(1)
 
 CPU = torch.device("cpu")
 HARDWARE = Hardware(
-    name="test", gpu_bytes=10**9, cpu_bytes=10**9, h2d_bytes_per_s=1e10, d2h_bytes_per_s=1e10,
-    gpu_update_parameters_per_s=1e9, cpu_update_parameters_per_s=5e8, cpu_memory_bytes_per_s=2e10, flops_per_s=5e10,
-)  # fmt: skip
+    name="test",
+    gpu_bytes=10**9,
+    cpu_bytes=10**9,
+    h2d_bytes_per_s=1e10,
+    d2h_bytes_per_s=1e10,
+    gpu_update_parameters_per_s=1e9,
+    cpu_update_parameters_per_s=5e8,
+    cpu_memory_bytes_per_s=2e10,
+    flops_per_s=5e10,
+)
 
 
 def chain_of(model, batch):
@@ -62,9 +69,14 @@ def wide_chain_and_code(name, dtype):
 
 def metered_peak(model, plan, chain, code, batches, clip):
     engine = Engine(
-        model, plan=plan, chain=chain, optimizer=adamw(model), max_grad_norm=1.0 if clip else None, device=CPU,
+        model,
+        plan=plan,
+        chain=chain,
+        optimizer=adamw(model),
+        max_grad_norm=1.0 if clip else None,
+        device=CPU,
         metered=True,
-    )  # fmt: skip
+    )
     engine._rounds.codes = code
     try:
         items = sum(int((b["labels"][:, 1:] != -100).sum()) for b in batches)
@@ -148,8 +160,10 @@ def test_tensors_have_their_first_names_and_sizes():
     assert embedding.state_bytes == 12 * 4096  # a master and two moments
     assert embedding.row_bytes == 32 * 2
     assert [t.name for t in chain.frame_tensors] == [
-        "transformer.wpe.weight", "transformer.ln_f.weight", "transformer.ln_f.bias",
-    ]  # fmt: skip
+        "transformer.wpe.weight",
+        "transformer.ln_f.weight",
+        "transformer.ln_f.bias",
+    ]
     untied = plain_chain("llama").blocks[0].tensors[0]
     assert (untied.state_bytes, untied.row_bytes) == (8 * 4096, 0)
 

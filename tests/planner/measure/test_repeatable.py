@@ -179,9 +179,15 @@ def test_measurements_know_the_kernels_that_they_were_made_in() -> None:
         assert kernels_in_force(CUDA) == "strict, MATH"
 
 
-@pytest.mark.parametrize(("cuda", "asked", "enabled", "warns"), [
-    (False, False, True, True), (True, False, False, False), (False, True, True, False), (True, True, True, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("cuda", "asked", "enabled", "warns"),
+    [
+        (False, False, True, True),
+        (True, False, False, False),
+        (False, True, True, False),
+        (True, True, True, False),
+    ],
+)
 def test_training_takes_such_kernels_on_a_cpu_and_on_a_card_where_it_is_asked_for(
     cuda: bool, asked: bool, enabled: bool, warns: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

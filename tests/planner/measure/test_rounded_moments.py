@@ -41,9 +41,14 @@ def job(tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
     config_of("llama", width=64, layers=2).save_pretrained(folder)
     return Job(
-        model=str(folder), tokenizer=str(folder), dataset=("none",), bf16=True, max_length=16,
-        per_device_train_batch_size=1, optim="adamw_8bit",
-    )  # fmt: skip
+        model=str(folder),
+        tokenizer=str(folder),
+        dataset=("none",),
+        bf16=True,
+        max_length=16,
+        per_device_train_batch_size=1,
+        optim="adamw_8bit",
+    )
 
 
 @pytest.fixture(scope="module")

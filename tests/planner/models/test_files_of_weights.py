@@ -38,9 +38,14 @@ class Model(nn.Module):
 )
 @pytest.mark.parametrize("method", ["lora", "full"])
 def test_files_have_weights_that_are_published_as_they_are_used(
-    method: str, model: nn.Module, published: torch.dtype | None, computes: torch.dtype, why_not: str | None,
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    method: str,
+    model: nn.Module,
+    published: torch.dtype | None,
+    computes: torch.dtype,
+    why_not: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     (tmp_path / "model.safetensors").touch()
     monkeypatch.setattr(files_of_weights, "model_config", lambda job: SimpleNamespace(dtype=published))
     monkeypatch.setattr(files_of_weights, "working_dtype", lambda job: computes)

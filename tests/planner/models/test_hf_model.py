@@ -84,11 +84,21 @@ def test_a_tokenizer_that_only_its_own_code_can_read_is_refused_by_name(model: P
 
 @pytest.mark.parametrize(
     "text",
-    ["[]", "null", "5", '"x"', "{", '{"model_type": 5}', '{"model_type": "llama", "auto_map": 5}',
-     '{"model_type": "llama", "auto_map": ["x"]}', '{"model_type": "llama", "hidden_size": 0}',
-     '{"model_type": "llama", "hidden_size": "much"}', '{"model_type": "gpt2", "n_head": 0}',
-     '{"model_type": "llava", "text_config": {"model_type": "own", "auto_map": {"AutoConfig": "own_code.Own"}}}'],
-)  # fmt: skip
+    [
+        "[]",
+        "null",
+        "5",
+        '"x"',
+        "{",
+        '{"model_type": 5}',
+        '{"model_type": "llama", "auto_map": 5}',
+        '{"model_type": "llama", "auto_map": ["x"]}',
+        '{"model_type": "llama", "hidden_size": 0}',
+        '{"model_type": "llama", "hidden_size": "much"}',
+        '{"model_type": "gpt2", "n_head": 0}',
+        '{"model_type": "llava", "text_config": {"model_type": "own", "auto_map": {"AutoConfig": "own_code.Own"}}}',
+    ],
+)
 def test_no_config_ends_in_anything_but_one_error(model: Path, text: str) -> None:
     (model / "config.json").write_text(text)
     try:

@@ -22,9 +22,14 @@ from tests.support.families import FAMILIES, assert_bitwise, family_model, train
 from tests.support.tiny_models import VOCABULARY, batch_of, config_of
 
 _COMMON = {
-    "vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 4, "bos_token_id": 0, "eos_token_id": 1,
-    "pad_token_id": 2, "use_cache": False,
-}  # fmt: skip
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "num_hidden_layers": 4,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 2,
+    "use_cache": False,
+}
 _HEADS = {**_COMMON, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
 _EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 _MAMBA_2 = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_n_groups": 1}
@@ -36,9 +41,17 @@ OTHERS: dict[str, tuple[type[T.PretrainedConfig], dict[str, Any]]] = {
     "qwen3_next": (
         T.Qwen3NextConfig,
         {
-            **_HEADS, "head_dim": 8, "layer_types": _ALTERNATING, "linear_num_key_heads": 2,
-            "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8, "num_experts": 4,
-            "num_experts_per_tok": 2, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16,
+            **_HEADS,
+            "head_dim": 8,
+            "layer_types": _ALTERNATING,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 8,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "shared_expert_intermediate_size": 16,
         },
     ),
     "jamba": (
@@ -68,19 +81,46 @@ OTHERS: dict[str, tuple[type[T.PretrainedConfig], dict[str, Any]]] = {
     "deepseek_v3": (
         T.DeepseekV3Config,
         {
-            **_HEADS, "num_key_value_heads": 4, "moe_intermediate_size": 16, "n_routed_experts": 4, "n_group": 2,
-            "topk_group": 1, "num_experts_per_tok": 2, "first_k_dense_replace": 1, "q_lora_rank": 8,
-            "kv_lora_rank": 8, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8,
+            **_HEADS,
+            "num_key_value_heads": 4,
+            "moe_intermediate_size": 16,
+            "n_routed_experts": 4,
+            "n_group": 2,
+            "topk_group": 1,
+            "num_experts_per_tok": 2,
+            "first_k_dense_replace": 1,
+            "q_lora_rank": 8,
+            "kv_lora_rank": 8,
+            "qk_rope_head_dim": 8,
+            "qk_nope_head_dim": 8,
+            "v_head_dim": 8,
         },
     ),
     "llama4": (T.Llama4TextConfig, _LLAMA_4),
     "llama4_scaled": (T.Llama4TextConfig, {**_LLAMA_4, "floor_scale": 8}),  # by places in the row
-}  # fmt: skip
+}
 CPU = torch.device("cpu")
 LEAKING = {
-    "bloom", "opt", "minimax", "qwen3_next", "jamba", "mamba", "mamba2", "falcon_mamba", "falcon_h1", "bamba",
-    "granitemoehybrid", "recurrent_gemma", "rwkv", "lfm2", "gpt_oss", "falcon", "mpt", "xglm", "llama4_scaled",
-}  # fmt: skip
+    "bloom",
+    "opt",
+    "minimax",
+    "qwen3_next",
+    "jamba",
+    "mamba",
+    "mamba2",
+    "falcon_mamba",
+    "falcon_h1",
+    "bamba",
+    "granitemoehybrid",
+    "recurrent_gemma",
+    "rwkv",
+    "lfm2",
+    "gpt_oss",
+    "falcon",
+    "mpt",
+    "xglm",
+    "llama4_scaled",
+}
 MODELS = {**FAMILIES, **OTHERS}
 
 

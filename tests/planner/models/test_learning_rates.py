@@ -23,13 +23,14 @@ FULL = {"method": "full", "lora_r": None, "lora_dropout": None}
     [
         ("gpt2", {**FULL, "embedding_lr": 1e-3}, "leave embedding_lr out: it goes by these names, as in axolotl"),
         (
-            "llama", {**FULL, "embedding_lr_scale": 0.1, "trainable": [".*mlp"]},
+            "llama",
+            {**FULL, "embedding_lr_scale": 0.1, "trainable": [".*mlp"]},
             "let trainable have one of them, or leave embedding_lr_scale out",
         ),
         ("llama", {"embedding_lr": 1e-3}, "lora_modules_to_save: [embed_tokens, lm_head], or without embedding_lr"),
         ("gpt2", {"embedding_lr": 1e-3}, "lora_modules_to_save: [wte, lm_head], or without embedding_lr"),
     ],
-)  # fmt: skip
+)
 def test_a_rate_that_no_weight_has_is_refused(tmp_path: Path, name: str, keys: dict[str, object], hint: str) -> None:
     with pytest.raises(UserError) as refused:
         skeleton_model(lora_job(tmp_path, name, **keys))

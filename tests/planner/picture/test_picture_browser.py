@@ -28,8 +28,13 @@ pytestmark = pytest.mark.skipif(FOUND is None, reason="no browser here")
 def drawing() -> Drawing:
     chain = llama(6)
     plan = Problem(
-        chain=chain, hardware=RTX_3060, gpu_budget_bytes=6 * 10**9, cpu_budget_bytes=60 * 10**9, slices=2, clip=False,
-    ).plan(time_limit_s=3)  # fmt: skip
+        chain=chain,
+        hardware=RTX_3060,
+        gpu_budget_bytes=6 * 10**9,
+        cpu_budget_bytes=60 * 10**9,
+        slices=2,
+        clip=False,
+    ).plan(time_limit_s=3)
     return draw(plan, chain, RTX_3060, title="six layers <&>", basis=Basis.ESTIMATED)
 
 

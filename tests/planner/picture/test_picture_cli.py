@@ -50,8 +50,9 @@ def test_offmate_plan_draws_what_it_answers(files: Path) -> None:
     done = CliRunner().invoke(offmate, [*words, "--html", "plan.html", "--trace", "trace.json"])
     assert done.exit_code == 0, done.output
     assert done.output.splitlines()[-2:] == [
-        "The timeline is in trace.json; open it at ui.perfetto.dev", "The plan as a page is in plan.html"
-    ]  # fmt: skip
+        "The timeline is in trace.json; open it at ui.perfetto.dev",
+        "The plan as a page is in plan.html",
+    ]
     data = page_data(files / "plan.html")
     assert (data["title"], len(data["blocks"])) == ("chain", 4)
     names = {event["name"] for event in json.loads((files / "trace.json").read_text())["traceEvents"]}
@@ -80,8 +81,13 @@ def plan_file(run: Path) -> Path:
     """plan.json in a job's run folder."""
     chain = small.chain()
     plan = Problem(
-        chain=chain, hardware=small.HARDWARE, gpu_budget_bytes=12_000, cpu_budget_bytes=10**6, slices=1, clip=False,
-    ).plan(time_limit_s=1)  # fmt: skip
+        chain=chain,
+        hardware=small.HARDWARE,
+        gpu_budget_bytes=12_000,
+        cpu_budget_bytes=10**6,
+        slices=1,
+        clip=False,
+    ).plan(time_limit_s=1)
     answer = {"plan": to_json(plan), "chain": to_json(chain), "hardware": to_json(small.HARDWARE), "measured": True}
     run.mkdir()
     (run / "plan.json").write_text(json.dumps(answer))

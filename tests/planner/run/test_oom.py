@@ -62,9 +62,12 @@ def _made(group: Path, limit: str) -> Path | None:
 
 def watched(group: Path, run: RunFolder, command: str) -> int:
     done = subprocess.run(
-        [sys.executable, "-c", WATCHED, str(group), str(run.path), command], capture_output=True, text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=120,
-    )  # fmt: skip
+        [sys.executable, "-c", WATCHED, str(group), str(run.path), command],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        timeout=120,
+    )
     assert done.returncode == 0, done.stderr
     return int(done.stdout)
 
@@ -79,8 +82,9 @@ def test_a_process_that_the_kernel_kills_for_its_memory_is_named_as_such_and_no_
     error = run.read_error()
     assert error is not None
     assert (error["code"], error["what"]) == (
-        "killed-for-memory", "The kernel killed the trainer: the machine had no memory left.",
-    )  # fmt: skip
+        "killed-for-memory",
+        "The kernel killed the trainer: the machine had no memory left.",
+    )
 
 
 def test_the_group_is_asked_before_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

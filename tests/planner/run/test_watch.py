@@ -27,19 +27,24 @@ with Watch(lambda: False) as watch:
 
 def watched(run: RunFolder, command: str, limit_s: float) -> int:
     done = subprocess.run(
-        [sys.executable, "-c", WATCHED, str(run.path), command, str(limit_s)], capture_output=True, text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=120,
-    )  # fmt: skip
+        [sys.executable, "-c", WATCHED, str(run.path), command, str(limit_s)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        timeout=120,
+    )
     assert done.returncode == 0, done.stderr
     return int(done.stdout)
 
 
 @pytest.mark.parametrize(
     "command",
-    ["import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.pause()",
-     "import re; re.fullmatch('(.*.*.*.*.*)*x', 'model.layers.31.self_attn.q_proj')"],
+    [
+        "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.pause()",
+        "import re; re.fullmatch('(.*.*.*.*.*)*x', 'model.layers.31.self_attn.q_proj')",
+    ],
     ids=["heeds nothing", "computes"],
-)  # fmt: skip
+)
 def test_a_process_that_hangs_is_ended_and_the_job_has_failed_by_name(tmp_path: Path, command: str) -> None:
     run = RunFolder(tmp_path)
     assert watched(run, command, 2.0) == 1

@@ -45,14 +45,26 @@ def solved(
     if on_disk:
         chain = small.frozen_on_disk(chain)
     problem = {"slices": 1, "clip": False, **problem}
-    low = Problem(
-        chain=chain, hardware=small.HARDWARE, gpu_budget_bytes=0, cpu_budget_bytes=HOST_BYTES, **problem,
-    ).least().gpu_bytes  # fmt: skip
+    low = (
+        Problem(
+            chain=chain,
+            hardware=small.HARDWARE,
+            gpu_budget_bytes=0,
+            cpu_budget_bytes=HOST_BYTES,
+            **problem,
+        )
+        .least()
+        .gpu_bytes
+    )
     high = 12 * sum(t.elements for t in chain.tensors()) + 1500 * layers * problem["slices"]
     budget = low + int(share * max(0, high - low))
     plan = Problem(
-        chain=chain, hardware=small.HARDWARE, gpu_budget_bytes=budget, cpu_budget_bytes=HOST_BYTES, **problem,
-    ).plan(time_limit_s=1)  # fmt: skip
+        chain=chain,
+        hardware=small.HARDWARE,
+        gpu_budget_bytes=budget,
+        cpu_budget_bytes=HOST_BYTES,
+        **problem,
+    ).plan(time_limit_s=1)
     return plan, chain
 
 

@@ -95,8 +95,9 @@ def test_tensors_that_travel_are_updated_one_by_one_in_order_of_arrival_and_afte
         B1 gpu=l0.a,l0.b evict=g:l0.a,g:l0.b
         B0 gpu=e evict=g:e
         """,
-        options="keep keep keep keep", resident="w:e s:e w:h s:h w:l0.a s:l0.a w:l0.b s:l0.b w:l1.a w:l1.b",
-    )  # fmt: skip
+        options="keep keep keep keep",
+        resident="w:e s:e w:h s:h w:l0.a s:l0.a w:l0.b s:l0.b w:l1.a w:l1.b",
+    )
     program = compile_program(both, chain())
     assert [str(op) for op in program.ops if op.kind is OpKind.UPDATE and op.stage in ("B2", "B1")] == [
         "update@B2:l1.b 0B after fetch@B2:s:l1.b",
@@ -122,9 +123,16 @@ def test_offloaded_activations_hide_behind_one_turn_each_way():
     compute = [op.name for op in program.queue(Queue.COMPUTE) if "a:2." in op.name or op.kind is OpKind.RUN]
     forward = compute.index("run@F2:F2.0")
     assert compute[forward : forward + 9] == [
-        "run@F2:F2.0", "run@F2:F2.1", "free@F2:a:2.0", "run@H3:H3.0", "free@H3:a:2.1",
-        "alloc@H3:a:2.0", "run@H3:H3.1", "alloc@B2:a:2.1", "run@B2:B2.0",
-    ]  # fmt: skip
+        "run@F2:F2.0",
+        "run@F2:F2.1",
+        "free@F2:a:2.0",
+        "run@H3:H3.0",
+        "free@H3:a:2.1",
+        "alloc@H3:a:2.0",
+        "run@H3:H3.1",
+        "alloc@B2:a:2.1",
+        "run@B2:B2.0",
+    ]
 
 
 def test_with_clipping_every_update_comes_after_the_norm():

@@ -117,9 +117,10 @@ def test_the_drive_of_a_folder_is_found_below_partitions_and_mappings(tmp_path):
     def found(source: str) -> Drive:
         at = str(folder.parent).replace(" ", r"\040")
         lines = (
-            "1 0 8:1 / / rw - ext4 /dev/sdz1 rw", f"2 1 0:5 / {at} rw,nosuid shared:1 - btrfs {source} rw",
+            "1 0 8:1 / / rw - ext4 /dev/sdz1 rw",
+            f"2 1 0:5 / {at} rw,nosuid shared:1 - btrfs {source} rw",
             f"3 1 0:6 / {at}x rw - xfs /dev/sdy rw",
-        )  # fmt: skip
+        )
         mounts.write_text("\n".join(lines))
         return drive_of(folder / "new", mounts=mounts, blocks=blocks)
 

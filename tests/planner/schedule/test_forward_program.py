@@ -35,11 +35,20 @@ def test_weights_come_as_early_as_there_is_room_and_go_after_their_block():
     least = RESIDENT + 1200 + 300  # both tensors of one layer, of which l0.a stays in the first
     program = forward_program(mixed_plan(), chain(), BYTES, slices=1, budget_bytes=least)
     assert names(program) == [
-        "alloc@F0:w:l0.b", "fetch@F0:w:l0.b", "alloc@F0:w:l1.a", "fetch@F0:w:l1.a", "run@F0:F0.0",
-        "run@F1:F1.0", "free@F1:w:l0.b",
-        "alloc@F2:w:l1.b", "fetch@F2:w:l1.b", "run@F2:F2.0", "free@F2:w:l1.a", "free@F2:w:l1.b",
+        "alloc@F0:w:l0.b",
+        "fetch@F0:w:l0.b",
+        "alloc@F0:w:l1.a",
+        "fetch@F0:w:l1.a",
+        "run@F0:F0.0",
+        "run@F1:F1.0",
+        "free@F1:w:l0.b",
+        "alloc@F2:w:l1.b",
+        "fetch@F2:w:l1.b",
+        "run@F2:F2.0",
+        "free@F2:w:l1.a",
+        "free@F2:w:l1.b",
         "run@F3:F3.0",
-    ]  # fmt: skip
+    ]
     verify(program, chain(), gpu_budget_bytes=least, measured=BYTES)
     assert forward_peak_bytes(program, chain(), BYTES) == least
 
@@ -73,8 +82,10 @@ TRAVELLING_STATES = plan(
     B1 prefetch=s:e
     B0 gpu=e,h,l0.a,l0.b evict=g:e,g:h,g:l0.a,g:l0.b
     """,
-    options="keep keep keep", resident="w:e s:e w:h s:h w:l0.a s:l0.a w:l0.b s:l0.b", clip=True,
-)  # fmt: skip
+    options="keep keep keep",
+    resident="w:e s:e w:h s:h w:l0.a s:l0.a w:l0.b s:l0.b",
+    clip=True,
+)
 
 
 def test_states_leave_where_room_is_needed_and_what_never_moves_stays():
@@ -174,9 +185,13 @@ def states_leave_plan(a_chain, *, clip):
     states = tuple(map(Item.states, embedding))
     base = resident_plan(a_chain, clip=clip)
     stages = [
-        replace(s, offload=states, evict=states) if s.name == "F1" else replace(s, prefetch=states) if s.name == "B1"
-        else s for s in base.stages
-    ]  # fmt: skip
+        replace(s, offload=states, evict=states)
+        if s.name == "F1"
+        else replace(s, prefetch=states)
+        if s.name == "B1"
+        else s
+        for s in base.stages
+    ]
     return replace(base, stages=tuple(stages))
 
 

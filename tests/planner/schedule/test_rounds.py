@@ -67,10 +67,14 @@ def test_a_gradient_that_leaves_comes_back_for_the_next_round():
     program = compile_program(rounds_plan(3, 1), chain())
     gradients = [str(op).split()[0] for op in program.ops if op.subject == "g:l1.b" and op.kind is not OpKind.ALLOC]
     assert gradients == [
-        "send@B2:g:l1.b", "free@B2:g:l1.b",
-        "fetch@H3/1:g:l1.b", "send@B2/1:g:l1.b", "free@B2/1:g:l1.b",
-        "fetch@H3/2:g:l1.b", "free@B2/2:g:l1.b",  # the device updates from it
-    ]  # fmt: skip
+        "send@B2:g:l1.b",
+        "free@B2:g:l1.b",
+        "fetch@H3/1:g:l1.b",
+        "send@B2/1:g:l1.b",
+        "free@B2/1:g:l1.b",
+        "fetch@H3/2:g:l1.b",
+        "free@B2/2:g:l1.b",  # the device updates from it
+    ]
     assert counts(program, OpKind.SEND)["g:l1.a"] == 3
     assert counts(program, OpKind.FETCH)["g:l1.a"] == 2
 
@@ -98,8 +102,10 @@ DAMAGE = {
     "a gradient that leaves and is not sent for the device": (damage(B2=(" offload=g:l1.b", "")), "already"),
     "a gradient that leaves and is not sent": (damage(B1=(",g:l0.b evict", " evict")), "drops a gradient"),
     "an update before its gradient is sent": (
-        damage(F0=(" cpu=l1.a", ""), B2=("gpu=l1.b", "gpu=l1.b cpu=l1.a")), "the gradient of l1.a is not on the host"),
-}  # fmt: skip
+        damage(F0=(" cpu=l1.a", ""), B2=("gpu=l1.b", "gpu=l1.b cpu=l1.a")),
+        "the gradient of l1.a is not on the host",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", DAMAGE)

@@ -50,11 +50,20 @@ def test_no_plan_is_faster_than_its_bound_and_the_solver_knows_of_sharing(clip: 
     found = {}
     for machine in (HARDWARE, SHARED):
         plan = Problem(
-            chain=chain(), hardware=machine, gpu_budget_bytes=9000, cpu_budget_bytes=10**6, slices=2, clip=clip,
-        ).plan(time_limit_s=2)  # fmt: skip
+            chain=chain(),
+            hardware=machine,
+            gpu_budget_bytes=9000,
+            cpu_budget_bytes=10**6,
+            slices=2,
+            clip=clip,
+        ).plan(time_limit_s=2)
         setting = Setting(
-            chain=chain(), hardware=machine, budgets=Budgets(gpu_bytes=9000, cpu_bytes=10**6), slices=2, clip=clip,
-        )  # fmt: skip
+            chain=chain(),
+            hardware=machine,
+            budgets=Budgets(gpu_bytes=9000, cpu_bytes=10**6),
+            slices=2,
+            clip=clip,
+        )
         bound = lower_bound_s(setting)
         assert bound <= plan.step_s * (1 + 1e-6)
         found[machine] = plan
@@ -65,8 +74,13 @@ def test_no_plan_is_faster_than_its_bound_and_the_solver_knows_of_sharing(clip: 
 def test_what_copies_take_of_computing_may_fall_into_the_window_of_waiting_updates() -> None:
     slow = replace(SHARED, h2d_bytes_per_s=40000.0, d2h_bytes_per_s=40000.0, cpu_update_parameters_per_s=150.0)
     plan = Problem(
-        chain=chain(6), hardware=slow, gpu_budget_bytes=9000, cpu_budget_bytes=30000, slices=1, clip=True,
-    ).plan(time_limit_s=2)  # fmt: skip
+        chain=chain(6),
+        hardware=slow,
+        gpu_budget_bytes=9000,
+        cpu_budget_bytes=30000,
+        slices=1,
+        clip=True,
+    ).plan(time_limit_s=2)
     assert plan.bound_s <= plan.step_s * (1 + 1e-6)
 
 

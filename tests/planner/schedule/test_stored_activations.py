@@ -28,13 +28,19 @@ def streaming(layers: int = 3, *, slices: int = 2, rounds: int = 1, clip: bool =
     """Streamed weights; the activations of all layers, or of those of the numbers `stored`, are on disk."""
     a_chain = with_twins(chain(layers))
     setting = Setting(
-        chain=a_chain, hardware=MACHINE, budgets=Budgets(gpu_bytes=10**9, cpu_bytes=10**9), slices=slices, clip=clip,
+        chain=a_chain,
+        hardware=MACHINE,
+        budgets=Budgets(gpu_bytes=10**9, cpu_bytes=10**9),
+        slices=slices,
+        clip=clip,
         rounds=rounds,
-    )  # fmt: skip
+    )
     names = profile(setting, "offload")
     assert set(names[1:-1]) == {"offload"}
-    names = [f"{name}-disk" if name == "offload" and (stored is None or i in stored) else name
-             for i, name in enumerate(names)]  # fmt: skip
+    names = [
+        f"{name}-disk" if name == "offload" and (stored is None or i in stored) else name
+        for i, name in enumerate(names)
+    ]
     return setting, streamed(setting, names, ahead=True, source="streamed")
 
 
@@ -82,10 +88,17 @@ def test_what_backward_fetches_first_stays_in_the_ring_as_far_as_a_blocks_slices
 
 
 @pytest.mark.parametrize(
-    "shape", [{}, {"slices": 1, "layers": 6}, {"slices": 3, "rounds": 2}, {"slices": 4, "rounds": 2},
-              {"slices": 1, "rounds": 2, "layers": 5}, {"clip": True, "stored": {1, 3}}],
+    "shape",
+    [
+        {},
+        {"slices": 1, "layers": 6},
+        {"slices": 3, "rounds": 2},
+        {"slices": 4, "rounds": 2},
+        {"slices": 1, "rounds": 2, "layers": 5},
+        {"clip": True, "stored": {1, 3}},
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_every_order_computes_the_same_and_a_missing_wait_is_seen_by_the_proof_and_by_an_order(shape):
     program, a_chain, _ = program_of(**shape)
     verify(program, a_chain)
@@ -121,11 +134,13 @@ def test_what_is_not_sent_written_read_or_fetched_or_comes_through_another_slot_
         (without(read), "does not hold a:1.1"),
         (without(of(OpKind.FETCH, item)), "is not back on the device"),
         (
-            replace(program, ops=with_waits(tuple(elsewhere if op is read else op for op in program.ops), a_chain,
-                                            program.options)),
+            replace(
+                program,
+                ops=with_waits(tuple(elsewhere if op is read else op for op in program.ops), a_chain, program.options),
+            ),
             "does not hold",
         ),
-    ):  # fmt: skip
+    ):
         with pytest.raises(InvalidProgram, match=text):
             verify(damaged, a_chain)
 

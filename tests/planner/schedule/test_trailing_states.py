@@ -79,9 +79,10 @@ def test_a_program_is_right_and_every_order_computes_the_same_but_without_a_wait
 def test_the_weight_is_made_behind_the_norm_and_its_states_follow_beside_the_next_forward():
     program = compiled()
     assert [op.name for op in program.queue(Queue.CPU)] == [
-        *(f"cpu_states@F0:l1.a#{piece}" for piece in range(3)), *(f"cpu_update@B0:l0.b#{piece}" for piece in range(6)),
+        *(f"cpu_states@F0:l1.a#{piece}" for piece in range(3)),
+        *(f"cpu_update@B0:l0.b#{piece}" for piece in range(6)),
         *(f"cpu_weight@B0:l1.a#{piece}" for piece in range(3)),
-    ]  # fmt: skip
+    ]
     assert {op.kind for op in program.ops if op.carried} == {OpKind.READ, OpKind.CPU_STATES, OpKind.WRITE}
     fetch, send = (next(op for op in program.ops if op.name == n) for n in ("fetch@F1:w:l1.a", "send@B2:g:l1.a"))
     assert "cpu_weight@B0:l1.a#2" in fetch.waits and "cpu_states@F0:l1.a#2" in send.waits
@@ -96,24 +97,32 @@ def without(*gone):
 
 DAMAGE = {
     "states that never follow": (
-        lambda: without(*(f"{kind}@F0:{item}l1.a#{piece}" for piece in range(3)
-                          for kind, item in (("read", "s:"), ("cpu_states", ""), ("write", "s:")))),
-        "still need the gradient|a step behind"),
+        lambda: without(
+            *(
+                f"{kind}@F0:{item}l1.a#{piece}"
+                for piece in range(3)
+                for kind, item in (("read", "s:"), ("cpu_states", ""), ("write", "s:"))
+            )
+        ),
+        "still need the gradient|a step behind",
+    ),
     "states that follow in part": (
         lambda: without("read@F0:s:l1.a#1", "cpu_states@F0:l1.a#1", "write@F0:s:l1.a#1"),
-        "still need the gradient"),
+        "still need the gradient",
+    ),
     "states that are not written": (lambda: without("write@F0:s:l1.a#1"), "does not hold the piece as it is now"),
     "states that are not read": (lambda: without("read@F0:s:l1.a#1"), "does not hold the piece as it is now"),
     "a weight without its states": (lambda: without("peek@B0:s:l1.a#0"), "does not hold the piece as it is now"),
     "a weight that is not made": (
         lambda: without(*(f"{kind}l1.a#{piece}" for piece in range(3) for kind in ("peek@B0:s:", "cpu_weight@B0:"))),
-        "not behind|updated 0 times"),
+        "not behind|updated 0 times",
+    ),
     "states after the next gradient": (
         lambda: compiled(LINES.replace(" states=l1.a", "").replace("B1 offload", "B1 states=l1.a offload")),
-        "still need the gradient"),
-    "states twice": (
-        lambda: compiled(LINES.replace("F1 prefetch", "F1 states=l1.a prefetch")), "not behind"),
-}  # fmt: skip
+        "still need the gradient",
+    ),
+    "states twice": (lambda: compiled(LINES.replace("F1 prefetch", "F1 states=l1.a prefetch")), "not behind"),
+}
 
 
 @pytest.mark.parametrize("name", DAMAGE)

@@ -66,15 +66,18 @@ def without(kind):
 
 
 DAMAGE = {
-    "a fetch before the norm": (
-        damaged(("B0 cpu", "B0 prefetch=w:l1.a cpu")), "not final before the norm"),
+    "a fetch before the norm": (damaged(("B0 cpu", "B0 prefetch=w:l1.a cpu")), "not final before the norm"),
     "with the weight still there": (
-        damaged(("evict=w:l1.a,g:l1.a\nB1", "evict=g:l1.a\nB1"), ("evict=w:l0.b,g", "evict=w:l1.a,w:l0.b,g")), "stale"),
+        damaged(("evict=w:l1.a,g:l1.a\nB1", "evict=g:l1.a\nB1"), ("evict=w:l0.b,g", "evict=w:l1.a,w:l0.b,g")),
+        "stale",
+    ),
     "before its gradient": (
-        damaged(("H3 ", "H3 cpu=l1.a "), ("cpu=l1.a evict=w:l0", "evict=w:l0")), "l1.a was not updated ahead"),
+        damaged(("H3 ", "H3 cpu=l1.a "), ("cpu=l1.a evict=w:l0", "evict=w:l0")),
+        "l1.a was not updated ahead",
+    ),
     "twice": (damaged(("B0 cpu=l0.b", "B0 cpu=l0.b,l1.a")), "l1.a is updated 2 times a step"),
     "without its replay": (without(OpKind.CPU_REPLAY), "waits for what is not in the program: cpu_replay"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", DAMAGE)

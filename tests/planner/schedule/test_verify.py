@@ -63,8 +63,10 @@ def damage(**stages: tuple[str, str]):
 DAMAGE = {
     "a dropped prefetch": (damage(F0=(" prefetch=w:l0.b", "")), "is not on the device"),
     "a prefetch of what is there": (damage(F0=("w:l0.b", "w:l0.b,w:h")), "on the device already"),
-    "an early evict": (damage(F0=("prefetch=w:l0.b", "prefetch=w:l0.b evict=w:l0.b"), F1=(" evict=w:l0.b", "")),
-                       "is not on the device"),
+    "an early evict": (
+        damage(F0=("prefetch=w:l0.b", "prefetch=w:l0.b evict=w:l0.b"), F1=(" evict=w:l0.b", "")),
+        "is not on the device",
+    ),
     "a forgotten evict": (damage(F2=(" evict=w:l1.a", "")), "on the device already"),
     "a doubled GPU update": (damage(H3=("gpu=h", "gpu=h,h")), "updated 2 times"),
     "an update on both sides": (damage(B2=("gpu=l1.b", "gpu=l1.b,l1.a")), "s:l1.a, which is not on the device"),
@@ -74,12 +76,16 @@ DAMAGE = {
     "a gradient kept": (damage(H3=(" evict=g:h", "")), "on the device at one end"),
     "states not brought": (damage(B2=(",s:l1.b", "")), "is not on the device"),
     "stale weights fetched": (damage(B1=("offload=w:l1.b,", "offload=")), "copy of w:l1.b is not current"),
-    "an update after the prefetch": (damage(F0=(" cpu=l1.a", ""), F1=("evict=w:l0.b", "evict=w:l0.b cpu=l1.a")),
-                                     "is not current|stale"),
+    "an update after the prefetch": (
+        damage(F0=(" cpu=l1.a", ""), F1=("evict=w:l0.b", "evict=w:l0.b cpu=l1.a")),
+        "is not current|stale",
+    ),
     "an update with the weight still there": (damage(B2=("evict=w:l1.a,", "evict=")), "does not close"),
-    "an update before its gradient": (damage(B0=("cpu=l0.b ", ""), B1=(" gpu=l0.a", " cpu=l0.b gpu=l0.a,l0.b")),
-                                      "not on the device|already|stale|updated"),
-}  # fmt: skip
+    "an update before its gradient": (
+        damage(B0=("cpu=l0.b ", ""), B1=(" gpu=l0.a", " cpu=l0.b gpu=l0.a,l0.b")),
+        "not on the device|already|stale|updated",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", DAMAGE)

@@ -30,9 +30,14 @@ from tests.support.chains import HARDWARE, chain
 
 SCALE = 10**4
 MACHINE = replace(
-    HARDWARE, h2d_bytes_per_s=2e7, d2h_bytes_per_s=2e7, cpu_memory_bytes_per_s=1e9, disk_read_bytes_per_s=1e7,
-    disk_write_bytes_per_s=8e6, disk_bytes=10**12,
-)  # fmt: skip
+    HARDWARE,
+    h2d_bytes_per_s=2e7,
+    d2h_bytes_per_s=2e7,
+    cpu_memory_bytes_per_s=1e9,
+    disk_read_bytes_per_s=1e7,
+    disk_write_bytes_per_s=8e6,
+    disk_bytes=10**12,
+)
 LAYERS, OFFLOADED = 10, 500 * SCALE
 HOST = 4 * OFFLOADED + 80_000  # of the activations of 10 layers
 
@@ -51,9 +56,13 @@ def heavy(layers: int = LAYERS) -> Chain:
 
 def problem(*, host_bytes: int = HOST, hardware: Hardware = MACHINE, slices: int = 1, clip: bool = False) -> Problem:
     return Problem(
-        chain=heavy(), hardware=hardware, gpu_budget_bytes=45 * 10**6, cpu_budget_bytes=host_bytes, slices=slices,
+        chain=heavy(),
+        hardware=hardware,
+        gpu_budget_bytes=45 * 10**6,
+        cpu_budget_bytes=host_bytes,
+        slices=slices,
         clip=clip,
-    )  # fmt: skip
+    )
 
 
 @functools.cache
@@ -65,9 +74,10 @@ def stored(slices: int = 1, clip: bool = False) -> tuple[Problem, Plan]:
 
 def test_without_a_disk_and_where_the_host_has_memory_nothing_changes():
     for asked in (
-        problem(hardware=replace(MACHINE, disk_bytes=0)), problem(host_bytes=10**9),
+        problem(hardware=replace(MACHINE, disk_bytes=0)),
+        problem(host_bytes=10**9),
         replace(problem(), activation_offload=False),
-    ):  # fmt: skip
+    ):
         assert not may_be_stored(asked) and with_disk(asked) is asked
     slow = problem(hardware=replace(MACHINE, disk_read_bytes_per_s=1e5, disk_write_bytes_per_s=1e5))
     assert may_be_stored(slow) and with_disk(slow) is slow  # no 3% are gained
@@ -87,9 +97,7 @@ def test_the_step_is_shorter_and_the_plan_keeps_its_budgets_and_says_what_it_wri
     written = written_bytes(program)
     assert written and sum(op.bytes for op in program.queue(Queue.DISK_READ)) == written
     use = disk_use(plan, found.chain, [], 10**12, steps=10)
-    assert use == DiskUse(
-        written_bytes=written, rated_bytes=10**12, stated=True, steps=10, activation_bytes=written
-    )  # fmt: skip
+    assert use == DiskUse(written_bytes=written, rated_bytes=10**12, stated=True, steps=10, activation_bytes=written)
     assert next(use.lines()).endswith("of activations") and "states" not in next(use.lines())
     told = receipt(plan, found.chain, found.hardware, ASKED, gap=0.01)
     assert told.disk_use is not None and told.disk_use.written_bytes == written
@@ -107,8 +115,9 @@ def test_no_more_is_written_than_there_is_room_for_and_than_the_drive_sustains()
     free, best = stored()
     most = written_bytes(compile_program(best, free.chain))
     for hardware in (
-        replace(MACHINE, disk_bytes=most // 2), replace(MACHINE, disk_sustained_bytes_per_s=most / 2 / free.hope_s())
-    ):  # fmt: skip
+        replace(MACHINE, disk_bytes=most // 2),
+        replace(MACHINE, disk_sustained_bytes_per_s=most / 2 / free.hope_s()),
+    ):
         asked = replace(free, hardware=hardware)
         plan = asked.plan()
         written = written_bytes(compile_program(plan, asked.chain))

@@ -48,9 +48,15 @@ def test_sending_updating_and_fetching_it_take_their_time_one_after_another(barr
         )
     )
     machine = Hardware(
-        name="hand", gpu_bytes=10**6, cpu_bytes=10**6, h2d_bytes_per_s=100, d2h_bytes_per_s=100,
-        gpu_update_parameters_per_s=25, cpu_update_parameters_per_s=25, cpu_memory_bytes_per_s=10**6,
-    )  # fmt: skip
+        name="hand",
+        gpu_bytes=10**6,
+        cpu_bytes=10**6,
+        h2d_bytes_per_s=100,
+        d2h_bytes_per_s=100,
+        gpu_update_parameters_per_s=25,
+        cpu_update_parameters_per_s=25,
+        cpu_memory_bytes_per_s=10**6,
+    )
 
     def step_s(cpu_updates: bool) -> float | None:
         budgets = Budgets(gpu_bytes=212, cpu_bytes=10**6, cpu_updates=cpu_updates)
@@ -63,9 +69,7 @@ def test_sending_updating_and_fetching_it_take_their_time_one_after_another(barr
 
 
 def test_the_planner_takes_it_where_that_is_faster_than_its_states_on_the_way() -> None:
-    machine = replace(
-        small.HARDWARE, cpu_update_parameters_per_s=10000.0, h2d_bytes_per_s=200.0, d2h_bytes_per_s=200.0
-    )  # fmt: skip
+    machine = replace(small.HARDWARE, cpu_update_parameters_per_s=10000.0, h2d_bytes_per_s=200.0, d2h_bytes_per_s=200.0)
     chain, given = small.chain(2), {"cpu_budget_bytes": 10**9, "slices": 1, "clip": False}
     budget = Problem(chain=chain, hardware=machine, gpu_budget_bytes=0, **given).least().gpu_bytes + 1
     plan = Problem(chain=chain, hardware=machine, gpu_budget_bytes=budget, **given).plan()
@@ -84,13 +88,27 @@ def test_its_states_are_not_part_of_the_least_possible_budget(clip: bool) -> Non
     weight = small.tensor("e", 10**6)
     chain = replace(chain, blocks=(replace(chain.blocks[0], tensors=(weight,)), *chain.blocks[1:]))
     machine = replace(small.HARDWARE, cpu_bytes=10**9)
-    least = Problem(
-        chain=chain, hardware=machine, gpu_budget_bytes=0, cpu_budget_bytes=10**9, slices=1, clip=clip,
-    ).least().gpu_bytes  # fmt: skip
+    least = (
+        Problem(
+            chain=chain,
+            hardware=machine,
+            gpu_budget_bytes=0,
+            cpu_budget_bytes=10**9,
+            slices=1,
+            clip=clip,
+        )
+        .least()
+        .gpu_bytes
+    )
     assert weight.bytes + weight.gradient_bytes < least < weight.bytes + weight.gradient_bytes + weight.state_bytes
     plan = Problem(
-        chain=chain, hardware=machine, gpu_budget_bytes=least, cpu_budget_bytes=10**9, slices=1, clip=clip,
-    ).plan()  # fmt: skip
+        chain=chain,
+        hardware=machine,
+        gpu_budget_bytes=least,
+        cpu_budget_bytes=10**9,
+        slices=1,
+        clip=clip,
+    ).plan()
     assert plan.gpu_peak_bytes <= least
 
 
@@ -106,9 +124,7 @@ def embedding_on_the_cpu(chain: Chain, *, slices: int, clip: bool) -> Plan:
     plans.add(lines["F0"], prefetch=weights)
     plans.add(lines["B0"], offload=gradients, evict=[*gradients, *weights], cpu_update=names)
     resident = [item for item in plan.resident if item.name not in names]
-    return plans.make_plan(
-        chain, lines, options=plan.options, resident=resident, slices=slices, rounds=1, clip=clip
-    )  # fmt: skip
+    return plans.make_plan(chain, lines, options=plan.options, resident=resident, slices=slices, rounds=1, clip=clip)
 
 
 CODES: dict[object, Pair] = {}  # generated code is shared by kind and shapes
@@ -128,8 +144,10 @@ def test_training_is_plain_pytorchs_bit_for_bit(slices: int, clip: float | None)
             batches = [batch_of(100 * step + k) for k in range(slices)]
             count = sum(int((b["labels"][:, 1:] != -100).sum()) for b in batches)
             given = {
-                "seeds": [10 * step + k for k in range(slices)], "num_items_in_batch": count, "learning_rate": 1e-3
-            }  # fmt: skip
+                "seeds": [10 * step + k for k in range(slices)],
+                "num_items_in_batch": count,
+                "learning_rate": 1e-3,
+            }
             mine, theirs = engine.step(batches, **given), plain.step(batches, **given)
             assert all(torch.equal(a, b) for a, b in zip(mine.losses, theirs.losses, strict=True))
         expected = {name: {k: t.clone() for k, t in parts.items()} for name, parts in plain.state()}

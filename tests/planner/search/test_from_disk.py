@@ -23,9 +23,14 @@ from tests.support.chains import HARDWARE, chain, frozen_on_disk
 LAYERS, LAYER_BYTES = 16, 1200 * 10**4
 SCALE = 10**4
 MACHINE = replace(
-    HARDWARE, h2d_bytes_per_s=1e7, d2h_bytes_per_s=1e7, gpu_update_parameters_per_s=1e8, cpu_memory_bytes_per_s=1e9,
-    cpu_update_parameters_per_s=5e6, disk_read_bytes_per_s=4e6,
-)  # fmt: skip
+    HARDWARE,
+    h2d_bytes_per_s=1e7,
+    d2h_bytes_per_s=1e7,
+    gpu_update_parameters_per_s=1e8,
+    cpu_memory_bytes_per_s=1e9,
+    cpu_update_parameters_per_s=5e6,
+    disk_read_bytes_per_s=4e6,
+)
 SLOW_DRIVE = replace(MACHINE, disk_read_bytes_per_s=1e6)
 
 
@@ -43,9 +48,13 @@ def frozen_chain(layers: int = LAYERS):
 
 def problem(host_bytes: int, *, gpu_bytes: int = 40 * 10**6, clip: bool = True) -> Problem:
     return Problem(
-        chain=frozen_chain(), hardware=MACHINE, gpu_budget_bytes=gpu_bytes, cpu_budget_bytes=host_bytes, slices=1,
+        chain=frozen_chain(),
+        hardware=MACHINE,
+        gpu_budget_bytes=gpu_bytes,
+        cpu_budget_bytes=host_bytes,
+        slices=1,
         clip=clip,
-    )  # fmt: skip
+    )
 
 
 def test_where_the_host_has_memory_nothing_is_on_disk():

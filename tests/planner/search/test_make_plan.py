@@ -33,8 +33,13 @@ def test_a_7b_on_12_gb_is_near_optimal_in_seconds() -> None:
     chain = llama()
     start = time.process_time()
     plan = Problem(
-        chain=chain, hardware=RTX_3060, gpu_budget_bytes=10 * GB, cpu_budget_bytes=128 * GB, slices=1, clip=False,
-    ).plan()  # fmt: skip
+        chain=chain,
+        hardware=RTX_3060,
+        gpu_budget_bytes=10 * GB,
+        cpu_budget_bytes=128 * GB,
+        slices=1,
+        clip=False,
+    ).plan()
     took_s = time.process_time() - start
     verify(compile_program(plan, chain), chain, gpu_budget_bytes=10 * GB)
     assert plan.solver_gap <= 0.01
@@ -50,14 +55,29 @@ def test_a_7b_on_12_gb_is_near_optimal_in_seconds() -> None:
 @pytest.mark.parametrize("clip", [False, True])
 def test_a_smaller_budget_is_met_with_a_slower_plan(clip: bool) -> None:
     chain = llama(4)
-    least = Problem(
-        chain=chain, hardware=RTX_3060, gpu_budget_bytes=0, cpu_budget_bytes=128 * GB, slices=1, clip=clip,
-    ).least().gpu_bytes  # fmt: skip
+    least = (
+        Problem(
+            chain=chain,
+            hardware=RTX_3060,
+            gpu_budget_bytes=0,
+            cpu_budget_bytes=128 * GB,
+            slices=1,
+            clip=clip,
+        )
+        .least()
+        .gpu_bytes
+    )
     steps = [
         Problem(
-            chain=chain, hardware=RTX_3060, gpu_budget_bytes=int(least * share), cpu_budget_bytes=128 * GB, slices=1,
+            chain=chain,
+            hardware=RTX_3060,
+            gpu_budget_bytes=int(least * share),
+            cpu_budget_bytes=128 * GB,
+            slices=1,
             clip=clip,
-        ).plan(time_limit_s=seconds, gap=0.05).step_s
+        )
+        .plan(time_limit_s=seconds, gap=0.05)
+        .step_s
         for share, seconds in ((1.0, 1), (1.5, 10), (10.0, 10))  # the tightest is proved to be good after long only
     ]
     assert steps == sorted(steps, reverse=True)
@@ -68,8 +88,13 @@ def test_what_does_not_fit_is_refused_with_the_least_possible_budget() -> None:
     chain = llama()
     with pytest.raises(UserError) as refused:
         Problem(
-            chain=chain, hardware=RTX_3060, gpu_budget_bytes=2 * 2**30, cpu_budget_bytes=128 * GB, slices=1, clip=False,
-        ).plan()  # fmt: skip
+            chain=chain,
+            hardware=RTX_3060,
+            gpu_budget_bytes=2 * 2**30,
+            cpu_budget_bytes=128 * GB,
+            slices=1,
+            clip=False,
+        ).plan()
     assert str(refused.value) == (
         "No schedule fits this memory budget.\n"
         "  budget 2.0 GiB, least possible 3.8 GiB\n"
@@ -80,8 +105,13 @@ def test_what_does_not_fit_is_refused_with_the_least_possible_budget() -> None:
     assert hinted is not None
     budget = parse_bytes(hinted[1])
     plan = Problem(
-        chain=chain, hardware=RTX_3060, gpu_budget_bytes=budget, cpu_budget_bytes=128 * GB, slices=1, clip=False,
-    ).plan(time_limit_s=5)  # fmt: skip
+        chain=chain,
+        hardware=RTX_3060,
+        gpu_budget_bytes=budget,
+        cpu_budget_bytes=128 * GB,
+        slices=1,
+        clip=False,
+    ).plan(time_limit_s=5)
     assert gpu_peak_bytes(compile_program(plan, chain), chain) <= budget
 
 
@@ -93,7 +123,7 @@ def test_a_budget_without_its_unit_is_asked_about(gpu: int, cpu: int, meant: str
     with pytest.raises(UserError) as refused:
         Problem(
             chain=llama(), hardware=RTX_3060, gpu_budget_bytes=gpu, cpu_budget_bytes=cpu, slices=1, clip=False
-        ).plan()  # fmt: skip
+        ).plan()
     asked = f", as a number without a unit is: did you mean {meant}? Else "
     assert (asked in refused.value.hint) == (meant != "")
     assert ("did you mean" in refused.value.hint) == (meant != "")
@@ -107,17 +137,30 @@ def test_a_host_that_is_too_small_is_named_as_the_reason() -> None:
     assert squeezed.any_host_bytes == alone.gpu_bytes < squeezed.gpu_bytes
     with pytest.raises(UserError) as refused:
         Problem(
-            chain=chain, hardware=RTX_3060, gpu_budget_bytes=alone.gpu_bytes, cpu_budget_bytes=10 * GB, **problem,
-        ).plan()  # fmt: skip
+            chain=chain,
+            hardware=RTX_3060,
+            gpu_budget_bytes=alone.gpu_bytes,
+            cpu_budget_bytes=10 * GB,
+            **problem,
+        ).plan()
     assert "host budget 9.3 GiB; with more host memory least possible" in str(refused.value)
     Problem(
-        chain=chain, hardware=RTX_3060, gpu_budget_bytes=squeezed.gpu_bytes, cpu_budget_bytes=10 * GB, **problem,
-    ).plan(time_limit_s=5)  # fmt: skip
+        chain=chain,
+        hardware=RTX_3060,
+        gpu_budget_bytes=squeezed.gpu_bytes,
+        cpu_budget_bytes=10 * GB,
+        **problem,
+    ).plan(time_limit_s=5)
 
 
 ROOM_FOR_HALF = Problem(
-    chain=llama(4), hardware=RTX_3060, gpu_budget_bytes=6 * GB, cpu_budget_bytes=128 * GB, slices=1, clip=False,
-)  # fmt: skip
+    chain=llama(4),
+    hardware=RTX_3060,
+    gpu_budget_bytes=6 * GB,
+    cpu_budget_bytes=128 * GB,
+    slices=1,
+    clip=False,
+)
 
 
 @functools.cache
@@ -176,8 +219,13 @@ def test_when_the_solver_runs_out_of_time_there_is_still_a_plan(monkeypatch: pyt
     monkeypatch.setattr("planner.search.round_placements.solve_oilp", out_of_time)
     chain = llama(6)
     plan = Problem(
-        chain=chain, hardware=RTX_3060, gpu_budget_bytes=8 * GB, cpu_budget_bytes=128 * GB, slices=1, clip=False,
-    ).plan()  # fmt: skip
+        chain=chain,
+        hardware=RTX_3060,
+        gpu_budget_bytes=8 * GB,
+        cpu_budget_bytes=128 * GB,
+        slices=1,
+        clip=False,
+    ).plan()
     assert not plan.source.startswith("o-ilp")
     assert (plan.lp_step_s, plan.solver_gap) == (0.0, 1.0)
     assert 0 < plan.bound_s <= plan.step_s
@@ -197,9 +245,17 @@ def test_small_tensors_move_where_there_is_no_room_for_them(clip: bool) -> None:
     chain, problem = llama(3), {"cpu_budget_bytes": 128 * GB, "slices": 1, "clip": clip}
     all_small = replace(RTX_3060, min_transfer_bytes=2**62)
     least = Problem(chain=chain, hardware=all_small, gpu_budget_bytes=0, **problem).least().gpu_bytes
-    assert least == Problem(
-        chain=chain, hardware=replace(RTX_3060, min_transfer_bytes=0), gpu_budget_bytes=0, **problem,
-    ).least().gpu_bytes  # fmt: skip
+    assert (
+        least
+        == Problem(
+            chain=chain,
+            hardware=replace(RTX_3060, min_transfer_bytes=0),
+            gpu_budget_bytes=0,
+            **problem,
+        )
+        .least()
+        .gpu_bytes
+    )
     staying = sum(t.bytes + t.state_bytes + t.gradient_bytes for t in chain.tensors())
     for budget, moves in ((least, True), (least + staying, False)):
         plan = Problem(chain=chain, hardware=all_small, gpu_budget_bytes=budget, **problem).plan(time_limit_s=1.0)
@@ -210,13 +266,26 @@ def test_small_tensors_move_where_there_is_no_room_for_them(clip: bool) -> None:
 
 def test_a_tied_tensor_stays_and_is_updated_once_on_the_device() -> None:
     chain = small.chain(layers=4, tied=True)
-    least = Problem(
-        chain=chain, hardware=small.HARDWARE, gpu_budget_bytes=0, cpu_budget_bytes=10**6, slices=2, clip=False,
-    ).least().gpu_bytes  # fmt: skip
+    least = (
+        Problem(
+            chain=chain,
+            hardware=small.HARDWARE,
+            gpu_budget_bytes=0,
+            cpu_budget_bytes=10**6,
+            slices=2,
+            clip=False,
+        )
+        .least()
+        .gpu_bytes
+    )
     plan = Problem(
-        chain=chain, hardware=small.HARDWARE, gpu_budget_bytes=least + 500, cpu_budget_bytes=10**6, slices=2,
+        chain=chain,
+        hardware=small.HARDWARE,
+        gpu_budget_bytes=least + 500,
+        cpu_budget_bytes=10**6,
+        slices=2,
         clip=False,
-    ).plan()  # fmt: skip
+    ).plan()
     assert {"w:e", "s:e"} <= set(plan.resident)
     assert [stage.name for stage in plan.stages if "e" in stage.gpu_update] == ["B0"]
     assert plan.stages[-1].evict.count("g:e") == 1
@@ -229,18 +298,32 @@ def test_a_hinted_size_is_read_back_as_at_least_as_much(count: int) -> None:
 
 def test_the_bound_holds_where_the_hosts_memory_is_full_and_gradients_overwrite_weights() -> None:
     fp32 = llama(3)
-    narrow = {t: replace(t, bytes=t.bytes // 2, gradient_bytes=t.bytes // 2, state_bytes=12 * t.elements)
-              for t in fp32.tensors()}  # fmt: skip
+    narrow = {
+        t: replace(t, bytes=t.bytes // 2, gradient_bytes=t.bytes // 2, state_bytes=12 * t.elements)
+        for t in fp32.tensors()
+    }
     blocks = tuple(replace(b, tensors=tuple(narrow[t] for t in b.tensors)) for b in fp32.blocks)
     chain = replace(fp32, blocks=blocks)
     problem = {"slices": 1, "clip": False}
     machine = replace(RTX_3060, h2d_bytes_per_s=1e9, d2h_bytes_per_s=1e9)  # states had better not travel
-    least = Problem(
-        chain=chain, hardware=machine, gpu_budget_bytes=0, cpu_budget_bytes=128 * GB, **problem,
-    ).least().gpu_bytes  # fmt: skip
+    least = (
+        Problem(
+            chain=chain,
+            hardware=machine,
+            gpu_budget_bytes=0,
+            cpu_budget_bytes=128 * GB,
+            **problem,
+        )
+        .least()
+        .gpu_bytes
+    )
     plan = Problem(
-        chain=chain, hardware=machine, gpu_budget_bytes=least, cpu_budget_bytes=128 * GB, **problem,
-    ).plan(time_limit_s=2.0)  # fmt: skip
+        chain=chain,
+        hardware=machine,
+        gpu_budget_bytes=least,
+        cpu_budget_bytes=128 * GB,
+        **problem,
+    ).plan(time_limit_s=2.0)
     assert len(plan.cpu_updated()) > 10
     budgets = Budgets(gpu_bytes=least, cpu_bytes=plan.cpu_peak_bytes)
     assert 0 < lower_bound_s(Setting(chain=chain, hardware=machine, budgets=budgets, **problem)) <= plan.step_s
@@ -249,16 +332,30 @@ def test_the_bound_holds_where_the_hosts_memory_is_full_and_gradients_overwrite_
 def test_a_host_too_small_for_all_inputs_takes_as_many_as_fit() -> None:
     plain = small.chain(6)
     sent = Option(
-        name="offload-input", offloaded_bytes=4000, forward_s=1.0, backward_s=3.0, forward_peak_bytes=500,
-        backward_peak_bytes=1100, reads_input=False,
-    )  # fmt: skip
+        name="offload-input",
+        offloaded_bytes=4000,
+        forward_s=1.0,
+        backward_s=3.0,
+        forward_peak_bytes=500,
+        backward_peak_bytes=1100,
+        reads_input=False,
+    )
     layers = (replace(b, input_bytes=4000, options=(*b.options, sent)) for b in plain.blocks[1:-1])
     chain = replace(plain, blocks=(plain.blocks[0], *layers, plain.blocks[-1]))
 
     def least(host: int) -> int:
-        return Problem(
-            chain=chain, hardware=small.HARDWARE, gpu_budget_bytes=0, cpu_budget_bytes=host, slices=1, clip=False,
-        ).least().gpu_bytes  # fmt: skip
+        return (
+            Problem(
+                chain=chain,
+                hardware=small.HARDWARE,
+                gpu_budget_bytes=0,
+                cpu_budget_bytes=host,
+                slices=1,
+                clip=False,
+            )
+            .least()
+            .gpu_bytes
+        )
 
     weights = 16 * sum(t.elements for t in chain.tensors())
     assert least(weights) - least(weights + 3 * 4000) == 3 * 4000
@@ -271,6 +368,11 @@ def test_without_host_memory_everything_stays_though_offloading_would_need_less_
     costly = tuple(replace(o, backward_peak_bytes=5000 * (not o.offloaded_bytes)) for o in layer.options)
     chain = replace(tied, blocks=(first, replace(layer, tensors=(), options=costly), head))
     plan = Problem(
-        chain=chain, hardware=small.HARDWARE, gpu_budget_bytes=10**6, cpu_budget_bytes=0, slices=1, clip=False,
-    ).plan()  # fmt: skip
+        chain=chain,
+        hardware=small.HARDWARE,
+        gpu_budget_bytes=10**6,
+        cpu_budget_bytes=0,
+        slices=1,
+        clip=False,
+    ).plan()
     assert plan.cpu_peak_bytes == 0

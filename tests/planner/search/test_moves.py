@@ -59,7 +59,7 @@ def test_where_a_stage_is_too_full_what_it_does_not_read_comes_later() -> None:
     home = [at_home(chain, t, False) for t in chain.tensors() if t.name != tensor.name]
     early = TensorSchedule(
         tensor=tensor, side=Side.CPU, send=4, drop=4, update=5, weight=(Absence(evict=4, prefetch=0),)
-    )  # fmt: skip
+    )
     candidate = Candidate(options=("keep",) * 4, schedules=(*home, early), source="test")
     room = [0] * 7
     room[0] = -1
@@ -83,14 +83,27 @@ def test_what_is_tightened_is_right_and_never_needs_more(chain: Chain, hardware:
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
-    chain=chains(), hardware=machines(), slices=st.sampled_from((1, 3)), clip=st.booleans(),
-    options=st.sampled_from(PROFILES), lead=st.integers(0, 2), room=st.integers(0, 5000),
-    ahead=st.sampled_from((0.0, 0.5)), overtake=st.booleans(),
-)  # fmt: skip
+    chain=chains(),
+    hardware=machines(),
+    slices=st.sampled_from((1, 3)),
+    clip=st.booleans(),
+    options=st.sampled_from(PROFILES),
+    lead=st.integers(0, 2),
+    room=st.integers(0, 5000),
+    ahead=st.sampled_from((0.0, 0.5)),
+    overtake=st.booleans(),
+)
 def test_what_is_played_is_right(
-    chain: Chain, hardware: Hardware, slices: int, clip: bool, options: str, lead: int, room: int, ahead: float,
+    chain: Chain,
+    hardware: Hardware,
+    slices: int,
+    clip: bool,
+    options: str,
+    lead: int,
+    room: int,
+    ahead: float,
     overtake: bool,
-) -> None:  # fmt: skip
+) -> None:
     setting = setting_of(chain, hardware, slices=slices, clip=clip)
     candidate = streamed(setting, profile(setting, options), ahead=True, source="test")
     candidate = with_lead(setting, candidate, lead)

@@ -41,16 +41,30 @@ def test_every_plan_is_right_fits_and_is_no_slower_than_the_greedy_ones(
     chain: Chain, hardware: Hardware, slices: int, clip: bool, share: float, cpu_updates: bool, activation_offload: bool
 ) -> None:
     freedom = {"cpu_updates": cpu_updates, "activation_offload": activation_offload}
-    least = Problem(
-        chain=chain, hardware=hardware, gpu_budget_bytes=0, cpu_budget_bytes=UNLIMITED, slices=slices, clip=clip,
-        **freedom,
-    ).least().gpu_bytes  # fmt: skip
+    least = (
+        Problem(
+            chain=chain,
+            hardware=hardware,
+            gpu_budget_bytes=0,
+            cpu_budget_bytes=UNLIMITED,
+            slices=slices,
+            clip=clip,
+            **freedom,
+        )
+        .least()
+        .gpu_bytes
+    )
     most = sum(t.bytes + t.state_bytes + t.gradient_bytes for t in chain.tensors()) + 3000 * slices * len(chain.blocks)
     budget = least + int(share * max(0, most - least))
     plan = Problem(
-        chain=chain, hardware=hardware, gpu_budget_bytes=budget, cpu_budget_bytes=UNLIMITED, slices=slices, clip=clip,
+        chain=chain,
+        hardware=hardware,
+        gpu_budget_bytes=budget,
+        cpu_budget_bytes=UNLIMITED,
+        slices=slices,
+        clip=clip,
         **freedom,
-    ).plan()  # fmt: skip
+    ).plan()
     program = compile_program(plan, chain)
     verify(program, chain, gpu_budget_bytes=budget)
     assert plan.gpu_peak_bytes == gpu_peak_bytes(program, chain) <= budget
@@ -59,9 +73,12 @@ def test_every_plan_is_right_fits_and_is_no_slower_than_the_greedy_ones(
     assert plan.bound_s <= plan.step_s * (1 + 1e-6)
     assert cpu_updates or not plan.cpu_updated()
     setting = Setting(
-        chain=chain, hardware=hardware, slices=slices, clip=clip,
+        chain=chain,
+        hardware=hardware,
+        slices=slices,
+        clip=clip,
         budgets=Budgets(gpu_bytes=budget, cpu_bytes=UNLIMITED, **freedom),
-    )  # fmt: skip
+    )
 
     def program_of(candidate: Candidate) -> Program:
         return compile_program(assemble(chain, candidate, slices=slices, clip=clip), chain)
@@ -89,9 +106,17 @@ def test_the_least_possible_budget_is_enough_and_one_byte_less_is_refused(
     except UserError as error:
         assert error.code == "host-memory-too-small"
         return
-    assert Problem(
-        chain=chain, hardware=hardware, gpu_budget_bytes=least, **problem,
-    ).plan(time_limit_s=1.0).gpu_peak_bytes <= least  # fmt: skip
+    assert (
+        Problem(
+            chain=chain,
+            hardware=hardware,
+            gpu_budget_bytes=least,
+            **problem,
+        )
+        .plan(time_limit_s=1.0)
+        .gpu_peak_bytes
+        <= least
+    )
     with pytest.raises(UserError) as refused:
         Problem(chain=chain, hardware=hardware, gpu_budget_bytes=least - 1, **problem).plan()
     assert refused.value.code == "budget-too-small"
@@ -99,9 +124,13 @@ def test_the_least_possible_budget_is_enough_and_one_byte_less_is_refused(
 
 @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
-    chain=chains(), hardware=machines(), host=st.sampled_from((2000, 6000, UNLIMITED)),
-    small=st.sampled_from((400, 1500, UNLIMITED)), slices=st.sampled_from((1, 2, 4)), clip=st.booleans(),
-)  # fmt: skip
+    chain=chains(),
+    hardware=machines(),
+    host=st.sampled_from((2000, 6000, UNLIMITED)),
+    small=st.sampled_from((400, 1500, UNLIMITED)),
+    slices=st.sampled_from((1, 2, 4)),
+    clip=st.booleans(),
+)
 def test_that_small_tensors_stay_makes_no_budget_too_small(
     chain: Chain, hardware: Hardware, host: int, small: int, slices: int, clip: bool
 ) -> None:
@@ -128,9 +157,13 @@ def test_a_small_host_is_never_overfilled(chain: Chain, hardware: Hardware, shar
     host = int(share * everything)
     try:
         plan = Problem(
-            chain=chain, hardware=hardware, gpu_budget_bytes=UNLIMITED, cpu_budget_bytes=host, slices=slices,
+            chain=chain,
+            hardware=hardware,
+            gpu_budget_bytes=UNLIMITED,
+            cpu_budget_bytes=host,
+            slices=slices,
             clip=False,
-        ).plan()  # fmt: skip
+        ).plan()
     except UserError as error:
         assert error.code == "host-memory-too-small"
         assert all(not any(not o.offloaded_bytes for o in b.options) for b in chain.blocks)

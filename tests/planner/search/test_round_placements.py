@@ -20,9 +20,13 @@ from tests.support.random_chains import chains, machines
 def test_whole_tensors_cost_at_most_3_percent_on_these_irregular_chains(seed: int) -> None:
     case = random_case(seed)
     plan = Problem(
-        chain=case.chain, hardware=case.hardware, gpu_budget_bytes=case.gpu_bytes, cpu_budget_bytes=case.cpu_bytes,
-        slices=1, clip=False,
-    ).plan(gap=0.005)  # fmt: skip
+        chain=case.chain,
+        hardware=case.hardware,
+        gpu_budget_bytes=case.gpu_bytes,
+        cpu_budget_bytes=case.cpu_bytes,
+        slices=1,
+        clip=False,
+    ).plan(gap=0.005)
     assert plan.solver_gap <= 0.005
     assert plan.step_s <= 1.03 * plan.lp_step_s
 
@@ -42,9 +46,17 @@ def test_with_one_second_there_is_a_plan_at_the_least_possible_budget(
 ) -> None:
     problem = {"cpu_budget_bytes": UNLIMITED, "slices": slices, "clip": clip}
     least = Problem(chain=chain, hardware=hardware, gpu_budget_bytes=0, **problem).least().gpu_bytes
-    assert Problem(
-        chain=chain, hardware=hardware, gpu_budget_bytes=least, **problem,
-    ).plan(time_limit_s=1).gpu_peak_bytes <= least  # fmt: skip
+    assert (
+        Problem(
+            chain=chain,
+            hardware=hardware,
+            gpu_budget_bytes=least,
+            **problem,
+        )
+        .plan(time_limit_s=1)
+        .gpu_peak_bytes
+        <= least
+    )
 
 
 def tensors(*sizes: int) -> list[Tensor]:
@@ -77,8 +89,12 @@ def test_on_a_nearly_full_host_with_clipping_whole_tensors_are_found_too() -> No
     chain = llama(6)
     everything = sum(t.bytes + t.state_bytes + t.gradient_bytes for t in chain.tensors())
     plan = Problem(
-        chain=chain, hardware=RTX_3060, gpu_budget_bytes=6 * GB, cpu_budget_bytes=int(0.9 * everything), slices=1,
+        chain=chain,
+        hardware=RTX_3060,
+        gpu_budget_bytes=6 * GB,
+        cpu_budget_bytes=int(0.9 * everything),
+        slices=1,
         clip=True,
-    ).plan()  # fmt: skip
+    ).plan()
     assert plan.source.startswith("o-ilp")
     assert plan.step_s <= 1.05 * plan.lp_step_s

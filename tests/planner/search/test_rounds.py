@@ -46,8 +46,13 @@ def step_of(budget: int) -> Setting:
 
 def planned(budget: int, *, clip: bool, time_limit_s: float = TIME_LIMIT_S) -> Plan:
     return Problem(
-        chain=wide(), hardware=HARDWARE, gpu_budget_bytes=budget, cpu_budget_bytes=HOST, slices=SLICES, clip=clip,
-    ).plan(time_limit_s)  # fmt: skip
+        chain=wide(),
+        hardware=HARDWARE,
+        gpu_budget_bytes=budget,
+        cpu_budget_bytes=HOST,
+        slices=SLICES,
+        clip=clip,
+    ).plan(time_limit_s)
 
 
 def test_a_steps_slices_are_cut_into_all_equal_rounds():
@@ -57,12 +62,30 @@ def test_a_steps_slices_are_cut_into_all_equal_rounds():
 
 @pytest.mark.parametrize("clip", [False, True])
 def test_where_one_round_does_not_fit_the_step_has_several(clip):
-    one = Problem(
-        chain=wide(), hardware=HARDWARE, gpu_budget_bytes=0, cpu_budget_bytes=HOST, slices=1, clip=clip,
-    ).least().gpu_bytes  # fmt: skip
-    all_at_once = Problem(
-        chain=wide(), hardware=HARDWARE, gpu_budget_bytes=0, cpu_budget_bytes=HOST, slices=SLICES, clip=clip,
-    ).least().gpu_bytes  # fmt: skip
+    one = (
+        Problem(
+            chain=wide(),
+            hardware=HARDWARE,
+            gpu_budget_bytes=0,
+            cpu_budget_bytes=HOST,
+            slices=1,
+            clip=clip,
+        )
+        .least()
+        .gpu_bytes
+    )
+    all_at_once = (
+        Problem(
+            chain=wide(),
+            hardware=HARDWARE,
+            gpu_budget_bytes=0,
+            cpu_budget_bytes=HOST,
+            slices=SLICES,
+            clip=clip,
+        )
+        .least()
+        .gpu_bytes
+    )
     assert all_at_once < one + 4000  # gradients, not eight slices
     plan = planned(all_at_once, clip=clip)
     assert (plan.rounds, plan.slices) == (8, 1)
@@ -116,8 +139,12 @@ def test_a_budget_below_that_of_one_round_gives_the_numbers_of_plain_accumulatio
     problem = {"cpu_budget_bytes": HOST, "clip": clip is not None}
     budget = Problem(chain=a_chain, hardware=HARDWARE, gpu_budget_bytes=0, slices=4, **problem).least().gpu_bytes
     plan = Problem(
-        chain=a_chain, hardware=HARDWARE, gpu_budget_bytes=budget, slices=4, **problem,
-    ).plan(time_limit_s=1.0)  # fmt: skip
+        chain=a_chain,
+        hardware=HARDWARE,
+        gpu_budget_bytes=budget,
+        slices=4,
+        **problem,
+    ).plan(time_limit_s=1.0)
     assert plan.rounds > 1
     settings = {"optimizer": adamw(model), "max_grad_norm": clip}
     engine = Engine(model, plan=plan, chain=a_chain, device=torch.device("cpu"), metered=True, **settings)
@@ -147,11 +174,15 @@ def test_workspaces_of_the_slices_threads_are_counted_before_there_are_places() 
     slow = replace(RTX_3060, h2d_bytes_per_s=1e5, d2h_bytes_per_s=1e5)  # layers take a second
     plans = [
         Problem(
-            chain=chain, hardware=slow, gpu_budget_bytes=budget_bytes, cpu_budget_bytes=GB, slices=slices,
+            chain=chain,
+            hardware=slow,
+            gpu_budget_bytes=budget_bytes,
+            cpu_budget_bytes=GB,
+            slices=slices,
             clip=False,
         ).plan()
         for budget_bytes in (16 * workspace, (slices + 1) * workspace)
-    ]  # fmt: skip
+    ]
     assert plans[1].rounds == slices
     assert plans[1].step_s <= 1.02 * plans[0].step_s
     assert plans[1].gpu_peak_bytes <= plans[1].gpu_budget_bytes

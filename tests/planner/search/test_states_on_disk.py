@@ -41,9 +41,16 @@ from tests.support.chaos import Chaos, waits
 _DISK = {Queue.DISK_READ, Queue.DISK_WRITE}
 LAYERS, SCALE, PIECE = 6, 10**4, 2**18
 MACHINE = replace(
-    HARDWARE, h2d_bytes_per_s=1e7, d2h_bytes_per_s=1e7, gpu_update_parameters_per_s=1e8, cpu_memory_bytes_per_s=1e9,
-    cpu_update_parameters_per_s=5e6, disk_read_bytes_per_s=2e7, disk_write_bytes_per_s=1e7, disk_bytes=10**12,
-)  # fmt: skip
+    HARDWARE,
+    h2d_bytes_per_s=1e7,
+    d2h_bytes_per_s=1e7,
+    gpu_update_parameters_per_s=1e8,
+    cpu_memory_bytes_per_s=1e9,
+    cpu_update_parameters_per_s=5e6,
+    disk_read_bytes_per_s=2e7,
+    disk_write_bytes_per_s=1e7,
+    disk_bytes=10**12,
+)
 SLOW_DRIVE = replace(MACHINE, disk_read_bytes_per_s=2e6, disk_write_bytes_per_s=1e6)
 
 
@@ -61,9 +68,13 @@ def large_chain(layers: int = LAYERS, *, masters: bool = False):
 
 def problem(host_bytes: int, *, hardware=MACHINE, gpu_bytes: int = 60 * 10**6, clip: bool = False, **of) -> Problem:
     return Problem(
-        chain=large_chain(**of), hardware=hardware, gpu_budget_bytes=gpu_bytes, cpu_budget_bytes=host_bytes, slices=1,
+        chain=large_chain(**of),
+        hardware=hardware,
+        gpu_budget_bytes=gpu_bytes,
+        cpu_budget_bytes=host_bytes,
+        slices=1,
         clip=clip,
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -258,9 +269,11 @@ def test_with_more_memory_it_is_decided_anew_which_states_are_on_disk():
     assert ["twice as many drives" in dict(variations(each)) for each in (found, in_memory)] == [True, False]
     one, two = found.hardware, dict(variations(found))["twice as many drives"].hardware
     assert two == replace(
-        one, disk_read_bytes_per_s=2 * one.disk_read_bytes_per_s, disk_bytes=2 * one.disk_bytes,
+        one,
+        disk_read_bytes_per_s=2 * one.disk_read_bytes_per_s,
+        disk_bytes=2 * one.disk_bytes,
         disk_write_bytes_per_s=2 * one.disk_write_bytes_per_s,
-    )  # fmt: skip
+    )
 
 
 def test_each_layer_has_its_part_on_disk():

@@ -63,11 +63,16 @@ def test_updates_run_ahead_as_far_as_the_host_has_memory(form):
 def test_without_cpu_updates_nothing_runs_ahead():
     everything = streamed(
         Setting(
-            chain=chain(2), hardware=FAST_HOST, slices=1, clip=True,
+            chain=chain(2),
+            hardware=FAST_HOST,
+            slices=1,
+            clip=True,
             budgets=Budgets(gpu_bytes=BUDGET, cpu_bytes=HOST, cpu_updates=False),
         ),
-        ["keep"] * 4, ahead=True, source="streamed",
-    )  # fmt: skip
+        ["keep"] * 4,
+        ahead=True,
+        source="streamed",
+    )
     assert list(ahead_of_norm(chain(2), everything, rounds=1, host_bytes=HOST)) == []
 
 

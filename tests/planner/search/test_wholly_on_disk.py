@@ -112,11 +112,12 @@ def test_what_all_on_disk_needs_is_less_than_the_working_copies_take():
 def test_no_change_of_a_search_lets_the_device_send_what_the_host_has_no_copy_of(clip):
     found = stored(clip=clip)
     chain = replace(
-        found.chain, blocks=tuple(
+        found.chain,
+        blocks=tuple(
             replace(b, tensors=tuple(replace(t, on_disk=t.states_on_disk and b.kind == "layer") for t in b.tensors))
             for b in found.chain.blocks
-        )
-    )  # fmt: skip
+        ),
+    )
     setting = replace(found, chain=chain, cpu_budget_bytes=10**9, gpu_budget_bytes=10**9).setting
     candidate = streamed(setting, profile(setting, "fast"), ahead=True, source="streamed")
     decisions, chance, sides = Decisions(setting), Random(5), set()

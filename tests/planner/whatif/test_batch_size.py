@@ -92,9 +92,13 @@ def test_no_split_of_a_step_has_a_shorter_plan_than_the_first_of_the_ranking(tmp
     for rows in (1, 2, 4):
         try:
             plan = Problem(
-                chain=chain_of(job, rows), hardware=hardware, gpu_budget_bytes=job.gpu_budget or 0, slices=4 // rows,
-                clip=True, cpu_budget_bytes=hardware.cpu_bytes,
-            ).plan()  # fmt: skip
+                chain=chain_of(job, rows),
+                hardware=hardware,
+                gpu_budget_bytes=job.gpu_budget or 0,
+                slices=4 // rows,
+                clip=True,
+                cpu_budget_bytes=hardware.cpu_bytes,
+            ).plan()
         except UserError:
             continue
         steps[rows] = plan.step_s
@@ -175,9 +179,15 @@ def test_where_weights_are_in_files_splits_and_ways_to_fit_are_looked_for_with_t
     data = write_jsonl(tmp_path / "data.jsonl", sentences(8))
     config.write_text(json.dumps(json.loads(config.read_text("utf-8")) | wide), "utf-8")
     job = make_job(
-        config.parent, data, method="lora", lora_target_modules=["q_proj"], max_length=32, train_batch_size=2,
-        gpu_budget="24MB", cpu_budget="24MB",
-    )  # fmt: skip
+        config.parent,
+        data,
+        method="lora",
+        lora_target_modules=["q_proj"],
+        max_length=32,
+        train_batch_size=2,
+        gpu_budget="24MB",
+        cpu_budget="24MB",
+    )
     traced = analyse(job.with_slices(2), CPU)
     for place in ("whatif.batch_size", "commands.plan_job"):
         monkeypatch.setattr(f"planner.{place}.analyse", lambda *_of, **_keys: traced)

@@ -146,8 +146,13 @@ def test_optimal_is_what_is_proven(
     ("bound_s", "lp_step_s", "solver_gap", "words"),
     [
         (9.9, 0.0, 1.0, "within 1.1% of what any schedule takes (9.9 s)"),  # 1.01%, and no more is said than is so
-        (10.0, 10.0, 0.0, "within 0.0% of what any schedule takes (10.0 s), "
-         "within 0.0% of the best that the planner's program allows"),
+        (
+            10.0,
+            10.0,
+            0.0,
+            "within 0.0% of what any schedule takes (10.0 s), "
+            "within 0.0% of the best that the planner's program allows",
+        ),
         (0.0, 10.0, 0.01, "within 1.1% of the best that the planner's program allows"),  # the solver's own gap counts
         (0.0, 0.0, 1.0, "nothing"),
     ],
@@ -156,9 +161,12 @@ def test_what_is_proven_is_said_of_which_best_and_rounded_up(
     bound_s: float, lp_step_s: float, solver_gap: float, words: str
 ) -> None:
     proven = replace(
-        solved(mixed_plan(), chain(2), gap=0.01, solve_s=1.0), step_s=10.0, bound_s=bound_s, lp_step_s=lp_step_s,
+        solved(mixed_plan(), chain(2), gap=0.01, solve_s=1.0),
+        step_s=10.0,
+        bound_s=bound_s,
+        lp_step_s=lp_step_s,
         solver_gap=solver_gap,
-    )  # fmt: skip
+    )
     assert proof(proven) == words
 
 
@@ -221,7 +229,12 @@ def test_a_nearly_full_host_is_helped_by_updates_on_the_device() -> None:
     states = sum(t.state_bytes + t.bytes for t in a_chain.tensors())
     host = states + 1000  # the gradients of all would be 8000 and more
     plan = Problem(
-        chain=a_chain, hardware=HARDWARE, gpu_budget_bytes=8000, cpu_budget_bytes=host, slices=1, clip=False,
-    ).plan(time_limit_s=2.0)  # fmt: skip
+        chain=a_chain,
+        hardware=HARDWARE,
+        gpu_budget_bytes=8000,
+        cpu_budget_bytes=host,
+        slices=1,
+        clip=False,
+    ).plan(time_limit_s=2.0)
     assert plan.cpu_peak_bytes <= host
     assert plan.gpu_peak_bytes <= 8000

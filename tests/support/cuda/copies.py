@@ -79,9 +79,15 @@ def _to_host(target: Tensor, source: Tensor, non_blocking: bool) -> None:
 
 
 def to_copy(
-    tensor: Tensor, *, dtype: torch.dtype | None = None, layout: Any = None, device: torch.device | None = None,
-    pin_memory: Any = None, non_blocking: bool = False, memory_format: torch.memory_format | None = None,
-) -> Tensor:  # fmt: skip
+    tensor: Tensor,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: Any = None,
+    device: torch.device | None = None,
+    pin_memory: Any = None,
+    non_blocking: bool = False,
+    memory_format: torch.memory_format | None = None,
+) -> Tensor:
     """Tensor.to of a tensor of the device."""
     shape = aten._to_copy.default(meta_of(tensor), dtype=dtype or tensor.dtype, memory_format=memory_format)
     if device is None or torch.device(device).type == "cuda":

@@ -68,9 +68,7 @@ class Device:
     plugged        the allocator that somebody has put in the place of PyTorch's; `driver` is what it gets memory from
     """
 
-    def __init__(
-        self, guard: ctypes.CDLL, *, total_bytes: int = 1024 * MIB, address_bytes: int = 2**35
-    ) -> None:  # fmt: skip
+    def __init__(self, guard: ctypes.CDLL, *, total_bytes: int = 1024 * MIB, address_bytes: int = 2**35) -> None:
         self.total_bytes, self.dry, self.poison, self.sync_debug = total_bytes, False, True, "default"
         self.host_bytes, self.fraction, self.scratch = sys.maxsize, 1.0, False
         self.waits: list[HostWait] = []
@@ -78,13 +76,16 @@ class Device:
         self.queues = Queues(self.host_waits)
         self.arena = Arena(address_bytes)
         self.allocator = Allocator(
-            self.arena, free_bytes=lambda: self.free_bytes, done=self._done, finish=self._finish,
+            self.arena,
+            free_bytes=lambda: self.free_bytes,
+            done=self._done,
+            finish=self._finish,
             freed=lambda block: self._fill(block.address, block.size, block.stream),
             mapped=self._fill_now,
-        )  # fmt: skip
+        )
         self.driver = Driver(
             self.arena, guard, free_bytes=lambda: self.free_bytes, finish=self._finish, mapped=self._fill_now
-        )  # fmt: skip
+        )
         self.initialized, self.plugged = True, None
         self.host = HostMemory()
         self.workspaces = Workspaces(self.storage)

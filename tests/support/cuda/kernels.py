@@ -33,9 +33,15 @@ def scratch(func: Any, args: Sequence[Any]) -> Sizes:
 
 
 def attention(
-    query: Tensor, key: Tensor, value: Tensor, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False,
-    scale: float | None = None, enable_gqa: bool = False,
-) -> Any:  # fmt: skip
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
     """`torch.nn.functional.scaled_dot_product_attention`, by flash's kernels in bf16 without mask and dropout."""
     if query.dtype != torch.bfloat16 or attn_mask is not None or dropout_p:
         return _MATH(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)

@@ -75,9 +75,15 @@ class Allocator:
     """
 
     def __init__(
-        self, arena: Arena, *, free_bytes: Callable[[], int], done: Callable[[object], Callable[[], bool]],
-        finish: Callable[[], None], freed: Callable[[Block], None], mapped: Callable[[int, int], None],
-    ) -> None:  # fmt: skip
+        self,
+        arena: Arena,
+        *,
+        free_bytes: Callable[[], int],
+        done: Callable[[object], Callable[[], bool]],
+        finish: Callable[[], None],
+        freed: Callable[[Block], None],
+        mapped: Callable[[int, int], None],
+    ) -> None:
         """`free_bytes`: what the driver still has. `done(stream)` gives what says whether the stream has done all that
         it was given so far; `finish` lets the device do all it was given. `freed` is told what may be used again,
         `mapped(address, size)` what is new."""
@@ -176,9 +182,13 @@ class Allocator:
 
     def _split(self, block: Block, size: int) -> None:
         rest = Block(
-            address=block.address + size, size=block.size - size, stream=block.stream, small=block.small,
-            previous=block, next=block.next,
-        )  # fmt: skip
+            address=block.address + size,
+            size=block.size - size,
+            stream=block.stream,
+            small=block.small,
+            previous=block,
+            next=block.next,
+        )
         if block.next is not None:
             block.next.previous = rest
         block.next, block.size = rest, size

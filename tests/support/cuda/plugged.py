@@ -34,9 +34,14 @@ class Driver:
     """
 
     def __init__(
-        self, arena: Arena, guard: ctypes.CDLL, *, free_bytes: Callable[[], int], finish: Callable[[], None],
+        self,
+        arena: Arena,
+        guard: ctypes.CDLL,
+        *,
+        free_bytes: Callable[[], int],
+        finish: Callable[[], None],
         mapped: Callable[[int, int], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`finish` lets the device do all it was given; `mapped(address, size)` is told what is new. Addresses come
         from the arena's end."""
         self.used_bytes = self.mallocs = self.frees = 0

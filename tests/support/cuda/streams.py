@@ -196,9 +196,13 @@ class Queues:
             self._thread.stream = before
 
     def give(
-        self, stream: Stream, run: Callable[[], object] | None = None, *, mark: Marker | None = None,
+        self,
+        stream: Stream,
+        run: Callable[[], object] | None = None,
+        *,
+        mark: Marker | None = None,
         after: Marker | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Queue work; then run what the mood likes. Raises what went wrong on the device."""
         with self._alone():
             self.check()
@@ -211,9 +215,13 @@ class Queues:
                         going = True
 
     def add(
-        self, stream: Stream, run: Callable[[], object] | None = None, *, mark: Marker | None = None,
+        self,
+        stream: Stream,
+        run: Callable[[], object] | None = None,
+        *,
+        mark: Marker | None = None,
         name: str | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Queue work; run nothing."""
         with self.lock:
             self._add(stream, _Work(name, run, mark, None))

@@ -25,19 +25,37 @@ aten = torch.ops.aten
 VIEWS = {aten._unsafe_view.default, aten.lift_fresh.default, aten._reshape_alias.default, aten.lift.default}
 """Beside those whose schema says so."""
 SIZED_BY_NUMBERS = {
-    "aten::bincount", "aten::masked_select", "aten::nonzero", "aten::repeat_interleave", "aten::_unique2",
-    "aten::unique_consecutive", "aten::unique_dim",
-}  # fmt: skip
+    "aten::bincount",
+    "aten::masked_select",
+    "aten::nonzero",
+    "aten::repeat_interleave",
+    "aten::_unique2",
+    "aten::unique_consecutive",
+    "aten::unique_dim",
+}
 """The host must know the numbers to know the size of the result."""
 INDEXED = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}
 RANDOM = {
-    "aten::bernoulli", "aten::bernoulli_", "aten::exponential_", "aten::multinomial", "aten::native_dropout",
-    "aten::normal_", "aten::rand_like", "aten::randint_like", "aten::randn_like", "aten::random_", "aten::uniform_",
-}  # fmt: skip
+    "aten::bernoulli",
+    "aten::bernoulli_",
+    "aten::exponential_",
+    "aten::multinomial",
+    "aten::native_dropout",
+    "aten::normal_",
+    "aten::rand_like",
+    "aten::randint_like",
+    "aten::randn_like",
+    "aten::random_",
+    "aten::uniform_",
+}
 WIDE = {
-    "aten::native_layer_norm", "aten::native_layer_norm_backward", "aten::native_group_norm",
-    "aten::native_group_norm_backward", "aten::_fused_rms_norm", "aten::_fused_rms_norm_backward",
-}  # fmt: skip
+    "aten::native_layer_norm",
+    "aten::native_layer_norm_backward",
+    "aten::native_group_norm",
+    "aten::native_group_norm_backward",
+    "aten::_fused_rms_norm",
+    "aten::_fused_rms_norm_backward",
+}
 """They keep means and deviations in fp32 where numbers are narrower, and compute in it; the CPU's kernels do not."""
 SPECIAL: dict[OpOverload, Callable[..., Any]] = {}
 """Those that copies.py has."""

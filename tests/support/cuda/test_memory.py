@@ -18,10 +18,13 @@ class Driver:
         self.freed: list[int] = []
         self.finished = 0
         self.allocator = Allocator(
-            Arena(1024 * MIB), free_bytes=lambda: TOTAL - self.allocator.reserved.now, finish=self._finish,
-            done=lambda stream: lambda: stream in self.done, freed=lambda block: self.freed.append(block.address),
+            Arena(1024 * MIB),
+            free_bytes=lambda: TOTAL - self.allocator.reserved.now,
+            finish=self._finish,
+            done=lambda stream: lambda: stream in self.done,
+            freed=lambda block: self.freed.append(block.address),
             mapped=lambda address, size: None,
-        )  # fmt: skip
+        )
 
     def _finish(self) -> None:
         self.finished += 1
@@ -47,11 +50,18 @@ def driver() -> Driver:
 @pytest.mark.parametrize(
     ("requested", "block", "segment"),
     [
-        (1, 512, 2 * MIB), (512, 512, 2 * MIB), (513, 1024, 2 * MIB), (MIB, MIB, 2 * MIB),
-        (MIB + 1, MIB + 512, 20 * MIB), (10 * MIB - 512, 10 * MIB - 512, 20 * MIB), (10 * MIB, 10 * MIB, 10 * MIB),
-        (11 * MIB, 12 * MIB, 12 * MIB), (10 * MIB + 1, 10 * MIB + 512, 12 * MIB), (20 * MIB, 20 * MIB, 20 * MIB),
+        (1, 512, 2 * MIB),
+        (512, 512, 2 * MIB),
+        (513, 1024, 2 * MIB),
+        (MIB, MIB, 2 * MIB),
+        (MIB + 1, MIB + 512, 20 * MIB),
+        (10 * MIB - 512, 10 * MIB - 512, 20 * MIB),
+        (10 * MIB, 10 * MIB, 10 * MIB),
+        (11 * MIB, 12 * MIB, 12 * MIB),
+        (10 * MIB + 1, 10 * MIB + 512, 12 * MIB),
+        (20 * MIB, 20 * MIB, 20 * MIB),
     ],
-)  # fmt: skip
+)
 def test_sizes_are_rounded(driver: Driver, requested: int, block: int, segment: int) -> None:
     got = driver.get(requested)
     assert (got.size, driver.reserved) == (block, segment)

@@ -200,9 +200,11 @@ UNSEEN = {
     "device": lambda x: torch.cuda.synchronize(),
     "event": lambda x: torch.cuda.current_stream().record_event().synchronize(),
     "pageable": lambda x: x.copy_(torch.ones(3), non_blocking=True),
-    "register": lambda x: torch.cuda.cudart().cudaHostUnregister(x.data_ptr())
-    if torch.cuda.cudart().cudaHostRegister(x.data_ptr(), 12, 0)
-    else None,
+    "register": lambda x: (
+        torch.cuda.cudart().cudaHostUnregister(x.data_ptr())
+        if torch.cuda.cudart().cudaHostRegister(x.data_ptr(), 12, 0)
+        else None
+    ),
 }
 FREE = {
     "kernels": lambda x: (x @ x, torch.full((), 3.0, device="cuda"), torch.zeros_like(x), x[1:], x.softmax(0)),

@@ -23,9 +23,15 @@ from tests.support.cuda.tensors import CPU_GENERATOR, DeviceTensor, fake_of, new
 
 _library: torch.library.Library | None = None
 PROPERTIES = SimpleNamespace(
-    name="Emulated", major=8, minor=6, multi_processor_count=16, warp_size=32, gcnArchName="",
-    max_threads_per_multi_processor=1536, regs_per_multiprocessor=65536,
-)  # fmt: skip
+    name="Emulated",
+    major=8,
+    minor=6,
+    multi_processor_count=16,
+    warp_size=32,
+    gcnArchName="",
+    max_threads_per_multi_processor=1536,
+    regs_per_multiprocessor=65536,
+)
 
 
 def install() -> Device:
@@ -66,8 +72,15 @@ def _install_factories() -> None:
     library.impl("empty_strided", empty_strided)
     library.impl("_fused_sdp_choice", lambda *args, **kwargs: int(torch.nn.attention.SDPBackend.MATH.value))
     for name in (
-        "arange", "arange.start", "arange.start_step", "eye", "eye.m", "linspace", "tril_indices", "triu_indices"
-    ):  # fmt: skip
+        "arange",
+        "arange.start",
+        "arange.start_step",
+        "eye",
+        "eye.m",
+        "linspace",
+        "tril_indices",
+        "triu_indices",
+    ):
         base, _, variant = name.partition(".")
         library.impl(name, from_host(getattr(getattr(torch.ops.aten, base), variant or "default")))
 
@@ -246,25 +259,39 @@ def _install_module(device: Device) -> None:
 
     torch.cuda.memory._record_memory_history, torch.cuda.memory._snapshot = record, snapshot
     for name, value in {
-        "_lazy_init": lambda: None, "_is_in_bad_fork": lambda: False, "is_available": lambda: True,
-        "is_initialized": lambda: device.initialized, "device_count": lambda: 1, "current_device": lambda: 0,
-        "set_device": lambda device: None, "device": lambda device: contextlib.nullcontext(),
+        "_lazy_init": lambda: None,
+        "_is_in_bad_fork": lambda: False,
+        "is_available": lambda: True,
+        "is_initialized": lambda: device.initialized,
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "set_device": lambda device: None,
+        "device": lambda device: contextlib.nullcontext(),
         "get_device_name": lambda device=None: PROPERTIES.name,
         "get_device_properties": lambda _=None: SimpleNamespace(**vars(PROPERTIES), total_memory=device.total_bytes),
         "get_device_capability": lambda device=None: (PROPERTIES.major, PROPERTIES.minor),
-        "is_bf16_supported": lambda including_emulation=True: True, "is_current_stream_capturing": lambda: False,
-        "Stream": MadeStream, "Event": MadeEvent, "stream": on, "default_stream": lambda device=None: queues.default,
-        "current_stream": lambda device=None: queues.current, "set_stream": queues.set_current,
-        "synchronize": lambda _=None: device.synchronize(), "cudart": lambda: Runtime, "check_error": check_error,
+        "is_bf16_supported": lambda including_emulation=True: True,
+        "is_current_stream_capturing": lambda: False,
+        "Stream": MadeStream,
+        "Event": MadeEvent,
+        "stream": on,
+        "default_stream": lambda device=None: queues.default,
+        "current_stream": lambda device=None: queues.current,
+        "set_stream": queues.set_current,
+        "synchronize": lambda _=None: device.synchronize(),
+        "cudart": lambda: Runtime,
+        "check_error": check_error,
         "set_sync_debug_mode": lambda mode: setattr(device, "sync_debug", mode),
         "mem_get_info": lambda _=None: (device.free_bytes, device.total_bytes),
         "memory_allocated": reaped(lambda: allocator.allocated.now),
         "memory_reserved": reaped(lambda: allocator.reserved.now),
         "max_memory_allocated": reaped(lambda: allocator.allocated.peak),
-        "max_memory_reserved": reaped(lambda: allocator.reserved.peak), "reset_peak_memory_stats": reset_peaks,
-        "empty_cache": empty_cache, "get_per_process_memory_fraction": lambda _=None: device.fraction,
+        "max_memory_reserved": reaped(lambda: allocator.reserved.peak),
+        "reset_peak_memory_stats": reset_peaks,
+        "empty_cache": empty_cache,
+        "get_per_process_memory_fraction": lambda _=None: device.fraction,
         "set_per_process_memory_fraction": set_fraction,
-    }.items():  # fmt: skip
+    }.items():
         setattr(torch.cuda, name, value)
 
 

@@ -28,8 +28,13 @@ folder = Path(sys.argv[2])
 job = yaml.safe_load((folder / "resolved.yaml").read_text())
 print("planner here", sys.argv[3:], file=sys.stderr, flush=True)
 if job["run_name"] == "too-big":
-    error = {"what": "No schedule fits this memory budget.", "numbers": ["budget 1.0 GiB, least possible 7.4 GiB"],
-             "hint": "gpu_budget: 8GiB", "code": "budget-too-small", "exit_code": 3}  # fmt: skip
+    error = {
+        "what": "No schedule fits this memory budget.",
+        "numbers": ["budget 1.0 GiB, least possible 7.4 GiB"],
+        "hint": "gpu_budget: 8GiB",
+        "code": "budget-too-small",
+        "exit_code": 3,
+    }
     (folder / "error.json").write_text(json.dumps(error))
     sys.exit(3)
 until = time.monotonic() + 120
@@ -40,12 +45,31 @@ if job["run_name"] == "offline" and not (folder / "go").exists():
     sys.exit(exit_code_of(lambda: throw(told), RunFolder(folder)))
 plan = {
     "stages": [{"direction": direction, "block": block} for direction, block in stage_order(3)],
-    "options": ["keep", "recompute", "keep"], "resident": [], "slices": 1, "rounds": 1, "clip": False,
-    "step_s": 0.1, "lp_step_s": 0.09, "bound_s": 0.08, "solver_gap": 0.01, "gpu_peak_bytes": 900,
-    "cpu_peak_bytes": 2000, "gpu_budget_bytes": job["gpu_budget"] or 1000, "cpu_budget_bytes": 4000, "source": "oilp",
-}  # fmt: skip
+    "options": ["keep", "recompute", "keep"],
+    "resident": [],
+    "slices": 1,
+    "rounds": 1,
+    "clip": False,
+    "step_s": 0.1,
+    "lp_step_s": 0.09,
+    "bound_s": 0.08,
+    "solver_gap": 0.01,
+    "gpu_peak_bytes": 900,
+    "cpu_peak_bytes": 2000,
+    "gpu_budget_bytes": job["gpu_budget"] or 1000,
+    "cpu_budget_bytes": 4000,
+    "source": "oilp",
+}
 measured = "--measure" in sys.argv
-document = {"format": 1, "plan": plan, "chain": {}, "hardware": {}, "measured": measured, "cached": False,
-            "solve_s": 0.5, "key": "k"}  # fmt: skip
+document = {
+    "format": 1,
+    "plan": plan,
+    "chain": {},
+    "hardware": {},
+    "measured": measured,
+    "cached": False,
+    "solve_s": 0.5,
+    "key": "k",
+}
 (folder / "plan.json").write_text(json.dumps(document))
 print(json.dumps(document))

@@ -64,8 +64,17 @@ def wait_for_go(heeding: bool) -> None:
 
 
 def end(status: str, step: int, output: str | None = None) -> None:
-    tell(event="end", step=step, status=status, output=output, step_s=STEP_S, measured_steps=step, gpu_peak_bytes=800,
-         predicted_step_s=0.1, predicted_gpu_peak_bytes=900)  # fmt: skip
+    tell(
+        event="end",
+        step=step,
+        status=status,
+        output=output,
+        step_s=STEP_S,
+        measured_steps=step,
+        gpu_peak_bytes=800,
+        predicted_step_s=0.1,
+        predicted_gpu_peak_bytes=900,
+    )
 
 
 gpu = (folder.parents[1] / "gpu").open("a")
@@ -91,8 +100,16 @@ if job["run_name"] == "evaluated":
 for step in range(first + 1, total + 1):
     time.sleep(STEP_S)
     state = hashlib.sha256(f"{state} {step}".encode()).hexdigest()
-    tell(event="step", step=step, loss=5.0 / step, learning_rate=1e-4, grad_norm=None, step_s=STEP_S, tokens=64,
-         gpu_peak_bytes=800)  # fmt: skip
+    tell(
+        event="step",
+        step=step,
+        loss=5.0 / step,
+        learning_rate=1e-4,
+        grad_norm=None,
+        step_s=STEP_S,
+        tokens=64,
+        gpu_peak_bytes=800,
+    )
     if job["run_name"] == "evaluated" and step % 2 == 0:
         tell(event="eval", step=step, eval_loss=4.0 / step)
         tell(event="sample", step=step, prompt="Why?", text="So \x1b[31mit is")

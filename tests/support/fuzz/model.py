@@ -118,9 +118,13 @@ class Model(nn.Module):
         return self.head
 
     def forward(
-        self, input_ids: Tensor, labels: Tensor, attention_mask: Tensor | None = None, weights: Tensor | None = None,
+        self,
+        input_ids: Tensor,
+        labels: Tensor,
+        attention_mask: Tensor | None = None,
+        weights: Tensor | None = None,
         num_items_in_batch: Any = None,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         with torch.autocast(input_ids.device.type, torch.bfloat16, enabled="autocast" in self.has):
             logits, seconds, hidden = self._logits(input_ids, attention_mask)
         near, wanted = logits[:, :-1].float(), labels[:, 1:].reshape(-1)

@@ -10,9 +10,17 @@ from tests.support.fuzz.case import Case
 from tests.support.fuzz.trial import Verdict
 
 PLAIN: dict[str, Any] = {
-    "frozen": "", "bf16": False, "clip": None, "groups": 1, "steps": 1, "slices": 1, "layers": 2, "shape": (1, 8),
-    "width": 8, "share": 1.0,
-}  # fmt: skip
+    "frozen": "",
+    "bf16": False,
+    "clip": None,
+    "groups": 1,
+    "steps": 1,
+    "slices": 1,
+    "layers": 2,
+    "shape": (1, 8),
+    "width": 8,
+    "share": 1.0,
+}
 
 
 def shrink(case: Case, judge: Callable[[Case], Verdict]) -> tuple[Case, Verdict]:

@@ -97,10 +97,15 @@ def _optimizer(case: Case, model: Model) -> tuple[torch.optim.AdamW, Any]:
     """Groups that differ in everything, and what changes their rates."""
     trained = [p for p in model.parameters() if p.requires_grad]
     every = [
-        {"params": trained[number :: case.groups], "lr": 3e-3 / (number + 1), "weight_decay": 0.1 * number,
-         "betas": (0.9 - 0.05 * number, 0.97), "eps": 10.0 ** -(8 - number)}
+        {
+            "params": trained[number :: case.groups],
+            "lr": 3e-3 / (number + 1),
+            "weight_decay": 0.1 * number,
+            "betas": (0.9 - 0.05 * number, 0.97),
+            "eps": 10.0 ** -(8 - number),
+        }
         for number in range(case.groups)
-    ]  # fmt: skip
+    ]
     optimizer = torch.optim.AdamW([group for group in every if group["params"]], fused=True)
     schedulers = torch.optim.lr_scheduler
     if case.seed % 3 == 0:
@@ -165,9 +170,14 @@ def _under_a_plan(case: Case) -> tuple[Numbers, Plan, int, str]:
     optimizer, schedule = _optimizer(case, model)
     with _steered(case) as inexact:
         engine = api.prepare(
-            model, batches_of(case, 0), optimizer=optimizer, max_grad_norm=case.clip, device="cpu", seed=SEED,
+            model,
+            batches_of(case, 0),
+            optimizer=optimizer,
+            max_grad_norm=case.clip,
+            device="cpu",
+            seed=SEED,
             measure=False,
-        )  # fmt: skip
+        )
     try:
         for step in range(case.steps):
             batches = batches_of(case, step)
@@ -219,4 +229,3 @@ def _steered(case: Case) -> Iterator[list[str]]:
     patches = {"analyse_model": analysed, "Engine": functools.partial(Engine, metered=True)}
     with mock.patch.multiple(api, **patches), mock.patch.object(Problem, "plan", planned):
         yield inexact
-

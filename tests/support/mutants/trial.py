@@ -84,9 +84,13 @@ _CODES: dict[torch.dtype, Any] = {}
 def _engine(case: Case) -> Engine:
     model = Model(case.dtype)
     engine = Engine(
-        model, plan=plan_for(case), chain=chain_for(case.dtype), optimizer=adamw(model), max_grad_norm=case.clip,
+        model,
+        plan=plan_for(case),
+        chain=chain_for(case.dtype),
+        optimizer=adamw(model),
+        max_grad_norm=case.clip,
         device=CUDA,
-    )  # fmt: skip
+    )
     engine._rounds.codes = _CODES.setdefault(case.dtype, {})
     return engine
 

@@ -26,9 +26,16 @@ class Parts(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.net = nn.Sequential(
-            nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 16, 3), nn.Flatten(), nn.Dropout(0.1),
-            nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 5),
-        )  # fmt: skip
+            nn.Conv2d(3, 8, 3),
+            nn.BatchNorm2d(8),
+            nn.ReLU(),
+            nn.Conv2d(8, 16, 3),
+            nn.Flatten(),
+            nn.Dropout(0.1),
+            nn.Linear(64, 32),
+            nn.Tanh(),
+            nn.Linear(32, 5),
+        )
 
     def forward(self, pixel_values: Tensor, labels: Tensor) -> Tensor:
         return F.cross_entropy(self.net(pixel_values), labels)
@@ -42,17 +49,24 @@ def parts() -> nn.Module:
 def classifier() -> nn.Module:
     torch.manual_seed(0)
     config = T.ViTConfig(
-        hidden_size=32, num_hidden_layers=3, num_attention_heads=4, intermediate_size=64, image_size=6, patch_size=2,
-        num_labels=5, hidden_dropout_prob=0.1,
-    )  # fmt: skip
+        hidden_size=32,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        intermediate_size=64,
+        image_size=6,
+        patch_size=2,
+        num_labels=5,
+        hidden_dropout_prob=0.1,
+    )
     return T.ViTForImageClassification(config).train()
 
 
 def images(seed: int) -> Batch:
     chance = torch.Generator().manual_seed(seed)
     return {
-        "pixel_values": torch.randn(4, 3, 6, 6, generator=chance), "labels": torch.randint(0, 5, (4,), generator=chance)
-    }  # fmt: skip
+        "pixel_values": torch.randn(4, 3, 6, 6, generator=chance),
+        "labels": torch.randint(0, 5, (4,), generator=chance),
+    }
 
 
 def adamw(model: nn.Module) -> torch.optim.AdamW:
@@ -83,8 +97,11 @@ def test_it_is_trained_with_plain_pytorchs_bits(make: Callable[[], nn.Module]) -
 
 def test_its_segments_are_layers_and_what_stands_between_them() -> None:
     assert find_blocks(classifier(), images(0)).layers == (
-        "vit.layers.0", "vit.layers.1", "vit.layers.2", "vit.layernorm"
-    )  # fmt: skip
+        "vit.layers.0",
+        "vit.layers.1",
+        "vit.layers.2",
+        "vit.layernorm",
+    )
     found = find_blocks(tiny_unet(), pictures()).all
     assert found[:5] == ("time", "into", "down.0.blocks.0", "down.0.attentions.0", "down.0.resize")
     assert found[-5:] == ("up.1.attentions.0", "up.1.blocks.1", "up.1.attentions.1", "norm", "out")

@@ -103,7 +103,7 @@ def test_an_encoder_decoder_is_evaluated_over_all_its_labels_and_writes_what_it_
     model, plain = t5(), t5().eval()
     engine = prepare(
         model, batch_of(), optimizer=torch.optim.AdamW(model.parameters(), fused=True), device="cpu", measure=False
-    )  # fmt: skip
+    )
     data = [batch_of(0), batch_of(1)]
     data[1]["labels"][:, 4:] = -100
     with torch.no_grad():

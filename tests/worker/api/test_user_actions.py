@@ -80,9 +80,12 @@ def test_what_the_engine_sees_counts_as_in_plain_pytorch(prepared, between) -> N
         if run == "plain":
             for step in range(3):  # one step at a time: what is done in between belongs to the loop
                 losses += plain_loop(
-                    model, STEPS[step : step + 1], make_optimizer=lambda m, o=optimizer: o,
-                    make_schedule=lambda o, s=schedule: s, first=step,
-                )  # fmt: skip
+                    model,
+                    STEPS[step : step + 1],
+                    make_optimizer=lambda m, o=optimizer: o,
+                    make_schedule=lambda o, s=schedule: s,
+                    first=step,
+                )
                 between(model)
         else:
             engine = engine_of(model, optimizer, STEPS[0], seed=7)
@@ -123,17 +126,21 @@ CHANGES = {
     "config": (lambda m: m.set_attn_implementation("eager"), "attn_implementation.* is eager, was sdpa"),
     "cache": (lambda m: setattr(m.config, "use_cache", True), "use_cache is True, was False"),
     "hook in a layer": (
-        lambda m: m.model.layers[0].mlp.register_forward_hook(lambda *a: None), r"layers\.0\.mlp has another hooks",
+        lambda m: m.model.layers[0].mlp.register_forward_hook(lambda *a: None),
+        r"layers\.0\.mlp has another hooks",
     ),
     "hook of the frame": (
-        lambda m: m.model.norm.register_forward_pre_hook(lambda *a: None), r"model\.norm has another hooks"
+        lambda m: m.model.norm.register_forward_pre_hook(lambda *a: None),
+        r"model\.norm has another hooks",
     ),
     "backward hook": (
-        lambda m: m.model.layers[0].register_full_backward_hook(lambda *a: None), r"layers\.0 has another hooks"
+        lambda m: m.model.layers[0].register_full_backward_hook(lambda *a: None),
+        r"layers\.0 has another hooks",
     ),
     "gradient hook": (lambda m: weight(m).register_hook(lambda g: g), "up_proj.weight has another hook on its"),
     "accumulation hook": (
-        lambda m: weight(m).register_post_accumulate_grad_hook(lambda p: None), "another hook on its gradient"
+        lambda m: weight(m).register_post_accumulate_grad_hook(lambda p: None),
+        "another hook on its gradient",
     ),
     "gradient": (lambda m: gradient(weight(m)), "up_proj.weight has a gradient"),
     "gradient of the frame": (lambda m: gradient(m.model.norm.weight), "norm.weight has a gradient"),
@@ -144,10 +151,8 @@ CHANGES = {
     "module": (lambda m: setattr(m.model.layers[0], "mlp", nn.Identity()), r"layers\.0 has another parts"),
     "forward": (lambda m: setattr(m.model.layers[0].mlp, "forward", lambda x: x), "mlp has another forward"),
     "size": (lambda m: m.resize_token_embeddings(140), "."),
-    "buffer": (
-        lambda m: m.model.rotary_emb.register_buffer("more", torch.ones(1)), "rotary_emb has another buffers"
-    ),
-}  # fmt: skip
+    "buffer": (lambda m: m.model.rotary_emb.register_buffer("more", torch.ones(1)), "rotary_emb has another buffers"),
+}
 
 
 @pytest.mark.parametrize("change", CHANGES)

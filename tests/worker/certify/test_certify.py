@@ -51,8 +51,14 @@ def _small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def tiny_job(folder: Path, **keys: object) -> Job:
-    small = {"max_length": 32, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "max_steps": 6,
-             "learning_rate": 1e-2, "weight_decay": 0.1}  # fmt: skip
+    small = {
+        "max_length": 32,
+        "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": 2,
+        "max_steps": 6,
+        "learning_rate": 1e-2,
+        "weight_decay": 0.1,
+    }
     data = write_jsonl(folder / "data.jsonl", sentences(9))
     return make_job(tiny_llama_folder(folder / "model"), data, **{**small, **keys})
 
@@ -189,11 +195,25 @@ def test_as_many_layers_serve_as_plain_pytorch_has_room_for(tmp_path: Path) -> N
 def certificate(**changes: object) -> Certificate:
     same = Finding(what="losses", greatest=0.0, at="", size=5.25, equal=4, count=4)
     values = {
-        "model": "m", "device": "cpu", "steps": 2, "slices": 2, "layers": 3, "all_layers": 3, "plain_bytes": 2**30,
-        "there_bytes": 2**31, "gpu_budget_bytes": 2**20, "gpu_peak_bytes": 2**19, "moved_bytes": 2**18,
-        "cpu_updated": 1, "options": ("keep", "recompute", "keep"), "findings": (same,), "parameters": (),
-        "reasons": (), "first": 0.0, "allowed": 2e-6,
-    }  # fmt: skip
+        "model": "m",
+        "device": "cpu",
+        "steps": 2,
+        "slices": 2,
+        "layers": 3,
+        "all_layers": 3,
+        "plain_bytes": 2**30,
+        "there_bytes": 2**31,
+        "gpu_budget_bytes": 2**20,
+        "gpu_peak_bytes": 2**19,
+        "moved_bytes": 2**18,
+        "cpu_updated": 1,
+        "options": ("keep", "recompute", "keep"),
+        "findings": (same,),
+        "parameters": (),
+        "reasons": (),
+        "first": 0.0,
+        "allowed": 2e-6,
+    }
     return Certificate(**{**values, **changes})
 
 
@@ -260,9 +280,12 @@ def test_the_command_certifies_a_job(tmp_path: Path) -> None:
     words = ["certify", "job.yaml", "--layers=2", "--gpu-budget=4MiB", "--device=cpu", "--json"]
     done = subprocess.run(
         [sys.executable, "-c", "from offmated.cli import main; main()", *words],
-        cwd=tmp_path, capture_output=True, text=True, timeout=300,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
         env={**os.environ, "OFFMATE_HOME": str(tmp_path / "home"), "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    )
     assert done.returncode == Exit.DONE, done.stderr
     found = from_json(Certificate, json.loads(done.stdout))
     assert (found.steps, found.layers, found.all_layers, found.bitwise, found.holds) == (2, 2, 3, True, True)

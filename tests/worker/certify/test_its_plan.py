@@ -48,9 +48,7 @@ def test_a_job_that_has_its_final_plan_is_certified_under_that_and_not_under_a_n
     for layers, whole in ((2, False), (3, True)):
         folder = tmp_path / f"of {layers}"
         folder.mkdir()
-        assert certify(
-            found, steps=1, layers=layers, device=CPU, folder=folder, kernels=Kernels()
-        ).decided == whole
+        assert certify(found, steps=1, layers=layers, device=CPU, folder=folder, kernels=Kernels()).decided == whole
     run.plan.write_text(json.dumps(document | {"measured": False}))
     assert not asked(job, run, tmp_path / "data").decided, "an estimate gives way to a plan made from measurements"
 

@@ -318,9 +318,12 @@ def test_documents_that_are_packed_are_held_out_whole_and_never_trained_on(tmp_p
         """Those of which all tokens lie in one of the rows, each as often as it lies there."""
         ids = [encoded(record)[1:] for record in records]  # the first one of a row, and of a document, is not learned
         return [
-            number for row in packed for at in range(len(row))
-            for number, its in enumerate(ids) if row[at : at + len(its)] == its
-        ]  # fmt: skip
+            number
+            for row in packed
+            for at in range(len(row))
+            for number, its in enumerate(ids)
+            if row[at : at + len(its)] == its
+        ]
 
     steps = round(data.steps_per_epoch)
     trained = documents([row for step in range(steps) for row in rows(data, step)])

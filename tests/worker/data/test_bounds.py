@@ -87,9 +87,10 @@ MISTAKES = {
     "no template": ("{{ 1 }}\n{% for a in %}", "line 2 of the template: Expected an expression"),
     "no such filter": ("{{ 1 | nothing }}", "line 1 of the template: No filter named 'nothing'."),
     "loops within each other": (
-        "{% for a in 'a' %}" * 21 + "{% endfor %}" * 21, "compiled to Python: too many statically nested blocks",
+        "{% for a in 'a' %}" * 21 + "{% endfor %}" * 21,
+        "compiled to Python: too many statically nested blocks",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("template", "name"), ERRORS.values(), ids=ERRORS)

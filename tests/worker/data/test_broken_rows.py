@@ -86,7 +86,7 @@ def test_the_first_of_few_are_told_with_line_and_reason(tmp_path: Path) -> None:
     few = job(tmp_path, [BAD, {"messages": TALK}, STRANGE])
     reasons = (
         "line 1 of data.jsonl: The chat template refuses a conversation (TemplateError: no thanks)",
-        "line 3 of data.jsonl: unknown role \"narrator\"",
+        'line 3 of data.jsonl: unknown role "narrator"',
     )
     for what in (lambda: made(few), lambda: look(few, few.data, byte_tokenizer(chat_template=REFUSES))):
         assert refused(what).numbers == ("2 of the first 3 records", *reasons)
@@ -102,7 +102,7 @@ def test_what_is_wrong_is_told_together_whatever_finds_it(tmp_path: Path) -> Non
         "line 2 of data.jsonl is no JSON: Expecting property name enclosed in double quotes (character 2)",
         "line 3 of data.jsonl: The chat template refuses a conversation (TemplateError: no thanks)",
         "line 4 of data.jsonl is no JSON object: [1]",
-        "line 5 of data.jsonl: unknown role \"narrator\"",
+        'line 5 of data.jsonl: unknown role "narrator"',
     )
     assert told.numbers[1:4] == (lines[0], *lines[2:]), "the template is not asked here"
     for what in (lambda: made(its), lambda: look(its, its.data, byte_tokenizer(chat_template=REFUSES))):
@@ -141,10 +141,11 @@ def test_they_are_left_out_and_told(tmp_path: Path, caplog: pytest.LogCaptureFix
     said = [line.removeprefix("data: ") for line in caplog.messages]
     assert "4 records are broken and left out (broken_rows: skip)" in said
     assert [line.partition(": ")[2][:50] for line in said if line.startswith("left out: ")] == [
-        "line 2 of data.jsonl is no JSON: Expecting value (", "line 3 of data.jsonl: unknown role \"narrator\"",
+        "line 2 of data.jsonl is no JSON: Expecting value (",
+        'line 3 of data.jsonl: unknown role "narrator"',
         "line 5 of data.jsonl is no JSON object: 7",
         "line 6 of data.jsonl: The chat template refuses a ",
-    ]  # fmt: skip
+    ]
     assert "data.jsonl: 1 of 5 records are empty and left out" in said
 
 
@@ -167,7 +168,7 @@ def test_broken_records_of_a_mixture_are_counted_once(tmp_path: Path, caplog: py
     made(its)
     assert "1 record is broken and left out" in caplog.text and "empty" not in caplog.text
     its = its.model_copy(update={"broken_rows": "refuse"})
-    assert refused(lambda: made(its)).numbers == ("line 2 of data.jsonl: unknown role \"narrator\"",)
+    assert refused(lambda: made(its)).numbers == ('line 2 of data.jsonl: unknown role "narrator"',)
 
 
 def test_data_that_are_all_broken_are_refused_at_submission_and_in_the_run(tmp_path: Path) -> None:
@@ -230,7 +231,7 @@ def test_a_record_is_found_where_it_is_whatever_a_line_has(tmp_path: Path) -> No
         (tmp_path / name).write_text(content)
         its = job(tmp_path, []).model_copy(update={"dataset": (str(tmp_path / name),)})
         for what in (check_data, made):
-            assert refused(partial(what, its)).numbers == (f"line 4 of {name}: unknown role \"narrator\"",)
+            assert refused(partial(what, its)).numbers == (f'line 4 of {name}: unknown role "narrator"',)
 
 
 def test_a_record_of_any_depth_is_left_out_and_no_other(tmp_path: Path) -> None:

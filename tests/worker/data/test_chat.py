@@ -83,29 +83,37 @@ TURNS = [*TALKS["two turns"][:2], {"role": "user", "content": "why?"}, {"role": 
     ("name", "written", "answers"),
     [
         (
-            "alpaca", "<s>### Instruction:\nhi\n\n### Response:\nyes</s>\n\n"
-            "### Instruction:\nwhy?\n\n### Response:\nno</s>", ["yes</s>", "no</s>"],
+            "alpaca",
+            "<s>### Instruction:\nhi\n\n### Response:\nyes</s>\n\n### Instruction:\nwhy?\n\n### Response:\nno</s>",
+            ["yes</s>", "no</s>"],
         ),
         (
-            "alpaca_with_system", "Below is an instruction that describes a task. Write a response that appropriately "
+            "alpaca_with_system",
+            "Below is an instruction that describes a task. Write a response that appropriately "
             "completes the request.\n\n### Instruction:\nhi\n\n### Response:\nyes</s>\n\n"
-            "### Instruction:\nwhy?\n\n### Response:\nno</s>\n\n", ["yes</s>\n\n", "no</s>\n\n"],
+            "### Instruction:\nwhy?\n\n### Response:\nno</s>\n\n",
+            ["yes</s>\n\n", "no</s>\n\n"],
         ),
         (
-            "default", "Human: hi</s>\nAssistant:yes</s>\nHuman: why?</s>\nAssistant:no</s>\n",
+            "default",
+            "Human: hi</s>\nAssistant:yes</s>\nHuman: why?</s>\nAssistant:no</s>\n",
             ["yes</s>\n", "no</s>\n"],
         ),
         (
-            "vicuna", "A chat between a curious user and an artificial intelligence assistant. The assistant gives "
+            "vicuna",
+            "A chat between a curious user and an artificial intelligence assistant. The assistant gives "
             "helpful, detailed, and polite answers to the user's questions.USER: hi ASSISTANT:yes</s>"
-            "USER: why? ASSISTANT:no</s>", ["yes</s>", "no</s>"],
+            "USER: why? ASSISTANT:no</s>",
+            ["yes</s>", "no</s>"],
         ),
         (
-            "zephyr", "<|system|>\nYou are Zephyr, a helpful assistant.</s><|user|>\nhi</s><|assistant|>\nyes</s>"
-            "<|user|>\nwhy?</s><|assistant|>\nno</s>", ["yes</s>", "no</s>"],
+            "zephyr",
+            "<|system|>\nYou are Zephyr, a helpful assistant.</s><|user|>\nhi</s><|assistant|>\nyes</s>"
+            "<|user|>\nwhy?</s><|assistant|>\nno</s>",
+            ["yes</s>", "no</s>"],
         ),
     ],
-)  # fmt: skip
+)
 def test_templates_of_base_models_are_those_of_the_tools(name: str, written: str, answers: list[str]) -> None:
     tokenizer = byte_tokenizer(chat_template=named_template(name))
     tokenizer.add_special_tokens({"bos_token": "<s>", "eos_token": "</s>"})

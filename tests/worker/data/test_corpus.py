@@ -56,9 +56,8 @@ def test_a_token_is_learned_where_it_shares_a_character_with_a_trained_span(spac
             plain = its(text, return_offsets_mapping=True)
             assert ids.tolist() == plain["input_ids"]
             wanted = [
-                any(begin < last and end > first for first, last in trained)
-                for begin, end in plain["offset_mapping"]
-            ]  # fmt: skip
+                any(begin < last and end > first for first, last in trained) for begin, end in plain["offset_mapping"]
+            ]
             assert learned.tolist() == wanted, (text, trained)
 
 

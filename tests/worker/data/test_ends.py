@@ -13,9 +13,11 @@ from tests.support.texts import CHATML, byte_tokenizer, make_job, tiny_llama_fol
 from worker.data.batches import Batches
 
 TALK = [
-    {"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"},
-    {"role": "user", "content": "and?"}, {"role": "assistant", "content": "no"},
-]  # fmt: skip
+    {"role": "user", "content": "hi"},
+    {"role": "assistant", "content": "yes"},
+    {"role": "user", "content": "and?"},
+    {"role": "assistant", "content": "no"},
+]
 UNENDED = CHATML.replace(
     "{{ m['content'] }}<|im_end|>",
     "{% if m['role'] == 'assistant' %}{% generation %}{{ m['content'] }}{% endgeneration %}{% else %}"
@@ -58,10 +60,20 @@ def ends(tmp_path: Path, record: dict[str, Any], template: str | None = CHATML, 
         ({"messages": TALK}, named_template("phi_3"), {"chat_template": "phi_3"}, ["<|end|>"]),
     ],
     ids=[
-        "chatml", "chatml-wrapped", "marks-not-learned", "generation-without-the-mark", "own-end-token", "gpt-oss",
-        "text", "no-template", "text-of-chatml", "pairs", "segments", "phi-3",
+        "chatml",
+        "chatml-wrapped",
+        "marks-not-learned",
+        "generation-without-the-mark",
+        "own-end-token",
+        "gpt-oss",
+        "text",
+        "no-template",
+        "text-of-chatml",
+        "pairs",
+        "segments",
+        "phi-3",
     ],
-)  # fmt: skip
+)
 def test_what_ends_answers_and_is_learned_is_an_end(
     tmp_path: Path, record: dict[str, Any], template: str | None, keys: dict[str, Any], found: list[str]
 ) -> None:

@@ -189,11 +189,15 @@ def test_an_arrow_file_is_read_as_any_other(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("strategy", "shares", "counts"),
     [
-        ("concat", None, (12, 4)), ("interleave_under", None, (4, 4)), ("interleave_over", None, (12, 12)),
-        ("interleave_once", None, (12, 4)), ("interleave_once", (0.75, 0.25), (12, 4)),
-        ("interleave_under", (0.75, 0.25), None), ("interleave_over", (0.5, 0.5), None),
+        ("concat", None, (12, 4)),
+        ("interleave_under", None, (4, 4)),
+        ("interleave_over", None, (12, 12)),
+        ("interleave_once", None, (12, 4)),
+        ("interleave_once", (0.75, 0.25), (12, 4)),
+        ("interleave_under", (0.75, 0.25), None),
+        ("interleave_over", (0.5, 0.5), None),
     ],
-)  # fmt: skip
+)
 def test_entries_are_mixed_as_llama_factory_mixes_them(
     tmp_path: Path, strategy: str, shares: tuple[float, ...] | None, counts: tuple[int, int] | None
 ) -> None:
@@ -211,9 +215,10 @@ def test_entries_are_mixed_as_llama_factory_mixes_them(
     else:
         loaded = [load_dataset("json", data_files=str(file), split="train") for file in (one, two)]
         stop = {
-            "interleave_under": "first_exhausted", "interleave_over": "all_exhausted",
+            "interleave_under": "first_exhausted",
+            "interleave_over": "all_exhausted",
             "interleave_once": "all_exhausted_without_replacement",
-        }[strategy]  # fmt: skip
+        }[strategy]
         wanted = interleave_datasets(
             loaded, probabilities=list(shares) if shares else None, seed=3, stopping_strategy=stop
         )["text"]
@@ -247,7 +252,7 @@ def test_broken_and_empty_records_are_told_where_entries_are_mixed(
     job = Job.parse(f"{text}[one.parquet, two.parquet]\n", tmp_path)
     with pytest.raises(UserError) as refused:
         load_corpus(job, byte_tokenizer(), tmp_path / "data")
-    told = ("row 1 of two.parquet has a text that is not UTF-8: 0xe9 in \"caf\ufffd\"",)
+    told = ('row 1 of two.parquet has a text that is not UTF-8: 0xe9 in "caf\ufffd"',)
     assert (refused.value.code, refused.value.numbers) == ("dataset-unreadable", told)
 
 

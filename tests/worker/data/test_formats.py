@@ -282,7 +282,7 @@ def test_a_broken_record_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         learn(tmp_path, records, chat_tokenizer())
     assert str(caught.value) == (
-        "A record of the dataset is broken.\n  line 2 of data.jsonl: unknown role \"narrator\"\n"
+        'A record of the dataset is broken.\n  line 2 of data.jsonl: unknown role "narrator"\n'
         "  hint: correct it, or take it out; broken_rows: skip leaves such records out   [broken-record]"
     )
 
@@ -291,9 +291,11 @@ def test_a_template_that_refuses_a_conversation_is_named(tmp_path: Path) -> None
     with pytest.raises(UserError) as caught:
         learn(tmp_path, [{"messages": TALK}], chat_tokenizer("{{ raise_exception('no thanks') }}"))
     assert caught.value.numbers == (
-        "line 1 of data.jsonl", "TemplateError: no thanks", "roles: user, assistant, user, assistant",
+        "line 1 of data.jsonl",
+        "TemplateError: no thanks",
+        "roles: user, assistant, user, assistant",
         "the template: chat_template of the job",
-    )  # fmt: skip
+    )
 
 
 def test_a_file_of_ones_own_is_read_without_asking_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

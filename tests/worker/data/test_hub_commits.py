@@ -32,9 +32,13 @@ def downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.
         writer.finalize()
         split = {"name": "train", "num_examples": 1, "num_bytes": 9, "dataset_name": "set"}
         DatasetInfo(
-            features=features, builder_name=builder_name, dataset_name="set", config_name="default", version="0.0.0",
+            features=features,
+            builder_name=builder_name,
+            dataset_name="set",
+            config_name="default",
+            version="0.0.0",
             splits={"train": split},
-        ).write_to_directory(str(folder))  # fmt: skip
+        ).write_to_directory(str(folder))
         os.utime(folder, (at, at))
 
 

@@ -49,8 +49,10 @@ def test_the_records_of_a_commit_are_those_of_its_files_with_the_hub_and_without
     part = {"revision": OLD, "split": "train[1:]+test"}
     with served("owner/set", COMMITS) as (url, asked):
         assert read(tmp_path, url, {"revision": OLD}, part, {}) == [
-            [RECORDS[0], RECORDS], [None, [*RECORDS[1:], {"text": "held out"}]], [{"text": "new"}, [{"text": "new"}]],
-        ]  # fmt: skip
+            [RECORDS[0], RECORDS],
+            [None, [*RECORDS[1:], {"text": "held out"}]],
+            [{"text": "new"}, [{"text": "new"}]],
+        ]
         assert any(NEW in path for path in asked)
     found = read(tmp_path, url, {"revision": OLD}, part, {}, {"revision": NEVER}, HF_HUB_OFFLINE="1")
     assert found[0][1] == RECORDS and found[1][1][-1] == {"text": "held out"} and found[2][1] == [{"text": "new"}]

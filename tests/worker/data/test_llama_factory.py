@@ -24,10 +24,18 @@ from worker.data.padding import IGNORED
 from worker.first_records import look
 
 SHAREGPT = {
-    "formatting": "sharegpt", "columns": {"messages": "talk", "system": "system", "tools": "tools"},
-    "tags": {"role_tag": "from", "content_tag": "value", "user_tag": "human", "assistant_tag": "gpt",
-             "observation_tag": "observation", "function_tag": "function_call", "system_tag": "system"},
-}  # fmt: skip
+    "formatting": "sharegpt",
+    "columns": {"messages": "talk", "system": "system", "tools": "tools"},
+    "tags": {
+        "role_tag": "from",
+        "content_tag": "value",
+        "user_tag": "human",
+        "assistant_tag": "gpt",
+        "observation_tag": "observation",
+        "function_tag": "function_call",
+        "system_tag": "system",
+    },
+}
 TEXTS = {"columns": {"prompt": "text"}}
 MARKS = ("<|end_of_text|>", "<|im_start|>", "<|im_end|>", "<|user|>", "<|assistant|>", "<|observation|>", "<|system|>")
 
@@ -39,9 +47,12 @@ def model(folder: Path, *, bos: bool = False, chat_template: str | None = None) 
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<pad>",
+        tokenizer_object=tokenizer,
+        bos_token="<s>",
+        eos_token="</s>",
+        pad_token="<pad>",
         additional_special_tokens=[*MARKS],
-    )  # fmt: skip
+    )
     fast.chat_template = chat_template
     LlamaConfig(vocab_size=len(fast), hidden_size=32, num_hidden_layers=1).save_pretrained(folder)
     fast.save_pretrained(folder)
@@ -94,8 +105,12 @@ def test_the_newline_behind_assistant_is_the_prompts_and_one_that_an_answer_begi
 
 def test_tools_are_wrapped_and_calls_are_learned(tmp_path: Path) -> None:
     model(tmp_path / "model")
-    turns = [("human", "2+2?"), ("function_call", '{"name": "add", "arguments": {"a": 2}}'), ("observation", "4"),
-             ("gpt", "four")]  # fmt: skip
+    turns = [
+        ("human", "2+2?"),
+        ("function_call", '{"name": "add", "arguments": {"a": 2}}'),
+        ("observation", "4"),
+        ("gpt", "four"),
+    ]
     row = {"talk": [{"from": role, "value": text} for role, text in turns], "tools": '[{"name": "add"}]', "system": "s"}
     ((text, labels),) = batch_of(job_of(tmp_path, [row], SHAREGPT, "template: qwen\n"))
     assert '\n<tools>\n{"type": "function", "function": {"name": "add"}}\n</tools>\n' in text
@@ -121,7 +136,7 @@ def seen_first(job: Job) -> Corpus:
 
 def test_what_llama_factory_leaves_out_is_left_out_and_counted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:  # fmt: skip
+) -> None:
     model(tmp_path / "model")
     twice = ({"talk": [{"from": role, "value": "a"}] * 2} for role in ("human", "user"))
     rows = [talk("a", "b"), talk("a", "b", "c"), talk(), talk("a"), *twice]
@@ -138,7 +153,7 @@ def test_what_llama_factory_leaves_out_is_left_out_and_counted(
                 (3, "their turns are not in pairs of the user's and the assistant's"),
                 (2, "the user and the assistant do not speak in turn"),
             )
-        ]  # fmt: skip
+        ]
 
 
 def test_a_tag_that_the_dataset_info_leaves_out_is_no_role(tmp_path: Path) -> None:
@@ -153,8 +168,14 @@ def test_openais_form_is_read_as_there() -> None:
     calls = [{"type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}]
     asked = {"role": "user", "content": "a"}
     result = {"role": "tool", "content": "1"}
-    messages = [asked, {"role": "assistant", "content": None, "tool_calls": calls}, result, result,
-                {"role": "assistant", "content": "b"}, result]  # fmt: skip
+    messages = [
+        asked,
+        {"role": "assistant", "content": None, "tool_calls": calls},
+        result,
+        result,
+        {"role": "assistant", "content": "b"},
+        result,
+    ]
     found = read("messages", {"messages": messages, "tools": [{"name": "f"}]}, "openai")
     assert found == Conversation(
         turns=(
@@ -166,8 +187,11 @@ def test_openais_form_is_read_as_there() -> None:
         tools='[{"name": "f"}]',
     )
     said = [asked, {"role": "assistant", "content": "b"}]
-    for system, expected in (("", "detailed thinking off"), ("s", "s\ndetailed thinking off"),
-                             ("detailed thinking on", "detailed thinking on")):  # fmt: skip
+    for system, expected in (
+        ("", "detailed thinking off"),
+        ("s", "s\ndetailed thinking off"),
+        ("detailed thinking on", "detailed thinking on"),
+    ):
         found = read("messages", {"messages": [{"role": "system", "content": system}, *said]}, "openai")
         assert isinstance(found, Conversation) and found.system == expected
     found = read("messages", {"messages": said, "system": "s", "tools": "[]"}, "openai")
@@ -178,10 +202,12 @@ def test_instructions_are_learned_also_where_an_answer_is_empty_and_left_out_wit
     row = {"instruction": "a", "input": "b", "output": "", "system": None, "history": [["c", "d"]]}
     assert read("alpaca", row, "alpaca") == Conversation(
         turns=(
-            Turn(role="user", content="c"), Turn(role="assistant", content="d"), Turn(role="user", content="a\nb"),
+            Turn(role="user", content="c"),
+            Turn(role="assistant", content="d"),
+            Turn(role="user", content="a\nb"),
             Turn(role="assistant", content=""),
         ),
-    )  # fmt: skip
+    )
     assert isinstance(read("alpaca", {**row, "output": None}, "alpaca"), LeftOut)
 
 

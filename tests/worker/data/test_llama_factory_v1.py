@@ -99,7 +99,7 @@ def test_the_rows_that_size_and_weight_draw_are_those_that_it_draws(draw: dict[s
 
 def test_a_draw_is_of_all_answers_and_says_which_records_it_leaves_out(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:  # fmt: skip
+) -> None:
     model(tmp_path / "model")
     talk = FACTS["rows"]["sharegpt two"]["record"]
     job = of_records(tmp_path, "sharegpt", [talk, talk, {"conversations": []}, talk], "", size=2)
@@ -123,26 +123,32 @@ def test_a_row_that_is_cut_before_its_answer_is_left_out_and_others_lose_their_e
         (None, {"messages": [{"role": "user", "content": [{"type": "image_url", "value": "a.png"}]}]}, "and no text"),
         (
             None,
-            {"messages": [{"role": "user", "content": [{"type": "text", "value": "a"}]},
-                          {"role": "assistant", "content": [{"type": "text", "value": "b"}], "loss_weight": 0.5}]},
+            {
+                "messages": [
+                    {"role": "user", "content": [{"type": "text", "value": "a"}]},
+                    {"role": "assistant", "content": [{"type": "text", "value": "b"}], "loss_weight": 0.5},
+                ]
+            },
             "loss_weight is 0.5; here answers are learned (1) or not (0)",
         ),
         ("alpaca", {"instruction": "see <image>", "output": "b"}, "it has <image>"),
         ("alpaca", {"instruction": "a", "output": "b", "images": ["a.png"]}, "it has images"),
         ("sharegpt", {"conversations": [{"from": "human", "value": "a"}]}, "it has no answer"),
         (
-            "sharegpt", {"conversations": [{"from": "human", "value": "a"}, {"from": "function_call", "value": "{"}]},
+            "sharegpt",
+            {"conversations": [{"from": "human", "value": "a"}, {"from": "function_call", "value": "{"}]},
             "a function_call is JSON",
         ),
         (
-            "sharegpt", {"conversations": [{"from": "someone", "value": "a"}, {"from": "gpt", "value": "b"}]},
+            "sharegpt",
+            {"conversations": [{"from": "someone", "value": "a"}, {"from": "gpt", "value": "b"}]},
             'a message is from "someone"',
         ),
     ],
-)  # fmt: skip
+)
 def test_what_it_drops_or_fails_at_is_broken(
     converter: str | None, record: dict[str, Any], told: str, tmp_path: Path
-) -> None:  # fmt: skip
+) -> None:
     model(tmp_path / "model")
     job = of_records(tmp_path, converter, [record])
     with pytest.raises(UserError) as refused:
@@ -159,10 +165,16 @@ def test_the_first_records_are_looked_at_before_a_draw(tmp_path: Path) -> None:
 
 
 TALKS = [
-    {"conversations": [{"from": "human", "value": "a" * size}, {"from": "gpt", "value": "b" * (3 * size)},
-                       {"from": "human", "value": "c"}, {"from": "gpt", "value": "dd" * size}]}
+    {
+        "conversations": [
+            {"from": "human", "value": "a" * size},
+            {"from": "gpt", "value": "b" * (3 * size)},
+            {"from": "human", "value": "c"},
+            {"from": "gpt", "value": "dd" * size},
+        ]
+    }
     for size in (1, 5)
-]  # fmt: skip
+]
 KEYS = {"micro_batch_size": 2, "global_batch_size": 4, "max_steps": 4, "learning_rate": 1e-2, "max_grad_norm": 0.3}
 OPTIMIZERS: dict[str, dict[str, Any]] = {"adamw": {}, "muon": {"optim_config": {"name": "muon", "wd": 0.5}}}
 """What of each file was trained by v1's own trainer: on a CPU, in fp32, as `TALKS` are four rows, which are a step."""
@@ -179,9 +191,14 @@ def weights_of(model: torch.nn.Module) -> None:
 def model_with_weights(folder: Path) -> None:
     model(folder, chat_template=named_template("qwen3"))
     config = LlamaConfig(
-        vocab_size=LlamaConfig.from_pretrained(folder).vocab_size, hidden_size=32, intermediate_size=64,
-        num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, attention_bias=True,
-    )  # fmt: skip
+        vocab_size=LlamaConfig.from_pretrained(folder).vocab_size,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        attention_bias=True,
+    )
     whole = LlamaForCausalLM(config)
     weights_of(whole)
     (folder / "model.safetensors").unlink()
@@ -198,10 +215,11 @@ def test_a_file_trains_what_its_own_trainer_trains(optimizer: str, tmp_path: Pat
     for number in range(batches.total_steps):
         step = batches.step(number)
         result = plain.step(
-            step, seeds=[micro_batch_seed(job.seed, number, k) for k in range(len(step))],
+            step,
+            seeds=[micro_batch_seed(job.seed, number, k) for k in range(len(step))],
             learning_rate=learning_rates(job, number, batches.total_steps),
             num_items_in_batch=torch.tensor(batches.num_items(step)),
-        )  # fmt: skip
+        )
         losses.append(float(torch.stack(list(result.losses)).sum()))
     expected, rel = FACTS["training"][optimizer], {"adamw": 1e-5, "muon": 1e-4}[optimizer]  # Muon's products are bf16
     assert losses == pytest.approx(expected["losses"], rel=rel), "positions from 1 round otherwise"

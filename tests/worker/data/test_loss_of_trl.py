@@ -37,9 +37,15 @@ def model() -> torch.nn.Module:
 def trls_loss(tmp_path: Path, tokenizer: PreTrainedTokenizerFast, *, packing: bool) -> float:
     """The mean over all learned tokens of the records, as its trainer has it."""
     config = SFTConfig(
-        output_dir=str(tmp_path / "trl"), use_cpu=True, report_to=[], assistant_only_loss=True, packing=packing,
-        max_length=512, per_device_train_batch_size=len(RECORDS), bf16=False,
-    )  # fmt: skip
+        output_dir=str(tmp_path / "trl"),
+        use_cpu=True,
+        report_to=[],
+        assistant_only_loss=True,
+        packing=packing,
+        max_length=512,
+        per_device_train_batch_size=len(RECORDS),
+        bf16=False,
+    )
     trainer = SFTTrainer(model(), config, train_dataset=Dataset.from_list(RECORDS), processing_class=tokenizer)
     (batch,) = trainer.get_train_dataloader()
     items = (batch["labels"][:, 1:] != -100).sum()
@@ -48,9 +54,7 @@ def trls_loss(tmp_path: Path, tokenizer: PreTrainedTokenizerFast, *, packing: bo
 
 @pytest.mark.parametrize("packing", [False, True])
 @pytest.mark.parametrize("template", ["qwen3", "llama3", "gemma3", "phi"])
-def test_the_loss_of_conversations_under_a_named_template_is_trls(
-    tmp_path: Path, template: str, packing: bool
-) -> None:
+def test_the_loss_of_conversations_under_a_named_template_is_trls(tmp_path: Path, template: str, packing: bool) -> None:
     tokenizer = tokenizer_of(template)
     data = write_jsonl(tmp_path / "data.jsonl", RECORDS)
     rows = 1 if packing else len(RECORDS)

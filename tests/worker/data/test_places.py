@@ -62,26 +62,37 @@ UNLEARNED_END = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 OWN = {
-    "only last": ONLY_LAST, "last user": LAST_USER, "counted": COUNTED, "questions counted": QUESTIONS_COUNTED,
-    "upside down": UPSIDE_DOWN, "reminding": REMINDING, "last open": LAST_OPEN, "shouted": SHOUTED,
+    "only last": ONLY_LAST,
+    "last user": LAST_USER,
+    "counted": COUNTED,
+    "questions counted": QUESTIONS_COUNTED,
+    "upside down": UPSIDE_DOWN,
+    "reminding": REMINDING,
+    "last open": LAST_OPEN,
+    "shouted": SHOUTED,
     "tools last": TOOLS_LAST,
     "lengths": "{% for m in messages %}{{ m.content|length }} {% endfor %}\n" + CHATML,
     "changed": CHATML.replace("{{ m['content'] }}", "{{ m['content'] | replace(' ', '_') }}"),
     "title": "{{ messages[-1].content }}\n" + CHATML,
-    "no prompt": NO_PROMPT, "end not marked": UNLEARNED_END,
+    "no prompt": NO_PROMPT,
+    "end not marked": UNLEARNED_END,
     "marked": CHATML.replace("{{ m['content'] }}", "{% generation %}{{ m['content'] }}{% endgeneration %}"),
     "marks in a macro": "{% macro say(m) %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}{% generation %}"
     "{{ m.content }}<|im_end|>{% endgeneration %}{% else %}{{ m.content }}<|im_end|>{% endif %}\n{% endmacro %}"
     "{% for m in messages %}{{ say(m) }}{% endfor %}",
-}  # fmt: skip
+}
 FILES = [file.stem for file in sorted(FOLDER.glob("*.jinja"))]
 NAMED = [name for name in NAMES if name not in FILES]
 SYSTEM, ASKED, HELLO, BYE, FAREWELL = (
     {"role": role, "content": content}
     for role, content in (
-        ("system", "Be nice."), ("user", "hi"), ("assistant", "Hello."), ("user", "bye"), ("assistant", "Bye now."),
+        ("system", "Be nice."),
+        ("user", "hi"),
+        ("assistant", "Hello."),
+        ("user", "bye"),
+        ("assistant", "Bye now."),
     )
-)  # fmt: skip
+)
 TALK = [ASKED, HELLO, BYE, FAREWELL]
 
 
@@ -110,7 +121,7 @@ def chat_of(template: str, **more: Any) -> ChatTemplate:
         (COUNTED, [ASKED, HELLO, HELLO | {"role": "user"}, HELLO], ["Hello.<|im_end|>"] * 2),
         (ONLY_LAST, [ASKED, {"role": "assistant", "content": "\n [/INST] hi "}], [" [/INST] hi<eos>"]),
     ],
-)  # fmt: skip
+)
 def test_answers_and_end_marks_alone_are_learned_where_shorter_conversations_look_otherwise(
     template: str, talk: list[dict[str, Any]], answers: list[str]
 ) -> None:
@@ -189,7 +200,7 @@ def test_a_message_that_is_not_shown_is_refused_by_its_role(everything: bool, le
     with pytest.raises(UserError) as refused:
         chat.render([SYSTEM, *TALK])
     assert str(refused.value) == (
-        "The chat template does not show what the system says in turn 1 of a conversation.\n  turn: \"Be nice.\"\n"
+        'The chat template does not show what the system says in turn 1 of a conversation.\n  turn: "Be nice."\n'
         "  roles: system, user, assistant, user, assistant\n"
         "  hint: give a chat_template that shows it, or take it out of the data   [template-drops]"
     )
@@ -223,7 +234,7 @@ def test_a_template_without_a_generation_prompt_is_told(caplog: pytest.LogCaptur
     chat_of(NO_PROMPT).warn_of_answers()
     assert caplog.messages == [
         "data: the chat template has no generation prompt: in training answers stand behind "
-        "\"<|im_start|>assistant\\n\", and where one is asked for, as in samples, by offmate sample or generate, this "
+        '"<|im_start|>assistant\\n", and where one is asked for, as in samples, by offmate sample or generate, this '
         "is not written: give a chat_template that ends with it where add_generation_prompt is set"
     ]
 

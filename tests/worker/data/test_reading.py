@@ -65,8 +65,9 @@ def test_answers_that_are_json_are_learned_with_their_quotes(model: Path, tmp_pa
 def test_dates_are_text_where_all_are(model: Path, tmp_path: Path) -> None:
     records = [{"prompt": "When? ", "completion": f"2024-03-0{day}"} for day in (5, 6)]
     assert [learned for _, learned in found_in(model, write_jsonl(tmp_path / "a.jsonl", records))] == [
-        ["2024-03-05"], ["2024-03-06"],
-    ]  # fmt: skip
+        ["2024-03-05"],
+        ["2024-03-06"],
+    ]
     chats = [{"messages": [{"role": "user", "content": "go"}, call({"date": f"2024-03-0{day}"})]} for day in (5, 6)]
     found = found_in(model, write_jsonl(tmp_path / "a.jsonl", chats))
     assert ['"date": "2024-03-05"' in found[0][1][0], '"date": "2024-03-06"' in found[1][1][0]] == [True, True]
@@ -239,9 +240,7 @@ def test_json_in_a_text_is_read_as_json_of_a_file_is(
         assert refused.value.numbers[0].startswith("line 2 of a.jsonl: ") and words in refused.value.numbers[0]
 
 
-def test_a_system_column_that_comes_late_is_read(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_system_column_that_comes_late_is_read(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("planner.job.data_check.MOST_BYTES", 200)
     talk = [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "yes"}]
     records = [*[{"conversations": talk}] * 9, {"conversations": talk, "system": "Be brief."}]

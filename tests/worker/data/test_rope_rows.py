@@ -18,19 +18,29 @@ from tests.support.texts import byte_tokenizer, make_job, tiny_llama_folder, wri
 from worker.data.batches import Batches
 
 _SIZES = {
-    "vocab_size": 260, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "use_cache": False, "bos_token_id": 0, "eos_token_id": 256, "pad_token_id": 257,
-}  # fmt: skip
+    "vocab_size": 260,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "use_cache": False,
+    "bos_token_id": 0,
+    "eos_token_id": 256,
+    "pad_token_id": 257,
+}
 _LONGROPE = {
-    "rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [32.0] * 4,
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0] * 4,
+    "long_factor": [32.0] * 4,
     "original_max_position_embeddings": 40,
-}  # fmt: skip
+}
 PHI = T.Phi3Config(
     **_SIZES, max_position_embeddings=256, original_max_position_embeddings=40, rope_parameters=_LONGROPE
-)  # fmt: skip
+)
 DYNAMIC = T.LlamaConfig(
     **_SIZES, max_position_embeddings=40, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
-)  # fmt: skip
+)
 
 
 def batches(tmp_path: Path, lengths: list[int], config: T.PretrainedConfig = PHI, **keys: Any) -> Batches:
@@ -38,7 +48,7 @@ def batches(tmp_path: Path, lengths: list[int], config: T.PretrainedConfig = PHI
     records = [{"text": chr(97 + number) * (length - 1)} for number, length in enumerate(lengths)]
     job = make_job(
         tiny_llama_folder(tmp_path / "model"), write_jsonl(tmp_path / "data.jsonl", records), max_length=200, **keys
-    )  # fmt: skip
+    )
     return Batches(job, byte_tokenizer(), border=border_of(config))
 
 
@@ -94,8 +104,9 @@ def test_rows_or_documents_on_both_sides_together_are_refused(keys: dict[str, An
     with pytest.raises(UserError) as refused:
         batches(tmp_path, [39, 41, 12, 180], **{"per_device_train_batch_size": 1, **keys})
     assert (refused.value.code, refused.value.what) == (
-        "rope-by-length", f"The model computes {what} differently when others in the micro-batch are longer."
-    )  # fmt: skip
+        "rope-by-length",
+        f"The model computes {what} differently when others in the micro-batch are longer.",
+    )
     assert f"2 of 4 {what} are longer than 40 tokens" in refused.value.numbers[0]
     assert "per_device_train_batch_size: 1 with packing: false" in str(refused.value)
 

@@ -29,9 +29,13 @@ def job(tmp_path: Path, records: list[dict[str, object]], **keys: object) -> Job
         (100, 50, 80, (54, 26)),  # 26.67 of the answer, rounded down
         (100, 40, 80, (58, 22)),  # an answer of half the room is not short
         (40, 100, 80, (23, 57)),
-        (30, 40, 80, (30, 40)), (0, 100, 80, (0, 80)), (100, 0, 80, (80, 0)), (100, 100, 1, (1, 0)), (0, 0, 0, (0, 0)),
+        (30, 40, 80, (30, 40)),
+        (0, 100, 80, (0, 80)),
+        (100, 0, 80, (80, 0)),
+        (100, 100, 1, (1, 0)),
+        (0, 0, 0, (0, 0)),
     ],
-)  # fmt: skip
+)
 def test_prompt_and_answer_share_the_room(prompt: int, answer: int, room: int, kept: tuple[int, int]) -> None:
     assert shares(prompt, answer, room) == kept
 
@@ -81,9 +85,11 @@ def test_long_rows_of_llama_factory_share_their_room_where_prompts_are_told_from
     write_jsonl(tmp_path / "text.jsonl", [{"text": "a"}])
     said = "with train_on_prompt long rows are cut at their end, where prompts and answers share the room there"
     for lines, long_rows, told in (
-        ("", "share", False), ("long_rows: cut\n", "cut", False), ("train_on_prompt: true\n", "share", True),
+        ("", "share", False),
+        ("long_rows: cut\n", "cut", False),
+        ("train_on_prompt: true\n", "share", True),
         ("train_on_prompt: true\nlong_rows: cut\n", "cut", False),
-    ):  # fmt: skip
+    ):
         job, notes = Job.parse_with_notes(LLAMA_FACTORY + lines, tmp_path)
         assert (job.long_rows, any(said in note for note in notes)) == (long_rows, told)
     assert Job.parse(LLAMA_FACTORY.replace("sft", "pt"), tmp_path).long_rows == "cut"

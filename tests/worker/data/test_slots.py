@@ -23,14 +23,21 @@ from worker.data.slots import Slots
 
 FACTS = json.loads((Path(__file__).parent / "llama_factory.json").read_text("utf-8"))
 TOOLS = [
-    {"name": "add", "description": "Add", "parameters": {
-        "type": "object",
-        "properties": {"a": {"type": "integer", "description": "first"}, "b": {"type": "string", "enum": ["x", "y"]},
-                       "c": {"type": "array", "items": {"type": "number"}}},
-        "required": ["a"],
-    }},
+    {
+        "name": "add",
+        "description": "Add",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "a": {"type": "integer", "description": "first"},
+                "b": {"type": "string", "enum": ["x", "y"]},
+                "c": {"type": "array", "items": {"type": "number"}},
+            },
+            "required": ["a"],
+        },
+    },
     {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {}}}},
-]  # fmt: skip
+]
 CALL = '{"name": "add", "arguments": {"a": 2, "b": "é", "c": [1.0], "d": null, "e": {"k": true}}}'
 ROWS: dict[str, tuple[list[tuple[str, str]], dict[str, Any]]] = {
     "turns": (
@@ -39,14 +46,15 @@ ROWS: dict[str, tuple[list[tuple[str, str]], dict[str, Any]]] = {
     ),
     "plain": ([("user", "a"), ("assistant", "b")], {}),
     "thoughts": (
-        [("user", "a"), ("assistant", "%shm%sb"), ("user", "c"), ("function_call", f"%shm%s{CALL}")], {},
+        [("user", "a"), ("assistant", "%shm%sb"), ("user", "c"), ("function_call", f"%shm%s{CALL}")],
+        {},
     ),
     "tools": (
         [("user", "a"), ("function_call", f'[{CALL}, {{"name": "now", "arguments": {{}}}}]')],
         {"tools": json.dumps(TOOLS)},
     ),
     "one call with tools": ([("user", "a"), ("function_call", CALL)], {"tools": json.dumps(TOOLS)}),
-}  # fmt: skip
+}
 
 
 def tokenizer_of(template: SlotTemplate) -> PreTrainedTokenizerFast:
@@ -84,9 +92,7 @@ def written(slots: Slots, said: Conversation, tokenizer: PreTrainedTokenizerFast
     return [f"{'+' if learned else '-'}{text(piece)}" for piece, learned in slots.pieces(said)]
 
 
-@pytest.mark.parametrize(
-    ("name", "row"), [(name, row) for name, rows in FACTS.items() for row in rows], ids="-".join
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "row"), [(name, row) for name, rows in FACTS.items() for row in rows], ids="-".join)
 def test_each_piece_and_what_is_learned_of_it_is_llama_factorys(name: str, row: str) -> None:
     template = template_of(name)
     tokenizer, values = tokenizer_of(template), {"enable_thinking": row != "thoughts off"}

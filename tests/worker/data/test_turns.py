@@ -71,9 +71,11 @@ def test_learned_answers_are_trls_where_the_template_writes_nothing_between() ->
     tokenizer = tokenizer_of("llama3")
     tokenizer.add_special_tokens({"eos_token": "<|eot_id|>", "bos_token": "<|begin_of_text|>"})
     theirs = tokenizer.apply_chat_template(
-        TALKS["two turns"], chat_template=get_training_chat_template(tokenizer), return_dict=True,
+        TALKS["two turns"],
+        chat_template=get_training_chat_template(tokenizer),
+        return_dict=True,
         return_assistant_tokens_mask=True,
-    )  # fmt: skip
+    )
     text, found = ChatTemplate(tokenizer, learned=LearnedTurns(roles=ANSWERS)).render(TALKS["two turns"])
     ours = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     assert ours["input_ids"] == theirs["input_ids"]
@@ -128,7 +130,7 @@ def test_what_the_template_ends_an_answer_with_is_an_end_mark_where_none_are_giv
 def test_an_end_mark_that_nobody_named_is_told(caplog: pytest.LogCaptureFixture) -> None:
     spans(TALK, end="<eos>", roles=ANSWERS)
     said = "the chat template ends answers with <|im_end|>, which is learned as an end mark; axolotl learns it where"
-    assert caplog.messages == [f"data: {said} the file has eot_tokens: [\"<|im_end|>\"]"]
+    assert caplog.messages == [f'data: {said} the file has eot_tokens: ["<|im_end|>"]']
     caplog.clear()
     spans(TALK, end="<eos>", roles=ANSWERS, marks=(END,))
     spans(TALK, end="<eos>", roles=ANSWERS, eos="none", eot="none")
@@ -139,10 +141,15 @@ def test_an_end_mark_that_nobody_named_is_told(caplog: pytest.LogCaptureFixture)
 @pytest.mark.parametrize(
     ("name", "ends"),
     [
-        ("qwen3", ("<|im_end|>",)), ("gemma3", ("<end_of_turn>",)), ("llama3_2", ("<|eot_id|>",)),
-        ("phi3_5", ("<|end|>",)), ("gptoss", ("<|return|>", "<|end|>")), ("glm4moe", ()), ("idefics3", ()),
+        ("qwen3", ("<|im_end|>",)),
+        ("gemma3", ("<end_of_turn>",)),
+        ("llama3_2", ("<|eot_id|>",)),
+        ("phi3_5", ("<|end|>",)),
+        ("gptoss", ("<|return|>", "<|end|>")),
+        ("glm4moe", ()),
+        ("idefics3", ()),
     ],
-)  # fmt: skip
+)
 def test_templates_end_answers_with_marks_or_with_the_next_turns_beginning(name: str, ends: tuple[str, ...]) -> None:
     tokenizer = tokenizer_of(name)
     tokens = sorted(set(re.findall(r"<[^<>\s{}']{1,30}>", tokenizer.chat_template)))
@@ -237,7 +244,6 @@ def test_the_end_token_is_among_eot_tokens_where_the_template_writes_it_by_its_n
     tokenizer = byte_tokenizer(chat_template=CLOSED)
     chosen = LearnedTurns(roles=ANSWERS, marks=("<eos>",), eot="all")
     assert learned(*ChatTemplate(tokenizer, learned=chosen).render(TALK[1:3])) == ["<eos>", "yes", "<eos>"]
-
 
 
 def test_marks_that_say_two_things_or_are_no_tokens_are_refused() -> None:

@@ -50,7 +50,13 @@ def make(tmp_path):
         sizes = passing_sizes(plan, chain)
         scratch = ActivationsOnDisk([tmp_path / "drive"], sizes) if keeps else None
         engine = Engine(
-            its, plan=plan, chain=chain, device=CPU, optimizer=adamw(its), max_grad_norm=clip, scratch=scratch,
+            its,
+            plan=plan,
+            chain=chain,
+            device=CPU,
+            optimizer=adamw(its),
+            max_grad_norm=clip,
+            scratch=scratch,
             metered=metered,
         )
         engine.plan, engine.chain, engine.scratch, engine.program = plan, chain, scratch, program
@@ -120,9 +126,9 @@ def test_the_host_has_the_ring_and_nothing_else_of_them_and_the_device_what_is_p
 def test_any_order_that_queues_and_waits_allow_computes_the_same(seed, make, monkeypatch):
     form = "mixed, 2 rounds of 2, clipped"
     monkeypatch.setattr(
-        CpuMachine, "interpreter", lambda self, program, performer: ChaosInterpreter(
-            program, performer, Mood.drawn(seed)
-        )
+        CpuMachine,
+        "interpreter",
+        lambda self, program, performer: ChaosInterpreter(program, performer, Mood.drawn(seed)),
     )
     assert_same(run(make(form), range(3), 4), run(plain(form), range(3), 4))
 

@@ -42,17 +42,19 @@ def plain(job: Job, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Tensor], dict
     if job.method == "lora":
         torch.manual_seed(job.seed)
         config = LoraConfig(
-            r=job.lora_r, lora_alpha=job.lora_alpha, lora_dropout=job.lora_dropout, target_modules="all-linear",
-            modules_to_save=list(job.lora_modules_to_save or ()), task_type="CAUSAL_LM",
-        )  # fmt: skip
+            r=job.lora_r,
+            lora_alpha=job.lora_alpha,
+            lora_dropout=job.lora_dropout,
+            target_modules="all-linear",
+            modules_to_save=list(job.lora_modules_to_save or ()),
+            task_type="CAUSAL_LM",
+        )
         model = get_peft_model(model, config)
     monkeypatch.setattr("tests.support.lora_jobs.byte_tokenizer", lambda: load_tokenizer(job))
     return plain_steps(model.train(), job, STEPS)
 
 
-@pytest.mark.parametrize(
-    "keys", [FULL, {"lora_modules_to_save": ["embed_tokens", "lm_head"]}], ids=["full", "lora"]
-)
+@pytest.mark.parametrize("keys", [FULL, {"lora_modules_to_save": ["embed_tokens", "lm_head"]}], ids=["full", "lora"])
 def test_their_rows_are_trained_as_in_plain_pytorch(
     tmp_path: Path, keys: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,9 +55,13 @@ def test_the_main_thread_leaves_its_guard_before_slices_trace(tmp_path: Path) ->
     plan = replace(mixed_plan(chain, slices=3), gpu_budget_bytes=0)
     (tmp_path / "plan.json").write_text(json.dumps({"plan": to_json(plan), "chain": to_json(chain)}), "utf-8")
     answer = subprocess.run(
-        [sys.executable, "-c", TWO_ENGINES, str(tmp_path / "plan.json")], cwd=ROOT, stdin=subprocess.DEVNULL,
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", TWO_ENGINES, str(tmp_path / "plan.json")],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert answer.returncode == 0, answer.stderr
     callers, (first, second) = json.loads(answer.stdout.splitlines()[-1])
     assert callers[0] == "MainThread" and any(name.startswith("offmate-slice") for name in callers), set(callers)

@@ -201,9 +201,7 @@ def test_updates_of_the_step_before_are_done_though_a_queue_has_failed(make, mon
         patch.setattr(owner, method, lambda *rest: (failed.wait(10), original(*rest))[1])
 
     with monkeypatch.context() as patch:
-        fail_at_item(
-            patch, "fetch", lambda item: item.startswith("w:model.layers.0") and not failed.set()
-        )
+        fail_at_item(patch, "fetch", lambda item: item.startswith("w:model.layers.0") and not failed.set())
         after_the_failure(adamw_module, "update")
         at_first = engine._interpreter.flush
         calls = iter(range(100))
@@ -279,9 +277,7 @@ def test_a_norm_is_given_exactly_when_the_plan_clips():
     model = make_model("llama")
     chain = chain_of(model)
     with pytest.raises(ValueError, match="clip"):
-        Engine(
-            model, plan=resident_plan(chain), chain=chain, optimizer=adamw(model), max_grad_norm=1.0, device=CPU
-        )  # fmt: skip
+        Engine(model, plan=resident_plan(chain), chain=chain, optimizer=adamw(model), max_grad_norm=1.0, device=CPU)
 
 
 def test_a_state_of_another_model_is_refused(make):

@@ -40,9 +40,14 @@ def union(tokens: list[torch.Tensor]) -> list[torch.Tensor]:
 def test_the_sum_is_bitwise_that_of_plain_accumulation(slices, count, dtype):
     tokens, items = tokens_of(slices, count), {}
     sums = Gradients(
-        SimpleNamespace(items=items), CpuMachine(metered=False), NoPlaces(), {}, order=("e",), by_rows=("e",),
+        SimpleNamespace(items=items),
+        CpuMachine(metered=False),
+        NoPlaces(),
+        {},
+        order=("e",),
+        by_rows=("e",),
         max_norm=None,
-    )  # fmt: skip
+    )
     sums.begin_round(union(tokens))
     wanted = torch.zeros(ROWS, WIDTH, dtype=dtype)
     for k in range(slices):
@@ -67,9 +72,7 @@ def test_what_waits_aside_is_what_the_planner_charges():
     machine = CpuMachine(metered=True)
     meter, items = machine.meter, {}
     assert isinstance(meter, Meter)
-    sums = Gradients(
-        SimpleNamespace(items=items), machine, NoPlaces(), {}, order=("e",), by_rows=("e",), max_norm=None
-    )
+    sums = Gradients(SimpleNamespace(items=items), machine, NoPlaces(), {}, order=("e",), by_rows=("e",), max_norm=None)
     sums.begin_round([machine.stage(found) for found in union(tokens)])
     aside = 0
     with meter.watch():

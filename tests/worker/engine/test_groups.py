@@ -84,14 +84,21 @@ def test_values_of_groups_that_change_at_every_step_are_those_of_plain_pytorch(
     optimizer = optimizer_of(list(model.named_parameters()))
     adamw = TorchOptimizers(optimizer, model)
     engine = Engine(
-        model, plan=mixed_plan(chain, clip=clip is not None, **plan), chain=chain, optimizer=adamw.settings(),
-        max_grad_norm=clip, device=torch.device("cpu"),
-    )  # fmt: skip
+        model,
+        plan=mixed_plan(chain, clip=clip is not None, **plan),
+        chain=chain,
+        optimizer=adamw.settings(),
+        max_grad_norm=clip,
+        device=torch.device("cpu"),
+    )
     for step, slices in enumerate(batches):
         engine.step(
-            slices, seeds=[10 * step + k for k in range(count)], learning_rate=adamw.learning_rates(),
-            optimizer=adamw.settings(), num_items_in_batch=torch.tensor(30 * count),
-        )  # fmt: skip
+            slices,
+            seeds=[10 * step + k for k in range(count)],
+            learning_rate=adamw.learning_rates(),
+            optimizer=adamw.settings(),
+            num_items_in_batch=torch.tensor(30 * count),
+        )
         change(optimizer, step)
     state = {name: parts["master"].clone() for name, parts in engine.state()}
     assert [name for name in state if not torch.equal(state[name], expected[-1][name])] == []

@@ -54,7 +54,9 @@ def _small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (
             "llama",
             {
-                "loraplus_lr_ratio": 16.0, "loraplus_lr_embedding": 1e-3, "lora_modules_to_save": ["norm"],
+                "loraplus_lr_ratio": 16.0,
+                "loraplus_lr_embedding": 1e-3,
+                "lora_modules_to_save": ["norm"],
                 "lora_target_modules": ["q_proj", "up_proj", "embed_tokens"],
             },
         ),
@@ -155,9 +157,13 @@ def test_a_model_with_adapters_is_evaluated_and_writes_as_plain_peft_would(tmp_p
         assert torch.equal(engine.evaluate([batch]).losses[0], plain(**batch).loss)
         prompts = [[1, 2, 3, 4], [7, 8, 9, 10]]
         wanted = plain.generate(
-            input_ids=torch.tensor(prompts), attention_mask=torch.ones(2, 4, dtype=torch.long), max_new_tokens=6,
-            do_sample=False, use_cache=True, pad_token_id=257,
-        )  # fmt: skip
+            input_ids=torch.tensor(prompts),
+            attention_mask=torch.ones(2, 4, dtype=torch.long),
+            max_new_tokens=6,
+            do_sample=False,
+            use_cache=True,
+            pad_token_id=257,
+        )
     assert engine.generate(prompts, new_tokens=6, pad=257) == wanted[:, 4:].tolist()
     engine.close()
 
@@ -273,7 +279,7 @@ def test_a_job_goes_on_from_an_adapter_as_peft_does(tmp_path: Path) -> None:
     assert torch.equal(
         engine.step([batch], seeds=[seed], learning_rate=1e-2, num_items_in_batch=items).losses[0],
         plain(**batch, num_items_in_batch=items).loss,
-    )  # fmt: skip
+    )
     engine.close()
     of_two_layers = dict(load_model(job, layers=2).named_parameters())
     assert all(torch.equal(p, plain.get_parameter(name)) for name, p in of_two_layers.items() if "lora" in name)
@@ -309,7 +315,7 @@ def test_a_job_goes_on_from_an_adapter_as_peft_does(tmp_path: Path) -> None:
             {"layers_to_transform": (2,), "rank_pattern": {"q_proj": 2}},
         ),
     ],
-)  # fmt: skip
+)
 def test_adapters_of_experts_and_of_some_layers_are_written_as_peft_does_and_gone_on_from(
     tmp_path: Path, name: str, keys: dict[str, object], made: dict[str, object]
 ) -> None:

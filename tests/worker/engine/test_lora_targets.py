@@ -46,10 +46,11 @@ def test_a_target_that_is_not_in_the_model_is_named(tmp_path: Path) -> None:
     "keys",
     [
         {"lora_target_modules": r".*mlp\.(\w*\w*\w*\w*\w*)*x"},
-        {"rank_pattern": {r"(\w*\w*\w*\w*\w*)*x": 2}}, {"exclude_modules": r".*mlp\.(\w*\w*\w*\w*\w*)*x"},
+        {"rank_pattern": {r"(\w*\w*\w*\w*\w*)*x": 2}},
+        {"exclude_modules": r".*mlp\.(\w*\w*\w*\w*\w*)*x"},
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_a_pattern_that_only_the_names_of_the_model_make_slow_is_refused_before_peft_matches_it(
     tmp_path: Path, keys: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -271,9 +271,14 @@ def test_norms_of_large_and_small_tensors_are_those_of_clip_grad_norm_bitwise(dt
     shapes = {"a": (7,), "b": (257, 255), "c": (65536,), "d": (65537,), "e": (1000, 301), "f": (1 << 20,)}
     items = {f"g:{name}": [torch.randn(shape, generator=random).to(dtype)] for name, shape in shapes.items()}
     gradients = Gradients(
-        SimpleNamespace(items=items), CpuMachine(metered=False), NoPlaces(), {}, order=tuple(shapes), by_rows=(),
+        SimpleNamespace(items=items),
+        CpuMachine(metered=False),
+        NoPlaces(),
+        {},
+        order=tuple(shapes),
+        by_rows=(),
         max_norm=0.5,
-    )  # fmt: skip
+    )
     values = StepValues(number=1, learning_rate=1.0, host_count=torch.ones(()), device_count=torch.ones(()))
     values.reached.update(shapes)
     gradients.begin_step(values)

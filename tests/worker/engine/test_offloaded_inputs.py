@@ -67,9 +67,18 @@ def test_a_budget_that_inputs_alone_would_fill_is_enough() -> None:
     problem = {"cpu_budget_bytes": HOST, "slices": 1, "clip": False}
     budget = Problem(chain=chain, hardware=HARDWARE, gpu_budget_bytes=0, **problem).least().gpu_bytes
     inputs = sum(block.input_bytes for block in chain.blocks[1:-1])
-    assert budget < Problem(
-        chain=without_sent(chain), hardware=HARDWARE, gpu_budget_bytes=0, **problem,
-    ).least().gpu_bytes - inputs // 2  # fmt: skip
+    assert (
+        budget
+        < Problem(
+            chain=without_sent(chain),
+            hardware=HARDWARE,
+            gpu_budget_bytes=0,
+            **problem,
+        )
+        .least()
+        .gpu_bytes
+        - inputs // 2
+    )
     plan = Problem(chain=chain, hardware=HARDWARE, gpu_budget_bytes=budget, **problem).plan(time_limit_s=1.0)
     assert any(option.startswith(SENT) for option in plan.options)
     settings = {"optimizer": adamw(model), "max_grad_norm": None}
@@ -88,9 +97,14 @@ def test_a_budget_that_inputs_alone_would_fill_is_enough() -> None:
 def test_without_activation_offload_inputs_stay() -> None:
     chain = chain_of(make_model("llama"))
     plan = Problem(
-        chain=chain, hardware=HARDWARE, gpu_budget_bytes=HOST, cpu_budget_bytes=HOST, slices=1, clip=False,
+        chain=chain,
+        hardware=HARDWARE,
+        gpu_budget_bytes=HOST,
+        cpu_budget_bytes=HOST,
+        slices=1,
+        clip=False,
         activation_offload=False,
-    ).plan(time_limit_s=1.0)  # fmt: skip
+    ).plan(time_limit_s=1.0)
     assert not set(SENT) & set(plan.options)
 
 

@@ -25,18 +25,39 @@ TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
 def job_of(tmp_path: Path, **keys: Any) -> Job:
     folder = tiny_llama_folder(tmp_path / "model")
     config = Qwen3MoeConfig(
-        num_hidden_layers=2, hidden_size=128, intermediate_size=128, moe_intermediate_size=64, num_experts=4,
-        num_experts_per_tok=2, num_attention_heads=4, num_key_value_heads=2, head_dim=32, vocab_size=260,
-        use_cache=False, eos_token_id=256, pad_token_id=257, bos_token_id=None,
-    )  # fmt: skip
+        num_hidden_layers=2,
+        hidden_size=128,
+        intermediate_size=128,
+        moe_intermediate_size=64,
+        num_experts=4,
+        num_experts_per_tok=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        vocab_size=260,
+        use_cache=False,
+        eos_token_id=256,
+        pad_token_id=257,
+        bos_token_id=None,
+    )
     torch.manual_seed(5)
     AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
     small: dict[str, Any] = {
-        "max_length": 16, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "max_steps": STEPS,
-        "learning_rate": 1e-2, "lr_scheduler_type": "constant", "weight_decay": 0.1, "method": "lora", "lora_r": 4,
-        "lora_dropout": 0.1, "lora_target_modules": list(TARGETS), "load_in_4bit": True, "quantize_moe_experts": True,
+        "max_length": 16,
+        "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": 2,
+        "max_steps": STEPS,
+        "learning_rate": 1e-2,
+        "lr_scheduler_type": "constant",
+        "weight_decay": 0.1,
+        "method": "lora",
+        "lora_r": 4,
+        "lora_dropout": 0.1,
+        "lora_target_modules": list(TARGETS),
+        "load_in_4bit": True,
+        "quantize_moe_experts": True,
         "bf16": True,
-    }  # fmt: skip
+    }
     return make_job(folder, write_jsonl(tmp_path / "data.jsonl", sentences(9)), **{**small, **keys})
 
 
@@ -44,9 +65,11 @@ def plain(job: Job) -> Any:
     """The model as one would make it with peft and bitsandbytes."""
     dtype = torch.bfloat16 if job.bf16 else torch.float32
     settings = BitsAndBytesConfig(
-        load_in_4bit=True, bnb_4bit_quant_type=job.bnb_4bit_quant_type, bnb_4bit_compute_dtype=dtype,
+        load_in_4bit=True,
+        bnb_4bit_quant_type=job.bnb_4bit_quant_type,
+        bnb_4bit_compute_dtype=dtype,
         bnb_4bit_use_double_quant=job.bnb_4bit_use_double_quant,
-    )  # fmt: skip
+    )
     base = AutoModelForCausalLM.from_pretrained(job.model, dtype=dtype, quantization_config=settings)
     for layer in base.model.layers:
         for name in ("gate_up_proj", "down_proj"):
@@ -56,25 +79,32 @@ def plain(job: Job) -> Any:
                 weight.data = bits.dequantize_4bit(packed, state)
                 continue
             parametrize.replace_parameter_4bit(
-                layer.mlp.experts, name, compress_statistics=job.bnb_4bit_use_double_quant,
+                layer.mlp.experts,
+                name,
+                compress_statistics=job.bnb_4bit_use_double_quant,
                 quant_type=job.bnb_4bit_quant_type,
-            )  # fmt: skip
+            )
     torch.manual_seed(job.seed)
     config = LoraConfig(
-        r=job.lora_r, lora_alpha=job.lora_alpha, lora_dropout=job.lora_dropout, target_modules=list(TARGETS),
-        task_type="CAUSAL_LM", target_parameters=list(job.lora_target_parameters or ()) or None,
-    )  # fmt: skip
+        r=job.lora_r,
+        lora_alpha=job.lora_alpha,
+        lora_dropout=job.lora_dropout,
+        target_modules=list(TARGETS),
+        task_type="CAUSAL_LM",
+        target_parameters=list(job.lora_target_parameters or ()) or None,
+    )
     return get_peft_model(base, config).train()
 
 
 @pytest.mark.parametrize(
     "keys",
     [
-        {}, {"bnb_4bit_quant_type": "fp4", "bnb_4bit_use_double_quant": False, "bf16": False},
+        {},
+        {"bnb_4bit_quant_type": "fp4", "bnb_4bit_use_double_quant": False, "bf16": False},
         {"lora_target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"], "lora_dropout": 0.0},
     ],
     ids=["nf4", "fp4-plain-scales-fp32", "adapters-on-experts"],
-)  # fmt: skip
+)
 def test_under_a_plan_they_equal_peft_with_bitsandbytes_in_every_bit(tmp_path: Path, keys: dict[str, Any]) -> None:
     job = job_of(tmp_path, **keys)
     losses, trained = plain_steps(plain(job), job, STEPS)
@@ -97,9 +127,7 @@ def test_they_wait_in_bytes_as_the_skeleton_has_them(tmp_path: Path) -> None:
     job = job_of(tmp_path)
     model, skeleton = load_model(job), skeleton_model(job)
     here = {name: (p.shape, p.dtype, getattr(p, "holds", None)) for name, p in model.named_parameters()}
-    assert here == {
-        name: (p.shape, p.dtype, getattr(p, "holds", None)) for name, p in skeleton.named_parameters()
-    }
+    assert here == {name: (p.shape, p.dtype, getattr(p, "holds", None)) for name, p in skeleton.named_parameters()}
     packed = [p for name, p in model.named_parameters() if "experts" in name]
     assert len(packed) == 4 and all(p.dtype == torch.uint8 for p in packed)
     assert sum(p.nbytes for p in packed) <= 0.56 * sum(p.holds for p in packed)  # type: ignore[attr-defined]

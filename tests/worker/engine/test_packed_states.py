@@ -113,9 +113,10 @@ def test_a_weight_that_no_gradient_reached_stays_as_it_is(make, plain, monkeypat
     before = dict(saved(engine))[name]
     cpu_update = engine._actions._update_on_cpu
     monkeypatch.setattr(
-        engine._actions, "_update_on_cpu",
+        engine._actions,
+        "_update_on_cpu",
         lambda names, values: (values.reached.discard(name), cpu_update(names, values)),
-    )  # fmt: skip
+    )
     batches, rest = data(1, COUNT)
     engine.step(batches, learning_rate=learning_rate(1), **rest)
     engine.drain()

@@ -143,9 +143,7 @@ def test_a_run_reads_its_beginning_once_and_is_not_gone_on_with_where_it_is_gone
         ("mixtral", {"init_lora_weights": "pissa", "lora_dropout": 0.0}, "it is no linear layer"),
     ],
 )
-def test_a_layer_that_gives_no_part_is_named(
-    tmp_path: Path, name: str, keys: dict[str, object], words: str
-) -> None:  # fmt: skip
+def test_a_layer_that_gives_no_part_is_named(tmp_path: Path, name: str, keys: dict[str, object], words: str) -> None:
     with pytest.raises(UserError) as refused:
         skeleton_model(lora_job(tmp_path, name, **keys))
     assert refused.value.code == "lora-targets" and words in refused.value.numbers[1]

@@ -44,9 +44,11 @@ def bnb_config(job: Job) -> BitsAndBytesConfig:
     if job.load_in_8bit:
         return BitsAndBytesConfig(load_in_8bit=True)
     return BitsAndBytesConfig(
-        load_in_4bit=True, bnb_4bit_quant_type=job.bnb_4bit_quant_type, bnb_4bit_compute_dtype=dtype_of(job),
+        load_in_4bit=True,
+        bnb_4bit_quant_type=job.bnb_4bit_quant_type,
+        bnb_4bit_compute_dtype=dtype_of(job),
         bnb_4bit_use_double_quant=job.bnb_4bit_use_double_quant,
-    )  # fmt: skip
+    )
 
 
 def dtype_of(job: Job) -> torch.dtype:
@@ -59,9 +61,12 @@ def plain(job: Job, count: int) -> tuple[list[Tensor], dict[str, Tensor]]:
     base = AutoModelForCausalLM.from_pretrained(job.model, dtype=dtype_of(job), quantization_config=bnb_config(job))
     torch.manual_seed(job.seed)
     config = LoraConfig(
-        r=job.lora_r, lora_alpha=job.lora_alpha, lora_dropout=job.lora_dropout, task_type="CAUSAL_LM",
+        r=job.lora_r,
+        lora_alpha=job.lora_alpha,
+        lora_dropout=job.lora_dropout,
+        task_type="CAUSAL_LM",
         target_modules=job.lora_target_modules,
-    )  # fmt: skip
+    )
     return plain_steps(get_peft_model(base, config).train(), job, count)
 
 
@@ -84,13 +89,18 @@ def found(job: Job, plan: Plan, chain: Chain, count: int) -> tuple[list[Tensor],
     [
         ({}, STEPS),
         (
-            {"bf16": True, "gradient_accumulation_steps": 2, "bnb_4bit_quant_type": "fp4",
-             "bnb_4bit_use_double_quant": False}, 3,
+            {
+                "bf16": True,
+                "gradient_accumulation_steps": 2,
+                "bnb_4bit_quant_type": "fp4",
+                "bnb_4bit_use_double_quant": False,
+            },
+            3,
         ),
         ({"load_in_8bit": True, "bf16": True, "gradient_accumulation_steps": 2, "max_length": 32}, 3),
     ],
     ids=["nf4", "fp4-plain-scales-bf16-2-slices", "int8-bf16-2-slices"],
-)  # fmt: skip
+)
 def test_a_quantized_base_under_a_plan_equals_peft_with_bitsandbytes_in_every_bit(
     tmp_path: Path, keys: dict[str, Any], steps: int
 ) -> None:
@@ -111,8 +121,10 @@ def quantized(model: nn.Module) -> Iterator[tuple[str, Packed4bit | Packed8bit]]
 
 def test_frozen_weights_wait_in_half_a_byte_or_one_and_the_planner_knows_it(tmp_path: Path) -> None:
     for keys, most in (
-        ({}, 0.53), ({"bnb_4bit_use_double_quant": False}, 0.5625), ({"load_in_8bit": True}, 1 + 4 / 128),
-    ):  # fmt: skip
+        ({}, 0.53),
+        ({"bnb_4bit_use_double_quant": False}, 0.5625),
+        ({"load_in_8bit": True}, 1 + 4 / 128),
+    ):
         job = job_of(tmp_path, **keys)
         model, skeleton = load_model(job), skeleton_model(job)
         assert [n for n, _ in quantized(model)] == [n for n, _ in quantized(skeleton)]
@@ -126,9 +138,10 @@ def test_frozen_weights_wait_in_half_a_byte_or_one_and_the_planner_knows_it(tmp_
 
 def test_a_packed_weight_unpacks_to_what_bitsandbytes_makes_of_it(tmp_path: Path) -> None:
     for name, keys in (
-        ("llama", {}), ("llama", {"bnb_4bit_use_double_quant": False}),
+        ("llama", {}),
+        ("llama", {"bnb_4bit_use_double_quant": False}),
         ("gpt2", {"bnb_4bit_quant_type": "fp4", "bf16": True}),  # whose layers are transposed linear ones
-    ):  # fmt: skip
+    ):
         job = job_of(tmp_path, name, **keys)
         theirs = AutoModelForCausalLM.from_pretrained(
             job.model, dtype=dtype_of(job), quantization_config=bnb_config(job)

@@ -72,9 +72,12 @@ def test_a_run_that_goes_on_from_what_was_saved_has_every_bit(make, shape, tmp_p
     files = write_shards(tmp_path, "state", first.state())
     dtypes = {part: parts[part].dtype for _, parts in read_shards(files) for part in parts if "exp_avg_scales" in parts}
     assert dtypes == {
-        "exp_avg": torch.uint8, "exp_avg_scales": FP32, "exp_avg_sq": torch.uint8, "exp_avg_sq_scales": FP32,
+        "exp_avg": torch.uint8,
+        "exp_avg_scales": FP32,
+        "exp_avg_sq": torch.uint8,
+        "exp_avg_sq_scales": FP32,
         "master": FP32,
-    }  # fmt: skip
+    }
     second.load_state(read_shards(files), step=2)
     assert_same(run(second, range(2, 4), count), run(first, range(2, 4), count))
     for (name, found), (_, wanted) in zip(saved(second), saved(first), strict=True):
@@ -95,9 +98,7 @@ def test_states_take_on_the_host_what_the_plan_says_half_of_what_others_take(mak
     run(engine, range(1), count_of(engine))
     engine.drain()
     host = engine._weights.host
-    slabs = {
-        t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for own in host.items.values() for t in own
-    }  # fmt: skip
+    slabs = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for own in host.items.values() for t in own}
     planned = cpu_parts(engine.plan, engine.chain)
     assert planned.total_bytes <= sum(slabs.values()) <= planned.total_bytes + mmap.PAGESIZE * len(slabs)
     rounded = [t for t in engine.chain.tensors() if t.optimizer.rounds and t.elements >= 1024]

@@ -30,7 +30,7 @@ SHAPES = {
     "bf16, no norm": (torch.bfloat16, {"slices": 2}, None),
     "bf16, fetched again": (torch.bfloat16, {"slices": 2}, None),
     "fp32, no norm": (torch.float32, {"slices": 2}, None),
-}  # fmt: skip
+}
 
 
 def on_disk(chain):
@@ -182,6 +182,4 @@ def test_a_store_of_other_states_than_the_plans_is_refused(make, tmp_path):
     engine = make("bf16, clipped")
     model = make_model("llama", torch.bfloat16)
     with pytest.raises(ValueError, match="not those of the store"):
-        Engine(
-            model, plan=engine.plan, chain=engine.chain, device=CPU, optimizer=adamw(model), max_grad_norm=0.5
-        )  # fmt: skip
+        Engine(model, plan=engine.plan, chain=engine.chain, device=CPU, optimizer=adamw(model), max_grad_norm=0.5)

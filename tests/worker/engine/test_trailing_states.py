@@ -64,9 +64,13 @@ def make(tmp_path):
         program = compile_program(plan, chain)
         verify(program, chain)
         store = StatesOnDisk(
-            [tmp_path / folder], stored_tensors(plan, chain, model), piece_elements=PIECE, homes=homes, found=found,
+            [tmp_path / folder],
+            stored_tensors(plan, chain, model),
+            piece_elements=PIECE,
+            homes=homes,
+            found=found,
             **of_store,
-        )  # fmt: skip
+        )
         engine = Engine(
             model, plan=plan, chain=chain, device=CPU, optimizer=adamw(model), max_grad_norm=clip, states=store
         )
@@ -97,8 +101,10 @@ def test_steps_are_plain_pytorchs_whether_the_norm_clips_or_not(shape, clips, ma
     found, wanted = found + run(engine, range(3, 6), COUNT), wanted + run(same, range(3, 6), COUNT)
     assert_same(found, wanted)
     assert {float(norm) > clip for _, norm in wanted} == {
-        "always": {True}, "never": {False}, "now and then": {True, False},
-    }[clips]  # fmt: skip
+        "always": {True},
+        "never": {False},
+        "now and then": {True, False},
+    }[clips]
     assert_same_state(engine, same)
     weights = dict(same.model.named_parameters())
     assert all(torch.equal(p, weights[name]) for name, p in engine.restore().named_parameters())
@@ -154,9 +160,7 @@ def test_in_any_order_steps_are_plain_pytorchs(number, make, monkeypatch):
 
 
 @pytest.mark.parametrize("late", [Queue.DISK_READ, Queue.CPU])
-def test_without_the_wait_of_the_next_gradient_for_the_states_a_late_queue_makes_other_numbers(
-    late, make, monkeypatch
-):
+def test_without_the_wait_of_the_next_gradient_for_the_states_a_late_queue_makes_other_numbers(late, make, monkeypatch):
     """So the tests above can fail."""
 
     def damaged(plan, chain):

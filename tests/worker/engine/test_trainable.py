@@ -62,12 +62,13 @@ MLP = {f"model.layers.1.mlp.{x}_proj.weight" for x in ("gate", "up", "down")}
         ("llama", {"trainable": [r"model\.layers\.1\.mlp", "lm_head"]}, {*MLP, "lm_head.weight"}),
         ("llama", {"trainable_layers": -1, "gradient_accumulation_steps": 1}, in_layer(0)),
         (
-            "qwen2", {"trainable": ["model.embed_tokens", ".*{layers}.self_attn.q_proj"], "trainable_layers": 1},
+            "qwen2",
+            {"trainable": ["model.embed_tokens", ".*{layers}.self_attn.q_proj"], "trainable_layers": 1},
             {"model.embed_tokens.weight", *(f"model.layers.2.self_attn.q_proj.{kind}" for kind in ("weight", "bias"))},
         ),
     ],
     ids=["parts", "first-layer", "tied-embedding-and-last-layer"],
-)  # fmt: skip
+)
 def test_training_some_weights_equals_plain_pytorch_in_every_bit(
     tmp_path: Path, name: str, keys: dict[str, object], trained: set[str]
 ) -> None:

@@ -38,9 +38,15 @@ def job(tmp_path: Path, request: pytest.FixtureRequest) -> Job:
     folder = tmp_path / "model"
     tiny_llama_folder(folder)
     keys: dict[str, Any] = {
-        "max_length": 16, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 1, "max_steps": STEPS,
-        "learning_rate": 1e-2, "lr_scheduler_type": "constant", "weight_decay": 0.0, "attn_implementation": "eager",
-    }  # fmt: skip
+        "max_length": 16,
+        "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": 1,
+        "max_steps": STEPS,
+        "learning_rate": 1e-2,
+        "lr_scheduler_type": "constant",
+        "weight_decay": 0.0,
+        "attn_implementation": "eager",
+    }
     config = _publish_mxfp4(folder) if request.param == "mxfp4" else _publish_fp8(folder, request.param)
     (folder / "config.json").write_text(json.dumps(config | {"dtype": "bfloat16"}))
     return make_job(folder, write_jsonl(tmp_path / "data.jsonl", sentences(9)), **keys)
@@ -49,10 +55,22 @@ def job(tmp_path: Path, request: pytest.FixtureRequest) -> Job:
 def _publish_mxfp4(folder: Path) -> dict[str, Any]:
     """The weights of a gpt-oss, and its config."""
     config = GptOssConfig(
-        num_hidden_layers=2, hidden_size=64, intermediate_size=64, num_local_experts=4, num_experts_per_tok=2,
-        num_attention_heads=4, num_key_value_heads=2, head_dim=16, vocab_size=260, sliding_window=16,
-        eos_token_id=256, pad_token_id=257, bos_token_id=None, use_cache=False, architectures=["GptOssForCausalLM"],
-    )  # fmt: skip
+        num_hidden_layers=2,
+        hidden_size=64,
+        intermediate_size=64,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        vocab_size=260,
+        sliding_window=16,
+        eos_token_id=256,
+        pad_token_id=257,
+        bos_token_id=None,
+        use_cache=False,
+        architectures=["GptOssForCausalLM"],
+    )
     torch.manual_seed(0)
     weights = dict(AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).state_dict())
     drawn = torch.Generator().manual_seed(1)
@@ -70,9 +88,16 @@ def _publish_fp8(folder: Path, kind: str) -> dict[str, Any]:
     """The weights of a Qwen3, linear layers in fp8 with a scale for each 16 × 16 of them, or one for all of them and
     another for what comes in (static), and its config."""
     sizes: dict[str, Any] = {
-        "num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 260, "eos_token_id": 256, "pad_token_id": 257,
-    }  # fmt: skip
+        "num_hidden_layers": 2,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "vocab_size": 260,
+        "eos_token_id": 256,
+        "pad_token_id": 257,
+    }
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
     config = Qwen3MoeConfig(**sizes, **experts) if kind == "fp8-experts" else Qwen3Config(**sizes)
     torch.manual_seed(0)

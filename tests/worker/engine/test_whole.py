@@ -76,9 +76,13 @@ def plain_peak_bytes(name: str, slices: int) -> int:
 
 def plan_of(chain: Chain, budget_bytes: int, slices: int, clip: bool = False) -> Plan:
     return Problem(
-        chain=chain, hardware=hardware(), gpu_budget_bytes=budget_bytes, cpu_budget_bytes=2**30, slices=slices,
+        chain=chain,
+        hardware=hardware(),
+        gpu_budget_bytes=budget_bytes,
+        cpu_budget_bytes=2**30,
+        slices=slices,
         clip=clip,
-    ).plan()  # fmt: skip
+    ).plan()
 
 
 def run(engine: Engine | PlainEngine, steps: int, slices: int) -> tuple[list[Tensor], int]:

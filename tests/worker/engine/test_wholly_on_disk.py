@@ -86,7 +86,13 @@ def make(tmp_path):
         )
         scratch = ActivationsOnDisk([tmp_path / "scratch"], passing_sizes(plan, chain))
         engine = Engine(
-            model, plan=plan, chain=chain, device=CPU, optimizer=adamw(model), max_grad_norm=clip, states=store,
+            model,
+            plan=plan,
+            chain=chain,
+            device=CPU,
+            optimizer=adamw(model),
+            max_grad_norm=clip,
+            states=store,
             scratch=scratch,
         )
         engine.plan, engine.chain, engine.store, engine.program, engine.scratch = plan, chain, store, program, scratch
@@ -163,8 +169,10 @@ def test_the_host_has_their_rings_and_nothing_else_of_them(make):
     assert len(rings) == SLOTS + GRADIENT_SLOTS and sum(t.nbytes for t in rings) == parts.ring_bytes > 0
     slabs = {
         t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
-        for own in host.items.values() for t in own if t.device.type != "meta"
-    }  # fmt: skip
+        for own in host.items.values()
+        for t in own
+        if t.device.type != "meta"
+    }
     expected = parts.total_bytes - parts.ring_bytes - parts.state_ring_bytes
     assert expected <= sum(slabs.values()) <= expected + mmap.PAGESIZE * len(slabs)
     assert parts.gradients_bytes == 0 and parts.ring_bytes > 0
@@ -175,9 +183,9 @@ def test_the_host_has_their_rings_and_nothing_else_of_them(make):
 def test_any_order_that_queues_and_waits_allow_computes_the_same(seed, make, monkeypatch):
     shape = ("slices, clipped", "rounds")[seed % 2]
     monkeypatch.setattr(
-        CpuMachine, "interpreter", lambda self, program, performer: ChaosInterpreter(
-            program, performer, Mood.drawn(seed)
-        )
+        CpuMachine,
+        "interpreter",
+        lambda self, program, performer: ChaosInterpreter(program, performer, Mood.drawn(seed)),
     )
     assert_same(run(make(shape), range(3), COUNT), run(plain(shape), range(3), COUNT))
 
@@ -189,9 +197,10 @@ def test_any_wait_of_theirs_that_is_left_out_is_rejected(shape, make):
     there = {t.name for t in chain.tensors() if t.wholly_on_disk}
     theirs = [
         (number, wait)
-        for number, op in enumerate(program.ops) if there & {op.subject[2:], *op.names}
+        for number, op in enumerate(program.ops)
+        if there & {op.subject[2:], *op.names}
         for wait in op.waits
-    ]  # fmt: skip
+    ]
     assert len(theirs) > 100
     for number, wait in theirs[::4]:
         op = program.ops[number]

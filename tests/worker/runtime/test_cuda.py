@@ -107,10 +107,13 @@ def test_offloaded_activations_of_fused_attention_with_dropout_come_back_whole(n
 @pytest.mark.parametrize(
     ("name", "slices", "clip", "dtype"),
     [
-        ("llama", 1, None, torch.float32), ("llama", 4, 0.5, BF16),
-        ("gpt2", 4, None, BF16), ("gpt2", 1, 0.5, BF16), ("gpt2", 4, 0.5, torch.float32),
+        ("llama", 1, None, torch.float32),
+        ("llama", 4, 0.5, BF16),
+        ("gpt2", 4, None, BF16),
+        ("gpt2", 1, 0.5, BF16),
+        ("gpt2", 4, 0.5, torch.float32),
     ],
-)  # fmt: skip
+)
 def test_a_mixed_plan_equals_plain_pytorch_bitwise(name, slices, clip, dtype):
     assert_equals_plain_pytorch(name, mixed_plan, slices=slices, clip=clip, dtype=dtype)
 

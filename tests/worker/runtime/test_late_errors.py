@@ -125,9 +125,10 @@ def test_host_memory_that_cannot_be_registered_is_named_with_its_bytes(device: D
     assert registered_bytes() == before + kept.nbytes
     device.host_bytes = device.host.bytes + 2 * MIB
     for more in (
-        lambda: machine.host_empty((5 * MIB,), torch.uint8), lambda: machine.stage(torch.ones(3 * MIB)),
+        lambda: machine.host_empty((5 * MIB,), torch.uint8),
+        lambda: machine.stage(torch.ones(3 * MIB)),
         lambda: machine.stage_step([{"input_ids": torch.ones(3 * MIB)}], 0),
-    ):  # fmt: skip
+    ):
         with pytest.raises(UserError) as caught:
             more()
         error = caught.value

@@ -135,12 +135,26 @@ def test_a_plan_of_the_planners_at_the_least_possible_budget_is_plain_pytorchs(
     case = Case("llama", "keep", slices=slices, clip=0.5 if clip else None)
     chain: Chain = chain_for("llama", torch.float32)
     machine = replace(estimate_hardware(CUDA), min_transfer_bytes=0, cpu_bytes=2**30)
-    least = Problem(
-        chain=chain, hardware=machine, gpu_budget_bytes=0, cpu_budget_bytes=2**30, slices=slices, clip=clip,
-    ).least().gpu_bytes  # fmt: skip
+    least = (
+        Problem(
+            chain=chain,
+            hardware=machine,
+            gpu_budget_bytes=0,
+            cpu_budget_bytes=2**30,
+            slices=slices,
+            clip=clip,
+        )
+        .least()
+        .gpu_bytes
+    )
     plan = Problem(
-        chain=chain, hardware=machine, gpu_budget_bytes=least, cpu_budget_bytes=2**30, slices=slices, clip=clip,
-    ).plan(time_limit_s=5)  # fmt: skip
+        chain=chain,
+        hardware=machine,
+        gpu_budget_bytes=least,
+        cpu_budget_bytes=2**30,
+        slices=slices,
+        clip=clip,
+    ).plan(time_limit_s=5)
     wanted = expected(case)
     device.queues.set_mood(Mood.drawn(6 - slices))
     engine = engine_for(case, uncapped(plan))
@@ -153,10 +167,18 @@ def make_run(folder: Path, **keys: object) -> tuple[Job, RunFolder]:
     """A job of a tiny Llama, and its run folder as the planner leaves it."""
     model = tiny_llama_folder(folder / "model")
     small = {
-        "max_length": 32, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "learning_rate": 1e-2,
-        "warmup_steps": 2, "max_steps": 5, "save_steps": 2, "val_size": 5, "eval_steps": 2, "sample_tokens": 4,
+        "max_length": 32,
+        "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": 2,
+        "learning_rate": 1e-2,
+        "warmup_steps": 2,
+        "max_steps": 5,
+        "save_steps": 2,
+        "val_size": 5,
+        "eval_steps": 2,
+        "sample_tokens": 4,
         "sample_prompts": "the quick",
-    }  # fmt: skip
+    }
     job = make_job(model, write_jsonl(folder / "data.jsonl", sentences(20)), **{**small, **keys})
     run = RunFolder(folder / "run")
     run.path.mkdir()

@@ -31,9 +31,7 @@ PLANTED: dict[str, Callable[[], object]] = {
 }
 
 
-def test_every_kind_of_wait_that_is_planted_in_a_step_is_found(
-    device: Device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_kind_of_wait_that_is_planted_in_a_step_is_found(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case("llama", "mixed", clip=0.5)
     forward, left = Call.forward, dict(PLANTED)
 

@@ -119,13 +119,29 @@ def test_a_queues_thread_waits_for_each_of_several_operations(program):
 
 
 def test_neighbours_go_together_where_only_the_first_waits_and_only_the_last_is_waited_for(program):
-    ops = [Op.parse(text) for text in (
-        "alloc@F0:w:a 1B", "alloc@F0:w:b 1B", "alloc@F0:w:c 1B",
-        "fetch@F0:w:a 1B after alloc@F0:w:c", "fetch@F0:w:b 1B", "fetch@F0:w:c 1B after cpu_update@F0:c",
-        "fetch@F0:a:0.0 1B", "fetch@F0:a:0.1 1B", "fetch@F0:w:d 1B slot0", "fetch@F0:w:e 1B slot1",
-        "send@F0:g:a 1B", "send@F0:g:b 1B", "send@F0:g:c 1B", "cpu_update@F0:b 0B after send@F0:g:b",
-        "cpu_update@F0:c 0B", "run@F0:F0.0 0B after fetch@F0:w:c", "free@F0:w:a 1B", "free@F0:w:b 1B",
-    )]  # fmt: skip
+    ops = [
+        Op.parse(text)
+        for text in (
+            "alloc@F0:w:a 1B",
+            "alloc@F0:w:b 1B",
+            "alloc@F0:w:c 1B",
+            "fetch@F0:w:a 1B after alloc@F0:w:c",
+            "fetch@F0:w:b 1B",
+            "fetch@F0:w:c 1B after cpu_update@F0:c",
+            "fetch@F0:a:0.0 1B",
+            "fetch@F0:a:0.1 1B",
+            "fetch@F0:w:d 1B slot0",
+            "fetch@F0:w:e 1B slot1",
+            "send@F0:g:a 1B",
+            "send@F0:g:b 1B",
+            "send@F0:g:c 1B",
+            "cpu_update@F0:b 0B after send@F0:g:b",
+            "cpu_update@F0:c 0B",
+            "run@F0:F0.0 0B after fetch@F0:w:c",
+            "free@F0:w:a 1B",
+            "free@F0:w:b 1B",
+        )
+    ]
     found = list(together(Program(ops=tuple(ops), resident=(), options=())))
     assert [len(its) for its in found] == [3, 2, 1, 1, 1, 1, 1, 2, 1, 1, 1, 1, 2]
     assert [op for its in found for op in its] == ops
@@ -160,9 +176,14 @@ def test_carried_updates_are_left_out_after_a_drain_and_get_the_values_of_their_
 
 
 def test_what_is_ordered_by_a_carried_update_alone_is_in_order_after_a_drain_too():
-    send, update, fetch = (Op.parse(text) for text in (
-        "send@F0:g:a 1B", "cpu_update@F0:a 0B carried after send@F0:g:a", "fetch@F0:w:a 1B after cpu_update@F0:a",
-    ))  # fmt: skip
+    send, update, fetch = (
+        Op.parse(text)
+        for text in (
+            "send@F0:g:a 1B",
+            "cpu_update@F0:a 0B carried after send@F0:g:a",
+            "fetch@F0:w:a 1B after cpu_update@F0:a",
+        )
+    )
     actions = Held(send.name, fetch.name)
     program = Program(ops=(send, update, fetch), resident=(), options=())
     interpreter = CpuInterpreter(program, actions.perform)

@@ -65,10 +65,12 @@ def tried(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> scratch.
 @pytest.mark.parametrize(
     ("shape", "strict", "said"),
     [
-        ((4, 16, 16, 512, 64), False, 4.031), ((4, 16, 16, 512, 64), True, 8.031),
-        ((1, 32, 8, 512, 128), False, 6.016), ((1, 32, 8, 512, 128), True, 14.016),
+        ((4, 16, 16, 512, 64), False, 4.031),
+        ((4, 16, 16, 512, 64), True, 8.031),
+        ((1, 32, 8, 512, 128), False, 6.016),
+        ((1, 32, 8, 512, 128), True, 14.016),
     ],
-)  # fmt: skip
+)
 def test_attentions_backward_needs_beside_its_gradients_what_an_h100_says(
     device: Device, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], strict: bool, said: float
 ) -> None:
@@ -183,9 +185,14 @@ def test_a_tied_embeddings_rows_are_added_in_the_memory_that_the_plan_counts(
         with arena_on(device) as arena:
             items = {} if head_first else {"g:e": [begun.to(CUDA)]}
             sums = Gradients(
-                SimpleNamespace(items=items), CpuMachine(metered=False), NoPlaces(), {}, order=("e",), by_rows=("e",),
+                SimpleNamespace(items=items),
+                CpuMachine(metered=False),
+                NoPlaces(),
+                {},
+                order=("e",),
+                by_rows=("e",),
                 max_norm=None,
-            )  # fmt: skip
+            )
             sums.begin_round([tokens])
             sums.add("e", 0, head.to(CUDA), fresh=True, last_block=True)
             made = embedding.to(CUDA)

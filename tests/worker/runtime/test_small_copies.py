@@ -62,9 +62,14 @@ def train(engine: Engine, step: int, batches: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "case", [Case("qwen2", "mixed", slices=3, clip=0.5), Case("qwen2", "ahead", slices=2, clip=0.5),
-             Case("qwen2", "mixed", slices=2, rounds=2, clip=0.5)], ids=str,
-)  # fmt: skip
+    "case",
+    [
+        Case("qwen2", "mixed", slices=3, clip=0.5),
+        Case("qwen2", "ahead", slices=2, clip=0.5),
+        Case("qwen2", "mixed", slices=2, rounds=2, clip=0.5),
+    ],
+    ids=str,
+)
 def test_computing_waits_for_no_copy_that_lies_behind_weights(case: Case, link: Link, device: Device) -> None:
     engine = engine_for(case)
     try:

@@ -22,7 +22,7 @@ from tests.support.stored_states import (
     slot,
     steps_of,
     stored,
-)  # fmt: skip
+)
 from worker.storage import states as module
 from worker.storage.checkpoint import Checkpoints, Origin
 from worker.storage.states import StatesOnDisk
@@ -289,9 +289,7 @@ def test_a_drive_that_is_not_mounted_is_told_and_nothing_is_made_below_it(tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_disk_without_room_is_found_before_anything_is_done(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+def test_a_disk_without_room_is_found_before_anything_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tensors = [stored()[0].__class__(name="w", shape=(2**50,), widths=(4, 4, 4))]
     with pytest.raises(UserError) as raised:
         StatesOnDisk([tmp_path / "a", tmp_path / "b"], tensors, piece_elements=2**48, homes=2)

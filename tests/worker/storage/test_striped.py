@@ -40,9 +40,10 @@ def test_every_file_has_its_share_of_every_piece_in_whole_pages() -> None:
     assert first == (Part(0, 0, 0, 5 * PAGE), Part(1, 0, 5 * PAGE, PAGE), Part(2, 0, 6 * PAGE, 2 * PAGE))
     assert tiny == (Part(0, 10 * PAGE, 0, PAGE),)
     assert last == (
-        Part(0, 12 * PAGE, 0, 10 * PAGE), Part(1, 2 * PAGE, 10 * PAGE, 2 * PAGE),
+        Part(0, 12 * PAGE, 0, 10 * PAGE),
+        Part(1, 2 * PAGE, 10 * PAGE, 2 * PAGE),
         Part(2, 4 * PAGE, 12 * PAGE, 4 * PAGE),
-    )  # fmt: skip
+    )
     assert file_sizes(parts, 3, homes=2) == [32 * PAGE, 6 * PAGE, 12 * PAGE]
 
 
@@ -188,9 +189,7 @@ def test_a_drive_that_fails_is_named_after_the_others_are_done() -> None:
     striped = Striped(dict(enumerate(files)), 2)
     [parts] = parts_of_pieces([piece(8)], (1, 1), homes=1)
     with pytest.raises(RuntimeError, match="drive 0"):
-        striped.move(
-            parts, 0, slot(8 * PAGE), write=True, floats=None, failed=lambda k, _: RuntimeError(f"drive {k}")
-        )  # fmt: skip
+        striped.move(parts, 0, slot(8 * PAGE), write=True, floats=None, failed=lambda k, _: RuntimeError(f"drive {k}"))
     assert files[1].moved
     striped.close()
 

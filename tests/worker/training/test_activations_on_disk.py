@@ -34,9 +34,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 def stored(tmp_path: Path, **keys: object) -> tuple[Job, RunFolder, int]:
     """A run whose plan has the activations of all layers on disk, and what a step writes."""
-    job, run = make_run(
-        tmp_path, "llama", gradient_accumulation_steps=4, disk_paths=(str(tmp_path / "drive"),), **keys
-    )  # fmt: skip
+    job, run = make_run(tmp_path, "llama", gradient_accumulation_steps=4, disk_paths=(str(tmp_path / "drive"),), **keys)
     answer = plan_job(job, torch.device("cpu"), cache=None, measure=False)
     chain = with_twins(answer.chain)
     layers = [next(o.name for o in block.options if o.on_disk) for block in chain.blocks[1:-1]]
@@ -72,9 +70,13 @@ def test_a_run_that_is_killed_leaves_nothing_on_the_drive_and_goes_on_bit_by_bit
     caplog.set_level("INFO")
     job, run, a_step = stored(tmp_path, save_steps=2)
     ended = subprocess.run(
-        [sys.executable, "-c", _KILLED, str(run.path), "55"], stdin=subprocess.DEVNULL, capture_output=True, text=True,
-        timeout=600, env={**os.environ, "HF_DATASETS_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+        [sys.executable, "-c", _KILLED, str(run.path), "55"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env={**os.environ, "HF_DATASETS_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"},
+    )
     assert ended.returncode == -signal.SIGKILL, ended.stderr[-2000:]
     assert [path for path in (tmp_path / "drive").rglob("*") if path.is_file()] == []
     before = losses_of(run)

@@ -37,15 +37,25 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 Trained = tuple[list[float], list[float], dict[str, Tensor]]
 """The loss and the learning rate of each step, and the trained weights."""
 FULL = {
-    "max_length": 24, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "max_steps": 4,
-    "learning_rate": 1e-2, "bf16": False,
-}  # fmt: skip
+    "max_length": 24,
+    "per_device_train_batch_size": 2,
+    "gradient_accumulation_steps": 2,
+    "max_steps": 4,
+    "learning_rate": 1e-2,
+    "bf16": False,
+}
 LORA = {**FULL, "use_peft": True, "lora_r": 4, "lora_dropout": 0.0, "lora_target_modules": "all-linear"}
 SCHEDULES: dict[str, dict[str, Any]] = {
-    "linear": {}, "cosine": {}, "constant": {}, "constant_with_warmup": {}, "cosine_with_restarts": {"num_cycles": 2},
-    "polynomial": {"power": 2.0}, "inverse_sqrt": {}, "cosine_with_min_lr": {"min_lr_rate": 0.1},
+    "linear": {},
+    "cosine": {},
+    "constant": {},
+    "constant_with_warmup": {},
+    "cosine_with_restarts": {"num_cycles": 2},
+    "polynomial": {"power": 2.0},
+    "inverse_sqrt": {},
+    "cosine_with_min_lr": {"min_lr_rate": 0.1},
     "warmup_stable_decay": {"num_decay_steps": 3},
-}  # fmt: skip
+}
 RECORDS = sentences(9)
 
 
@@ -74,9 +84,11 @@ def trained_here(job: Job, *, planned: bool) -> Trained:
     for number in range(batches.total_steps):
         step, rate = batches.step(number), learning_rates(job, number, batches.total_steps)
         result = engine.step(
-            step, seeds=[micro_batch_seed(job.seed, number, k) for k in range(len(step))], learning_rate=rate,
+            step,
+            seeds=[micro_batch_seed(job.seed, number, k) for k in range(len(step))],
+            learning_rate=rate,
             num_items_in_batch=torch.tensor(batches.num_items(step)),
-        )  # fmt: skip
+        )
         losses.append(float(torch.stack(list(result.losses)).sum()))
         rates.append(float(rate))  # type: ignore[arg-type]
     if planned:
@@ -100,24 +112,35 @@ def trained_by_trl(tmp_path: Path, job: Job, file: dict[str, Any], *, own_loss: 
         return {key: value for key, value in file.items() if key in known}
 
     settings = SFTConfig(
-        **of(SFTConfig), output_dir=str(tmp_path / "trl"), report_to=[], logging_steps=1, use_cpu=True,
-        save_strategy="no", disable_tqdm=True, activation_checkpointing=False,
-    )  # fmt: skip
+        **of(SFTConfig),
+        output_dir=str(tmp_path / "trl"),
+        report_to=[],
+        logging_steps=1,
+        use_cpu=True,
+        save_strategy="no",
+        disable_tqdm=True,
+        activation_checkpointing=False,
+    )
     model: Any = T.AutoModelForCausalLM.from_pretrained(job.model, dtype=torch.float32)
 
     def models_own(outputs: Any, labels: Tensor, num_items_in_batch: Tensor) -> Tensor:
         loss: Tensor = model.loss_function(
-            logits=outputs.logits, labels=labels, vocab_size=model.config.vocab_size,
+            logits=outputs.logits,
+            labels=labels,
+            vocab_size=model.config.vocab_size,
             num_items_in_batch=num_items_in_batch,
-        )  # fmt: skip
+        )
         return loss
 
     torch.manual_seed(job.seed)
     trainer = InOrder(
-        model, settings, train_dataset=Dataset.from_list(RECORDS), processing_class=byte_tokenizer(),
+        model,
+        settings,
+        train_dataset=Dataset.from_list(RECORDS),
+        processing_class=byte_tokenizer(),
         peft_config=get_peft_config(ModelConfig(**of(ModelConfig))),
         compute_loss_func=None if own_loss or file.get("label_smoothing_factor") else models_own,
-    )  # fmt: skip
+    )
     trainer.train()
     logged = [line for line in trainer.state.log_history if "loss" in line]
     trained = {name: p.detach() for name, p in trainer.model.named_parameters() if p.requires_grad}
@@ -160,12 +183,15 @@ def test_schedules_are_trls(tmp_path: Path, schedule: str) -> None:
 @pytest.mark.parametrize(
     "more",
     [
-        {"gradient_accumulation_steps": 1}, {"gradient_accumulation_steps": 4, "per_device_train_batch_size": 1},
-        {"weight_decay": 0.1, "max_grad_norm": 0.1}, {"max_grad_norm": 0.0},
-        {"adam_beta1": 0.8, "adam_beta2": 0.95, "adam_epsilon": 1e-6}, {"label_smoothing_factor": 0.1},
+        {"gradient_accumulation_steps": 1},
+        {"gradient_accumulation_steps": 4, "per_device_train_batch_size": 1},
+        {"weight_decay": 0.1, "max_grad_norm": 0.1},
+        {"max_grad_norm": 0.0},
+        {"adam_beta1": 0.8, "adam_beta2": 0.95, "adam_epsilon": 1e-6},
+        {"label_smoothing_factor": 0.1},
     ],
     ids=lambda more: "-".join(more),
-)  # fmt: skip
+)
 def test_accumulation_decay_clipping_and_the_optimizer_are_trls(tmp_path: Path, more: dict[str, Any]) -> None:
     file = {**FULL, **more}
     job = job_of(tmp_path, "llama", file)

@@ -31,9 +31,15 @@ CHOICE = {"val_size": 2, "eval_steps": 1, "save_steps": 2, "load_best_model_at_e
 def by_transformers(losses: list[float], patience: int, threshold: float, tmp_path: Path) -> tuple[int, int]:
     """The evaluation (from 1) after which transformers' callback stops, and the best one till then."""
     arguments = TrainingArguments(
-        output_dir=str(tmp_path), eval_strategy="steps", save_strategy="steps", load_best_model_at_end=True,
-        metric_for_best_model="eval_loss", greater_is_better=False, report_to="none", use_cpu=True,
-    )  # fmt: skip
+        output_dir=str(tmp_path),
+        eval_strategy="steps",
+        save_strategy="steps",
+        load_best_model_at_end=True,
+        metric_for_best_model="eval_loss",
+        greater_is_better=False,
+        report_to="none",
+        use_cpu=True,
+    )
     state, control = TrainerState(), TrainerControl()
     callback = EarlyStoppingCallback(patience, threshold)
     best = 0
@@ -160,7 +166,7 @@ def test_weights_that_a_crash_left_unwritten_are_written_when_the_run_goes_on(tm
 
 def test_damaged_weights_of_the_best_are_said_and_the_last_ones_taken(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:  # fmt: skip
+) -> None:
     run = Rehearsed(tiny_job(tmp_path, **CHOICE), tmp_path / "run")
     run.pretend(LOSSES)
     run.training.run()
@@ -171,7 +177,7 @@ def test_damaged_weights_of_the_best_are_said_and_the_last_ones_taken(
 
 def test_weights_that_a_crash_left_beside_the_newer_ones_are_not_taken_for_the_best(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+) -> None:
     run = Rehearsed(tiny_job(tmp_path, **CHOICE), tmp_path / "run")
     run.pretend(LOSSES)
     monkeypatch.setattr(shutil, "rmtree", lambda *_of, **_how: None)  # as where the process dies before it
@@ -184,7 +190,7 @@ def test_weights_that_a_crash_left_beside_the_newer_ones_are_not_taken_for_the_b
 
 def test_where_no_evaluation_has_a_loss_the_model_is_that_of_the_last_step(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:  # fmt: skip
+) -> None:
     run = Rehearsed(tiny_job(tmp_path, **CHOICE), tmp_path / "run")
     run.pretend([float("nan")] * len(LOSSES))
     run.training.run()
@@ -205,8 +211,10 @@ def test_where_no_evaluation_has_a_loss_the_model_is_that_of_the_last_step(
     ],
 )
 def test_axolotl_chooses_the_best_where_each_save_is_at_an_evaluation(
-    lines: str, chosen: bool, folder: Path  # noqa: F811
-) -> None:  # fmt: skip
+    lines: str,
+    chosen: bool,
+    folder: Path,  # noqa: F811
+) -> None:
     file = f"base_model: tiny\ndatasets:\n  - path: {folder / 'text.jsonl'}\n    type: completion\n"
     common = f"{file}output_dir: out\nlearning_rate: 1e-4\nval_set_size: 0.5\n"
     job, _ = Job.parse_with_notes(common + lines, folder)
@@ -215,7 +223,7 @@ def test_axolotl_chooses_the_best_where_each_save_is_at_an_evaluation(
 
 def test_axolotls_choice_by_another_number_is_refused_where_the_key_itself_is_not_in_the_file(
     folder: Path,  # noqa: F811
-) -> None:  # fmt: skip
+) -> None:
     file = f"base_model: tiny\ndatasets:\n  - path: {folder / 'text.jsonl'}\n    type: completion\n"
     lines = "val_set_size: 0.5\nevals_per_epoch: 4\nsaves_per_epoch: 1\nmetric_for_best_model: accuracy\n"
     with pytest.raises(UserError, match="the smallest loss"):

@@ -18,9 +18,7 @@ from worker.training.card import _ALWAYS, _NEVER, model_card
     ],
     ids=str,
 )
-def test_a_card_tells_the_optimizer_and_the_tokenizers_revision(
-    keys: dict[str, str], told: dict[str, str]
-) -> None:  # fmt: skip
+def test_a_card_tells_the_optimizer_and_the_tokenizers_revision(keys: dict[str, str], told: dict[str, str]) -> None:
     job = Job(model="owner/tiny", tokenizer="owner/other", dataset=("owner/data",), **keys)
     rows = dict(row.strip("| ").split(" | ") for row in model_card(job, (), 1).splitlines() if row.startswith("| "))
     asked = {"optim", "muon_adjust_lr_fn", "tokenizer_revision"}
@@ -29,15 +27,30 @@ def test_a_card_tells_the_optimizer_and_the_tokenizers_revision(
 
 
 KEYS: dict[str, object] = {
-    "method": "lora", "lora_r": 4, "lora_alpha": 8.0, "lora_dropout": 0.0, "loraplus_lr_ratio": 16.0,
-    "loraplus_lr_embedding": 1e-4, "rank_pattern": {"a|b": 8}, "init_lora_weights": "gaussian",
-    "exclude_modules": "up_proj", "lora_modules_to_save": ("norm",), "add_tokens": ("<a>",), "exact": False,
-    "max_grad_norm": None, "val_size": 0.1, "trainable": ("a",),
-}  # fmt: skip
+    "method": "lora",
+    "lora_r": 4,
+    "lora_alpha": 8.0,
+    "lora_dropout": 0.0,
+    "loraplus_lr_ratio": 16.0,
+    "loraplus_lr_embedding": 1e-4,
+    "rank_pattern": {"a|b": 8},
+    "init_lora_weights": "gaussian",
+    "exclude_modules": "up_proj",
+    "lora_modules_to_save": ("norm",),
+    "add_tokens": ("<a>",),
+    "exact": False,
+    "max_grad_norm": None,
+    "val_size": 0.1,
+    "trainable": ("a",),
+}
 OWN = {
-    "adapter_name_or_path": "/home/me/adapter", "output_dir": "/home/me/out", "disk_paths": ("/home/me/drive",),
-    "gpu_budget": 2**33, "wandb_entity": "me", "sample_prompts": ("who?",),
-}  # fmt: skip
+    "adapter_name_or_path": "/home/me/adapter",
+    "output_dir": "/home/me/out",
+    "disk_paths": ("/home/me/drive",),
+    "gpu_budget": 2**33,
+    "wandb_entity": "me",
+    "sample_prompts": ("who?",),
+}
 
 
 def test_a_card_tells_all_that_is_not_as_by_default_and_nothing_of_the_machine() -> None:

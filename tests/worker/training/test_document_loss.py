@@ -84,9 +84,11 @@ def plain_steps(job: Job, run: RunFolder) -> tuple[list[float], nn.Module]:
         data = batches.step(step)
         count = torch.tensor(sum(len(documents_of(batch)) for batch in data))
         result = plain.step(
-            data, seeds=[micro_batch_seed(job.seed, step, k) for k in range(len(data))],
-            learning_rate=learning_rate(job, step, STEPS), num_items_in_batch=count,
-        )  # fmt: skip
+            data,
+            seeds=[micro_batch_seed(job.seed, step, k) for k in range(len(data))],
+            learning_rate=learning_rate(job, step, STEPS),
+            num_items_in_batch=count,
+        )
         losses.append(float(torch.stack(result.losses).sum()))
     return losses, model
 
@@ -162,9 +164,15 @@ def test_evaluations_have_the_same_mean_and_say_how_many_tokens_they_read(tmp_pa
 def test_the_loss_of_a_mixtures_routers_is_added_to_it(tmp_path: Path) -> None:
     job = tiny_job(tmp_path, **BY_DOCUMENT)
     config = MixtralConfig(
-        hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
-        num_local_experts=4, vocab_size=32, output_router_logits=True,
-    )  # fmt: skip
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        num_local_experts=4,
+        vocab_size=32,
+        output_router_logits=True,
+    )
     model = AutoModelForCausalLM.from_config(config).eval()
     ids = torch.arange(16).reshape(2, 8)
     items = {"num_items_in_batch": torch.tensor(2)}

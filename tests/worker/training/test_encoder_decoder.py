@@ -53,16 +53,27 @@ def ids(text: str) -> list[int]:
 
 def t5_job(tmp_path: Path, records: list[dict[str, str]] | None = None, **keys: object) -> Job:
     config = T.T5Config(
-        d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, dropout_rate=0.1, vocab_size=260,
-        decoder_start_token_id=PAD, pad_token_id=PAD, eos_token_id=EOS,
-    )  # fmt: skip
+        d_model=32,
+        d_kv=8,
+        d_ff=64,
+        num_layers=2,
+        num_heads=4,
+        dropout_rate=0.1,
+        vocab_size=260,
+        decoder_start_token_id=PAD,
+        pad_token_id=PAD,
+        eos_token_id=EOS,
+    )
     config.save_pretrained(tmp_path / "model")
     tokenizer().save_pretrained(tmp_path / "model")
     records = records or [{"prompt": f"the {i} of", "completion": "xy"[: 1 + i % 2] * 3} for i in range(8)]
     small = {
-        "max_length": 16, "max_target_length": 8, "per_device_train_batch_size": 4, "max_steps": STEPS,
+        "max_length": 16,
+        "max_target_length": 8,
+        "per_device_train_batch_size": 4,
+        "max_steps": STEPS,
         "learning_rate": 1e-2,
-    }  # fmt: skip
+    }
     return make_job(tmp_path / "model", write_jsonl(tmp_path / "data.jsonl", records), **{**small, **keys})
 
 
@@ -173,8 +184,9 @@ def test_a_row_is_a_prompt_and_its_completion_each_padded_by_itself(tmp_path: Pa
     assert batches.num_items([batch]) == 7
     assert batches.learned == 7 and batches.tokens == 11
     assert {batches.shown(0).pieces, batches.shown(1).pieces} == {
-        (("ab<eos>", False), ("c<eos>", True)), (("<eos>", False), ("defg<eos>", True)),
-    }  # fmt: skip
+        (("ab<eos>", False), ("c<eos>", True)),
+        (("<eos>", False), ("defg<eos>", True)),
+    }
 
 
 def test_a_prompt_that_is_cut_keeps_its_end_and_a_completion_has_none(tmp_path: Path) -> None:
@@ -191,11 +203,15 @@ def test_a_prompt_that_is_cut_keeps_its_end_and_a_completion_has_none(tmp_path: 
 @pytest.mark.parametrize(
     "keys",
     [
-        {"packing": True}, {"packing": "wrapped"}, {"train_on": "all"}, {"long_rows": "split"},
-        {"chat_template": "{{ messages }}"}, {"add_tokens": ["<a>"]},
+        {"packing": True},
+        {"packing": "wrapped"},
+        {"train_on": "all"},
+        {"long_rows": "split"},
+        {"chat_template": "{{ messages }}"},
+        {"add_tokens": ["<a>"]},
     ],
     ids=lambda keys: next(reversed(keys)),
-)  # fmt: skip
+)
 def test_a_key_that_says_nothing_of_an_encoder_decoder_is_refused(tmp_path: Path, keys: dict[str, object]) -> None:
     with pytest.raises(UserError) as caught:
         pairs_of(t5_job(tmp_path, **keys))
@@ -221,10 +237,22 @@ def test_a_job_says_what_plain_generation_says(tmp_path: Path, which: str) -> No
     job = t5_job(tmp_path, sample_prompts=prompts, sample_tokens=5, val_size=2, eval_steps=1)
     if which == "bart":
         T.BartConfig(
-            d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4, decoder_attention_heads=4,
-            encoder_ffn_dim=64, decoder_ffn_dim=64, vocab_size=260, max_position_embeddings=32, pad_token_id=PAD,
-            bos_token_id=PAD, eos_token_id=EOS, decoder_start_token_id=PAD, forced_eos_token_id=EOS, num_beams=4,
-        ).save_pretrained(tmp_path / "model")  # fmt: skip
+            d_model=32,
+            encoder_layers=2,
+            decoder_layers=2,
+            encoder_attention_heads=4,
+            decoder_attention_heads=4,
+            encoder_ffn_dim=64,
+            decoder_ffn_dim=64,
+            vocab_size=260,
+            max_position_embeddings=32,
+            pad_token_id=PAD,
+            bos_token_id=PAD,
+            eos_token_id=EOS,
+            decoder_start_token_id=PAD,
+            forced_eos_token_id=EOS,
+            num_beams=4,
+        ).save_pretrained(tmp_path / "model")
     run = run_of(tmp_path, job)
     assert run_job(run, StopRequest())
     model = T.AutoModelForSeq2SeqLM.from_pretrained(run.output).eval()
@@ -233,9 +261,12 @@ def test_a_job_says_what_plain_generation_says(tmp_path: Path, which: str) -> No
     texts = [f"{prompt}{asked.convert_ids_to_tokens(EOS)}" for prompt in prompts]
     given = asked(texts, return_tensors="pt", padding=True)
     said = model.generate(
-        input_ids=given["input_ids"], attention_mask=given["attention_mask"], max_new_tokens=5, do_sample=False,
+        input_ids=given["input_ids"],
+        attention_mask=given["attention_mask"],
+        max_new_tokens=5,
+        do_sample=False,
         num_beams=1,
-    )  # fmt: skip
+    )
     wanted = tokenizer().batch_decode(said[:, 1:], skip_special_tokens=True)
     assert answers(run, tuple(prompts), 5) == wanted
     events = [event["text"] for event in read_metrics(run.metrics) if event["event"] == "sample"]

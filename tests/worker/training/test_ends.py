@@ -65,9 +65,7 @@ def test_a_base_model_that_learned_chatml_stops_at_its_end_mark(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     caplog.set_level(logging.INFO)
-    run = full_run(
-        tmp_path, learning_rate=3e-2, max_steps=40, eval_steps=40, sample_prompts=[[TALK[0]]], val_size=2
-    )
+    run = full_run(tmp_path, learning_rate=3e-2, max_steps=40, eval_steps=40, sample_prompts=[[TALK[0]]], val_size=2)
     model, tokenizer = (kind.from_pretrained(run.output) for kind in (AutoModelForCausalLM, AutoTokenizer))
     asked = tokenizer.apply_chat_template([TALK[0]], add_generation_prompt=True, return_tensors="pt", return_dict=True)
     said = model.generate(**asked, max_new_tokens=20, do_sample=False)[0, asked["input_ids"].shape[1] :]

@@ -113,11 +113,16 @@ def test_samples_are_written_when_an_evaluation_is_due(tmp_path: Path) -> None:
     run.training.run()
     found = [event for event in read_metrics(run.metrics_path) if event["event"] == "sample"]
     assert [(event["step"], event["prompt"]) for event in found] == [
-        (4, "the quick"), (4, "who jumps?"), (6, "the quick"), (6, "who jumps?"),
-    ]  # fmt: skip
+        (4, "the quick"),
+        (4, "who jumps?"),
+        (6, "the quick"),
+        (6, "who jumps?"),
+    ]
     tokenizer = byte_tokenizer(chat_template=CHATML)
-    tokens = [tokenizer("the quick")["input_ids"], tokenizer(
-        "<|im_start|>user\nwho jumps?<|im_end|>\n<|im_start|>assistant\n")["input_ids"]]  # fmt: skip
+    tokens = [
+        tokenizer("the quick")["input_ids"],
+        tokenizer("<|im_start|>user\nwho jumps?<|im_end|>\n<|im_start|>assistant\n")["input_ids"],
+    ]
     answers = run.engine.generate(tokens, new_tokens=5, pad=257)
     assert [event["text"] for event in found[2:]] == [tokenizer.decode(a, skip_special_tokens=True) for a in answers]
 

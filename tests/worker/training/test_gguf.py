@@ -130,9 +130,11 @@ def test_the_file_has_the_merged_models_weights_and_a_name(
     wanted = load_file(tmp_path / "merged" / "model.safetensors")
     assert len(found) == len(wanted) == len(AutoModelForCausalLM.from_pretrained(tmp_path / "merged").state_dict())
     same = {
-        "token_embd": "model.embed_tokens", "blk.1.ffn_down": "model.layers.1.mlp.down_proj",
-        "blk.2.attn_v": "model.layers.2.self_attn.v_proj", "output": "lm_head",
-    }  # fmt: skip
+        "token_embd": "model.embed_tokens",
+        "blk.1.ffn_down": "model.layers.1.mlp.down_proj",
+        "blk.2.attn_v": "model.layers.2.self_attn.v_proj",
+        "output": "lm_head",
+    }
     for theirs, ours in same.items():
         assert torch.equal(found[f"{theirs}.weight"], wanted[f"{ours}.weight"])
     assert main([str(run), str(target), "--gguf=f32"]) == 2

@@ -21,11 +21,13 @@ def job(tmp_path: Path, **keys: object) -> Job:
 
 
 OWN: dict[str, dict[str, object]] = {
-    "cosine_with_restarts": {"num_cycles": 3}, "polynomial": {"lr_end": 1e-6, "power": 2.0},
-    "inverse_sqrt": {"timescale": 5}, "cosine_with_min_lr": {"min_lr_rate": 0.1},
+    "cosine_with_restarts": {"num_cycles": 3},
+    "polynomial": {"lr_end": 1e-6, "power": 2.0},
+    "inverse_sqrt": {"timescale": 5},
+    "cosine_with_min_lr": {"min_lr_rate": 0.1},
     "cosine_warmup_with_min_lr": {"min_lr": 1e-6, "warmup_lr_rate": 0.2},
     "warmup_stable_decay": {"num_decay_steps": 6, "decay_type": "1-sqrt"},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", SCHEDULES)
@@ -35,9 +37,7 @@ def test_every_step_has_the_rate_of_transformers_to_the_bit(
     tmp_path: Path, kind: str, warmup: float, rate: float
 ) -> None:
     own = OWN.get(kind)
-    our_job = job(
-        tmp_path, lr_scheduler_type=kind, warmup_steps=warmup, learning_rate=rate, lr_scheduler_kwargs=own
-    )  # fmt: skip
+    our_job = job(tmp_path, lr_scheduler_type=kind, warmup_steps=warmup, learning_rate=rate, lr_scheduler_kwargs=own)
     total = 23
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=rate)
     scheduler = get_scheduler(kind, optimizer, warmup_steps(our_job, total), total, own)

@@ -64,10 +64,13 @@ def test_each_step_is_plain_pytorch_on_the_mean_over_all_its_tokens(tmp_path: Pa
     run = Run(job, tmp_path / "run")
     model = load_model(job)
     optimizer = torch.optim.AdamW(
-        [{"params": [p for n, p in model.named_parameters() if n in decay_names(model)], "weight_decay": 0.1},
-         {"params": [p for n, p in model.named_parameters() if n not in decay_names(model)], "weight_decay": 0.0}],
-        betas=(0.9, 0.99), fused=True,
-    )  # fmt: skip
+        [
+            {"params": [p for n, p in model.named_parameters() if n in decay_names(model)], "weight_decay": 0.1},
+            {"params": [p for n, p in model.named_parameters() if n not in decay_names(model)], "weight_decay": 0.0},
+        ],
+        betas=(0.9, 0.99),
+        fused=True,
+    )
     for step in range(2):
         batches = run.batches.step(step)
         items = sum(int((b["labels"][:, 1:] != -100).sum()) for b in batches)
@@ -142,9 +145,19 @@ def test_every_step_is_written_down(tmp_path: Path) -> None:
     lengths = [[batch["input_ids"].shape[1] for batch in run.batches.step(n)] for n in range(3)]
     assert [event["predicted_step_s"] for event in steps] == [float(sum(of_step)) for of_step in lengths]
     assert set(steps[0]) == {
-        "event", "time", "step", "loss", "learning_rate", "grad_norm", "step_s", "tokens", "gpu_peak_bytes",
-        "waited_s", "metered", "predicted_step_s",
-    }  # fmt: skip
+        "event",
+        "time",
+        "step",
+        "loss",
+        "learning_rate",
+        "grad_norm",
+        "step_s",
+        "tokens",
+        "gpu_peak_bytes",
+        "waited_s",
+        "metered",
+        "predicted_step_s",
+    }
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_at_its_last_checkpoint(tmp_path: Path) -> None:

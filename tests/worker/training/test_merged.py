@@ -175,9 +175,10 @@ def test_in_memory_it_is_merged_in_the_dtype_of_the_base_and_takes_what_is_asked
 
 
 @pytest.mark.parametrize(
-    "keys", [{}, {"add_tokens": ["<end>"], "lora_modules_to_save": ["embed_tokens", "lm_head"]}],
+    "keys",
+    [{}, {"add_tokens": ["<end>"], "lora_modules_to_save": ["embed_tokens", "lm_head"]}],
     ids=["in-files", "in-memory"],
-)  # fmt: skip
+)
 def test_the_merged_model_ends_its_answers_where_the_job_says(tmp_path: Path, keys: dict[str, Any]) -> None:
     job = lora_job(tmp_path, special_tokens={"eos_token": "<end>" if keys else "!"}, **keys)
     cast(Any, load_model(job)).save_pretrained(tmp_path / "adapters", save_embedding_layers=False)
@@ -218,9 +219,10 @@ def test_the_room_asked_for_is_enough_for_adapters_and_whole_modules(tmp_path: P
     model = load_model(job)
     asked = Output(model, torch.float32).weight_bytes
     cast(Any, model).save_pretrained(
-        tmp_path / "made", state_dict={n: p.detach().float() for n, p in model.named_parameters() if p.requires_grad},
+        tmp_path / "made",
+        state_dict={n: p.detach().float() for n, p in model.named_parameters() if p.requires_grad},
         save_embedding_layers=False,
-    )  # fmt: skip
+    )
     written = (tmp_path / "made" / "adapter_model.safetensors").stat().st_size
     assert 0.9 * asked < written < asked + 2**16
 

@@ -47,8 +47,14 @@ def test_a_resume_takes_back_the_steps_after_its_checkpoint(tmp_path: Path) -> N
     write(path, ("start", 0), ("step", 1), ("step", 2), ("checkpoint", 2), ("step", 3))
     write(path, ("start", 2), ("step", 3), ("step", 4), resumed_from=2)
     assert series(path) == [
-        ("start", 0), ("step", 1), ("step", 2), ("checkpoint", 2), ("start", 2), ("step", 3), ("step", 4),
-    ]  # fmt: skip
+        ("start", 0),
+        ("step", 1),
+        ("step", 2),
+        ("checkpoint", 2),
+        ("start", 2),
+        ("step", 3),
+        ("step", 4),
+    ]
 
 
 def test_a_start_without_a_checkpoint_takes_back_everything(tmp_path: Path) -> None:
@@ -66,13 +72,26 @@ def test_numbers_json_cannot_hold_become_null(tmp_path: Path) -> None:
 
 
 NOISE = [
-    b"nonsense", b"\0" * 4096, b"[1]", b"null", b'"event"', b'{"event": "step"}', b'{"event": "step", "step": NaN}',
-    b'{"event": "step", "step": "2"}', b'{"event": "step", "step": true}', b'{"event": "step", "step": -1}',
-    b'{"event": 3, "step": 2}', b'{"step": 2}', b'{"event": "start", "step": 0}', b'{"event": "sample", "step": 2}',
-    b'{"event": "step", "step": 2, "loss": "low"}', b'{"event": "step", "step": 2, "loss": [1]}', b"[" * 100_000,
+    b"nonsense",
+    b"\0" * 4096,
+    b"[1]",
+    b"null",
+    b'"event"',
+    b'{"event": "step"}',
+    b'{"event": "step", "step": NaN}',
+    b'{"event": "step", "step": "2"}',
+    b'{"event": "step", "step": true}',
+    b'{"event": "step", "step": -1}',
+    b'{"event": 3, "step": 2}',
+    b'{"step": 2}',
+    b'{"event": "start", "step": 0}',
+    b'{"event": "sample", "step": 2}',
+    b'{"event": "step", "step": 2, "loss": "low"}',
+    b'{"event": "step", "step": 2, "loss": [1]}',
+    b"[" * 100_000,
     '{"event": "step", "step": 2, "text": "\u00fc"}'.encode("latin-1"),
     b'{"event": "step", "step": ' + b"9" * 5000 + b"}",
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("noise", NOISE, ids=lambda noise: repr(noise[:40]))
@@ -105,8 +124,14 @@ def test_steps_that_are_repeated_take_those_before_back_where_the_line_of_the_re
         file.write(b"\0" * 90 + b"\n")
     write(path, ("step", 3), ("eval", 3), ("step", 4))
     assert series(path) == [
-        ("start", 0), ("step", 1), ("step", 2), ("eval", 2), ("step", 3), ("eval", 3), ("step", 4),
-    ]  # fmt: skip
+        ("start", 0),
+        ("step", 1),
+        ("step", 2),
+        ("eval", 2),
+        ("step", 3),
+        ("eval", 3),
+        ("step", 4),
+    ]
 
 
 def test_no_file_is_an_empty_series(tmp_path: Path) -> None:

@@ -54,9 +54,15 @@ def planned(
     monkeypatch.setattr(states_on_disk, "PIECE_ELEMENTS", 1024)
     monkeypatch.setattr("planner.schedule.chain.LEAST_BYTES", 4096)
     job, run = make_run(
-        tmp_path, "llama", bf16=True, gradient_accumulation_steps=2, cpu_budget=BYTES, gpu_budget=BYTES,
-        disk_paths=(str(tmp_path / "drive"),), **keys,
-    )  # fmt: skip
+        tmp_path,
+        "llama",
+        bf16=True,
+        gradient_accumulation_steps=2,
+        cpu_budget=BYTES,
+        gpu_budget=BYTES,
+        disk_paths=(str(tmp_path / "drive"),),
+        **keys,
+    )
     if wholly:  # the model's files have to have its weights
         load_model(job).save_pretrained(job.model)
     answer = plan_job(job, torch.device("cpu"), cache=None, measure=False)
@@ -108,9 +114,12 @@ def test_a_run_with_clipping_goes_on_after_a_sigkill_from_states_that_its_checkp
     a_step = sum(-(-tensors[name]["elements"] // 1024) for name in updated if tensors[name]["states_on_disk"])
     writes = a_step + 6 * a_step + a_step // 2  # the first states, six steps, and a half; the checkpoint is of step 4
     ended = subprocess.run(
-        [sys.executable, "-c", _KILLED, str(run.path), str(writes)], capture_output=True, text=True, timeout=600,
+        [sys.executable, "-c", _KILLED, str(run.path), str(writes)],
+        capture_output=True,
+        text=True,
+        timeout=600,
         env={**os.environ, "HF_DATASETS_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    )
     assert ended.returncode == -signal.SIGKILL, ended.stderr[-2000:]
     before = losses_of(run)
     assert list(before) in ([1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 6, 7])  # a step's updates may follow its line

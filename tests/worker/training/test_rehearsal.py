@@ -33,8 +33,9 @@ def test_it_tries_what_comes_late_and_changes_nothing(tmp_path: Path, monkeypatc
     assert run_job(run, StopRequest())
     (tried,) = told(run, rehearsal.TRIED)
     assert (tried["step"], tried["tried"]) == (
-        0, "an evaluation of the longest rows, samples, a checkpoint, the files beside the weights",
-    )  # fmt: skip
+        0,
+        "an evaluation of the longest rows, samples, a checkpoint, the files beside the weights",
+    )
     assert [path.name for path in run.checkpoints.iterdir()] == []
     (tmp_path / "other").mkdir()
     monkeypatch.setattr(rehearsal.Rehearsal, "run", lambda self: None)
@@ -56,7 +57,7 @@ def test_what_would_fail_late_fails_before_the_first_step(
         "evaluate": "worker.engine.engine.Engine.evaluate",
         "checkpoint": "worker.storage.shards.FileRecord.of",
         "tokenizer": "transformers.PreTrainedTokenizerBase.save_pretrained",
-    }[late]  # fmt: skip
+    }[late]
 
     def fails(*_: object, **__: object) -> None:
         raise OSError("it fails late")
@@ -68,10 +69,13 @@ def test_what_would_fail_late_fails_before_the_first_step(
     assert [path.name for path in run.checkpoints.iterdir()] == []
 
 
-@pytest.mark.parametrize(("asked_in", "never"), [
-    ("worker.engine.engine.Engine.evaluate", "worker.engine.engine.Engine.generate"),
-    ("worker.training.rehearsal.read_checkpoint", "worker.storage.model_folder.Output.write_files"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("asked_in", "never"),
+    [
+        ("worker.engine.engine.Engine.evaluate", "worker.engine.engine.Engine.generate"),
+        ("worker.training.rehearsal.read_checkpoint", "worker.storage.model_folder.Output.write_files"),
+    ],
+)
 def test_a_stop_waits_for_no_more_than_the_part_that_is_tried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked_in: str, never: str
 ) -> None:
@@ -112,6 +116,7 @@ def test_of_tensors_larger_than_a_file_as_much_as_makes_one_is_tried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first tensor of a real model, its embedding, has more bytes of state than a file of a checkpoint."""
+
     class NoEvaluations:
         def check(self) -> None:
             pass
@@ -136,10 +141,15 @@ def test_of_tensors_larger_than_a_file_as_much_as_makes_one_is_tried(
     monkeypatch.setattr(rehearsal, "SHARD_BYTES", 88)
     with Metrics(tmp_path / "metrics.jsonl") as metrics:
         rehearsal.Rehearsal(
-            checkpoints=tmp_path / "checkpoints", checkpoint_bytes=1000,
-            origin=Origin(job={}, data="", total_steps=1, plan=""), states=states, write_files=lambda folder: None,
-            evaluations=NoEvaluations(), metrics=metrics, stop=StopRequest(),
-        ).run()  # fmt: skip
+            checkpoints=tmp_path / "checkpoints",
+            checkpoint_bytes=1000,
+            origin=Origin(job={}, data="", total_steps=1, plan=""),
+            states=states,
+            write_files=lambda folder: None,
+            evaluations=NoEvaluations(),
+            metrics=metrics,
+            stop=StopRequest(),
+        ).run()
     (found,) = back
     assert sorted(found) == ["embedding", "scale"]
     assert found["scale"]["master"].tolist() == [2.0] and found["embedding"]["exp_avg"].tolist() == [1.0] * 10

@@ -38,9 +38,16 @@ STEPS = 3
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 _SIZES = {
-    "vocab_size": 260, "hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "num_experts_per_tok": 2, "bos_token_id": 0, "eos_token_id": 1, "experts_implementation": "batched_mm",
-}  # fmt: skip
+    "vocab_size": 260,
+    "hidden_size": 128,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_experts_per_tok": 2,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "experts_implementation": "batched_mm",
+}
 CONFIGS = {
     "mixtral": lambda **more: T.MixtralConfig(**{**_SIZES, **more}, intermediate_size=64, num_local_experts=4),
     "qwen3_moe": lambda **more: T.Qwen3MoeConfig(
@@ -54,9 +61,14 @@ def mixture_job(tmp_path: Path, name: str, *, config: dict[str, Any] | None = No
     torch.manual_seed(5)
     T.AutoModelForCausalLM.from_config(CONFIGS[name](**(config or {}))).save_pretrained(folder)
     small = {
-        "max_length": 32, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "max_steps": STEPS,
-        "learning_rate": 1e-2, "lr_scheduler_type": "constant", "weight_decay": 0.1,
-    }  # fmt: skip
+        "max_length": 32,
+        "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": 2,
+        "max_steps": STEPS,
+        "learning_rate": 1e-2,
+        "lr_scheduler_type": "constant",
+        "weight_decay": 0.1,
+    }
     return make_job(folder, write_jsonl(tmp_path / "data.jsonl", sentences(9)), **{**small, **keys})
 
 
@@ -66,9 +78,11 @@ def steps_of(job: Job, engine: Any, most_bytes: int | None = None) -> list[Tenso
     for number in range(STEPS):
         data = batches.step(number)
         result = engine.step(
-            data, seeds=[micro_batch_seed(job.seed, number, k) for k in range(len(data))],
-            learning_rate=job.learning_rate, num_items_in_batch=torch.tensor(batches.num_items(data)),
-        )  # fmt: skip
+            data,
+            seeds=[micro_batch_seed(job.seed, number, k) for k in range(len(data))],
+            learning_rate=job.learning_rate,
+            num_items_in_batch=torch.tensor(batches.num_items(data)),
+        )
         losses += result.losses
         assert min(int(batch["attention_mask"].min()) for batch in data) == 0, "no padding, nothing to leave out"
         assert most_bytes is None or result.peak_bytes <= most_bytes
@@ -86,9 +100,14 @@ def trained_under_a_plan(job: Job, slack: float) -> tuple[list[Tensor], dict[str
     plan = Problem(chain=chain, hardware=hardware, gpu_budget_bytes=budget, **setting).plan(time_limit_s=1.0)
     model = load_model(job)
     engine = Engine(
-        model, plan=plan, chain=chain, optimizer=optimizer_of(job, model), max_grad_norm=job.max_grad_norm, device=CPU,
+        model,
+        plan=plan,
+        chain=chain,
+        optimizer=optimizer_of(job, model),
+        max_grad_norm=job.max_grad_norm,
+        device=CPU,
         metered=True,
-    )  # fmt: skip
+    )
     losses = steps_of(job, engine, most_bytes=gpu_peak_bytes(compile_program(plan, chain), chain))
     engine.restore()
     engine.close()
@@ -115,9 +134,7 @@ class Counting(nn.Module):
 
 
 def trained_plainly(job: Job, share: float) -> tuple[list[Tensor], dict[str, Tensor]]:
-    model: Any = T.AutoModelForCausalLM.from_pretrained(
-        job.model, dtype=torch.bfloat16 if job.bf16 else torch.float32
-    )
+    model: Any = T.AutoModelForCausalLM.from_pretrained(job.model, dtype=torch.bfloat16 if job.bf16 else torch.float32)
     balancing, top = import_module(type(model).__module__).load_balancing_loss_func, model.config.num_experts_per_tok
     model.config.use_cache, model.router_aux_loss_coef = False, 0.0
     if job.method == "lora":
@@ -132,10 +149,13 @@ def trained_plainly(job: Job, share: float) -> tuple[list[Tensor], dict[str, Ten
 
 LORA = {"method": "lora", "lora_r": 4, "lora_dropout": 0.0}
 CASES = [
-    *(("full", {}, slack) for slack in (0.0, 0.3, 10.0)), ("bf16", {"bf16": True}, 0.0), ("lora", LORA, 0.0),
-    ("packed", {"packing": True}, 0.3), ("a mean", {"router_aux_loss_mean": True}, 10.0),
+    *(("full", {}, slack) for slack in (0.0, 0.3, 10.0)),
+    ("bf16", {"bf16": True}, 0.0),
+    ("lora", LORA, 0.0),
+    ("packed", {"packing": True}, 0.3),
+    ("a mean", {"router_aux_loss_mean": True}, 10.0),
     ("a mean of lora", {**LORA, "router_aux_loss_mean": True}, 0.0),
-]  # fmt: skip
+]
 
 
 @pytest.mark.sweep(16)
@@ -166,11 +186,20 @@ def test_it_comes_to_what_transformers_trainer_learns(tmp_path: Path) -> None:
             return torch.utils.data.DataLoader(data, batch_size=None)
 
     settings = T.TrainingArguments(
-        output_dir=str(tmp_path / "trainer"), max_steps=STEPS, per_device_train_batch_size=job.slice_rows,
-        gradient_accumulation_steps=job.gradient_accumulation_steps, learning_rate=job.learning_rate,
-        weight_decay=job.weight_decay, lr_scheduler_type="constant", logging_steps=1, report_to=[], use_cpu=True,
-        save_strategy="no", optim="adamw_torch_fused", disable_tqdm=True,
-    )  # fmt: skip
+        output_dir=str(tmp_path / "trainer"),
+        max_steps=STEPS,
+        per_device_train_batch_size=job.slice_rows,
+        gradient_accumulation_steps=job.gradient_accumulation_steps,
+        learning_rate=job.learning_rate,
+        weight_decay=job.weight_decay,
+        lr_scheduler_type="constant",
+        logging_steps=1,
+        report_to=[],
+        use_cpu=True,
+        save_strategy="no",
+        optim="adamw_torch_fused",
+        disable_tqdm=True,
+    )
     trainer = InOrder(model, settings, train_dataset=data)
     trainer.train()
     steps = [float(one + other) for one, other in zip(losses[::2], losses[1::2], strict=True)]
@@ -221,9 +250,13 @@ def test_a_mean_is_of_a_steps_micro_batches_and_an_evaluation_has_the_whole_shar
     batches = Batches(job, byte_tokenizer(), masked=True)
     model = load_model(job)
     engine = Engine(
-        model, plan=problem.plan(time_limit_s=1.0), chain=chain, optimizer=optimizer_of(job, model), max_grad_norm=1.0,
+        model,
+        plan=problem.plan(time_limit_s=1.0),
+        chain=chain,
+        optimizer=optimizer_of(job, model),
+        max_grad_norm=1.0,
         device=CPU,
-    )  # fmt: skip
+    )
     plain: Any = T.AutoModelForCausalLM.from_pretrained(job.model, dtype=torch.float32)
     balancing = import_module(type(plain).__module__).load_balancing_loss_func
     plain.model.config.use_cache, plain.router_aux_loss_coef = False, 0.0
@@ -243,9 +276,7 @@ def test_a_mean_is_of_a_steps_micro_batches_and_an_evaluation_has_the_whole_shar
 
 
 @pytest.mark.parametrize("config", [T.AfmoeConfig, T.ZayaConfig])
-def test_a_model_that_answers_with_its_routers_and_has_no_loss_of_them_weighs_none(
-    tmp_path: Path, config: Any
-) -> None:
+def test_a_model_that_answers_with_its_routers_and_has_no_loss_of_them_weighs_none(tmp_path: Path, config: Any) -> None:
     data = write_jsonl(tmp_path / "data.jsonl", sentences(9))
     job = make_job(tiny_llama_folder(tmp_path / "model"), data, router_aux_loss_coef="auto", router_aux_loss_mean=True)
     asks = config(output_router_logits=True, router_aux_loss_coef=0.1)
@@ -280,9 +311,13 @@ def test_a_model_without_routers_is_refused_by_a_number_and_by_auto_is_not(tmp_p
 
 def test_micro_batches_are_not_left_to_the_planner(tmp_path: Path) -> None:
     job = mixture_job(
-        tmp_path, "mixtral", router_aux_loss_coef=0.5, per_device_train_batch_size="auto", train_batch_size=4,
+        tmp_path,
+        "mixtral",
+        router_aux_loss_coef=0.5,
+        per_device_train_batch_size="auto",
+        train_batch_size=4,
         gradient_accumulation_steps=1,
-    )  # fmt: skip
+    )
     with pytest.raises(UserError) as refused:
         plan_job(job, CPU, cache=None, measure=False)
     assert refused.value.code == "router-loss-per-slice"

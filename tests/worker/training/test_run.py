@@ -67,17 +67,21 @@ def plainly_trained(job: Job, run: RunFolder) -> tuple[list[float], PlainEngine]
     model = load_model(job)
     batches = Batches(job, load_tokenizer(job), run.path / "data")
     optimizer = AdamWGroup(
-        betas=(job.adam_beta1, job.adam_beta2), eps=job.adam_epsilon, weight_decay=job.weight_decay,
+        betas=(job.adam_beta1, job.adam_beta2),
+        eps=job.adam_epsilon,
+        weight_decay=job.weight_decay,
         decay_names=decay_names(model),
-    )  # fmt: skip
+    )
     plain = PlainEngine(model, optimizer=optimizer, max_grad_norm=job.max_grad_norm)
     losses = []
     for step in range(STEPS):
         data = batches.step(step)
         result = plain.step(
-            data, seeds=[micro_batch_seed(job.seed, step, k) for k in range(len(data))],
-            learning_rate=learning_rate(job, step, STEPS), num_items_in_batch=torch.tensor(batches.num_items(data)),
-        )  # fmt: skip
+            data,
+            seeds=[micro_batch_seed(job.seed, step, k) for k in range(len(data))],
+            learning_rate=learning_rate(job, step, STEPS),
+            num_items_in_batch=torch.tensor(batches.num_items(data)),
+        )
         losses.append(float(torch.stack(result.losses).sum()))
     return losses, plain
 

@@ -44,9 +44,15 @@ PATIENCE_S = 300.0
 
 def tiny_job(folder: Path, **keys: object) -> Job:
     small = {
-        "max_length": 32, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 3, "learning_rate": 1e-2,
-        "weight_decay": 0.1, "warmup_steps": 2, "max_steps": STEPS, "save_steps": 4,
-    }  # fmt: skip
+        "max_length": 32,
+        "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": 3,
+        "learning_rate": 1e-2,
+        "weight_decay": 0.1,
+        "warmup_steps": 2,
+        "max_steps": STEPS,
+        "save_steps": 4,
+    }
     data = write_jsonl(folder / "data.jsonl", sentences(20))
     return make_job(tiny_llama_folder(folder / "model"), data, **{**small, **keys})
 
@@ -69,9 +75,14 @@ def start(run: Path, *arguments: str, held_at: int | None = None) -> subprocess.
     program = ["-m", "worker.trainer"] if held_at is None else ["-m", "tests.support.fakes.held_trainer", str(held_at)]
     with (run / "log.txt").open("a") as log:
         return subprocess.Popen(
-            [sys.executable, *program, *(arguments or (str(run),))], cwd=run, env=environment, text=True,
-            stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+            [sys.executable, *program, *(arguments or (str(run),))],
+            cwd=run,
+            env=environment,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
 
 
 def go_on(process: subprocess.Popen[str]) -> None:
@@ -138,17 +149,21 @@ def test_a_job_ends_with_the_weights_and_losses_of_plain_pytorch(whole: Path) ->
     model = load_model(job)
     batches = Batches(job, load_tokenizer(job), whole / "data")
     optimizer = AdamWGroup(
-        betas=(job.adam_beta1, job.adam_beta2), eps=job.adam_epsilon, weight_decay=job.weight_decay,
+        betas=(job.adam_beta1, job.adam_beta2),
+        eps=job.adam_epsilon,
+        weight_decay=job.weight_decay,
         decay_names=decay_names(model),
-    )  # fmt: skip
+    )
     plain = PlainEngine(model, optimizer=optimizer, max_grad_norm=job.max_grad_norm)
     plain_losses = []
     for step in range(STEPS):
         data = batches.step(step)
         result = plain.step(
-            data, seeds=[micro_batch_seed(job.seed, step, k) for k in range(3)],
-            learning_rate=learning_rate(job, step, STEPS), num_items_in_batch=torch.tensor(batches.num_items(data)),
-        )  # fmt: skip
+            data,
+            seeds=[micro_batch_seed(job.seed, step, k) for k in range(3)],
+            learning_rate=learning_rate(job, step, STEPS),
+            num_items_in_batch=torch.tensor(batches.num_items(data)),
+        )
         plain_losses.append(float(torch.stack(result.losses).sum()))
     assert losses(whole) == plain_losses
     assert differing(weights(whole / "output"), dict(model.named_parameters())) == []
@@ -171,8 +186,13 @@ def test_the_metrics_tell_the_run_from_start_to_end(whole: Path) -> None:
     events = read_metrics(whole / "metrics.jsonl")
     first, last = events[0], events[-1]
     assert {**first, "time": 0} == {
-        "event": "start", "time": 0, "step": 0, "total_steps": STEPS, "resumed_from": None, "device": "cpu",
-    }  # fmt: skip
+        "event": "start",
+        "time": 0,
+        "step": 0,
+        "total_steps": STEPS,
+        "resumed_from": None,
+        "device": "cpu",
+    }
     assert [event["step"] for event in steps(whole)] == list(range(1, STEPS + 1))
     assert [event["step"] for event in events if event["event"] == "checkpoint"] == [4, 8, 12]
     assert (last["event"], last["step"], last["status"]) == ("end", STEPS, "done")

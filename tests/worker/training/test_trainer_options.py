@@ -51,9 +51,7 @@ class AsTrainer(nn.Module):
             return self.inner(labels=labels, num_items_in_batch=num_items_in_batch, **inputs)
         found = {"logits": self.inner(**inputs).logits.float()}
         smoother = LabelSmoother(epsilon=self._factor)
-        return SimpleNamespace(
-            loss=smoother(found, labels, shift_labels=True, num_items_in_batch=num_items_in_batch)
-        )  # fmt: skip
+        return SimpleNamespace(loss=smoother(found, labels, shift_labels=True, num_items_in_batch=num_items_in_batch))
 
 
 def plain_losses(job: Job, run: RunFolder) -> tuple[list[float], list[torch.Tensor]]:
@@ -70,9 +68,11 @@ def plain_losses(job: Job, run: RunFolder) -> tuple[list[float], list[torch.Tens
     for step in range(STEPS):
         data = batches.step(step)
         result = plain.step(
-            data, seeds=[micro_batch_seed(job.seed, step, k) for k in range(len(data))],
-            learning_rate=learning_rate(job, step, STEPS), num_items_in_batch=torch.tensor(batches.num_items(data)),
-        )  # fmt: skip
+            data,
+            seeds=[micro_batch_seed(job.seed, step, k) for k in range(len(data))],
+            learning_rate=learning_rate(job, step, STEPS),
+            num_items_in_batch=torch.tensor(batches.num_items(data)),
+        )
         losses.append(float(torch.stack(result.losses).sum()))
     return losses, [p.detach() for p in model.parameters()]
 
@@ -97,9 +97,15 @@ def test_a_run_gives_the_numbers_of_transformers_code(tmp_path: Path, name: str,
 def test_a_smoothed_loss_is_without_that_of_a_mixtures_routers_as_trainers_is(tmp_path: Path) -> None:
     job = tiny_job(tmp_path, label_smoothing_factor=0.1)
     config = MixtralConfig(
-        hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
-        num_local_experts=4, vocab_size=32, output_router_logits=True,
-    )  # fmt: skip
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        num_local_experts=4,
+        vocab_size=32,
+        output_router_logits=True,
+    )
     model = AutoModelForCausalLM.from_config(config).eval()
     plain = AsTrainer(copy.deepcopy(model), job)
     set_trainer_options(model, job)

@@ -39,17 +39,17 @@ def _small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_stop_in_the_middle_changes_no_bit_and_what_does_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+) -> None:
     caplog.set_level("INFO", "worker.verify_resume")
     job, run = make_run(tmp_path, "llama", max_steps=5)
     (tmp_path / "job.yaml").write_text(job.resolved_yaml())
     plan = run.plan.read_text()
 
-    def prepare(
-        job: object, runs: tuple[RunFolder, ...], options: argparse.Namespace, kernels: Kernels
-    ) -> int:  # fmt: skip
+    def prepare(job: object, runs: tuple[RunFolder, ...], options: argparse.Namespace, kernels: Kernels) -> int:
         for its in runs:  # the plan of a test is at hand
             its.path.mkdir(parents=True)
             its.write_resolved(run.resolved.read_text())
@@ -65,9 +65,11 @@ def test_a_stop_in_the_middle_changes_no_bit_and_what_does_is_named(
     said = capsys.readouterr().out
     assert "after step 2 and a new process, are equal in every bit" in said
     assert [record.getMessage() for record in caplog.records if record.name == "worker.verify_resume"] == [
-        "training steps 1 to 4 in one go", "training steps 1 to 2, and a checkpoint",
-        "going on from it to step 4, in a new process", "comparing the checkpoints of step 4",
-    ]  # fmt: skip
+        "training steps 1 to 4 in one go",
+        "training steps 1 to 2, and a checkpoint",
+        "going on from it to step 4, in a new process",
+        "comparing the checkpoints of step 4",
+    ]
     one, other = (RunFolder(tmp_path / "both" / name) for name in ("in-one-go", "with-a-stop"))
     assert [event["resumed_from"] for event in other.read_metrics() if event["event"] == "start"] == [None, 2]
     assert [event["resumed_from"] for event in one.read_metrics() if event["event"] == "start"] == [None]
@@ -145,8 +147,9 @@ def test_a_deterministic_job_trains_under_the_strict_mode_and_goes_on_with_the_s
     assert exit_code_of(lambda: trainer._train(run, StopRequest()), run) == Exit.USAGE
     told = run.read_error()
     assert told is not None and (told["code"], told["numbers"]) == (
-        "not-deterministic", ["put_ has no deterministic kernel in PyTorch"]
-    )  # fmt: skip
+        "not-deterministic",
+        ["put_ has no deterministic kernel in PyTorch"],
+    )
 
 
 def test_a_job_that_would_end_early_does_its_steps(tmp_path: Path) -> None:
