@@ -71,8 +71,8 @@ def others(number: Number) -> Iterator[Number]:
 def depends_on_data(name: str, number: str) -> UserError:
     """The error for a block whose memory cannot be bounded; `number` names the number that it depends on."""
     return UserError(
-        f"What block {name} needs depends on its data in a way that cannot be bounded.",
+        f"The memory that block {name} needs depends on its data and cannot be bounded.",
         code="block-depends-on-data",
         numbers=(number,),
-        hint="have its code do without numbers of tensors (x.item(), if x.sum() > 0): torch.where can choose, too",
+        hint="keep its code from turning tensors into Python numbers (x.item(), if x.sum() > 0): use torch.where",
     )

@@ -131,7 +131,7 @@ def translated(key: str, value: object) -> object:
 def other_optimizer(file: Mapping[str, object]) -> bool:
     """Whether a file names an optimizer that offmate does not have."""
     named = [file[key] for key in ("optim", "optimizer") if file.get(key) not in SWITCHED_OFF]
-    return any(translated("optim", value) not in OPTIMIZERS for value in named)
+    return any(translated("optim", value) not in (*OPTIMIZERS,) for value in named)
 
 
 def done_otherwise(key: str, name: str, value: object) -> str | None:

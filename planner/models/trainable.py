@@ -114,7 +114,7 @@ def none_kept(model: nn.Module, layers: int) -> UserError:
         code="layers-left-out",
         exit_code=Exit.USAGE,
         numbers=(f"here {kept} of {counted(layers, 'layer')}",),
-        hint=f"--layers {layers}, or at least as many as reach to one that is trained",
+        hint=f"--layers {layers}, or a number high enough to include a trained layer",
     )
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
 
+from planner.checks import check_numbers
 from planner.machine.hardware import Hardware
 from planner.machine.traffic import UPDATE_TRAFFIC_BYTES
 from planner.optimizers.base import Group, NotUsable, Optimizer, check_not_negative
@@ -79,6 +80,11 @@ class Muon(Optimizer):
     shorter_side: int
     gpu_s: float = 0.0
     cpu_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
+        if not self.shorter_side:
+            raise ValueError("a matrix has a shorter_side of at least 1")
 
     def timed(self, *, gpu_s: float, cpu_s: float) -> Self:
         """The same with these seconds."""

@@ -12,6 +12,7 @@ from planner.errors import Exit, UserError
 from planner.machine.hardware import Hardware
 from planner.picture.basis import Basis
 from planner.schedule.chain import Chain
+from planner.schedule.earlier import chain_of
 from planner.schedule.measured import TIMELINE, Measured
 from planner.schedule.plan import Plan
 
@@ -68,7 +69,7 @@ def redraw(file: Path, pictures: Pictures, *, title: str) -> None:
     """Draw the plan in a plan.json with its run's recorded times. Raises UserError (exit 2) where it has none."""
     try:
         found = json.loads(file.read_text("utf-8"))
-        plan, chain = from_json(Plan, found["plan"]), from_json(Chain, found["chain"])
+        plan, chain = from_json(Plan, found["plan"]), chain_of(found["chain"])
         hardware, basis = from_json(Hardware, found["hardware"]), Basis.of(bool(found["measured"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(

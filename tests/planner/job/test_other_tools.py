@@ -252,3 +252,9 @@ def test_the_folder_and_the_columns_of_an_entry_are_trls(place: Path) -> None:
     assert (here.path, here.type) == (str(place / "set" / "en"), "messages")
     talk = {"messages": [{"role": "user", "content": "a"}], "tools": "[]", "chat_template_kwargs": {"a": 1}}
     assert here.mapped(talk) == {"messages": talk["messages"]} and here.names(("messages",)) == ("messages",)
+
+
+def test_an_optimizer_that_is_no_text_is_a_mistake_of_the_file(tmp_path: Path) -> None:
+    text = "model: m\ndataset: d.jsonl\noptim: [adamw]\noptim_args: x\n"
+    with pytest.raises(UserError, match=r"optim: it is \[\"adamw\"\]; it must be adamw_torch_fused"):
+        Job.parse(text, tmp_path)
