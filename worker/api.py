@@ -99,7 +99,7 @@ def prepare(
         )
         if len(batches) > 1 and not analysis.sums_slices:
             raise UserError(
-                f"{type(model).__name__} takes the mean over each micro-batch by itself.",
+                f"{type(model).__name__} averages its loss within each micro-batch.",
                 code="loss-per-slice",
                 exit_code=Exit.USAGE,
                 numbers=(f"{len(batches)} micro-batches, and its loss does not use num_items_in_batch",),

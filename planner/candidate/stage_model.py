@@ -166,7 +166,7 @@ class StageModel:
 
     @property
     def size(self) -> int:
-        """Operations of a step."""
+        """How many operations a step has."""
         return sum(len(stage) for stages in self._work for stage in stages)
 
     def critical(self) -> list[tuple[str, str]]:

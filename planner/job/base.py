@@ -156,7 +156,7 @@ def check_base(
 
 
 class Run(Protocol):
-    """The part of a run folder (`planner.run.folder.RunFolder`) that keeps a base."""
+    """What this module needs of `planner.run.folder.RunFolder`: its path, and the note of the base model."""
 
     @property
     def path(self) -> Path:

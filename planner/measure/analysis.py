@@ -224,7 +224,7 @@ def analyse(job: Job, device: torch.device, *, arranged: bool = False, for_gpu: 
     check_trainer_options(model, job)
     if job.gradient_accumulation_steps > 1 and not analysis.sums_slices:
         raise UserError(
-            f"{job.model} takes the mean over each micro-batch by itself.",
+            f"{job.model} averages its loss within each micro-batch.",
             code="loss-per-slice",
             exit_code=Exit.USAGE,
             numbers=(

@@ -48,7 +48,7 @@ class AdamWGroup(Group):
 
     @classmethod
     def from_pytorch(cls, settings: Mapping[str, Any], names: frozenset[str]) -> Self:
-        """See `Group`."""
+        """See `Group.from_pytorch`."""
         for switch in ("amsgrad", "maximize", "differentiable"):
             if settings[switch]:
                 raise NotUsable(f"it has {switch}=True", f"leave {switch} out")
@@ -74,7 +74,7 @@ class AdamWGroup(Group):
         return AdamW()
 
     def target(self, name: str, work: Tensor, states: Sequence[Tensor], gradient: Tensor) -> Target:
-        """See `Group`."""
+        """See `Group.target`."""
         from planner.cpu.adamw import Target
 
         exp_avg, exp_avg_sq, *master = states
@@ -90,14 +90,14 @@ class AdamWGroup(Group):
         coefficient: Tensor | None,
         constants: Any = None,
     ) -> None:
-        """See `Group`."""
+        """See `Group.update`."""
         from planner.cpu.adamw import Step
 
         step = Step(learning_rate=learning_rate, betas=self.betas, eps=self.eps, count=count, coefficient=coefficient)
         update(targets, step, constants)
 
     def of_pytorch(self, parameters: list[dict[str, Any]]) -> torch.optim.Optimizer:
-        """See `Group`."""
+        """See `Group.of_pytorch`."""
         import torch
 
         return torch.optim.AdamW(parameters, betas=self.betas, eps=self.eps, fused=True)

@@ -178,7 +178,7 @@ class MuonGroup(Group):
 
     @classmethod
     def from_pytorch(cls, settings: Mapping[str, Any], names: frozenset[str]) -> Self:
-        """See `Group`."""
+        """See `Group.from_pytorch`."""
         for key, value in _AS_THEY_ARE.items():
             if settings[key] != value:
                 raise NotUsable(f"its {key} is {settings[key]}", f"leave {key} out: it is {value}")
@@ -196,7 +196,7 @@ class MuonGroup(Group):
         return Muon(shorter_side=min(weight.shape))
 
     def target(self, name: str, work: Tensor, states: Sequence[Tensor], gradient: Tensor) -> Matrix:
-        """See `Group`."""
+        """See `Group.target`."""
         momentum, *master = states
         return Matrix(name, self.decay_of(name), work, master[0] if master else work, momentum, gradient)
 
@@ -209,14 +209,14 @@ class MuonGroup(Group):
         coefficient: Tensor | None,
         constants: object = None,
     ) -> None:
-        """See `Group`."""
+        """See `Group.update`."""
         for matrix in targets:
             update(
                 matrix, learning_rate=learning_rate, momentum=self.momentum, adjust=self.adjust, coefficient=coefficient
             )
 
     def of_pytorch(self, parameters: list[dict[str, Any]]) -> torch.optim.Optimizer:
-        """See `Group`."""
+        """See `Group.of_pytorch`."""
         import torch
 
         return torch.optim.Muon(parameters, momentum=self.momentum, adjust_lr_fn=self.adjust)

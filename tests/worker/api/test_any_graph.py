@@ -111,7 +111,7 @@ def test_its_segments_are_layers_and_what_stands_between_them() -> None:
 def test_what_it_cannot_do_is_said() -> None:
     model = parts()
     settings = {"optimizer": adamw(model), "device": "cpu", "measure": False}
-    with pytest.raises(UserError, match="takes the mean over each micro-batch by itself"):
+    with pytest.raises(UserError, match="averages its loss within each micro-batch"):
         prepare(model, [images(0), images(1)], **settings)
     with pytest.raises(UserError, match="it is empty"):
         prepare(model, {}, **settings)
