@@ -15,6 +15,9 @@ from planner.keys.meaning import (
     table,
 )
 
+_BATCHING = "batching otherwise than normal and padding_free, which have micro_batch_size rows; give one of these"
+_CHECKPOINT = "going on from a checkpoint of another run; a job goes on from its own by itself, leave this key out"
+
 LLAMA_FACTORY_V1 = table(
     same="model learning_rate num_train_epochs max_steps max_grad_norm bf16 seed output_dir save_steps "
     "save_total_limit",
@@ -42,10 +45,10 @@ LLAMA_FACTORY_V1 = table(
     },
     planner="enable_activation_checkpointing dist_config init_config",
     not_there={
-        "batching otherwise than normal and padding_free, which have micro_batch_size rows; give one of these": "batching_strategy",  # noqa: E501
+        _BATCHING: "batching_strategy",
         SHAPE: "lr_scheduler_config",
         "a model with another head": "model_class",
-        "going on from a checkpoint of another run; a job goes on from its own by itself, leave this key out": "resume_from_checkpoint",  # noqa: E501
+        _CHECKPOINT: "resume_from_checkpoint",
         REWARDS: "pref_loss pref_beta pref_ftx simpo_gamma dpo_label_smoothing ld_alpha",
     },
     fine={

@@ -26,6 +26,9 @@ class AdamW(Optimizer):
     kind: ClassVar[str] = "adamw"
     moments: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
     states: ClassVar[str] = "AdamW's states"
+    on_disk: ClassVar[bool] = True
+    packs: ClassVar[bool] = True
+    ahead: ClassVar[bool] = True
 
     def moment_bytes(self, elements: int) -> tuple[int, ...]:
         """Two moments in fp32."""

@@ -52,9 +52,9 @@ class Optimizer:
     kind: ClassVar[str]
     moments: ClassVar[tuple[str, ...]]
     states: ClassVar[str]
-    on_disk: ClassVar[bool] = True
-    packs: ClassVar[bool] = True
-    ahead: ClassVar[bool] = True
+    on_disk: ClassVar[bool] = False
+    packs: ClassVar[bool] = False
+    ahead: ClassVar[bool] = False
     together: ClassVar[bool] = True
     rounds: ClassVar[bool] = False
     own_seconds: ClassVar[bool] = False

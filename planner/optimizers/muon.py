@@ -67,9 +67,7 @@ class Muon(Optimizer):
     kind: ClassVar[str] = "muon"
     moments: ClassVar[tuple[str, ...]] = ("momentum_buffer",)
     states: ClassVar[str] = "Muon's states"
-    on_disk: ClassVar[bool] = False
-    packs: ClassVar[bool] = False
-    ahead: ClassVar[bool] = False  # repeating an update would repeat the products
+    # `ahead` stays False: repeating an update would repeat the products
     together: ClassVar[bool] = False
     own_seconds: ClassVar[bool] = True  # they grow faster than elements
     host_scratch: ClassVar[str] = "Muon's products"
