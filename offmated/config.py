@@ -37,7 +37,7 @@ _RELATIVE_FILE = re.compile(r"(?P<scheme>sqlite(\+\w+)?:///)(?P<file>(?!/|:memor
 class Config:
     """`database_url` is any SQLAlchemy URL. `redis_url`: a broker that the user runs; None: the daemon runs a private
     one. `listen`: where the API listens over TCP, besides its socket; None: nowhere, until somebody asks for the page.
-    `window`: the window of jobs that name none, the text of a `planner.job.window.Window`. `notify`: addresses in
+    `window`: the window of jobs that name none, the text of a `planner.keys.window.Window`. `notify`: addresses in
     apprise's form, separated by spaces, that are told what becomes of jobs. `yield_minutes`: jobs leave the GPU to
     other programs, and go on when it has been idle for so many minutes; None: they do not leave it.
 

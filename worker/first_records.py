@@ -21,17 +21,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from planner.data.broken_rows import BrokenRecordsError, BrokenRows
+from planner.data.entry import DataEntry
+from planner.data.local_data import is_local, local_data
+from planner.data.reader import Reader
+from planner.data.records import lacks_of
 from planner.errors import Errors, Exit, UserError, is_disk_full
 from planner.fast_imports import lasting_imports
 from planner.hub import NOT_REACHED, OFFLINE, ask_no_more, is_downloaded, why_not_reached
-from planner.job.broken_rows import BrokenRecordsError, BrokenRows
 from planner.job.data_check import MOST_BYTES, FirstRows, check_data, first_rows, is_rendered, kind_in, learns
-from planner.job.data_entry import DataEntry
 from planner.job.hub_names import no_such_name, of_hub
 from planner.job.length import notes_on_length
-from planner.job.local_data import is_local, local_data
-from planner.job.reader import Reader
-from planner.job.records import lacks_of
 from planner.job.schema import Job, says_of_model
 from planner.job.weights import check_weights
 from planner.run.bounds import OUT_OF_MEMORY, bounded, takes_too_much
@@ -55,7 +55,7 @@ _TOLD = (
     "worker.data.turns",
     "worker.data.formats",
     "worker.data.slots",
-    "planner.job.broken_rows",
+    "planner.data.broken_rows",
     "planner.models.peft_lora",
     "worker.data.batches",
     "worker.first_records",

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from planner.data.broken_rows import BrokenRecordsError
 from planner.errors import Errors, Exit, UserError
 from planner.fast_imports import lasting_imports
 from planner.job.at_hand import why_not_at_hand
-from planner.job.broken_rows import BrokenRecordsError
 from planner.job.data_check import check_data
 from planner.job.schema import Job
 from planner.models.rope import rope_border

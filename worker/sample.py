@@ -15,10 +15,10 @@ from pathlib import Path
 from planner.environment import before_torch
 from planner.errors import Exit, UserError
 from planner.fast_imports import lasting_imports
-from planner.job.adapter import takes_from_base
 from planner.job.base import check_base
 from planner.job.output_dir import delivered
 from planner.job.schema import Job
+from planner.keys.adapter import takes_from_base
 from planner.out_of_memory import told_to_people
 from planner.run.ending import exit_code_of
 from planner.run.folder import RunFolder

@@ -18,7 +18,7 @@ from planner.errors import Exit, UserError
 from planner.units import format_bytes
 
 MOST_BODY_BYTES = 2**21
-"""This is more than six bytes for each character of the longest job file (`planner.job.source`)."""
+"""This is more than six bytes for each character of the longest job file (`planner.keys.source`)."""
 REQUEST_S = 20.0
 """The time a client has to send a request; answers may take longer."""
 MOST_CONNECTIONS = 256

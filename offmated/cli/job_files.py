@@ -21,7 +21,7 @@ FILE = click.argument("file", type=click.Path(path_type=Path))
 def import_file(file: Path) -> None:
     """Print FILE, of axolotl, LLaMA-Factory or TRL, in offmate's words, with a comment on each key."""
     from planner.job.imported import imported
-    from planner.job.source import read_text
+    from planner.keys.source import read_text
 
     text = imported(read_text(file), file.absolute().parent, file.name)
     click.echo(printable(text) if sys.stdout.isatty() else text, nl=False)

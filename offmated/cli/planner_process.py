@@ -20,10 +20,10 @@ from offmated.config import Config
 from offmated.jobs.job_text import keys_of, read_job, with_budgets, with_settings
 from offmated.jobs.looking import check_here, look_at
 from offmated.paths import Paths
+from planner.data.local_data import is_local
 from planner.errors import Errors, Exit, UserError
 from planner.hub import NOT_REACHED, OFFLINE, is_downloaded
 from planner.job.at_hand import why_not_at_hand
-from planner.job.local_data import is_local
 from planner.job.schema import CANONICAL, Job
 from planner.run.ending import leaving_on_signals
 from planner.run.folder import RunFolder

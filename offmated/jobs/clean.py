@@ -18,7 +18,7 @@ from offmated.jobs.states import FINAL, JobState
 from offmated.jobs.store import Store
 from offmated.jobs.table import JobRow
 from planner.errors import Exit, UserError
-from planner.job.source import read_text, read_yaml
+from planner.keys.source import read_text, read_yaml
 from planner.run.folder import RunFolder
 
 _GONE = ".gone-"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from planner.errors import UserError
-from planner.job.source import read_text, read_yaml
+from planner.keys.source import read_text, read_yaml
 from planner.run.folder import RunFolder
 from planner.run.step_times import StepTimes, step_times
 from planner.units import format_seconds

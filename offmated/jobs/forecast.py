@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from planner.job.window import Span, Window
+from planner.keys.window import Span, Window
 
 MOST_NIGHTS = 100  # nobody plans further
 _MOST_TURNS = 1000  # for all jobs together

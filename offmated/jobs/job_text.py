@@ -11,7 +11,7 @@ from pathlib import Path
 import yaml
 
 from planner.errors import Exit, UserError
-from planner.job.source import read_text, read_yaml, shown, to_user_error
+from planner.keys.source import read_text, read_yaml, shown, to_user_error
 from planner.units import printable
 
 _KEY = re.compile(r"\w[\w.-]*")
@@ -89,23 +89,23 @@ def _check_tool(before: list[str], after: list[str], key: str) -> None:
     """Raise UserError where `key` means another key of the job in a file of this tool. Also where with `key` the file
     would be read as another tool's, so that the keys it leaves out would get that tool's defaults. `before` and
     `after`: the file's keys without and with the setting."""
-    from planner.job.dialects import Dialect
+    from planner.importers.tools import other_name, tool_of
     from planner.job.schema import CANONICAL
 
-    dialect = Dialect.of(before)
-    tool, other = dialect.tool, Dialect.of(after).tool
-    if (theirs := dialect.other_name(key, CANONICAL.get(key, key))) is not None:
+    tool, other = tool_of(before), tool_of(after)
+    if (theirs := other_name(tool, key, CANONICAL.get(key, key))) is not None:
         raise UserError(
-            f"--set {key} is something else in a file of {tool}'s.",
+            f"--set {key} is something else in a file of {tool.name}'s.",
             code="usage",
             hint=f"--set {theirs}=…",
             exit_code=Exit.USAGE,
         )
-    if tool == other:
+    if tool is other:
         return
     gone = next((name for name in before if name not in after), None)
     raise UserError(
-        f"With --set {key} the file would not read as {tool or 'offmate'}'s any more, but as {other or 'offmate'}'s.",
+        f"With --set {key} the file would not read as {tool.name or 'offmate'}'s any more, but as "
+        f"{other.name or 'offmate'}'s.",
         code="usage",
         numbers=("what it leaves out would be otherwise",),
         exit_code=Exit.USAGE,

@@ -20,7 +20,7 @@ from offmated.jobs.states import FINAL, TAKEN_FROM, JobState
 from offmated.jobs.store import Store, no_such_job
 from offmated.jobs.table import JobRow
 from offmated.jobs.turns import has_turn, queue_order
-from planner.job.window import Window
+from planner.keys.window import Window
 from planner.run.folder import RunFolder
 
 FORESEEN = 50  # ends are forecast for so many jobs of the queue, since each has files to be looked at

@@ -19,7 +19,7 @@ from offmated.jobs.store import Store, no_such_job
 from offmated.jobs.table import JobRow, WishRow
 from offmated.jobs.turns import queue_order
 from planner.errors import Exit, UserError
-from planner.job.window import Window
+from planner.keys.window import Window
 from planner.run.folder import RunFolder
 
 _PAUSE, _YIELD = "pause", "yield"

@@ -21,16 +21,16 @@ from offmated.jobs.store import KeyTaken, Store
 from offmated.jobs.table import JobRow
 from offmated.jobs.turns import AT_ONCE, Turn
 from offmated.paths import IN_STATE_FOLDER, Paths
+from planner.data.local_data import is_local
 from planner.errors import Errors, Exit, UserError
 from planner.hub import NOT_REACHED
 from planner.job.base import content_of, freeze_base, left_for_later
 from planner.job.frozen import fingerprint, freeze, package_versions
 from planner.job.hub_names import taken_from_hub
-from planner.job.local_data import is_local
 from planner.job.output_dir import Place, new_token
 from planner.job.schema import Job
-from planner.job.trackers import missing_package
-from planner.job.window import Window
+from planner.keys.trackers import missing_package
+from planner.keys.window import Window
 from planner.run.folder import RunFolder
 from planner.units import printable
 

@@ -21,7 +21,7 @@ from typing import Any
 from offmated.trackers.sinks import Point, Sink, Target, open_sink, points, quiet
 from planner.codec import json_object
 from planner.errors import Exit, UserError
-from planner.job.source import read_text, read_yaml
+from planner.keys.source import read_text, read_yaml
 from planner.run.folder import RunFolder
 from planner.run.processes import die_with
 

@@ -24,8 +24,8 @@ from offmated.jobs.store import Store
 from offmated.jobs.table import JobRow, WishRow
 from offmated.trackers.feed import OVER, is_told, note_of
 from planner.errors import Exit
-from planner.job.source import read_text, read_yaml
-from planner.job.trackers import TRACKERS
+from planner.keys.source import read_text, read_yaml
+from planner.keys.trackers import TRACKERS
 from planner.run.folder import RunFolder
 
 log = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from planner.errors import Exit, UserError
-from planner.job.trackers import missing_package
+from planner.keys.trackers import missing_package
 from planner.run.folder import RunFolder
 
 _NAMES = {

@@ -25,7 +25,7 @@ from planner.commands.question import config_text, title_of
 from planner.errors import Exit, UserError
 from planner.fast_imports import lasting_imports
 from planner.job.schema import Job
-from planner.job.source import read_text
+from planner.keys.source import read_text
 from planner.machine.hardware import Hardware
 from planner.machine.presets import is_preset, preset, with_drives
 from planner.optimizers.table import OPTIMIZERS

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from planner.job.local_data import is_local, local_data
+from planner.data.local_data import is_local, local_data
 from planner.job.schema import Job
 from planner.units import format_bytes
 

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from planner.codec import json_object
+from planner.data.local_data import is_local
 from planner.errors import Exit, UserError
-from planner.job.local_data import is_local
 from planner.job.schema import Job
 from planner.job.weights import weight_files
 from planner.units import counted, format_bytes

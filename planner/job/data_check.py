@@ -14,17 +14,17 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from planner.data.broken_rows import BrokenRows, no_records
+from planner.data.entry import DataEntry
+from planner.data.local_data import LocalData, is_local, local_data
+from planner.data.reader import Reader, Row
+from planner.data.records import Kind, check_answers, check_record, is_chat, kind_of, lacks_of, no_columns
 from planner.errors import Errors, Exit, UserError, first_line
-from planner.job.broken_rows import BrokenRows, no_records
-from planner.job.data_entry import DataEntry
-from planner.job.dataset_words import LEARNED_KEYS
-from planner.job.local_data import LocalData, is_local, local_data
-from planner.job.reader import Reader, Row
-from planner.job.records import Kind, check_answers, check_record, is_chat, kind_of, lacks_of, no_columns
+from planner.importers.axolotl_data import LEARNED_KEYS
+from planner.importers.llama_factory_records import check as check_of_llama_factory
+from planner.importers.llama_factory_v1_records import check as check_of_v1
+from planner.importers.templates import GIVE_TEMPLATE
 from planner.job.schema import Job
-from planner.job.slot_rows import check as check_of_llama_factory
-from planner.job.templates import GIVE_TEMPLATE
-from planner.job.v1_records import check as check_of_v1
 from planner.units import counted
 
 MOST_BYTES = 32 * 2**20

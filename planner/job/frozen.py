@@ -10,11 +10,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from planner.data.local_data import is_local, local_data
 from planner.errors import Exit, UserError
-from planner.job.adapter import CONFIG, WEIGHTS
-from planner.job.local_data import is_local, local_data
 from planner.job.schema import Job
-from planner.job.trackers import SETTINGS
+from planner.keys.adapter import CONFIG, WEIGHTS
+from planner.keys.trackers import SETTINGS
 
 _SHOWN = 5
 Frozen = Mapping[str, Mapping[str, Any]]

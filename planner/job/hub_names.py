@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from planner.data.local_data import is_local
+from planner.data.near import near
 from planner.errors import Exit, UserError
 from planner.hub import NOT_REACHED, Kind, is_downloaded
-from planner.job.local_data import is_local
-from planner.job.near import near
 from planner.job.schema import Job
 
 

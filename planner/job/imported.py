@@ -8,12 +8,11 @@ from typing import Any
 
 import yaml
 
-from planner.job.dialects import Dialect
-from planner.job.llama_factory_v1 import is_v1
+from planner.importers.llama_factory_v1 import LLAMA_FACTORY_V1, V1, is_v1
+from planner.importers.templates import named_template
+from planner.importers.tools import tool_of
 from planner.job.schema import CANONICAL, Job
-from planner.job.source import SWITCHED_OFF, read_yaml
-from planner.job.templates import named_template
-from planner.keys import ALL_TABLES, V1
+from planner.keys.source import SWITCHED_OFF, read_yaml
 
 _RENAMED = "in offmate's names: "
 _READ_FROM = {
@@ -35,10 +34,11 @@ def imported(text: str, folder: Path, name: str) -> str:
     `folder`. Raises UserError for what cannot be run as it is written."""
     job, notes = Job.parse_with_notes(text, folder, name=name)
     source = read_yaml(text, name)
-    tool = V1 if is_v1(source.values) else Dialect.of(source.values).tool
+    known = tool_of(source.values)
+    tool, table = (V1, LLAMA_FACTORY_V1) if is_v1(source.values) else (known.name, known.keys)
     given = {CANONICAL.get(key, key): key for key in source.values if key in CANONICAL}
     for key in source.values:  # a tool's own meaning of a name comes before all others
-        meaning = ALL_TABLES.get(tool or "", {}).get(key)
+        meaning = table.get(key)
         if meaning is not None and meaning.kind == "honoured" and meaning.text in Job.model_fields:
             given.setdefault(meaning.text, key)
     values = job.model_dump(mode="json", exclude_defaults=False)
@@ -59,7 +59,7 @@ def _read_from(key: str, file: Mapping[str, object]) -> str | None:
     return ", ".join(name for name in _READ_FROM.get(key, ()) if file.get(name) not in SWITCHED_OFF) or None
 
 
-def _comment(key: str, said: str | None, tool: str | None) -> str:
+def _comment(key: str, said: str | None, tool: str) -> str:
     if said is None:
         return f"what {tool} does where nothing is said" if tool else "what follows from the other keys"
     return "" if said == key else f"{said} in the file"

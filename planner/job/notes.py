@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from planner.job.adapter import takes_from_base
-from planner.job.lora import has_no_weights
+from planner.keys.adapter import takes_from_base
+from planner.keys.lora import has_no_weights
 from planner.optimizers.table import OPTIMIZERS
 from planner.units import counted
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
+from planner.data.entry import DataEntry
+from planner.data.local_data import is_local
 from planner.hub import ANSWER_S, Kind, unreachable
-from planner.job.data_entry import DataEntry
-from planner.job.local_data import is_local
 from planner.job.schema import Job
 
 _COMMIT = re.compile("[0-9a-f]{40}")

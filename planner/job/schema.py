@@ -1,8 +1,8 @@
 """The job file: what people write, checked, with every default filled in.
 
-Names are those of transformers' `TrainingArguments` and TRL; `planner/job/aliases.py` has the others.
-`planner/job/source.py` reads a file and finds lines and mistakes, `planner/job/fields.py` defines the types of values,
-and this module defines what a correct file is.
+Names are those of transformers' `TrainingArguments` and TRL; `planner/importers/tools.py` has the others.
+`planner/keys/source.py` reads a file and finds lines and mistakes, `planner/keys/fields.py` defines the types of
+values, and this module defines what a correct file is.
 """
 
 from __future__ import annotations
@@ -16,14 +16,21 @@ from typing import Annotated, Literal
 import yaml
 from pydantic import Field, ValidationError
 
-from planner.job.adapter import takes_from_base
-from planner.job.adapter_keys import AdapterKeys
-from planner.job.aliases import ALIASES
-from planner.job.batch import AUTO, DEFAULT_ROWS, check_batch
-from planner.job.data_entry import DataEntry, as_entry
-from planner.job.dialects import Dialect
-from planner.job.evaluation import check_evaluation
-from planner.job.fields import (
+from planner.data.entry import DataEntry, as_entry
+from planner.data.records import TrainOn
+from planner.importers.llama_factory_v1 import in_own_keys, is_v1
+from planner.importers.read import canonical, settle_data
+from planner.importers.tools import ALIASES, tool_of
+from planner.importers.transformers import OWN
+from planner.job.named_files import resolve_paths
+from planner.job.notes import notes_of
+from planner.job.planned import NOT_PLANNED
+from planner.job.precision import settle_precision
+from planner.keys.adapter import takes_from_base
+from planner.keys.adapter_keys import AdapterKeys
+from planner.keys.batch import AUTO, DEFAULT_ROWS, check_batch
+from planner.keys.evaluation import check_evaluation
+from planner.keys.fields import (
     DEFAULT_EPOCHS,
     MOST,
     Beta,
@@ -52,23 +59,15 @@ from planner.job.fields import (
     Values,
     Written,
 )
-from planner.job.foreign_data import settle_data
-from planner.job.llama_factory_v1 import in_own_keys, is_v1
-from planner.job.lora import check_lora, check_weights, of_the_adapter
-from planner.job.loss_keys import LossKeys, check_loss
-from planner.job.mixture import check_mixture
-from planner.job.notes import notes_of
-from planner.job.paths import resolve_paths
-from planner.job.planned import NOT_PLANNED
-from planner.job.precision import settle_precision
-from planner.job.records import TrainOn
-from planner.job.schedules import SCHEDULES, Schedule, check_schedule
-from planner.job.settle import canonical
-from planner.job.source import Source, read_text, read_yaml, to_user_error
-from planner.job.trainable import check_trainable
-from planner.job.values import check_optimizer
-from planner.job.window import check_window
-from planner.job.wrong_values import mistakes_of
+from planner.keys.lora import check_lora, check_weights, of_the_adapter
+from planner.keys.loss_keys import LossKeys, check_loss
+from planner.keys.mixture import check_mixture
+from planner.keys.optimizer import check_optimizer
+from planner.keys.schedules import SCHEDULES, Schedule, check_schedule
+from planner.keys.source import Source, read_text, read_yaml, to_user_error
+from planner.keys.trainable import check_trainable
+from planner.keys.window import check_window
+from planner.keys.wrong_values import mistakes_of
 from planner.optimizers.adamw import AdamW
 from planner.optimizers.muon import MATCH_RMS, ORIGINAL, Adjust
 from planner.optimizers.table import CHOICES, OPTIMIZERS, Optim
@@ -79,7 +78,7 @@ class Job(AdapterKeys, LossKeys):
 
     `model`, `tokenizer` and the entries of `dataset` are absolute paths or Hugging Face ids. `chat_template` is the
     template's text. `warmup_steps` below 1 is a share of all steps. `max_grad_norm` None means no clipping. `schedule`
-    is the text of a `planner.job.window.Window`.
+    is the text of a `planner.keys.window.Window`.
     """
 
     model: Annotated[Text, Field(description="a path or Hugging Face id")]
@@ -246,7 +245,7 @@ class Job(AdapterKeys, LossKeys):
                 "save_total_limit is 1, as there are disk_paths: a checkpoint names the states there, else"
                 " it would copy them; the drive keeps them twice. save_total_limit: 2 has copies instead.",
             )
-        if folder is not None and Dialect.of(source.values).tool is None:
+        if folder is not None and tool_of(source.values) is OWN:
             notes = (*notes, *settle_precision(values, source, named_machine=only_planned))
         if only_planned:
             alike = NOT_PLANNED | ({"optim"} if OPTIMIZERS.get(str(values.get("optim")), AdamW) is AdamW else set())
@@ -254,9 +253,8 @@ class Job(AdapterKeys, LossKeys):
                 alike = alike - {"init_lora_weights"}
             values = {key: value for key, value in values.items() if key not in alike}
         elif folder is not None:
-            dialect = Dialect.of(source.values)
             data_names = {key: _name_in(source, key) for key in ("dataset", "eval_dataset")}
-            mistakes += settle_data(values, data_names, source, dialect.tool, folder)
+            mistakes += settle_data(values, data_names, source, tool_of(source.values), folder)
         mistakes += resolve_paths(values, folder, source, lambda key: _name_in(source, key), only_planned=only_planned)
         names = {key: _name_in(source, key) for key in values}
         mistakes += check_evaluation(values, names, source) + check_optimizer(values, names, source)

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from planner.codec import json_object
 from planner.errors import Exit, UserError, first_line
-from planner.job.lora import has_no_weights
 from planner.job.schema import Job
+from planner.keys.lora import has_no_weights
 from planner.units import counted
 
 _NAMES = ("model.safetensors", "pytorch_model.bin")

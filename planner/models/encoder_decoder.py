@@ -13,8 +13,8 @@ from torch import nn
 from transformers import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, PreTrainedConfig
 
 from planner.errors import Exit, UserError
+from planner.importers.llama_factory_templates import PARSED
 from planner.job.schema import Job
-from planner.job.slot_templates import PARSED
 
 IGNORED = -100
 

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from planner.cpu.direct import read_rate, room
-from planner.job.adapter import takes_from_base
-from planner.job.lora import has_no_weights
 from planner.job.pins import revision_of
 from planner.job.schema import Job
+from planner.keys.adapter import takes_from_base
+from planner.keys.lora import has_no_weights
 from planner.models.hf_model import model_config, working_dtype
 from planner.models.quantized import unpacks
 

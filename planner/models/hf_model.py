@@ -19,9 +19,9 @@ from transformers import (
     PreTrainedConfig,
 )
 
+from planner.data.local_data import is_local
 from planner.errors import Exit, UserError, disk_full, first_line, is_disk_full
 from planner.hub import check_reached, not_given
-from planner.job.local_data import is_local
 from planner.job.pins import revision_of
 from planner.job.schema import Job
 from planner.models.encoder_decoder import check_sides, has_pairs, is_encoder_decoder

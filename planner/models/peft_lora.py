@@ -17,9 +17,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from planner.errors import Exit, UserError, first_line
-from planner.job.adapter import WEIGHTS, adapter_keys, takes_from_base
-from planner.job.lora import ALL_LINEAR, PEFTS_OWN
 from planner.job.schema import Job
+from planner.keys.adapter import WEIGHTS, adapter_keys, takes_from_base
+from planner.keys.lora import ALL_LINEAR, PEFTS_OWN
 from planner.models.encoder_decoder import has_pairs
 from planner.models.packed_experts import Unpacking, experts_shown, unpack_where_read
 from planner.models.peft_parts import check_parts, lay_out, take_parts, trained_halves

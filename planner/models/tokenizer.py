@@ -10,13 +10,13 @@ from torch import nn
 from transformers import AddedToken, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
+from planner.data.local_data import is_local
 from planner.errors import Exit, UserError, disk_full, first_line, is_disk_full
 from planner.hub import check_reached, not_given
-from planner.job.local_data import is_local
+from planner.importers.llama_factory_templates import PARSED, slot_template
+from planner.importers.templates import named_template
 from planner.job.pins import tokenizer_revision
 from planner.job.schema import Job
-from planner.job.slot_templates import PARSED, slot_template
-from planner.job.templates import named_template
 from planner.models.hf_names import own_code, own_code_refused
 
 

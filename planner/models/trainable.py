@@ -9,9 +9,9 @@ from typing import Any, cast
 from torch import nn
 
 from planner.errors import Exit, UserError
-from planner.job.patterns import SIMPLER, too_slow
 from planner.job.schema import Job
-from planner.job.trainable import PLACE
+from planner.keys.patterns import SIMPLER, too_slow
+from planner.keys.trainable import PLACE
 from planner.models.tokenizer import load_tokenizer
 from planner.units import counted
 

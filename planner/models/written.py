@@ -7,8 +7,8 @@ import json
 import torch
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
-from planner.job.lora import has_no_weights
 from planner.job.schema import Job
+from planner.keys.lora import has_no_weights
 from planner.models.files_of_weights import entries_of, model_folder
 from planner.models.hf_model import model_config, working_dtype
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from planner.errors import UserError
-from planner.job.lora import DEFAULTS, has_no_weights
 from planner.job.schema import Job
+from planner.keys.lora import DEFAULTS, has_no_weights
 from planner.machine.hardware import Hardware
 from planner.measure.analysis import analyse, estimate_times
 from planner.measure.drive import with_drive

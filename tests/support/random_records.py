@@ -248,7 +248,7 @@ def differs(seed: int, model: Path) -> str | None:
     """What is learned otherwise of the data of this seed than it is to be; None for nothing."""
     rng = random.Random(seed)
     piece = rng.choice((1, 7, 64, 2**20))
-    with tempfile.TemporaryDirectory() as name, mock.patch("planner.job.json_rows._PIECE", piece):
+    with tempfile.TemporaryDirectory() as name, mock.patch("planner.data.json_rows._PIECE", piece):
         folder = Path(name) / "data"
         folder.mkdir()
         wanted = write(rng, folder)

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from planner.data.entry import DataEntry
 from planner.errors import Exit, UserError
 from planner.job.data_check import check_data, is_rendered
-from planner.job.data_entry import DataEntry
 from planner.job.schema import Job
 from planner.models.hf_model import model_config
 from planner.models.tokenizer import load_tokenizer

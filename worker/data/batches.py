@@ -29,11 +29,11 @@ from transformers import PreTrainedTokenizerBase
 
 from planner.counted import Counted
 from planner.errors import Exit, UserError
+from planner.importers.llama_factory_templates import slot_template
 from planner.job.frozen import Frozen
 from planner.job.notes import all_warmup
 from planner.job.rope_border import RopeBorder
 from planner.job.schema import Job
-from planner.job.slot_templates import slot_template
 from planner.units import counted
 from worker.data.corpus import Corpus, load_corpus, places_of
 from worker.data.ends import taught_ends

@@ -16,12 +16,12 @@ from jinja2 import TemplateSyntaxError
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from planner.data.entry import LearnedTurns
+from planner.data.json_values import json_in
+from planner.data.records import Message
 from planner.errors import Exit, UserError, first_line
-from planner.job.data_entry import LearnedTurns
-from planner.job.json_values import json_in
-from planner.job.records import Message
-from planner.job.source import shown
-from planner.job.templates import GIVE_TEMPLATE
+from planner.importers.templates import GIVE_TEMPLATE
+from planner.keys.source import shown
 from planner.units import counted
 from worker.data.bounds import bounded, check_length
 from worker.data.places import REFUSALS, Conversation

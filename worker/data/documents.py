@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from planner.data.broken_rows import BrokenRows, no_records
+from planner.data.entry import DataEntry
+from planner.data.reader import Row
+from planner.data.records import Kind
 from planner.errors import UserError
-from planner.job.broken_rows import BrokenRows, no_records
 from planner.job.data_check import kind_in
-from planner.job.data_entry import DataEntry
-from planner.job.reader import Row
-from planner.job.records import Kind
 from planner.job.schema import Job
 from planner.units import counted
 from worker.data import v1_rows

@@ -9,10 +9,10 @@ from typing import cast
 
 from transformers import PreTrainedTokenizerBase
 
+from planner.data.entry import DataEntry
 from planner.errors import UserError
-from planner.job.data_entry import DataEntry
+from planner.importers.llama_factory_templates import PARSED, slot_template
 from planner.job.schema import Job
-from planner.job.slot_templates import PARSED, slot_template
 from worker.data.chat import ChatTemplate
 from worker.data.corpus import Corpus
 

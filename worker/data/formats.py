@@ -11,12 +11,9 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from planner.errors import Exit, UserError, first_line
-from planner.job.data_entry import LearnedTurns, PromptFormat
-from planner.job.dataset_words import ALPACA as ALPACA_PROMPT
-from planner.job.records import (
+from planner.data.entry import Formatting, LearnedTurns, PromptFormat
+from planner.data.records import (
     ALPACA,
-    VALUES,
     Kind,
     Record,
     TrainOn,
@@ -31,9 +28,12 @@ from planner.job.records import (
     tools_of,
     values_of,
 )
-from planner.job.slot_rows import Formatting, LeftOut, read
-from planner.job.slot_templates import PARSED, PREFIX, SlotTemplate, slot_template
-from planner.job.source import shown
+from planner.errors import Exit, UserError, first_line
+from planner.importers.axolotl_data import ALPACA as ALPACA_PROMPT
+from planner.importers.llama_factory_records import LeftOut, read
+from planner.importers.llama_factory_templates import PARSED, PREFIX, SlotTemplate, slot_template
+from planner.keys.fields import VALUES
+from planner.keys.source import shown
 from planner.units import counted
 from worker.data.bounds import bounded
 from worker.data.chat import ChatTemplate

@@ -1,5 +1,5 @@
 """Finds and downloads the files of a dataset of the Hugging Face hub with `datasets`; they are then read like local
-files (`planner.job.reader`)."""
+files (`planner.data.reader`)."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from planner.data.entry import DataEntry
+from planner.data.local_data import LocalData
+from planner.data.reader import Row, rows_of
 from planner.disk import sync
 from planner.hub import check_reached
 from planner.job.data_check import FirstRows
-from planner.job.data_entry import DataEntry
-from planner.job.local_data import LocalData
-from planner.job.reader import Row, rows_of
-from planner.job.source import shown
+from planner.keys.source import shown
 
 if TYPE_CHECKING:
     from datasets.builder import DatasetBuilder

@@ -16,9 +16,9 @@ from typing import Any
 
 from jinja2 import TemplateError
 
+from planner.data.records import Message
 from planner.errors import Exit, UserError
-from planner.job.records import Message
-from planner.job.source import shown
+from planner.keys.source import shown
 from worker.data.shapes import THOUGHTS, Filled, Render, Shape, Shapes, fill, private_character
 from worker.data.turns import Spans, common
 

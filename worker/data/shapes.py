@@ -13,7 +13,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from planner.job.records import Message
+from planner.data.records import Message
 from worker.data.turns import Spans
 
 Render = Callable[..., tuple[str, Spans]]

@@ -9,8 +9,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.importers.llama_factory_templates import slot_template
 from planner.job.schema import Job
-from planner.job.slot_templates import slot_template
 from planner.units import counted
 
 log = logging.getLogger(__name__)

@@ -11,9 +11,9 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from planner.errors import Exit, UserError
-from planner.job.slot_rows import Conversation, Turn
-from planner.job.slot_templates import BOS, EOS, SlotTemplate, parts
-from planner.job.slot_tools import calls_text, tools_text
+from planner.importers.llama_factory_records import Conversation, Turn
+from planner.importers.llama_factory_templates import BOS, EOS, SlotTemplate, parts
+from planner.importers.llama_factory_tools import calls_text, tools_text
 
 log = logging.getLogger(__name__)
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from planner.data.entry import DataEntry
+from planner.data.local_data import LocalData, is_local, local_data
+from planner.data.reader import Reader, Row
 from planner.errors import Exit, UserError, disk_full, is_disk_full
 from planner.hub import not_given
 from planner.job.data_check import FirstRows, columns_of
-from planner.job.data_entry import DataEntry
-from planner.job.local_data import LocalData, is_local, local_data
-from planner.job.reader import Reader, Row
 from worker.data.hub_files import data_of_hub, first_rows_of_hub
 
 

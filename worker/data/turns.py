@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 
 from transformers import PreTrainedTokenizerBase
 
+from planner.data.entry import LearnedTurns
+from planner.data.records import Message
 from planner.errors import Exit, UserError
-from planner.job.data_entry import LearnedTurns
-from planner.job.records import Message
-from planner.job.source import shown
+from planner.keys.source import shown
 
 log = logging.getLogger(__name__)
 

@@ -12,10 +12,10 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from planner.data.entry import DataEntry
+from planner.data.records import Record
 from planner.errors import Exit, UserError
-from planner.job.data_entry import DataEntry
-from planner.job.records import Record
-from planner.job.v1_records import Part, Said, Talk, talk_of, times_taken
+from planner.importers.llama_factory_v1_records import Part, Said, Talk, talk_of, times_taken
 from worker.data.chat import ChatTemplate
 from worker.data.formats import Document, Format
 from worker.data.slots import Piece

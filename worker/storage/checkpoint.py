@@ -29,7 +29,7 @@ from planner.codec import from_json, to_json
 from planner.disk import check_space, sync
 from planner.errors import Exit, UserError, disk_full, first_line, is_disk_full
 from planner.job.schema import Job
-from planner.job.trackers import SETTINGS
+from planner.keys.trackers import SETTINGS
 from planner.schedule.plan import Plan
 from worker.storage.shards import FileRecord, Streamed, Written, read_shards, write_shards
 from worker.storage.states import StatesOnDisk

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import yaml
 
-from planner.job.local_data import is_local
+from planner.data.local_data import is_local
 from planner.job.schema import Job
-from planner.job.source import shown
+from planner.keys.source import shown
 from planner.optimizers.table import OPTIMIZER_KEYS, OPTIMIZERS
 from planner.run.events import Event
 from planner.units import counted

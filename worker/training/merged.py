@@ -25,10 +25,10 @@ from transformers.utils import GENERATION_CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME
 
 from planner.disk import check_space, sync_tree
 from planner.errors import Exit, UserError
-from planner.job.adapter import adapter_keys, takes_from_base
 from planner.job.base import TOKENIZER
 from planner.job.room import FILES_BYTES
 from planner.job.schema import Job
+from planner.keys.adapter import adapter_keys, takes_from_base
 from planner.machine.memory import free_ram_bytes
 from planner.models.files_of_weights import entries_of
 from planner.models.hf_model import model_config, skeleton_model

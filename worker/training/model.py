@@ -15,11 +15,11 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from planner.errors import Exit, UserError, disk_full, first_line, is_disk_full
 from planner.hub import not_given
-from planner.job.adapter import takes_from_base
-from planner.job.lora import has_no_weights
 from planner.job.pins import revision_of
 from planner.job.schema import Job
 from planner.job.weights import check_weights
+from planner.keys.adapter import takes_from_base
+from planner.keys.lora import has_no_weights
 from planner.models.encoder_decoder import is_encoder_decoder
 from planner.models.hf_model import (
     build_model,

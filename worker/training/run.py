@@ -16,12 +16,12 @@ from transformers.utils import logging as transformers_logging
 from planner.codec import from_json
 from planner.errors import Exit, UserError, disk_full, first_line, is_disk_full
 from planner.graph import EAGER
-from planner.job.adapter import takes_from_base
 from planner.job.base import BESIDE_WEIGHTS, PARTS, keep_base
 from planner.job.frozen import check_frozen
 from planner.job.output_dir import Place
 from planner.job.room import check_room, checkpoint_bytes
 from planner.job.schema import Job
+from planner.keys.adapter import takes_from_base
 from planner.machine.hardware import Hardware
 from planner.models.encoder_decoder import has_pairs
 from planner.models.hf_model import masked_of, pairs_of

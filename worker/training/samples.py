@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from planner.errors import Exit, UserError
 from planner.job.schema import Job
-from planner.job.source import shown
+from planner.keys.source import shown
 from planner.models.encoder_decoder import has_pairs
 from worker.data.chat import ChatTemplate
 from worker.training.ends import ends_of_model

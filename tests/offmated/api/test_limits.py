@@ -13,7 +13,7 @@ import pytest
 
 from offmated.api import limits
 from offmated.api.limits import MOST_BODY_BYTES
-from planner.job.source import MOST_CHARACTERS
+from planner.keys.source import MOST_CHARACTERS
 from tests.support.daemons import until
 from tests.support.served import JOB, Served, served
 

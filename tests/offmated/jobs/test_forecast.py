@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offmated.jobs.forecast import MOST_NIGHTS, Expected, Work, forecast
-from planner.job.window import Span, Window
+from planner.keys.window import Span, Window
 
 H = 3600.0
 NIGHT = Window.parse("23:00-07:00 UTC")

@@ -23,7 +23,7 @@ from offmated.trackers import feeder
 from offmated.trackers.feed import Told, _Asking, follow, is_told, note_of, without_secrets
 from offmated.trackers.feeder import Feeder
 from offmated.trackers.sinks import Point, Target, Trackio, Wandb
-from planner.job.trackers import missing_package
+from planner.keys.trackers import missing_package
 from planner.run.folder import RunFolder
 from planner.run.processes import Process
 from tests.support.daemons import until
@@ -246,7 +246,7 @@ def test_nothing_that_opens_a_door_is_said_aloud(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_package_that_is_not_there_is_said_with_what_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("planner.job.trackers.find_spec", lambda _: None)
+    monkeypatch.setattr("planner.keys.trackers.find_spec", lambda _: None)
     assert "pip install 'offmate[mlflow]'" in (missing_package("mlflow") or "")
 
 

@@ -23,8 +23,8 @@ from planner.cache.store import Cache
 from planner.cache.tables import metadata
 from planner.commands.ask import PATIENCE_S, ask
 from planner.errors import UserError
-from planner.job.lora import DEFAULTS
 from planner.job.schema import Job
+from planner.keys.lora import DEFAULTS
 from planner.machine.presets import preset, with_drives
 from planner.models.hf_model import beyond_positions
 from planner.models.written import said_of_dtype

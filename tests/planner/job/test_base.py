@@ -17,7 +17,7 @@ from planner.errors import UserError
 from planner.job import base as base_module
 from planner.job.base import BESIDE_WEIGHTS, base_files, check_base, content_of, freeze_base, left_for_later
 from planner.job.schema import Job
-from tests.planner.job.conftest import BASE, parse
+from tests.planner.conftest import BASE, parse
 
 LONG_AGO_NS = 10**18
 

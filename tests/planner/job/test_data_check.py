@@ -9,11 +9,11 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from planner.data.local_data import local_data
+from planner.data.reader import Reader
 from planner.errors import Exit, SeveralErrors, UserError
 from planner.job import data_check
 from planner.job.data_check import check_data
-from planner.job.local_data import local_data
-from planner.job.reader import Reader
 from planner.job.schema import Job
 from tests.support.texts import CHATML, byte_tokenizer, make_job, tiny_llama_folder, write_jsonl
 from worker.data.batches import Batches

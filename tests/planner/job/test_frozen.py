@@ -12,7 +12,7 @@ from datasets import Dataset
 from planner.errors import UserError
 from planner.job.frozen import check_frozen, freeze
 from planner.job.schema import Job
-from tests.planner.job.conftest import BASE
+from tests.planner.conftest import BASE
 
 
 def changes(job: Job, before: dict) -> tuple[str, ...]:

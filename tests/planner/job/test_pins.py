@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from planner.job.data_entry import DataEntry
+from planner.data.entry import DataEntry
 from planner.job.pins import pin, pinned, told
 from planner.job.schema import Job
 from planner.models.tokenizer import load_tokenizer

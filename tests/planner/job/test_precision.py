@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from planner.job.schema import Job
-from tests.planner.job.test_dialects import AXOLOTL, OURS, folder
+from tests.planner.importers.test_tools import AXOLOTL, OURS, folder
 
 __all__ = ["folder"]
 

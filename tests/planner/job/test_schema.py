@@ -9,10 +9,10 @@ import pytest
 import yaml
 
 from planner.errors import Exit, UserError
-from planner.job.aliases import ALIASES
+from planner.importers.tools import ALIASES
 from planner.job.schema import Job
 from tests import ROOT
-from tests.planner.job.conftest import BASE, parse, refusal
+from tests.planner.conftest import BASE, parse, refusal
 
 
 def test_values_of_a_template_are_a_mapping_of_its_own(folder: Path) -> None:

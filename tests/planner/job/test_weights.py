@@ -19,9 +19,9 @@ from safetensors.numpy import save_file
 from safetensors.torch import load_file
 
 from planner.errors import Exit, UserError
-from planner.job.lora import has_no_weights
 from planner.job.weights import _TENSORS, check_weights
-from tests.planner.job.conftest import parse
+from planner.keys.lora import has_no_weights
+from tests.planner.conftest import parse
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 988097824\n"
 SHARDS = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]

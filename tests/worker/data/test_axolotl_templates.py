@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from planner.data.entry import LearnedTurns
 from planner.errors import UserError
-from planner.job.axolotl_templates import TEMPLATES as OURS
-from planner.job.data_entry import LearnedTurns
-from planner.job.templates import NAMES, named_template
+from planner.importers.axolotl_templates import TEMPLATES as OURS
+from planner.importers.templates import NAMES, named_template
 from tests.support.texts import byte_tokenizer
 from worker.data.chat import ChatTemplate
 

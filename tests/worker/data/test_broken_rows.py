@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from planner.data.entry import DataEntry
 from planner.errors import SeveralErrors, UserError
 from planner.job.data_check import check_data, first_rows
-from planner.job.data_entry import DataEntry
 from planner.job.frozen import freeze
 from planner.job.schema import Job
 from tests.support.texts import CHATML, byte_tokenizer, make_job, tiny_llama_folder, write_jsonl

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from trl.chat_template_utils import get_training_chat_template
 
 from planner.errors import UserError
-from planner.job.templates import _FILES, named_template
+from planner.importers.templates import _FILES, named_template
 from tests.support.texts import byte_tokenizer
 from worker.data.chat import ChatTemplate
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from planner.job.data_entry import DataEntry
-from planner.job.templates import named_template
+from planner.data.entry import DataEntry
+from planner.importers.templates import named_template
 from tests.support.texts import CHATML, byte_tokenizer, make_job, tiny_llama_folder, write_jsonl
 from worker.data.batches import Batches
 

@@ -12,9 +12,9 @@ import pytest
 from datasets import interleave_datasets, load_dataset
 from pyarrow import parquet
 
+from planner.data.entry import DataEntry
 from planner.errors import UserError
 from planner.job.data_check import check_data
-from planner.job.data_entry import DataEntry
 from planner.job.schema import Job
 from tests.support.texts import CHATML, byte_tokenizer, make_job, tiny_llama_folder, write_jsonl
 from worker.data.batches import Batches

@@ -9,8 +9,8 @@ import pytest
 from datasets import DatasetInfo, Features, Value
 from datasets.arrow_writer import ArrowWriter
 
+from planner.data.entry import DataEntry
 from planner.errors import UserError
-from planner.job.data_entry import DataEntry
 from worker.data.sources import open_source
 
 OLDER, NEWER, NEVER = ("a" * 40, "b" * 40, "c" * 40)

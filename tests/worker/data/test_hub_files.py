@@ -23,7 +23,7 @@ CARD = b"---\nconfigs:\n- config_name: default\n  data_files: %s\n  %s\n---\n"
 READ = """
 import json, sys
 from planner.errors import UserError
-from planner.job.data_entry import DataEntry
+from planner.data.entry import DataEntry
 from worker.data.sources import first_of_hub, open_source
 
 for fields in json.loads(sys.argv[1]):

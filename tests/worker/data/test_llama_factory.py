@@ -13,9 +13,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, PreTrainedTokenizerFast
 
 from planner.errors import UserError
+from planner.importers.llama_factory_records import Conversation, LeftOut, Turn, read
 from planner.job.data_check import check_data
 from planner.job.schema import Job
-from planner.job.slot_rows import Conversation, LeftOut, Turn, read
 from planner.models.tokenizer import load_tokenizer
 from tests.support.texts import write_jsonl
 from worker.data.batches import Batches

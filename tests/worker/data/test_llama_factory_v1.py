@@ -18,9 +18,9 @@ import yaml
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from planner.errors import UserError
+from planner.importers.templates import named_template
 from planner.job.data_check import check_data
 from planner.job.schema import Job
-from planner.job.templates import named_template
 from planner.models.tokenizer import load_tokenizer
 from tests.support.plain_engine import PlainEngine
 from tests.worker.data.test_llama_factory import model

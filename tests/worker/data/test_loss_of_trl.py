@@ -10,7 +10,7 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerFast
 from trl import SFTConfig, SFTTrainer
 
-from planner.job.templates import named_template
+from planner.importers.templates import named_template
 from tests.support.texts import byte_tokenizer, make_job, tiny_llama_folder, write_jsonl
 from tests.support.tiny_models import make_model
 from worker.data.batches import Batches

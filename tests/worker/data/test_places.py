@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from transformers.utils import chat_template_utils
 
+from planner.data.entry import LearnedTurns
 from planner.errors import UserError
-from planner.job.data_entry import LearnedTurns
-from planner.job.templates import NAMES, named_template
+from planner.importers.templates import NAMES, named_template
 from tests.support.texts import CHATML, byte_tokenizer
 from tests.worker.data.test_chat import CALL, FOLDER, TOOLS, learned
 from worker.data import chat as chat_module

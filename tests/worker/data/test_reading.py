@@ -17,12 +17,12 @@ import pytest
 from datasets import Dataset, DatasetDict, load_dataset
 from pyarrow import parquet
 
+from planner.data.entry import DataEntry
+from planner.data.local_data import local_data
+from planner.data.reader import Reader
 from planner.errors import UserError
 from planner.job.data_check import check_data
-from planner.job.data_entry import DataEntry
 from planner.job.frozen import freeze
-from planner.job.local_data import local_data
-from planner.job.reader import Reader
 from tests.support.random_records import TEMPLATE, differs, found_in
 from tests.support.texts import byte_tokenizer, make_job, tiny_llama_folder, write_jsonl
 from worker.data.corpus import load_corpus
@@ -378,8 +378,8 @@ def test_of_a_saved_dict_the_split_to_train_on_is_read(tmp_path: Path) -> None:
 LOOK_AT = """
 import re, sys
 from pathlib import Path
-from planner.job.local_data import local_data
-from planner.job.reader import Reader
+from planner.data.local_data import local_data
+from planner.data.reader import Reader
 rows = sum(len(row.record["text"]) == 2**21 for row in Reader(local_data(Path(sys.argv[1]))))
 print(rows, int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024)
 """

@@ -16,8 +16,8 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from planner.errors import UserError
-from planner.job.slot_rows import Conversation, read
-from planner.job.slot_templates import PREFIX, SlotTemplate, slot_template
+from planner.importers.llama_factory_records import Conversation, read
+from planner.importers.llama_factory_templates import PREFIX, SlotTemplate, slot_template
 from tests.support.texts import byte_tokenizer
 from worker.data.slots import Slots
 

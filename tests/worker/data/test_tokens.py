@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from datasets import Dataset
 
+from planner.data.entry import DataEntry
 from planner.errors import UserError
 from planner.job.data_check import check_data
-from planner.job.data_entry import DataEntry
 from planner.job.schema import Job
 from tests.support.texts import byte_tokenizer, make_job, tiny_llama_folder, write_jsonl
 from worker.data.corpus import load_corpus

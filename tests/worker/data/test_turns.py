@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from trl.chat_template_utils import get_training_chat_template
 
+from planner.data.entry import EndMarks, LearnedTurns
 from planner.errors import UserError
-from planner.job.axolotl_templates import TEMPLATES
-from planner.job.data_entry import EndMarks, LearnedTurns
-from planner.job.templates import NAMES, named_template
+from planner.importers.axolotl_templates import TEMPLATES
+from planner.importers.templates import NAMES, named_template
 from tests.support.texts import byte_tokenizer
 from tests.worker.data.test_chat import CALL, FOLDER, TALKS, TOOLS, learned, tokenizer_of
 from worker.data.chat import ChatTemplate

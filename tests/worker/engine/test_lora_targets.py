@@ -54,7 +54,9 @@ def test_a_target_that_is_not_in_the_model_is_named(tmp_path: Path) -> None:
 def test_a_pattern_that_only_the_names_of_the_model_make_slow_is_refused_before_peft_matches_it(
     tmp_path: Path, keys: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("planner.job.lora.too_slow", lambda patterns: None)  # as where a name is none of the usual ones
+    monkeypatch.setattr(
+        "planner.keys.lora.too_slow", lambda patterns: None
+    )  # as where a name is none of the usual ones
     with pytest.raises(UserError) as caught:
         skeleton_model(lora_job(tmp_path, **keys))
     assert (caught.value.code, caught.value.exit_code) == ("pattern-too-slow", 2)

@@ -15,7 +15,7 @@ from transformers.trainer_callback import EarlyStoppingCallback, TrainerControl,
 
 from planner.errors import UserError
 from planner.job.schema import Job
-from tests.planner.job.conftest import folder, parse  # noqa: F401, a fixture
+from tests.planner.conftest import folder, parse  # noqa: F401, a fixture
 from tests.support.runs import make_run
 from tests.support.short_runs import Run, equal, tiny_job
 from worker.engine.engine import Engine

@@ -13,8 +13,8 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaConfig
 
+from planner.importers.templates import named_template
 from planner.job.schema import Job
-from planner.job.templates import named_template
 from planner.models.tokenizer import load_tokenizer
 from planner.run.folder import RunFolder
 from tests.support.lora_jobs import lora_job, model_folder

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from transformers import Trainer, get_scheduler
 
-from planner.job.schedules import SCHEDULES
 from planner.job.schema import Job
+from planner.keys.schedules import SCHEDULES
 from tests.support.texts import make_job, tiny_llama_folder, write_jsonl
 from tests.support.tiny_models import make_model
 from worker.training.learning_rate import decay_names, learning_rate, learning_rates, optimizer_of, warmup_steps

@@ -1,0 +1,294 @@
+"""The rows of a JSON file: one value a line, values over several lines, or the elements of one array. No torch.
+
+A row is the value that Python's `json` reads at its place; nothing else in the file changes it.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+from planner.data.json_values import JsonValues, not_utf8
+from planner.data.records import Record
+
+_PIECE = 2**20  # bytes read at a time
+_SPACES = " \t\r\n"
+_BLANK = re.compile(r"[ \t\r\n]*")
+_LINE_END = re.compile(r"[ \t\r]*(\n|$)?")
+_TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
+_CUT_NEAR = 16  # characters before the end where a number, a word or an escape may be cut off
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The content of one place in a data file.
+
+    `place`: the place in words ("line 3 of a.jsonl"). `record`: the value there; None where it is no record, and
+    `wrong` then says what is wrong, in words that follow the place: "is no JSON: Expecting value (character 9)".
+    """
+
+    place: str
+    record: Record | None = None
+    wrong: str = ""
+
+
+def json_rows(name: str, file: BinaryIO, *, whole: bool = True) -> Generator[Row]:
+    """The rows of the file `name`, in order. Blank lines are no rows; each text in an array is the record {"text": …}.
+
+    `whole`: `file` is the whole file. Else it is only the beginning, and a last line that does not end is left out. A
+    value may extend over several lines. Where these turn out to be no JSON, the first of them is a broken row, and
+    reading goes on with the next line. Raises ValueError where an array is broken: nothing tells where its elements go
+    on.
+    """
+    text = _Text(file)
+    _skip_blank_lines(text)
+    if text.text[text.at :].lstrip(_SPACES).startswith("["):
+        text.skip_blank()
+        yield from _elements(name, text, whole)
+    else:
+        yield from _lines(name, text, whole)
+
+
+class _Text:
+    """A file's text, decoded a piece at a time. Bytes that are not UTF-8 are kept in it by `surrogateescape`.
+
+    `text[at:]` is not read yet and begins on line `line`; `ended`: nothing follows it in the file.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self._decoder = file, codecs.getincrementaldecoder("utf-8")("surrogateescape")
+        self.text, self.at, self.line, self.ended = "", 0, 1, False
+        while not self.text and self.more():
+            pass
+        self.text = self.text.removeprefix("\ufeff")
+
+    def more(self) -> bool:
+        """Read on, as much again as is still unread; False at the end of the file."""
+        if self.ended:
+            return False
+        piece = self._file.read(max(_PIECE, len(self.text) - self.at))  # doubled: else a long value is parsed often
+        self.ended = not piece
+        self.text, self.at = self.text[self.at :] + self._decoder.decode(piece, final=self.ended), 0
+        return True
+
+    def pass_to(self, end: int) -> None:
+        """Go on behind `text[:end]`."""
+        self.line += self.text.count("\n", self.at, end)
+        self.at = end
+
+    def skip_blank(self) -> None:
+        """Go on with the next character that is no space."""
+        while True:
+            found = _BLANK.match(self.text, self.at)
+            assert found is not None
+            self.pass_to(found.end())
+            if self.at < len(self.text) or not self.more():
+                return
+
+    def rest(self, count: int) -> str:
+        """The next `count` characters; fewer at the end of the text read so far."""
+        return self.text[self.at : self.at + count]
+
+    def ends_early(self, error: json.JSONDecodeError) -> bool:
+        """Whether the error may only mean that the text read so far ends within a value."""
+        near = error.pos >= len(self.text.rstrip(_SPACES)) or error.pos > len(self.text) - _CUT_NEAR
+        return near or error.msg.startswith("Unterminated string")
+
+    def line_end(self, start: int) -> int:
+        """The end of the line that `start` is on: a "\\n", or the end of the file."""
+        while (end := self.text.find("\n", start)) < 0 and not self.ended:
+            start -= self.at
+            self.more()
+        return end if end >= 0 else len(self.text)
+
+
+def _lines(name: str, text: _Text, whole: bool) -> Generator[Row]:
+    decoder = JsonValues()
+    while True:
+        _skip_blank_lines(text)
+        if text.at >= len(text.text):
+            return
+        place = f"line {text.line} of {name}"
+        values: list[Any] = []
+        try:
+            values, end = _values(text, decoder)
+            line = text.text[text.at : end]
+            wrong = decoder.wrong(line, values)
+            if not wrong and not all(isinstance(value, dict) for value in values):
+                wrong = _no_object(line)
+        except _CutError:
+            if not whole:
+                return
+            end = text.line_end(text.at)
+            wrong = _why_no_json(text.text[text.at : end])
+        except _WrongError as error:
+            end, wrong = error.end, str(error)
+        if not whole and end >= len(text.text):  # the line is cut
+            return
+        yield from [Row(place, wrong=wrong)] if wrong else [Row(place, value) for value in values]
+        text.pass_to(end)
+
+
+class _WrongError(Exception):
+    """What is wrong with the text up to `end`."""
+
+    def __init__(self, wrong: str, end: int) -> None:
+        super().__init__(wrong)
+        self.end = end
+
+
+class _CutError(Exception):
+    """The file ends within a value."""
+
+
+def _skip_blank_lines(text: _Text) -> None:
+    """Go on with the next line that is not blank, from its beginning: error positions count from there."""
+    while True:
+        found = _BLANK.match(text.text, text.at)
+        assert found is not None
+        if found.end() < len(text.text):
+            text.pass_to(max(text.at, text.text.rfind("\n", text.at, found.end()) + 1))
+            return
+        if not text.more():
+            text.pass_to(len(text.text))
+            return
+
+
+def _values(text: _Text, decoder: JsonValues) -> tuple[list[Any], int]:
+    """The values up to the first line end that lies within none of them, and that position. Raises _WrongError where
+    the first line is to be left out, and _CutError."""
+    while True:
+        decoder.forget()
+        values: list[Any] = []
+        blank = _BLANK.match(text.text, text.at)
+        assert blank is not None
+        at = blank.end()
+        try:
+            while True:
+                value, at = decoder.at(text.text, at)
+                values.append(value)
+                end = _LINE_END.match(text.text, at)
+                assert end is not None
+                if end[1] is not None:
+                    break
+                at = end.end()
+            if end[1] or text.ended:
+                return values, at
+        except json.JSONDecodeError as error:
+            if not text.ends_early(error):
+                line = text.line_end(text.at)
+                raise _WrongError(_why_no_json(text.text[text.at : line]), line) from error
+            if text.ended:
+                raise _CutError from error
+        except RecursionError as error:
+            if (past := _past(text.text, at)) is not None or text.ended:
+                line = text.line_end(text.at if past is None else past)
+                raise _WrongError("is nested too deeply", line) from error
+        except ValueError as error:
+            line = text.line_end(text.at)
+            raise _WrongError("is no JSON: a number of too many digits", line) from error
+        text.more()
+
+
+def _why_no_json(line: str) -> str:
+    """What is wrong with a line that is no JSON by itself."""
+    if byte := not_utf8(line):
+        return byte
+    decoder, line = JsonValues(), line.rstrip(_SPACES)
+    at = len(line) - len(line.lstrip(_SPACES))
+    try:
+        while at < len(line):
+            _, at = decoder.at(line, at)
+            at += len(line[at:]) - len(line[at:].lstrip(_SPACES))
+    except json.JSONDecodeError as error:
+        return f"is no JSON: {error.msg} (character {min(error.pos, len(line)) + 1})"
+    except (ValueError, RecursionError):
+        pass
+    return "is no JSON"
+
+
+def _elements(name: str, text: _Text, whole: bool) -> Generator[Row]:
+    decoder, number = JsonValues(), 0
+    text.pass_to(text.at + 1)
+    text.skip_blank()
+    is_closed = text.rest(1) == "]"
+    while not is_closed:
+        number += 1
+        place = f"record {number} of {name}"
+        try:
+            value, end = _element(name, text, decoder)
+        except _CutError as cut:
+            if not whole:
+                return
+            raise ValueError(str(cut)) from cut
+        except _WrongError as error:
+            row, end = Row(place, wrong=str(error)), error.end
+        else:
+            wrong = decoder.wrong(text.text[text.at : end], [value])
+            record = {"text": value} if isinstance(value, str) else value
+            if not wrong and not isinstance(record, dict):
+                wrong = _no_object(text.text[text.at : end])
+            row = Row(place, wrong=wrong) if wrong else Row(place, record)
+        text.pass_to(end)
+        text.skip_blank()
+        follows = text.rest(1)
+        if not follows and not whole:
+            return
+        yield row
+        if follows not in (",", "]"):
+            raise _no_array(name, text, "Expecting ',' delimiter")
+        is_closed = follows == "]"
+        text.pass_to(text.at + (not is_closed))
+        text.skip_blank()
+    text.pass_to(text.at + 1)
+    text.skip_blank()
+    if text.rest(1):
+        raise _no_array(name, text, "Extra data")
+
+
+def _element(name: str, text: _Text, decoder: JsonValues) -> tuple[Any, int]:
+    """The next value, and where it ends. Raises _WrongError for a value that can be skipped, _CutError, ValueError."""
+    while True:
+        decoder.forget()
+        try:
+            value, end = decoder.at(text.text, text.at)
+            if end < len(text.text) or text.ended:  # else a number at the end of the text may go on
+                return value, end
+        except json.JSONDecodeError as error:
+            wrong = _no_array(name, text, error.msg, error.pos)
+            if not text.ends_early(error):
+                raise wrong from error
+            if text.ended:
+                raise _CutError(str(wrong)) from error
+        except RecursionError as error:
+            if (past := _past(text.text, text.at)) is not None:
+                raise _WrongError("is nested too deeply", past) from error
+            if text.ended:
+                raise _no_array(name, text, "Expecting ']'", len(text.text)) from error
+        except ValueError as error:
+            raise _no_array(name, text, "a number of too many digits") from error
+        text.more()
+
+
+def _no_array(name: str, text: _Text, what: str, at: int | None = None) -> ValueError:
+    line = text.line + text.text.count("\n", text.at, text.at if at is None else at)
+    return ValueError(f"{name} is no JSON array: {what} (line {line})")
+
+
+def _no_object(text: str) -> str:
+    line = text.strip(_SPACES).replace("\n", " ")
+    return f"is no JSON object: {line[:80]}"
+
+
+def _past(text: str, start: int) -> int | None:
+    """The end of the list or object that begins at `start`, whatever is in it; None where the text ends before."""
+    depth = 0
+    for token in _TOKENS.finditer(text, start):
+        depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(token[0], 0)
+        if depth <= 0:
+            return token.end()
+    return None

@@ -1,0 +1,365 @@
+"""The data of axolotl's files: entries, which are also offmate's own (a path, or a mapping of what to read and how),
+which turns are learned, and `pretraining_dataset`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, get_args
+
+from pydantic import ValidationError
+
+from planner.data.entry import COLUMNS, DataEntry, EndMarks, Type, simplest
+from planner.data.records import ROLES, role_of
+from planner.importers.base import LEARNED
+from planner.keys.fields import VALUES
+from planner.keys.source import SWITCHED_OFF, Mistake, Source, shown
+
+_ALPACA = (
+    "Below is an instruction that describes a task{more}. "
+    "Write a response that appropriately completes the request.\n\n### Instruction:\n{{instruction}}\n\n"
+)
+ALPACA = {
+    "with_input": _ALPACA.format(more=", paired with an input that provides further context")
+    + "### Input:\n{input}\n\n### Response:\n",
+    "without_input": _ALPACA.format(more="") + "### Response:\n",
+}
+"""The prompt format of the Alpaca data."""
+
+_TYPES: dict[str, dict[str, Any]] = {
+    "alpaca": {"type": "instructions", "prompt_format": ALPACA, "columns": {"system": "", "history": ""}},
+    "completion": {"type": "text"},
+    "pretrain": {"type": "text"},
+    "chat_template": {"type": "messages"},
+    "sharegpt": {"type": "messages", "columns": {"messages": "conversations"}},
+    "input_output": {"type": "segments"},
+    **{name: {"type": name} for name in ("text", "messages", "prompt", "instructions", "segments", "tokens")},
+}
+"""A type -> the fields of the entry that it sets; axolotl's types first, then offmate's own. A column set to "" is not
+used, even where the data have it."""
+DATASET_TYPES = tuple(_TYPES)
+CONVERSATIONS = tuple(name for name, says in _TYPES.items() if says["type"] == "messages")
+
+_UNUSED = ("ds_type", "preprocess_shards", "trust_remote_code")  # a file's suffix shows its type; no code is run
+_NOT_THERE = {
+    "shards": "a shard of the data; give split, like train[:5%]",
+    "shards_idx": "a shard of the data; give split, like train[:5%]",
+    "input_format": "another input format",
+    "input_transform": "a transform of one's own",
+    "message_field_training_detail": "learning pieces of a turn",
+    "logprobs_field": "distillation",
+    "temperature": "distillation",
+    "field_human": "a conversation in two columns; give messages",
+    "field_model": "a conversation in two columns; give messages",
+    "fraction": "shares of a mixture; give split, like train[:10%]",
+    "skip": "leaving out the first records; give split, like train[1000:]",
+}
+_FIELDS = {"field": "text", "text_column": "text", "field_messages": "messages", "field_tools": "tools"}
+_MESSAGE_FIELDS = {"message_field_role": "role", "message_field_content": "content", "message_field_training": "train"}
+LEARNED_KEYS = ("roles_to_train", "train_on_eos", "train_on_eot")
+"""Keys of an entry that say which turns are learned, and with which end marks. `[]` and `none`, which switch off other
+keys, are choices here: only turns that say so themselves are learned, and no end mark is."""
+_FILE_READERS = ("json", "csv", "parquet", "arrow", "text")
+TEMPLATE_KEYS = ("chat_template", "chat_template_jinja", "conversation")
+"""Keys of an entry that say which chat template its conversations have."""
+
+Finder = Callable[[object], str]
+
+
+def read_entry(entry: object, find: Finder) -> list[str | DataEntry]:
+    """The entries for which one element of the list stands; `find` makes a path absolute. Raises ValueError, TypeError
+    and FileNotFoundError, with messages for people."""
+    if isinstance(entry, DataEntry):
+        return [entry]
+    if not isinstance(entry, dict):
+        return [find(entry)]
+    if not isinstance(entry.get("path"), str):
+        raise ValueError(f"an entry has a path, this one has {', '.join(map(str, entry))}")
+    fields = _fields(entry)
+    files, inside = fields.pop("data_files", ()), fields.pop("data_dir", None)
+    if inside is not None:
+        files = [f"{inside}/{file}" for file in files]
+    try:
+        if entry["path"] in _FILE_READERS and (files or inside is not None):
+            return [simplest({**fields, "path": find(file)}) for file in files or [inside]]
+        path = find(entry["path"])
+        if inside is not None and not files:
+            if path.startswith("/"):
+                return [simplest({**fields, "path": find(f"{path}/{inside}")})]
+            fields["data_dir"] = inside  # the hub finds splits in it by the files' names
+        if path.startswith("/") and files:
+            return [simplest({**fields, "path": find(f"{path}/{file}")}) for file in files]
+        return [simplest({**fields, "path": path, "data_files": tuple(files)})]
+    except ValidationError as error:
+        field = error.errors()[0]["loc"][0]
+        raise ValueError(f"{field} of an entry is {shown(entry.get(str(field)))}") from error
+
+
+def _fields(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """An entry's keys, without its path, as fields of `DataEntry`."""
+    found: dict[str, Any] = {"columns": {}, "message_keys": {}, "roles": {}}
+    for key, value in entry.items():
+        if key in ("path", *TEMPLATE_KEYS) or value is None or (value in SWITCHED_OFF and key not in LEARNED_KEYS):
+            continue
+        if key == "type":
+            _say_type(found, value)
+        elif key in ("split", "name", "revision", "max_samples", "formatting", "converter", "draw", VALUES):
+            found[key] = value
+        elif key == "data_files":
+            found[key] = [value] if isinstance(value, str) else list(value)
+        elif key == "data_dir" and isinstance(value, str):
+            found[key] = value
+        elif key == "columns" and isinstance(value, list):
+            _select(found, value)
+        elif key in ("columns", "message_keys") and isinstance(value, dict):
+            found[key] |= value
+        elif key == "prompt_format" and isinstance(value, dict):
+            found[key] = value
+        elif key in _FIELDS:
+            found["columns"][_FIELDS[key]] = value
+        elif key in _MESSAGE_FIELDS:
+            found["message_keys"][_MESSAGE_FIELDS[key]] = value
+        elif key == "message_property_mappings" and isinstance(value, dict):
+            found["message_keys"] |= value
+        elif key == "field_thinking":
+            found["message_keys"][str(entry.get("template_thinking_key") or "reasoning_content")] = value
+        elif key == "split_thinking":  # a text is the key that gets the thoughts, as offmate writes it
+            key_of_thoughts = entry.get("template_thinking_key") or "reasoning_content"
+            found[key] = value if isinstance(value, str) else str(key_of_thoughts)
+        elif key == "roles" and isinstance(value, dict):
+            found["roles"] |= value if entry.get("formatting") else _roles(value)
+        elif key in ("drop_system_message", "drop_system"):
+            found["drop_system"] = bool(value)
+        elif key in LEARNED_KEYS or key == "eot_tokens":
+            found[key] = value
+        elif key in _NOT_THERE:
+            raise ValueError(f"{key} asks for {_NOT_THERE[key]}")
+        elif key not in (*_UNUSED, "template_thinking_key"):
+            raise ValueError(f"{key} is no key of an entry")
+    # system: system stays: that column begins conversations only where the entry names it.
+    found["columns"] = {our: theirs for our, theirs in found["columns"].items() if our != theirs or our == "system"}
+    found["message_keys"] = {ours: theirs for ours, theirs in found["message_keys"].items() if ours != theirs}
+    _check_learned(found)
+    return found
+
+
+def _select(found: dict[str, Any], names: list[Any]) -> None:
+    """Take TRL's list of columns; all other columns are ignored."""
+    kinds: tuple[Type, ...] = ("messages", "prompt", "text")
+    kind = next((kind for kind in kinds if set(COLUMNS[kind]) <= {*map(str, names)}), None)
+    if kind is None:
+        text = "a record is messages, prompt and completion, or text; another name is given as {text: name}"
+        raise ValueError(f"columns is {shown(names)}; {text}")
+    found["type"] = kind
+    beside = ("tools", VALUES) if kind != "text" else ()
+    found["columns"] |= {column: "" for column in beside if column not in names}
+
+
+def _check_learned(found: Mapping[str, Any]) -> None:
+    """Raise ValueError for a wrong value of a key that says which turns are learned."""
+    given = found.get("roles_to_train", ["assistant"])
+    if not isinstance(given, list):
+        raise ValueError(f"roles_to_train is {shown(given)}; it must be a list of roles")
+    roles = {name: role_of(found["roles"].get(name, name)) for name in map(str, given)}
+    if unknown := [name for name, role in roles.items() if role is None]:
+        raise ValueError(f"roles_to_train has {unknown[0]}, and no turn has that role; roles are {', '.join(ROLES)}")
+    for key in ("train_on_eos", "train_on_eot"):
+        if found.get(key) not in (None, *get_args(EndMarks)):
+            raise ValueError(f"{key} is {shown(found[key])}; it must be one of {', '.join(get_args(EndMarks))}")
+
+
+def _roles(given: Mapping[str, Any]) -> dict[str, str]:
+    """Role in the data -> role, from axolotl's form ({assistant: [gpt]}) or offmate's ({gpt: assistant})."""
+    found: dict[str, str] = {}
+    for one, other in given.items():
+        found |= dict.fromkeys(other, one) if isinstance(other, list) else {one: other}
+    return {theirs: ours for theirs, ours in found.items() if theirs != ours}
+
+
+def _say_type(found: dict[str, Any], value: object) -> None:
+    if isinstance(value, dict):  # axolotl's own prompts
+        _own_prompt(found, value)
+        return
+    name = value.removesuffix(".default") if isinstance(value, str) else ""
+    name = name.split(":")[0] if name.startswith("completion:") else name
+    if name not in _TYPES:
+        known = ", ".join(DATASET_TYPES)
+        raise ValueError(f"type is {shown(value)}; columns are detected, known types are {known}")
+    if isinstance(value, str) and value.startswith("completion:"):
+        found["columns"]["text"] = value.partition(":")[2]
+    for key, said in _TYPES[name].items():
+        found[key] = {**said, **found[key]} if key == "columns" else said
+
+
+def _own_prompt(found: dict[str, Any], given: Mapping[str, Any]) -> None:
+    said = {key: value for key, value in given.items() if value is not None}
+    names = {f"field_{name}": name for name in ("instruction", "input", "output", "system")}
+    if "field" in said:
+        found["type"] = "text"
+        found["columns"]["text"] = said["field"]
+        return
+    if unknown := set(said) - {*names, "system_prompt", "system_format", "format", "no_input_format"}:
+        raise ValueError(f"{sorted(unknown)[0]} is no key of a type")
+    found["type"] = "instructions"
+    found["columns"] |= {ours: said[key] for key, ours in names.items() if key in said}
+    system = str(said.get("system_format", "{system}"))
+    bare = str(said.get("no_input_format", "{instruction} "))
+    if "{system}" not in system:
+        found["columns"]["system"] = ""
+    found["prompt_format"] = {
+        "with_input": system + str(said.get("format", "{instruction} {input} ")),
+        "without_input": system + bare,
+        "system": str(said.get("system_prompt", "")),
+    }
+
+
+# ---- which turns are learned, and the chat template, where keys beside the entries say it
+
+DATA = ("dataset", "eval_dataset")
+"""offmate's keys of data."""
+
+
+def settle_learned(values: dict[str, Any], source: Source, *, taken: bool) -> list[Mistake]:
+    """Put into the entries which turns are learned, and with which end marks (`eot_tokens`), where the file says it for
+    all its conversations. `taken`: the file's tool takes keys for it. Returns mistakes."""
+    said = {key: source.values[key] for key in LEARNED_KEYS if source.values.get(key) is not None}
+    marks = source.values.get("eot_tokens")
+    if said and not taken:
+        return [source.mistake(key, "not-there", f"{LEARNED} is not there yet; leave this key out") for key in said]
+    entries = values.get("dataset")
+    if said and isinstance(entries, list) and entries and not any(map(_of_turns, entries)):
+        text = "it is for conversations, and by their type no entry of dataset has any; leave it out"
+        return [source.mistake(key, "bad-value", text) for key in said]
+    said |= {} if marks in SWITCHED_OFF else {"eot_tokens": marks}
+    for key in DATA if said else ():
+        if isinstance(entries := values.get(key), (str, list)):
+            values[key] = [
+                _with_learned(entry, said) for entry in (entries if isinstance(entries, list) else [entries])
+            ]
+    return []
+
+
+def _with_learned(entry: Any, said: dict[str, Any]) -> Any:
+    if not said or not isinstance(entry, (str, dict)) or not _of_turns(entry):
+        return entry  # its reader reports what is wrong
+    return {**said, **({"path": entry} if isinstance(entry, str) else entry)}
+
+
+def as_axolotl(entry: Any) -> Any:
+    """An entry of conversations as axolotl reads it: the assistant's turns are learned by its rules, the column system
+    begins a conversation, and a turn's own word on whether it is learned counts only where the entry names that key."""
+    if not isinstance(entry, dict) or entry.get("type") is None or not _of_turns(entry):
+        return entry
+    dropped = any(entry.get(key) not in SWITCHED_OFF for key in ("drop_system_message", "drop_system"))
+    columns = {VALUES: "", **({} if dropped else {"system": "system"})}
+    said = {"columns": columns, "message_keys": {"train": "", "weight": ""}}
+    for key, names in said.items():
+        given = entry.get(key) or {}
+        said[key] = {**names, **given} if isinstance(given, dict) else given  # its reader reports a wrong one
+    roles = {} if entry.get("roles_to_train") is not None else {"roles_to_train": ["assistant"]}
+    return {**said, **{key: value for key, value in entry.items() if key not in said}, **roles}
+
+
+def _of_turns(entry: Any) -> bool:
+    """Whether an entry may have conversations, by its type."""
+    kind = entry.get("type") if isinstance(entry, dict) else None
+    return kind is None or str(kind).removesuffix(".default") in CONVERSATIONS
+
+
+def settle_templates(values: dict[str, Any], names: Mapping[str, str], source: Source) -> list[Mistake]:
+    """Make the chat template that the entries name the job's, which has one for all of them. Returns mistakes."""
+    entries = values.get("dataset")
+    found: dict[str, str] = {}
+    for entry in entries if isinstance(entries, list) else ():
+        said = {key: entry[key] for key in TEMPLATE_KEYS if entry.get(key)} if isinstance(entry, dict) else {}
+        template = said.get("chat_template_jinja") or said.get("chat_template") or said.get("conversation")
+        if template is not None and not isinstance(entry, DataEntry):
+            found[str(template)] = names["dataset"]
+    own = values.get("chat_template")
+    found = {name: key for name, key in found.items() if name not in ("tokenizer_default", own)}
+    if not found:
+        return []
+    if len(found) > 1 or own is not None:
+        text = f"its entries have several chat templates: {', '.join(map(shown, [*found, *([own] if own else [])]))}"
+        return [source.mistake(names["dataset"], "not-there", text)]
+    values["chat_template"] = next(iter(found))
+    return []
+
+
+# ---- `pretraining_dataset`: texts that axolotl reads as a stream, packed or one a row
+
+TEXTS = "pretraining_dataset"
+_TEXT_TYPES = ("pretrain", "completion")
+_PART = "pretraining_sample_concatenation"
+_APART = "pretrain_multipack_attn"
+
+
+def entries_of(value: object) -> object:
+    """The entries of `dataset` that mean the same. axolotl's `skip` becomes a part of the split."""
+    if isinstance(value, (dict, str)) and value:
+        value = [value]
+    if not isinstance(value, list):
+        return value
+    entries = [{"path": entry} if isinstance(entry, str) else entry for entry in value]
+    return [_text_entry(entry) if isinstance(entry, dict) else entry for entry in entries]
+
+
+def _text_entry(given: Mapping[str, Any]) -> dict[str, Any]:
+    found = {"type": "pretrain"} | {key: said for key, said in given.items() if key != "skip" and said is not None}
+    split = str(found.get("split", "train"))
+    if given.get("skip") and _counts(given["skip"]) and "[" not in split:  # `check_texts` reports all else
+        found["split"] = f"{split}[{given['skip']}:]"
+    return found
+
+
+def _counts(skip: object) -> bool:
+    return isinstance(skip, int) and not isinstance(skip, bool) and skip >= 0
+
+
+def check_texts(value: object, source: Source) -> list[Mistake]:
+    """Mistakes in the value of `pretraining_dataset`, and in keys beside it that say how its texts become rows."""
+    entries = entries_of(value)
+    if value in SWITCHED_OFF or not isinstance(entries, list):
+        return []
+    if len(entries) > 1:
+        text = f"it has {len(entries)} entries, and axolotl reads the first alone; keep that one"
+        return [source.mistake(TEXTS, "bad-value", f"{text}, or give all as datasets of type completion")]
+    if source.values.get("max_steps") in (*SWITCHED_OFF, -1):
+        text = "it is missing, and nothing else says where a stream of texts is to end"
+        return [source.mistake("max_steps", "missing-key", f"{text}; give the optimizer steps, too")]
+    entry = entries[0] if isinstance(entries[0], dict) else {}
+    given = value[0] if isinstance(value, list) else value
+    skipped = given.get("skip") if isinstance(given, dict) else None
+    if skipped is not None and not _counts(skipped):
+        return [source.mistake(TEXTS, "bad-value", f"skip is {shown(skipped)}; it must be a number of records")]
+    if skipped and isinstance(given, dict) and "[" in str(given.get("split")):
+        return [source.mistake(TEXTS, "bad-value", "skip is given, and split names a part, too; keep one of them")]
+    if (kind := entry.get("type")) in DATASET_TYPES and kind not in _TEXT_TYPES:
+        text = f"type is {shown(kind)}; texts are of type {' or '.join(_TEXT_TYPES)}"
+        return [source.mistake(TEXTS, "bad-value", f"{text}: give other data as datasets")]
+    packs = source.values.get("sample_packing") not in SWITCHED_OFF
+    seeing = "texts that are packed whole and see each other are not there"
+    if packs and source.values.get(_APART) is False:
+        return [source.mistake(_APART, "not-there", f"{seeing}; leave this key out, and each is by itself")]
+    if not packs and source.values.get(_PART) is True:
+        text = f"{seeing}; give sample_packing: true in its place, and each is by itself"
+        return [source.mistake(_PART, "not-there", text)]
+    return []
+
+
+def long_texts(file: Mapping[str, object], *, packs: bool) -> str:
+    """What becomes of texts longer than a row: "split" or "cut"; "" for a file without the key."""
+    return "" if file.get(TEXTS) in SWITCHED_OFF else "split" if packs else "cut"
+
+
+def read_otherwise(file: Mapping[str, object], *, packs: bool) -> str:
+    """A note on what is done otherwise than in axolotl; "" for nothing."""
+    entries = entries_of(file.get(TEXTS))
+    if file.get(TEXTS) in SWITCHED_OFF or not isinstance(entries, list):
+        return ""
+    told = [f"{TEXTS} is read as a whole, a dataset of the hub downloaded (data_files names a part of it)"]
+    told.append("rows are drawn from all of it")
+    if not packs:
+        told.append("each text has an end token, which it has not there")
+    elif isinstance(entries[0], dict) and entries[0].get("type") == "pretrain":
+        told.append("a text longer than a row goes on in the next, where there the next repeats up to 256 tokens")
+    return "; ".join(told)

@@ -1,0 +1,209 @@
+"""The data of LLaMA-Factory's files: names that the `dataset_info.json` in its `dataset_dir` describes."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from planner.data.entry import DataEntry, simplest
+from planner.data.local_data import KINDS
+from planner.data.paths import data_finder, looks_local, resolve
+from planner.importers.axolotl_data import DATA, Finder
+from planner.keys.fields import VALUES
+from planner.keys.source import Mistake, Source, shown
+
+_INSTRUCTIONS = {
+    "prompt": "instruction",
+    "query": "input",
+    "response": "output",
+    "system": "system",
+    "history": "history",
+    "tools": "tools",
+}
+_PICTURES = ("images", "videos", "audios")
+_TAGS = {
+    "user_tag": "user",
+    "assistant_tag": "assistant",
+    "observation_tag": "tool",
+    "function_tag": "function_call",
+    "system_tag": "system",
+}
+_SHAREGPT = {
+    "role_tag": "from",
+    "content_tag": "value",
+    "user_tag": "human",
+    "assistant_tag": "gpt",
+    "observation_tag": "observation",
+    "function_tag": "function_call",
+    "system_tag": "system",
+}
+
+_OPENAI = {"role_tag": "role", "content_tag": "content", **_TAGS}
+
+
+_CODES = {OSError: "missing-file", TypeError: "wrong-type", ValueError: "bad-value"}
+
+
+class OtherData(ValueError):
+    """Data for another kind of training: preferences, or pictures, videos and sounds."""
+
+
+def read_names(value: object, folder: str, *, pretraining: bool, find: Finder) -> list[str | DataEntry] | None:
+    """The entries for which a list of names, or names with commas between them, stand; None where there is no
+    dataset_info.json. Raises ValueError for a dataset or a dataset_info.json that cannot be read, and
+    FileNotFoundError."""
+    names = [name.strip() for name in value.split(",")] if isinstance(value, str) else value
+    file = Path(folder) / "dataset_info.json"
+    if not isinstance(names, list) or not file.is_file():
+        return None
+    try:
+        known = json.loads(file.read_text("utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file} is no JSON: {error}") from error
+    found: list[str | DataEntry] = []
+    for name in names:
+        said = known.get(name) if isinstance(known, dict) and isinstance(name, str) else None
+        if not isinstance(said, dict):
+            found.append(_unnamed(name, file, find))
+            continue
+        found.append(_entry(name, said, file.parent, pretraining, find))
+    return found
+
+
+def _unnamed(name: object, file: Path, find: Finder) -> str:
+    """A path or a hub id among the names."""
+    if isinstance(name, str) and "/" not in name and Path(name).suffix.lower() not in KINDS:
+        raise FileNotFoundError(f"{name} is not in {file}; give its file or its hub id")
+    return find(name)
+
+
+def _entry(name: str, said: dict[str, Any], folder: Path, pretraining: bool, find: Finder) -> str | DataEntry:
+    columns = said.get("columns") or {}
+    if said.get("ranking") or "kto_tag" in columns:
+        raise OtherData(f"{name} is data of preferences; offmate trains on texts and conversations")
+    if pictures := [column for column in _PICTURES if column in columns]:
+        raise OtherData(f"{name} has {pictures[0]}; offmate trains on texts and conversations")
+    fields: dict[str, Any] = {"path": _path(name, said, folder, find)}
+    fields |= {ours: said[key] for key, ours in (("subset", "name"), ("split", "split")) if said.get(key)}
+    if (inside := said.get("folder")) and said.get("hf_hub_url"):
+        if not isinstance(inside, str):
+            raise ValueError(f"{name} has folder: {shown(inside)}; it must be a folder's name")
+        here = fields["path"].startswith("/")
+        fields |= {"path": find(f"{fields['path']}/{inside}")} if here else {"data_dir": inside}
+    if said.get("num_samples"):
+        raise ValueError(f"{name} has num_samples, a drawn part of it; give split, like train[:1000], there")
+    formatting = said.get("formatting", "alpaca")
+    fields["formatting"] = formatting
+    if pretraining:
+        fields |= {"type": "text", "columns": {"text": _pretraining_column(name, formatting, columns)}}
+    elif formatting == "alpaca":
+        theirs = {ours: columns[key] for key, ours in _INSTRUCTIONS.items() if key in columns}
+        # A column that is not named is not used, even where the data have it. Where none is named at all,
+        # LLaMA-Factory uses instruction, input and output.
+        theirs = dict.fromkeys(("system", "history", "tools", *(("input",) if columns else ())), "") | theirs
+        fields |= {"type": "instructions", "columns": theirs}
+    elif formatting in ("sharegpt", "openai"):
+        tags = said.get("tags") or (_SHAREGPT if formatting == "sharegpt" else _OPENAI)  # tags replace all defaults
+        more = {key: columns.get(key) or "" for key in ("system", "tools")}
+        fields |= {
+            "type": "messages",
+            "columns": {"messages": columns.get("messages", "conversations"), **more, VALUES: ""},
+            "message_keys": {
+                "role": tags.get("role_tag", "role"),
+                "content": tags.get("content_tag", "content"),
+                "train": "",
+                "weight": "",
+            },
+            "roles": {tags[tag]: role for tag, role in _TAGS.items() if tags.get(tag)},
+        }
+    else:
+        raise ValueError(f"{name} has the formatting {shown(formatting)}; known are alpaca, sharegpt and openai")
+    for key in ("columns", "message_keys"):
+        same = ("system",) if key == "columns" else ()
+        fields[key] = {one: other for one, other in fields.get(key, {}).items() if one != other or one in same}
+    return simplest(fields)
+
+
+def _pretraining_column(name: str, formatting: str, columns: dict[str, Any]) -> str:
+    """The column whose texts are learned. Raises ValueError where LLaMA-Factory would join several columns."""
+    if formatting != "alpaca" or not columns.get("prompt"):
+        raise ValueError(f"{name} is for stage: pt, and says no column of texts; give columns: {{prompt: text}} there")
+    if more := [key for key in ("query", "history") if columns.get(key)]:
+        raise ValueError(f"{name} has {more[0]} beside prompt; under stage: pt one column is learned here")
+    return str(columns["prompt"])
+
+
+def _path(name: str, said: dict[str, Any], folder: Path, find: Finder) -> str:
+    if said.get("hf_hub_url"):
+        return str(said["hf_hub_url"])
+    if not said.get("file_name"):
+        raise ValueError(f"{name} has neither file_name nor hf_hub_url, and offmate reads no other place")
+    path = folder / str(said["file_name"])
+    if path.suffix.lower() not in KINDS and not path.is_dir():
+        raise ValueError(f"{name} is {path}, and that is none of {', '.join(KINDS)}")
+    return find(str(path))
+
+
+def settle_names(values: dict[str, Any], names: Mapping[str, str], source: Source, folder: Path) -> list[Mistake]:
+    """Put the entries into `values` for which the file's names of datasets stand. Returns mistakes."""
+    mistakes = []
+    for key in DATA:
+        try:
+            if values.get(key) is not None:
+                entries = _named(values[key], source, folder)
+                if source.values.get("stage") == "pt" and isinstance(entries, list):
+                    entries = [_as_texts(entry) for entry in entries]
+                values[key] = entries
+        except (OSError, TypeError, ValueError) as error:
+            for wrong in [*_wrong_names(values.pop(key), source, folder)] or [error]:
+                code = next(code for kind, code in _CODES.items() if isinstance(wrong, kind))
+                mistakes.append(source.mistake(names[key], code, str(wrong)))
+                if isinstance(wrong, OtherData):  # its template is for that data, too
+                    values.pop("chat_template", None)
+    return mistakes
+
+
+def _as_texts(entry: Any) -> Any:
+    """An entry whose texts are learned as in LLaMA-Factory, where only a path was given."""
+    return {"path": entry, "formatting": "alpaca"} if isinstance(entry, str) else entry
+
+
+def _wrong_names(value: object, source: Source, folder: Path) -> Iterator[Exception]:
+    """The errors of names that are wrong by themselves."""
+    names = value.split(",") if isinstance(value, str) else value
+    for name in names if isinstance(names, list) else ():
+        try:
+            _named([name.strip() if isinstance(name, str) else name], source, folder)
+        except (OSError, TypeError, ValueError) as error:
+            yield error
+
+
+def _named(value: object, source: Source, folder: Path) -> object:
+    """The entries of LLaMA-Factory's dataset names, as its dataset_info.json describes them."""
+    given = source.values.get("dataset_dir") or "data"
+    places = [resolve(given, start) for start in (folder, *folder.parents)] if given != "ONLINE" else []
+    place = _place(places)
+    find, pretraining = data_finder(folder), source.values.get("stage") == "pt"
+    found = read_names(value, place, pretraining=pretraining, find=find) if place else None
+    if found is not None:
+        return found
+    names = [name.strip() for name in value.split(",")] if isinstance(value, str) else value
+    if isinstance(names, list) and place:
+        for name in names:
+            if isinstance(name, str) and re.fullmatch(r"[\w.-]+", name) and not looks_local(name, folder):
+                above = f", nor in {given} of a folder above" if len(set(places)) > 1 else ""
+                raise FileNotFoundError(
+                    f"there is no dataset_info.json in {place}{above}, to say what {name} is; give the folder "
+                    f"that has one (dataset_dir: /path/of/it), or in place of {name} its file or its hub id"
+                )
+    return names
+
+
+def _place(places: Sequence[str]) -> str:
+    """The `dataset_dir`: the one beside the file, else one above it, as LLaMA-Factory's own files lie in subfolders and
+    are run from above. "" without places."""
+    found = (place for place in places if (Path(place) / "dataset_info.json").is_file())
+    return next(found, places[0] if places else "")

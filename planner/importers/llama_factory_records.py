@@ -1,0 +1,181 @@
+"""Reads records as LLaMA-Factory does: a system text, tools, and alternating turns of the user and the assistant.
+
+Records that LLaMA-Factory leaves out with a warning are left out; those at which it fails are broken. No torch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Literal
+
+from planner.data.entry import Formatting
+from planner.data.records import Kind, Record, conversation, role_of, text_of
+from planner.keys.source import shown
+
+Role = Literal["user", "assistant", "calls", "results"]
+_ASKS, _ANSWERS = ("user", "results"), ("assistant", "calls")
+_ROLES: dict[str | None, Role] = {"user": "user", "assistant": "assistant", "function_call": "calls", "tool": "results"}
+_APART = "\n</tool_response>\n<tool_response>\n"
+_SHORT = "detailed thinking off"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One turn. For `calls` the content is their JSON, perhaps with thoughts before it. `learned`: false only where the
+    record says so."""
+
+    role: Role
+    content: str
+    learned: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """A record, as LLaMA-Factory reads it. `tools`: JSON of a list, or "" for none."""
+
+    turns: tuple[Turn, ...]
+    system: str = ""
+    tools: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """A record that LLaMA-Factory leaves out, and `why`."""
+
+    why: str
+
+
+def read(kind: Kind, record: Record, formatting: Formatting | None) -> Conversation | LeftOut:
+    """The conversation in a record with offmate's names. `formatting` None: the file is given by its path. Raises
+    ValueError for a record at which LLaMA-Factory fails."""
+    if kind == "alpaca":
+        return _instruction(record)
+    if formatting is None:
+        for column in ("prompt", "completion") if kind == "prompt" else (kind,):
+            _check_written(record.get(column))
+    messages, tools = _messages(kind, record), _tools(record)
+    system = text_of(record, "system")
+    if messages and messages[0]["role"] == "system":
+        system, messages = _said(messages[0]), messages[1:]
+    if formatting == "openai":
+        messages, system = _with_joined_results(messages), _with_short_thoughts(system, tools)
+    roles = [_ROLES.get(message["role"]) for message in messages]
+    if not messages or len(messages) % 2:
+        return LeftOut(why="their turns are not in pairs of the user's and the assistant's")
+    for place, role in enumerate(roles):
+        if role not in (_ANSWERS if place % 2 else _ASKS):
+            return LeftOut(why="the user and the assistant do not speak in turn")
+    turns = tuple(
+        Turn(role=role, content=_said(message), learned=message.get("train", True))
+        for role, message in zip(roles, messages, strict=True)
+        if role is not None
+    )
+    return Conversation(turns=turns, system=system, tools=tools)
+
+
+def check(kind: Kind, record: Record, formatting: Formatting) -> bool:
+    """Whether a record has something to learn. Raises ValueError for one at which LLaMA-Factory fails."""
+    if kind == "text":
+        text_of(record, "text")
+        return True  # at least an end token is learned
+    return isinstance(read(kind, record, formatting), Conversation)
+
+
+def _instruction(record: Record) -> Conversation | LeftOut:
+    history = record.get("history")
+    turns: list[Turn] = []
+    for pair in history if isinstance(history, list) else ():
+        if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(text, str) for text in pair):
+            raise ValueError(f"history is a list of [said, answered], this is {shown(history, 80)}")
+        turns += [Turn(role="user", content=pair[0]), Turn(role="assistant", content=pair[1])]
+    asked = "\n".join(filter(None, (text_of(record, "instruction"), text_of(record, "input"))))
+    answer = record.get("output")
+    if not isinstance(answer, str):
+        return LeftOut(why="they have no answer")
+    turns += [Turn(role="user", content=asked), Turn(role="assistant", content=answer)]
+    return Conversation(turns=tuple(turns), system=text_of(record, "system"), tools=_tools(record))
+
+
+def _messages(kind: Kind, record: Record) -> list[dict[str, Any]]:
+    """The messages of a record, with roles by offmate's names; None for an unknown role."""
+    if kind == "prompt":
+        asked = [{**message, "train": False} for message in _list(record.get("prompt"))]
+        return [_message(message) for message in chain(asked, _list(record.get("completion")))]
+    return [_message(message) for message in _list(record.get(kind))]
+
+
+def _check_written(messages: object) -> None:
+    """Raise ValueError for content of a message that LLaMA-Factory's templates do not write."""
+    for message in messages if isinstance(messages, list) else ():
+        said = {key for key, value in message.items() if value} if isinstance(message, Mapping) else set()
+        if thoughts := sorted(said & {"reasoning_content", "reasoning", "thinking"}):
+            raise ValueError(f"a template of LLaMA-Factory's writes no {thoughts[0]}; put it into the content")
+        if said & {"tool_calls", "function_call"} and said & {"content", "value"}:
+            raise ValueError("a template of LLaMA-Factory's writes nothing that is said beside calls")
+
+
+def _list(value: object) -> Sequence[Any]:
+    if not isinstance(value, list):
+        raise ValueError(f"a conversation is a list of messages, this is {shown(value, 80)}")
+    return value
+
+
+def _message(message: Any) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise ValueError(f"a message is an object with role and content, this is {shown(message, 80)}")
+    named = message.get("role") if message.get("role") is not None else message.get("from")
+    role = named if named == "function_call" else role_of(str(named))
+    calls = message.get("tool_calls")
+    if calls is None and isinstance(call := message.get("function_call"), Mapping):
+        calls = [{"function": call}]
+    if role == "assistant" and calls:
+        given = [call.get("function") if isinstance(call, Mapping) else None for call in _list(calls)]
+        return {**message, "role": "function_call", "content": _json(given)}
+    said = [message | {"from": None, "role": "user"}] if isinstance(message, dict) else []
+    (read,) = conversation(said)  # content and `train` are read as in all conversations
+    return {**read, "role": role}
+
+
+def _said(message: Mapping[str, Any]) -> str:
+    content = message["content"]
+    assert isinstance(content, str)
+    return content
+
+
+def _tools(record: Record) -> str:
+    given = record.get("tools")
+    return given if isinstance(given, str) else _json(given) if given is not None else ""
+
+
+def _json(value: object) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except TypeError as error:  # types of tables, such as dates
+        raise ValueError(f"tools and calls are of what JSON has, this is not: {str(value)[:80]}") from error
+
+
+def _with_joined_results(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Join consecutive results into one turn. Results at the end, with no message behind them, are dropped."""
+    found: list[dict[str, Any]] = []
+    results: list[str] = []
+    for message in messages:
+        if message["role"] == "tool":
+            results.append(_said(message))
+            continue
+        if results:
+            found.append({"role": "tool", "content": _APART.join(results)})
+            results = []
+        found.append(message)
+    return found
+
+
+def _with_short_thoughts(system: str, tools: str) -> str:
+    """The system's text as LLaMA-Factory has it for OpenAI's form."""
+    if tools:
+        return f"{system}\n" if system else ""
+    if "detailed thinking on" in system or _SHORT in system:
+        return system
+    return f"{system}\n{_SHORT}" if system else _SHORT

@@ -1,0 +1,571 @@
+"""LLaMA-Factory's v1 (as of August 2026): its keys, and its files, which are rewritten in offmate's own keys before
+anything else reads them.
+
+Facts of v1: a constant learning rate, AdamW as in PyTorch (all weights decay), a mean over the tokens
+of a step, bf16 only with FSDP2 or DeepSpeed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from planner.data.paths import NOTHING, data_finder, looks_local, resolve
+from planner.errors import UserError
+from planner.importers.base import (
+    GENERATES,
+    KERNELS,
+    LOGS,
+    ONE_DEVICE,
+    OWN_CODE,
+    READS,
+    REWARDS,
+    SAVES,
+    SHAPE,
+    table,
+)
+from planner.importers.llama_factory import trained_layers
+from planner.importers.tools import ALIASES
+from planner.keys.lora import ALL_LINEAR
+from planner.keys.source import SWITCHED_OFF, Mistake, Source, read_text, read_yaml, shown, to_user_error
+from planner.optimizers.muon import Muon
+
+V1 = "LLaMA-Factory's v1"
+_BATCHING = "batching otherwise than normal and padding_free, which have micro_batch_size rows; give one of these"
+_CHECKPOINT = "going on from a checkpoint of another run; a job goes on from its own by itself, leave this key out"
+
+LLAMA_FACTORY_V1 = table(
+    same="model learning_rate num_train_epochs max_steps max_grad_norm bf16 seed output_dir save_steps "
+    "save_total_limit",
+    honoured={
+        "max_length": "cutoff_len",
+        "per_device_train_batch_size": "micro_batch_size",
+        "train_batch_size": "global_batch_size dp_size",
+        "chat_template": "custom_chat_template",
+        "attn_implementation": "flash_attn",
+        "deterministic": "full_determinism",
+        "dataset": "train_dataset",
+        "method": "peft_config",
+        "load_in_4bit": "quant_config",
+        "optim": "optim_config",
+    },
+    unused={
+        LOGS: "logging_steps",
+        OWN_CODE: "trust_remote_code",
+        KERNELS: "kernel_config",
+        READS: "batching_workers",
+        SAVES: "save_epochs save_ckpt_as_hf",
+        GENERATES: "sample_backend max_new_tokens",
+        ONE_DEVICE: "cp_size cp_mode mp_replicate_size mp_shard_size dist_timeout",
+        "nothing is evaluated, as there": "eval_dataset",
+    },
+    planner="enable_activation_checkpointing dist_config init_config",
+    not_there={
+        _BATCHING: "batching_strategy",
+        SHAPE: "lr_scheduler_config",
+        "a model with another head": "model_class",
+        _CHECKPOINT: "resume_from_checkpoint",
+        REWARDS: "pref_loss pref_beta pref_ftx simpo_gamma dpo_label_smoothing ld_alpha",
+    },
+    fine={
+        "batching_strategy": ("normal", "padding_free"),
+        "model_class": ("llm",),
+        "resume_from_checkpoint": ("auto",),
+    },
+)
+
+_TELLING = (
+    "train_dataset",
+    "model_class",
+    "dist_config",
+    "peft_config",
+    "kernel_config",
+    "quant_config",
+    "init_config",
+    "optim_config",
+    "lr_scheduler_config",
+    "batching_strategy",
+)
+_OTHERS = ("model_name_or_path", "base_model", "dataset")
+_MODEL = "Qwen/Qwen3-4B-Instruct-2507"
+_DEFAULTS: dict[str, Any] = {
+    "max_length": 2048,
+    "per_device_train_batch_size": 1,
+    "learning_rate": 1e-4,
+    "num_train_epochs": 3,
+    "lr_scheduler_type": "constant",
+    "weight_decay": 0.01,
+    "decay_all": True,
+    "router_aux_loss_coef": 0,
+}
+_AS_THEY_ARE = {
+    "model": "model",
+    "learning_rate": "learning_rate",
+    "num_train_epochs": "num_train_epochs",
+    "seed": "seed",
+    "output_dir": "output_dir",
+    "save_steps": "save_steps",
+    "save_total_limit": "save_total_limit",
+    "cutoff_len": "cutoff_len",
+    "micro_batch_size": "micro_batch_size",
+    "flash_attn": "attn_implementation",
+    "full_determinism": "full_determinism",
+}
+"""v1's key -> one of offmate's names for it; the value means the same under both."""
+_LORA = {
+    "r": "lora_r",
+    "lora_alpha": "lora_alpha",
+    "lora_dropout": "lora_dropout",
+    "use_rslora": "use_rslora",
+    "use_dora": "use_dora",
+    "modules_to_save": "lora_modules_to_save",
+}
+_EXPORT = ("export_dir", "export_size", "export_hub_model_id", "infer_dtype", "export_legacy_format")
+_FREEZE = ("freeze_trainable_layers", "freeze_trainable_modules", "freeze_extra_modules")
+_BNB = ("quantization_bit", "compute_dtype", "double_quantization", "quantization_type")
+_MUON: dict[str, Any] = {
+    "wd": 0.1,
+    "momentum": 0.95,
+    "nesterov": True,
+    "ns_steps": 5,
+    "adamw_betas": [0.9, 0.95],
+    "adamw_eps": 1e-8,
+    "lr": None,
+}
+_DISTRIBUTED = ("fsdp2", "fsdpturbo", "deepspeed")
+_COUNTED = ("gpt2", "gpt_neo", "gpt_bigcode", "opt", "xglm", "biogpt", "openai-gpt", "ctrl", "bart", "mbart")
+"""Types of models that learn a vector for each position."""
+_CANONICAL = {name: ours for ours, names in ALIASES.items() for name in names}
+_NUMBER = re.compile(r"\d+(\.\d*)?|\.\d+")
+
+
+def is_v1(keys: Mapping[str, object]) -> bool:
+    """Whether these are the keys of a file of v1."""
+    return any(key in keys for key in _TELLING) and not any(key in keys for key in _OTHERS)
+
+
+def in_own_keys(
+    source: Source, folder: Path, keys: Collection[str], *, only_planned: bool
+) -> tuple[Source, tuple[str, ...]]:
+    """The file in offmate's own keys, with all that v1 does by default, and notes for the user. `keys`: offmate's keys,
+    which may stand beside v1's. `only_planned`: the data need not be there. Raises UserError for a file that asks for
+    something else."""
+    file = _File(source, folder, keys)
+    file.read(only_planned=only_planned)
+    if mistakes := file.alone[:1] or file.mistakes:
+        raise to_user_error(mistakes, source.name)
+    return file.written(), file.notes()
+
+
+@dataclass(slots=True)
+class _File:
+    """A file while it is read. `own`: keys and values of offmate's; `lines`: the file's lines that these come from."""
+
+    source: Source
+    folder: Path
+    keys: Collection[str]
+    own: dict[str, Any] = field(default_factory=dict)
+    lines: dict[str, int] = field(default_factory=dict)
+    mistakes: list[Mistake] = field(default_factory=list)
+    alone: list[Mistake] = field(default_factory=list)
+    apart: list[str] = field(default_factory=list)
+    unused: dict[str, list[str]] = field(default_factory=dict)
+    filled: dict[str, Any] = field(default_factory=dict)
+    configs: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def read(self, *, only_planned: bool) -> None:
+        """Read all keys: first one by one, then those that depend on one another."""
+        for key, value in self.source.values.items():
+            self._key(key, value)
+        for key, name in _AS_THEY_ARE.items():
+            if self._given(key) is not None:
+                self.put(key, {name: self._given(key)})
+        self._model()
+        self.configs = {key: self._config(key) for key in _CONFIGS}
+        for key, settle in _CONFIGS.items():
+            settle(self, self.configs[key])
+        self._steps()
+        self._precision()
+        self._template()
+        if only_planned:
+            self.put("train_dataset", {"dataset": NOTHING})
+        else:
+            self._data()
+
+    def put(self, key: str, values: Mapping[str, Any]) -> None:
+        """Add own keys that come from the file's `key`."""
+        self.own |= values
+        if key in self.source.lines:
+            self.lines |= dict.fromkeys(values, self.source.lines[key])
+
+    def refuse(self, key: str, text: str, code: str = "not-there") -> None:
+        """Note a mistake: something wrong, or not there yet."""
+        self.mistakes.append(self.source.mistake(key, code, text))
+
+    def written(self) -> Source:
+        """The file in own keys."""
+        told = {key: value for key, value in self.source.values.items() if self._is_told(key)}
+        above = {_CANONICAL.get(key, key) for key in told}
+        own = {key: value for key, value in self.own.items() if _CANONICAL.get(key, key) not in above} | told
+        there = {_CANONICAL.get(key, key) for key in own}
+        there |= {"num_train_epochs"} if "max_steps" in there else set()
+        self.filled |= {key: value for key, value in _DEFAULTS.items() if key not in there}
+        source = self.source
+        return Source(name=source.name, values=self.filled | own, lines=self.lines, told=source.told)
+
+    def notes(self) -> tuple[str, ...]:
+        """Notes for the user on the file."""
+        words = ", ".join(f"{key} {str(value).lower()}" for key, value in self.filled.items())
+        told = [f"the file reads as {V1}; what it leaves out is as there: {words}"]
+        if self.apart:
+            told.append(f"in this file of {V1}: {'; '.join(self.apart)}")
+        return (*told, *(f"not used: {', '.join(keys)} ({why})" for why, keys in self.unused.items()))
+
+    def _is_told(self, key: str) -> bool:
+        return key not in LLAMA_FACTORY_V1 and (key in self.source.told or key in self.keys)
+
+    def _given(self, key: str) -> Any:
+        return self.source.values.get(key)
+
+    def _key(self, key: str, value: object) -> None:
+        meaning = LLAMA_FACTORY_V1.get(key)
+        if self._is_told(key):
+            return
+        if meaning is None:
+            self.mistakes.append(self.source.unknown(key, LLAMA_FACTORY_V1))
+        elif meaning.kind == "honoured" or value in SWITCHED_OFF or value in meaning.fine:
+            return
+        elif meaning.kind == "not there":
+            what, _, instead = meaning.text.partition("; ")
+            other = "a file for it cannot be run here" if what == REWARDS else "leave this key out"
+            found = self.source.mistake(key, "not-there", f"{what} is not there yet; {instead or other}")
+            (self.alone if what == REWARDS else self.mistakes).append(found)
+        else:
+            self.unused.setdefault(meaning.text, []).append(key)
+
+    def _config(self, key: str) -> dict[str, Any]:
+        """The mapping with a name under a key; {} where there is none, or a wrong one."""
+        value = self._given(key)
+        if value is None:
+            return {}
+        if isinstance(value, dict) and isinstance(value.get("name"), str):
+            return {str(name): _plain(said) for name, said in value.items()}
+        self.refuse(key, f"it is {shown(value)}; it must be a mapping with a name, or null", "bad-value")
+        return {}
+
+    def _only(self, key: str, config: Mapping[str, Any], known: tuple[str, ...]) -> bool:
+        """Whether a config has no keys but these, as v1 demands; else a mistake is noted."""
+        if strange := next((name for name in config if name not in ("name", *known)), None):
+            self.refuse(key, f"it has {strange}, which is no key of it; known are {', '.join(known)}", "unknown-key")
+        return strange is None
+
+    def _model(self) -> None:
+        if self._given("model") is None:
+            self.own["model"] = self.filled["model"] = _MODEL
+        kind = self._model_config().get("model_type")
+        if kind in _COUNTED and self._given("batching_strategy") != "padding_free":
+            text = f"{kind} learns a vector for each position, and v1 counts positions from 1, where the model itself "
+            self.refuse("model", f"{text}counts from 0; batching_strategy: padding_free counts from 0, too")
+
+    def _model_config(self) -> dict[str, Any]:
+        """The config of a model in a folder; {} where it cannot be read, which is reported where it is loaded."""
+        try:
+            found = json.loads((Path(resolve(self.own["model"], self.folder)) / "config.json").read_text("utf-8"))
+        except (OSError, TypeError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def _adapters(self, config: dict[str, Any]) -> None:
+        key, name = "peft_config", config.get("name")
+        if name == "freeze":
+            self._frozen(config)
+        if name not in (None, "lora", "freeze"):
+            self.refuse(key, f"it is for {shown(name)}; lora and freeze are there, and nothing else yet")
+        if name != "lora" or not self._only(key, config, (*_LORA, "target_modules", "adapter_name_or_path", *_EXPORT)):
+            return
+        if config.get("export_dir") and self._given("train_dataset") is None:
+            text = "export_dir asks for a merged model of an adapter that is there; offmate export makes one of a job's"
+            self.alone.append(self.source.mistake(key, "not-there", text))
+        adapter = config.get("adapter_name_or_path")
+        if isinstance(adapter, list) and len(adapter) == 1:
+            (adapter,) = adapter
+        if adapter and not isinstance(adapter, str):
+            text = f"adapter_name_or_path is {shown(adapter)}; one path goes on from one adapter"
+            self.refuse(key, text, "bad-value")
+        elif adapter:  # the adapter says all else itself
+            self.put(key, {"method": "lora", "adapter_name_or_path": self._found(adapter)})
+        if adapter:
+            return
+        defaults = {"r": 8, "lora_alpha": 16, "lora_dropout": 0.05}
+        said = {**defaults, **{name: value for name, value in config.items() if value is not None}}
+        targets = said.get("target_modules", "all")
+        targets = ALL_LINEAR if targets == "all" else [targets] if isinstance(targets, str) else targets
+        own = {ours: said[theirs] for theirs, ours in _LORA.items() if theirs in said}
+        self.put(key, {"method": "lora", "lora_target_modules": targets, **own})
+
+    def _frozen(self, config: dict[str, Any]) -> None:
+        if not self._only("peft_config", config, (*_FREEZE, "cast_trainable_params_to_fp32")):
+            return
+        if config.get("freeze_trainable_layers") == 0:
+            self.refuse("peft_config", "freeze_trainable_layers is 0, by which no layer is trained; give a number")
+        self.put("peft_config", trained_layers(config))
+        if config.get("cast_trainable_params_to_fp32") is False:
+            self.apart.append("masters and moments stay fp32, also with cast_trainable_params_to_fp32: false")
+
+    def _quantized(self, config: dict[str, Any]) -> None:
+        key, name = "quant_config", config.get("name")
+        if name is None or not self._only(key, config, _BNB):
+            return
+        bits = config.get("quantization_bit")
+        bits = 4 if bits is None and name == "bnb" else bits
+        if name not in ("auto", "bnb") or bits not in (4, 8, None):
+            self.refuse(key, f"it is {shown(config)}; a base in 4 or 8 bits by bnb is there, and no other yet")
+        elif bits == 8:
+            self.put(key, {"load_in_8bit": True})
+        elif bits == 4:
+            double, kind = config.get("double_quantization"), config.get("quantization_type")
+            own = {"bnb_4bit_use_double_quant": double if double is not None else True}
+            self.put(key, {"load_in_4bit": True, "bnb_4bit_quant_type": kind or "nf4", **own})
+            if (dtype := config.get("compute_dtype") or "float16") != "bfloat16":
+                self.apart.append(f"products with the base are in the job's own dtype, and there in {dtype}")
+
+    def _optimizer(self, config: dict[str, Any]) -> None:
+        key, name = "optim_config", config.get("name")
+        if name is None:
+            return
+        if name != "muon":
+            self.refuse(key, f"it is for {shown(name)}; muon is there, or without this key AdamW")
+            return
+        said = {**_MUON, **config}
+        if not self._only(key, config, (*_MUON,)):
+            return
+        for one in ("momentum", "nesterov", "ns_steps"):
+            if said[one] != _MUON[one]:
+                self.refuse(key, f"{one} is {shown(said[one])}; here it is {shown(_MUON[one])}, and no other yet")
+        if self.own.get("method") == "lora":
+            self.refuse(key, "there adapters are trained by AdamW beside muon, and here by muon; leave this key out")
+        betas = said["adamw_betas"]
+        if not isinstance(betas, list) or len(betas) != 2:
+            self.refuse(key, f"adamw_betas is {shown(betas)}; it must be two numbers", "bad-value")
+            return
+        own = {"adam_beta1": betas[0], "adam_beta2": betas[1], "adam_epsilon": said["adamw_eps"]}
+        self.put(key, {"optim": Muon.kind, "weight_decay": said["wd"], **own})
+        self.apart.append(
+            "Muon is torch.optim.Muon, as there; in AdamW adamw_eps is added after the bias correction, there before it"
+        )
+
+    def _distributed(self, config: dict[str, Any]) -> None:
+        key, name = "dist_config", config.get("name")
+        if name not in (None, *_DISTRIBUTED):
+            self.refuse(key, f"it is for {shown(name)}; known are {', '.join(_DISTRIBUTED)}", "bad-value")
+        if config.get("dcp_path"):
+            self.refuse(key, "dcp_path has the weights to begin with in another form; give their folder as model")
+
+    def _steps(self) -> None:
+        """Read the rows of a step, the number of steps, and how gradients are clipped."""
+        numbers = {key: self._given(key) for key in ("micro_batch_size", "dp_size", "global_batch_size", "max_steps")}
+        for key, value in numbers.items():
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+                self.refuse(key, f"it is {shown(value)}; it must be a whole number", "wrong-type")
+                return
+        micro, cards = numbers["micro_batch_size"] or 1, numbers["dp_size"] or 1
+        total = numbers["global_batch_size"] or micro * cards
+        given = next((key for key in ("global_batch_size", "dp_size") if numbers[key]), "micro_batch_size")
+        self.put(given, {"train_batch_size": total})
+        if total > 1:
+            self.apart.append(
+                "a step goes on with the next epoch's rows, and there rows that fill no step are left out"
+            )
+        if (numbers["max_steps"] or 0) > 0:
+            self.put("max_steps", {"max_steps": numbers["max_steps"]})
+        clip = self._given("max_grad_norm") if "max_grad_norm" in self.source.values else 1.0
+        if clip in SWITCHED_OFF or (isinstance(clip, (int, float)) and clip < 0):
+            self.refuse("max_grad_norm", f"it is {shown(clip)}, by which v1 learns nothing; give a number above 0")
+        self.put("max_grad_norm", {"max_grad_norm": clip})
+        config = self.configs["dist_config"]
+        if config.get("name") == "deepspeed" and total > micro * cards:
+            text = "under deepspeed v1 divides the loss by the micro-batches of a step once more; leave this key out"
+            self.refuse("global_batch_size", text)
+        if config.get("name") == "deepspeed":
+            self._deepspeed(config)
+
+    def _deepspeed(self, config: dict[str, Any]) -> None:
+        """Read what DeepSpeed's own file says of training: how gradients are clipped, and whether bf16 computes."""
+        try:
+            path = Path(self._found(config.get("config_file")))
+            said = json.loads(path.read_text("utf-8"))
+            if not isinstance(said, dict):
+                raise ValueError(f"{path} is no mapping")
+        except (OSError, TypeError, ValueError) as error:
+            text = f"config_file is {shown(config.get('config_file'))}, which cannot be read: {error}; it says how "
+            self.refuse("dist_config", f"{text}gradients are clipped", "missing-file")
+            return
+        if other := next((name for name in ("optimizer", "scheduler") if name in said), None):
+            self.refuse("dist_config", f"{path.name} has {other}, and v1 has its own; leave it out there")
+        clip = said.get("gradient_clipping", 0.0)
+        clip = 1.0 if clip == "auto" else clip
+        self.put("dist_config", {"max_grad_norm": clip})
+        if clip != (asked := self._given("max_grad_norm") or 1.0):
+            said_of_it = f"max_grad_norm is {shown(clip)}, as DeepSpeed's own file has it, and not {shown(asked)}"
+            self.apart.append(said_of_it)
+        bf16, fp16 = (_enabled(said, name) for name in ("bf16", "fp16"))
+        if fp16 is True:
+            self.refuse("dist_config", f"{path.name} has fp16, which v1 refuses, too")
+        self.put("dist_config", {"bf16": "auto" if bf16 is True or (bf16 == fp16 == "auto") else False})
+
+    def _precision(self) -> None:
+        """Settle bf16: v1 computes in bf16 with FSDP2 or DeepSpeed, else in the model's dtype, which full training
+        makes fp32."""
+        config, asked = self.configs["dist_config"], self._given("bf16")
+        asked = "auto" if asked is None else asked
+        if config.get("name") == "deepspeed":
+            self.own.setdefault("bf16", "auto")
+        elif config:
+            self.put("bf16", {"bf16": asked})
+        elif self._given("peft_config") is None:
+            self.put("bf16", {"bf16": False})
+            self.apart.append("bf16 is false, as v1 computes in bf16 with a dist_config only")
+        else:
+            base = self._model_config()
+            is_fp32 = (base.get("dtype") or base.get("torch_dtype")) == "float32"
+            self.put("bf16", {"bf16": False if is_fp32 else "auto"})
+
+    def _template(self) -> None:
+        template = self._given("custom_chat_template")
+        if template in (None, ""):
+            return
+        if not isinstance(template, str) or not ("{{" in template or "{%" in template):
+            self.refuse("custom_chat_template", f"it is {shown(template)}; it must be a template's text", "bad-value")
+        self.put("custom_chat_template", {"chat_template": template})
+
+    def _places(self) -> Iterator[Path]:
+        """The folders at which relative paths may start: v1 is run in the file's folder or in one above it."""
+        yield from (self.folder, *self.folder.parents)
+
+    def _found(self, path: object) -> str:
+        """A path, taken from the nearest of `_places` that has it; as it is written where none has. Raises
+        TypeError."""
+        found = (resolve(path, place) for place in self._places())
+        return next((one for one in found if Path(one).exists()), str(path))
+
+    def _data(self) -> None:
+        value, key = self._given("train_dataset"), "train_dataset"
+        if not isinstance(value, str) or not value:
+            text = "it is missing" if value is None else f"it is {shown(value)}; it must be a path or a hub id"
+            self.refuse(key, text, "missing-key" if value is None else "wrong-type")
+            return
+        if not value.endswith(".yaml"):
+            near = next((place for place in self._places() if Path(resolve(value, place)).exists()), None)
+            self._entries({"": {"path": value, "source": "local" if near else "hf_hub"}}, near or self.folder)
+            return
+        place = next((place for place in self._places() if (place / value).is_file()), None)
+        if place is None:
+            self.refuse(
+                key,
+                f"there is no file {value} in the job file's folder or any above; the hub is not asked",
+                "missing-file",
+            )
+            return
+        try:
+            self._entries(read_yaml(read_text(place / value), value).values, place)
+        except UserError as error:
+            self.refuse(key, error.what, "bad-value")
+
+    def _entries(self, infos: Mapping[str, Any], place: Path) -> None:
+        """Read the datasets, whose paths start at `place`, the folder where v1 is run."""
+        found, wrong = entries_of(infos, place, seed=self._given("seed"))
+        for name, error in wrong:
+            code = "missing-file" if isinstance(error, OSError) else "bad-value"
+            self.refuse("train_dataset", f"{name}: {error}" if name else str(error), code)
+        self.put("train_dataset", {"dataset": found})
+
+
+def _plain(value: object) -> object:
+    """A value as v1 reads it: a text that is a number or a switch becomes one."""
+    if not isinstance(value, str):
+        return value
+    if value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    if _NUMBER.fullmatch(value):
+        return int(value) if value.isdigit() else float(value)
+    return value
+
+
+def _enabled(said: Mapping[str, Any], name: str) -> object:
+    """A switch in DeepSpeed's file; "auto" where the file does not set it."""
+    part = said.get(name)
+    found = part.get("enabled", "auto") if isinstance(part, dict) else "auto"
+    return _plain(found)
+
+
+_CONFIGS: dict[str, Callable[[_File, dict[str, Any]], None]] = {
+    "peft_config": _File._adapters,
+    "quant_config": _File._quantized,
+    "optim_config": _File._optimizer,
+    "dist_config": _File._distributed,
+}
+"""Keys with mappings, and their readers. Later ones may use what earlier ones have set."""
+
+
+# ---- reads the datasets in a file of LLaMA-Factory's v1 as entries of a job's `dataset`
+
+
+_INFO = ("path", "source", "split", "converter", "size", "weight", "streaming")
+_MOST = 10**9
+_UNKNOWN = -1
+
+
+def entries_of(
+    infos: Mapping[str, Any], place: Path, *, seed: object
+) -> tuple[list[dict[str, Any]], list[tuple[str, Exception]]]:
+    """The entries for v1's datasets, whose paths start at `place`, and the errors, each with its dataset's name.
+    `seed`: the file's, for draws."""
+    found, wrong, drawn = [], list[tuple[str, Exception]](), 0
+    for name, info in infos.items():
+        try:
+            entry, drawn = _entry(info, place, drawn, 42 if seed is None else seed)
+            found.append(entry)
+        except (OSError, TypeError, ValueError) as error:
+            wrong.append((name, error))
+    return found, wrong
+
+
+def _entry(info: object, place: Path, drawn: int, seed: object) -> tuple[dict[str, Any], int]:
+    """A dataset as an entry, and how many numbers v1's generator has given after it. `drawn`: the numbers that it gave
+    before, or `_UNKNOWN`. Raises OSError, TypeError and ValueError."""
+    if not isinstance(info, dict) or not isinstance(info.get("path"), str):
+        raise ValueError(f"a dataset has a path, this is {shown(info)}")
+    if strange := next((key for key in info if key not in _INFO), None):
+        raise ValueError(f"{strange} is no key of a dataset; known are {', '.join(_INFO)}")
+    if info.get("streaming"):
+        raise ValueError("streaming is true, which v1 does not train on; leave it out")
+    if (kind := info.get("source", "hf_hub")) not in ("hf_hub", "local"):
+        raise ValueError(f"source is {shown(kind)}; local files and hf_hub are read")
+    converter = info.get("converter") or "v1"
+    if converter not in ("v1", "alpaca", "sharegpt"):
+        pair = ", which is for preferences" if converter == "pair" else ""
+        raise ValueError(f"converter is {shown(converter)}{pair}; known are alpaca and sharegpt, or none for v1's form")
+    path = info["path"]
+    if kind == "local" or looks_local(path, place):
+        path = data_finder(place)(path if path.startswith(("/", "~")) else str(place / path))
+    entry: dict[str, Any] = {"path": path, "converter": converter}
+    entry |= {"split": info["split"]} if info.get("split") else {}
+    entry |= {"type": "instructions" if converter == "alpaca" else "messages"}
+    entry |= {"columns": {"messages": "conversations"}} if converter == "sharegpt" else {}
+    size, weight = info.get("size"), info.get("weight")
+    for key, value in (("size", size), ("weight", weight)):
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if value is not None and not (number and 0 < value <= _MOST):
+            raise ValueError(f"{key} is {shown(value)}; it must be a number above 0, at most 10^9")
+    if size is None and weight is None:
+        return entry, drawn
+    if drawn == _UNKNOWN:
+        raise ValueError("it is drawn behind a dataset with weight and without size; give that one last")
+    entry["draw"] = {"seed": seed, "size": size, "weight": weight, "skip": drawn}
+    if size is None:
+        return entry, _UNKNOWN
+    return entry, drawn + int(size) + (int(size * weight) if weight is not None else 0)

@@ -1,0 +1,44 @@
+"""Checks the keys of a job that say how many rows a step has, and in how many micro-batches they are run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from planner.keys.source import Mistake, Source
+
+AUTO = "auto"
+DEFAULT_ROWS = 8
+_SIZE, _COUNT, _TOTAL = "per_device_train_batch_size", "gradient_accumulation_steps", "train_batch_size"
+
+
+def check_batch(values: dict[str, Any], names: dict[str, str], source: Source) -> list[Mistake]:
+    """Mistakes where the three keys contradict one another. Where two are given, the third is filled in. `names`:
+    canonical name -> the name in the file.
+
+    Rows of a step = rows of a micro-batch × micro-batches. Where the rows of a micro-batch are `auto`, or only those of
+    a step are given, the planner decides the split.
+    """
+    given = {key: values[key] for key in (_SIZE, _COUNT, _TOTAL) if values.get(key) is not None}
+    if any(not _is_count(value) for key, value in given.items() if (key, value) != (_SIZE, AUTO)):
+        return []  # the check of types reports it
+    total = given.get(_TOTAL)
+    if given.get(_SIZE) == AUTO or given.keys() == {_TOTAL}:
+        if given.get(_COUNT, 1) != 1:
+            text = f"{names[_SIZE]} is auto, so the planner decides it; give {_TOTAL} instead, the rows of a step"
+            return [source.mistake(names[_COUNT], "bad-value", text)]
+        values |= {_SIZE: AUTO, _TOTAL: total or DEFAULT_ROWS}
+    elif total is not None:
+        missing = _COUNT if _COUNT not in given else _SIZE
+        others = [key for key in (_SIZE, _COUNT) if key in given]
+        product = given.get(_SIZE, 1) * given.get(_COUNT, 1)
+        if total % product or (len(others) == 2 and total != product):
+            text = f"it is {total}; it must be {' × '.join(names[key] for key in others)}"
+            text += ", or leave one of the three out" if len(others) == 2 else " × a whole number"
+            return [source.mistake(names[_TOTAL], "bad-value", text)]
+        if missing not in given:
+            values[missing] = total // product
+    return []
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1

@@ -1,0 +1,32 @@
+"""Checks the optimizer of a job against its learning rates and its disks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from planner.keys.source import SWITCHED_OFF, Mistake, Source
+from planner.optimizers.adamw import AdamW
+from planner.optimizers.table import OPTIMIZERS
+
+RATES = ("loraplus_lr_ratio", "embedding_lr", "embedding_lr_scale")
+"""Keys by which some weights have another learning rate."""
+
+
+def check_optimizer(values: Mapping[str, object], names: Mapping[str, str], source: Source) -> list[Mistake]:
+    """Mistakes of optimizer states that cannot be on disk, and of learning rates that exclude one another."""
+    apart = [key for key in RATES if values.get(key) not in SWITCHED_OFF]
+    if apart and values.get("decay_all") is True:
+        text = f"{names[apart[0]]} says which weights decay; leave one of the two out"
+        return [source.mistake(names["decay_all"], "bad-value", text)]
+    optimizer = OPTIMIZERS.get(str(values.get("optim")), AdamW)
+    if apart and optimizer.one_rate:
+        text = f"optim is {optimizer.kind}, under which all weights have learning_rate; leave one of the two out"
+        return [source.mistake(names[apart[0]], "not-there", text)]
+    if len(apart) > 1:
+        both = "both say at which rate some weights are trained, and which these are"
+        text = f"{names[apart[1]]} is given too, and {both}; keep one"
+        return [source.mistake(names[apart[0]], "bad-value", text)]
+    if optimizer.on_disk or not values.get("disk_paths"):
+        return []
+    text = f"disk_paths are given too, and {optimizer.states} stay in memory: use adamw_torch, or leave disk_paths out"
+    return [source.mistake(names["optim"], "bad-value", text)]

@@ -1,0 +1,98 @@
+"""Which trackers a file wants its metrics reported to, in the keys of any of the three tools. No secrets: they stay in
+the trackers' own files and environment variables."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from urllib.parse import parse_qsl, urlsplit
+
+from planner.keys.source import SWITCHED_OFF, Mistake, Source, shown
+
+TRACKERS = ("tensorboard", "wandb", "trackio", "mlflow")
+"""Each is the name of a package, and of an extra of offmate."""
+SETTINGS = {
+    "wandb": ("wandb_project", "wandb_entity", "wandb_mode"),
+    "trackio": ("trackio_project_name", "trackio_space_id"),
+    "mlflow": ("mlflow_experiment_name", "mlflow_tracking_uri"),
+}
+"""Tracker -> the keys that say where its metrics go."""
+_ASKING = {"wandb_project": "wandb", "trackio_project_name": "trackio", "mlflow_experiment_name": "mlflow"}
+"""axolotl's keys for a project, each of which asks for its tracker."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reports:
+    """What a file says of trackers: `trackers` that it wants, `others` that offmate does not report to, `idle` keys
+    that have no effect without their tracker (tracker -> keys), and mistakes."""
+
+    trackers: tuple[str, ...]
+    others: tuple[str, ...]
+    idle: Mapping[str, tuple[str, ...]]
+    mistakes: tuple[Mistake, ...]
+
+
+def reports(keys: Sequence[str], source: Source) -> Reports:
+    """The reports that the file's `keys` for `report_to` ask for (`use_wandb` and its like among them), and that its
+    projects do."""
+    file, found, off, others, mistakes = source.values, list[str](), list[str](), list[str](), list[Mistake]()
+    for key in keys:
+        value = file[key]
+        if key.startswith("use_"):
+            if value is not None and not isinstance(value, bool):
+                text = f"it is {shown(value)}; it must be true or false"
+                mistakes.append(source.mistake(key, "wrong-type", text))
+            (found if value is True else off).append(key.removeprefix("use_"))
+            continue
+        for entry in value if isinstance(value, list) else [value]:
+            if entry in TRACKERS:
+                found.append(str(entry))
+            elif isinstance(entry, str) and entry not in SWITCHED_OFF:
+                others.append(f"{key}: {entry}")
+            elif entry not in SWITCHED_OFF:
+                text = f"it is {shown(value)}; it must be none, or some of {', '.join(TRACKERS)}"
+                mistakes.append(source.mistake(key, "wrong-type", text))
+    if "report_to" not in keys:
+        found += [name for key, name in _ASKING.items() if file.get(key) not in SWITCHED_OFF and name not in off]
+    if file.get("wandb_mode") == "disabled":
+        found = [name for name in found if name != "wandb"]
+    uri = file.get("mlflow_tracking_uri")
+    if isinstance(uri, str) and _has_secret(uri):
+        text = (
+            "it has a user, a password or a key, which others may read in job files; put it into "
+            "MLFLOW_TRACKING_URI, or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, where the "
+            "daemon starts"
+        )
+        mistakes.append(source.mistake("mlflow_tracking_uri", "secret-in-job", text))
+    idle = {
+        name: tuple(key for key in settings if file.get(key) not in SWITCHED_OFF)
+        for name, settings in SETTINGS.items()
+        if name not in found
+    }
+    return Reports(
+        trackers=tuple(dict.fromkeys(found)),
+        others=tuple(others),
+        mistakes=tuple(mistakes),
+        idle={name: given for name, given in idle.items() if given},
+    )
+
+
+def missing_package(tracker: str) -> str | None:
+    """A note on a tracker whose package is not installed; None where it is."""
+    if find_spec(tracker) is not None:
+        return None
+    return (
+        f"report_to: the package {tracker} is not there, and figures are in metrics.jsonl only; "
+        f"pip install 'offmate[{tracker}]', then offmate down, offmate up"
+    )
+
+
+def _has_secret(uri: str) -> bool:
+    try:
+        parts = urlsplit(uri)
+        names = " ".join(name for name, _ in parse_qsl(parts.query, keep_blank_values=True))
+        return "@" in parts.netloc or re.search("key|token|pass|secret|auth|sig", names, re.IGNORECASE) is not None
+    except ValueError:
+        return "@" in uri or "?" in uri

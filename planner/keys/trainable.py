@@ -1,0 +1,46 @@
+"""The keys of a job that say which weights full fine-tuning trains. Light: no torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from planner.keys.patterns import SIMPLER, too_slow
+from planner.keys.source import SWITCHED_OFF, Mistake, Source, shown
+
+TRAINABLE, LAYERS = "trainable", "trainable_layers"
+PLACE = "{layers}"
+"""Stands in a pattern for the numbers of the layers that `trainable_layers` means."""
+
+
+def check_trainable(values: dict[str, Any], names: Mapping[str, str], source: Source) -> list[Mistake]:
+    """Mistakes in these keys. `values` by canonical name; `names`: canonical name -> the name in the file. Where only
+    `trainable_layers` is given, the pattern for whole layers is filled in."""
+
+    def bad(key: str, text: str, code: str = "bad-value") -> list[Mistake]:
+        return [source.mistake(names.get(key, key), code, text)]
+
+    layers, patterns = values.get(LAYERS), values.get(TRAINABLE)
+    given = [key for key in (TRAINABLE, LAYERS) if values.get(key) not in SWITCHED_OFF]
+    if not given:
+        return []
+    if values.get("method") == "lora" and layers not in SWITCHED_OFF:
+        return bad(LAYERS, "it is for method: full; adapters are trained alone, and all else is frozen")
+    if layers not in SWITCHED_OFF and patterns in SWITCHED_OFF:
+        values[TRAINABLE] = [rf".*\.{PLACE}\."]
+        return []
+    listed = [patterns] if isinstance(patterns, str) else patterns
+    if not isinstance(listed, (list, tuple)) or not all(isinstance(pattern, str) for pattern in listed):
+        return []  # the check of types reports it
+    asked = any(PLACE in pattern for pattern in listed)
+    if asked != (layers not in SWITCHED_OFF):
+        return bad(given[0], f"{PLACE} in a pattern and {LAYERS} belong together; give both, or none")
+    for pattern in listed:
+        try:
+            re.compile(pattern.replace(PLACE, "0"))
+        except re.error as error:
+            return bad(TRAINABLE, f"{shown(pattern)} is no pattern: {error}")
+        if too_slow([pattern.replace(PLACE, "0")]) is not None:
+            return bad(TRAINABLE, f"{shown(pattern)} takes too long to match: {SIMPLER}")
+    return []

@@ -1,0 +1,40 @@
+"""Turns pydantic's errors into mistakes in the words of the file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+
+from planner.keys.source import Mistake, Source
+
+
+def mistakes_of(
+    error: ValidationError,
+    values: Mapping[str, Any],
+    source: Source,
+    names: Mapping[str, str],
+    fields: Mapping[str, FieldInfo],
+) -> list[Mistake]:
+    """One mistake per key with an error of pydantic's, in our words. `names`: canonical name -> the name in the
+    file."""
+    mistakes: dict[str, Mistake] = {}
+    for detail in error.errors():
+        field = str(detail["loc"][0])
+        if field in mistakes:  # one wrong element of a list is enough
+            continue
+        key = names.get(field, field)
+        phrase = fields[field].description
+        if detail["type"] == "missing":
+            if field == "tokenizer":
+                continue
+            mistakes[field] = source.mistake(key, "missing-key", f"it is missing; it must be {phrase}")
+        else:
+            code = "wrong-type" if detail["type"].endswith(("_type", "_from_float")) else "bad-value"
+            text = f"it is {source.shown(key, values[field])}; it must be {phrase}"
+            if detail["type"] == "string_type" and isinstance(values[field], (bool, int, float)):
+                text += ": in quotes it is one"
+            mistakes[field] = source.mistake(key, code, text)
+    return list(mistakes.values())
