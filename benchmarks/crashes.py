@@ -16,9 +16,8 @@ import traceback
 from collections.abc import Callable
 from functools import partial
 
-from tests.support.accidents import ACCIDENTS, full_disk, happen, upgrade
+from tests.support.accidents import ACCIDENTS, full_disk, happen
 from tests.support.crashes import ACTORS, STATES, Row, row_of
-from tests.support.kept import VERSIONS
 
 KILLED = {
     "power": "the power",
@@ -49,9 +48,6 @@ def main(arguments: list[str]) -> int:
     print("\n| what happens | the job that ran |\n|---|---|")
     accidents: dict[str, Callable[[], str]] = {name: partial(happen, name, real=asked.real) for name in ACCIDENTS}
     accidents["a disk that gets full, also for the database and the broker"] = full_disk
-    for version in VERSIONS:
-        name = f"an upgrade from revision {version}, killed with jobs in every state"
-        accidents[name] = partial(upgrade, version)
     told = {name: _told(happens) for name, happens in accidents.items() if wanted(name)}
     for name, cell in told.items():
         print(f"| {name} | {cell} |", flush=True)

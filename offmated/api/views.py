@@ -216,7 +216,7 @@ def _is_starting(row: JobRow) -> bool:
     if row.state is not JobState.RUNNING or row.attempts < 2 or not row.history:
         return False
     with suppress(OSError, TypeError):  # a damaged row, too
-        return bool(RunFolder(Path(row.run_dir)).metrics_end() <= row.history[-1].get("metrics_from", 0))
+        return bool(RunFolder(Path(row.run_dir)).metrics_end() <= row.history[-1]["metrics_from"])
     return False
 
 

@@ -244,7 +244,7 @@ def _attempts(job: Json) -> Iterator[tuple[str, str]]:
 def _ending(attempt: Json) -> str:
     if attempt["ended_at"] is None:
         return ""
-    reached, saved = attempt.get("reached_step"), attempt.get("checkpoint_step")  # older versions wrote neither
+    reached, saved = attempt["reached_step"], attempt["checkpoint_step"]
     to = "" if reached is None else f" to step {reached}"
     new = "" if saved in (None, attempt["from_step"], reached) else f" (saved at {saved})"
     return f"{to}{new}, {moment(attempt['ended_at'])}: {attempt['ending']}"

@@ -30,22 +30,23 @@ def scripts_folder() -> Path:
     return shipped if shipped.is_dir() else package.parent / "alembic"
 
 
-def upgrade(engine: Engine, paths: Paths) -> None:
-    """Run the migrations that `engine`'s database lacks. Raises UserError for a database written by a newer offmate,
-    for one that cannot be reached or is damaged, and where the upgrade fails; the database then stays as it was."""
+def upgrade(engine: Engine, paths: Paths, scripts: Path | None = None) -> None:
+    """Run the migrations that `engine`'s database lacks, of those in the folder `scripts`; None: this version's. Raises
+    UserError for a database written by a newer offmate, for one that cannot be reached or is damaged, and where the
+    upgrade fails; the database then stays as it was."""
     if engine.dialect.name == "sqlite" and sqlite_file(engine.url) is None:
         raise bad_url("a database in memory is another one for every process")
     configuration = AlembicConfig()
-    configuration.set_main_option("script_location", str(scripts_folder()).replace("%", "%%"))
-    scripts = ScriptDirectory.from_config(configuration)
+    configuration.set_main_option("script_location", str(scripts or scripts_folder()).replace("%", "%%"))
+    migrations = ScriptDirectory.from_config(configuration)
     with _told(engine):
         revision = _revision(engine)
-    if revision == scripts.get_current_head():
+    if revision == migrations.get_current_head():
         return
-    if revision is not None and revision not in {script.revision for script in scripts.walk_revisions()}:
+    if revision is not None and revision not in {script.revision for script in migrations.walk_revisions()}:
         raise UserError(
             "The database was made by a newer offmate.",
-            numbers=(f"its revision is {revision}, this offmate knows {scripts.get_current_head()}",),
+            numbers=(f"its revision is {revision}, this offmate knows {migrations.get_current_head()}",),
             hint=f"install the newer offmate again, or go back to a copy in {paths.backups}",
             code="database-too-new",
         )
@@ -60,7 +61,7 @@ def upgrade(engine: Engine, paths: Paths) -> None:
             "The database could not be upgraded, and is as it was.",
             numbers=(
                 _name(engine),
-                f"from {revision or 'nothing'} to {scripts.get_current_head()}",
+                f"from {revision or 'nothing'} to {migrations.get_current_head()}",
                 _cause(error),
                 *_statement(error),
             ),

@@ -209,7 +209,7 @@ class Store:
             ended_at, result = _now(now.created_at, now.started_at), None
             if now.state is JobState.RUNNING:
                 attempt = now.history[-1]
-                ended_at, since = _now(attempt["started_at"]), attempt.get("metrics_from", 0)
+                ended_at, since = _now(attempt["started_at"]), attempt["metrics_from"]
                 result = folder.last_event("end", since)
                 over = {
                     "ended_at": ended_at,

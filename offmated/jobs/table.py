@@ -19,7 +19,7 @@ def _values(kind: type[PythonEnum]) -> list[str]:
 
 KEY_LENGTH = 64
 WINDOW_LENGTH = 128
-_ATTEMPT = {"number", "started_at", "from_step", "ended_at"}
+_ATTEMPT = {"number", "started_at", "from_step", "metrics_from", "ended_at"}
 _ERROR = {"what", "numbers", "hint", "code", "exit_code"}
 
 
@@ -92,7 +92,7 @@ class JobRow(Base):
     In the queue a higher `priority` comes first, then a lower `position`. A job has no turn while it has a `hold`, and
     none on the GPU before `begin_at` and before the job `after_id` is done. `label` is a word of the user's. `window`
     is the text of the `planner.keys.window.Window` in which the job may have the GPU, None for any time. `fingerprint`
-    tells whether two jobs do the same on the same data; None for jobs older than this column.
+    tells whether two jobs do the same on the same data; None for an adopted job.
     """
 
     __tablename__ = "jobs"

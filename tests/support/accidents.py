@@ -12,12 +12,13 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
-from tests.support.crashes import Trial, closed_window, kill_broker, trial_house
-from tests.support.daemons import PATIENCE_S, House, until
+from tests.support.crashes import Trial, closed_window, kill_all, kill_broker, trial_house
+from tests.support.daemons import PATIENCE_S, House
 from tests.support.disks import run_on_small_disk
-from tests.support.kept import lay_out
+from tests.support.next_version import REVISION, install_in
 
 CLOCK = """
 import os, time
@@ -33,6 +34,7 @@ time.time = _set
 """A clock that can be set, for all processes of a house: by how much is in a file."""
 LOCKED_S = 5.0
 DAY_S = 86400
+UPGRADE = "the daemon killed, and its database upgraded by the next version"
 
 
 def torn_checkpoint(trial: Trial) -> None:
@@ -92,6 +94,19 @@ def two_daemons(trial: Trial) -> None:
     assert all("[already-running]" in text for text in said), said
 
 
+def upgrade(trial: Trial) -> None:
+    """The daemon is killed, and the next version's comes to its state folder, whose database it upgrades."""
+    home = trial.home
+    kill_all(trial)
+    install_in(home.home / "fakes")
+    home.up()
+    with closing(sqlite3.connect(home.paths.database)) as connection:
+        assert connection.execute("SELECT version_num FROM alembic_version").fetchall() == [(REVISION,)]
+        whole = connection.execute("SELECT last_ending FROM jobs WHERE id = ?", (trial.jobs["undisturbed"],))
+        assert whole.fetchall() == [("the trainer is done",)]
+    assert len(list(home.paths.backups.iterdir())) == 1
+
+
 ACCIDENTS: dict[str, Callable[[Trial], None]] = {
     "the newest checkpoint torn in half": torn_checkpoint,
     f"the database locked for {LOCKED_S:.0f} s, a job handed in meanwhile": locked_database,
@@ -99,6 +114,7 @@ ACCIDENTS: dict[str, Callable[[Trial], None]] = {
     "the clock set a day ahead": clock_set(DAY_S),
     "the clock set a day back": clock_set(-DAY_S),
     "three more daemons started": two_daemons,
+    UPGRADE: upgrade,
 }
 
 
@@ -135,32 +151,3 @@ def full_disk() -> str:
         code = run_on_small_disk(16 * 2**20, [sys.executable, "-m", "tests.support.full_disk_house"], log)
         assert code == 0, log.read_text("utf-8", errors="replace")
     return "waits, and goes on when there is room"
-
-
-RUNNING = 6  # of the jobs that earlier versions left
-
-
-def upgrade(version: str) -> str:
-    """A daemon of this version comes to the state folder of an earlier one, which was killed in the midst of it: the
-    jobs that were queued, planned and running go on, and those that were over stay so."""
-    home = Path(tempfile.mkdtemp(prefix="offmate-", dir="/tmp"))  # sockets have short paths
-    built = House(home)
-    try:
-        lay_out(version, "killed", built.paths, home, this_boot=True)
-        built.up()
-        until(lambda: built.job(RUNNING)["attempts"] == 2, "the job that ran goes on")
-        first, second = built.job(RUNNING)["history"]
-        assert first["ending"] == "went down with the daemon or the machine"
-        assert second["from_step"] == first["checkpoint_step"] > 0
-        built.client.cancel(RUNNING)
-        built.wait_for(RUNNING, "cancelled")
-        assert [built.wait_for(number, "done", "failed")["state"] for number in (7, 8, 9)] == ["done"] * 3
-        earlier = list(built.client.jobs())[:-6:-1]
-        assert [job["state"] for job in earlier] == ["done", "failed", "failed", *["cancelled"] * 2]
-        built.down()
-    finally:
-        if built.daemon is not None and built.daemon.poll() is None:
-            built.daemon.kill()
-            built.daemon.wait()
-        shutil.rmtree(home)
-    return f"from step {second['from_step']}"

@@ -24,7 +24,6 @@ from planner.run.folder import RunFolder
 from planner.run.processes import Process
 from tests.support.daemons import HELD_AT, PATIENCE_S, House, house, until
 from tests.support.disks import small_disk
-from tests.support.kept import ELSEWHEN
 
 STEPS, SAVE_STEPS = 30, 7
 LAST_SAVED = HELD_AT - HELD_AT % SAVE_STEPS
@@ -37,6 +36,7 @@ learning_rate: 1e-3
 max_steps: {STEPS}
 save_steps: {SAVE_STEPS}
 """
+ELSEWHEN = "00000000-0000-4000-8000-000000000000"  # a boot that was not this one
 HALF_A_LINE = b'{"event": "step", "ti'
 REAL_PATIENCE_S = 3 * PATIENCE_S
 

@@ -80,7 +80,7 @@ def test_an_owner_that_is_none_is_nobody(owner: str) -> None:
 
 def test_a_job_in_a_later_attempt_says_from_where_and_why(tmp_path: Path) -> None:
     killed = {"number": 1, "from_step": None, "ended_at": 2.0, "ending": "the trainer was killed by SIGKILL (signal 9)"}
-    now = {"number": 2, "from_step": 40, "ended_at": None}
+    now = {"number": 2, "from_step": 40, "ended_at": None, "metrics_from": 0}
     waiting = row(1, JobState.WAITING, history=[killed], attempts=1, last_checkpoint_step=40)
     running = row(1, JobState.RUNNING, tmp_path, history=[killed, now], attempts=2, last_checkpoint_step=40)
     (tmp_path / "metrics.jsonl").write_text('{"event": "start", "step": 40, "total_steps": 90}\n')

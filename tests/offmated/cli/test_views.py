@@ -239,11 +239,18 @@ def test_show_tells_file_and_budgets_of_a_job_without_a_plan(tmp_path: Path) -> 
     assert not any("budget" in line for line in printed(job_view.job(JOB | {"run_dir": str(tmp_path)}, DOCUMENT)))
 
 
+def test_a_plan_of_a_form_to_come_is_said_to_be_one() -> None:
+    to_come = DOCUMENT | {"plan": DOCUMENT["plan"] | {"tiers": 3}}
+    assert "written by another version of offmate, and not to be shown by this one" in " ".join(
+        printed(job_view.job(JOB, to_come))
+    )
+
+
 def test_show_tells_attempts_where_there_was_more_than_one() -> None:
     ended = {"started_at": 0.0, "ended_at": 60.0, "ending": "cancelled"}
     first = ended | {"number": 1, "from_step": None, "reached_step": 45, "checkpoint_step": 40}
     second = ended | {"number": 2, "from_step": 40, "reached_step": 50, "checkpoint_step": 50}
-    third = ended | {"number": 3, "from_step": 50}  # of an offmate that did not tell more
+    third = ended | {"number": 3, "from_step": 50, "reached_step": None, "checkpoint_step": None}
     fourth = {"number": 4, "started_at": 120.0, "from_step": 50, "ended_at": None}
     lines = printed(job_view.job(JOB | {"history": [first, second, third, fourth]}, None))
     at = next(number for number, line in enumerate(lines) if line.startswith("attempts "))

@@ -7,14 +7,13 @@ from pathlib import Path
 import pytest
 
 from offmated.config import Config
-from offmated.jobs import migrate
 from offmated.jobs.database import open_engine
 from offmated.jobs.migrate import upgrade
 from offmated.jobs.store import Store
 from offmated.paths import Paths
 from planner.errors import Exit, UserError
 from tests.support.disks import no_room_beyond
-from tests.support.kept import lay_out
+from tests.support.next_version import REVISION, migrations_in
 
 
 @pytest.fixture
@@ -22,10 +21,18 @@ def paths(tmp_path: Path) -> Paths:
     return Paths(state=tmp_path / "state", runtime=Path("/tmp/unused-by-these-tests"))
 
 
-def refused(url: str, paths: Paths) -> UserError:
+def refused(url: str, paths: Paths, scripts: Path | None = None) -> UserError:
     with pytest.raises(UserError) as caught:
-        upgrade(open_engine(Config.load(paths, {"OFFMATE_DATABASE_URL": url}).database_url), paths)
+        upgrade(open_engine(Config.load(paths, {"OFFMATE_DATABASE_URL": url}).database_url), paths, scripts)
     return caught.value
+
+
+def make_database(paths: Paths) -> None:
+    """The database of this version in a new state folder, without jobs."""
+    paths.runs.mkdir(parents=True)
+    engine = open_engine(f"sqlite:///{paths.database}")
+    upgrade(engine, paths)
+    engine.dispose()
 
 
 @pytest.mark.parametrize(
@@ -83,32 +90,28 @@ def damage_end(file: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [damage_all, damage_header, damage_pages, damage_end])
-@pytest.mark.parametrize("version", ["0001-last", "now"])
-def test_a_damaged_database_is_found_before_it_is_written(version: str, damage: object, paths: Paths) -> None:
+@pytest.mark.parametrize("version", ["earlier", "now"])
+def test_a_damaged_database_is_found_before_it_is_written(
+    version: str, damage: object, paths: Paths, tmp_path: Path
+) -> None:
     assert callable(damage)
-    lay_out("0001-last", "killed", paths, paths.state)
-    if version == "now":
-        upgrade(open_engine(f"sqlite:///{paths.database}"), paths)
+    make_database(paths)
     damage(paths.database)
     before = paths.database.read_bytes()
-    error = refused("", paths)
+    error = refused("", paths, migrations_in(tmp_path / "next") if version == "earlier" else None)
     assert (error.code, error.what) == ("database-damaged", "The database is damaged.")
     assert error.numbers[0] == f"sqlite:///{paths.database}"
     assert f"sqlite3 {paths.database} .recover" in error.hint
     assert paths.database.read_bytes() == before
 
 
-def test_an_upgrade_without_room_leaves_the_database_as_it_was_and_no_half_copy(paths: Paths) -> None:
-    lay_out("0001-last", "killed", paths, paths.state)
+def test_an_upgrade_without_room_leaves_the_database_as_it_was_and_no_half_copy(paths: Paths, tmp_path: Path) -> None:
+    make_database(paths)
+    scripts = migrations_in(tmp_path / "next")
     before = paths.database.read_bytes()
     with no_room_beyond(len(before) // 2):
-        error = refused("", paths)
-    assert (error.code, error.numbers[1]) == ("database-not-upgraded", "from 0001 to " + head())
+        error = refused("", paths, scripts)
+    assert (error.code, error.numbers[1]) == ("database-not-upgraded", f"from 0001 to {REVISION}")
     assert paths.database.read_bytes() == before
     assert list(paths.backups.iterdir()) == []
-    upgrade(open_engine(f"sqlite:///{paths.database}"), paths)
-
-
-def head() -> str:
-    newest = max(path.name for path in (migrate.scripts_folder() / "versions").glob("0*.py"))
-    return newest.partition("_")[0]
+    upgrade(open_engine(f"sqlite:///{paths.database}"), paths, scripts)

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import sqlite3
-
 import pytest
-from alembic import command
-from alembic.config import Config as AlembicConfig
 
-from offmated.jobs.migrate import scripts_folder, upgrade
 from offmated.jobs.states import JobState, StopReason
 from offmated.jobs.store import Store
 from offmated.jobs.submission import submit
@@ -74,37 +69,6 @@ def test_two_living_jobs_do_not_write_to_one_place(store: Store, paths: Paths) -
     assert (error.code, error.what.startswith(f"Job {row.id} writes its model to")) == ("output-taken", True)
     store.stop(row.id, StopReason.CANCEL)
     submit(store, paths, f"{JOB}output_dir: link/out\n", paths.state.parent)
-
-
-def test_jobs_from_before_the_database_knew_their_places_keep_them(paths: Paths) -> None:
-    scripts = AlembicConfig()
-    scripts.set_main_option("script_location", str(scripts_folder()))
-    store = Store(f"sqlite:///{paths.database}")
-    with store.engine.begin() as connection:
-        scripts.attributes["connection"] = connection
-        command.upgrade(scripts, "0003")
-    with sqlite3.connect(paths.database) as old:
-        for number, state, text in (
-            (1, "waiting", f"output_dir: {paths.state.parent}/first\n"),
-            (2, "done", "output_dir: /second\n"),
-            (3, "failed", "output_dir: null\n"),
-            (4, "waiting", "[\n"),
-            (5, "waiting", None),
-        ):
-            paths.run_folder(number).mkdir()
-            if text is not None:
-                (paths.run_folder(number) / "resolved.yaml").write_text(text)
-            old.execute(
-                "INSERT INTO jobs (id, name, state, priority, run_dir, created_at, attempts, crashes, history) "
-                "VALUES (?, 'old', ?, 0, ?, 1.0, 0, 0, '[]')",
-                (number, state, str(paths.run_folder(number))),
-            )
-    old.close()
-    upgrade(store.engine, paths)
-    assert [row.output_dir for row in store.jobs()] == [f"{paths.state.parent}/first", None, None, None, None]
-    assert [row.notes for row in store.jobs()] == 5 * [[]]
-    assert refusal(store, paths, "first").code == "output-taken"
-    submit(store, paths, f"{JOB}output_dir: second\n", paths.state.parent)
 
 
 def test_a_job_does_not_come_back_to_a_place_that_is_taken_meanwhile(store: Store, paths: Paths) -> None:

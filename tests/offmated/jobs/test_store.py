@@ -28,6 +28,7 @@ from planner.errors import Exit, UserError
 from planner.run.folder import RunFolder
 from planner.run.processes import Process
 from planner.tasks import cancelled
+from tests.support.next_version import migrations_in
 
 ME = Process.current()
 HEAD = ScriptDirectory(str(scripts_folder())).get_current_head()
@@ -71,23 +72,11 @@ def test_an_upgrade_of_an_up_to_date_database_changes_and_copies_nothing(store: 
     assert not paths.backups.exists()
 
 
-def test_a_database_is_copied_before_an_upgrade(
-    store: Store, paths: Paths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_database_is_copied_before_an_upgrade(store: Store, paths: Paths, tmp_path: Path) -> None:
     add(store, paths, "before")
-    scripts = tmp_path / "scripts"
-    scripts.mkdir()
-    (scripts / "versions").mkdir()
-    for real in (*scripts_folder().glob("*.*"), *scripts_folder().glob("versions/*.py")):
-        (scripts / real.relative_to(scripts_folder())).symlink_to(real)
-    (scripts / "versions" / "9999_more.py").write_text(
-        f"import sqlalchemy as sa\nfrom alembic import op\nrevision, down_revision = '9999', '{HEAD}'\n"
-        "def upgrade():\n    op.add_column('jobs', sa.Column('colour', sa.String(8)))\n"
-    )
-    monkeypatch.setattr("offmated.jobs.migrate.scripts_folder", lambda: scripts)
-    upgrade(store.engine, paths)
+    upgrade(store.engine, paths, migrations_in(tmp_path / "next"))
     with store.engine.connect() as connection:
-        assert connection.execute(text("SELECT name, colour FROM jobs")).all() == [("before", None)]
+        assert connection.execute(text("SELECT name, last_ending FROM jobs")).all() == [("before", None)]
     (copy,) = paths.backups.glob(f"offmate-{HEAD}-*.db")
     with sqlite3.connect(copy) as old:
         assert old.execute("SELECT name FROM jobs").fetchall() == [("before",)]
@@ -106,20 +95,14 @@ def test_a_database_of_a_newer_offmate_is_refused(store: Store, paths: Paths) ->
     )
 
 
-def test_a_failing_migration_leaves_the_database_as_it_was(
-    store: Store, paths: Paths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scripts = tmp_path / "scripts"
-    (scripts / "versions").mkdir(parents=True)
-    for real in (*scripts_folder().glob("*.*"), *scripts_folder().glob("versions/*.py")):
-        (scripts / real.relative_to(scripts_folder())).symlink_to(real)
-    (scripts / "versions" / "9999_bad.py").write_text(
+def test_a_failing_migration_leaves_the_database_as_it_was(store: Store, paths: Paths, tmp_path: Path) -> None:
+    failing = migrations_in(
+        tmp_path / "next",
         f"from alembic import op\nrevision, down_revision = '9999', '{HEAD}'\n"
-        "def upgrade():\n    op.execute('CREATE TABLE half (id INTEGER)')\n    op.execute('no such statement')\n"
+        "def upgrade():\n    op.execute('CREATE TABLE half (id INTEGER)')\n    op.execute('no such statement')\n",
     )
-    monkeypatch.setattr("offmated.jobs.migrate.scripts_folder", lambda: scripts)
     with pytest.raises(Exception, match="no such statement"):
-        upgrade(store.engine, paths)
+        upgrade(store.engine, paths, failing)
     with store.engine.connect() as connection:
         assert connection.execute(text("SELECT name FROM sqlite_master WHERE name = 'half'")).all() == []
         assert connection.execute(text("SELECT version_num FROM alembic_version")).scalar_one() == HEAD
@@ -260,7 +243,7 @@ def test_a_damaged_history_begins_anew(store: Store, paths: Paths, damage: str) 
 @pytest.mark.parametrize("damage", ['{"ended_at": "late"}', '{"ended_at": [1]}'])
 def test_a_row_that_cannot_be_begun_fails_and_is_due_no_more(store: Store, paths: Paths, damage: str) -> None:
     number = waiting(store, paths)
-    attempt = {"number": 1, "started_at": 1.0, "from_step": None} | json.loads(damage)
+    attempt = {"number": 1, "started_at": 1.0, "from_step": None, "metrics_from": 0} | json.loads(damage)
     with store.engine.begin() as connection:
         connection.execute(text("UPDATE jobs SET history = :damage"), {"damage": json.dumps([attempt])})
     assert store.take(number, JobState.RUNNING, ME) is None

@@ -14,10 +14,11 @@ from click.testing import CliRunner
 from offmated.cli import main
 from offmated.cli.client import Client
 from offmated.cli.launcher import start_in_background
+from offmated.jobs.database import open_engine
+from offmated.jobs.migrate import upgrade
 from offmated.paths import Paths
 from tests.support.daemons import PATIENCE_S, ROOT, house
 from tests.support.desks import short_paths
-from tests.support.kept import lay_out
 
 
 @pytest.fixture
@@ -45,7 +46,8 @@ def garbage(paths: Paths) -> dict[str, str]:
 
 
 def half_gone(paths: Paths) -> dict[str, str]:
-    lay_out("0002", "killed", paths, paths.state.parent)
+    paths.create()
+    upgrade(open_engine(f"sqlite:///{paths.database}"), paths)
     paths.database.write_bytes(paths.database.read_bytes()[:9000])
     return {}
 

@@ -24,7 +24,6 @@ from planner.run.folder import RunFolder
 from planner.run.processes import Process, spawn
 from planner.tasks import plan_job
 from tests.support.desks import Desk, dead_process, desk_at, short_paths
-from tests.support.kept import VERSIONS, lay_out
 from worker.tasks import run_job
 
 PLAN, GPU = "plan", "gpu"
@@ -241,21 +240,6 @@ def test_a_stop_that_cannot_be_told_keeps_no_other_from_being_told(desk: Desk) -
     corrupt(desk, nobodys, owner="nobody")
     desk.dispatcher.pass_on_stops()
     assert horse.wait(10) == -15
-
-
-@pytest.mark.sweep(2)
-@pytest.mark.parametrize("which", ["killed", "down"])
-@pytest.mark.parametrize("version", VERSIONS)
-def test_the_jobs_an_earlier_version_left_are_taken_back_and_handed_out(version: str, which: str) -> None:
-    with short_paths() as paths:
-        lay_out(version, which, paths, paths.state.parent, this_boot=True)
-        with desk_at(paths) as desk:
-            desk.dispatcher.adopt()
-            desk.dispatcher.pass_on_stops()
-            desk.dispatcher.hand_out()
-            assert [row.state for row in desk.store.jobs()][5:] == ["waiting", "waiting", "submitted", "submitted"]
-            assert desk.store.job(6).crashes == (1 if which == "killed" else 0)
-            assert (desk.sent(PLAN), desk.sent(GPU)) == ([8], [6])
 
 
 TASKS = {JobState.PLANNING: plan_job, JobState.RUNNING: run_job}
