@@ -1,5 +1,6 @@
 # `make demo` trains a small model from nothing. `make test` checks offmate in ten minutes, `make test-all` with all tests;
-# `make test-later` runs those that `make test` leaves to `make test-all`. All make .venv first.
+# `make test-later` runs those that `make test` leaves to `make test-all`. `make docs` writes docs/keys.md, which is not in git.
+# All make .venv first.
 
 PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11,$(shell \
 	$(name) -c 'import sys; sys.version_info >= (3, 11) and print("$(name)")' 2>/dev/null)))
@@ -10,10 +11,13 @@ unexport PYTHONDONTWRITEBYTECODE
 # A file's tests share what they make: models, traces, daemons.
 PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo lint test test-later test-all
+.PHONY: demo docs lint test test-later test-all
 
 demo: $(INSTALLED)
 	PATH="$(CURDIR)/$(BIN):$$PATH" sh examples/demo.sh
+
+docs: $(INSTALLED)
+	$(BIN)/offmate keys > docs/keys.md
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

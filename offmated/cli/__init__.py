@@ -28,6 +28,7 @@ from offmated.cli.client import Client, other_version
 from offmated.cli.finished import export, sample
 from offmated.cli.follow import events, follow, hand_in, is_over, log, rehearse
 from offmated.cli.job_files import FILE, import_file, preview
+from offmated.cli.keys import keys
 from offmated.cli.launcher import runs, start_in_background
 from offmated.cli.output import ID, IDS, budget_options, change_options, console, json_option, print_json, say
 from offmated.cli.pictures import draw_plan, drawn, picture_options
@@ -141,7 +142,7 @@ def submit(
     print_json(job) if as_json else screen.print(job_view.submitted(job))
 
 
-for command in (import_file, preview, export, sample, plan, certify, verify_resume):
+for command in (import_file, keys, preview, export, sample, plan, certify, verify_resume):
     main.add_command(command)
 
 

@@ -190,6 +190,7 @@ MAY_IMPORT = {
     "offmated.cli": (
         "offmated.jobs",
         "offmated.service",
+        "planner.keys",
         "planner.job",
         "planner.importers",
         "planner.data",

@@ -1,4 +1,4 @@
-"""The table of other tools' keys: complete by what the tools document, read by the reader, written out in the docs."""
+"""The table of other tools' keys: complete by what the tools document, and read by the reader."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ from pathlib import Path
 import pytest
 
 from planner.errors import UserError
-from planner.importers.__main__ import page
 from planner.importers.base import Meaning
 from planner.importers.tools import ANY, TOOLS
 from planner.importers.transformers import REPORTING
 from planner.importers.trl import PREFERENCES
 from planner.job.schema import Job
-from tests import ROOT
 from tests.planner.conftest import BASE, parse
 
 TABLES = {tool.name: tool.keys for tool in TOOLS}
@@ -146,7 +144,3 @@ def test_a_misspelled_stage_hides_no_other_mistake(stage: str, told: str, folder
         Job.parse(f"model_name_or_path: tiny\nstage: {stage}\ndataset: text.jsonl\ncutof_len: 9\n", folder)
     assert refused.value.numbers[0] == f"line 2: stage: {told}"
     assert "cutof_len: unknown key; did you mean cutoff_len?" in refused.value.numbers[1]
-
-
-def test_the_docs_have_the_table() -> None:
-    assert (ROOT / "docs" / "keys.md").read_text() == page(), "python -m planner.importers > docs/keys.md"
