@@ -220,6 +220,7 @@ EDGES = {"planner.tasks": "offmated.jobs", "worker.tasks": "offmated.jobs"}
 """The two modules that RQ runs, and what they may use of offmated."""
 TORCH_FREE = (
     "planner",
+    "planner.keys",
     "planner.optimizers",
     "planner.job",
     "planner.importers",

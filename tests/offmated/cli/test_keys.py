@@ -10,7 +10,10 @@ from click.testing import CliRunner
 from offmated.cli import main
 from offmated.cli.keys import TOOLS
 from planner.errors import Exit
-from planner.keys import ALL_TABLES
+from planner.importers.llama_factory_v1 import LLAMA_FACTORY_V1, V1
+from planner.importers.tools import TOOLS as WITH_FILES
+
+ALL_TABLES = {tool.name: tool.keys for tool in WITH_FILES} | {V1: LLAMA_FACTORY_V1}
 
 
 def said(*words: str) -> str:
