@@ -190,7 +190,6 @@ MAY_IMPORT = {
     "offmated.cli": (
         "offmated.jobs",
         "offmated.service",
-        "planner.keys",
         "planner.job",
         "planner.importers",
         "planner.data",
@@ -220,7 +219,6 @@ EDGES = {"planner.tasks": "offmated.jobs", "worker.tasks": "offmated.jobs"}
 """The two modules that RQ runs, and what they may use of offmated."""
 TORCH_FREE = (
     "planner",
-    "planner.keys",
     "planner.optimizers",
     "planner.job",
     "planner.importers",
