@@ -73,6 +73,20 @@ class PromptFormat(BaseModel):
         return _PLACES.sub(lambda found: texts[found[1]], self.with_input if more else self.without_input)
 
 
+_ALPACA = (
+    "Below is an instruction that describes a task{more}. "
+    "Write a response that appropriately completes the request.\n\n### Instruction:\n{{instruction}}\n\n"
+)
+
+
+ALPACA = {
+    "with_input": _ALPACA.format(more=", paired with an input that provides further context")
+    + "### Input:\n{input}\n\n### Response:\n",
+    "without_input": _ALPACA.format(more="") + "### Response:\n",
+}
+"""The prompt format of the Alpaca data."""
+
+
 EndMarks = Literal["turn", "all", "last", "none"]
 """Which end marks are learned: those behind learned turns, behind all turns, the last one, or none."""
 

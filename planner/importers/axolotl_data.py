@@ -8,22 +8,11 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
-from planner.data.entry import COLUMNS, DataEntry, EndMarks, Type, simplest
+from planner.data.entry import ALPACA, COLUMNS, DataEntry, EndMarks, Type, simplest
 from planner.data.records import ROLES, role_of
 from planner.importers.base import LEARNED
 from planner.keys.fields import VALUES
 from planner.keys.source import SWITCHED_OFF, Mistake, Source, shown
-
-_ALPACA = (
-    "Below is an instruction that describes a task{more}. "
-    "Write a response that appropriately completes the request.\n\n### Instruction:\n{{instruction}}\n\n"
-)
-ALPACA = {
-    "with_input": _ALPACA.format(more=", paired with an input that provides further context")
-    + "### Input:\n{input}\n\n### Response:\n",
-    "without_input": _ALPACA.format(more="") + "### Response:\n",
-}
-"""The prompt format of the Alpaca data."""
 
 _TYPES: dict[str, dict[str, Any]] = {
     "alpaca": {"type": "instructions", "prompt_format": ALPACA, "columns": {"system": "", "history": ""}},

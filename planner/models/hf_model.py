@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -38,31 +40,42 @@ _HINT = "give a folder with config.json, or the id of a language model on huggin
 
 
 def model_config(job: Job) -> PreTrainedConfig:
-    """The config of `job.model`, for training, so without a cache of keys and values. Raises UserError."""
+    """The config of `job.model`, for training, so without a cache of keys and values; the caller's own to change. A
+    process reads it once, and again when its file has changed. Raises UserError."""
     folder = Path(job.model)
-    if folder.is_dir() and not (folder / "config.json").is_file():
-        raise _unusable(job, "the folder has no config.json")
-    its_name = f"the config of {job.model}"
-    if not is_local(job.model):
-        check_reached(its_name, job.model)
+    stamp = None
+    if folder.is_dir():
+        try:
+            status = (folder / "config.json").stat()
+        except OSError:
+            raise _unusable(job.model, "the folder has no config.json") from None
+        stamp = (status.st_ino, status.st_size, status.st_mtime_ns)
+    return copy.deepcopy(_read_config(job.model, revision_of(job), stamp))
+
+
+@functools.lru_cache(maxsize=4)
+def _read_config(model: str, revision: str | None, stamp: object) -> PreTrainedConfig:
+    its_name = f"the config of {model}"
+    if not is_local(model):
+        check_reached(its_name, model)
     try:
-        config = AutoConfig.from_pretrained(job.model, revision=revision_of(job), trust_remote_code=False)
+        config = AutoConfig.from_pretrained(model, revision=revision, trust_remote_code=False)
     except Exception as error:  # anybody may have written the config: its class may raise anything
         if is_disk_full(error):
             raise disk_full(error, its_name) from error
         if (refused := not_given(its_name, error)) is not None:
             raise refused from error
-        if code := _needed_code(job):
-            raise own_code_refused("model", job.model, code) from None
-        raise _unusable(job, first_line(error)) from error
+        if code := _needed_code(model, revision):
+            raise own_code_refused("model", model, code) from None
+        raise _unusable(model, first_line(error)) from error
     config.use_cache = False
     return cast(PreTrainedConfig, config)
 
 
-def _needed_code(job: Job) -> dict[str, str]:
+def _needed_code(model: str, revision: str | None) -> dict[str, str]:
     """The code that comes with a model whose type transformers does not know; empty for other models."""
     try:
-        found: object = PreTrainedConfig.get_config_dict(job.model, revision=revision_of(job))[0]
+        found: object = PreTrainedConfig.get_config_dict(model, revision=revision)[0]
     except Exception:  # there is no config: the caller says so
         return {}
     if not isinstance(found, dict) or found.get("model_type") in CONFIG_MAPPING:
@@ -136,7 +149,7 @@ def build_model(job: Job, config: PreTrainedConfig, dtype: torch.dtype | None = 
         code = own_code(getattr(config, "auto_map", None))
         if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and "AutoModelForCausalLM" in code:
             raise own_code_refused("model", job.model, code) from None
-        raise _unusable(job, first_line(error)) from error
+        raise _unusable(job.model, first_line(error)) from error
     model.tie_weights()
     return cast(nn.Module, model)
 
@@ -184,7 +197,7 @@ def sample_batch(job: Job, model: nn.Module | None = None) -> dict[str, torch.Te
     return batch
 
 
-def _unusable(job: Job, cause: str) -> UserError:
+def _unusable(model: str, cause: str) -> UserError:
     return UserError(
-        f"{job.model} cannot be used as a model: {cause}", code="model-not-usable", hint=_HINT, exit_code=Exit.USAGE
+        f"{model} cannot be used as a model: {cause}", code="model-not-usable", hint=_HINT, exit_code=Exit.USAGE
     )

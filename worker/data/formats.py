@@ -11,6 +11,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from planner.data.entry import ALPACA as ALPACA_PROMPT
 from planner.data.entry import Formatting, LearnedTurns, PromptFormat
 from planner.data.records import (
     ALPACA,
@@ -29,7 +30,6 @@ from planner.data.records import (
     values_of,
 )
 from planner.errors import Exit, UserError, first_line
-from planner.importers.axolotl_data import ALPACA as ALPACA_PROMPT
 from planner.importers.llama_factory_records import LeftOut, read
 from planner.importers.llama_factory_templates import PARSED, PREFIX, SlotTemplate, slot_template
 from planner.keys.fields import VALUES

@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
+from planner.data.entry import ALPACA as ALPACA_PROMPT
 from planner.data.entry import DataEntry, PromptFormat
 from planner.data.records import Kind
 from planner.errors import Exit, UserError
-from planner.importers.axolotl_data import ALPACA as ALPACA_PROMPT
 from worker.data.formats import Document
 
 Encoded = tuple[NDArray[np.int32], NDArray[np.bool_]]

@@ -8,10 +8,11 @@ import logging
 from pathlib import Path
 
 import pytest
+from transformers import AutoConfig
 
 from planner.errors import Exit, UserError
 from planner.job.schema import Job
-from planner.models.hf_model import skeleton_model
+from planner.models.hf_model import model_config, skeleton_model
 from planner.models.tokenizer import load_tokenizer
 from tests.support.texts import tiny_llama_folder
 from worker.training.model import load_model
@@ -106,3 +107,20 @@ def test_no_config_ends_in_anything_but_one_error(model: Path, text: str) -> Non
     except UserError as error:
         assert error.code == "model-not-usable"
     assert not (model.parent / "it-ran").exists()
+
+
+def test_a_config_is_read_once_and_again_when_its_file_has_changed(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What one caller changes in its config, another does not see."""
+    reads: list[object] = []
+    read = AutoConfig.from_pretrained
+    monkeypatch.setattr(
+        AutoConfig, "from_pretrained", lambda *names, **keys: reads.append(names) or read(*names, **keys)
+    )
+    first, second = model_config(job_of(model)), model_config(job_of(model))
+    first.vocab_size += 1
+    assert len(reads) == 1 and not first.use_cache
+    assert model_config(job_of(model)).vocab_size == second.vocab_size == first.vocab_size - 1
+    change(model / "config.json", vocab_size=second.vocab_size + 7)
+    assert model_config(job_of(model)).vocab_size == second.vocab_size + 7 and len(reads) == 2
