@@ -1,15 +1,18 @@
-/* Places for spans of time and memory: dynamic storage allocation.
+/* Finds memory offsets for tensors with known lifetimes (spans): dynamic storage allocation.
  *
- * One attempt gives each span, in some order, the lowest place that is free as long as it lives, or the highest below
- * a goal. The order and the sides are tried out: the largest first, then orders of the largest ones by chance, and what
- * ends above the goal sooner. Chance is a counter's, and what is spent is counted in comparisons: the answer is always
- * the same.
+ * One attempt takes the spans in some order. Each gets the lowest offset that is free during its whole life, or the
+ * highest one below a goal. The search tries orders and sides (low or high). It begins with the largest spans first.
+ * Then it varies the best order: it gives the largest spans random ranks, and moves spans that end above the goal
+ * forward. The random numbers come from a counter, and the effort is counted in comparisons, not in seconds. So the
+ * same input always gives the same answer.
  */
 
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
+/* A tensor's life, as in planner/schedule/places.py: from `start` to before `end`, and also until before `before`.
+ * Spans of one stage have the same `group` >= 0, and `low` to `high` is their life within the stage's turn. */
 typedef struct {
     int64_t bytes, start, end, group, low, high, before;
 } Span;
@@ -19,6 +22,7 @@ typedef struct {
     int32_t number;
 } Order;
 
+/* Per span: its rank (the highest is placed first), whether it is placed from above (`down`), and its offset. */
 typedef struct {
     int64_t *rank;
     uint8_t *down;
@@ -38,13 +42,15 @@ static int by_rank(const void *one, const void *other) {
     return a->number - b->number;
 }
 
+/* Whether two spans live at the same time and must not overlap in memory. */
 static int meet(const Span *a, const Span *b) {
     if (!((a->start < b->end && b->start < a->end) || a->before > b->start || b->before > a->start))
         return 0;
     return a->group < 0 || a->group != b->group || (a->low < b->high && b->low < a->high);
 }
 
-/* A bit for each of the 64 parts of the step in which a span is there: a quick way to see that two do not meet. */
+/* The step is cut into 64 parts; a bit is set for each part in which the span lives. Two spans without a common bit do
+ * not meet, which is quick to check. */
 static uint64_t time_bits(const Span *span, int64_t clock) {
     uint64_t bits = 0;
     for (int64_t part = 0; part < 64; part++) {
@@ -57,7 +63,7 @@ static uint64_t time_bits(const Span *span, int64_t clock) {
 
 static uint64_t chance_state;
 
-/* 0 … 1023 */
+/* A random number from 0 to 1023. */
 static int64_t chance(void) {
     chance_state += 0x9e3779b97f4a7c15ULL;
     uint64_t x = chance_state;
@@ -66,7 +72,8 @@ static int64_t chance(void) {
     return (int64_t)((x ^ (x >> 31)) >> 54);
 }
 
-/* Places for all in the attempt's order. Its height is what the highest ends at; given up where that passes `most`. */
+/* Place all spans in the attempt's order. `attempt->height` becomes the end of the highest one; the attempt is given up
+ * when it exceeds `most`. `order` and `placed` are scratch memory. `work` grows by the comparisons made. */
 static void place(const Span *spans, const uint64_t *times, int32_t count, Attempt *attempt, int64_t goal, int64_t most,
                   Order *order, int32_t *placed, int64_t *work) {
     for (int32_t i = 0; i < count; i++)
@@ -78,7 +85,7 @@ static void place(const Span *spans, const uint64_t *times, int32_t count, Attem
         int32_t i = order[n].number;
         const Span *span = &spans[i];
         int64_t at = -1, floor = 0;
-        for (int32_t j = 0; j < n; j++) { /* the lowest first */
+        for (int32_t j = 0; j < n; j++) { /* `placed` is sorted by offset */
             int32_t other = placed[j];
             if (!(times[i] & times[other]))
                 continue;
@@ -115,10 +122,12 @@ static void place(const Span *spans, const uint64_t *times, int32_t count, Attem
     }
 }
 
+/* The side of a span in the first four attempts (`way` 0 to 3): 1 from above, 0 from below. */
 static int side(const Span *span, int way) {
     return way == 1 ? span->group >= 0 : way == 2 ? span->group < 0 : way == 3 ? span->before > 0 : 0;
 }
 
+/* Make the attempt `next` from `best` by one random change. `large`: bytes of the largest span. */
 static void change(const Span *spans, int32_t count, Attempt *next, const Attempt *best, int64_t goal, int64_t large) {
     int64_t kind = chance(), some = chance(), by = chance();
     int32_t one = (int32_t)(((uint64_t)chance() << 10 | (uint64_t)chance()) % (uint64_t)count);
@@ -126,16 +135,16 @@ static void change(const Span *spans, int32_t count, Attempt *next, const Attemp
     memcpy(next->down, best->down, count);
     for (int32_t i = 0; i < count; i++) {
         int big = spans[i].bytes > large / 8, over = best->offset[i] + spans[i].bytes > goal;
-        if (kind < 384) { /* the large ones anew */
+        if (kind < 384) { /* new ranks and sides for all large spans */
             next->rank[i] = big ? 16 * large + chance() * (large / 64) : spans[i].bytes;
             next->down[i] = big ? chance() < 512 : side(&spans[i], (int)(some % 4));
-        } else if (kind < 640 && over && chance() < some) { /* what ends too high comes sooner */
+        } else if (kind < 640 && over && chance() < some) { /* spans that end above the goal are placed earlier */
             next->rank[i] += next->rank[i] / 512 * by + 1;
         }
     }
     if (kind < 640)
         return;
-    while (kind < 896 && spans[one].bytes <= large / 8) /* one of the large ones */
+    while (kind < 896 && spans[one].bytes <= large / 8) /* choose a large span */
         one = (one + 1) % count;
     if (by < 512)
         next->down[one] = !next->down[one];
@@ -143,8 +152,9 @@ static void change(const Span *spans, int32_t count, Attempt *next, const Attemp
         next->rank[one] = kind < 896 ? 4 * large + chance() * (large / 64) : next->rank[one] * 4;
 }
 
-/* Offsets for all spans; the height. `goal`: where nothing is lost; it ends with `enough`, or when `effort` comparisons
- * are spent. -1: the host has no memory for it. */
+/* Write an offset for each span to `offsets` and return the height, or -1 if the host has no memory for the search.
+ * `goal`: the height without any gap. The search ends when the height is at most `enough`, or after `effort`
+ * comparisons. */
 int64_t pack(const Span *spans, int32_t count, int64_t goal, int64_t enough, int64_t effort, int64_t *offsets) {
     int64_t large = 0, work = 0, clock = 1;
     char *memory = calloc((size_t)count + 1, 4 * sizeof(int64_t) + sizeof(Order) + sizeof(int32_t) + 2);

@@ -1,8 +1,9 @@
 /* AdamW in one pass over memory, and norms: bit for bit what PyTorch's own CPU kernels compute.
 
-   Exact only without contraction (-ffp-contract=off): where PyTorch rounds once, fmaf is written out. PyTorch takes a
-   tensor in groups of LANES elements, and what is left over by other instructions, which round elsewhere: so the
-   remainder belongs to each tensor, and no two tensors may be joined. Gradient and working copy may be the same memory.
+   Compile with -ffp-contract=off: a contracted multiply-add rounds once where PyTorch rounds twice. Where PyTorch
+   rounds once, fmaf is written out. PyTorch computes a tensor in groups of LANES elements. For the remainder at its
+   end it uses other instructions, which round at other points. So each tensor has its own remainder, and no two tensors
+   may be joined. Gradient and working copy may be the same memory.
 */
 #include <math.h>
 #include <pthread.h>
@@ -10,29 +11,33 @@
 #include <stdint.h>
 #include <string.h>
 
-#ifdef __clang__ /* elements do not depend on each other, though pointers may be equal */
+#ifdef __clang__ /* vectorize: elements are independent, even if two pointers are equal */
 #define SIDE_BY_SIDE _Pragma("clang loop vectorize(assume_safety)")
 #else
 #define SIDE_BY_SIDE _Pragma("GCC ivdep")
 #endif
 #define INLINE static inline __attribute__((always_inline))
 #define LANES(layout) ((layout) == BF16 ? 16 : 8)
-#define BLOCK (1L << 15)         /* elements a thread takes at a time: nearly a megabyte, in whole cache lines */
+#define BLOCK (1L << 15)         /* elements a thread takes at a time: nearly 1 MB with states, whole cache lines */
 #define MOST_THREADS 64
 
-/* All fp32; bf16 gradient and working copy of an fp32 master; all bf16; mixed, where `master` has only the master's lower
-   half: the working copy is the upper one, rounded, and the sign of the second moment says whether it was rounded up. */
+/* How a tensor is stored.
+   FP32: everything in fp32.
+   MIXED: gradient and working copy in bf16, master and moments in fp32.
+   BF16: everything in bf16.
+   PACKED: as MIXED, but `master` holds only the lower 16 bits of the fp32 master. The upper 16 bits are the working
+   copy, which is rounded; the sign bit of the second moment is set where the working copy was rounded up. */
 enum { FP32, MIXED, BF16, PACKED };
-#define ROUNDED 4                /* beside FP32 or MIXED: moments in 8 bits (rounded.py) */
+#define ROUNDED 4                /* flag beside FP32 or MIXED: moments in 8 bits (rounded.py) */
 
-/* The state is read from `from`, in the order of the pointers after it, which it is written to: the same memory, or not.
-   Of a working copy only the packed one is read. */
+/* `n` elements. `from` has the memory to read the state from: master, exp_avg, exp_avg_sq, work, in this order. The
+   pointers after it are the memory to write to, which may be the same. The working copy is read only when PACKED. */
 struct tensor {
   long n; const void *gradient, *from[4]; void *master, *exp_avg, *exp_avg_sq, *work; float decay; int layout;
 };
 
-/* Each rounded once from double. decay: 1 - lr wd; rise: 1 - beta1; growth: 1 - beta2; root: sqrt(1 - beta2^t);
-   size: lr / (1 - beta1^t); factor: what gradients are multiplied by. */
+/* Each number is computed in double and rounded once. rise: 1 - beta1; growth: 1 - beta2; root: sqrt(1 - beta2^t);
+   size: lr / (1 - beta1^t); factor: gradients are multiplied by it. `decay` of a tensor: 1 - lr * weight decay. */
 struct step { float rise, beta2, growth, root, size, eps, factor; };
 
 INLINE float float_of(uint32_t bits) { float x; memcpy(&x, &bits, 4); return x; }
@@ -41,9 +46,9 @@ INLINE uint32_t bits_of(float x) { uint32_t bits; memcpy(&bits, &x, 4); return b
 
 INLINE float widen(uint16_t half) { return float_of((uint32_t)half << 16); }
 
-INLINE uint16_t upper(uint32_t bits) { return (bits + 0x7fff + (bits >> 16 & 1)) >> 16; } /* to the nearest, ties to even */
+INLINE uint16_t upper(uint32_t bits) { return (bits + 0x7fff + (bits >> 16 & 1)) >> 16; } /* to nearest, ties to even */
 
-INLINE uint16_t narrow(float x) { /* comparing integers, a loop keeps to vectors */
+INLINE uint16_t narrow(float x) { /* NaN is found by comparing integers, so that loops stay vectorized */
   uint32_t bits = bits_of(x);
   return (bits & 0x7fffffff) > 0x7f800000 ? 0xffff : upper(bits);
 }
@@ -56,8 +61,9 @@ INLINE void put(void *memory, long i, float x, int half) {
   if (half) ((uint16_t *)memory)[i] = narrow(x); else ((float *)memory)[i] = x;
 }
 
-/* Elements lo to hi, all of them in whole groups or all of them in the remainder. The last three are constants to the
-   compiler, which makes a loop of its own from each combination. */
+/* Update elements lo to hi, which are all in whole groups (`whole`) or all in the remainder. `slow`: 1 - beta1 is below
+   0.5. The last three arguments are compile-time constants at each call, so each combination is compiled to its own
+   loop. */
 INLINE void range(const struct tensor *t, const struct step *s, long lo, long hi, int layout, int slow, int whole) {
   const float decay = t->decay, rise = s->rise, fall = s->rise - 1.f, beta2 = s->beta2, growth = s->growth;
   const float root = s->root, size = s->size, eps = s->eps, factor = s->factor;
@@ -68,7 +74,7 @@ INLINE void range(const struct tensor *t, const struct step *s, long lo, long hi
   SIDE_BY_SIDE
   for (long i = lo; i < hi; i++) {
     float g = get(gradient, i, layout != FP32) * factor;
-    if (half) g = widen(narrow(g));                                     /* PyTorch keeps the product as bf16 */
+    if (half) g = widen(narrow(g));                                     /* PyTorch rounds the product to bf16 */
     float m = get(from_avg, i, half), v, p;
     if (layout == PACKED) {
       uint32_t kept = bits_of(get(from_sq, i, 0));
@@ -79,7 +85,7 @@ INLINE void range(const struct tensor *t, const struct step *s, long lo, long hi
       p = get(from_master, i, half);
     }
     p *= decay;
-    m = slow ? fmaf(rise, g - m, m) : fmaf(fall, g - m, g);             /* lerp: from the nearer end */
+    m = slow ? fmaf(rise, g - m, m) : fmaf(fall, g - m, g);             /* PyTorch's lerp starts from the nearer end */
     v = whole ? fmaf(growth * g, g, v * beta2) : fmaf(v, beta2, growth * g * g);
     put(exp_avg, i, m, half);
     if (layout != PACKED) put(exp_avg_sq, i, v, half);
@@ -116,7 +122,8 @@ enum { SHARING = 256, CELLS = 25 << 7, FIRST_CELL = 103 << 7 }; /* as in rounded
 
 struct numbers { float values[256], halfway[256]; uint8_t cells[2][CELLS]; };
 
-/* Of a moment: the scales of all blocks of SHARING elements, then a byte for each element. */
+/* A moment in 8 bits is stored as one fp32 scale for each SHARING elements, then a byte for each element. `expand`
+   writes `count` elements from element `at` on to `wide`; `round_off` is the reverse. */
 INLINE void expand(const void *moment, long n, long at, long count, const struct numbers *known, float *wide) {
   float scale = ((const float *)moment)[at / SHARING];
   const uint8_t *places = (const uint8_t *)moment + (n + SHARING - 1) / SHARING * 4 + at;
@@ -125,7 +132,7 @@ INLINE void expand(const void *moment, long n, long at, long count, const struct
 
 INLINE void round_off(void *moment, long n, long at, long count, const struct numbers *known, const float *wide) {
   uint8_t *places = (uint8_t *)moment + (n + SHARING - 1) / SHARING * 4 + at;
-  uint32_t most = 0;                                                    /* of floats without a sign, integers are in their order; NaN is above all */
+  uint32_t most = 0; /* the bits of floats without their sign, as integers, have the floats' order; NaN is greatest */
   for (long i = 0; i < count; i++) { uint32_t size = bits_of(wide[i]) & 0x7fffffff; most = size > most ? size : most; }
   float scale = float_of(most), inverse = 1.f / (scale > 1e-38f ? scale : 1e-38f), scaled[SHARING];
   int32_t cells[SHARING];
@@ -142,7 +149,7 @@ INLINE void round_off(void *moment, long n, long at, long count, const struct nu
   }
 }
 
-/* Elements lo to hi, lo at the beginning of a block, of a tensor whose moments are in 8 bits. */
+/* Update elements lo to hi of a tensor whose moments are in 8 bits. `lo` is a multiple of SHARING. */
 static void rounded(const struct tensor *t, const struct step *s, const struct numbers *const known[2], long lo, long hi) {
   const int layout = t->layout & ~ROUNDED, width = layout == FP32 ? 4 : 2;
   float m[SHARING], v[SHARING];
@@ -167,10 +174,10 @@ struct work {
 
 static long blocks_of(const struct tensor *t) { return (t->n + BLOCK - 1) / BLOCK; }
 
-static void *run(void *given) { /* block after block until none is left: a thread held up by others holds up nobody */
+static void *run(void *given) { /* takes block after block until none is left, so that a slow thread delays nobody */
   struct work *work = given;
   const struct tensor *t = work->tensors;
-  long first = 0; /* the block that t begins with */
+  long first = 0; /* the number of t's first block */
   for (long at; (at = atomic_fetch_add(&work->next, 1)) < work->blocks;) {
     while (at >= first + blocks_of(t)) first += blocks_of(t++);
     long lo = (at - first) * BLOCK, hi = lo + BLOCK < t->n ? lo + BLOCK : t->n, groups = t->n / LANES(t->layout) * LANES(t->layout);
@@ -181,14 +188,15 @@ static void *run(void *given) { /* block after block until none is left: a threa
   return 0;
 }
 
-/* One step of AdamW on `count` tensors by at most `threads` threads. `known`: the numbers of the first and of the second
-   moment, where these are in 8 bits. */
+/* Do one step of AdamW on `count` tensors, in at most `threads` threads. `known`: the tables of the first and of the
+   second moment's 8-bit numbers; read only for ROUNDED tensors. */
 void offmate_adamw(
     const struct tensor *tensors, long count, const struct step *step, long threads, const struct numbers *const known[2]) {
   struct work work = {tensors, 0, step, {known[0], known[1]}, 0};
   for (long i = 0; i < count; i++) work.blocks += blocks_of(tensors + i);
   pthread_t others[MOST_THREADS];
-  long wanted = work.blocks / 4 < threads ? work.blocks / 4 : threads, started = 0; /* four blocks outweigh a thread's start */
+  /* one thread for every four blocks: fewer would not be worth starting a thread */
+  long wanted = work.blocks / 4 < threads ? work.blocks / 4 : threads, started = 0;
   while (started + 1 < wanted && started < MOST_THREADS && !pthread_create(others + started, 0, run, &work)) started++;
   run(&work);
   while (started) pthread_join(others[--started], 0);
@@ -198,8 +206,9 @@ typedef float floats __attribute__((vector_size(32), aligned(4)));
 typedef uint32_t words __attribute__((vector_size(32)));
 typedef uint16_t halves __attribute__((vector_size(16), aligned(2)));
 
-/* The 2-norm of bf16 numbers as PyTorch takes that of the same numbers in fp32: eight sums side by side, added up from
-   the first to the last, then the remainder, of which four are squared first. One thread: the order is the result. */
+/* The 2-norm of bf16 numbers, bit for bit what PyTorch computes for the same numbers in fp32. Eight sums run side by
+   side and are added from first to last; then the remainder is added. If it has four elements or more, the squares of
+   the first four are rounded before they are added. One thread, because the order of additions decides the bits. */
 float offmate_norm(const uint16_t *x, long n) {
   floats sums = {0};
   long i = 0;

@@ -1,6 +1,6 @@
-/* Moves parts of files at the disk's depth: several blocks under way, by threads that each wait for one. Whether the page
-   cache is passed by is a matter of the descriptor (O_DIRECT); of the kernel nothing but pread and pwrite is asked, which
-   containers and WSL have, too.
+/* Reads and writes parts of files with several blocks in flight (queue depth). Each thread waits for one block. The
+   descriptor decides whether the page cache is bypassed (O_DIRECT). Only pread and pwrite are used, because containers
+   and WSL have them, too.
 */
 #include <errno.h>
 #include <pthread.h>
@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #define MOST_THREADS 64
-#define SUMMED (1L << 20) /* bytes summed up by themselves; blocks are multiples of it */
+#define SUMMED (1L << 20) /* bytes with a checksum of their own; a block is a multiple of this */
 
 struct work {
   int fd, write, sums; char *memory; long offset, bytes, needed, block, floats;
@@ -18,8 +18,8 @@ struct work {
 
 typedef uint32_t words __attribute__((vector_size(32)));
 
-/* A sum that tells torn, stale and rotten pages: 32 lanes of h = h * odd + x, mixed in the end. Not against malice. Of
-   the first `floats` bytes it tells, too, whether a number among them is not finite. */
+/* A checksum that finds torn, stale and corrupted pages, but not deliberate changes: 32 lanes of h = h * odd + x, mixed
+   at the end. `not_finite` becomes 1 if the first `floats` bytes hold a float that is not finite. */
 static uint64_t sum_of(const char *memory, long bytes, long floats, uint64_t seed, int *not_finite) {
   const words *x = (const words *)memory;
   words h[4] = {{0}}, odd[4] = {{0}};
@@ -53,7 +53,8 @@ static void add_sums(struct work *w, long lo, long hi) {
   }
 }
 
-static int part(const struct work *w, long lo, long hi) { /* a read may stop short; at the file's end it has to */
+/* Move bytes lo to hi. A read may return less than asked, and does so at the file's end. */
+static int part(const struct work *w, long lo, long hi) {
   while (lo < hi) {
     ssize_t done = w->write ? pwrite(w->fd, w->memory + lo, hi - lo, w->offset + lo)
                             : pread(w->fd, w->memory + lo, hi - lo, w->offset + lo);
@@ -61,7 +62,7 @@ static int part(const struct work *w, long lo, long hi) { /* a read may stop sho
     if (done < 0) return errno;
     if (done == 0) return w->write ? ENOSPC : lo < w->needed ? ENODATA : 0;
     lo += done;
-    if (lo >= w->needed) return 0; /* what is beyond is there only to end with a block */
+    if (lo >= w->needed) return 0; /* bytes beyond `needed` only complete the disk's last block */
   }
   return 0;
 }
@@ -87,15 +88,15 @@ static int all(struct work *w, long depth) {
   return atomic_load(&w->error);
 }
 
-/* `bytes` from `offset`, of which the file must have the first `needed`; offset, bytes, block and memory are multiples of
-   the disk's blocks. Returns 0, or an error's number. */
+/* Read `bytes` bytes from `offset`; the file must have at least the first `needed` of them. `offset`, `bytes`, `block`
+   and the address `memory` are multiples of the disk's block size. Returns 0 or an errno. */
 int offmate_read(int fd, void *memory, long offset, long bytes, long needed, long block, long depth) {
   struct work w = {.fd = fd, .memory = memory, .offset = offset, .bytes = bytes, .needed = needed, .block = block};
   return all(&w, depth);
 }
 
-/* All of `bytes` into a file, or out of it. With `sum` it becomes what the bytes sum up to, and `not_finite` whether a
-   float among the first `floats` bytes is not. Returns 0, or an error's number. */
+/* Write all `bytes` bytes to a file, or read them. If `sum` is not NULL, it receives their checksum, and `not_finite`
+   becomes 1 if a float in the first `floats` bytes is not finite, else 0. Returns 0 or an errno. */
 int offmate_move(int fd, int write, void *memory, long offset, long bytes, long block, long depth, long floats,
                  uint64_t *sum, int *not_finite) {
   struct work w = {.fd = fd, .write = write, .memory = memory, .offset = offset, .bytes = bytes, .needed = bytes,

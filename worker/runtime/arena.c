@@ -1,11 +1,12 @@
-/* The device's memory in one piece: an allocator for PyTorch that puts each tensor where the plan has a place for it.
+/* A PyTorch allocator that holds device memory in one piece, the arena, and puts each tensor at its planned place.
  *
- * The engine says before each operation which places its allocations have. A place is advice: it is taken where it is
- * free. So no two tensors ever share memory, whatever comes; where all comes as planned, none needs another place.
+ * Before each operation the engine says which places its allocations have. A place is a hint: it is used only if it is
+ * free. So two tensors never share memory, even if allocations differ from the plan. If all allocations are as planned,
+ * each gets its place.
  *
- * What has no place lies in the loose part of the arena; or beside it, in segments of its own, as far as the limit lets
- * more be taken from the driver; or wherever a gap is. Memory belongs to the default stream: what is freed may be used
- * again by what that stream is given from then on. Other streams get memory that is nobody else's.
+ * A tensor without a place goes to the loose part of the arena; or to a segment beside the arena, if the limit allows
+ * more memory from the driver; or to any gap. This memory belongs to the default stream: freed memory may be reused at
+ * once, by work that is issued to that stream later. A tensor of another stream gets a segment of its own.
  */
 
 #include <pthread.h>
@@ -20,8 +21,9 @@
 #define PAGE ((int64_t)2 << 20)
 
 typedef struct {
-    int64_t bytes, offset, most; /* offset: -1 in the loose part; most: 1: of one tensor with fewer
-                                     bytes, or of several; 2: of all that own code makes */
+    int64_t bytes, offset, most; /* offset: -1 means in the loose part.
+                                    most: 0: for one tensor of exactly `bytes`; 1: for one smaller tensor, or for
+                                    several; 2: for everything that a layer's own code allocates */
 } Place;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -34,11 +36,11 @@ static const Place *places;
 static int64_t place_count, least;
 static uint8_t *taken;
 static int64_t taken_room;
-static int told; /* an operation has said what comes */
-static int own;  /* what comes is a layer's own code's, and goes to its area */
-static int64_t next = -1; /* the number of the place that is for what comes next */
+static int told; /* whether the engine has said which allocations come */
+static int own;  /* whether allocations come from a layer's own code and go to its area */
+static int64_t next = -1; /* the number of the place for the next allocation; -1: not said */
 
-static int64_t *written, written_room, written_count; /* pairs of an address and the bytes that come there, or 0 */
+static int64_t *written, written_room, written_count; /* pairs: an address, and the bytes allocated there (0: freed) */
 
 static void write_down(void *pointer, int64_t bytes) {
     if (written_count < written_room) {
@@ -52,7 +54,7 @@ static int64_t up(int64_t size, int64_t unit) { return (size + unit - 1) / unit 
 
 /* ---- gaps */
 
-/* Where from `start` on the first place ends that this operation still wants; 0: nobody wants what is there. */
+/* The end of the first place that overlaps `bytes` from `start` and that this operation has not used yet; 0: none. */
 static int64_t wanted(int64_t start, int64_t bytes) {
     for (int64_t i = 0; i < place_count; i++) {
         const Place *p = &places[i];
@@ -62,7 +64,8 @@ static int64_t wanted(int64_t start, int64_t bytes) {
     return 0;
 }
 
-/* The smallest gap of `s` between `from` and `to` that has room, or -1; `polite`: the lowest that nobody wants. */
+/* The start of `bytes` free bytes in `s` between `from` and `to`, in the smallest gap that is large enough; -1: none.
+ * With `polite`: the lowest start that overlaps no place that is still to be used. */
 static int64_t gap(const Segment *s, int64_t from, int64_t to, int64_t bytes, int polite) {
     int64_t best = -1, best_size = INT64_MAX, floor = from;
     for (int32_t i = above(s, from); i <= s->count; i++) {
@@ -88,7 +91,7 @@ static void *in_arena(int64_t from, int64_t to, int64_t bytes, int polite) {
 
 static void *in_loose(int64_t bytes) { return arena ? in_arena(placed, arena->bytes, bytes, 0) : NULL; }
 
-/* In the smallest gap beside the arena. */
+/* Use the smallest large enough gap in the other segments. */
 static void *beside(int64_t bytes) {
     Segment *best = NULL;
     int64_t at = -1, least = INT64_MAX;
@@ -100,6 +103,7 @@ static void *beside(int64_t bytes) {
     return best ? put(best, at, bytes) : NULL;
 }
 
+/* Use a new segment. As PyTorch's allocator, it is larger than a small tensor, so that others fit in, too. */
 static void *newly(int64_t bytes) {
     int64_t shared = bytes <= ((int64_t)1 << 20) ? PAGE : bytes < 5 * PAGE ? 10 * PAGE : up(bytes, PAGE);
     Segment *made = new_segment(shared);
@@ -110,8 +114,8 @@ static void *newly(int64_t bytes) {
 
 /* ---- places */
 
-/* The place for a tensor of this size that comes now, or -1: the one that was said, or the first of its size that is
- * left, for kernels allocate what no plan knows. */
+/* The number of the place for the tensor that is being allocated, or -1. It is the first unused place of exactly this
+ * size, searched from the place that the engine named. Order alone will not do: kernels allocate what no plan knows. */
 static int64_t place_for(int64_t bytes) {
     int64_t said = next;
     next = -1;
@@ -125,7 +129,7 @@ static void *within(int64_t i, int64_t bytes) {
     return in_arena(places[i].offset, places[i].offset + places[i].bytes, bytes, 0);
 }
 
-/* At its place, if there is room; `fit` becomes whether it has one. */
+/* Use the tensor's place, if that is free. `fit` becomes 1 if the tensor has a place in the arena's placed part. */
 static void *in_place(int64_t bytes, int *fit) {
     int64_t i = arena ? place_for(bytes) : -1;
     if (i < 0)
@@ -135,7 +139,7 @@ static void *in_place(int64_t bytes, int *fit) {
     return *fit ? within(i, bytes) : in_loose(bytes);
 }
 
-/* Where there may be several. */
+/* Use a place that may hold several tensors. */
 static void *in_common(int64_t bytes) {
     void *found = NULL;
     for (int64_t way = own ? 2 : 1; arena && way <= 2; way++)
@@ -145,6 +149,7 @@ static void *in_common(int64_t bytes) {
     return found;
 }
 
+/* Memory for a tensor: try its place first, then other memory, in the order that disturbs the plan least. */
 static void *find(int64_t bytes) {
     int fit = 0;
     void *found = own ? in_common(bytes) : in_place(bytes, &fit);
@@ -154,10 +159,10 @@ static void *find(int64_t bytes) {
         return found;
     if (!told && bytes > small && (found = in_arena(0, placed, bytes, 1)))
         return found;
-    if (!fit && (found = in_loose(bytes))) /* a kernel's own, as cuBLAS's workspaces */
+    if (!fit && (found = in_loose(bytes))) /* a kernel's own memory, such as cuBLAS's workspaces */
         return found;
     strays += told && (fit || bytes > small);
-    if ((found = beside(bytes)) || (found = newly(bytes))) /* there it is in nobody's way */
+    if ((found = beside(bytes)) || (found = newly(bytes))) /* takes no planned place */
         return found;
     if (arena && ((found = in_arena(0, arena->bytes, bytes, 1)) || (found = in_arena(0, arena->bytes, bytes, 0))))
         return found;
@@ -174,12 +179,12 @@ void arena_driver(void *malloc_, void *free_, void *wait, void *last_error, void
     raise_error = (void (*)(const char *))raise_;
 }
 
-/* Take the arena from the driver; 0 where that has not so much, or where there is one in which something lies. */
+/* Take the arena from the driver. Returns 0 if the driver has too little memory, or if the old arena is in use. */
 int arena_open(int64_t placed_bytes, int64_t loose_bytes, int64_t small_bytes) {
     pthread_mutex_lock(&lock);
     int open = 0;
     if (!arena || !arena->count) {
-        arena = NULL; /* one that nobody uses is not needed */
+        arena = NULL; /* the old arena is empty: give it back */
         drop_empty();
         arena = new_segment(placed_bytes + loose_bytes);
         open = arena != NULL;
@@ -190,7 +195,7 @@ int arena_open(int64_t placed_bytes, int64_t loose_bytes, int64_t small_bytes) {
     return open;
 }
 
-/* It goes back to the driver when nothing is in it. */
+/* Close the arena. It goes back to the driver as soon as it is empty. */
 void arena_close(void) {
     pthread_mutex_lock(&lock);
     if (arena)
@@ -200,8 +205,8 @@ void arena_close(void) {
     pthread_mutex_unlock(&lock);
 }
 
-/* What comes next has these places, in this order; they stay where they are until others are given. What has up to
- * `least_` bytes has none among them. NULL: what comes is in no plan. */
+/* The next allocations have these places, in this order. The caller keeps `its` alive until the next call. Allocations
+ * of at most `least_` bytes have no place in it. NULL: the next allocations are in no plan. */
 void arena_expect(const Place *its, int64_t count, int64_t least_) {
     pthread_mutex_lock(&lock);
     if (count > taken_room) {
@@ -217,13 +222,13 @@ void arena_expect(const Place *its, int64_t count, int64_t least_) {
     pthread_mutex_unlock(&lock);
 }
 
-/* What comes is of a layer's own code, or no more. */
+/* Say whether the next allocations come from a layer's own code. */
 void arena_own(int on) { own = on; }
 
-/* What comes next has this one of the places, if it is of its size. */
+/* The next allocation has the place of this number, if the sizes agree. */
 void arena_next(int64_t number) { next = number; }
 
-/* Let no more be taken from the driver than that. */
+/* Take at most this many bytes from the driver. */
 void arena_limit(int64_t bytes) { limit = bytes; }
 
 void arena_empty(void) {
@@ -232,7 +237,7 @@ void arena_empty(void) {
     pthread_mutex_unlock(&lock);
 }
 
-/* From now on write down what comes and goes, up to `room` pairs; how many there are so far. */
+/* Record allocations and frees from now on, up to `room` pairs. Returns how many pairs were recorded before. */
 int64_t arena_write_down(int64_t *pairs, int64_t room) {
     pthread_mutex_lock(&lock);
     int64_t count = written_count;
@@ -247,7 +252,7 @@ void arena_reset_peaks(void) {
     pthread_mutex_unlock(&lock);
 }
 
-/* allocated, the most of it; reserved, the most of it; calls of the driver; what has not found its place */
+/* Counter `which`: allocated bytes, their peak, reserved bytes, their peak, driver mallocs, driver frees, strays. */
 int64_t arena_count(int which) {
     int64_t counts[] = {allocated, most_allocated, reserved, most_reserved, mallocs, frees, strays};
     return counts[which];
@@ -313,12 +318,12 @@ void arena_free(void *pointer, int64_t size, int device, void *stream) {
     pthread_mutex_unlock(&lock);
 }
 
-/* Another stream uses it: whoever frees it waits for the device first. */
+/* Another stream uses this memory, so freeing it will wait for the device first. */
 void arena_record(void *pointer, void *stream) {
     Segment *s = NULL;
     pthread_mutex_lock(&lock);
     Used *its = find_used(pointer, &s);
-    if (its && (stream || s->own)) /* the default stream alone uses its own memory */
+    if (its && (stream || s->own)) /* no wait if only the default stream uses it */
         its->waits = 1;
     pthread_mutex_unlock(&lock);
 }

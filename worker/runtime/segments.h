@@ -1,6 +1,6 @@
-/* Segments: pieces of the device's memory as the driver gave them, and the tensors in each. One of them is the arena.
+/* Segments: pieces of device memory, each from one call of the driver, with their tensors. One of them is the arena.
  *
- * Whoever calls holds the lock of `arena.c`.
+ * Callers must hold the lock of `arena.c`.
  */
 
 #include <stdint.h>
@@ -9,16 +9,16 @@
 
 typedef struct {
     int64_t start, bytes;
-    int waits; /* another stream uses it */
+    int waits; /* another stream uses it: freeing it waits for the device */
 } Used;
 
 typedef struct Segment {
     struct Segment *next;
     char *base;
     int64_t bytes;
-    Used *used; /* the lowest first */
+    Used *used; /* sorted by address */
     int32_t count, room;
-    int own; /* nothing else is put there: one tensor of another stream, or an arena that was closed */
+    int own; /* takes no more tensors: holds one tensor of another stream, or is a closed arena */
 } Segment;
 
 static int (*driver_malloc)(void **, size_t);
@@ -28,8 +28,8 @@ static int (*driver_last_error)(void);
 static Segment *segments, *arena;
 static int64_t limit = INT64_MAX, reserved, allocated, most_allocated, most_reserved, mallocs, frees;
 
-/* Whether a call of the driver has failed. The caller deals with it, so the error is taken back: CUDA keeps it for the
- * thread, and PyTorch would raise it from the thread's next kernel, which has none. */
+/* Whether a call of the driver has failed. The caller handles the failure, so this clears CUDA's last error of the
+ * thread. Otherwise PyTorch would raise it after the thread's next kernel, although that kernel did not fail. */
 static int failed(int code) {
     if (code)
         driver_last_error();
@@ -65,7 +65,7 @@ static void drop(Segment *gone) {
     free(gone);
 }
 
-/* Give back the segments in which nothing is; whether there were any. */
+/* Give empty segments back to the driver. Returns whether there were any. */
 static int drop_empty(void) {
     int found = 0;
     for (Segment *s = segments, *next; s; s = next) {
@@ -76,7 +76,7 @@ static int drop_empty(void) {
     return found;
 }
 
-/* The number of the first tensor that ends above `start`. */
+/* The index of the first tensor that ends above `start`. */
 static int32_t above(const Segment *s, int64_t start) {
     int32_t low = 0, high = s->count;
     while (low < high) {
