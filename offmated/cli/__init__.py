@@ -115,7 +115,7 @@ def run(file: Path, gpu_budget: str | None, cpu_budget: str | None, settings: tu
     "--follow/--detach",
     "following",
     default=None,
-    help="Follow the job to its tenth step, or not; on a terminal it is followed.",
+    help="Follow the job to its tenth step, or return at once. Default: follow on a terminal.",
 )
 @json_option
 def submit(
@@ -127,8 +127,8 @@ def submit(
     as_json: bool,
     **turn: Any,
 ) -> None:
-    """Put the job in FILE into the queue, and see that its first steps go well where the GPU is free. Then the exit
-    code is the job's if it has ended."""
+    """Put the job in FILE into the queue and, if the GPU is free, follow its first steps. If the job has ended by then,
+    exits with the job's exit code."""
     text, folder = read_job(file, gpu_budget, cpu_budget)
     client = Client(Paths.from_environment())
     screen, when = console(stderr=as_json), queue.turn(turn)
@@ -147,16 +147,16 @@ for command in (import_file, keys, preview, export, sample, plan, certify, verif
 
 
 @main.command()
-@click.option("--all", "everything", is_flag=True, help="List every job there is.")
+@click.option("--all", "everything", is_flag=True, help="List all jobs.")
 @click.option("--label", help="Only those with this label.")
-@click.option("-w", "--watch", "watching", is_flag=True, help="Show it anew every two seconds, until Ctrl-C.")
+@click.option("-w", "--watch", "watching", is_flag=True, help="Refresh the list every two seconds, until Ctrl-C.")
 @json_option
 def status(everything: bool, label: str | None, watching: bool, as_json: bool) -> None:
-    """List the last jobs that are over, and those that are not."""
+    """List the queue, and before it the jobs that ended last."""
     client = Client(Paths.from_environment())
     if watching:
         if as_json:
-            raise click.UsageError("say one of --watch and --json")
+            raise click.UsageError("give --watch or --json, not both")
         job_list.watch(console(), lambda: job_list.view(job_list.listing(client, everything, label)))
         return
     found = job_list.listing(client, everything, label)
@@ -179,7 +179,7 @@ def show(job_id: int, trace: Path | None, html: Path | None, as_json: bool) -> N
 
 @main.command()
 @ID
-@click.option("-f", "--follow", "following", is_flag=True, help="Go on until the job is over.")
+@click.option("-f", "--follow", "following", is_flag=True, help="Keep printing until the job is over.")
 @click.option("--json", "as_json", is_flag=True, help="Print the trainer's events instead, one JSON object a line.")
 def logs(job_id: int, following: bool, as_json: bool) -> None:
     """Print the log of a job."""
@@ -206,7 +206,7 @@ def metrics(job_id: int) -> None:
 @IDS
 @json_option
 def cancel(job_ids: tuple[int, ...], as_json: bool) -> None:
-    """End jobs for good; a running one at once. What it has learned since its last checkpoint may be lost."""
+    """End jobs for good, a running one at once. Steps since its last checkpoint may be lost."""
     queue.each(job_ids, Client(Paths.from_environment()).cancel, job_view.cancelled, as_json)
 
 
@@ -236,16 +236,18 @@ def retry(
 
 @main.command()
 @ID
-@click.option("--epochs", type=float, help="Go on with a done job from its last checkpoint, to so many epochs in all.")
-@click.option("--max-steps", type=int, help="The same, to so many steps.")
+@click.option(
+    "--epochs", type=float, help="Continue a done job from its last checkpoint, up to this many epochs in all."
+)
+@click.option("--max-steps", type=int, help="The same, up to this many steps in all.")
 @queue.turn_options
 @json_option
 def rerun(job_id: int, epochs: float | None, max_steps: int | None, as_json: bool, **turn: Any) -> None:
-    """Put a job into the queue once more, as a new one: the same file, the data that are there now."""
+    """Submit a job again, as a new one: the same file, with the data as they are now."""
     if epochs is not None and max_steps is not None:
-        raise click.UsageError("say one of --epochs and --max-steps")
+        raise click.UsageError("give --epochs or --max-steps, not both")
     if epochs is not None and not 0 < epochs < math.inf:
-        raise click.UsageError(f"--epochs {epochs}: their number is above 0")
+        raise click.UsageError(f"--epochs {epochs} is not above 0")
     client, when = Client(Paths.from_environment()), queue.turn(turn)
     job = hand_in(client, console(stderr=as_json), lambda key: client.rerun(job_id, when, epochs, max_steps, key=key))
     print_json(job) if as_json else console().print(job_view.submitted(job))
@@ -256,21 +258,21 @@ for command in (queue.pause, queue.resume, queue.hold, queue.release, queue.move
 
 
 @main.command()
-@click.option("--foreground", is_flag=True, help="Stay in front, as a service manager wants it.")
+@click.option("--foreground", is_flag=True, help="Stay in the foreground, for a service manager.")
 @json_option
 def up(foreground: bool, as_json: bool) -> None:
     """Start the daemon."""
     only_here("up")
     paths = Paths.from_environment()
     if foreground and as_json:
-        raise click.UsageError("--foreground and --json do not go together: a daemon in front prints its log")
+        raise click.UsageError("--foreground and --json do not go together: a daemon in the foreground prints its log")
     if foreground:
         os.execv(sys.executable, [sys.executable, "-P", "-m", "offmated"])
     started = start_in_background(paths)
     if as_json:
         print_json({"started": started, **Client(paths).health()})
     else:
-        say(f"The daemon {'runs' if started else 'ran already'}; its state is in {paths.state}")
+        say(f"The daemon {'runs' if started else 'was running already'}; its state is in {paths.state}")
         with suppress(UserError, *NOT_UNDERSTOOD):  # the daemon runs, even if this fails
             if said := unknown_words(Client(paths)):
                 say(said)
@@ -297,29 +299,31 @@ def down(as_json: bool) -> None:
 @main.command()
 @json_option
 def page(as_json: bool) -> None:
-    """Print the address of the daemon's page for a browser: jobs, curves, plans. Who has the address may do what you
-    may."""
+    """Print the address of the daemon's page for a browser: jobs, curves, plans. Anyone with the address may do what
+    you may do."""
     url = Client(Paths.from_environment()).page_url()
     print_json({"url": url}) if as_json else click.echo(url)
 
 
 @main.command()
-@click.option("--hours", type=click.FloatRange(min=0), default=24.0, show_default=True, help="Of so many hours.")
+@click.option(
+    "--hours", type=click.FloatRange(min=0), default=24.0, show_default=True, help="How many hours back to look."
+)
 @json_option
 def report(hours: float, as_json: bool) -> None:
-    """Say what has ended of late, what works now and what comes next."""
+    """Say which jobs ended recently, which run now and which come next."""
     found = Client(Paths.from_environment()).report(max(0.0, time.time() - 3600 * hours))
     print_json(found) if as_json else say("\n".join((found["title"], *found["lines"])))
 
 
 @main.command()
 def notify() -> None:
-    """Send a message of trial where `notify` in config.toml says."""
+    """Send a test message to the addresses in `notify` of config.toml."""
     only_here("notify")
     message = json.dumps({"title": "offmate", "body": "This is where you will hear of your jobs."})
     done = subprocess.run([sys.executable, "-P", "-m", "offmated.service.notify"], input=message, text=True)
     if done.returncode == 0:
-        click.echo("The message was taken.")
+        click.echo("The message was accepted.")
     sys.exit(done.returncode)
 
 
@@ -331,7 +335,7 @@ main.add_command(service)
 @main.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completions(shell: str) -> None:
-    """Print what makes SHELL complete offmate's commands and options: eval "$(offmate completions bash)"."""
+    """Print a script that makes SHELL complete offmate's commands and options: eval "$(offmate completions bash)"."""
     from click.shell_completion import get_completion_class
 
     kind = get_completion_class(shell)
@@ -348,7 +352,7 @@ main.add_command(plans)
     "folders",
     multiple=True,
     type=click.Path(path_type=Path),
-    help="Measure this folder's drive, for disk_paths, not the state folder's.",
+    help="Measure this folder's drive, for disk_paths, instead of the state folder's.",
 )
 @json_option
 def examine(folders: tuple[Path, ...], as_json: bool) -> None:

@@ -17,9 +17,9 @@ _SHOWN = 5
 @click.argument("folders", metavar="[FOLDER]...", nargs=-1)
 @json_option
 def adopt(folders: tuple[str, ...], as_json: bool) -> None:
-    """Make jobs again of run folders that the database does not know; without FOLDER of all. Those with a model are
-    done, and those that had not begun are held until offmate release; the others have failed, and offmate retry goes on
-    from their checkpoints."""
+    """Make run folders that the database does not know jobs again; without FOLDER, all of them. Folders with a model
+    become done jobs. Jobs that had not begun are held until offmate release. All others become failed jobs, and offmate
+    retry continues from their checkpoints."""
     jobs, left = Client(Paths.from_environment()).adopt(folders)
     for error in left:
         click.echo(str(error), err=True)
@@ -29,7 +29,7 @@ def adopt(folders: tuple[str, ...], as_json: bool) -> None:
         for job in jobs:
             click.echo(f"{job['id']}  {job['standing']}  {job['run_dir']}")
         if not jobs and not left:
-            click.echo("Every run folder is a job's.")
+            click.echo("Every run folder belongs to a job.")
     if left:
         sys.exit(left[0].exit_code)
 

@@ -39,14 +39,14 @@ _SUBJECT = click.argument("what", metavar="FILE|ID")
 @click.command()
 @_SUBJECT
 @click.option("--steps", type=click.IntRange(min=1), default=5, show_default=True, help="How many steps.")
-@click.option("--layers", type=click.IntRange(min=1), help="Of the model's layers only the first so many.")
+@click.option("--layers", type=click.IntRange(min=1), help="Compare only this many of the model's first layers.")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Where to compute.")
 @change_options
 @json_option
 def certify(what: str, as_json: bool, **options: Any) -> None:
     """Do the first steps of the job in FILE, or of job ID, under its plan and in plain PyTorch, and show the greatest
-    differences. Exits with 1 when one is greater than it may be. Where the model has no room in plain PyTorch, its
-    first layers serve."""
+    differences. Exits with 1 when one is greater than allowed. If the model does not fit in plain PyTorch, only its
+    first layers are compared."""
     code, answer = _compare(what, options)
     print_json(answer) if as_json else console().print(_view(what, from_json(Certificate, answer)))
     sys.exit(code)
@@ -59,8 +59,8 @@ def certify(what: str, as_json: bool, **options: Any) -> None:
 @change_options
 @json_option
 def verify_resume(what: str, as_json: bool, **options: Any) -> None:
-    """Do the first steps of the job in FILE, or of job ID, in one go, and with a stop and a new process in between, and
-    compare what is learned bit by bit. Exits with 1 when a bit differs. Both take deterministic kernels."""
+    """Do the first steps of the job in FILE, or of job ID, in one go, and again with a stop and a new process in
+    between. Compares them bit by bit and exits with 1 when a bit differs. Both runs use deterministic kernels."""
     with _process("worker.verify_resume", what, options, ("steps", "device")) as command:
         code = answered([*command, *(["--json"] if as_json else [])], as_json)
     sys.exit(code)
@@ -178,11 +178,13 @@ def _plan(what: str, found: Certificate) -> Iterator[tuple[str, str | Text]]:
 def _made(what: str, found: Certificate) -> str:
     """When and for what the plan was made, in words."""
     if found.layers < found.all_layers:
-        return "for these layers, as hard pressed as the job's own"
+        return "for these layers, with memory as tight as in the job's own plan"
     if found.decided:
-        return f"before: it is the plan of job {what}, which trains under it"
+        return f"earlier: it is the plan under which job {what} trains"
     if found.other_kernels:
-        return f"now, for strict kernels: job {what} trains under a plan for faster ones, whose scratch is smaller"
+        return (
+            f"now, for strict kernels: job {what} trains under a plan for faster ones, which need less scratch memory"
+        )
     if what.isdigit():
         return f"now, as job {what} gets it when it has its turn and the same memory is free"
     return "now, as a job of this file gets it; offmate certify ID has the plan of one that is submitted"
@@ -201,11 +203,11 @@ def _verdict(found: Certificate) -> str:
     if found.bitwise:
         return f"offmate computes what {plain} computes, bit for bit."
     does = "computes within rounding" if found.holds else "does not compute"
-    allowed = "no difference may be."
+    allowed = "no difference is allowed."
     if found.reasons:
         allowed = (
             f"{'; '.join(found.reasons)}. In the first step losses and norm differ by {_number(found.first)} of their "
-            f"size, {_number(found.allowed)} may be."
+            f"size, {_number(found.allowed)} is allowed."
         )
     report = "" if found.holds else " Please report this."
     return f"offmate {does} what {plain} computes: {allowed}{report}"

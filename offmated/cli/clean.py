@@ -17,9 +17,15 @@ DAY_S = 86400.0
 
 @click.command()
 @click.argument("job_ids", metavar="[ID]...", type=JobNumber(), nargs=-1)
-@click.option("--days", type=click.FloatRange(min=0), default=7.0, show_default=True, help="Over for so long.")
-@click.option("--unfinished", is_flag=True, help="Also of jobs that failed or were cancelled.")
-@click.option("--yes", is_flag=True, help="Without asking.")
+@click.option(
+    "--days",
+    type=click.FloatRange(min=0),
+    default=7.0,
+    show_default=True,
+    help="Only jobs that ended at least this many days ago.",
+)
+@click.option("--unfinished", is_flag=True, help="Also clean jobs that failed or were cancelled.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
 @json_option
 def clean(job_ids: tuple[int, ...], days: float, unfinished: bool, yes: bool, as_json: bool) -> None:
     """Remove checkpoints and tokenized data of jobs that are done, after saying how much that is. Models, logs and
@@ -34,10 +40,10 @@ def clean(job_ids: tuple[int, ...], days: float, unfinished: bool, yes: bool, as
     if found["jobs"] and not yes:
         if as_json or not sys.stdin.isatty():
             raise UserError(
-                f"Nothing was removed: {total} would be.", hint="say --yes", code="not-asked", exit_code=Exit.USAGE
+                f"Nothing was removed: {total} could be.", hint="add --yes", code="not-asked", exit_code=Exit.USAGE
             )
         if not click.confirm(
-            f"Remove {total}? What is not finished begins from its start then"
+            f"Remove {total}? Unfinished jobs then start from the beginning"
             if unfinished
             else f"Remove {total}? Models, logs and numbers stay"
         ):

@@ -282,7 +282,9 @@ class Client:
                 answer = self._http.request(method, url, json=body, params=params, headers=headers, timeout=timeout)
             except httpx.TransportError as error:
                 if not (_not_heard(error) or _nobody_there(error)) and key is not None:
-                    taken = ("whether the job was taken is not known: offmate status says so once a daemon answers",)
+                    taken = (
+                        "it is not known whether the job was taken: offmate status shows it once a daemon answers",
+                    )
                 harmless = _not_heard(error) or key is not None or (method == "GET" and not _silent(error))
                 if not harmless or _nobody_there(error) or time.monotonic() > deadline:
                     raise self._unanswered(error, taken, timeout.read) from None
@@ -305,7 +307,7 @@ class Client:
         if silent:
             return daemon_silent(self.paths, silent, *more)
         if _not_heard(error):
-            return daemon_silent(self.paths, "too many clients wait to be let in", *more)
+            return daemon_silent(self.paths, "too many clients wait for a connection", *more)
         return UserError(
             "The daemon is not running.",
             numbers=(f"{self._where}: {error}", *more),

@@ -103,7 +103,7 @@ def _itself() -> Iterator[Check]:
         its = metadata.distribution("offmate")
     except metadata.PackageNotFoundError:
         folder = Path(__file__).parents[2]
-        found = f"is not installed but runs from {folder}: whether what it needs is there is not known"
+        found = f"is not installed but runs from {folder}: its dependencies were not checked"
         yield Check(name="offmate", verdict=WARNING, found=found, advice=shlex.join(("pip", "install", str(folder))))
         return
     yield _packages(its)
@@ -144,9 +144,9 @@ def _extras(names: Sequence[str], requires: Sequence[str]) -> Check:
         if extra != "test":
             of_it = [need for need, marker in needs if marker.evaluate({"extra": extra})]
             (there if all(map(_is_there, of_it)) else missing).append(extra)
-    lists = (("there:", there), ("not there:", missing))
+    lists = (("installed:", there), ("not installed:", missing))
     found = "; ".join(f"{what} {', '.join(some)}" for what, some in lists if some)
-    advice = f"where a job needs one: pip install 'offmate[{missing[0]}]'" if missing else ""
+    advice = f"if a job needs one: pip install 'offmate[{missing[0]}]'" if missing else ""
     return Check(name="extras", verdict=OK, found=found or "none", advice=advice)
 
 
@@ -189,7 +189,7 @@ def _clock(kept_right: bool | None) -> Check:
     found = time.strftime("%Y-%m-%d %H:%M %Z")
     if kept_right is not False:
         return Check(name="clock", verdict=OK, found=found)
-    advice = "windows and --begin go by it: timedatectl set-ntp true keeps it right"
+    advice = "windows and --begin depend on it: timedatectl set-ntp true keeps it right"
     return Check(name="clock", verdict=OK, found=f"{found}, and no time service sets it", advice=advice)
 
 
@@ -230,8 +230,10 @@ def _database(version: tuple[int, int, int] = sqlite3.sqlite_version_info) -> Ch
     found = ".".join(map(str, version))
     if has_sound_log(version):
         return Check(name="sqlite", verdict=OK, found=found)
-    advice = "jobs are safe: the database keeps its rollback journal, and readers wait for writers; 3.51.3 has both"
-    found = f"{found}, whose write-ahead log can lose what two write"
+    advice = (
+        "jobs are safe: the database uses a rollback journal, so readers wait for writers; 3.51.3 has neither problem"
+    )
+    found = f"{found}, whose write-ahead log can lose concurrent writes"
     return Check(name="sqlite", verdict=OK, found=found, advice=advice)
 
 
@@ -273,7 +275,7 @@ def links(said: str) -> Iterator[Check]:
         found = f"driver {driver}, PCIe {highest}.0 x{width}"
         if width.isdigit() and widest.isdigit() and int(width) < int(widest):
             times = f"{int(widest) / int(width):g}"
-            advice = f"the card could have x{widest}, in another slot: what travels takes {times} times as long"
+            advice = f"the card could have x{widest}, in another slot: transfers now take {times} times as long"
             yield Check(name="link", verdict=WARNING, found=f"{found} of x{widest}", advice=advice)
         else:
             yield Check(name="link", verdict=OK, found=found)
@@ -344,6 +346,6 @@ def _no_gpu(*, cuda_build: bool) -> Check:
         return Check(name="gpu", verdict=WARNING, found="none", advice=advice)
     if not cuda_build:
         advice = "pip install --force-reinstall torch --index-url https://pypi.org/simple"
-        return Check(name="gpu", verdict=PROBLEM, found="there is one, this torch cannot use it", advice=advice)
+        return Check(name="gpu", verdict=PROBLEM, found="there is one, but this torch cannot use it", advice=advice)
     advice = "the driver may be too old for this torch: compare nvidia-smi with the CUDA version above"
-    return Check(name="gpu", verdict=PROBLEM, found="there is one, torch cannot open it", advice=advice)
+    return Check(name="gpu", verdict=PROBLEM, found="there is one, but torch cannot open it", advice=advice)

@@ -47,7 +47,7 @@ def look_at(folder: Path) -> Found:
     measured = _measured(folder)
     if measured.rates is not None:
         read, write = (f"{rate / 1e9:.2g} GB/s" for rate in measured.rates)
-        life = f"{RATED_SIZES * drive.bytes / 1e12:.0f} TB may be written to it if it is a usual one"
+        life = f"{RATED_SIZES * drive.bytes / 1e12:.0f} TB of writes wear out a usual drive of its size"
         return Found(text=f"{where}: reads {read}, writes {write}; {life}", fine=True, advice=_on(drive.file_system))
     if measured.error == errno.EINVAL:
         advice = "disk_paths need one with direct transfers: ext4, xfs, btrfs"

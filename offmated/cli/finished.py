@@ -25,12 +25,12 @@ from planner.errors import Exit, UserError
     metavar="TYPE",
     is_flag=False,
     flag_value="auto",
-    help="As one GGUF file, by llama.cpp's converter: auto (16 bits), f32, f16, bf16, q8_0.",
+    help="Write one GGUF file with llama.cpp's converter: auto (16 bits), f32, f16, bf16, q8_0.",
 )
-@click.option("--merge", is_flag=True, help="Says what is done in any case: adapters are merged.")
+@click.option("--merge", is_flag=True, help="Has no effect: adapters are always merged.")
 def export(job_id: int, target: Path, gguf: str | None, merge: bool) -> None:
-    """Write the model of job ID, its adapters merged into it, to TARGET, which is new: a folder, or a file where its
-    name ends in .gguf."""
+    """Write the model of job ID, with its adapters merged, to TARGET: a new folder, or a new file if the name ends in
+    .gguf."""
     only_here("export")
     paths = Paths.from_environment()
     paths.check_outside("export to", target.absolute())
@@ -43,13 +43,15 @@ def export(job_id: int, target: Path, gguf: str | None, merge: bool) -> None:
 @click.command()
 @ID
 @click.argument("prompts", nargs=-1, required=True, metavar="PROMPT...")
-@click.option("--tokens", type=click.IntRange(min=1), default=128, show_default=True, help="Most tokens of an answer.")
+@click.option(
+    "--tokens", type=click.IntRange(min=1), default=128, show_default=True, help="The most tokens in an answer."
+)
 @click.option("--text", is_flag=True, help="Continue the prompts as they are, without the chat template.")
 @click.option("--raw", is_flag=True, help="Show special tokens, the end token among them.")
 @json_option
 def sample(job_id: int, prompts: tuple[str, ...], tokens: int, text: bool, raw: bool, as_json: bool) -> None:
-    """Print what the finished model of job ID says to each PROMPT, within the budgets of the job's plan; while no job
-    has the GPU."""
+    """Print the answer of job ID's finished model to each PROMPT, within the budgets of the job's plan. No job may have
+    the GPU."""
     only_here("sample")
     client = Client(Paths.from_environment())
     run = client.job(job_id)["run_dir"]

@@ -25,7 +25,7 @@ from planner.units import counted
 POLL_S = 0.5
 LINE_EVERY_S = 10.0
 SLOW_S = 1.0
-LOOKING = "looking at the job and its first records; Ctrl-C takes it back"
+LOOKING = "checking the job and its first records; Ctrl-C takes the job back"
 PLAN_PATIENCE_S = 20.0
 
 
@@ -58,7 +58,7 @@ def follow(
                         raise left_alone(job_id) from None
                     if error.code != "daemon-silent":
                         raise
-                    line.update("the daemon does not answer; the job may go on meanwhile")
+                    line.update("the daemon does not answer; the job may still run")
                     continue
                 if until(job):
                     return job
@@ -81,7 +81,7 @@ def hand_in(client: Client, screen: Console, send: Callable[[str], dict[str, Any
         return send(key)
     except KeyboardInterrupt:
         slow.cancel()
-        screen.print("Taking the job back.  Ctrl-C again leaves it: offmate status")
+        screen.print("Taking the job back.  Ctrl-C again leaves it in the queue: offmate status")
         job = send(key)  # the same job: the daemon may be taking it in, and only its answer has the job's number
         screen.print(job_view.cancelled(client.cancel(job["id"])))
         raise
@@ -94,7 +94,7 @@ def rehearse(client: Client, job: dict[str, Any], screen: Console) -> dict[str, 
     It waits a moment for the plan first, as the first text contains what only a plan tells. Ctrl-C does not stop the
     job."""
     try:
-        with screen.status("planning; Ctrl-C leaves the job alone"):
+        with screen.status("planning; Ctrl-C leaves the job in the queue"):
             job = _planned(client, job)
     finally:
         screen.print(job_view.submitted(job))
@@ -186,7 +186,7 @@ def _without_daemon(client: Client, job_id: int, error: UserError, following: bo
     if error.code not in ("daemon-not-running", "daemon-silent") or client.remote is not None or not run.path.is_dir():
         raise error
     if not following:
-        say(f"{error.what} This is what {run.path} has.", err=True)
+        say(f"{error.what} This is from {run.path}.", err=True)
     return run
 
 

@@ -19,7 +19,7 @@ FILE = click.argument("file", type=click.Path(path_type=Path))
 @click.command("import")
 @FILE
 def import_file(file: Path) -> None:
-    """Print FILE, of axolotl, LLaMA-Factory or TRL, in offmate's words, with a comment on each key."""
+    """Print a FILE of axolotl, LLaMA-Factory or TRL as a job file of offmate, with a comment on each key."""
     from planner.job.imported import imported
     from planner.keys.source import read_text
 

@@ -66,5 +66,5 @@ def view(found: Listing) -> RenderableType:
     more += [f"{found.behind} that wait behind these"] if found.behind else []
     words = [Text(f"Not listed: {' and '.join(more)}.  offmate status --all")] if more else []
     if found.paused:
-        words.append(Text("The machine is paused: no job works until offmate resume."))
+        words.append(Text("The machine is paused: no job runs until offmate resume."))
     return Group(job_view.jobs(found.jobs, found.label), *words)

@@ -57,7 +57,7 @@ def rehearsed(job: Json) -> RenderableType:
     if job["hold"]:
         return f"{name} is queued and {job['reason']}"
     if job["kept"]:
-        return f"{name} is queued and starts by itself, not now: {job['reason']}.  offmate logs -f {number}"
+        return f"{name} is queued and starts by itself later: {job['reason']}.  offmate logs -f {number}"
     took = job["progress"]["step_s"]
     each = f", {format_seconds(took)} each" if took else ""
     by = f" and is {' '.join(_when(job))}" if expected(job) else ""
@@ -80,7 +80,7 @@ def changed(job: Json) -> str:
 def released(job: Json, window: str | None) -> str:
     """The text after `release`. `window`: the job's window before, which `release` takes away, too."""
     text = changed(job)
-    return f"{text} Its window {window} does not count any more." if window and not job["window"] else text
+    return f"{text} Its window {window} no longer counts." if window and not job["window"] else text
 
 
 def cancelled(job: Json) -> str:
@@ -274,7 +274,7 @@ def step_time(job: Json) -> str:
     full_s, predicted_s = (job["plan"] or {}).get("step_s"), job["predicted"]["step_s"]
     rows = ""
     if full_s and predicted_s and abs(predicted_s - full_s) > 0.01 * full_s:
-        rows = f" for rows as short as here ({format_seconds(full_s)} if full)"
+        rows = f" for rows of this length ({format_seconds(full_s)} if full)"
     steps = job["measured"].get("steps", 0)
     return _against(job, "step_s", format_seconds, rows) + (f", median of {steps} steps" if steps > 1 else "")
 

@@ -46,7 +46,7 @@ def start_in_background(paths: Paths) -> bool:
     for _ in range(TRIES):
         if _start(client, paths):
             return True
-    raise daemon_silent(paths, f"the lock {paths.lock} is held by nobody knows whom")
+    raise daemon_silent(paths, f"the lock {paths.lock} is held by an unknown process")
 
 
 def runs(paths: Paths) -> bool:
@@ -57,7 +57,7 @@ def runs(paths: Paths) -> bool:
         if lock_holder(paths) is None:
             return False
         if time.monotonic() > deadline:
-            raise daemon_silent(paths, "nobody listens there")
+            raise daemon_silent(paths, "nothing listens there")
         time.sleep(0.05)
     return True
 
@@ -89,7 +89,7 @@ def _start(client: Client, paths: Paths) -> bool:
                 return False
             other_deadline = min(other_deadline, now + OTHER_PATIENCE_S)
         if now > other_deadline:
-            raise daemon_silent(paths, f"nobody listens there, and a second daemon may not start ({paths.lock})")
+            raise daemon_silent(paths, f"nothing listens there, and a second daemon may not start ({paths.lock})")
         if now > deadline:
             daemon.terminate()
             raise _failed(paths, start, f"no answer within {START_PATIENCE_S:.0f} s")

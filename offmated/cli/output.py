@@ -117,7 +117,7 @@ class Size(click.ParamType[str]):
         except ValueError as error:
             self.fail(str(error), param, ctx)
         if not 0 < count < 2**63:
-            self.fail(f"no size of a memory: {value}", param, ctx)
+            self.fail(f"not a memory size: {value}", param, ctx)
         if count < SMALLEST_BUDGET_BYTES:
             unit = f": give it with its unit, as {count}GB" if value.strip().isdecimal() else ""
             self.fail(f"{value} is {counted(count, 'byte')}, too few for any job{unit}", param, ctx)
@@ -151,8 +151,10 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON."
 def budget_options(command: Callable[P, None]) -> Callable[P, None]:
     """Add the options `--gpu-budget` and `--cpu-budget`, which override the job file, to a command."""
 
-    @click.option("--gpu-budget", type=Size(), metavar="SIZE", help="Instead of the file's gpu_budget, like 10GiB.")
-    @click.option("--cpu-budget", type=Size(), metavar="SIZE", help="Instead of the file's cpu_budget.")
+    @click.option(
+        "--gpu-budget", type=Size(), metavar="SIZE", help="Overrides the file's gpu_budget; for example 10GiB."
+    )
+    @click.option("--cpu-budget", type=Size(), metavar="SIZE", help="Overrides the file's cpu_budget.")
     @functools.wraps(command)
     def with_budgets(*args: P.args, **kwargs: P.kwargs) -> None:
         command(*args, **kwargs)
@@ -169,7 +171,7 @@ def change_options(command: Callable[P, None]) -> Callable[P, None]:
         "settings",
         multiple=True,
         metavar="KEY=VALUE",
-        help="Instead of the file's KEY, as often as wanted: --set learning_rate=1e-4.",
+        help="Overrides the file's KEY; may be repeated: --set learning_rate=1e-4.",
     )
     @functools.wraps(command)
     def with_changes(*args: P.args, **kwargs: P.kwargs) -> None:

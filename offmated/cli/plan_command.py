@@ -20,21 +20,39 @@ _COUNT = click.IntRange(min=1)
 @budget_options
 @click.option("--measure", is_flag=True, help="Measure the blocks on this machine first, as training does.")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Plan for this device.")
-@click.option("--hardware", metavar="NAME|FILE", help="Ask about another machine: rtx3060, rtx4090, h100 …, or JSON.")
+@click.option(
+    "--hardware", metavar="NAME|FILE", help="Plan for another machine: rtx3060, rtx4090, h100 …, or a JSON file."
+)
 @click.option("--cpu-memory", type=Size(), metavar="SIZE", help="With --hardware NAME: the host's memory.")
 @click.option("--link", metavar="NAME|RATE", help="With --hardware NAME: pcie3x8 … pcie5x16, or bytes per second.")
-@click.option("--drive", metavar="NAME", help="With --hardware: for optimizer states, pcie3, pcie4, pcie5, 2xpcie4 …")
+@click.option(
+    "--drive", metavar="NAME", help="With --hardware: a drive for optimizer states: pcie3, pcie4, pcie5, 2xpcie4 …"
+)
 @click.option("--model", metavar="ID|PATH", help="Ask about a model by its config: a hub id, a folder, a config.json.")
 @click.option("--max-length", type=_COUNT, metavar="N", help="With --model: tokens in a row (1024).")
-@click.option("--batch-size", metavar="N|auto", help="With --model: rows in a slice (1); auto: as is fastest.")
+@click.option("--batch-size", metavar="N|auto", help="With --model: rows in a slice (1); auto: the fastest.")
 @click.option("--lora", type=_COUNT, metavar="RANK", help="With --model: LoRA on all linear layers.")
 @click.option("--fp32", is_flag=True, help="With --model: train in fp32, not in bf16 with fp32 masters.")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Any key of a job, with FILE or --model.")
 @click.option("--chain", type=click.Path(path_type=Path), metavar="FILE", help="Plan a chain in JSON.")
 @click.option("--slices", type=_COUNT, metavar="N", help="Slices in a step: 8 with --model, 1 with --chain.")
-@click.option("--clip", type=click.Choice(["none", "exact"]), help="exact with --model, none with --chain.")
-@click.option("--time-limit", type=click.FloatRange(0, min_open=True), metavar="SECONDS", help="With --chain (60).")
-@click.option("--gap", type=click.FloatRange(0, 1, max_open=True), metavar="SHARE", help="With --chain (0.01).")
+@click.option(
+    "--clip",
+    type=click.Choice(["none", "exact"]),
+    help="Gradient clipping; default: exact with --model, none with --chain.",
+)
+@click.option(
+    "--time-limit",
+    type=click.FloatRange(0, min_open=True),
+    metavar="SECONDS",
+    help="With --chain: time for the solver (60).",
+)
+@click.option(
+    "--gap",
+    type=click.FloatRange(0, 1, max_open=True),
+    metavar="SHARE",
+    help="With --chain: gap at which the solver may stop (0.01).",
+)
 @click.option("--no-cpu-updates", is_flag=True, help="With --chain: all updates on the GPU.")
 @click.option("--no-activation-offload", is_flag=True, help="With --chain: activations stay, or are recomputed.")
 @picture_options
@@ -74,7 +92,7 @@ def plan(file: Path | None, as_json: bool, **options: object) -> None:
 
 @click.group()
 def plans() -> None:
-    """The plans that are kept: the same question is not solved twice."""
+    """Show and forget kept plans, which answer a question that was asked before."""
 
 
 @plans.command("list")

@@ -22,7 +22,7 @@ def plan_rows(answer: dict[str, Any]) -> list[tuple[str, str | Text]]:
     try:
         return _rows(from_json(Plan, answer["plan"]), answer)
     except (KeyError, TypeError, ValueError):
-        return [("plan", "written by another version of offmate, and not to be shown by this one")]
+        return [("plan", "written by another version of offmate; this version cannot show it")]
 
 
 def _rows(plan: Plan, answer: dict[str, Any]) -> list[tuple[str, str | Text]]:

@@ -38,7 +38,7 @@ class Priority(click.ParamType[int]):
                 f"--priority {printable(value)} is not a priority.",
                 code="bad-priority",
                 exit_code=Exit.USAGE,
-                hint=f"a whole number from -{MOST_PRIORITY} to {MOST_PRIORITY}; 0 where not given",
+                hint=f"a whole number from -{MOST_PRIORITY} to {MOST_PRIORITY}; the default is 0",
             )
         return int(value)
 
@@ -85,12 +85,12 @@ def moment_of(text: str, now: datetime) -> float:
 def turn_options(command: Callable[P, None]) -> Callable[P, None]:
     """Add the options that say when a job is to have its turn to a command."""
 
-    @click.option("--priority", type=PRIORITY, help="Before all of a lower one; 0 where not given.")
-    @click.option("--after", type=JobNumber(), metavar="ID", help="Once this job is done.")
-    @click.option("--begin", type=Moment(), help='Not before 23:00, "2026-12-24 18:00" or +2h30m.')
-    @click.option("--window", metavar="HOURS", help='Only then, like 23:00-07:00 or "23:00-07:00 mon-fri".')
-    @click.option("--label", help="A word to find it by.")
-    @click.option("--hold", "held", is_flag=True, help="Wait for offmate release.")
+    @click.option("--priority", type=PRIORITY, help="Run before all jobs of lower priority. Default: 0.")
+    @click.option("--after", type=JobNumber(), metavar="ID", help="Run only when this job is done.")
+    @click.option("--begin", type=Moment(), help='Do not start before 23:00, "2026-12-24 18:00" or +2h30m.')
+    @click.option("--window", metavar="HOURS", help='Run only in these hours: 23:00-07:00 or "23:00-07:00 mon-fri".')
+    @click.option("--label", help="A word to find the job by.")
+    @click.option("--hold", "held", is_flag=True, help="Hold the job until offmate release.")
     @functools.wraps(command)
     def with_turn(*args: P.args, **kwargs: P.kwargs) -> None:
         command(*args, **kwargs)
@@ -130,7 +130,7 @@ def each(job_ids: Sequence[int], change: Callable[[int], Json], told: Callable[[
 @IDS
 @json_option
 def hold(job_ids: tuple[int, ...], as_json: bool) -> None:
-    """Keep waiting jobs from their turns."""
+    """Keep waiting jobs from starting."""
     client = Client(Paths.from_environment())
     each(job_ids, lambda number: client.change(number, "hold"), job_view.changed, as_json)
 
@@ -139,7 +139,7 @@ def hold(job_ids: tuple[int, ...], as_json: bool) -> None:
 @IDS
 @json_option
 def release(job_ids: tuple[int, ...], as_json: bool) -> None:
-    """Let jobs wait for nothing but their turns: no hold, no time, no window, no other job."""
+    """Let jobs wait only for their turns: remove hold, start time, window and dependency."""
     client, windows = Client(Paths.from_environment()), {}
 
     def change(number: int) -> Json:
@@ -153,7 +153,7 @@ def release(job_ids: tuple[int, ...], as_json: bool) -> None:
 @click.argument("job_ids", metavar="[ID]...", type=JobNumber(), nargs=-1)
 @json_option
 def pause(job_ids: tuple[int, ...], as_json: bool) -> None:
-    """Have jobs save a checkpoint, free the GPU and wait for `resume`; without ID the whole machine."""
+    """Have jobs save a checkpoint, free the GPU and wait for `resume`; without ID, pause the whole machine."""
     _paused(job_ids, "pause", as_json)
 
 
@@ -161,33 +161,33 @@ def pause(job_ids: tuple[int, ...], as_json: bool) -> None:
 @click.argument("job_ids", metavar="[ID]...", type=JobNumber(), nargs=-1)
 @json_option
 def resume(job_ids: tuple[int, ...], as_json: bool) -> None:
-    """Let paused jobs go on from their checkpoints; without ID the whole machine."""
+    """Let paused jobs continue from their checkpoints; without ID, resume the whole machine."""
     _paused(job_ids, "resume", as_json)
 
 
 @click.command()
 @ID
-@click.option("--first", "where", flag_value="first", help="Before all that wait.")
-@click.option("--last", "where", flag_value="last", help="Behind all that wait.")
+@click.option("--first", "where", flag_value="first", help="Before all waiting jobs.")
+@click.option("--last", "where", flag_value="last", help="After all waiting jobs.")
 @click.option("--before", type=JobNumber(), metavar="ID", help="Before this job, with its priority.")
-@click.option("--priority", type=PRIORITY, help="Before all of a lower one.")
+@click.option("--priority", type=PRIORITY, help="Before all jobs of lower priority.")
 @json_option
 def move(job_id: int, where: str | None, before: int | None, priority: int | None, as_json: bool) -> None:
     """Give a waiting job another place in the queue."""
     asked = {"to": where, "before": before, "priority": priority}
     given = {name: value for name, value in asked.items() if value is not None}
     if len(given) != 1:
-        raise click.UsageError("say one of --first, --last, --before ID and --priority NUMBER")
+        raise click.UsageError("give one of --first, --last, --before ID and --priority NUMBER")
     client = Client(Paths.from_environment())
     each([job_id], lambda number: client.move(number, **given), job_view.changed, as_json)
 
 
 @click.command()
 @click.argument("job_ids", metavar="[ID]...", type=JobNumber(), nargs=-1)
-@click.option("--label", help="The jobs with this label that are not over now.")
+@click.option("--label", help="Wait for the jobs with this label that are not over.")
 @json_option
 def wait(job_ids: tuple[int, ...], label: str | None, as_json: bool) -> None:
-    """Wait until jobs are over; without ID all that are not. Exits with the exit code of the first that did not end
+    """Wait until jobs are over; without ID, until all are. Exits with the exit code of the first that did not end
     well."""
     client = Client(Paths.from_environment())
     numbers = list(job_ids) or [job["id"] for job in client.queue(label)]
@@ -209,5 +209,5 @@ def _paused(job_ids: tuple[int, ...], change: str, as_json: bool) -> None:
         each(job_ids, lambda number: client.change(number, change), job_view.changed, as_json)
         return
     answer = client.change_machine(change)
-    stopped = "No job works until offmate resume; a running one saves a checkpoint first."
-    print_json(answer) if as_json else click.echo(stopped if answer["paused"] else "Jobs have their turns again.")
+    stopped = "No job runs until offmate resume; a running one saves a checkpoint first."
+    print_json(answer) if as_json else click.echo(stopped if answer["paused"] else "Jobs may run again.")

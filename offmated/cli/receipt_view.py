@@ -67,7 +67,7 @@ def _fitting(found: Receipt) -> Iterator[tuple[str, str | Text]]:
     yield "updates", f"{found.cpu_update_share:.0%} of the parameters on the CPU"
     yield "blocks", " · ".join(option_runs(found.options))
     if any("-" in option for option in found.options):
-        yield "", "(numbered ways differ in which of a block's values stay, travel or are computed again)"
+        yield "", "(numbered options differ in which of a block's values stay, move or are recomputed)"
     full_rows = f", with full rows of {counted(found.asked.length, 'token')}"
     yield from _memory("GPU", format_part(found.gpu_peak_bytes, found.gpu_budget_bytes) + full_rows, found.gpu)
     yield from _memory("host", format_part(found.cpu_peak_bytes, found.cpu_budget_bytes), found.host)
@@ -76,7 +76,7 @@ def _fitting(found: Receipt) -> Iterator[tuple[str, str | Text]]:
         yield "", line
     yield "", ""
     if not found.changes:
-        more = "; others were not, which may" if found.unplanned else ""
+        more = "; others, which may help, were not planned" if found.unplanned else ""
         yield "would help", f"none of the other machines and batches that were planned{more}"
     for number, change in enumerate(found.changes):
         yield "" if number else "would help", f"{change.text}: {change.factor:.3g}×, {change.tokens_per_s:.0f} tokens/s"
@@ -134,7 +134,7 @@ def _too_large(found: Receipt) -> Iterator[tuple[str, str | Text]]:
     yield from _disk(found.disk)
     yield "", ""
     if not found.fits_with:
-        more = "; there was no time for all, and what is left may fit" if found.untried else ""
+        more = "; there was no time to try everything, and the rest may fit" if found.untried else ""
         yield "fits with", f"nothing that was tried{more}"
     for number, text in enumerate(found.fits_with):
         yield "" if number else "fits with", text
@@ -143,7 +143,7 @@ def _too_large(found: Receipt) -> Iterator[tuple[str, str | Text]]:
 
 
 def _least(least: int | None, beside: str) -> str:
-    return f"no size is enough beside {beside}" if least is None else f"at least {format_bytes(least)} beside {beside}"
+    return f"no size is enough with {beside}" if least is None else f"at least {format_bytes(least)} with {beside}"
 
 
 def _solved(found: Solved) -> Rows:

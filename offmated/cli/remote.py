@@ -62,7 +62,7 @@ class Remote:
             "The daemon does not answer.",
             numbers=(self.url, *why),
             code="daemon-silent",
-            hint="does it listen there? `listen` in its config.toml, or a tunnel: ssh -L",
+            hint="check that it listens there (`listen` in its config.toml), or that the tunnel (ssh -L) is up",
             exit_code=Exit.DAEMON_NOT_RUNNING,
         )
 
@@ -71,9 +71,9 @@ def only_here(what: str) -> None:
     """Raise UserError `not-remote` where the environment names another machine's daemon: `what` needs this one's."""
     if (remote := Remote.from_environment()) is not None:
         raise UserError(
-            f"{what} is for the daemon of this machine.",
+            f"{what} works only with this machine's daemon.",
             numbers=(f"{HOST}={remote.url}",),
             code="not-remote",
-            hint=f"there, or without {HOST}",
+            hint=f"type it on that machine, or unset {HOST}",
             exit_code=Exit.USAGE,
         )

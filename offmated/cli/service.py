@@ -69,7 +69,7 @@ WantedBy=default.target
 
 @click.group("service")
 def service() -> None:
-    """The daemon as a service of yours: systemd starts it at login and again if it dies."""
+    """Run the daemon as a service: systemd starts it at login, and again if it dies."""
 
 
 @service.command()
@@ -105,7 +105,7 @@ def install() -> None:
         file.unlink() if before is None else file.write_bytes(before)
         _ask(systemctl, "daemon-reload")
         raise
-    say(f"The daemon runs, and will after each login ({file}).")
+    say(f"The daemon runs now, and will start at each login ({file}).")
     if not (Path("/var/lib/systemd/linger") / getpass.getuser()).exists():
         click.echo("To have it run while you are not logged in: loginctl enable-linger")
 
@@ -168,7 +168,7 @@ def _systemctl() -> str:
             "There is no systemd here to start a service.",
             code="no-systemd",
             exit_code=Exit.USAGE,
-            hint="offmate up starts the daemon; put it into what your login runs",
+            hint="offmate up starts the daemon; add it to your login script",
         )
     return found
 
@@ -181,7 +181,7 @@ def _run(systemctl: str, *words: str, patience_s: float | None = PATIENCE_S) -> 
     if (why := _ask(systemctl, *words, patience_s=patience_s)) is not None:
         log = Paths.from_environment().log
         raise UserError(
-            "systemd did not take the service.",
+            "systemd did not accept the service.",
             numbers=(f"systemctl --user {' '.join(words)}", *why.splitlines()[:5]),
             hint=f"{log} has what the daemon said, if it started",
             code="systemd-failed",

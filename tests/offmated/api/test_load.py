@@ -254,7 +254,10 @@ def test_a_daemon_with_a_crowd_before_its_door_is_not_called_away(
         first.connect(str(before.api_socket))
         with pytest.raises(UserError) as caught:
             Client(before).submit(JOB, str(own.folder))
-        assert (caught.value.code, caught.value.numbers[-1]) == ("daemon-silent", "too many clients wait to be let in")
+        assert (caught.value.code, caught.value.numbers[-1]) == (
+            "daemon-silent",
+            "too many clients wait for a connection",
+        )
 
 
 def test_a_folder_whose_name_is_no_text_is_told(own: Served) -> None:

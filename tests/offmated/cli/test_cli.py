@@ -85,7 +85,7 @@ def test_the_version_is_told(flag: str) -> None:
 def test_up_starts_one_daemon_and_down_ends_it(shell: Shell) -> None:
     assert shell.run("up").stdout == f"The daemon runs; its state is in {shell.folder / 'state'}\n"
     try:
-        assert shell.run("up").stdout.startswith("The daemon ran already")
+        assert shell.run("up").stdout.startswith("The daemon was running already")
         assert shell.run("up", "--foreground").stderr.startswith("A daemon runs already.")
         assert shell.json("status") == []
         answer = shell.json("up")

@@ -65,7 +65,7 @@ def test_a_link_with_fewer_lanes_than_the_card_has_is_told() -> None:
         ("warning", "driver 570.86, PCIe 3.0 x4 of x16"),
         ("ok", "driver 570.86, PCIe [N/A].0 x[N/A]"),
     ]
-    assert found[1].advice == "the card could have x16, in another slot: what travels takes 4 times as long"
+    assert found[1].advice == "the card could have x16, in another slot: transfers now take 4 times as long"
 
 
 def test_windows_own_linux_is_told_and_a_plain_one_is_not(tmp_path: Path) -> None:
@@ -107,8 +107,8 @@ def test_a_limit_of_locked_memory_and_a_clock_that_nobody_keeps_right_are_told()
 def test_what_is_optional_is_there_or_is_told_with_what_brings_it() -> None:
     needs = ["torch>=2", 'peft>=0.1; extra == "lora"', 'nowhere-at-all>=1; extra == "mlflow"', 'x; extra == "test"']
     found = doctor._extras(["lora", "mlflow", "test"], needs)
-    assert found.found == "there: lora; not there: mlflow"
-    assert found.advice == "where a job needs one: pip install 'offmate[mlflow]'"
+    assert found.found == "installed: lora; not installed: mlflow"
+    assert found.advice == "if a job needs one: pip install 'offmate[mlflow]'"
 
 
 def test_in_its_source_folder_the_command_and_what_it_starts_are_the_same_version(tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ def test_submit_follows_a_job_to_its_tenth_step_where_that_is_asked_and_the_gpu_
     said, errors = waits.communicate(timeout=PATIENCE_S)
     second = home.client.page(limit=1)["jobs"][0]["id"]
     assert (waits.returncode, errors) == (0, "")
-    told = f"Job {second} is queued and starts by itself, not now: waits for job {first}."
+    told = f"Job {second} is queued and starts by itself later: waits for job {first}."
     assert said.splitlines()[-1].startswith(told), said
     home.client.cancel(first)
 
@@ -145,7 +145,7 @@ def test_ctrl_c_while_a_job_is_looked_at_takes_it_back(home: House) -> None:
     said, errors = process.communicate(timeout=PATIENCE_S)
     number = home.client.page(limit=1)["jobs"][0]["id"]
     assert (process.returncode, errors) == (130, "")
-    assert said.splitlines()[0] == "Taking the job back.  Ctrl-C again leaves it: offmate status"
+    assert said.splitlines()[0] == "Taking the job back.  Ctrl-C again leaves it in the queue: offmate status"
     assert said.splitlines()[1].startswith(f"Job {number} is "), said
     home.wait_for(number, "cancelled")
 
@@ -256,7 +256,7 @@ def test_down_says_for_which_job_it_waits_who_follows_is_told_and_logs_are_there
         (log, where), (events, _), (followed, why) = (shell.communicate(timeout=PATIENCE_S) for shell in asked)
         assert [shell.returncode for shell in asked] == [0, 0, 69]
         assert log == followed == run.log.read_text()
-        assert where == f"The daemon is not running. This is what {run.path} has.\n"
+        assert where == f"The daemon is not running. This is from {run.path}.\n"
         assert [json.loads(line) for line in events.splitlines()] == run.read_metrics()
         assert why.endswith("hint: offmate up   [daemon-not-running]\n")
 

@@ -34,7 +34,7 @@ def test_a_paused_machine_says_so_also_with_an_empty_queue(home: Served) -> None
     offmate(home, "pause")
     assert offmate(home, "status").stdout.splitlines() == [
         "No jobs.  offmate submit job.yaml",
-        "The machine is paused: no job works until offmate resume.",
+        "The machine is paused: no job runs until offmate resume.",
     ]
     offmate(home, "resume")
 
@@ -79,7 +79,7 @@ def test_a_job_that_is_held_or_has_a_window_says_what_releases_it_and_what_that_
     number = told.split()[1]
     assert f"held        until offmate release {number}" in told, told
     said = offmate(home, "release", number).stdout
-    assert said.endswith(" Its window 23:00-07:00 does not count any more.\n")
+    assert said.endswith(" Its window 23:00-07:00 no longer counts.\n")
     offmate(home, "hold", number)
     assert "window" not in offmate(home, "release", number).stdout
 
@@ -109,7 +109,7 @@ def test_several_jobs_are_changed_at_once_and_one_that_cannot_be_keeps_no_other_
         (
             ["--priority", "5000"],
             "--priority 5000 is not a priority.\n"
-            "  hint: a whole number from -1000 to 1000; 0 where not given   [bad-priority]\n",
+            "  hint: a whole number from -1000 to 1000; the default is 0   [bad-priority]\n",
         ),
         (["--priority", "high"], "--priority high is not a priority.\n"),
         (

@@ -74,7 +74,7 @@ def test_up_has_systemd_start_an_installed_service_and_no_other(home: Path) -> N
         code, said = offmate("up")
         assert (code, said.startswith("The daemon runs")) == (0, True), said
         assert asked(home)[-1] == "--user start offmate.service"
-        assert offmate("up")[1].startswith("The daemon ran already")
+        assert offmate("up")[1].startswith("The daemon was running already")
         assert asked(home).count("--user start offmate.service") == 1
         assert "ready" in (home / "log").read_text(), "it is the one that systemd has started"
     finally:

@@ -147,7 +147,7 @@ def test_the_last_words_of_a_submission_say_whether_the_job_has_shown_that_it_ru
     held = JOB | {"state": "waiting", "kept": True, "progress": None, "reason": "held: offmate release 3"}
     assert is_rehearsed(held)
     assert printed(job_view.rehearsed(held)) == [
-        "Job 3 is queued and starts by itself, not now: held: offmate release 3.  offmate logs -f 3"
+        "Job 3 is queued and starts by itself later: held: offmate release 3.  offmate logs -f 3"
     ]
 
 
@@ -217,7 +217,7 @@ def test_show_tells_that_rows_are_shorter_than_the_plan_is_for() -> None:
     }
     (line,) = (line for line in printed(job_view.job(JOB | short, DOCUMENT)) if line.startswith("step time"))
     assert line.removeprefix("step time    ") == (
-        "200.0 ms predicted for rows as short as here (500.0 ms if full), 190.0 ms measured (-5.0%), median of 9 steps"
+        "200.0 ms predicted for rows of this length (500.0 ms if full), 190.0 ms measured (-5.0%), median of 9 steps"
     )
 
 

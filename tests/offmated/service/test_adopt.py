@@ -34,7 +34,7 @@ def test_a_lost_database_is_said_and_run_folders_are_jobs_again() -> None:
             assert {number: job["state"] for number, job in found.items()} == {done: "done", begun: "failed"}
             assert found[done]["output"] == f"{home.paths.run_folder(done)}/output"
             assert found[begun]["error"]["numbers"] == [f"its last checkpoint is of step {HELD_AT}"]
-            assert offmate(home, "adopt").stdout == "Every run folder is a job's.\n"
+            assert offmate(home, "adopt").stdout == "Every run folder belongs to a job.\n"
             with pytest.raises(UserError) as caught:
                 home.client.adopt(["1"])
             assert caught.value.code == "run-known"

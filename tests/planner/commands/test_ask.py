@@ -203,7 +203,7 @@ def test_a_plan_whose_search_was_cut_short_is_not_kept_and_the_receipt_says_so(
     assert not found.cut_short and "cut short" not in dict(_fitting(found))
     none = "none of the other machines and batches that were planned"
     late = replace(found, changes=(), unplanned=(Prospect(text="a link twice as fast", most=1.5),))
-    assert dict(_fitting(late))["would help"] == f"{none}; others were not, which may"
+    assert dict(_fitting(late))["would help"] == f"{none}; others, which may help, were not planned"
     assert dict(_fitting(replace(late, unplanned=())))["would help"] == none
     assert [plan.key for plan in Cache(url).plans()] == [found.plan_key]
 
@@ -298,7 +298,7 @@ def test_what_would_fit_is_looked_for_when_the_answer_is_late_and_nothing_untrie
     found = ask(job, preset("rtx3060", bf16=False), started_s=late)
     assert any("max_length: 512" in text for text in found.fits_with), "a change that takes a trace"
     nothing = dict(_too_large(replace(found, fits_with=(), untried=("LoRA (method: lora)",))))
-    assert nothing["fits with"] == "nothing that was tried; there was no time for all, and what is left may fit"
+    assert nothing["fits with"] == "nothing that was tried; there was no time to try everything, and the rest may fit"
     assert dict(_too_large(replace(found, fits_with=(), untried=())))["fits with"] == "nothing that was tried"
 
 

@@ -242,11 +242,11 @@ def test_a_certificate_in_words() -> None:
 def test_a_certificate_says_whose_plan_it_is_of() -> None:
     text = shown(certificate(decided=True), "3")
     assert text.startswith("job 3: 2 steps of 2 slices")
-    assert "made    before: it is the plan of job 3, which trains under it\n" in text
+    assert "made    earlier: it is the plan under which job 3 trains\n" in text
     text = shown(certificate(), "3")
     assert "made    now, as job 3 gets it when it has its turn and the same memory is free\n" in text
     text = shown(certificate(layers=2, decided=True), "3")
-    assert "made    for these layers, as hard pressed as the job's own\n" in text
+    assert "made    for these layers, with memory as tight as in the job's own plan\n" in text
 
 
 def test_a_certificate_that_does_not_hold_says_so() -> None:
@@ -255,7 +255,7 @@ def test_a_certificate_that_does_not_hold_says_so() -> None:
     assert "the first 2 of 3 layers" in text
     assert "parameters  1.25e-07             model.norm.weight  1.5         29 of 30" in text
     assert text.endswith(
-        "offmate does not compute what plain PyTorch computes: no difference may be. Please report this."
+        "offmate does not compute what plain PyTorch computes: no difference is allowed. Please report this."
     )
     assert from_json(Certificate, to_json(certificate(findings=(wrong,)))) == certificate(findings=(wrong,))
 
@@ -266,7 +266,7 @@ def test_where_rounding_may_differ_the_first_step_decides() -> None:
     assert near.holds and not near.bitwise
     assert shown(near).endswith(
         "offmate computes within rounding what plain PyTorch computes: it has chunks. In the first step losses and "
-        "norm differ by 1e-06 of their size, 2e-06 may be."
+        "norm differ by 1e-06 of their size, 2e-06 is allowed."
     )
     far = replace(near, first=3e-6)
     assert not far.holds
@@ -301,7 +301,7 @@ def test_a_certificate_says_which_kernels_both_took_where_others_could_differ() 
     assert f"{only}\n" in shown(card, "3")
     assert f"{only}; the plan was measured in them\n" in shown(replace(card, decided=False), "3")
     assert (
-        "made     now, for strict kernels: job 3 trains under a plan for faster ones, whose scratch is smaller\n"
+        "made     now, for strict kernels: job 3 trains under a plan for faster ones, which need less scratch memory\n"
     ) in shown(replace(card, decided=False, other_kernels=True), "3")
     refused = Kernels(("put_",))
     text = shown(certificate(kernels=str(refused), refused=refused.refused, decided=True), "3")
