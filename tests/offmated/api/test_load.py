@@ -240,7 +240,7 @@ def test_a_submission_that_nobody_answers_is_not_called_lost(own: Served, monkey
     before = replace(own.paths, runtime=own.folder)
     with cutting(before.api_socket, own.paths.api_socket, cut=1), pytest.raises(UserError) as caught:
         Client(before).submit(JOB, str(own.folder))
-    assert caught.value.numbers[-1].startswith("whether the job was taken is not known: offmate status")
+    assert caught.value.numbers[-1].startswith("it is not known whether the job was taken: offmate status")
 
 
 def test_a_daemon_with_a_crowd_before_its_door_is_not_called_away(

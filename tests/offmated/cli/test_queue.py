@@ -53,7 +53,7 @@ def test_clean_says_how_much_and_removes_nothing_unasked(home: Served) -> None:
     done = offmate(home, "clean", "--days", "0")
     assert (done.exit_code, saved.exists()) == (Exit.USAGE, True)
     assert done.stdout.splitlines()[1].split()[-2:] == ["2.0", "MiB"]
-    assert "Nothing was removed: 2.0 MiB would be." in done.stderr and "--yes" in done.stderr
+    assert "Nothing was removed: 2.0 MiB could be." in done.stderr and "--yes" in done.stderr
     found = json.loads(offmate(home, "clean", "--days", "0", "--yes", "--json").stdout)
     assert (found["bytes"], saved.exists()) == (2**21, False)
     assert offmate(home, "clean", "99").exit_code == Exit.NO_SUCH_JOB

@@ -94,7 +94,7 @@ def test_a_paused_job_stays_so_when_the_daemon_is_killed_and_starts_again() -> N
 def test_a_paused_machine_works_on_nothing_and_goes_on_when_resumed(home: House) -> None:
     number = submitted(home, "held", steps=60)
     home.wait_until_held(number)
-    assert said(home, "pause").startswith("No job works until offmate resume")
+    assert said(home, "pause").startswith("No job runs until offmate resume")
     try:
         paused(home, number)
         other = submitted(home, "other")
