@@ -23,7 +23,7 @@ from planner.schedule.compile import OpKind, Program, Queue, compile_program
 from planner.schedule.plan import Plan
 from tests.support.engine_plans import adamw
 from tests.support.plain_engine import PlainEngine
-from worker.certify.plain_pytorch import PlainTraining
+from worker.check.plain_pytorch import PlainTraining
 from worker.engine.engine import Engine
 from worker.runtime.arena import Counts, arena, take_over
 

@@ -32,7 +32,7 @@ from planner.schedule.plan import Plan
 from planner.search.problem import Problem
 from tests.support.engine_plans import adamw, resident_plan
 from tests.support.plain_engine import PlainEngine
-from worker.certify.plain_pytorch import PlainTraining
+from worker.check.plain_pytorch import PlainTraining
 from worker.runtime.cuda import CudaMachine
 
 MIB = 2**20

@@ -61,7 +61,7 @@ def certify(what: str, as_json: bool, **options: Any) -> None:
 def verify_resume(what: str, as_json: bool, **options: Any) -> None:
     """Do the first steps of the job in FILE, or of job ID, in one go, and again with a stop and a new process in
     between. Compares them bit by bit and exits with 1 when a bit differs. Both runs use deterministic kernels."""
-    with _process("worker.verify_resume", what, options, ("steps", "device")) as command:
+    with _process("verify-resume", what, options, ("steps", "device")) as command:
         code = answered([*command, *(["--json"] if as_json else [])], as_json)
     sys.exit(code)
 
@@ -82,7 +82,7 @@ def answered(command: list[str], as_json: bool) -> int:
 def _compare(what: str, options: dict[str, Any]) -> tuple[int, object]:
     """Exit code and certificate. Without a certificate the process has said why on stderr, and this raises
     `click.exceptions.Exit` with its exit code."""
-    with _process("worker.certify", what, options, ("steps", "layers", "device")) as command:
+    with _process("certify", what, options, ("steps", "layers", "device")) as command:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
     if not done.stdout.strip():
         raise click.exceptions.Exit(done.returncode if done.returncode > 0 else Exit.FAILED)
@@ -90,8 +90,8 @@ def _compare(what: str, options: dict[str, Any]) -> tuple[int, object]:
 
 
 @contextmanager
-def _process(module: str, what: str, options: dict[str, Any], handed_on: tuple[str, ...]) -> Iterator[list[str]]:
-    """The command that asks `module` about the job in a file or with a number, with a temporary folder."""
+def _process(check: str, what: str, options: dict[str, Any], handed_on: tuple[str, ...]) -> Iterator[list[str]]:
+    """The command that does a `check` of the job in a file or with a number, with a temporary folder."""
     from offmated.cli import planner_process  # late: importing it takes half of a command's start
 
     state = Paths.from_environment().state
@@ -102,7 +102,7 @@ def _process(module: str, what: str, options: dict[str, Any], handed_on: tuple[s
         url = planner_process.database()
         words = [f"--{name}={options[name]}" for name in handed_on if options[name] is not None]
         known = [f"--database={url}"] if url else []
-        yield [sys.executable, "-P", "-m", module, *job, f"--folder={folder}", *words, *known]
+        yield [sys.executable, "-P", "-m", "worker.check", check, *job, f"--folder={folder}", *words, *known]
 
 
 @contextmanager

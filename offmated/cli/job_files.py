@@ -41,8 +41,8 @@ def preview(file: Path, rows: int, as_json: bool, **changes: Any) -> None:
     known = [f"--database={url}"] if url else []
     asks = f"--asks=offmate plan {shlex.join([str(file), *_words(changes)])}"
     with planner_process.resolved(planner_process.job_of(file, changes)) as job:
-        command = [sys.executable, "-P", "-m", "worker.preview", str(job), asks, f"--rows={rows}", *form, *known]
-        code = planner_process.run_child(command).returncode
+        words = ["preview", str(job), asks, f"--rows={rows}", *form, *known]
+        code = planner_process.run_child([sys.executable, "-P", "-m", "worker.check", *words]).returncode
     sys.exit(code)
 
 

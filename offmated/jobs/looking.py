@@ -26,7 +26,8 @@ def look_at(run: RunFolder, folder: Path | None = None) -> tuple[str, ...]:
     """Raise the UserError with which the job in `run` would end because of its weights, its data, its model or its
     first records, all errors as one. Returns notes on them. `folder`: the folder of the job file, to suggest similar
     names. Where no answer comes, as with a slow hub, the check is left to the job's turn, and a note says so."""
-    command = [sys.executable, "-P", "-m", "worker.first_records", str(run.path), *([str(folder)] if folder else [])]
+    words = ["first-records", str(run.path), *([str(folder)] if folder else [])]
+    command = [sys.executable, "-P", "-m", "worker.check", *words]
     killed_before = kills()
     try:
         code = subprocess.run(

@@ -146,7 +146,7 @@ MAY_IMPORT = {
         "planner.schedule",
         "planner.machine",
     ),
-    "worker.certify": (
+    "worker.check": (
         "planner.models",
         "planner.optimizers",
         "worker.engine",
@@ -155,7 +155,6 @@ MAY_IMPORT = {
         "worker.storage",
         "worker.training",
         "planner.commands",
-        "planner.cpu",
         "planner.search",
         "planner.cache",
         "planner.measure",
@@ -203,13 +202,10 @@ MAY_IMPORT = {
 ENTRIES = {
     "worker.api",
     "worker.export",
-    "worker.first_records",
     "worker.prepare",
-    "worker.preview",
     "worker.sample",
     "worker.torch_optimizers",
     "worker.trainer",
-    "worker.verify_resume",
     "offmated.command",
 }
 """What people and processes start; beside these every `__main__` and `tasks`. They may import any folder of their
@@ -389,8 +385,8 @@ def test_the_command_line_loads_nothing_heavy() -> None:
 def test_looking_at_a_model_and_its_data_loads_no_tracer() -> None:
     """Which takes as long as all else, for what a person waits for at each submission."""
     needed = (
-        "planner.models.hf_model, planner.models.tokenizer, worker.data.batches, worker.data.documents, "
-        "worker.training.ends"
+        "worker.check.preview, worker.check.first_records, planner.models.hf_model, planner.models.tokenizer, "
+        "worker.data.batches, worker.data.documents, worker.training.ends"
     )
     assert loaded_by(f"import {needed}\nassert 'torch._dynamo' not in sys.modules").isdisjoint({"peft", "sympy"})
 
@@ -407,7 +403,7 @@ def test_no_import_begins_cuda() -> None:
         "import torch\n"
         "def fails(*_, **__): raise AssertionError('a backward')\n"
         "torch.autograd._engine_run_backward = fails\n"
-        "import planner.search.problem, planner.measure.analysis, worker.trainer, worker.certify.comparison\n"
+        "import planner.search.problem, planner.measure.analysis, worker.trainer, worker.check.certificate\n"
         "assert not torch.cuda.is_initialized()"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

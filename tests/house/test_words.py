@@ -29,10 +29,10 @@ SEVERAL = {
     ("planner/whatif/what_helps.py", "slices"),
     ("worker/api.py", "batches"),
     ("worker/api.py", "micro-batches"),
-    ("worker/certify/certificate.py", "layers"),
+    ("worker/check/certificate.py", "layers"),
     ("worker/data/hub_files.py", "files"),
     ("worker/data/turns.py", "tokens"),
-    ("worker/first_records.py", "records"),
+    ("worker/check/first_records.py", "records"),
     ("worker/data/batches.py", "tokens"),
 }
 """Told of several only, or of a factor; one is told in other words."""

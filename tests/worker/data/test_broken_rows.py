@@ -18,9 +18,9 @@ from planner.job.data_check import check_data, first_rows
 from planner.job.frozen import freeze
 from planner.job.schema import Job
 from tests.support.texts import CHATML, byte_tokenizer, make_job, tiny_llama_folder, write_jsonl
+from worker.check.first_records import look
 from worker.data.batches import Batches
 from worker.data.sources import open_source
-from worker.first_records import look
 
 TALK = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
 STRANGE = {"messages": [{"role": "narrator", "content": "x"}]}

@@ -18,10 +18,10 @@ from planner.job.data_check import check_data
 from planner.job.schema import Job
 from planner.models.tokenizer import load_tokenizer
 from tests.support.texts import write_jsonl
+from worker.check.first_records import look
 from worker.data.batches import Batches
 from worker.data.corpus import Corpus
 from worker.data.padding import IGNORED
-from worker.first_records import look
 
 SHAREGPT = {
     "formatting": "sharegpt",

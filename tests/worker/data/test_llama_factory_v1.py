@@ -24,11 +24,11 @@ from planner.job.schema import Job
 from planner.models.tokenizer import load_tokenizer
 from tests.support.plain_engine import PlainEngine
 from tests.worker.data.test_llama_factory import model
+from worker.check.first_records import look
 from worker.data.batches import Batches
 from worker.data.corpus import encode
 from worker.data.documents import documents_of
 from worker.data.seeds import micro_batch_seed
-from worker.first_records import look
 from worker.training.learning_rate import learning_rates, optimizer_of
 from worker.training.model import load_model
 

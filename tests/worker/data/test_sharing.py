@@ -10,9 +10,9 @@ import pytest
 
 from planner.job.schema import Job
 from tests.support.texts import byte_tokenizer, make_job, tiny_llama_folder, write_jsonl
+from worker.check.first_records import look
 from worker.data.batches import Batches
 from worker.data.sharing import Sharing, shares
-from worker.first_records import look
 
 
 def job(tmp_path: Path, records: list[dict[str, object]], **keys: object) -> Job:

@@ -13,7 +13,7 @@ from tests.support.engine_plans import adamw, chain_of, mixed_plan, resident_pla
 from tests.support.engines import data, learning_rate, own_threads
 from tests.support.families import masked_batch
 from tests.support.tiny_models import make_model
-from worker.certify.plain_pytorch import PlainTraining
+from worker.check.plain_pytorch import PlainTraining
 from worker.engine.device_items import Device
 from worker.engine.engine import Engine
 from worker.engine.host_items import Host

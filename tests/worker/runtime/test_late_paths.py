@@ -34,7 +34,7 @@ from tests.support.plain_engine import PlainEngine
 from tests.support.texts import byte_tokenizer, make_job, sentences, tiny_llama_folder, write_jsonl
 from tests.support.tiny_models import batch_of, make_model
 from worker.api import prepare
-from worker.certify.comparison import Comparison
+from worker.check.comparison import Comparison
 from worker.data.batches import Batches
 from worker.engine.engine import Engine
 from worker.training.metrics import read_metrics

@@ -23,6 +23,8 @@ from planner.run.folder import RunFolder
 from planner.search.problem import Problem
 from tests.support.plain_engine import PlainEngine
 from tests.support.texts import byte_tokenizer, make_job, tiny_llama_folder, write_jsonl
+from worker.check.__main__ import main
+from worker.check.verify_resume import differences
 from worker.data.batches import Batches
 from worker.data.seeds import micro_batch_seed
 from worker.sample import answers
@@ -32,7 +34,6 @@ from worker.training.metrics import read_metrics
 from worker.training.model import load_model
 from worker.training.run import run_job
 from worker.training.stop import StopRequest
-from worker.verify_resume import _train, differences
 
 STEPS = 2
 EOS, PAD = 256, 257
@@ -168,8 +169,8 @@ def test_a_stop_in_the_middle_changes_no_bit(tmp_path: Path) -> None:
     whole = run_of(tmp_path, job)
     stopped = RunFolder(tmp_path / "stopped")
     shutil.copytree(whole.path, stopped.path)
-    assert _train(whole, 3) is Exit.STOPPED
-    assert _train(stopped, 1) is Exit.STOPPED and _train(stopped, 3) is Exit.STOPPED
+    for run, step in ((whole, "3"), (stopped, "1"), (stopped, "3")):
+        assert main(["train-until", str(run.path), step]) == Exit.STOPPED
     assert [e["resumed_from"] for e in read_metrics(stopped.metrics) if e["event"] == "start"] == [None, 1]
     assert differences(whole, stopped, 3) == []
 

@@ -25,8 +25,8 @@ from planner.schedule.plan import Plan
 from planner.search import activations_on_disk, states_on_disk
 from planner.search.problem import Problem
 from tests.support.runs import make_run
+from tests.worker.check.test_verify_resume import plain_answer
 from tests.worker.training.test_run import plain_run
-from tests.worker.training.test_verify_resume import plain_answer
 from worker.sample import answers
 from worker.training.loop import Training
 from worker.training.metrics import read_metrics

@@ -16,11 +16,12 @@ from planner.job.schema import Job
 from planner.measure.analysis import analyse
 from planner.run.folder import RunFolder
 from tests.support.texts import CHATML, make_job, tiny_llama_folder, write_jsonl
+from worker.check.__main__ import main
+from worker.check.verify_resume import differences
 from worker.prepare import main as prepare
 from worker.training.metrics import read_metrics
 from worker.training.run import run_job
 from worker.training.stop import StopRequest
-from worker.verify_resume import _train, differences
 
 CPU = torch.device("cpu")
 STEPS = 3
@@ -60,7 +61,7 @@ def peaks(run: RunFolder) -> tuple[int, int]:
 def test_bits_are_those_of_a_plan_for_max_length_and_the_peak_is_that_of_the_rows(tmp_path: Path, job: Job) -> None:
     short, full = planned(tmp_path / "short", job), planned(tmp_path / "full", job, counted=False)
     for run in (short, full):
-        _train(run, STEPS)
+        assert main(["train-until", str(run.path), str(STEPS)]) == Exit.DONE
     assert differences(short, full, STEPS) == []
     evaluated = [[e["eval_loss"] for e in read_metrics(run.metrics) if e["event"] == "eval"] for run in (short, full)]
     assert evaluated[0] == evaluated[1] != []

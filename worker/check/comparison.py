@@ -23,7 +23,7 @@ from planner.job.schema import Job
 from planner.reports.certificate import Difference, Finding
 from planner.schedule.chain import Chain
 from planner.schedule.plan import Plan
-from worker.certify.plain_pytorch import PlainTraining
+from worker.check.plain_pytorch import PlainTraining
 from worker.data.batches import Batches
 from worker.data.seeds import micro_batch_seed
 from worker.engine.engine import Engine

@@ -3,32 +3,64 @@ model's layers as plain PyTorch has room for."""
 
 from __future__ import annotations
 
+import argparse
+import json
 import logging
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import psutil
 import torch
+from transformers.utils import logging as transformers_logging
 
+from planner.codec import to_json
 from planner.errors import Exit, UserError
 from planner.job.schema import Job
 from planner.measure.analysis import analyse
-from planner.measure.repeatable import Kernels
+from planner.measure.machine_rates import gpu_bytes
+from planner.measure.repeatable import Kernels, with_fallback
+from planner.measure.target import device_of
 from planner.models.hf_model import pairs_of, working_dtype
+from planner.out_of_memory import told_to_people
 from planner.reports.certificate import Certificate
-from planner.schedule.chain import Chain
+from planner.schedule.chain import Block, Chain, Tensor
 from planner.schedule.compile import OpKind, compile_program
 from planner.schedule.plan import Plan
 from planner.search.problem import Problem
-from worker.certify.comparison import Comparison
-from worker.certify.its_plan import ItsPlan
-from worker.certify.layers_that_fit import Room, plain_bytes
+from planner.units import format_bytes
+from worker.check.comparison import Comparison
+from worker.check.its_plan import ItsPlan, its_plan
+from worker.runtime.arena import take_over
 
 log = logging.getLogger(__name__)
 
+_MARGIN = 1.15  # autograd keeps more than the traced blocks do; the allocator has gaps
+_HOST_SHARE = 0.8  # share of the free host memory to use
 _ALLOWED = {torch.float32: 2e-6, torch.bfloat16: 1e-2}
 """The relative difference allowed between the first step's losses and norms where bit-equality is not possible. For
 fp32 it is the bound in docs/exactness.md. For bf16, whose numbers have 8 bits, it allows gradients as near to those of
 fp32 as plain PyTorch's are.
 """
+
+
+def answer(job: Job, options: argparse.Namespace) -> tuple[Exit, str]:
+    """The certificate of a job as JSON. Exit code 1 where a difference is greater than allowed. Raises UserError."""
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    device = device_of(options.device)
+    if device.type == "cuda" and job.exact:  # other jobs need PyTorch's own allocator to measure compiled layers
+        take_over()
+
+    def compare(kernels: Kernels) -> Certificate:
+        hint = "give it fewer layers, like --layers 2, or close other programs that use the device"
+        with told_to_people("The device ran out of memory as the certificate was made.", hint=hint):
+            data, anew = options.folder / "data", bool(kernels.refused)
+            found = its_plan(job, options.run, device, data, options.database, anew=anew)
+            return certify(
+                found, steps=options.steps, layers=options.layers, device=device, folder=options.folder, kernels=kernels
+            )
+
+    certificate = with_fallback(compare, asked=job.deterministic)
+    return (Exit.DONE if certificate.holds else Exit.FAILED), json.dumps(to_json(certificate))
 
 
 def certify(
@@ -114,3 +146,63 @@ def _shorter_plan(whole: ItsPlan, chain: Chain) -> Plan:
         slices=slices,
         clip=plan.clip,
     ).plan()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """A job's chain, and the bytes that the device has for it."""
+
+    chain: Chain
+    there_bytes: int
+
+    @classmethod
+    def of(cls, chain: Chain, device: torch.device) -> Room:
+        """The chain with the room that `device` has: a GPU's budget, or a share of the free host memory."""
+        free = int(_HOST_SHARE * psutil.virtual_memory().available)
+        return cls(chain=chain, there_bytes=gpu_bytes(device) if device.type == "cuda" else free)
+
+    @property
+    def all_layers(self) -> int:
+        """The number of layers of the whole model."""
+        return len(self.chain.blocks) - 2
+
+    def layers(self) -> int:
+        """How many layers of the model fit. Raises UserError "no-room" when not even one does."""
+        found = next((n for n in range(self.all_layers, 0, -1) if plain_bytes(self.shorter(n)) <= self.there_bytes), 0)
+        if found == 0:
+            raise UserError(
+                "There is no room for even one layer of this model in plain PyTorch.",
+                code="no-room",
+                exit_code=Exit.DOES_NOT_FIT,
+                numbers=(
+                    f"needed {format_bytes(plain_bytes(self.shorter(1)))}, there are {format_bytes(self.there_bytes)}",
+                ),
+                hint="certify a job of the same model with a smaller per_device_train_batch_size or max_length",
+            )
+        return found
+
+    def shorter(self, layers: int) -> Chain:
+        """The chain with its first `layers` layers only."""
+        first, *middle, last = self.chain.blocks
+        return replace(self.chain, blocks=(first, *middle[:layers], last))
+
+
+def plain_bytes(chain: Chain) -> int:
+    """About the bytes that a step of plain PyTorch takes: all tensors resident, all activations kept, one slice at a
+    time."""
+    tensors = sum(map(_tensor_bytes, (*chain.tensors(), *chain.frame_tensors)))
+    buffers = chain.frame_bytes - sum(t.bytes + t.state_bytes for t in chain.frame_tensors)
+    kept = sum(map(_kept_bytes, chain.blocks))
+    return int(_MARGIN * (tensors + buffers + kept + chain.blocks[-1].options[0].forward_peak_bytes))
+
+
+def _tensor_bytes(tensor: Tensor) -> int:
+    """Bytes of weight, gradient and states, and of the fp32 form of a narrower gradient. Moments count as fp32."""
+    converted = 4 * tensor.elements if tensor.trainable and tensor.gradient_bytes < 4 * tensor.elements else 0
+    moments = tensor.optimizer.moment_bytes(tensor.elements)
+    wide = sum(4 * tensor.elements - size for size in moments) if tensor.trainable else 0
+    return tensor.bytes + tensor.gradient_bytes + converted + tensor.state_bytes + wide
+
+
+def _kept_bytes(block: Block) -> int:
+    return block.input_bytes + max(option.saved_bytes for option in block.options)

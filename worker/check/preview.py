@@ -1,22 +1,12 @@
-"""Shows what a job would train on: `python -m worker.preview JOB [--rows N] [--color | --json] [--database URL] [--asks
-COMMAND]`. JOB is a resolved job file, COMMAND the command that makes its plan.
-
-It reads and tokenizes all of the data, as the trainer will. It prints rows as text with what is learned marked, what is
-cut and left out, how many tokens and steps there are, and, if the database has a plan of the job, how long they take.
-With `--json` it prints all that as one object.
-Exit codes are those of `planner.errors`.
-"""
+"""Shows what a job would train on. Reads and tokenizes all of the data, as the trainer will."""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import logging
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,8 +18,6 @@ from planner.job.at_hand import why_not_at_hand
 from planner.job.data_check import check_data
 from planner.job.schema import Job
 from planner.models.rope import rope_border
-from planner.run.ending import exit_code_of, leaving_on_signals
-from planner.run.plain_streams import speak_plainly
 from planner.units import counted, format_seconds, printable
 
 if TYPE_CHECKING:
@@ -41,24 +29,10 @@ _SHOWN = 4000  # characters of a row
 _ROWS = "per_device_train_batch_size"
 
 
-def main(arguments: list[str]) -> int:
-    """Run the command line; the process's exit code."""
-    parser = argparse.ArgumentParser(prog="python -m worker.preview")
-    parser.add_argument("job", type=Path)
-    parser.add_argument("--rows", type=int, default=3)
-    parser.add_argument("--color", action="store_true")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--database", metavar="URL", help="where plans are kept")
-    parser.add_argument("--asks", metavar="COMMAND", default="offmate plan job.yaml", help="what makes the job's plan")
-    options = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    with leaving_on_signals():
-        return exit_code_of(lambda: _preview(options), None)
-
-
-def _preview(options: argparse.Namespace) -> Exit:
-    given = job = Job.from_resolved(options.job)
-    wrong = Errors()
+def answer(job: Job, options: argparse.Namespace) -> tuple[Exit, str]:
+    """Rows as text with what is learned marked, what is cut and left out, how many tokens and steps there are, and, if
+    the database has a plan of the job, how long they take; in words or as JSON. Raises UserError."""
+    given, wrong = job, Errors()
     with wrong.apart():
         check_data(job)
     if not all(isinstance(error, BrokenRecordsError) for error in wrong.found):  # these are told again below
@@ -78,29 +52,24 @@ def _preview(options: argparse.Namespace) -> Exit:
     tokenizer, pairs = load_tokenizer(job), pairs_of(job)
     warned = _Warnings()
     logging.getLogger().addHandler(warned)
-    with contextlib.redirect_stdout(sys.stderr):  # stdout is for the answer alone
-        try:
-            batches = Batches(job, tokenizer, pairs=pairs, border=rope_border(job), places=True)
-        except BrokenRecordsError:  # it also tells the broken records found above
-            raise
-        except UserError as error:
-            wrong.found.append(error)
-        wrong.refuse()
-        ends = Ends(taught=() if pairs else batches.ends, before=ends_of_files(job), is_known=not pairs)
-        notes = [note for note in (_few_rows(batches), ends.note(job, tokenizer), said_of_dtype(job)) if note]
-        shown = [batches.shown(place) for place in range(min(options.rows, batches.rows))]
-        found = figures(batches, job)
-        step_s, told = time_of(given, batches, options.asks, options.database)
+    try:
+        batches = Batches(job, tokenizer, pairs=pairs, border=rope_border(job), places=True)
+    except BrokenRecordsError:  # it also tells the broken records found above
+        raise
+    except UserError as error:
+        wrong.found.append(error)
+    wrong.refuse()
+    ends = Ends(taught=() if pairs else batches.ends, before=ends_of_files(job), is_known=not pairs)
+    notes = [note for note in (_few_rows(batches), ends.note(job, tokenizer), said_of_dtype(job)) if note]
+    shown = [batches.shown(place) for place in range(min(options.rows, batches.rows))]
+    found = figures(batches, job)
+    step_s, told = time_of(given, batches, options.asks, options.database)
     if options.json:
         rows = [asdict(row) | {"pieces": [{"text": t, "learned": it} for t, it in row.pieces]} for row in shown]
         more = {"shown": rows, "step_s": step_s, "time": told, "notes": [*warned.said, *notes]}
-        print(json.dumps(found | more, ensure_ascii=False, indent=2))
-        return Exit.DONE
-    for number, row in enumerate(shown, 1):
-        print("\n".join(_row_lines(number, row, color=options.color)))
-    for line in (*_figure_lines(found), *(f"note: {note}" for note in notes), told):
-        print(line)
-    return Exit.DONE
+        return Exit.DONE, json.dumps(found | more, ensure_ascii=False, indent=2)
+    lines = [line for number, row in enumerate(shown, 1) for line in _row_lines(number, row, color=options.color)]
+    return Exit.DONE, "\n".join([*lines, *_figure_lines(found), *(f"note: {note}" for note in notes), told])
 
 
 class _Warnings(logging.Handler):
@@ -186,8 +155,3 @@ def _figure_lines(found: dict[str, int | float | None]) -> Iterator[str]:
     yield f"the longest row has {counted(longest, 'token')}, 99% have {all_but_few} at most{cut}"
     yield f"{found['steps_per_epoch']:.1f} steps an epoch of {counted(step, 'row')}, {found['steps']} in all"
     yield f"{counted(in_all, 'token')} in all, max_length {found['max_length']}"
-
-
-if __name__ == "__main__":
-    speak_plainly()
-    sys.exit(main(sys.argv[1:]))

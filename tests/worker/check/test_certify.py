@@ -34,9 +34,9 @@ from tests.support.not_repeatable import patch_mlp
 from tests.support.texts import byte_tokenizer, make_job, sentences, tiny_llama_folder, write_jsonl
 from tests.support.tiny_models import config_of
 from tests.worker.engine.test_states_on_disk import on_disk
-from worker.certify import __main__ as certify_process
-from worker.certify.comparison import Comparison
-from worker.certify.layers_that_fit import Room, plain_bytes
+from worker.check.__main__ import main
+from worker.check.certificate import Room, plain_bytes
+from worker.check.comparison import Comparison
 from worker.data.batches import Batches
 from worker.engine.gradients import Gradients
 from worker.training.model import load_model
@@ -146,7 +146,7 @@ def test_a_weight_that_no_gradient_reaches_is_compared_too(tmp_path: Path, monke
         return model
 
     monkeypatch.setattr(
-        "worker.certify.comparison.load_model", lambda job, layers: with_spare(load_model(job, layers=layers))
+        "worker.check.comparison.load_model", lambda job, layers: with_spare(load_model(job, layers=layers))
     )
     job = tiny_job(tmp_path, bf16=True)
     chain = chain_of(with_spare(skeleton_model(job)), sample_batch(job))
@@ -317,7 +317,7 @@ def certified(folder: Path, text: str, *words: str) -> tuple[int, Certificate | 
     (folder / "job.yaml").write_text(job.resolved_yaml())
     answers, log = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(answers), contextlib.redirect_stderr(log):
-        code = certify_process.main([str(folder / "job.yaml"), f"--folder={folder / 'own'}", "--device=cpu", *words])
+        code = main(["certify", str(folder / "job.yaml"), f"--folder={folder / 'own'}", "--device=cpu", *words])
     told = answers.getvalue()
     return code, from_json(Certificate, json.loads(told)) if told else None, log.getvalue()
 

@@ -19,8 +19,8 @@ from planner.job.schema import Job
 from planner.measure.repeatable import Kernels, kernels_in_force
 from planner.run.folder import RunFolder
 from tests.support.runs import make_run
-from worker.certify.certificate import certify
-from worker.certify.its_plan import ItsPlan, its_plan
+from worker.check.certificate import certify
+from worker.check.its_plan import ItsPlan, its_plan
 from worker.prepare import main as prepare
 
 CPU = torch.device("cpu")
@@ -63,7 +63,7 @@ def test_on_a_gpu_a_plan_for_other_kernels_gives_way_to_one_for_those_in_force(
         made.append(kernels_in_force(device))
         return replace(plan_job(job, CPU, **keywords), kernels=kernels_in_force(device))
 
-    monkeypatch.setattr("worker.certify.its_plan.plan_job", planned)
+    monkeypatch.setattr("worker.check.its_plan.plan_job", planned)
     job, run = make_run(tmp_path, "llama", **STEP)
     document = json.loads(run.plan.read_text()) | {"measured": True}
     run.plan.write_text(json.dumps(document))

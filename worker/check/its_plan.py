@@ -45,13 +45,13 @@ class ItsPlan:
 
 
 def its_plan(
-    job: Job, run: RunFolder | None, device: torch.device, folder: Path, cache: Cache | None, *, anew: bool = False
+    job: Job, run: RunFolder | None, device: torch.device, folder: Path, database: str | None, *, anew: bool = False
 ) -> ItsPlan:
     """The plan of a job; `run`: its run folder where it is submitted. A final plan there is taken as it is, because a
     new one would be for the memory that is free now. A plan is made where there is none, with `anew`, or where the
     job's plan is for other GPU kernels than this process uses. It is made as at the job's turn: with measurements,
-    under the kernels of this process, and after the data were counted. `folder`: for the data. Raises UserError, among
-    them `base-changed` as a start of the job does."""
+    under the kernels of this process, and after the data were counted. `folder`: for the data. `database`: the URL of
+    kept plans. Raises UserError, among them `base-changed` as a start of the job does."""
     if run is not None:
         hint = "give the job's file to ask about the model that is there now"
         check_base(job, run.read_base(), run.path.parent, hint=hint)
@@ -76,6 +76,7 @@ def its_plan(
     whole = job if job.is_split or job.train_batch_size is None else job.with_slices(job.train_batch_size)
     batches = data_of(whole)
     log.info("planning with measurements of the blocks")
+    cache = Cache(database) if database else None
     answer = plan_job(job, device, cache=cache, measure=True, counted=batches.counted())
     job = job if job.is_split else job.with_slices(answer.rows)
     if job != whole:

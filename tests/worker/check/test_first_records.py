@@ -17,9 +17,10 @@ from planner.models.hf_model import model_config
 from planner.models.tokenizer import load_tokenizer
 from planner.run.folder import RunFolder
 from tests.support.texts import CHATML, byte_tokenizer, make_job, tiny_llama_folder, write_jsonl
+from worker.check.__main__ import main
+from worker.check.first_records import MOST, look
 from worker.data.batches import Batches
 from worker.data.sources import first_of_hub
-from worker.first_records import MOST, look, main
 
 TALK = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
 UNLEARNED = [TALK[0], TALK[1] | {"train": False}]
@@ -130,9 +131,9 @@ def test_a_tokenizer_that_does_not_load_is_told(
     run = tmp_path / "run"
     run.mkdir()
     (run / "resolved.yaml").write_text(make_job(model, data).resolved_yaml())
-    assert main([str(run)]) == Exit.DONE
+    assert main(["first-records", str(run)]) == Exit.DONE
     (model / "tokenizer.json").write_text("{")
-    assert main([str(run)]) == Exit.USAGE
+    assert main(["first-records", str(run)]) == Exit.USAGE
     assert json.loads((run / "error.json").read_text())["code"] == "tokenizer-not-usable"
     assert "[tokenizer-not-usable]" in capsys.readouterr().err
 
@@ -145,7 +146,7 @@ def test_what_is_odd_of_a_template_is_told_once(model: Path, tmp_path: Path) -> 
     def told(**keys: object) -> tuple[str, ...] | None:
         job = make_job(model, talks, eval_dataset=str(talks[0]), special_tokens={"bos_token": "<eos>"}, **keys)
         (run / "resolved.yaml").write_text(job.resolved_yaml())
-        assert main([str(run)]) == Exit.DONE
+        assert main(["first-records", str(run)]) == Exit.DONE
         return RunFolder(run).read_first_notes()
 
     (note,) = told() or ()
@@ -238,6 +239,6 @@ def test_the_dtype_that_a_model_is_written_in_is_told_where_it_computes_in_anoth
         run = tmp_path / f"run-{bf16}"
         run.mkdir()
         RunFolder(run).write_resolved(make_job(model, data, bf16=bf16).resolved_yaml())
-        assert main([str(run)]) == 0
+        assert main(["first-records", str(run)]) == 0
         notes = RunFolder(run).read_first_notes() or ()
         assert sum("The trained model is written in float32 (like its base" in note for note in notes) == told

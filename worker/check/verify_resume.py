@@ -1,11 +1,8 @@
-"""Checks that a job that is stopped and goes on learns what it would have learned in one go: the process of `offmate
-verify-resume`, `python -m worker.verify_resume JOB --folder FOLDER [--run RUN_DIR] [--steps N] [--device cpu|cuda]
-[--database URL]`.
+"""Checks that a job that is stopped and goes on learns what it would have learned in one go.
 
-JOB is a resolved job file, that of RUN_DIR if the job is submitted. FOLDER is an empty folder. Processes that run the
-trainer's own code do the job's first steps twice: once without a stop, and once with a stop in the middle and a new
-process after it. Both write a checkpoint at the end. The checkpoints, and the losses, norms and rates of all steps, are
-compared bit by bit. Exit codes: 0 all is equal, 1 something is not, else those of `planner.errors`.
+Processes that run the trainer's own code (`train-until`) do the job's first steps twice: once without a stop, and once
+with a stop in the middle and a new process after it. Both write a checkpoint at the end. The checkpoints, and the
+losses, norms and rates of all steps, are compared bit by bit.
 """
 
 from __future__ import annotations
@@ -17,47 +14,25 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING
 
-from planner.environment import before_torch
+import torch
+
 from planner.errors import Exit, UserError
-from planner.fast_imports import lasting_imports
 from planner.job.schema import Job
-from planner.run.ending import exit_code_of
+from planner.measure.repeatable import Kernels, NotRepeatableError, with_fallback
+from planner.measure.target import device_of
 from planner.run.folder import RunFolder
-from planner.run.plain_streams import speak_plainly
+from worker.check.its_plan import its_plan
+from worker.storage.checkpoint import read_checkpoint
 from worker.training.metrics import read_metrics, steps_trained
+from worker.training.run import run_job
 from worker.training.stop import StopRequest
-
-if TYPE_CHECKING:
-    from planner.measure.repeatable import Kernels
+from worker.training.stored import clear_passing, forget_stores, passing_token
 
 log = logging.getLogger(__name__)
 
 _COMPARED = ("step", "loss", "grad_norm", "learning_rate", "tokens")
 _MOST_NAMED = 5
-
-
-def main(arguments: list[str]) -> int:
-    """Run the command line; the process's exit code."""
-    parser = argparse.ArgumentParser(prog="python -m worker.verify_resume")
-    parser.add_argument("job", type=Path)
-    parser.add_argument("--folder", type=Path)
-    parser.add_argument("--run", type=Path)
-    parser.add_argument("--steps", type=int, default=6)
-    parser.add_argument("--device", choices=("cpu", "cuda"))
-    parser.add_argument("--database", metavar="URL")
-    parser.add_argument("--json", action="store_true", help="print one JSON object, in one line")
-    parser.add_argument("--until", type=int, help="train the run folder JOB to this step, and stop")
-    parser.add_argument("--refused", action="append", default=[], help="an operation without a deterministic kernel")
-    options = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    before_torch()  # so torch is imported only below
-    if options.until is not None:
-        run, refused = RunFolder(options.job), tuple(options.refused)
-        return exit_code_of(lambda: _train(run, options.until, refused), run)
-    return exit_code_of(lambda: _verify(options), None)
 
 
 class _Until(StopRequest):
@@ -77,56 +52,43 @@ class _Until(StopRequest):
         """Ignored: only the steps done ask for a stop."""
 
 
-def _train(run: RunFolder, until: int, refused: tuple[str, ...] = ()) -> Exit:
-    with lasting_imports():
-        from planner.measure.repeatable import Kernels
-        from worker.training.run import run_job
+def train_until(job: Job, options: argparse.Namespace) -> tuple[Exit, str]:
+    """Train the run folder `own_run` until the step `step` is done, with the kernels that are left where operations
+    were `refused`. There is nothing to answer."""
+    run = options.own_run
+    with Kernels(tuple(options.refused)).taken():  # two runs would differ anyway if kernels did not repeat
+        return (Exit.DONE if run_job(run, _Until(run, options.step)) else Exit.STOPPED), ""
 
-    with Kernels(refused).taken():  # two runs would differ anyway if kernels did not repeat
-        return Exit.DONE if run_job(run, _Until(run, until)) else Exit.STOPPED
 
-
-def _verify(options: argparse.Namespace) -> Exit:
-    with lasting_imports():
-        from planner.measure.repeatable import with_fallback
-        from planner.measure.target import device_of
-
-    job = Job.from_resolved(options.job)
+def answer(job: Job, options: argparse.Namespace) -> tuple[Exit, str]:
+    """Whether all is equal, and what is not, in words or as JSON. Exit code 1 where something is not. Raises
+    UserError."""
     found, steps, kernels = with_fallback(lambda kernels: _compare(job, options, kernels), asked=job.deterministic)
-    half, cuda = steps // 2, device_of(options.device).type == "cuda"
+    code, half, cuda = Exit.FAILED if found else Exit.DONE, steps // 2, device_of(options.device).type == "cuda"
     if options.json:
-        print(
-            json.dumps(
-                {
-                    "equal": not found,
-                    "steps": steps,
-                    "stopped_after": half,
-                    "differences": found,
-                    "deterministic_kernels": cuda,
-                    "kernels": str(kernels),
-                    "refused": kernels.refused,
-                }
-            )
-        )
-        return Exit.FAILED if found else Exit.DONE
+        told = {
+            "equal": not found,
+            "steps": steps,
+            "stopped_after": half,
+            "differences": found,
+            "deterministic_kernels": cuda,
+            "kernels": str(kernels),
+            "refused": kernels.refused,
+        }
+        return code, json.dumps(told)
     did = f"steps 1 to {steps} in one go, and with an end after step {half} and a new process"
+    lines = [f"{did}, are equal in every bit: losses, norms, weights and moments."]
     if found:
-        print(f"{did}, differ. Please report this.")
-        for line in found[:_MOST_NAMED]:
-            print(f"  {line}")
-    else:
-        print(f"{did}, are equal in every bit: losses, norms, weights and moments.")
+        lines = [f"{did}, differ. Please report this.", *(f"  {line}" for line in found[:_MOST_NAMED])]
     if cuda or kernels.refused:
         own = "" if job.deterministic else " Those that the job itself takes may differ from run to run."
-        print(f"Kernels: {kernels}.{own}")
-    return Exit.FAILED if found else Exit.DONE
+        lines.append(f"Kernels: {kernels}.{own}")
+    return code, "\n".join(lines)
 
 
 def _compare(job: Job, options: argparse.Namespace, kernels: Kernels) -> tuple[list[str], int, Kernels]:
     """Do the steps both ways, with `kernels`. Returns the differences, how many steps there were, and `kernels`. Raises
     UserError."""
-    from worker.training.stored import forget_stores
-
     whole, halves = (RunFolder(options.folder / name) for name in ("in-one-go", "with-a-stop"))
     try:
         steps = _prepare(job, (whole, halves), options, kernels)
@@ -147,17 +109,11 @@ def _compare(job: Job, options: argparse.Namespace, kernels: Kernels) -> tuple[l
 
 def _prepare(job: Job, runs: tuple[RunFolder, ...], options: argparse.Namespace, kernels: Kernels) -> int:
     """Make the run folders, with plan and data; returns how many steps there are to do. Raises UserError."""
-    from planner.cache.store import Cache
-    from planner.measure.target import device_of
-    from worker.certify.its_plan import its_plan
-    from worker.training.stored import clear_passing, passing_token
-
-    cache = Cache(options.database) if options.database else None
     first, *others = runs
     for run in runs:
         shutil.rmtree(run.path, ignore_errors=True)  # left by a try with kernels that an operation refused
-    submitted = RunFolder(options.run) if options.run else None
-    found = its_plan(job, submitted, device_of(options.device), first.path / "data", cache, anew=bool(kernels.refused))
+    device, data = device_of(options.device), first.path / "data"
+    found = its_plan(job, options.run, device, data, options.database, anew=bool(kernels.refused))
     job, batches = _to_compare(found.job), found.batches
     if (total := batches.total_steps) < 3:
         raise UserError(
@@ -185,7 +141,7 @@ def _to_compare(job: Job) -> Job:
 
 def _run(run: RunFolder, until: int, device: str | None, kernels: Kernels) -> None:
     refused = [f"--refused={operation}" for operation in kernels.refused]
-    command = [sys.executable, "-P", "-m", "worker.verify_resume", str(run.path), f"--until={until}", *refused]
+    command = [sys.executable, "-P", "-m", "worker.check", "train-until", str(run.path), str(until), *refused]
     hidden = {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
     watched = sys.stderr.isatty()  # if not, its log is shown where it ends badly
     done = subprocess.run(
@@ -199,8 +155,6 @@ def _run(run: RunFolder, until: int, device: str | None, kernels: Kernels) -> No
         check=False,
     )
     if (code := done.returncode) != Exit.STOPPED:
-        from planner.measure.repeatable import NotRepeatableError
-
         told = run.read_error()
         if told is not None and (error := NotRepeatableError.of(UserError.from_json(told))) is not None:
             raise error
@@ -216,10 +170,6 @@ def _run(run: RunFolder, until: int, device: str | None, kernels: Kernels) -> No
 def differences(one: RunFolder, other: RunFolder, step: int) -> list[str]:
     """The differences between two runs after step `step`, a line each: in their steps as written down, and in every
     tensor of their checkpoints, bit by bit."""
-    import torch
-
-    from worker.storage.checkpoint import read_checkpoint
-
     told = [
         [tuple(event[key] for key in _COMPARED) for event in read_metrics(run.metrics) if event["event"] == "step"]
         for run in (one, other)
@@ -235,8 +185,3 @@ def differences(one: RunFolder, other: RunFolder, step: int) -> list[str]:
             if part not in found or not torch.equal(tensor.view(torch.uint8), found[part].view(torch.uint8))
         ]
     return lines + [f"{name}: it is there with a stop only" for name in theirs]
-
-
-if __name__ == "__main__":
-    speak_plainly()
-    sys.exit(main(sys.argv[1:]))

@@ -20,7 +20,10 @@ from planner.run.processes import Process
 from planner.units import printable
 from tests.support.not_repeatable import patch_mlp
 from tests.support.runs import make_run
-from worker import trainer, verify_resume
+from worker import trainer
+from worker.check import verify_resume
+from worker.check.__main__ import main
+from worker.check.verify_resume import _to_compare, _Until, differences
 from worker.engine.engine import Engine
 from worker.sample import answers
 from worker.sample import main as sample
@@ -28,7 +31,6 @@ from worker.storage.checkpoint import read_checkpoint, write_checkpoint
 from worker.training.run import run_job
 from worker.training.stop import StopRequest
 from worker.training.stored import clear_passing, passing_token
-from worker.verify_resume import _to_compare, _train, _Until, differences
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -44,7 +46,7 @@ def test_a_stop_in_the_middle_changes_no_bit_and_what_does_is_named(
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level("INFO", "worker.verify_resume")
+    caplog.set_level("INFO", "worker.check.verify_resume")
     job, run = make_run(tmp_path, "llama", max_steps=5)
     (tmp_path / "job.yaml").write_text(job.resolved_yaml())
     plan = run.plan.read_text()
@@ -57,14 +59,16 @@ def test_a_stop_in_the_middle_changes_no_bit_and_what_does_is_named(
         return 4
 
     def leg(run: RunFolder, until: int, device: str | None, kernels: Kernels) -> None:
-        assert _train(run, until) is Exit.STOPPED
+        assert main(["train-until", str(run.path), str(until)]) == Exit.STOPPED
 
     monkeypatch.setattr(verify_resume, "_prepare", prepare)
     monkeypatch.setattr(verify_resume, "_run", leg)
-    assert verify_resume.main([str(tmp_path / "job.yaml"), f"--folder={tmp_path / 'both'}", "--steps=4"]) == Exit.DONE
+    assert (
+        main(["verify-resume", str(tmp_path / "job.yaml"), f"--folder={tmp_path / 'both'}", "--steps=4"]) == Exit.DONE
+    )
     said = capsys.readouterr().out
     assert "after step 2 and a new process, are equal in every bit" in said
-    assert [record.getMessage() for record in caplog.records if record.name == "worker.verify_resume"] == [
+    assert [record.getMessage() for record in caplog.records if record.name == "worker.check.verify_resume"] == [
         "training steps 1 to 4 in one go",
         "training steps 1 to 2, and a checkpoint",
         "going on from it to step 4, in a new process",
@@ -74,10 +78,10 @@ def test_a_stop_in_the_middle_changes_no_bit_and_what_does_is_named(
     assert [event["resumed_from"] for event in other.read_metrics() if event["event"] == "start"] == [None, 2]
     assert [event["resumed_from"] for event in one.read_metrics() if event["event"] == "start"] == [None]
 
-    again = [str(tmp_path / "job.yaml"), f"--folder={tmp_path / 'both'}", "--steps=4", "--json"]
+    again = ["verify-resume", str(tmp_path / "job.yaml"), f"--folder={tmp_path / 'both'}", "--steps=4", "--json"]
     monkeypatch.setattr(verify_resume, "_prepare", lambda job, runs, options, kernels: 4)
     monkeypatch.setattr(verify_resume, "_run", lambda run, until, device, kernels: None)  # both have done them
-    assert verify_resume.main(again) == Exit.DONE
+    assert main(again) == Exit.DONE
     equal = {"equal": True, "steps": 4, "stopped_after": 2, "differences": [], "deterministic_kernels": False}
     equal |= {"kernels": "deterministic ones only", "refused": []}
     assert json.loads(capsys.readouterr().out) == equal
@@ -88,13 +92,13 @@ def test_a_stop_in_the_middle_changes_no_bit_and_what_does_is_named(
     parts["exp_avg"].view(torch.int32).view(-1)[0] ^= 1  # the last bit of a number
     write_checkpoint(other.checkpoints, 4, found.origin, "state", items, None)
     assert differences(one, other, 4) == [f"{name}: exp_avg"]
-    assert verify_resume.main(again) == Exit.FAILED
+    assert main(again) == Exit.FAILED
     assert json.loads(capsys.readouterr().out) == equal | {"equal": False, "differences": [f"{name}: exp_avg"]}
 
 
 def in_this_process(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
     """A leg of the comparison, where the test's model is."""
-    return subprocess.CompletedProcess(command, verify_resume.main(command[4:]), stdout="")
+    return subprocess.CompletedProcess(command, main(command[4:]), stdout="")
 
 
 def test_where_an_operation_refuses_both_runs_begin_once_more_and_it_is_said(
@@ -104,10 +108,10 @@ def test_where_an_operation_refuses_both_runs_begin_once_more_and_it_is_said(
     job, run = make_run(tmp_path, "llama", max_steps=4)
     run.plan.write_text(json.dumps(json.loads(run.plan.read_text()) | {"measured": True}))  # nothing is measured first
     (tmp_path / "job.yaml").write_text(job.resolved_yaml())
-    monkeypatch.setattr("worker.verify_resume.subprocess.run", in_this_process)
+    monkeypatch.setattr("worker.check.verify_resume.subprocess.run", in_this_process)
     words = [f"--folder={tmp_path / 'both'}", f"--run={run.path}", "--steps=3", "--device=cpu"]
     (tmp_path / "both").mkdir()
-    assert verify_resume.main([str(tmp_path / "job.yaml"), *words]) == Exit.DONE
+    assert main(["verify-resume", str(tmp_path / "job.yaml"), *words]) == Exit.DONE
     said = capsys.readouterr().out
     assert "steps 1 to 3 in one go, and with an end after step 1 and a new process, are equal in every bit" in said
     assert (
@@ -115,7 +119,7 @@ def test_where_an_operation_refuses_both_runs_begin_once_more_and_it_is_said(
         "computed by matrix products (SDPBackend.MATH). Those that the job itself takes may differ from run to run.\n"
     ) in said
     (tmp_path / "job.yaml").write_text(job.model_copy(update={"deterministic": True}).resolved_yaml())
-    assert verify_resume.main([str(tmp_path / "job.yaml"), *words]) == Exit.USAGE
+    assert main(["verify-resume", str(tmp_path / "job.yaml"), *words]) == Exit.USAGE
     assert "put_ has no deterministic kernel in PyTorch" in capsys.readouterr().err
 
 
@@ -156,7 +160,7 @@ def test_a_job_that_would_end_early_does_its_steps(tmp_path: Path) -> None:
     keys = {"val_size": 2, "eval_steps": 1, "early_stopping_patience": 1, "early_stopping_threshold": 1e9}
     job, run = make_run(tmp_path, "llama", max_steps=4, **keys)  # its evaluations end it after the second step
     run.write_resolved(_to_compare(job).resolved_yaml())
-    assert _train(run, 3) is Exit.STOPPED
+    assert main(["train-until", str(run.path), "3"]) == Exit.STOPPED
 
 
 def plain_answer(folder: Path, prompt: str, tokens: int) -> str:

@@ -1,16 +1,15 @@
-"""Tells what is wrong with a job that is submitted: `python -m worker.first_records RUN_DIR [FOLDER]`.
+"""Tells what is wrong with a job that is submitted.
 
 It checks the job's weights, data and model, and its first records, rendered, tokenized and masked as the trainer will.
 So the submitter learns at once, and all together, what would otherwise end the job when it has its turn. This is not
-done in the daemon, because files may be made to fill any memory, and this process may take only so much. FOLDER is the
-job file's folder, below which near names are looked for. Exit codes and errors are those of `worker.trainer`. Whatever
-else the submitter should be told is written into the run folder, as an error is.
+done in the daemon, because files may be made to fill any memory, and this process may take only so much. Whatever else
+the submitter should be told is written into the run folder, as an error is.
 """
 
 from __future__ import annotations
 
+import argparse
 import logging
-import sys
 import time
 import traceback
 from collections.abc import Iterator
@@ -35,9 +34,7 @@ from planner.job.length import notes_on_length
 from planner.job.schema import Job, says_of_model
 from planner.job.weights import check_weights
 from planner.run.bounds import OUT_OF_MEMORY, bounded, takes_too_much
-from planner.run.ending import exit_code_of
 from planner.run.folder import RunFolder
-from planner.run.plain_streams import speak_plainly
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -45,7 +42,7 @@ if TYPE_CHECKING:
     from worker.data.corpus import Corpus
     from worker.data.formats import Document
 
-log = logging.getLogger("worker.first_records")  # also where this is the main module
+log = logging.getLogger(__name__)
 
 MOST = 64
 """How many records of each data entry are looked at."""
@@ -58,28 +55,23 @@ _TOLD = (
     "planner.data.broken_rows",
     "planner.models.peft_lora",
     "worker.data.batches",
-    "worker.first_records",
+    __name__,
 )
 """The loggers whose warnings are told to the submitter."""
 
 
-def main(arguments: list[str]) -> int:
-    """Look at the job in the folder `arguments[0]`; returns the exit code."""
-    if len(arguments) not in (1, 2) or not Path(arguments[0]).is_dir():
-        print("usage: python -m worker.first_records RUN_DIR [FOLDER]", file=sys.stderr)
-        return Exit.USAGE
-    logging.basicConfig(level=logging.ERROR, stream=sys.stderr)
-    folder = RunFolder(Path(arguments[0]).absolute())
-    beside = Path(arguments[1]) if len(arguments) == 2 else None
-    return exit_code_of(lambda: _Look(folder, beside).at_everything(), folder)
+def answer(job: Job, options: argparse.Namespace) -> tuple[Exit, str]:
+    """Look at the job of the run folder `own_run`, with near names from below `folder`. What is found is written there,
+    so there is nothing to answer. Raises UserError with all that is wrong."""
+    return _Look(job, options.own_run, options.folder).at_everything(), ""
 
 
 class _Look:
     """Looks at the job in a run folder, and collects its errors and notes. A check is left out only where it depends on
     something that has an error."""
 
-    def __init__(self, folder: RunFolder, beside: Path | None) -> None:
-        self._folder, self._beside, self._job = folder, beside, Job.from_resolved(folder.resolved)
+    def __init__(self, job: Job, folder: RunFolder, beside: Path | None) -> None:
+        self._folder, self._beside, self._job = folder, beside, job
         self._wrong, self._notes, self._missing = Errors(), list[str](), set[str]()
         self._looks_at, self._offline, self._failed = "", False, False
         self._unseen: dict[str, list[str]] = {}
@@ -364,8 +356,3 @@ def _documents(
         of_job.refuse()
         if time.monotonic() > until:
             return
-
-
-if __name__ == "__main__":
-    speak_plainly()
-    sys.exit(main(sys.argv[1:]))

@@ -24,8 +24,8 @@ from planner.job.schema import Job
 from planner.units import format_seconds
 from tests.support.daemons import until
 from tests.support.texts import CHATML, byte_tokenizer, tiny_llama_folder, write_jsonl
+from worker.check.__main__ import main
 from worker.prepare import main as prepare
-from worker.preview import main
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def previewed(job: Path, *words: str) -> int:
     """The exit code of the process on the job in this file."""
     resolved = job.with_name("resolved.yaml")
     resolved.write_text(Job.load(job).resolved_yaml())
-    return main([str(resolved), *words])
+    return main(["preview", str(resolved), *words])
 
 
 def test_rows_are_shown_with_what_is_learned_and_all_is_counted(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
