@@ -32,11 +32,10 @@ from worker.training.run import run_job
 from worker.training.stop import StopRequest
 from worker.training.stored import clear_passing, passing_token
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture(autouse=True)
 def _small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.set_num_threads(1)
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
 
 
@@ -63,9 +62,8 @@ def test_a_stop_in_the_middle_changes_no_bit_and_what_does_is_named(
 
     monkeypatch.setattr(verify_resume, "_prepare", prepare)
     monkeypatch.setattr(verify_resume, "_run", leg)
-    assert (
-        main(["verify-resume", str(tmp_path / "job.yaml"), f"--folder={tmp_path / 'both'}", "--steps=4"]) == Exit.DONE
-    )
+    words = ["verify-resume", str(tmp_path / "job.yaml"), f"--folder={tmp_path / 'both'}", "--steps=4"]
+    assert main(words) == Exit.DONE
     said = capsys.readouterr().out
     assert "after step 2 and a new process, are equal in every bit" in said
     assert [record.getMessage() for record in caplog.records if record.name == "worker.check.verify_resume"] == [
@@ -78,7 +76,7 @@ def test_a_stop_in_the_middle_changes_no_bit_and_what_does_is_named(
     assert [event["resumed_from"] for event in other.read_metrics() if event["event"] == "start"] == [None, 2]
     assert [event["resumed_from"] for event in one.read_metrics() if event["event"] == "start"] == [None]
 
-    again = ["verify-resume", str(tmp_path / "job.yaml"), f"--folder={tmp_path / 'both'}", "--steps=4", "--json"]
+    again = [*words, "--json"]
     monkeypatch.setattr(verify_resume, "_prepare", lambda job, runs, options, kernels: 4)
     monkeypatch.setattr(verify_resume, "_run", lambda run, until, device, kernels: None)  # both have done them
     assert main(again) == Exit.DONE
