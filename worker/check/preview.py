@@ -7,22 +7,23 @@ import json
 import logging
 from collections.abc import Iterator
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
+from transformers.utils import logging as transformers_logging
 
 from planner.data.broken_rows import BrokenRecordsError
 from planner.errors import Errors, Exit, UserError
-from planner.fast_imports import lasting_imports
 from planner.job.at_hand import why_not_at_hand
 from planner.job.data_check import check_data
 from planner.job.schema import Job
+from planner.models.hf_model import pairs_of
 from planner.models.rope import rope_border
+from planner.models.tokenizer import load_tokenizer
+from planner.models.written import said_of_dtype
 from planner.units import counted, format_seconds, printable
-
-if TYPE_CHECKING:
-    from worker.data.batches import Batches
-    from worker.data.shown_row import ShownRow
+from worker.data.batches import Batches
+from worker.data.shown_row import ShownRow
+from worker.training.ends import Ends, ends_of_files
 
 _GREEN, _PLAIN = "\033[32m", "\033[0m"
 _SHOWN = 4000  # characters of a row
@@ -39,15 +40,6 @@ def answer(job: Job, options: argparse.Namespace) -> tuple[Exit, str]:
         wrong.refuse()
     if not job.is_split and job.train_batch_size is not None:
         job = job.with_slices(job.train_batch_size)  # this does not change what a step trains on
-    with lasting_imports():
-        from transformers.utils import logging as transformers_logging
-
-        from planner.models.hf_model import pairs_of
-        from planner.models.tokenizer import load_tokenizer
-        from planner.models.written import said_of_dtype
-        from worker.data.batches import Batches
-        from worker.training.ends import Ends, ends_of_files
-
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     tokenizer, pairs = load_tokenizer(job), pairs_of(job)
     warned = _Warnings()

@@ -127,7 +127,7 @@ def test_where_the_process_that_looks_is_killed_no_file_is_blamed(
     store: Store, paths: Paths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     python = paths.state.parent / "python"
-    python.write_text('#!/bin/sh\nprintf "the dataset talks.jsonl" > "$4/looks_at.txt"\nkill -9 $$\n')
+    python.write_text('#!/bin/sh\nprintf "the dataset talks.jsonl" > "$5/looks_at.txt"\nkill -9 $$\n')
     python.chmod(0o755)
     monkeypatch.setattr("sys.executable", str(python))
     with pytest.raises(UserError) as told:

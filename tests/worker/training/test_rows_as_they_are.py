@@ -61,7 +61,7 @@ def peaks(run: RunFolder) -> tuple[int, int]:
 def test_bits_are_those_of_a_plan_for_max_length_and_the_peak_is_that_of_the_rows(tmp_path: Path, job: Job) -> None:
     short, full = planned(tmp_path / "short", job), planned(tmp_path / "full", job, counted=False)
     for run in (short, full):
-        assert main(["train-until", str(run.path), str(STEPS)]) == Exit.DONE
+        assert main(["train-until", str(run.path), str(STEPS)]) == Exit.STOPPED
     assert differences(short, full, STEPS) == []
     evaluated = [[e["eval_loss"] for e in read_metrics(run.metrics) if e["event"] == "eval"] for run in (short, full)]
     assert evaluated[0] == evaluated[1] != []
