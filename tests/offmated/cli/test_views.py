@@ -241,7 +241,7 @@ def test_show_tells_file_and_budgets_of_a_job_without_a_plan(tmp_path: Path) -> 
 
 def test_a_plan_of_a_form_to_come_is_said_to_be_one() -> None:
     to_come = DOCUMENT | {"plan": DOCUMENT["plan"] | {"tiers": 3}}
-    assert "written by another version of offmate, and not to be shown by this one" in " ".join(
+    assert "written by another version of offmate; this version cannot show it" in " ".join(
         printed(job_view.job(JOB, to_come))
     )
 
