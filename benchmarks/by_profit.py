@@ -26,7 +26,7 @@ from planner.candidate.setting import Setting
 from planner.greedy.streaming import resident
 from planner.schedule.chain import Tensor
 from planner.schedule.compile import OpKind, order_program
-from planner.schedule.memory import gpu_usage
+from planner.schedule.memory_use import gpu_usage
 from planner.schedule.simulate import durations_s
 
 

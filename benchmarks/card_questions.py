@@ -198,5 +198,5 @@ def answer(question: str, folder: Path) -> None:
         return of_work[name](folder, about) if about else alone[name](folder)
 
     check_cuda()
-    found = with_fallback(ask, asked=False) if compares_bits(question) else ask(None)
+    found = with_fallback(ask, required=False) if compares_bits(question) else ask(None)
     (folder / f"{question}.json").write_text(json.dumps(found), "utf-8")

@@ -13,7 +13,7 @@ from planner.greedy.streaming import profile, resident
 from planner.machine.hardware import Hardware
 from planner.schedule.chain import Chain
 from planner.schedule.compile import compile_program
-from planner.schedule.memory import gpu_peak_bytes
+from planner.schedule.memory_use import gpu_peak_bytes
 from planner.search.problem import Problem
 
 UNLIMITED = 2**60

@@ -41,7 +41,7 @@ from planner.measure.analysis import analyse
 from planner.measure.times import OptionTimes, Times
 from planner.schedule.chain import Chain
 from planner.schedule.compile import compile_program
-from planner.schedule.memory import cpu_peak_bytes, gpu_peak_bytes
+from planner.schedule.memory_use import cpu_peak_bytes, gpu_peak_bytes
 from planner.schedule.plan import Plan
 from planner.schedule.verify import verify
 from planner.search.problem import Problem

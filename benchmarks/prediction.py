@@ -39,7 +39,7 @@ from planner.models.hf_model import model_config, working_dtype
 from planner.optimizers.adamw import AdamWGroup
 from planner.schedule.chain import Chain
 from planner.schedule.compile import compile_program
-from planner.schedule.memory import gpu_peak_bytes
+from planner.schedule.memory_use import gpu_peak_bytes
 from planner.schedule.plan import Plan
 from planner.schedule.verify import verify
 from planner.search.problem import Problem

@@ -9,7 +9,7 @@ from planner.greedy.solver_free import instant
 from planner.machine.hardware import Hardware
 from planner.schedule.chain import Chain
 from planner.schedule.compile import compile_program
-from planner.schedule.memory import cpu_peak_bytes, gpu_peak_bytes
+from planner.schedule.memory_use import cpu_peak_bytes, gpu_peak_bytes
 
 
 def greedy_step_s(chain: Chain, hardware: Hardware, budgets: Budgets) -> float | None:

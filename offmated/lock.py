@@ -23,10 +23,10 @@ class Lock:
         """Take the lock anew where its file was deleted; else a second daemon could start. Raises UserError
         `already-running` when one has started, and OSError."""
         try:
-            there = os.path.samestat(os.fstat(self._descriptor), self._paths.lock.stat())
+            is_ours = os.path.samestat(os.fstat(self._descriptor), self._paths.lock.stat())
         except FileNotFoundError:
-            there = False
-        if not there:
+            is_ours = False
+        if not is_ours:
             before, self._descriptor = self._descriptor, _take(self._paths)
             os.close(before)
 

@@ -19,10 +19,10 @@ def keep_short(paths: Paths, at_most: int = LOG_BYTES) -> None:
     systemd's. Raises OSError."""
     ours = os.fstat(sys.stderr.fileno())
     try:
-        there = paths.log.stat()
+        status = paths.log.stat()
     except FileNotFoundError:
         return
-    if there.st_size <= at_most or (there.st_dev, there.st_ino) != (ours.st_dev, ours.st_ino):
+    if status.st_size <= at_most or (status.st_dev, status.st_ino) != (ours.st_dev, ours.st_ino):
         return
     if not fcntl.fcntl(sys.stderr.fileno(), fcntl.F_GETFL) & os.O_APPEND:  # writing would go on behind a gap
         return

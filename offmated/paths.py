@@ -119,16 +119,16 @@ class Paths:
         """The folder of one job: everything about it except its row."""
         return self.runs / str(job_id)
 
-    def check_outside(self, what: str, place: Path, *, may_hold: bool = False) -> None:
-        """Raise UserError where `place`, named by the key or command `what`, is in offmate's own folders after links
+    def check_outside(self, name: str, place: Path, *, may_hold: bool = False) -> None:
+        """Raise UserError where `place`, named by the key or command `name`, is in offmate's own folders after links
         are followed, as offmate removes files there. Also where it contains these folders, unless it `may_hold` them.
         """
         real = Path(os.path.realpath(place))
-        for folder in (Path(os.path.realpath(own)) for own in (self.state, self.runtime)):
+        for folder in (Path(os.path.realpath(each)) for each in (self.state, self.runtime)):
             holds = real in folder.parents
             if (holds and not may_hold) or folder in (real, *real.parents):
                 raise UserError(
-                    f"{what} {place} {'holds' if holds else 'is in'} offmate's own state folder.",
+                    f"{name} {place} {'holds' if holds else 'is in'} offmate's own state folder.",
                     numbers=(f"state folder {folder}", *((f"{place} is {real}",) if real != place else ())),
                     hint="give a folder of its own",
                     code=IN_STATE_FOLDER,

@@ -18,18 +18,18 @@ class RepeatedErrors:
         self._known: dict[str, str] = {}
 
     @contextmanager
-    def of(self, what: str, *kinds: type[Exception]) -> Iterator[None]:
-        """Log an error of these kinds in the body and go on. `what`: the body's work, which is tried again later."""
+    def of(self, work: str, *kinds: type[Exception]) -> Iterator[None]:
+        """Log an error of these kinds in the body and go on. `work`: the body's work, which is tried again later."""
         try:
             yield
         except kinds as error:
             text = f"{type(error).__name__}: {error}"
-            if self._known.get(what) != text:
-                self._known[what] = text
+            if self._known.get(work) != text:
+                self._known[work] = text
                 if is_out_of_memory(error):  # the traceback would say nothing more
-                    log.error("%s did not work, and is tried again: no memory (%s)", what, text)
+                    log.error("%s did not work, and is tried again: no memory (%s)", work, text)
                 else:
-                    log.exception("%s did not work, and is tried again", what)
+                    log.exception("%s did not work, and is tried again", work)
         else:
-            if self._known.pop(what, None) is not None:
-                log.info("%s works again", what)
+            if self._known.pop(work, None) is not None:
+                log.info("%s works again", work)

@@ -113,9 +113,9 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     questions.add_parsers(commands)
     plan = commands.add_parser("plan", help="plan a job")
-    what = plan.add_mutually_exclusive_group(required=True)
-    what.add_argument("run_dir", nargs="?", type=Path, metavar="RUN_DIR", help="run folder with resolved.yaml")
-    what.add_argument("--job", type=Path, metavar="FILE", help="a job file; nothing is written")
+    source = plan.add_mutually_exclusive_group(required=True)
+    source.add_argument("run_dir", nargs="?", type=Path, metavar="RUN_DIR", help="run folder with resolved.yaml")
+    source.add_argument("--job", type=Path, metavar="FILE", help="a job file; nothing is written")
     plan.add_argument(
         "--counted",
         type=lambda text: from_json(Counted, json.loads(text)),

@@ -30,12 +30,12 @@ def sync_tree(folder: Path) -> None:
     sync(folder)
 
 
-def check_space(folder: Path, needed_bytes: int, what: str) -> None:
-    """Raise UserError when `folder`'s disk has less than `needed_bytes` left for `what`."""
+def check_space(folder: Path, needed_bytes: int, purpose: str) -> None:
+    """Raise UserError when `folder`'s disk has less than `needed_bytes` left for `purpose`."""
     free = shutil.disk_usage(folder).free
     if free < needed_bytes:
         raise UserError(
-            f"The disk has no room for {what}.",
+            f"The disk has no room for {purpose}.",
             code="disk-full",
             numbers=(f"needed {format_bytes(needed_bytes)}, free {format_bytes(free)} at {folder}",),
             hint="free some space, or lower save_total_limit; the job goes on from its last checkpoint",

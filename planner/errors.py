@@ -71,23 +71,23 @@ def is_out_of_memory(error: BaseException) -> bool:
     )
 
 
-def out_of_memory(what: str) -> UserError:
-    """The error for people when `is_out_of_memory(error)`: `what` the process could not do."""
+def out_of_memory(purpose: str) -> UserError:
+    """The error for people when `is_out_of_memory(error)`; `purpose`: what the process needed the memory for."""
     allowed, _ = resource.getrlimit(resource.RLIMIT_AS)
     limited = allowed != resource.RLIM_INFINITY
     return UserError(
-        f"The system has no memory for {what}.",
+        f"The system has no memory for {purpose}.",
         code="no-memory",
         numbers=(f"ulimit -v allows a process {format_bytes(allowed)}",) if limited else (),
         hint="ulimit -v unlimited, then offmate down and offmate up" if limited else "end other programs; try again",
     )
 
 
-def disk_full(error: BaseException, what: str = "what the job writes") -> UserError:
-    """The error for people when `is_disk_full(error)`: there was no room for `what`."""
+def disk_full(error: BaseException, purpose: str = "what the job writes") -> UserError:
+    """The error for people when `is_disk_full(error)`: there was no room for `purpose`."""
     of_user = next((link for link in _links(error) if isinstance(link, OSError) and link.errno in _UNSEEN), None)
     return UserError(
-        f"The disk has no room for {what}.",
+        f"The disk has no room for {purpose}.",
         code="disk-full",
         numbers=(first_line(error),),
         hint="free some space; a job then goes on by itself, from what it saved last",
@@ -116,8 +116,8 @@ class Room:
     @classmethod
     def of(cls, fields: object) -> Room | None:
         """The room in an object that `to_json` wrote; None for anything else."""
-        found = fields if isinstance(fields, dict) else {}
-        folder, size, files = found.get("folder"), found.get("bytes"), found.get("files", 0)
+        entries = fields if isinstance(fields, dict) else {}
+        folder, size, files = entries.get("folder"), entries.get("bytes"), entries.get("files", 0)
         if isinstance(folder, str) and isinstance(size, int) and isinstance(files, int):
             return cls(folder, size, files)
         return None
@@ -169,10 +169,10 @@ class UserError(Exception):
         """This error with the job's number in place of `ID` in its hint, where the number was not known before."""
         if not self._has_id():
             return self
-        told = self.to_json()
-        for fields in (told, *told.get("errors", ())):
+        document = self.to_json()
+        for fields in (document, *document.get("errors", ())):
             fields["hint"] = _ID.sub(rf"\g<1>{number}", fields["hint"])
-        return UserError.from_json(told)
+        return UserError.from_json(document)
 
     def _has_id(self) -> bool:
         return _ID.search(self.hint) is not None

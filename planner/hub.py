@@ -46,7 +46,7 @@ def is_downloaded(name: str, kind: Kind = "model") -> bool:
     return kind == "dataset" and Path(prepared, name.replace("/", "___")).is_dir()
 
 
-def check_reached(what: str, name: str, kind: Kind = "model") -> None:
+def check_reached(source: str, name: str, kind: Kind = "model") -> None:
     """Raise the UserError `hub-not-reached` where this machine has nothing of a repository and the hub does not answer
     at all. The hub's own library would ask for half a minute before it says so."""
     from huggingface_hub import constants
@@ -57,7 +57,7 @@ def check_reached(what: str, name: str, kind: Kind = "model") -> None:
         _ask(constants.ENDPOINT)
     except Exception as error:  # an HTTP client may raise anything; loading meets other errors again
         if unreachable(error):
-            raise not_reached(what, error) from error
+            raise not_reached(source, error) from error
 
 
 def why_not_reached() -> UserError | None:
@@ -91,28 +91,28 @@ def _ask(endpoint: str) -> None:
     get_session().head(endpoint, timeout=ANSWER_S)
 
 
-def not_reached(what: str, error: BaseException) -> UserError:
+def not_reached(source: str, error: BaseException) -> UserError:
     """The error for people when `unreachable(error)`."""
-    asked = "it is asked again by itself" if _Speaker.is_a_job else "check the network, then submit again"
+    advice = "it is asked again by itself" if _Speaker.is_a_job else "check the network, then submit again"
     return UserError(
-        f"The Hugging Face hub cannot be reached for {what}.",
+        f"The Hugging Face hub cannot be reached for {source}.",
         code=NOT_REACHED,
         numbers=(first_line(error),),
-        hint=f"{asked}; what is not of the hub is the path of a folder on this machine",
+        hint=f"{advice}; what is not of the hub is the path of a folder on this machine",
     )
 
 
-def not_given(what: str, error: BaseException) -> UserError | None:
-    """The error for people where `error` says that the hub does not give `what` ("the dataset a/b"): it cannot be
+def not_given(source: str, error: BaseException) -> UserError | None:
+    """The error for people where `error` says that the hub does not give `source` ("the dataset a/b"): it cannot be
     reached, is not to be asked, or refuses. None for errors of other kinds."""
     from huggingface_hub import constants
 
     if unreachable(error):
-        return not_reached(what, error)
+        return not_reached(source, error)
     kinds = {kind.__name__ for link in _links(error) for kind in type(link).__mro__}
     if "GatedRepoError" in kinds:
         return UserError(
-            f"The Hugging Face hub gives {what} only to people who have agreed to its terms.",
+            f"The Hugging Face hub gives {source} only to people who have agreed to its terms.",
             code="hub-gated",
             exit_code=Exit.USAGE,
             numbers=(first_line(error),),
@@ -121,7 +121,7 @@ def not_given(what: str, error: BaseException) -> UserError | None:
         )
     if kinds & {"RepositoryNotFoundError", "RevisionNotFoundError", "DatasetNotFoundError"}:
         return UserError(
-            f"The Hugging Face hub does not have {what}, or not for everybody.",
+            f"The Hugging Face hub does not have {source}, or not for everybody.",
             code="hub-not-found",
             exit_code=Exit.USAGE,
             numbers=(first_line(error),),
@@ -130,7 +130,7 @@ def not_given(what: str, error: BaseException) -> UserError | None:
         )
     if constants.HF_HUB_OFFLINE and kinds & {"LocalEntryNotFoundError", "OfflineModeIsEnabled", "ConnectionError"}:
         return UserError(
-            f"This machine does not have {what}, and HF_HUB_OFFLINE says not to ask the hub.",
+            f"This machine does not have {source}, and HF_HUB_OFFLINE says not to ask the hub.",
             code=OFFLINE,
             exit_code=Exit.USAGE,
             numbers=(first_line(error),),

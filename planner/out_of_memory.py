@@ -61,8 +61,8 @@ def as_one_error() -> Iterator[None]:
 def forget_frames(error: BaseException) -> None:
     """Clear the local variables in the frames of an error and of its cause. While the error is handled, the activations
     in them would take the memory of what is tried instead. Frames that still run are not changed."""
-    for one in (error, error.__cause__):
-        traceback.clear_frames(None if one is None else one.__traceback__)
+    for link in (error, error.__cause__):
+        traceback.clear_frames(None if link is None else link.__traceback__)
 
 
 @contextlib.contextmanager

@@ -25,7 +25,7 @@ from planner.arrange.pack import can_arrange
 from planner.errors import Exit, UserError
 from planner.graph import take_turns
 from planner.job.room import STATE_BYTES_PER_PARAMETER
-from planner.machine.memory import check_budgets
+from planner.machine.installed_memory import check_budgets
 from planner.measure.analysis import Analysis, analyse_model, estimate_times, measure_times
 from planner.measure.choose_compiled import why_off
 from planner.measure.machine_rates import measure_hardware
@@ -262,9 +262,9 @@ class LoopEngine:
 
     def _check(self, batches: Sequence[Batch]) -> None:
         if len(batches) != self.plan.rounds * self.plan.slices:
-            given = counted(len(batches), "micro-batch", "micro-batches")
+            passed = counted(len(batches), "micro-batch", "micro-batches")
             raise _unfit(
-                f"{given}, the plan is for {self.plan.rounds * self.plan.slices}",
+                f"{passed}, the plan is for {self.plan.rounds * self.plan.slices}",
                 "give as many as prepare() was given",
             )
         for batch in batches:

@@ -28,18 +28,19 @@ def main(arguments: list[str]) -> int:
 def _export(run: RunFolder, target: Path, kind: str | None) -> Exit:
     job = Job.from_resolved(run.resolved)
     end = run.last_event("end", 0) or {}
-    there = end.get("output") or delivered(job.output_dir, run.output, run.token())  # the event's line may be damaged
-    output = Path(there or job.output_dir or run.output)
+    # The event's line may be damaged.
+    delivered_to = end.get("output") or delivered(job.output_dir, run.output, run.token())
+    output = Path(delivered_to or job.output_dir or run.output)
     adapters = job.method == "lora" and (output / "adapter_config.json").is_file()
     model = (output / "config.json").is_file()
     if not (adapters or (model and kind)):
-        what = f"its model is {output}" if model else f"there is nothing yet at {output}"
+        place = f"its model is {output}" if model else f"there is nothing yet at {output}"
         to_come = not model and (kind is not None or job.method == "lora")
         raise UserError(
             "The job has no model yet." if to_come else "The job has no adapters to merge.",
             code="nothing-to-export" if kind else "nothing-to-merge",
             exit_code=Exit.USAGE,
-            numbers=(what,),
+            numbers=(place,),
             hint="jobs have one when they are done" if to_come else "jobs with method: lora have some",
         )
     from transformers.utils import logging as transformers_logging

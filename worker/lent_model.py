@@ -30,8 +30,8 @@ def check_model(model: nn.Module) -> None:
             numbers=(elsewhere,),
             hint="load it on the CPU; what the plan wants on the GPU is brought there",
         )
-    kept = torch.float32, torch.bfloat16
-    if other := next(((n, p) for n, p in model.named_parameters() if p.requires_grad and p.dtype not in kept), None):
+    usable = torch.float32, torch.bfloat16
+    if other := next(((n, p) for n, p in model.named_parameters() if p.requires_grad and p.dtype not in usable), None):
         raise UserError(
             "The model's weights are neither fp32 nor bf16.",
             code="model-not-usable",
@@ -123,8 +123,8 @@ class ModelGuard:
     def settle(self) -> None:
         """Take the model's present state as the one in which the engine has left it. Known modes are kept, since the
         engine does not change them."""
-        kept = {key: value for key, value in self._facts.items() if key[1] == "training"}
-        self._facts = {**self._look(), **kept}
+        modes = {key: value for key, value in self._facts.items() if key[1] == "training"}
+        self._facts = {**self._look(), **modes}
         self._alive = [*self._model.modules(), *self._model.parameters()]  # so that no id in the facts is reused
 
     def check(self, *, steps: bool) -> None:
@@ -149,7 +149,7 @@ class ModelGuard:
             facts[name, "dtype"] = parameter.dtype
             facts[name, "value"] = parameter.data_ptr(), parameter._version, tuple(parameter.shape)
         for name, module in modules:
-            facts.update({(name, what): value for what, value in self._module_facts(module)})
+            facts.update({(name, fact): value for fact, value in self._module_facts(module)})
         return facts
 
     def _module_facts(self, module: nn.Module) -> Iterator[tuple[str, object]]:
@@ -182,7 +182,7 @@ def _gradient_hooks(parameter: nn.Parameter) -> tuple[int, ...]:
 _AGAIN = "restore() the model, change it, and prepare() it again with a fresh optimizer"
 
 
-def _changed(name: str, what: str, before: object, after: object) -> UserError:
+def _changed(name: str, fact: str, before: object, after: object) -> UserError:
     hints = {
         "training": "model.train(), with modules that are to stay in evaluation mode as they were at prepare(); "
         "evaluate() needs no model.eval()",
@@ -190,15 +190,15 @@ def _changed(name: str, what: str, before: object, after: object) -> UserError:
         "hooks": "register hooks before prepare()",
     }
     shown = isinstance(before, _PLAIN) and isinstance(after, _PLAIN)
-    number = f"{name}: {what} is {after}, was {before}" if shown else f"{name} has another {what}"
-    if what == "gradient":
+    number = f"{name}: {fact} is {after}, was {before}" if shown else f"{name} has another {fact}"
+    if fact == "gradient":
         number = f"{name} has a gradient"
     return UserError(
         "The model was changed after prepare().",
         code="model-changed",
         exit_code=Exit.USAGE,
         numbers=(number,),
-        hint=hints.get(what, _AGAIN),
+        hint=hints.get(fact, _AGAIN),
     )
 
 

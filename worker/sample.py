@@ -43,12 +43,12 @@ def main(arguments: list[str]) -> int:
 
 
 def _say(run: RunFolder, prompts: tuple[str, ...], options: argparse.Namespace) -> Exit:
-    found = answers(run, prompts, options.tokens, as_text=options.text, raw=options.raw)
+    replies = answers(run, prompts, options.tokens, as_text=options.text, raw=options.raw)
     if options.json:
-        told = [{"prompt": prompt, "answer": answer} for prompt, answer in zip(prompts, found, strict=True)]
-        print(escaped(json.dumps(told, ensure_ascii=False)))
+        pairs = [{"prompt": prompt, "answer": answer} for prompt, answer in zip(prompts, replies, strict=True)]
+        print(escaped(json.dumps(pairs, ensure_ascii=False)))
         return Exit.DONE
-    for prompt, answer in zip(prompts, found, strict=True):
+    for prompt, answer in zip(prompts, replies, strict=True):
         if len(prompts) > 1:
             print(f"> {printable(prompt)}")
         print(printable(answer))
@@ -63,10 +63,11 @@ def answers(
     UserError."""
     job = Job.from_resolved(run.resolved)
     end = run.last_event("end", 0) or {}
-    there = end.get("output") or delivered(job.output_dir, run.output, run.token())  # the event's line may be damaged
-    output = Path(there or job.output_dir or run.output)
+    # The event's line may be damaged.
+    delivered_to = end.get("output") or delivered(job.output_dir, run.output, run.token())
+    output = Path(delivered_to or job.output_dir or run.output)
     lora = job.method == "lora"
-    if end.get("status") != "done" and there is None:
+    if end.get("status") != "done" and delivered_to is None:
         raise UserError(
             "The job has no model yet.",
             code="no-model",
@@ -106,8 +107,8 @@ def answers(
     job = job.model_copy(update={**its, **beside, "sample_tokens": tokens})
     tokenizer = load_tokenizer(job)
     chat = tokenizer.chat_template is not None and not as_text
-    asked = tuple(({"role": "user", "content": prompt},) if chat else prompt for prompt in prompts)
-    job = job.model_copy(update={"sample_prompts": asked})
+    sample_prompts = tuple(({"role": "user", "content": prompt},) if chat else prompt for prompt in prompts)
+    job = job.model_copy(update={"sample_prompts": sample_prompts})
     if lora:
         hint = f"load the adapters in {output} by peft"
         check_base(job, run.read_base(), run.path.parent, parts=("config", "weights"), hint=hint)
@@ -137,10 +138,10 @@ def answers(
         )
         try:
             engine.check_generation(samples.tokens, new_tokens=samples.new_tokens)
-            found = engine.generate(samples.tokens, new_tokens=samples.new_tokens, pad=samples.pad)
+            generated = engine.generate(samples.tokens, new_tokens=samples.new_tokens, pad=samples.pad)
         finally:
             engine.close()
-    return [samples.text(answer, raw=raw) for answer in found]
+    return [samples.text(answer, raw=raw) for answer in generated]
 
 
 if __name__ == "__main__":

@@ -66,9 +66,9 @@ def forget_if_wrong(run: RunFolder, database_url: str) -> bool:
     """Drop the measurement behind a finished run's plan, and the plans that rest on it, if the steps' time was far from
     the prediction: then the machine was busy during the measurement. Returns whether it was dropped."""
     plan = run.read_plan()
-    found = step_times(read_metrics(run.metrics))
-    step_s, predicted_s = found.step_s, found.predicted_step_s
-    if plan is None or step_s is None or predicted_s is None or not found.steady or plan.get("measurement") is None:
+    times = step_times(read_metrics(run.metrics))
+    step_s, predicted_s = times.step_s, times.predicted_step_s
+    if plan is None or step_s is None or predicted_s is None or not times.steady or plan.get("measurement") is None:
         return False
     if 1 / _OFF <= step_s / predicted_s <= _OFF:
         return False

@@ -23,19 +23,19 @@ class TorchOptimizers:
     """Reads the settings that the optimizers' groups have now, as schedulers may change rates, momenta and any other
     setting."""
 
-    def __init__(self, given: Optimizer | Sequence[Optimizer], model: nn.Module) -> None:
-        """`given` must have all trainable parameters of `model`, each in one of them, and none of another model; they
-        must not have stepped yet.
+    def __init__(self, optimizers: Optimizer | Sequence[Optimizer], model: nn.Module) -> None:
+        """`optimizers` must have all trainable parameters of `model`, each in one of them, and none of another model;
+        they must not have stepped yet.
 
         Raises UserError "optimizer-not-usable".
         """
-        self._optimizers = (given,) if isinstance(given, Optimizer) else tuple(given)
+        self._optimizers = (optimizers,) if isinstance(optimizers, Optimizer) else tuple(optimizers)
         self._states: list[object] = [None] * len(self._optimizers)
         for optimizer in self._optimizers:
             if type(optimizer) not in _GROUPS:
                 raise _unusable(f"it is {type(optimizer).__name__}", _KNOWN)
-        own, groups = set(model.parameters()), self._groups()
-        foreign = [p for group in groups for p in group["params"] if p not in own]
+        parameters, groups = set(model.parameters()), self._groups()
+        foreign = [p for group in groups for p in group["params"] if p not in parameters]
         if foreign:
             raise _unusable(
                 f"it has a parameter of shape {list(foreign[0].shape)} that is not the model's",
@@ -70,7 +70,9 @@ class TorchOptimizers:
             if optimizer._optimizer_step_pre_hooks:
                 raise _unusable("it has a hook before its step, which would see no gradients", "remove it")
         groups = self._groups()
-        if [list(map(id, group["params"])) for group in groups] != [list(map(id, own)) for own in self._members]:
+        if [list(map(id, group["params"])) for group in groups] != [
+            list(map(id, members)) for members in self._members
+        ]:
             raise _unusable(
                 "its groups have other parameters than prepare() was given",
                 "restore() the model, and prepare() it with a fresh optimizer that has these groups",

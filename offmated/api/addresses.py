@@ -73,11 +73,11 @@ class TcpAddress:
     def parse(cls, text: str) -> TcpAddress:
         """The address in a text like `127.0.0.1:8477` or `[::1]:8477`. Raises UserError for host names: a name may
         stand for several addresses, and one of them may be reachable from the whole world."""
-        found = re.fullmatch(r"(?:\[(?P<six>[0-9a-fA-F:.]+)\]|(?P<four>[0-9.]+)):(?P<port>[0-9]{1,5})", text)
+        match = re.fullmatch(r"(?:\[(?P<six>[0-9a-fA-F:.]+)\]|(?P<four>[0-9.]+)):(?P<port>[0-9]{1,5})", text)
         try:
-            if found is None or int(found["port"]) > 65535:
+            if match is None or int(match["port"]) > 65535:
                 raise ValueError
-            host = str(ipaddress.ip_address(found["six"] or found["four"]))
+            host = str(ipaddress.ip_address(match["six"] or match["four"]))
         except ValueError:
             raise UserError(
                 "The address to listen on is not valid.",
@@ -86,7 +86,7 @@ class TcpAddress:
                 hint="an address and a port: 127.0.0.1:8477",
                 exit_code=Exit.USAGE,
             ) from None
-        return cls(host, int(found["port"]))
+        return cls(host, int(match["port"]))
 
     def listen(self) -> socket.socket:
         """A socket that listens there."""

@@ -20,7 +20,7 @@ from offmated.api.page import add_page
 from offmated.api.refusals import add_handlers
 from offmated.api.report import report
 from offmated.api.views import job_view
-from offmated.jobs import listing, queue
+from offmated.jobs import listing, queue_changes
 from offmated.jobs.adopt import adopt, unknown
 from offmated.jobs.clean import clean
 from offmated.jobs.listing import Page, newest, one
@@ -155,8 +155,8 @@ def list_jobs(
 def list_queue(use: Use, limit: InAPage = PAGE, place: Number = 1, label: Label = None) -> Json:
     """The jobs that are not over, in the order of their places, from `place` on, in the form of `GET /jobs`; "paused"
     says whether the whole machine is paused."""
-    found = listing.queue(use.store, place=place, label=label, limit=limit)
-    return _page(found) | {"paused": found.paused}
+    page = listing.queue(use.store, place=place, label=label, limit=limit)
+    return _page(page) | {"paused": page.paused}
 
 
 def _page(page: Page) -> Json:
@@ -194,14 +194,14 @@ def cancel_job(job_id: JobId, use: Use) -> Json:
 
 def retry_job(job_id: JobId, use: Use, changes: Again | None = None) -> Json:
     """Have a failed or cancelled job tried again."""
-    asked = changes or Again()
+    again = changes or Again()
     retry(
         use.store,
         job_id,
-        gpu_budget=asked.gpu_budget,
-        cpu_budget=asked.cpu_budget,
-        allow_changed_data=asked.allow_changed_data,
-        allow_changed_model=asked.allow_changed_model,
+        gpu_budget=again.gpu_budget,
+        cpu_budget=again.cpu_budget,
+        allow_changed_data=again.allow_changed_data,
+        allow_changed_model=again.allow_changed_model,
     )
     use.wake()
     return show_job(job_id, use)
@@ -224,26 +224,29 @@ def longer_job(job_id: JobId, body: AskedLonger, use: Use, idempotency_key: Key 
 def move_job(job_id: JobId, body: Move, use: Use) -> Json:
     """Give a waiting job another place in the queue."""
     if body.before is not None:
-        queue.move_before(use.store, job_id, body.before)
+        queue_changes.move_before(use.store, job_id, body.before)
     elif body.priority is not None:
-        queue.set_priority(use.store, job_id, body.priority)
+        queue_changes.set_priority(use.store, job_id, body.priority)
     else:
-        (queue.move_first if body.to == "first" else queue.move_last)(use.store, job_id)
+        (queue_changes.move_first if body.to == "first" else queue_changes.move_last)(use.store, job_id)
     return show_job(job_id, use)
 
 
 def change_job(job_id: JobId, change: Literal["hold", "release", "pause", "resume"], use: Use) -> Json:
     """Keep a job from its turn, or give the turn back."""
-    {"hold": queue.hold, "release": queue.release, "pause": queue.pause, "resume": queue.resume}[change](
-        use.store, job_id
-    )
+    {
+        "hold": queue_changes.hold,
+        "release": queue_changes.release,
+        "pause": queue_changes.pause,
+        "resume": queue_changes.resume,
+    }[change](use.store, job_id)
     use.wake()
     return show_job(job_id, use)
 
 
 def change_machine(change: Literal["pause", "resume"], use: Use) -> Json:
     """Pause or resume the whole machine: {"paused"}. At a pause, running jobs save a checkpoint and end soon after."""
-    (queue.pause_all if change == "pause" else queue.resume_all)(use.store)
+    (queue_changes.pause_all if change == "pause" else queue_changes.resume_all)(use.store)
     use.wake()
     return {"paused": change == "pause"}
 
@@ -252,8 +255,8 @@ def show_events(job_id: JobId, use: Use, position: Annotated[int, Query(ge=0, lt
     """Some of the trainer's events after `position`, and the position to ask from next time; where there are no more,
     no events and the same position. `lines`: how many lines of metrics.jsonl were read; `broken`: which of these,
     counted from 1, are not events."""
-    found = RunFolder(Path(use.store.job(job_id).run_dir)).metrics_after(position)
-    return {"events": found.events, "position": found.position, "lines": found.lines, "broken": found.broken}
+    piece = RunFolder(Path(use.store.job(job_id).run_dir)).metrics_after(position)
+    return {"events": piece.events, "position": piece.position, "lines": piece.lines, "broken": piece.broken}
 
 
 def show_log(job_id: JobId, use: Use, follow: bool = False, tail: Tail = None) -> StreamingResponse:
@@ -307,8 +310,8 @@ def show_report(use: Use, since: Annotated[float, Query(ge=0, le=2**40)] = 0.0) 
 
 def clean_up(body: Cleaning, use: Use) -> Json:
     """Remove what jobs that are over do not need, or only say how much it is: {"jobs", "bytes"}."""
-    found = clean(use.store, body.jobs, unfinished=body.unfinished, older_s=body.older_s, remove=body.remove)
-    return {"jobs": [asdict(job) for job in found], "bytes": sum(job.bytes for job in found)}
+    freed = clean(use.store, body.jobs, unfinished=body.unfinished, older_s=body.older_s, remove=body.remove)
+    return {"jobs": [asdict(job) for job in freed], "bytes": sum(job.bytes for job in freed)}
 
 
 def show_unknown(use: Use) -> Json:
@@ -319,9 +322,12 @@ def show_unknown(use: Use) -> Json:
 def adopt_runs(body: Adoption, use: Use) -> Json:
     """Make jobs of the named run folders, or of all that no job has: {"jobs", "left"}. `left` has the errors of the
     folders of which no job was made."""
-    found = adopt(use.store, use.paths, body.folders)
+    adopted = adopt(use.store, use.paths, body.folders)
     use.wake()
-    return {"jobs": [show_job(row.id, use) for row in found.rows], "left": [error.to_json() for error in found.left]}
+    return {
+        "jobs": [show_job(row.id, use) for row in adopted.rows],
+        "left": [error.to_json() for error in adopted.left],
+    }
 
 
 def open_page(use: Use) -> Json:

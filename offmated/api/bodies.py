@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from offmated.jobs.longer import Length
+from offmated.jobs.queue_turns import Turn
 from offmated.jobs.states import LARGEST_ID, MOST_PRIORITY
 from offmated.jobs.table import KEY_LENGTH, WINDOW_LENGTH
-from offmated.jobs.turns import Turn
 from planner.units import printable
 
 MOST_JOBS = 200

@@ -214,12 +214,12 @@ class Stranger(Connection):
         """Take the connection, and close the oldest stranger's where there are too many."""
         super().connection_made(transport)
         strangers = [
-            one
-            for one in self.connections
-            if isinstance(one, Stranger) and one._is_stranger and not one.transport.is_closing()
+            connection
+            for connection in self.connections
+            if isinstance(connection, Stranger) and connection._is_stranger and not connection.transport.is_closing()
         ]
         if len(strangers) > MOST_STRANGERS:
-            min(strangers, key=lambda one: one._came).transport.close()
+            min(strangers, key=lambda connection: connection._came).transport.close()
 
 
 _arrivals = itertools.count()

@@ -42,10 +42,10 @@ def _lines(store: Store, health: Json) -> Iterator[str]:
         yield _sample("offmate_jobs", {"state": state}, counts.get(state, 0))
     views = [job_view(job) for job in working(store)]
     for name, (text, (part, key)) in _GAUGES.items():
-        found = [(view, value) for view in views if (value := (view[part] or {}).get(key)) is not None]
-        if found:
+        pairs = [(view, value) for view in views if (value := (view[part] or {}).get(key)) is not None]
+        if pairs:
             yield from _described(name, "gauge", text)
-        for view, value in found:
+        for view, value in pairs:
             yield _sample(name, {"job": str(view["id"]), "name": view["name"]}, value)
 
 
@@ -55,8 +55,8 @@ def _described(name: str, kind: str, text: str) -> Iterator[str]:
 
 
 def _sample(name: str, labels: Mapping[str, str], value: float) -> str:
-    said = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
-    return f"{name}{{{said}}} {float(value)!r}" if said else f"{name} {float(value)!r}"
+    shown = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
+    return f"{name}{{{shown}}} {float(value)!r}" if shown else f"{name} {float(value)!r}"
 
 
 def _escaped(text: str) -> str:

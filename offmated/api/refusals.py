@@ -108,7 +108,7 @@ def _system(_request: Request, error: Exception) -> JSONResponse:
         return _disk_full(error)
     if isinstance(error, TimeoutError):  # raised by the store while it waited to write
         return busy(str(error))
-    told = UserError(
+    refusal = UserError(
         "The system refused what the daemon wanted to do.",
         numbers=(first_line(error),),
         code="system-error",
@@ -116,9 +116,9 @@ def _system(_request: Request, error: Exception) -> JSONResponse:
     )
     if error.errno in SHORT_FOR_NOW:
         log.warning("the system is short of something: %s", error)
-        return later(told)
+        return later(refusal)
     log.exception("a request ended in an error of the system", exc_info=error)
-    return refused(503, told)
+    return refused(503, refusal)
 
 
 def _disk_full(error: Exception) -> JSONResponse:

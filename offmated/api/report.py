@@ -46,8 +46,8 @@ def outcome(job: Json) -> str:
 
 def _title(counts: Mapping[JobState, int], waiting: int) -> str:
     states = (JobState.DONE, JobState.FAILED, JobState.CANCELLED)
-    said = ", ".join(f"{counts[state]} {state}" for state in states if state in counts) or "no job has ended"
-    return f"{said}; " + (f"{waiting} in the queue" if waiting else "the queue is empty")
+    ended = ", ".join(f"{counts[state]} {state}" for state in states if state in counts) or "no job has ended"
+    return f"{ended}; " + (f"{waiting} in the queue" if waiting else "the queue is empty")
 
 
 def _over(job: Json) -> str:
@@ -57,14 +57,14 @@ def _over(job: Json) -> str:
 
 
 def _figures(job: Json) -> Iterator[str]:
-    found, measured_s, planned_s = job["progress"], job["measured"]["step_s"], job["predicted"]["step_s"]
-    if found:
-        for name, value in (("loss", found["loss"]), ("evaluation", found["eval_loss"])):
+    progress, measured_s, planned_s = job["progress"], job["measured"]["step_s"], job["predicted"]["step_s"]
+    if progress:
+        for name, value in (("loss", progress["loss"]), ("evaluation", progress["eval_loss"])):
             if value is not None:
                 yield f"{name} {value:.3f}"
     if measured_s is not None:
         planned = f", planned {format_seconds(planned_s)}" if planned_s is not None else ""
-        steps = f"{counted(found['total_steps'], 'step')} of" if found else "a step took"
+        steps = f"{counted(progress['total_steps'], 'step')} of" if progress else "a step took"
         yield f"{steps} {format_seconds(measured_s)}{planned}"
     if (energy := _energy(job["history"])) is not None:
         yield energy
@@ -85,16 +85,16 @@ def _named(job: Json) -> str:
 
 
 def _progress(job: Json) -> str:
-    found = job["progress"]
-    if not found:
+    progress = job["progress"]
+    if not progress:
         return ""
-    loss = "" if found["loss"] is None else f", loss {found['loss']:.3f}"
-    return f", step {found['step']} of {found['total_steps']}{loss}"
+    loss = "" if progress["loss"] is None else f", loss {progress['loss']:.3f}"
+    return f", step {progress['step']} of {progress['total_steps']}{loss}"
 
 
 def _until(job: Json) -> str:
-    found = job["expected"]
-    if found["ends_at"] is None:
-        return ", done after many nights" if found["nights"] else ""
-    nights = f", {counted(found['nights'], 'night')}" if found["nights"] > 1 else ""
-    return f", done by {time.strftime('%a %H:%M', time.localtime(found['ends_at'] + 59))}{nights}"
+    expected = job["expected"]
+    if expected["ends_at"] is None:
+        return ", done after many nights" if expected["nights"] else ""
+    nights = f", {counted(expected['nights'], 'night')}" if expected["nights"] > 1 else ""
+    return f", done by {time.strftime('%a %H:%M', time.localtime(expected['ends_at'] + 59))}{nights}"

@@ -106,9 +106,9 @@ class Guarded:
         return hmac.new(self._token, f"{path} until {until}".encode(), hashlib.sha256).hexdigest()
 
     def _is_shown(self, scope: Scope) -> bool:
-        said = Headers(scope=scope).get("authorization", "")
-        token = said[len(SCHEME) :].strip(" ").encode("utf-8", "replace")
-        return said[: len(SCHEME)].lower() == SCHEME and hmac.compare_digest(token, self._token)
+        header = Headers(scope=scope).get("authorization", "")
+        token = header[len(SCHEME) :].strip(" ").encode("utf-8", "replace")
+        return header[: len(SCHEME)].lower() == SCHEME and hmac.compare_digest(token, self._token)
 
 
 def _is_open(scope: Scope) -> bool:

@@ -13,7 +13,7 @@ from offmated.jobs.figures import NO_STEPS, Steps, plan_of, steps_of
 from offmated.jobs.hub import waits_for_hub
 from offmated.jobs.job_text import settings_in
 from offmated.jobs.listing import Listed
-from offmated.jobs.queue import too_short
+from offmated.jobs.queue_changes import too_short
 from offmated.jobs.room import waiting_words
 from offmated.jobs.states import FINAL, TAKEN_FROM, Hold, JobState, StopReason
 from offmated.jobs.table import JobRow
@@ -65,7 +65,7 @@ def job_view(job: Listed) -> Json:
     kept                 whether something keeps a waiting job from its turn now; `reason` says what
     plan                 figures of plan.json, "options": {name: count of blocks}, "measured", "cached", "solve_s"
     output               the model folder, when there is one
-    expected             {"starts_at", "ends_at", "nights"} as `offmated.jobs.forecast.Expected` has them
+    expected             {"starts_at", "ends_at", "nights"} as `offmated.jobs.queue_forecast.Expected` has them
     """
     row = job.row
     view = {name: getattr(row, name) for name in _ROW_FIELDS}
@@ -80,23 +80,23 @@ def job_view(job: Listed) -> Json:
     # Damaged files of one job must not keep anybody from seeing the other jobs.
     with _errors.of(f"reading {row.run_dir}", KeyError, TypeError, ValueError, OSError):
         run = RunFolder(Path(row.run_dir))
-        found = steps_of(run)
-        if found.progress is not None and _is_starting(row):  # only the step from which it goes on is known yet
+        steps = steps_of(run)
+        if steps.progress is not None and _is_starting(row):  # only the step from which it goes on is known yet
             behind = {"step": row.history[-1]["from_step"] or 0, "loss": None, "step_s": None}
-            found = replace(found, progress=found.progress | behind)
-        return view | _figures(row, found, plan_of(run))
+            steps = replace(steps, progress=steps.progress | behind)
+        return view | _figures(row, steps, plan_of(run))
     return view | _figures(row, NO_STEPS, None)
 
 
-def _figures(row: JobRow, found: Steps, plan: Json | None) -> Json:
-    progress = found.progress
+def _figures(row: JobRow, steps: Steps, plan: Json | None) -> Json:
+    progress = steps.progress
     if progress is not None:
-        left, seconds = progress["total_steps"] - progress["step"], progress["step_s"]
-        progress = progress | {"eta_s": left * seconds if seconds is not None and row.state not in FINAL else None}
-    return {"plan": plan, "progress": progress, **_compared(row, plan, found.times)}
+        remaining, seconds = progress["total_steps"] - progress["step"], progress["step_s"]
+        progress = progress | {"eta_s": remaining * seconds if seconds is not None and row.state not in FINAL else None}
+    return {"plan": plan, "progress": progress, **_compared(row, plan, steps.times)}
 
 
-def _compared(row: JobRow, plan: Json | None, found: StepTimes) -> Json:
+def _compared(row: JobRow, plan: Json | None, times: StepTimes) -> Json:
     """The prediction and the measurement of the same steps; before there are any, the plan's prediction."""
     if (end := row.result) is not None:  # figures of the whole run and of the plan it ran under
         return {
@@ -110,10 +110,10 @@ def _compared(row: JobRow, plan: Json | None, found: StepTimes) -> Json:
     planned = plan or {"step_s": None, "gpu_peak_bytes": None}
     return {
         "predicted": {
-            "step_s": found.predicted_step_s or planned["step_s"],
+            "step_s": times.predicted_step_s or planned["step_s"],
             "gpu_peak_bytes": planned["gpu_peak_bytes"],
         },
-        "measured": {"step_s": found.step_s, "steps": found.steps, "gpu_peak_bytes": found.gpu_peak_bytes},
+        "measured": {"step_s": times.step_s, "steps": times.steps, "gpu_peak_bytes": times.gpu_peak_bytes},
     }
 
 
@@ -194,9 +194,9 @@ def _kept(job: Listed) -> str:
 
 def _too_short(row: JobRow) -> str:
     """In words, that a job's window is too short for it ever to begin; "" for other jobs."""
-    if (found := too_short(row)) is None:
+    if (seconds := too_short(row)) is None:
         return ""
-    has_s, needed_s = found
+    has_s, needed_s = seconds
     return (
         f"its window {row.window} has {format_seconds(has_s)}, and a step and a save take up to "
         f"{format_seconds(needed_s)}: it never begins; offmate release {row.id} leaves the window out"

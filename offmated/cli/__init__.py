@@ -20,7 +20,7 @@ from typing import Any
 
 import click
 
-from offmated.cli import job_list, job_view, queue
+from offmated.cli import job_list, job_view, queue_commands
 from offmated.cli.adopt import adopt, unknown_words
 from offmated.cli.certify import certify, verify_resume
 from offmated.cli.clean import clean
@@ -69,9 +69,9 @@ class Commands(click.Group):
             return super().invoke(ctx)
         except UserError as error:
             odd = error.code in ("daemon-error", "bad-request")
-            told = (other_version(Paths.from_environment()) if odd else None) or error
-            click.echo(str(told), err=True)
-            ctx.exit(told.exit_code)
+            shown = (other_version(Paths.from_environment()) if odd else None) or error
+            click.echo(str(shown), err=True)
+            ctx.exit(shown.exit_code)
         except KeyboardInterrupt:
             ctx.exit(Exit.INTERRUPTED)
         except NOT_UNDERSTOOD:
@@ -110,7 +110,7 @@ def run(file: Path, gpu_budget: str | None, cpu_budget: str | None, settings: tu
 @main.command()
 @FILE
 @change_options
-@queue.turn_options
+@queue_commands.turn_options
 @click.option(
     "--follow/--detach",
     "following",
@@ -131,7 +131,7 @@ def submit(
     exits with the job's exit code."""
     text, folder = read_job(file, gpu_budget, cpu_budget)
     client = Client(Paths.from_environment())
-    screen, when = console(stderr=as_json), queue.turn(turn)
+    screen, when = console(stderr=as_json), queue_commands.turn(turn)
     job = hand_in(
         client, screen, lambda key: client.submit(text, str(folder), file.name, when, key=key, settings=settings)
     )
@@ -159,8 +159,8 @@ def status(everything: bool, label: str | None, watching: bool, as_json: bool) -
             raise click.UsageError("give --watch or --json, not both")
         job_list.watch(console(), lambda: job_list.view(job_list.listing(client, everything, label)))
         return
-    found = job_list.listing(client, everything, label)
-    print_json(found.jobs) if as_json else console().print(job_list.view(found))
+    listing = job_list.listing(client, everything, label)
+    print_json(listing.jobs) if as_json else console().print(job_list.view(listing))
 
 
 @main.command()
@@ -207,7 +207,7 @@ def metrics(job_id: int) -> None:
 @json_option
 def cancel(job_ids: tuple[int, ...], as_json: bool) -> None:
     """End jobs for good, a running one at once. Steps since its last checkpoint may be lost."""
-    queue.each(job_ids, Client(Paths.from_environment()).cancel, job_view.cancelled, as_json)
+    queue_commands.each(job_ids, Client(Paths.from_environment()).cancel, job_view.cancelled, as_json)
 
 
 @main.command()
@@ -231,7 +231,7 @@ def retry(
     again = partial(
         client.retry, allow_changed_data=allow_changed_data, allow_changed_model=allow_changed_model, **sizes
     )
-    queue.each(job_ids, again, job_view.retried, as_json)
+    queue_commands.each(job_ids, again, job_view.retried, as_json)
 
 
 @main.command()
@@ -240,7 +240,7 @@ def retry(
     "--epochs", type=float, help="Continue a done job from its last checkpoint, up to this many epochs in all."
 )
 @click.option("--max-steps", type=int, help="The same, up to this many steps in all.")
-@queue.turn_options
+@queue_commands.turn_options
 @json_option
 def rerun(job_id: int, epochs: float | None, max_steps: int | None, as_json: bool, **turn: Any) -> None:
     """Submit a job again, as a new one: the same file, with the data as they are now."""
@@ -248,12 +248,19 @@ def rerun(job_id: int, epochs: float | None, max_steps: int | None, as_json: boo
         raise click.UsageError("give --epochs or --max-steps, not both")
     if epochs is not None and not 0 < epochs < math.inf:
         raise click.UsageError(f"--epochs {epochs} is not above 0")
-    client, when = Client(Paths.from_environment()), queue.turn(turn)
+    client, when = Client(Paths.from_environment()), queue_commands.turn(turn)
     job = hand_in(client, console(stderr=as_json), lambda key: client.rerun(job_id, when, epochs, max_steps, key=key))
     print_json(job) if as_json else console().print(job_view.submitted(job))
 
 
-for command in (queue.pause, queue.resume, queue.hold, queue.release, queue.move, queue.wait):
+for command in (
+    queue_commands.pause,
+    queue_commands.resume,
+    queue_commands.hold,
+    queue_commands.release,
+    queue_commands.move,
+    queue_commands.wait,
+):
     main.add_command(command)
 
 
@@ -274,8 +281,8 @@ def up(foreground: bool, as_json: bool) -> None:
     else:
         say(f"The daemon {'runs' if started else 'was running already'}; its state is in {paths.state}")
         with suppress(UserError, *NOT_UNDERSTOOD):  # the daemon runs, even if this fails
-            if said := unknown_words(Client(paths)):
-                say(said)
+            if words := unknown_words(Client(paths)):
+                say(words)
 
 
 @main.command()
@@ -312,8 +319,8 @@ def page(as_json: bool) -> None:
 @json_option
 def report(hours: float, as_json: bool) -> None:
     """Say which jobs ended recently, which run now and which come next."""
-    found = Client(Paths.from_environment()).report(max(0.0, time.time() - 3600 * hours))
-    print_json(found) if as_json else say("\n".join((found["title"], *found["lines"])))
+    summary = Client(Paths.from_environment()).report(max(0.0, time.time() - 3600 * hours))
+    print_json(summary) if as_json else say("\n".join((summary["title"], *summary["lines"])))
 
 
 @main.command()
@@ -359,6 +366,6 @@ def examine(folders: tuple[Path, ...], as_json: bool) -> None:
     """Check that everything jobs need is here. Exits with 1 when something is missing."""
     from offmated.cli import doctor
 
-    found = list(doctor.examine(Paths.from_environment(), folders))
-    print_json(doctor.as_json(found)) if as_json else console().print(doctor.as_table(found))
-    sys.exit(Exit.FAILED if any(check.verdict == doctor.PROBLEM for check in found) else Exit.DONE)
+    checks = list(doctor.examine(Paths.from_environment(), folders))
+    print_json(doctor.as_json(checks)) if as_json else console().print(doctor.as_table(checks))
+    sys.exit(Exit.FAILED if any(check.verdict == doctor.PROBLEM for check in checks) else Exit.DONE)

@@ -36,8 +36,8 @@ def adopt(folders: tuple[str, ...], as_json: bool) -> None:
 
 def unknown_words(client: Client) -> str:
     """A sentence on run folders that no job has; "" where there are none."""
-    if not (found := client.unknown_runs()):
+    if not (folders := client.unknown_runs()):
         return ""
-    names = ", ".join(folder.rpartition("/")[2] for folder in found[:_SHOWN])
-    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    names = ", ".join(folder.rpartition("/")[2] for folder in folders[:_SHOWN])
+    more = f" and {len(folders) - _SHOWN} more" if len(folders) > _SHOWN else ""
     return f"The database does not know the run folders {names}{more}: offmate adopt makes them jobs again."

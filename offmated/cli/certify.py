@@ -79,10 +79,10 @@ def answered(command: list[str], as_json: bool) -> int:
     return code if code >= 0 else Exit.FAILED
 
 
-def _compare(what: str, options: dict[str, Any]) -> tuple[int, object]:
+def _compare(subject: str, options: dict[str, Any]) -> tuple[int, object]:
     """Exit code and certificate. Without a certificate the process has said why on stderr, and this raises
     `click.exceptions.Exit` with its exit code."""
-    with _process("certify", what, options, ("steps", "layers", "device")) as command:
+    with _process("certify", subject, options, ("steps", "layers", "device")) as command:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
     if not done.stdout.strip():
         raise click.exceptions.Exit(done.returncode if done.returncode > 0 else Exit.FAILED)
@@ -90,13 +90,13 @@ def _compare(what: str, options: dict[str, Any]) -> tuple[int, object]:
 
 
 @contextmanager
-def _process(check: str, what: str, options: dict[str, Any], handed_on: tuple[str, ...]) -> Iterator[list[str]]:
+def _process(check: str, subject: str, options: dict[str, Any], handed_on: tuple[str, ...]) -> Iterator[list[str]]:
     """The command that does a `check` of the job in a file or with a number, with a temporary folder."""
     from offmated.cli import planner_process  # late: importing it takes half of a command's start
 
     state = Paths.from_environment().state
     with (
-        _job(what, options) as job,
+        _job(subject, options) as job,
         _own_folder(state if state.is_dir() else None) as folder,
     ):
         url = planner_process.database()
@@ -106,25 +106,25 @@ def _process(check: str, what: str, options: dict[str, Any], handed_on: tuple[st
 
 
 @contextmanager
-def _job(what: str, options: dict[str, Any]) -> Iterator[list[str]]:
+def _job(subject: str, options: dict[str, Any]) -> Iterator[list[str]]:
     """The words that name the job to a process. A submitted job is taken as it is, so options that change it are
     refused. Raises UserError."""
     from offmated.cli import planner_process
 
-    if not what.isdigit():
-        with planner_process.resolved(planner_process.job_of(Path(what), options)) as path:
+    if not subject.isdigit():
+        with planner_process.resolved(planner_process.job_of(Path(subject), options)) as path:
             yield [str(path)]
         return
-    number = JobNumber().convert(what, None, None)
+    number = JobNumber().convert(subject, None, None)
     only_here("The number of a job")
     changes = {"gpu_budget": "--gpu-budget", "cpu_budget": "--cpu-budget", "settings": "--set", "device": "--device"}
-    if asked := [option for name, option in changes.items() if options[name]]:
+    if changed := [option for name, option in changes.items() if options[name]]:
         raise UserError(
             f"Job {number} is taken as it was submitted, with its plan.",
             code="usage",
             exit_code=Exit.USAGE,
-            numbers=(f"{asked[0]} asks about another",),
-            hint=f"leave {asked[0]} out, or give the job's file in place of {number}",
+            numbers=(f"{changed[0]} asks about another",),
+            hint=f"leave {changed[0]} out, or give the job's file in place of {number}",
         )
     run = RunFolder(Path(Client(Paths.from_environment()).job(number)["run_dir"]))
     yield [str(run.resolved), f"--run={run.path}"]
@@ -134,59 +134,75 @@ def _job(what: str, options: dict[str, Any]) -> Iterator[list[str]]:
 def _own_folder(state: Path | None) -> Iterator[str]:
     """A temporary folder in the folder `state`, as a copy of the trained weights may be too large for /tmp; in /tmp
     where `state` is None. Folders left by killed commands are removed first."""
-    for left in state.glob(f"{_FOLDER}*") if state is not None else ():
+    for abandoned in state.glob(f"{_FOLDER}*") if state is not None else ():
         try:
-            owner = Process.parse(left.name.removeprefix(_FOLDER).rpartition("-")[0].replace("_", ":"))
+            owner = Process.parse(abandoned.name.removeprefix(_FOLDER).rpartition("-")[0].replace("_", ":"))
         except ValueError:  # not named by us
             continue
         if not owner.alive():
-            shutil.rmtree(left, ignore_errors=True)
+            shutil.rmtree(abandoned, ignore_errors=True)
     name = str(Process.current()).replace(":", "_")  # some programs do not take paths with colons
     with tempfile.TemporaryDirectory(prefix=f"{_FOLDER}{name}-", dir=state) as folder:
         yield folder
 
 
-def _view(what: str, found: Certificate) -> RenderableType:
-    name = f"job {what}" if what.isdigit() else Path(what).name
-    head = f"{name}: {counted(found.steps, 'step')} of {counted(found.slices, 'slice')}, {found.device}, "
+def _view(subject: str, certificate: Certificate) -> RenderableType:
+    name = f"job {subject}" if subject.isdigit() else Path(subject).name
+    steps, slices = counted(certificate.steps, "step"), counted(certificate.slices, "slice")
+    head = f"{name}: {steps} of {slices}, {certificate.device}, "
     rows = [
-        [f.what, _number(f.greatest), _place(f), _number(f.size), f"{f.equal} of {f.count}"] for f in found.findings
+        [f.what, _number(f.greatest), _place(f), _number(f.size), f"{f.equal} of {f.count}"]
+        for f in certificate.findings
     ]
     columns = ("", "greatest difference", "in", "of at most", "equal in every bit")
-    verdict = Text(_verdict(found), style="green" if found.holds else "red")
-    return Group(head + _model(found), pairs(list(_plan(what, found))), Text(), table(columns, rows), Text(), verdict)
+    verdict = Text(_verdict(certificate), style="green" if certificate.holds else "red")
+    return Group(
+        head + _model(certificate),
+        pairs(list(_plan(subject, certificate))),
+        Text(),
+        table(columns, rows),
+        Text(),
+        verdict,
+    )
 
 
-def _model(found: Certificate) -> str:
-    if found.layers == found.all_layers:
-        return f"the whole model ({counted(found.layers, 'layer')})"
-    return f"the first {found.layers} of {counted(found.all_layers, 'layer')}"
+def _model(certificate: Certificate) -> str:
+    if certificate.layers == certificate.all_layers:
+        return f"the whole model ({counted(certificate.layers, 'layer')})"
+    return f"the first {certificate.layers} of {counted(certificate.all_layers, 'layer')}"
 
 
-def _plan(what: str, found: Certificate) -> Iterator[tuple[str, str | Text]]:
-    peak, budget = format_bytes(found.gpu_peak_bytes), format_bytes_down(found.gpu_budget_bytes)
+def _plan(subject: str, certificate: Certificate) -> Iterator[tuple[str, str | Text]]:
+    peak, budget = format_bytes(certificate.gpu_peak_bytes), format_bytes_down(certificate.gpu_budget_bytes)
     yield "memory", f"{peak} at most under a budget of {budget}"
-    whole = " for the whole model" if found.layers < found.all_layers else ""
-    yield "plain", f"about {format_bytes(found.plain_bytes)}{whole}; there are {format_bytes(found.there_bytes)}"
-    yield "plan", " · ".join(option_runs(found.options))
-    yield "made", _made(what, found)
-    if found.refused or found.device != "cpu":
-        yield "kernels", found.kernels + ("" if found.decided else "; the plan was measured in them")
-    yield "moved", f"{format_bytes(found.moved_bytes)} a step; the CPU updates {counted(found.cpu_updated, 'tensor')}"
+    whole = " for the whole model" if certificate.layers < certificate.all_layers else ""
+    yield (
+        "plain",
+        f"about {format_bytes(certificate.plain_bytes)}{whole}; there are {format_bytes(certificate.there_bytes)}",
+    )
+    yield "plan", " · ".join(option_runs(certificate.options))
+    yield "made", _made(subject, certificate)
+    if certificate.refused or certificate.device != "cpu":
+        yield "kernels", certificate.kernels + ("" if certificate.decided else "; the plan was measured in them")
+    yield (
+        "moved",
+        f"{format_bytes(certificate.moved_bytes)} a step; the CPU updates {counted(certificate.cpu_updated, 'tensor')}",
+    )
 
 
-def _made(what: str, found: Certificate) -> str:
+def _made(subject: str, certificate: Certificate) -> str:
     """When and for what the plan was made, in words."""
-    if found.layers < found.all_layers:
+    if certificate.layers < certificate.all_layers:
         return "for these layers, with memory as tight as in the job's own plan"
-    if found.decided:
-        return f"earlier: it is the plan under which job {what} trains"
-    if found.other_kernels:
+    if certificate.decided:
+        return f"earlier: it is the plan under which job {subject} trains"
+    if certificate.other_kernels:
         return (
-            f"now, for strict kernels: job {what} trains under a plan for faster ones, which need less scratch memory"
+            f"now, for strict kernels: job {subject} trains under a plan for faster ones, which need less scratch "
+            "memory"
         )
-    if what.isdigit():
-        return f"now, as job {what} gets it when it has its turn and the same memory is free"
+    if subject.isdigit():
+        return f"now, as job {subject} gets it when it has its turn and the same memory is free"
     return "now, as a job of this file gets it; offmate certify ID has the plan of one that is submitted"
 
 
@@ -198,16 +214,20 @@ def _number(value: float) -> str:
     return "not finite" if value >= _NOT_FINITE else f"{value:.3g}"
 
 
-def _verdict(found: Certificate) -> str:
-    plain = "plain PyTorch, rounding AdamW's moments to 8 bits after each update," if found.rounded else "plain PyTorch"
-    if found.bitwise:
+def _verdict(certificate: Certificate) -> str:
+    plain = (
+        "plain PyTorch, rounding AdamW's moments to 8 bits after each update,"
+        if certificate.rounded
+        else "plain PyTorch"
+    )
+    if certificate.bitwise:
         return f"offmate computes what {plain} computes, bit for bit."
-    does = "computes within rounding" if found.holds else "does not compute"
+    does = "computes within rounding" if certificate.holds else "does not compute"
     allowed = "no difference is allowed."
-    if found.reasons:
+    if certificate.reasons:
         allowed = (
-            f"{'; '.join(found.reasons)}. In the first step losses and norm differ by {_number(found.first)} of their "
-            f"size, {_number(found.allowed)} is allowed."
+            f"{'; '.join(certificate.reasons)}. In the first step losses and norm differ by "
+            f"{_number(certificate.first)} of their size, {_number(certificate.allowed)} is allowed."
         )
-    report = "" if found.holds else " Please report this."
+    report = "" if certificate.holds else " Please report this."
     return f"offmate {does} what {plain} computes: {allowed}{report}"

@@ -31,13 +31,13 @@ def clean(job_ids: tuple[int, ...], days: float, unfinished: bool, yes: bool, as
     """Remove checkpoints and tokenized data of jobs that are done, after saying how much that is. Models, logs and
     numbers stay."""
     client = Client(Paths.from_environment())
-    asked = {"jobs": list(job_ids), "unfinished": unfinished, "older_s": DAY_S * days}
-    found = client.clean(remove=False, **asked)
+    request = {"jobs": list(job_ids), "unfinished": unfinished, "older_s": DAY_S * days}
+    freed = client.clean(remove=False, **request)
     if not as_json:
-        rows = [(str(job["id"]), job["name"], job["state"], format_bytes(job["bytes"])) for job in found["jobs"]]
+        rows = [(str(job["id"]), job["name"], job["state"], format_bytes(job["bytes"])) for job in freed["jobs"]]
         console().print(table(("ID", "NAME", "STATE", "CHECKPOINTS AND DATA"), rows))
-    total = format_bytes(found["bytes"])
-    if found["jobs"] and not yes:
+    total = format_bytes(freed["bytes"])
+    if freed["jobs"] and not yes:
         if as_json or not sys.stdin.isatty():
             raise UserError(
                 f"Nothing was removed: {total} could be.", hint="add --yes", code="not-asked", exit_code=Exit.USAGE
@@ -49,5 +49,5 @@ def clean(job_ids: tuple[int, ...], days: float, unfinished: bool, yes: bool, as
         ):
             click.echo("Nothing was removed.")
             return
-    found = client.clean(remove=True, **asked) if found["jobs"] else found
-    print_json(found) if as_json else click.echo(f"{format_bytes(found['bytes'])} are free again.")
+    freed = client.clean(remove=True, **request) if freed["jobs"] else freed
+    print_json(freed) if as_json else click.echo(f"{format_bytes(freed['bytes'])} are free again.")

@@ -23,7 +23,7 @@ Json = dict[str, Any]
 
 
 class Turn(TypedDict, total=False):
-    """When a job is to have its turn, as in `offmated.jobs.turns.Turn`."""
+    """When a job is to have its turn, as in `offmated.jobs.queue_turns.Turn`."""
 
     priority: int
     after: int
@@ -167,7 +167,7 @@ class Client:
         `allow_changed_model`: on the base as it is now. Raises UserError `not-to-retry` when it neither failed nor was
         cancelled."""
         allowed = {"allow_changed_data": allow_changed_data, "allow_changed_model": allow_changed_model}
-        changes: Json = {**budgets, **{name: True for name, given in allowed.items() if given}}
+        changes: Json = {**budgets, **{name: True for name, is_allowed in allowed.items() if is_allowed}}
         answer: Json = self._send("POST", f"/jobs/{job_id}/retry", changes, patience_s=SUBMIT_PATIENCE_S).json()
         return answer
 
@@ -184,16 +184,16 @@ class Client:
         """Give a waiting job another place: `to` "first" or "last", `before` another job, or a `priority`."""
         return self._object("POST", f"/jobs/{job_id}/move", where)
 
-    def clean(self, **asked: Any) -> Json:
+    def clean(self, **request: Any) -> Json:
         """The jobs with files that are not needed any more; with `remove` these files are removed. Returns {"jobs":
         [{"id", "name", "state", "bytes"}], "bytes"}; see `offmated.jobs.clean`."""
-        answer: Json = self._send("POST", "/clean", asked, patience_s=CLEAN_PATIENCE_S).json()
+        answer: Json = self._send("POST", "/clean", request, patience_s=CLEAN_PATIENCE_S).json()
         return answer
 
     def unknown_runs(self) -> list[str]:
         """The run folders that no job has."""
-        found: list[str] = self._object("GET", "/adopt")["folders"]
-        return found
+        folders: list[str] = self._object("GET", "/adopt")["folders"]
+        return folders
 
     def adopt(self, folders: Sequence[str]) -> tuple[list[Json], list[UserError]]:
         """Make jobs of these run folders, or of all that no job has. Returns the jobs, and for each folder without one

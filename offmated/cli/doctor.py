@@ -128,7 +128,7 @@ def _packages(its: metadata.Distribution) -> Check:
             wrong.append((f"{need.name} {have}, needed {need.specifier}", need))
     version = its.version
     if wrong:
-        found = "; ".join((version, *(what for what, _ in wrong)))
+        found = "; ".join((version, *(trouble for trouble, _ in wrong)))
         advice = shlex.join(("pip", "install", *(f"{need.name}{need.specifier}" for _, need in wrong)))
         return Check(name="offmate", verdict=PROBLEM, found=found, advice=advice)
     named = ("transformers", "PuLP", "highspy", "rq", "SQLAlchemy")
@@ -139,13 +139,13 @@ def _packages(its: metadata.Distribution) -> Check:
 def _extras(names: Sequence[str], requires: Sequence[str]) -> Check:
     """Which optional packages are installed."""
     needs = [(need, need.marker) for need in map(Requirement, requires) if need.marker is not None]
-    there, missing = list[str](), list[str]()
+    installed, missing = list[str](), list[str]()
     for extra in names:
         if extra != "test":
             of_it = [need for need, marker in needs if marker.evaluate({"extra": extra})]
-            (there if all(map(_is_there, of_it)) else missing).append(extra)
-    lists = (("installed:", there), ("not installed:", missing))
-    found = "; ".join(f"{what} {', '.join(some)}" for what, some in lists if some)
+            (installed if all(map(_is_there, of_it)) else missing).append(extra)
+    lists = (("installed:", installed), ("not installed:", missing))
+    found = "; ".join(f"{title} {', '.join(some)}" for title, some in lists if some)
     advice = f"if a job needs one: pip install 'offmate[{missing[0]}]'" if missing else ""
     return Check(name="extras", verdict=OK, found=found or "none", advice=advice)
 
@@ -222,8 +222,8 @@ def _disk(paths: Paths) -> Check:
 
 
 def _drive(folder: Path) -> Check:
-    found = look_at(folder)
-    return Check(name="drive", verdict=OK if found.fine else WARNING, found=found.text, advice=found.advice)
+    drive = look_at(folder)
+    return Check(name="drive", verdict=OK if drive.fine else WARNING, found=drive.text, advice=drive.advice)
 
 
 def _database(version: tuple[int, int, int] = sqlite3.sqlite_version_info) -> Check:
@@ -251,7 +251,7 @@ def _kernel(file: Path) -> Iterator[Check]:
 def _driver() -> Iterator[Check]:
     """The cards' driver and their links to the host, over which everything moves that does not stay on the card."""
     try:
-        said = subprocess.run(
+        output = subprocess.run(
             ["nvidia-smi", f"--query-gpu={','.join(_ASKED)}", "--format=csv,noheader,nounits"],
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -261,13 +261,13 @@ def _driver() -> Iterator[Check]:
         ).stdout
     except (OSError, subprocess.SubprocessError):
         return  # the check of torch tells what this means
-    yield from links(said)
+    yield from links(output)
 
 
-def links(said: str) -> Iterator[Check]:
+def links(answer: str) -> Iterator[Check]:
     """A check for each line of `nvidia-smi`'s answer to `_ASKED`. A link's generation falls while the card is idle, so
     only the highest one is shown; its width does not fall."""
-    for line in said.splitlines():
+    for line in answer.splitlines():
         values = [value.strip() for value in line.split(",")]
         if len(values) != len(_ASKED):
             continue
@@ -322,15 +322,15 @@ def _torch() -> Iterator[Check]:
         found = answer.stderr.strip().splitlines()[-1] if answer.stderr.strip() else f"exit code {answer.returncode}"
         yield Check(name="torch", verdict=PROBLEM, found=found, advice="pip install --force-reinstall torch")
         return
-    found = json.loads(answer.stdout.splitlines()[-1])
-    build = f"CUDA {found['cuda']}" if found["cuda"] else "CPU build"
-    yield Check(name="torch", verdict=OK, found=f"{found['version']} ({build})")
-    yield _updates(**found["updates"])
-    for gpu in found["gpus"]:
+    facts = json.loads(answer.stdout.splitlines()[-1])
+    build = f"CUDA {facts['cuda']}" if facts["cuda"] else "CPU build"
+    yield Check(name="torch", verdict=OK, found=f"{facts['version']} ({build})")
+    yield _updates(**facts["updates"])
+    for gpu in facts["gpus"]:
         room = f"{format_bytes(gpu['free'])} free of {format_bytes(gpu['total'])}"
         yield Check(name="gpu", verdict=OK, found=f"{gpu['name']}, {room}")
-    if not found["gpus"]:
-        yield _no_gpu(cuda_build=bool(found["cuda"]))
+    if not facts["gpus"]:
+        yield _no_gpu(cuda_build=bool(facts["cuda"]))
 
 
 def _updates(*, description: str, shortcoming: str) -> Check:

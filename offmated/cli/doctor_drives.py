@@ -74,7 +74,7 @@ def _measured(folder: Path) -> _Measured:
     while not folder.exists():
         folder = folder.parent
     try:
-        said = subprocess.run(
+        output = subprocess.run(
             [sys.executable, "-P", "-c", _MEASURE, str(folder)],
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -84,4 +84,4 @@ def _measured(folder: Path) -> _Measured:
         ).stdout
     except subprocess.SubprocessError as error:
         return _Measured(text=type(error).__name__)
-    return from_json(_Measured, json.loads(said.splitlines()[-1]))
+    return from_json(_Measured, json.loads(output.splitlines()[-1]))

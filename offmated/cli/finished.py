@@ -63,5 +63,5 @@ def sample(job_id: int, prompts: tuple[str, ...], tokens: int, text: bool, raw: 
             hint=f"wait for it (offmate wait {at_work['id']}), or type offmate pause, and offmate resume afterwards",
         )
     flags = {"--text": text, "--raw": raw, "--json": as_json}
-    words = [f"--tokens={tokens}", *(flag for flag, given in flags.items() if given), "--", *prompts]
+    words = [f"--tokens={tokens}", *(flag for flag, is_set in flags.items() if is_set), "--", *prompts]
     sys.exit(answered([sys.executable, "-P", "-m", "worker.sample", run, *words], as_json))

@@ -104,10 +104,10 @@ def rehearse(client: Client, job: dict[str, Any], screen: Console) -> dict[str, 
 def _planned(client: Client, job: dict[str, Any]) -> dict[str, Any]:
     """A new job once it has its plan, at the latest after `PLAN_PATIENCE_S`: other jobs may be planned before it, and
     it may get no plan."""
-    deadline, told = time.monotonic() + PLAN_PATIENCE_S, {name: job[name] for name in ("notes", "place")}
+    deadline, answered = time.monotonic() + PLAN_PATIENCE_S, {name: job[name] for name in ("notes", "place")}
     while job["state"] in (JobState.SUBMITTED, JobState.PLANNING) and time.monotonic() < deadline and not job["hold"]:
         time.sleep(POLL_S)
-        job = client.job(job["id"]) | told
+        job = client.job(job["id"]) | answered
     return job
 
 
@@ -263,11 +263,13 @@ class News:
                 return
 
     def _tell_loss(self, job: dict[str, Any]) -> None:
-        found, over = job["progress"], job["state"] in FINAL
-        if not found or found["loss"] is None or found["step"] == self._step:
+        progress, over = job["progress"], job["state"] in FINAL
+        if not progress or progress["loss"] is None or progress["step"] == self._step:
             return
         if over or time.monotonic() >= self._line_due:
-            self._step = found["step"]
+            self._step = progress["step"]
             self._line_due = time.monotonic() + LINE_EVERY_S
-            left = f", {job_view.remaining(job)} left" if job_view.remaining(job) else ""
-            self._screen.print(f"step {found['step']} of {found['total_steps']}, loss {found['loss']:.3f}{left}")
+            remaining = f", {job_view.remaining(job)} left" if job_view.remaining(job) else ""
+            self._screen.print(
+                f"step {progress['step']} of {progress['total_steps']}, loss {progress['loss']:.3f}{remaining}"
+            )

@@ -60,11 +60,11 @@ def watch(screen: Console, look: Callable[[], RenderableType]) -> None:
             live.update(look(), refresh=True)
 
 
-def view(found: Listing) -> RenderableType:
+def view(listing: Listing) -> RenderableType:
     """The list as a table, and how many jobs it leaves out."""
-    more = [f"{found.before} older ones"] if found.before else []
-    more += [f"{found.behind} that wait behind these"] if found.behind else []
+    more = [f"{listing.before} older ones"] if listing.before else []
+    more += [f"{listing.behind} that wait behind these"] if listing.behind else []
     words = [Text(f"Not listed: {' and '.join(more)}.  offmate status --all")] if more else []
-    if found.paused:
+    if listing.paused:
         words.append(Text("The machine is paused: no job runs until offmate resume."))
-    return Group(job_view.jobs(found.jobs, found.label), *words)
+    return Group(job_view.jobs(listing.jobs, listing.label), *words)

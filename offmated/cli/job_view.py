@@ -45,8 +45,8 @@ def submitted(job: Json) -> RenderableType:
 
 def first_steps_done(job: Json) -> bool:
     """Whether a job has done so many steps that it has shown that it runs."""
-    found = job["progress"]
-    return found is not None and found["step"] >= min(FIRST_STEPS, found["total_steps"])
+    figures = job["progress"]
+    return figures is not None and figures["step"] >= min(FIRST_STEPS, figures["total_steps"])
 
 
 def rehearsed(job: Json) -> RenderableType:
@@ -144,11 +144,11 @@ def reason(job: Json) -> str:
 
 def progress(job: Json) -> str:
     """ "120/200 60% loss 2.31 eval 2.45", or ""."""
-    found = job["progress"]
-    if not found:
+    figures = job["progress"]
+    if not figures:
         return ""
-    text = f"{found['step']}/{found['total_steps']} {100 * found['step'] // found['total_steps']}%"
-    for name, value in (("loss", found["loss"]), ("eval", found["eval_loss"])):
+    text = f"{figures['step']}/{figures['total_steps']} {100 * figures['step'] // figures['total_steps']}%"
+    for name, value in (("loss", figures["loss"]), ("eval", figures["eval_loss"])):
         if value is not None:
             text += f" {name} {value:.3f}"
     return text
@@ -156,21 +156,21 @@ def progress(job: Json) -> str:
 
 def remaining(job: Json) -> str:
     """The time that a running job still takes, or ""."""
-    found = job["progress"]
-    if not found or not found["eta_s"] or job["state"] != JobState.RUNNING:
+    figures = job["progress"]
+    if not figures or not figures["eta_s"] or job["state"] != JobState.RUNNING:
         return ""
-    return format_seconds(found["eta_s"])
+    return format_seconds(figures["eta_s"])
 
 
 def expected(job: Json) -> str:
     """ "06:40", "Tue 06:40, 3 nights", "many nights", "begins 23:00", or "" where it cannot be known."""
-    found = job["expected"]
-    if found["ends_at"] is not None:
-        return wall(found["ends_at"]) + (f", {counted(found['nights'], 'night')}" if found["nights"] > 1 else "")
-    if found["nights"]:
+    times = job["expected"]
+    if times["ends_at"] is not None:
+        return wall(times["ends_at"]) + (f", {counted(times['nights'], 'night')}" if times["nights"] > 1 else "")
+    if times["nights"]:
         return "many nights"
     begun = job["state"] == JobState.RUNNING
-    return f"begins {wall(found['starts_at'])}" if found["starts_at"] is not None and not begun else ""
+    return f"begins {wall(times['starts_at'])}" if times["starts_at"] is not None and not begun else ""
 
 
 def _when(job: Json) -> tuple[str, str]:
@@ -194,31 +194,31 @@ def plan(answer: Json) -> RenderableType:
     return pairs(plan_rows(answer))
 
 
-def job(found: Json, plan: Json | None) -> RenderableType:
+def job(view: Json, plan: Json | None) -> RenderableType:
     """Everything about one job. `plan`: its plan.json, if it has one."""
     rows: list[tuple[str, str | Text]] = [
-        ("job", f"{found['id']} ({found['name']})"),
-        ("state", coloured(found["standing"])),
-        ("reason", reason(found)),
-        ("label", found["label"] or ""),
-        ("set", ", ".join(found["settings"])),
-        ("priority", str(found["priority"] or "")),
-        ("progress", progress(found)),
-        ("left", remaining(found)),
-        _when(found),
-        ("window", found["window"] or ""),
-        ("submitted", moment(found["created_at"])),
-        ("started", moment(found["started_at"])),
-        *_attempts(found),
-        ("ended", moment(found["ended_at"])),
-        ("run folder", found["run_dir"]),
-        ("model folder", found["output"] or ""),
+        ("job", f"{view['id']} ({view['name']})"),
+        ("state", coloured(view["standing"])),
+        ("reason", reason(view)),
+        ("label", view["label"] or ""),
+        ("set", ", ".join(view["settings"])),
+        ("priority", str(view["priority"] or "")),
+        ("progress", progress(view)),
+        ("left", remaining(view)),
+        _when(view),
+        ("window", view["window"] or ""),
+        ("submitted", moment(view["created_at"])),
+        ("started", moment(view["started_at"])),
+        *_attempts(view),
+        ("ended", moment(view["ended_at"])),
+        ("run folder", view["run_dir"]),
+        ("model folder", view["output"] or ""),
     ]
-    rows += plan_rows(plan) if plan else _asked(RunFolder(Path(found["run_dir"])))
-    rows += [("step time", step_time(found)), ("GPU peak", gpu_peak(found))]
+    rows += plan_rows(plan) if plan else _asked(RunFolder(Path(view["run_dir"])))
+    rows += [("step time", step_time(view)), ("GPU peak", gpu_peak(view))]
     lines: list[RenderableType] = [pairs([(name, value) for name, value in rows if value])]
-    if found["error"]:
-        lines += ["", str(UserError.from_json(found["error"]))]
+    if view["error"]:
+        lines += ["", str(UserError.from_json(view["error"]))]
     return Group(*lines)
 
 
@@ -256,10 +256,10 @@ def _asked(run: RunFolder) -> list[tuple[str, str | Text]]:
 
     rows: list[tuple[str, str | Text]] = [("job file", str(run.submitted))]
     try:
-        asked = Job.from_resolved(run.resolved)
+        submitted = Job.from_resolved(run.resolved)
     except UserError:  # its files have gone since
         return rows
-    budgets = (("GPU budget", asked.gpu_budget), ("host budget", asked.cpu_budget))
+    budgets = (("GPU budget", submitted.gpu_budget), ("host budget", submitted.cpu_budget))
     return rows + [(name, "not given" if size is None else format_bytes_down(size)) for name, size in budgets]
 
 

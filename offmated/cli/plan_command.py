@@ -73,13 +73,13 @@ def plan(file: Path | None, as_json: bool, **options: object) -> None:
         receipt_view,
     )
 
-    given = {name: value for name, value in options.items() if value not in (None, False, ())}
-    kind = planner_process.kind_of_question(file, given)
+    chosen = {name: value for name, value in options.items() if value not in (None, False, ())}
+    kind = planner_process.kind_of_question(file, chosen)
     if kind == "FILE" and file is not None:
-        code, answer = int(Exit.DONE), planner_process.make_plan(file, given)
+        code, answer = int(Exit.DONE), planner_process.make_plan(file, chosen)
         shown = None if as_json else job_view.plan(answer)
     else:
-        code, answer = planner_process.ask(file, given)
+        code, answer = planner_process.ask(file, chosen)
         shown = None if as_json else receipt_view.answer(answer)
     if as_json:
         print_json(answer)
@@ -112,8 +112,8 @@ def show_plan(key: str, as_json: bool) -> None:
     """Show the plan whose key begins with KEY."""
     from offmated.cli import planner_process, receipt_view
 
-    found = planner_process.kept_plans("show", key)
-    print_json(found) if as_json else console().print(receipt_view.kept_plan(found))
+    entry = planner_process.kept_plans("show", key)
+    print_json(entry) if as_json else console().print(receipt_view.kept_plan(entry))
 
 
 @plans.command("forget")

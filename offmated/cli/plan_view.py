@@ -58,9 +58,9 @@ def option_runs(options: Sequence[str]) -> Iterator[str]:
 
 def _origin(plan: Plan, answer: dict[str, Any]) -> str:
     known = "measured on this machine" if answer["measured"] else "an estimate: the blocks are measured before training"
-    made = "from the cache" if answer["cached"] else f"made in {format_seconds(answer['solve_s'])}"
+    origin = "from the cache" if answer["cached"] else f"made in {format_seconds(answer['solve_s'])}"
     short = ", its search cut short by the time limit" if plan.cut_short else ""
-    return f"{plan.source}, {made}{short}; {known}"
+    return f"{plan.source}, {origin}{short}; {known}"
 
 
 def _batch(plan: Plan, answer: dict[str, Any]) -> str:
@@ -116,5 +116,5 @@ def _transfers(plan: Plan) -> str:
 
 def _sorts(items: Iterator[Item]) -> str:
     counts = Counter(item.kind for item in items)
-    found = [(counts[sort], name) for sort, name in _SORTS.items() if counts[sort]]
-    return ", ".join(counted(count, name) for count, name in found)
+    sorts = [(counts[sort], name) for sort, name in _SORTS.items() if counts[sort]]
+    return ", ".join(counted(count, name) for count, name in sorts)

@@ -45,45 +45,47 @@ _END_S = 5.0
 _NAMED = 3  # so many files are named; more are called "the data"
 
 
-def kind_of_question(file: Path | None, given: Mapping[str, Any]) -> str:
-    """Which of `_KINDS` the command line asks. `given`: the options on the command line. Raises UserError."""
+def kind_of_question(file: Path | None, options: Mapping[str, Any]) -> str:
+    """Which of `_KINDS` the command line asks. `options`: the options on the command line. Raises UserError."""
     subjects = [
-        name for name, there in (("FILE", file), ("--model", "model" in given), ("--chain", "chain" in given)) if there
+        name
+        for name, is_given in (("FILE", file), ("--model", "model" in options), ("--chain", "chain" in options))
+        if is_given
     ]
     if len(subjects) != 1:
         raise _usage("Give one thing to plan: a job FILE, --model or --chain.", "offmate plan job.yaml")
-    kind = subjects[0] if subjects == ["FILE"] and "hardware" not in given else f"{subjects[0]} --hardware"
-    if subjects != ["FILE"] and "hardware" not in given:
+    kind = subjects[0] if subjects == ["FILE"] and "hardware" not in options else f"{subjects[0]} --hardware"
+    if subjects != ["FILE"] and "hardware" not in options:
         raise _usage(f"{subjects[0]} needs a machine.", f"offmate plan {subjects[0]} … --hardware rtx3060")
-    for name in given:
+    for name in options:
         if name not in _KINDS[kind] | pictures.NAMES:
             option = "--set" if name == "settings" else f"--{name.replace('_', '-')}"
             raise _usage(f"{option} does not go with offmate plan {kind}.", "offmate plan --help")
     return kind
 
 
-def make_plan(file: Path, given: Mapping[str, Any]) -> dict[str, Any]:
+def make_plan(file: Path, options: Mapping[str, Any]) -> dict[str, Any]:
     """plan.json of the job in `file`, without its chain, and with `planned_for`: how long its rows are, in a line. Uses
     the daemon's caches where there are any.
 
     Raises UserError for a job that the daemon would refuse, and `click.exceptions.Exit` with the planner's exit code
     when the planner refuses: by then it has said why on stderr.
     """
-    job = job_of(file, given)
+    job = job_of(file, options)
     _check_as_submitted(job, file.absolute().parent)
     with resolved(job) as path:
         counted, planned_for = _rows(job, path)
         url = database()
         known = [*(["--database", url] if url else []), *(["--counted", json.dumps(counted)] if counted else [])]
         try:
-            code, answer = _planner("plan", "--job", str(path), *known, *_words(given, _JOB))
+            code, answer = _planner("plan", "--job", str(path), *known, *_words(options, _JOB))
         except click.exceptions.Exit:
             click.echo(planned_for, err=True)  # so that people know which rows were refused
             raise
     if code != Exit.DONE:
         raise click.exceptions.Exit(code)
-    found: dict[str, Any] = answer
-    return found | {"planned_for": planned_for}
+    document: dict[str, Any] = answer
+    return document | {"planned_for": planned_for}
 
 
 def _check_as_submitted(job: Job, folder: Path) -> None:
@@ -116,41 +118,41 @@ def _planned_for(job: Job, *, longest: int, lengths: tuple[int, int], cut: int |
     rows = counted(read, "token") + ("" if labels == read else f" and {counted(labels, 'label')}")
     names = dict.fromkeys(Path(entry.path).name for entry in (*job.data, *job.eval_data))
     data = ", ".join(names) if len(names) <= _NAMED else "the data"
-    found = f"the longest row of {data} has {counted(longest, 'token')}"
+    longest_row = f"the longest row of {data} has {counted(longest, 'token')}"
     if labels == read and read != longest:
-        found += f", and rows are padded to {read}"
-    kept = f"max_length is {job.max_length}" if cut is None else f"{cut} cut at max_length {job.max_length}"
-    return f"planned for rows of {rows}: {found}; {kept}"
+        longest_row += f", and rows are padded to {read}"
+    limit = f"max_length is {job.max_length}" if cut is None else f"{cut} cut at max_length {job.max_length}"
+    return f"planned for rows of {rows}: {longest_row}; {limit}"
 
 
-def ask(file: Path | None, given: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
+def ask(file: Path | None, options: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
     """The planner's exit code and its answer as JSON: the `planner.reports.receipt.Receipt` of a job or a model on a
     named machine, or the `Solved` of a chain."""
-    if "chain" in given:
-        return _planner("solve", *_words(given))
-    job = question(file, given)
-    if "drive" in given and "save_total_limit" not in job.model_fields_set:
+    if "chain" in options:
+        return _planner("solve", *_words(options))
+    job = question(file, options)
+    if "drive" in options and "save_total_limit" not in job.model_fields_set:
         job = job.model_copy(update={"save_total_limit": 1})  # as in a job that uses a drive
     with resolved(job) as path:
         url = database()
         known = [f"--database={url}"] if url else []
-        return _planner("ask", "--job", str(path), *known, *_words(given, _JOB | _SHORT))
+        return _planner("ask", "--job", str(path), *known, *_words(options, _JOB | _SHORT))
 
 
-def job_of(file: Path, given: Mapping[str, Any]) -> Job:
+def job_of(file: Path, options: Mapping[str, Any]) -> Job:
     """The job in a file, with the budgets and settings of the command line. Raises UserError."""
-    text, folder = read_job(file, given.get("gpu_budget"), given.get("cpu_budget"))
-    settings = given.get("settings", ())
+    text, folder = read_job(file, options.get("gpu_budget"), options.get("cpu_budget"))
+    settings = options.get("settings", ())
     return Job.parse(with_settings(text, settings), folder, name=file.name, told=keys_of(settings))
 
 
-def question(file: Path | None, given: Mapping[str, Any]) -> Job:
+def question(file: Path | None, options: Mapping[str, Any]) -> Job:
     """The job that is asked about: the job in a file, or the short form for a model. Raises UserError."""
-    budgets, settings = (given.get("gpu_budget"), given.get("cpu_budget")), given.get("settings", ())
+    budgets, settings = (options.get("gpu_budget"), options.get("cpu_budget")), options.get("settings", ())
     if file is not None:
         text, folder = read_job(file, *budgets)
         return Job.question(with_settings(text, settings), folder, name=file.name, told=keys_of(settings))
-    text = with_settings(with_budgets(short_form(given), *budgets), settings)
+    text = with_settings(with_budgets(short_form(options), *budgets), settings)
     try:
         return Job.question(text, Path.cwd(), name="The question", in_lines=False, told=keys_of(settings))
     except UserError as error:
@@ -160,22 +162,22 @@ def question(file: Path | None, given: Mapping[str, Any]) -> Job:
         ) from None
 
 
-def short_form(given: Mapping[str, Any]) -> str:
+def short_form(options: Mapping[str, Any]) -> str:
     """The job file that `--model` stands for: by default full fine-tuning in bf16, in steps of 8 slices of one row."""
-    values: dict[str, Any] = {"model": given["model"], "bf16": "fp32" not in given}
-    rows = yaml.safe_load(given.get("batch_size", "1"))
-    total = any(CANONICAL.get(text.partition("=")[0]) == "train_batch_size" for text in given.get("settings", ()))
+    values: dict[str, Any] = {"model": options["model"], "bf16": "fp32" not in options}
+    rows = yaml.safe_load(options.get("batch_size", "1"))
+    total = any(CANONICAL.get(text.partition("=")[0]) == "train_batch_size" for text in options.get("settings", ()))
     if total or not isinstance(rows, int):  # "auto", or a mistake that is reported later
-        values |= {"gradient_accumulation_steps": given["slices"]} if "slices" in given else {}
-        values |= {"per_device_train_batch_size": rows} if "batch_size" in given else {}
+        values |= {"gradient_accumulation_steps": options["slices"]} if "slices" in options else {}
+        values |= {"per_device_train_batch_size": rows} if "batch_size" in options else {}
     else:
-        values |= {"per_device_train_batch_size": rows, "gradient_accumulation_steps": given.get("slices", 8)}
-    if given.get("clip") == "none":
+        values |= {"per_device_train_batch_size": rows, "gradient_accumulation_steps": options.get("slices", 8)}
+    if options.get("clip") == "none":
         values["max_grad_norm"] = 0
-    if "lora" in given:
-        values |= {"method": "lora", "lora_r": given["lora"]}
-    if "max_length" in given:
-        values["max_length"] = given["max_length"]
+    if "lora" in options:
+        values |= {"method": "lora", "lora_r": options["lora"]}
+    if "max_length" in options:
+        values["max_length"] = options["max_length"]
     return yaml.safe_dump(values, sort_keys=False)
 
 
@@ -217,11 +219,11 @@ def run_child(
     is first asked to end, and can clean up; after `_END_S` it is killed together with its processes."""
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, text=True) as child:
         try:
-            said, errors = child.communicate()
+            output, errors = child.communicate()
         except BaseException:
             _end(child)
             raise
-    return subprocess.CompletedProcess(command, child.returncode, said, errors)
+    return subprocess.CompletedProcess(command, child.returncode, output, errors)
 
 
 def _end(child: subprocess.Popen[str]) -> None:
@@ -239,10 +241,10 @@ def _end(child: subprocess.Popen[str]) -> None:
     child.wait()
 
 
-def _words(given: Mapping[str, Any], told: Collection[str] = ()) -> Iterator[str]:
-    """The options for the planner's process, without those in `told`, which the job itself has."""
-    for name, value in given.items():
-        if name not in told:
+def _words(options: Mapping[str, Any], in_job: Collection[str] = ()) -> Iterator[str]:
+    """The options for the planner's process, without those in `in_job`, which the job itself has."""
+    for name, value in options.items():
+        if name not in in_job:
             yield f"--{name.replace('_', '-')}" if value is True else f"--{name.replace('_', '-')}={value}"
 
 

@@ -19,28 +19,30 @@ from planner.units import counted, format_bytes, format_bytes_down, format_part,
 Rows = list[tuple[str, str | Text]]
 
 
-def answer(found: dict[str, Any]) -> RenderableType | None:
+def answer(document: dict[str, Any]) -> RenderableType | None:
     """The output of `offmate plan --hardware`; None where the planner has printed it already."""
-    if "asked" in found:
-        return receipt(from_json(Receipt, found))
-    if found["status"] == "infeasible":
+    if "asked" in document:
+        return receipt(from_json(Receipt, document))
+    if document["status"] == "infeasible":
         return None
-    return pairs(_solved(from_json(Solved, found)))
+    return pairs(_solved(from_json(Solved, document)))
 
 
-def receipt(found: Receipt) -> RenderableType:
+def receipt(receipt: Receipt) -> RenderableType:
     """Everything about one job on one machine."""
-    rows = list(_fitting(found) if found.status != "infeasible" else _too_large(found))
-    verdict = Text(_verdict(found), style="green" if found.status != "infeasible" else "red")
-    return Group(_question(found), verdict, pairs(rows))
+    rows = list(_fitting(receipt) if receipt.status != "infeasible" else _too_large(receipt))
+    verdict = Text(_verdict(receipt), style="green" if receipt.status != "infeasible" else "red")
+    return Group(_question(receipt), verdict, pairs(rows))
 
 
-def _question(found: Receipt) -> str:
-    asked = found.asked
+def _question(receipt: Receipt) -> str:
+    asked = receipt.asked
     model = asked.model.rstrip("/").removesuffix("/config.json").rpartition("/")[2]
-    trained = "" if found.trained_parameters == found.parameters else f", {_billions(found.trained_parameters)} trained"
+    trained = (
+        "" if receipt.trained_parameters == receipt.parameters else f", {_billions(receipt.trained_parameters)} trained"
+    )
     return (
-        f"{model} ({_billions(found.parameters)} parameters{trained}) in {asked.dtype} on {found.hardware.name}, "
+        f"{model} ({_billions(receipt.parameters)} parameters{trained}) in {asked.dtype} on {receipt.hardware.name}, "
         f"{counted(asked.slices, 'slice')} of {asked.rows} × {counted(asked.length, 'token')} a step"
     )
 
@@ -49,50 +51,50 @@ def _billions(count: int) -> str:
     return f"{count / 1e9:.2f} billion" if count >= 10**8 else f"{count / 1e6:.1f} million"
 
 
-def _verdict(found: Receipt) -> str:
-    if found.status == "infeasible":
+def _verdict(receipt: Receipt) -> str:
+    if receipt.status == "infeasible":
         return "It does not fit."
-    return f"It fits: {format_seconds(found.step_s)} a step, {found.tokens_per_s:.0f} tokens/s (estimated)."
+    return f"It fits: {format_seconds(receipt.step_s)} a step, {receipt.tokens_per_s:.0f} tokens/s (estimated)."
 
 
-def _fitting(found: Receipt) -> Iterator[tuple[str, str | Text]]:
-    yield from _notes(found)
+def _fitting(receipt: Receipt) -> Iterator[tuple[str, str | Text]]:
+    yield from _notes(receipt)
     yield "", ""
-    if found.cut_short:
+    if receipt.cut_short:
         yield "cut short", "the time limit ended the search for this plan, and it is not kept"
         yield "", "ask again for a better one, best on an idle machine"
-    yield "proven", proof(found)
-    yield "limit", f"{found.loads[0].resource}, busy {found.loads[0].share:.0%} of the step"
-    yield "", " · ".join(f"{load.resource} {load.share:.0%}" for load in found.loads[1:])
-    yield "updates", f"{found.cpu_update_share:.0%} of the parameters on the CPU"
-    yield "blocks", " · ".join(option_runs(found.options))
-    if any("-" in option for option in found.options):
+    yield "proven", proof(receipt)
+    yield "limit", f"{receipt.loads[0].resource}, busy {receipt.loads[0].share:.0%} of the step"
+    yield "", " · ".join(f"{load.resource} {load.share:.0%}" for load in receipt.loads[1:])
+    yield "updates", f"{receipt.cpu_update_share:.0%} of the parameters on the CPU"
+    yield "blocks", " · ".join(option_runs(receipt.options))
+    if any("-" in option for option in receipt.options):
         yield "", "(numbered options differ in which of a block's values stay, move or are recomputed)"
-    full_rows = f", with full rows of {counted(found.asked.length, 'token')}"
-    yield from _memory("GPU", format_part(found.gpu_peak_bytes, found.gpu_budget_bytes) + full_rows, found.gpu)
-    yield from _memory("host", format_part(found.cpu_peak_bytes, found.cpu_budget_bytes), found.host)
-    yield from _disk(found.disk)
-    for line in () if found.disk_use is None else found.disk_use.lines():
+    full_rows = f", with full rows of {counted(receipt.asked.length, 'token')}"
+    yield from _memory("GPU", format_part(receipt.gpu_peak_bytes, receipt.gpu_budget_bytes) + full_rows, receipt.gpu)
+    yield from _memory("host", format_part(receipt.cpu_peak_bytes, receipt.cpu_budget_bytes), receipt.host)
+    yield from _disk(receipt.disk)
+    for line in () if receipt.disk_use is None else receipt.disk_use.lines():
         yield "", line
     yield "", ""
-    if not found.changes:
-        more = "; others, which may help, were not planned" if found.unplanned else ""
+    if not receipt.changes:
+        more = "; others, which may help, were not planned" if receipt.unplanned else ""
         yield "would help", f"none of the other machines and batches that were planned{more}"
-    for number, change in enumerate(found.changes):
+    for number, change in enumerate(receipt.changes):
         yield "" if number else "would help", f"{change.text}: {change.factor:.3g}×, {change.tokens_per_s:.0f} tokens/s"
-    for number, prospect in enumerate(found.unplanned):
+    for number, prospect in enumerate(receipt.unplanned):
         yield "" if number else "not planned", f"{prospect.text}: {math.ceil(100 * prospect.most) / 100:.2f}× at most"
 
 
-def proof(found: Receipt | Solved) -> str:
+def proof(result: Receipt | Solved) -> str:
     """How far the plan's step is at most above two bounds, in words and as far as proven: the time that any schedule
     takes, and the best that the planner's program allows."""
     proven = []
-    if found.bound_s > 0:
-        over = _rounded_up(found.step_s / found.bound_s - 1)
-        proven.append(f"within {over:.1%} of what any schedule takes ({format_seconds(found.bound_s)})")
-    if found.lp_step_s > 0 and found.solver_gap < 1:
-        over = _rounded_up(found.step_s / (found.lp_step_s * (1 - found.solver_gap)) - 1)
+    if result.bound_s > 0:
+        over = _rounded_up(result.step_s / result.bound_s - 1)
+        proven.append(f"within {over:.1%} of what any schedule takes ({format_seconds(result.bound_s)})")
+    if result.lp_step_s > 0 and result.solver_gap < 1:
+        over = _rounded_up(result.step_s / (result.lp_step_s * (1 - result.solver_gap)) - 1)
         proven.append(f"within {over:.1%} of the best that the planner's program allows")
     return ", ".join(proven) or "nothing"
 
@@ -121,24 +123,24 @@ def _shares(shares: Sequence[Share]) -> Rows:
     return [("", f"{format_bytes(size):>10}  {name}") for size, name in shown]
 
 
-def _notes(found: Receipt) -> Rows:
-    return [("note", note) for note in found.notes]
+def _notes(receipt: Receipt) -> Rows:
+    return [("note", note) for note in receipt.notes]
 
 
-def _too_large(found: Receipt) -> Iterator[tuple[str, str | Text]]:
-    yield from _notes(found)
+def _too_large(receipt: Receipt) -> Iterator[tuple[str, str | Text]]:
+    yield from _notes(receipt)
     yield "", ""
-    gpu, host = format_bytes_down(found.gpu_budget_bytes), format_bytes_down(found.cpu_budget_bytes)
-    yield "GPU", f"{gpu} for the job; {_least(found.least_gpu_budget_bytes, 'this host')}"
-    yield "host", f"{host} for the job; {_least(found.least_cpu_budget_bytes, 'this GPU')}"
-    yield from _disk(found.disk)
+    gpu, host = format_bytes_down(receipt.gpu_budget_bytes), format_bytes_down(receipt.cpu_budget_bytes)
+    yield "GPU", f"{gpu} for the job; {_least(receipt.least_gpu_budget_bytes, 'this host')}"
+    yield "host", f"{host} for the job; {_least(receipt.least_cpu_budget_bytes, 'this GPU')}"
+    yield from _disk(receipt.disk)
     yield "", ""
-    if not found.fits_with:
-        more = "; there was no time to try everything, and the rest may fit" if found.untried else ""
+    if not receipt.fits_with:
+        more = "; there was no time to try everything, and the rest may fit" if receipt.untried else ""
         yield "fits with", f"nothing that was tried{more}"
-    for number, text in enumerate(found.fits_with):
+    for number, text in enumerate(receipt.fits_with):
         yield "" if number else "fits with", text
-    for number, text in enumerate(found.untried):
+    for number, text in enumerate(receipt.untried):
         yield "" if number else "no time for", text
 
 
@@ -146,17 +148,17 @@ def _least(least: int | None, beside: str) -> str:
     return f"no size is enough with {beside}" if least is None else f"at least {format_bytes(least)} with {beside}"
 
 
-def _solved(found: Solved) -> Rows:
+def _solved(solved: Solved) -> Rows:
     return [
-        ("status", f"{found.status}, {found.source}, in {format_seconds(found.solve_s)}"),
-        ("step", format_seconds(found.step_s)),
-        ("proven", proof(found)),
-        ("solver", f"{format_seconds(found.lp_step_s)} before rounding, gap {found.solver_gap:.2%}"),
-        ("GPU memory", f"peak {format_bytes(found.gpu_peak_bytes)}"),
-        ("host memory", f"peak {format_bytes(found.cpu_peak_bytes)}"),
-        ("blocks", " · ".join(option_runs(found.options))),
-        ("updates", f"{found.cpu_update_share:.0%} of the parameters on the CPU"),
-        *(("" if number else "stages", str(stage)) for number, stage in enumerate(found.stages)),
+        ("status", f"{solved.status}, {solved.source}, in {format_seconds(solved.solve_s)}"),
+        ("step", format_seconds(solved.step_s)),
+        ("proven", proof(solved)),
+        ("solver", f"{format_seconds(solved.lp_step_s)} before rounding, gap {solved.solver_gap:.2%}"),
+        ("GPU memory", f"peak {format_bytes(solved.gpu_peak_bytes)}"),
+        ("host memory", f"peak {format_bytes(solved.cpu_peak_bytes)}"),
+        ("blocks", " · ".join(option_runs(solved.options))),
+        ("updates", f"{solved.cpu_update_share:.0%} of the parameters on the CPU"),
+        *(("" if number else "stages", str(stage)) for number, stage in enumerate(solved.stages)),
     ]
 
 
@@ -182,15 +184,15 @@ def _kept_row(row: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def kept_plan(found: dict[str, Any]) -> RenderableType:
+def kept_plan(entry: dict[str, Any]) -> RenderableType:
     """One kept plan."""
-    origin = {"measured": True, "cached": True, "solve_s": found["solve_s"]}
+    origin = {"measured": True, "cached": True, "solve_s": entry["solve_s"]}
     rows: Rows = [
-        ("key", found["key"]),
-        ("model", found["model"]),
-        ("machine", found["machine"]),
-        ("hits", str(found["hits"])),
-        ("made", f"{moment(found['created_at'])}, in {format_seconds(found['solve_s'])}"),
-        ("used", moment(found["used_at"])),
+        ("key", entry["key"]),
+        ("model", entry["model"]),
+        ("machine", entry["machine"]),
+        ("hits", str(entry["hits"])),
+        ("made", f"{moment(entry['created_at'])}, in {format_seconds(entry['solve_s'])}"),
+        ("used", moment(entry["used_at"])),
     ]
-    return pairs(rows + [row for row in plan_rows({"plan": found["plan"], **origin}) if row[0] != "plan"])
+    return pairs(rows + [row for row in plan_rows({"plan": entry["plan"], **origin}) if row[0] != "plan"])

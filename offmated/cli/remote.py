@@ -67,11 +67,11 @@ class Remote:
         )
 
 
-def only_here(what: str) -> None:
-    """Raise UserError `not-remote` where the environment names another machine's daemon: `what` needs this one's."""
+def only_here(subject: str) -> None:
+    """Raise UserError `not-remote` where the environment names another machine's daemon: `subject` needs this one's."""
     if (remote := Remote.from_environment()) is not None:
         raise UserError(
-            f"{what} works only with this machine's daemon.",
+            f"{subject} works only with this machine's daemon.",
             numbers=(f"{HOST}={remote.url}",),
             code="not-remote",
             hint=f"type it on that machine, or unset {HOST}",

@@ -162,15 +162,15 @@ def quoted(text: str) -> str:
 
 
 def _systemctl() -> str:
-    found = shutil.which("systemctl")
-    if found is None:
+    path = shutil.which("systemctl")
+    if path is None:
         raise UserError(
             "There is no systemd here to start a service.",
             code="no-systemd",
             exit_code=Exit.USAGE,
             hint="offmate up starts the daemon; add it to your login script",
         )
-    return found
+    return path
 
 
 def _is_active(systemctl: str) -> bool:

@@ -40,8 +40,8 @@ def unknown(store: Store, paths: Paths) -> list[Path]:
     """The run folders that no row names, in the order of their names, those that cannot be looked into included."""
     with store.looking() as session:
         known = set(session.scalars(select(JobRow.run_dir)))
-    found = [folder for folder in paths.runs.iterdir() if str(folder) not in known and _may_be_run(folder)]
-    return sorted(found, key=lambda folder: (not folder.name.isdecimal(), folder.name.zfill(12)))
+    folders = [folder for folder in paths.runs.iterdir() if str(folder) not in known and _may_be_run(folder)]
+    return sorted(folders, key=lambda folder: (not folder.name.isdecimal(), folder.name.zfill(12)))
 
 
 def follow_runs(store: Store, paths: Paths) -> None:

@@ -33,6 +33,6 @@ def tried_at(error: Mapping[str, Any] | None) -> str:
 
 def _tried(error: Mapping[str, Any] | None) -> tuple[float, float]:
     """When the job is tried again, and how long the pause before it is; 0 and 0 where `error` does not say."""
-    found = (error or {}).get("again")
-    at, pause_s = (found.get("at"), found.get("pause_s")) if isinstance(found, dict) else (None, None)
+    again = (error or {}).get("again")
+    at, pause_s = (again.get("at"), again.get("pause_s")) if isinstance(again, dict) else (None, None)
     return (at, pause_s) if isinstance(at, float) and isinstance(pause_s, float) else (0.0, 0.0)

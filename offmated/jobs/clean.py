@@ -44,7 +44,7 @@ def clean(
 
     Models, logs, numbers, plans and job files stay. Raises UserError `no-such-job`, `job-not-over`, `job-unfinished`.
     """
-    found = []
+    freed = []
     for row in _rows(store, job_ids, unfinished, older_s):
         with alone(row.id):  # a retry looks for the checkpoint that goes here
             if store.job(row.id).state is not row.state:
@@ -59,8 +59,8 @@ def clean(
                     with contextlib.suppress(OSError):  # something else is there, too
                         file.parent.rmdir()
         if folders or states:
-            found.append(Freed(id=row.id, name=row.name, state=row.state, bytes=size))
-    return tuple(found)
+            freed.append(Freed(id=row.id, name=row.name, state=row.state, bytes=size))
+    return tuple(freed)
 
 
 def _rows(store: Store, job_ids: Sequence[int], unfinished: bool, older_s: float) -> Sequence[JobRow]:
@@ -97,10 +97,10 @@ def _states(run: RunFolder) -> list[Path]:
     """Files of optimizer states in the folders that the job names for them, and files of activations, which are left
     only by a process that is killed while it makes one."""
     try:
-        given = read_yaml(read_text(run.resolved, longest=None), run.resolved.name, longest=None).values
+        values = read_yaml(read_text(run.resolved, longest=None), run.resolved.name, longest=None).values
     except (OSError, ValueError, UserError):
         return []
-    disks = given.get("disk_paths") or []
+    disks = values.get("disk_paths") or []
     return [file for disk in disks if isinstance(disk, str) for file in run.states_on(disk).glob("*.bin")]
 
 

@@ -81,9 +81,9 @@ def why_replaced(first: Json, second: Json) -> str:
 def left_s(run: RunFolder) -> float | None:
     """How long a job still needs the GPU, by its measured step time, else by the plan's; None where the number of its
     steps, or their time, is not known yet."""
-    found, plan = steps_of(run), plan_of(run)
-    step_s = found.times.step_s or (plan or {}).get("step_s")
-    progress = found.progress
+    steps, plan = steps_of(run), plan_of(run)
+    step_s = steps.times.step_s or (plan or {}).get("step_s")
+    progress = steps.progress
     total = progress["total_steps"] if progress is not None else _lengths.get(run, run.resolved)
     done = run.last_checkpoint_step() or 0 if progress is None else progress["step"]
     return None if step_s is None or total is None else max(0, total - done) * step_s
@@ -91,9 +91,9 @@ def left_s(run: RunFolder) -> float | None:
 
 def stop_s(run: RunFolder) -> float:
     """How long it may take a job that is asked to stop at any moment to save a checkpoint and leave the GPU."""
-    found, plan = steps_of(run), plan_of(run) or {}
-    step_s = found.between_s or _STEPS_UNSEEN * (found.times.step_s or plan.get("step_s") or 0.0)
-    save_s = found.save_s or plan.get("cpu_peak_bytes", 0) / _DISK_BYTES_PER_S
+    steps, plan = steps_of(run), plan_of(run) or {}
+    step_s = steps.between_s or _STEPS_UNSEEN * (steps.times.step_s or plan.get("step_s") or 0.0)
+    save_s = steps.save_s or plan.get("cpu_peak_bytes", 0) / _DISK_BYTES_PER_S
     return 1.1 * (step_s + save_s) + _SPARE_S
 
 
@@ -109,9 +109,9 @@ class _Kept(Generic[_T]):
     def get(self, run: RunFolder, file: Path) -> _T:
         version = _version(file)
         with self._lock:
-            if (found := self._found.get(file)) is not None and found[0] == version:
+            if (entry := self._found.get(file)) is not None and entry[0] == version:
                 self._found.move_to_end(file)
-                return found[1]
+                return entry[1]
         value = self._read(run)
         with self._lock:
             self._found[file] = (version, value)
@@ -126,10 +126,10 @@ _Version = tuple[int, int] | None
 
 def _version(path: Path) -> _Version:
     try:
-        found = path.stat()
+        status = path.stat()
     except FileNotFoundError:
         return None
-    return found.st_mtime_ns, found.st_size
+    return status.st_mtime_ns, status.st_size
 
 
 def _read_plan(run: RunFolder) -> Json | None:

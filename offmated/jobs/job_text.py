@@ -32,9 +32,9 @@ def with_budgets(text: str, gpu_budget: str | None, cpu_budget: str | None) -> s
 
 def with_settings(text: str, settings: Iterable[str]) -> str:
     """The job `text` with `settings`, each "KEY=VALUE" with a value as in the file. Raises UserError."""
-    for key, found in map(_read_setting, settings):
+    for key, parsed in map(_read_setting, settings):
         # Dumped within brackets, so that a list or a text with a colon stays on one line.
-        value = yaml.safe_dump([found], default_flow_style=True, width=math.inf, allow_unicode=True, sort_keys=False)
+        value = yaml.safe_dump([parsed], default_flow_style=True, width=math.inf, allow_unicode=True, sort_keys=False)
         changed = _with_yaml(text, key, value.strip()[1:-1])
         _check_tool(_keys(text), _keys(changed), key)
         text = changed
@@ -60,29 +60,29 @@ def notes_on_settings(text: str, settings: Sequence[str]) -> tuple[str, ...]:
 
     values = {CANONICAL.get(key, key): value for key, value in read_yaml(text, "the file").values.items()}
     notes = []
-    for key, found in map(_read_setting, settings):
+    for key, parsed in map(_read_setting, settings):
         name = CANONICAL.get(key, key)
         instead = f"{_INSTEAD}{shown(values[name])}" if name in values else ""
-        notes.append(f"{_SET}{key}={shown(found)}{instead}")
+        notes.append(f"{_SET}{key}={shown(parsed)}{instead}")
     return tuple(notes)
 
 
 def _read_setting(setting: str) -> tuple[str, object]:
     """Key and value. Raises UserError."""
-    key, there, value = setting.partition("=")
+    key, separator, value = setting.partition("=")
     key = key.strip()
-    read = read_yaml(f"value: {value}", f"--set {key}", allow_unclear=True) if there and key else None
+    read = read_yaml(f"value: {value}", f"--set {key}", allow_unclear=True) if separator and key else None
     if read is not None and read.unclear:
         raise to_user_error([replace(mistake, key=f"{_SET}{key}", line=None) for mistake in read.unclear], "--set")
-    found = {} if read is None else read.values
-    if found.keys() != {"value"} or not _KEY.fullmatch(key):  # a value with line breaks may add other keys
+    values = {} if read is None else read.values
+    if values.keys() != {"value"} or not _KEY.fullmatch(key):  # a value with line breaks may add other keys
         raise UserError(
             f"--set takes KEY=VALUE, not {printable(setting)}.",
             code="usage",
             hint="--set max_length=512",
             exit_code=Exit.USAGE,
         )
-    return key, found["value"]
+    return key, values["value"]
 
 
 def _check_tool(before: list[str], after: list[str], key: str) -> None:

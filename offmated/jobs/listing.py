@@ -13,13 +13,13 @@ from sqlalchemy import ColumnElement, Subquery, and_, case, func, or_, select, t
 from sqlalchemy.orm import Session
 
 from offmated.jobs.figures import DAMAGED, left_s, stop_s
-from offmated.jobs.forecast import UNKNOWN, Expected, Work, forecast
 from offmated.jobs.hub import waits_for_hub
-from offmated.jobs.queue import wishes
+from offmated.jobs.queue_changes import wishes
+from offmated.jobs.queue_forecast import UNKNOWN, Expected, Work, forecast
+from offmated.jobs.queue_turns import has_turn, queue_order
 from offmated.jobs.states import FINAL, TAKEN_FROM, JobState
 from offmated.jobs.store import Store, no_such_job
 from offmated.jobs.table import JobRow
-from offmated.jobs.turns import has_turn, queue_order
 from planner.keys.window import Window
 from planner.run.folder import RunFolder
 
@@ -158,7 +158,7 @@ def _listed(session: Session, rows: Sequence[JobRow]) -> tuple[Listed, ...]:
     counted places row by row."""
     places = _places()
     wanted = select(places).where(places.c.id.in_([row.id for row in rows]))
-    found = {number: (place, among - 1) for number, place, among in session.execute(wanted)}
+    place_of = {number: (place, among - 1) for number, place, among in session.execute(wanted)}
     taken = session.execute(select(JobRow.state, JobRow.id).where(JobRow.state.in_(tuple(TAKEN_FROM)))).all()
     busy = {phase: tuple(number for state, number in taken if state is phase) for phase in TAKEN_FROM}
     paused, yields = wishes(session)
@@ -168,7 +168,7 @@ def _listed(session: Session, rows: Sequence[JobRow]) -> tuple[Listed, ...]:
     expected = _expected(session, paused or yields) if any(row.state not in FINAL for row in rows) else {}
     listed = []
     for row in rows:
-        place, ahead = found.get(row.id, (None, 0))
+        place, ahead = place_of.get(row.id, (None, 0))
         working = busy[_PHASE[row.state]] if row.state in _PHASE else ()
         before = after.get(row.after_id) if row.after_id is not None else None
         listed.append(
@@ -203,15 +203,15 @@ def _expected(session: Session, paused: bool) -> dict[int, Expected]:
     for row in rows:
         run = RunFolder(Path(row.run_dir))
         after = row.after_id if row.after_id not in done else None
-        left, stop, window, known = None, 0.0, None, False
+        needed_s, stop, window, known = None, 0.0, None, False
         with suppress(*DAMAGED):  # nothing is forecast from a damaged folder
-            left, stop = left_s(run), stop_s(run)
+            needed_s, stop = left_s(run), stop_s(run)
         with suppress(ValueError):  # a time zone that this machine does not know any more
             window, known = Window.parse(row.window) if row.window is not None else None, True
         works.append(
             Work(
                 id=row.id,
-                left_s=left,
+                left_s=needed_s,
                 stop_s=stop,
                 begin_at=row.begin_at or 0.0,
                 window=window,

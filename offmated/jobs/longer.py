@@ -52,8 +52,8 @@ def longer(row: JobRow, length: Length) -> Longer:
         raise _no(row, "early_stopping_patience counts from the first run's evaluations, which a new one has not", "")
     if job.disk_paths is not None:
         raise _no(row, "its optimizer states were on disk, and went with its end", "")
-    found = [folder for folder in run.checkpoints.glob("step-*") if folder.name[5:].isdigit()]
-    if not found:
+    checkpoints = [folder for folder in run.checkpoints.glob("step-*") if folder.name[5:].isdigit()]
+    if not checkpoints:
         raise _no(
             row,
             "it has no checkpoint any more, or never had one: nothing is saved after the last step",
@@ -62,7 +62,7 @@ def longer(row: JobRow, length: Length) -> Longer:
     hint = f"offmate rerun {row.id} trains from the start on what is there now"
     check_frozen(job, run.read_frozen(), hint=hint)
     check_base(job, run.read_base(), run.path.parent, hint=hint)
-    checkpoint = max(found, key=lambda folder: int(folder.name[5:]))
+    checkpoint = max(checkpoints, key=lambda folder: int(folder.name[5:]))
     notes = [_note(row, new, length, int(checkpoint.name[5:]))]
     if job.eval_steps is not None and job.eval_steps < 1:
         notes.append(f"eval_steps, {job.eval_steps:g}, is a share of {length} now: evaluations are further apart")

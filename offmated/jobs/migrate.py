@@ -75,9 +75,9 @@ def _revision(engine: Engine) -> str | None:
     damage, before anything is written."""
     with reading(engine).connect() as connection:
         if engine.dialect.name == "sqlite":
-            found = connection.exec_driver_sql("PRAGMA quick_check(3)").scalars().all()
-            if found != ["ok"]:
-                raise _damaged(engine, "; ".join(map(str, found)))
+            findings = connection.exec_driver_sql("PRAGMA quick_check(3)").scalars().all()
+            if findings != ["ok"]:
+                raise _damaged(engine, "; ".join(map(str, findings)))
         return MigrationContext.configure(connection).get_current_revision()
 
 
@@ -99,12 +99,12 @@ def _told(engine: Engine) -> Iterator[None]:
         raise bad_url(str(error)) from None
 
 
-def _damaged(engine: Engine, said: str) -> UserError:
+def _damaged(engine: Engine, finding: str) -> UserError:
     file = sqlite_file(engine.url)
     saves = f"sqlite3 {file} .recover | sqlite3 saved.db saves what can be read of it; " if file else ""
     return UserError(
         "The database is damaged.",
-        numbers=(_name(engine), said),
+        numbers=(_name(engine), finding),
         hint=f"{saves}without it offmate up begins with an empty queue, and run folders stay where they are",
         code="database-damaged",
     )

@@ -16,7 +16,7 @@ from planner.errors import UserError
 from planner.job.base import AT_ONCE_BYTES, BESIDE_WEIGHTS, PARTS, check_base, freeze_base
 from planner.job.frozen import check_frozen, freeze, other_content
 from planner.job.schema import Job
-from planner.machine.memory import check_budgets_here
+from planner.machine.installed_memory import check_budgets_here
 from planner.run.folder import RunFolder
 
 _SHOWN = 20
@@ -116,9 +116,9 @@ def _make_ready(store: Store, run: RunFolder, budgets: dict[str, int], other_dat
 
 
 def _say_allowed(
-    run: RunFolder, what: str, before: Mapping[str, Mapping[str, Any]] | None, now: Mapping[str, Mapping[str, Any]]
+    run: RunFolder, kind: str, before: Mapping[str, Mapping[str, Any]] | None, now: Mapping[str, Mapping[str, Any]]
 ) -> None:
     """Have the job's log say which files have changed, as the person who has it tried again allowed."""
     lines = other_content(before, now)
     more = [f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
-    run.say(f"--allow-changed-{what}: " + ("; ".join([*lines[:_SHOWN], *more]) or "no file has changed"))
+    run.say(f"--allow-changed-{kind}: " + ("; ".join([*lines[:_SHOWN], *more]) or "no file has changed"))

@@ -37,12 +37,12 @@ def goes_on(error: Mapping[str, Any] | None) -> bool:
     """Whether the room that `error` needs is free, or it is time to try. It is always time for an `error` without
     `again`, recorded by a version that did not try by the clock: its need was guessed and may never be met. Raises
     OSError when the disk does not answer."""
-    found = error or {}
-    needs = Room.of(found.get("needs"))
+    fields = error or {}
+    needs = Room.of(fields.get("needs"))
     if needs is not None and not needs.is_unseen and _missing(needs) == (0, 0):
         return True
-    by_clock = needs is None or found.get("again", {}) is not None
-    return by_clock and is_time(found)
+    by_clock = needs is None or fields.get("again", {}) is not None
+    return by_clock and is_time(fields)
 
 
 def waiting_words(error: Mapping[str, Any] | None) -> str:
@@ -56,9 +56,9 @@ def waiting_words(error: Mapping[str, Any] | None) -> str:
     missing_bytes, missing_files = _missing(needs)
     missing = [format_bytes(missing_bytes)] * bool(missing_bytes)
     missing += [counted(missing_files, "file")] * bool(missing_files)
-    what = f"{' and '.join(missing)} missing at {needs.folder}" if missing else " ".join(error["numbers"][:1])
+    need = f"{' and '.join(missing)} missing at {needs.folder}" if missing else " ".join(error["numbers"][:1])
     again = f", tried again at {tried_at(error)}" if error.get("again") else ""
-    return f"waiting for room: {what}; goes on by itself{again}"
+    return f"waiting for room: {need}; goes on by itself{again}"
 
 
 def _guessed(run: RunFolder) -> Room:

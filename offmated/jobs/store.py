@@ -17,10 +17,10 @@ from sqlalchemy.orm import Session
 from offmated.config import Config
 from offmated.jobs.again import trying_again
 from offmated.jobs.database import PATIENCE_S, WORKERS_PATIENCE_S, open_engine, reading
+from offmated.jobs.queue_turns import AT_ONCE, Turn, has_turn, queue_order
 from offmated.jobs.room import needing
 from offmated.jobs.states import AGAIN, FINAL, NEXT, TAKEN_FROM, Ending, Hold, JobState, StopReason, account, judge
 from offmated.jobs.table import JobRow
-from offmated.jobs.turns import AT_ONCE, Turn, has_turn, queue_order
 from offmated.paths import Paths
 from planner.errors import Exit, UserError, first_line
 from planner.run.folder import RunFolder
@@ -239,7 +239,7 @@ class Store:
     def give_up(self, row: JobRow, error: Exception) -> None:
         """Record that `row` has failed with `error`, without a look at its run folder. A job that was to be cancelled
         is cancelled. Nothing happens when the job has changed since `row` was read."""
-        told = (
+        recorded = (
             error
             if isinstance(error, UserError)
             else UserError(
@@ -251,10 +251,10 @@ class Store:
         )
         new = JobState.CANCELLED if row.stop_reason is StopReason.CANCEL else JobState.FAILED
         ended_at = _now(row.created_at, row.started_at)
-        values: dict[str, Any] = {"owner": None, "error": told.to_json(), "ended_at": ended_at}
+        values: dict[str, Any] = {"owner": None, "error": recorded.to_json(), "ended_at": ended_at}
         last = row.history[-1] if row.history else None
         if isinstance(last, dict) and last.get("ended_at") is None:
-            over = {"ended_at": ended_at, "ending": told.what, "reached_step": None, "checkpoint_step": None}
+            over = {"ended_at": ended_at, "ending": recorded.what, "reached_step": None, "checkpoint_step": None}
             values["history"] = [*row.history[:-1], last | over]
         self._write(row.id, row.state, new, row, values)
 
@@ -380,8 +380,8 @@ def _same_work(session: Session, row: JobRow, again: int | None) -> list[str]:
     )
     if row.fingerprint is None or (other := session.scalars(same.order_by(JobRow.id.desc()).limit(1)).first()) is None:
         return []
-    told = f"job {other.id}, which is {other.state}, is the same on the same data"
-    return [f"{told}; offmate cancel {row.id} takes this one back"]
+    note = f"job {other.id}, which is {other.state}, is the same on the same data"
+    return [f"{note}; offmate cancel {row.id} takes this one back"]
 
 
 def _check_free(session: Session, output_dir: str | None) -> None:

@@ -17,9 +17,9 @@ from pathlib import Path
 from offmated.jobs.job_text import keys_of, notes_on_settings, settings_in, with_settings
 from offmated.jobs.longer import Length, link, longer, went_on_from
 from offmated.jobs.looking import check_here, look_at, without_budgets
+from offmated.jobs.queue_turns import AT_ONCE, Turn
 from offmated.jobs.store import KeyTaken, Store
 from offmated.jobs.table import JobRow
-from offmated.jobs.turns import AT_ONCE, Turn
 from offmated.paths import IN_STATE_FOLDER, Paths
 from planner.data.local_data import is_local
 from planner.errors import Errors, Exit, UserError
@@ -125,8 +125,11 @@ def rerun(
     before = as_asked(run, Job.from_resolved(run.resolved), budgets=True)
     job = before.model_copy(update={"output_dir": None})
     commits = any(entry.revision for entry in (*job.data, *job.eval_data))
-    there = "that are there now" + (", those of the hub at the commits that it has" if commits else "")
-    notes = [f"the same as job {job_id}, on the data {there}", *(note for note in row.notes if settings_in([note]))]
+    data_words = "that are there now" + (", those of the hub at the commits that it has" if commits else "")
+    notes = [
+        f"the same as job {job_id}, on the data {data_words}",
+        *(note for note in row.notes if settings_in([note])),
+    ]
     if (origin := went_on_from(run)) is not None:
         notes.append(f"from the start; job {job_id} went on from job {origin}")
     if before.output_dir is not None:
@@ -150,8 +153,8 @@ def as_asked(run: RunFolder, job: Job, *, budgets: bool = False) -> Job:
         keys += ("gpu_budget", "cpu_budget")
     if not keys:
         return job
-    asked = Job.from_resolved(run.submitted)
-    return job.model_copy(update={key: getattr(asked, key) for key in keys})
+    submitted = Job.from_resolved(run.submitted)
+    return job.model_copy(update={key: getattr(submitted, key) for key in keys})
 
 
 def _once(
@@ -207,17 +210,17 @@ def _take_in(
         with wrong.apart():
             output_dir = check_output(job, store)
     draft = paths.runs / f"{_DRAFT}{uuid.uuid4().hex}"
-    made: list[Path] = []
-    told = [*notes, *filter(None, map(missing_package, job.report_to))]
+    folders: list[Path] = []
+    all_notes = [*notes, *filter(None, map(missing_package, job.report_to))]
     if again is None:
-        told.extend(taken_from_hub(job))
+        all_notes.extend(taken_from_hub(job))
 
     def make_folder(job_id: int) -> Path:
         final = paths.run_folder(job_id)
         if final.exists():
-            told.extend(_make_room(final))
+            all_notes.extend(_make_room(final))
         draft.rename(final)
-        made.append(final)
+        folders.append(final)
         if checkpoint is not None:
             link(checkpoint, RunFolder(final))
         _flush(paths.runs)
@@ -229,10 +232,10 @@ def _take_in(
         _write(run.submitted, yaml_text)
         _write(run.resolved, looked_at.resolved_yaml())  # of the job itself, unless its budgets are refused
         with wrong.apart():
-            told.extend(look_at(run, folder))
+            all_notes.extend(look_at(run, folder))
         wrong.refuse()
         frozen, base = freeze(job), freeze_base(job, paths.runs)
-        told.extend(left_for_later(base))
+        all_notes.extend(left_for_later(base))
         _write(run.frozen, json.dumps(frozen))
         _write(run.base, json.dumps(base))
         _write(run.packages, json.dumps(package_versions()))
@@ -245,12 +248,12 @@ def _take_in(
             make_folder,
             turn,
             key=key,
-            notes=told,
+            notes=all_notes,
             output_dir=output_dir,
             fingerprint=fingerprint(job, {**frozen, **content_of(base)}, checkpoint),
             again=again,
         )
-        made.clear()
+        folders.clear()
         for entry in (*job.data, *job.eval_data):
             if not is_local(entry.path):
                 RunFolder(Path(row.run_dir)).say(
@@ -258,8 +261,8 @@ def _take_in(
                 )
         return row, tuple(row.notes)
     finally:
-        for left in (draft, *made):  # these exist only when something went wrong
-            shutil.rmtree(left, ignore_errors=True)
+        for unfinished in (draft, *folders):  # these exist only when something went wrong
+            shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def _check_turn(store: Store, turn: Turn, window: str | None, wrong: Errors) -> Turn:
@@ -269,8 +272,8 @@ def _check_turn(store: Store, turn: Turn, window: str | None, wrong: Errors) -> 
             store.job(turn.after)
     with wrong.apart():
         if window is not None:
-            found = window_of(window)
-            return replace(turn, window=str(found), begin_at=found.opening(max(time.time(), turn.begin_at or 0.0)))
+            parsed = window_of(window)
+            return replace(turn, window=str(parsed), begin_at=parsed.opening(max(time.time(), turn.begin_at or 0.0)))
     return turn
 
 
@@ -299,7 +302,7 @@ def look_again(run: RunFolder, job: Job) -> None:
         look_at(RunFolder(draft))
     except UserError as error:
         wrong = Errors()
-        wrong.found += (one for one in getattr(error, "errors", (error,)) if one.code != NOT_REACHED)
+        wrong.found += (each for each in getattr(error, "errors", (error,)) if each.code != NOT_REACHED)
         wrong.refuse()
     finally:
         shutil.rmtree(draft, ignore_errors=True)

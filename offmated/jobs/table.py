@@ -42,30 +42,30 @@ class _Told(TypeDecorator[Any]):
 
         def told(value: Any) -> Any:
             try:
-                found = read(value)
+                result = read(value)
             except ValueError:
-                found = None
-            if found is not None and self.is_it(found):
-                return found
+                result = None
+            if result is not None and self.is_it(result):
+                return result
             return None if self.otherwise is None else list(self.otherwise)
 
         return told
 
 
-def _is_history(found: Any) -> bool:
-    return _is_list(found) and all(isinstance(attempt, dict) and attempt.keys() >= _ATTEMPT for attempt in found)
+def _is_history(value: Any) -> bool:
+    return _is_list(value) and all(isinstance(attempt, dict) and attempt.keys() >= _ATTEMPT for attempt in value)
 
 
-def _is_error(found: Any) -> bool:
-    return isinstance(found, dict) and found.keys() >= _ERROR
+def _is_error(value: Any) -> bool:
+    return isinstance(value, dict) and value.keys() >= _ERROR
 
 
-def _is_object(found: Any) -> bool:
-    return isinstance(found, dict)
+def _is_object(value: Any) -> bool:
+    return isinstance(value, dict)
 
 
-def _is_list(found: Any) -> bool:
-    return isinstance(found, list)
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list)
 
 
 class Base(DeclarativeBase):

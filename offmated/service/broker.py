@@ -52,8 +52,8 @@ class Broker:
     def forget(folder: Path) -> None:
         """Remove the files that an earlier server left in its `folder`, and no others. Raises OSError."""
         for form in _FILES:
-            for found in folder.glob(form):
-                shutil.rmtree(found) if found.is_dir() and not found.is_symlink() else found.unlink()
+            for path in folder.glob(form):
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
     def connect(self, patience_s: float | None = None) -> redis.Redis:
         """A client that waits `patience_s` for an answer and does not ask again; without `patience_s`, a client as RQ's

@@ -21,7 +21,7 @@ from offmated.config import Config
 from offmated.jobs.adopt import follow_runs
 from offmated.jobs.database import choose_journal
 from offmated.jobs.migrate import upgrade
-from offmated.jobs.queue import leave_gpu, yields
+from offmated.jobs.queue_changes import leave_gpu, yields
 from offmated.jobs.states import JobState, StopReason
 from offmated.jobs.store import Store
 from offmated.jobs.submission import sweep_drafts, window_of
@@ -168,16 +168,16 @@ class Daemon:
         with self._errors.of("putting the log aside", OSError):
             keep_short(self._paths)
         self._keep([*self._servers, *self._workers.values()])
-        there = frozenset(JobState)  # where the database does not answer, each part finds that out by itself
+        states = frozenset(JobState)  # where the database does not answer, each part finds that out by itself
         with self._errors.of("seeing what jobs there are", Exception):
-            there = self._store.living()
-        for what, do in (
+            states = self._store.living()
+        for work, do in (
             ("seeing who uses the GPU", self._watch_gpu),
-            *self._dispatcher.parts(there),
+            *self._dispatcher.parts(states),
             ("telling people", self._tell),
-            ("telling trackers", lambda: self._feeder.tick(there)),
+            ("telling trackers", lambda: self._feeder.tick(states)),
         ):
-            with self._errors.of(what, Exception):
+            with self._errors.of(work, Exception):
                 do()
         if self._dispatcher.broker_silent_s() > SILENT_PATIENCE_S:
             for server in self._servers:
@@ -201,18 +201,18 @@ class Daemon:
         while not all(worker.gone() for worker in self._workers.values()):
             self._listen()
             self._keep(self._servers)
-            there = self._stop_jobs()
+            states = self._stop_jobs()
             for name, worker in self._workers.items():
                 horses = worker.children()
-                if there is None:
+                if states is None:
                     for horse in horses:
                         horse.send(signal.SIGTERM)
                     busy = any(living_children(horse.pid) for horse in horses)
                 else:
-                    busy = QUEUES[name] in there
+                    busy = QUEUES[name] in states
                 if busy:
                     busy_at[name] = time.monotonic()
-                patience_s = QUIET_PATIENCE_S if there is not None else BUSY_PATIENCE_S
+                patience_s = QUIET_PATIENCE_S if states is not None else BUSY_PATIENCE_S
                 if self._stops_asked > 1 or time.monotonic() - busy_at[name] > patience_s:
                     worker.kill()
             self._manager.alive()

@@ -16,7 +16,7 @@ from pathlib import Path
 import redis
 from sqlalchemy.exc import OperationalError
 
-from offmated.jobs.queue import go_on, is_paused, is_too_late, until_next_window, yields
+from offmated.jobs.queue_changes import go_on, is_paused, is_too_late, until_next_window, yields
 from offmated.jobs.states import TAKEN_FROM, JobState, StopReason
 from offmated.jobs.store import Store
 from offmated.jobs.table import JobRow
@@ -47,8 +47,8 @@ class Dispatcher:
         self._blameless: set[str | None] = set()  # workers that went down with a daemon
         self._since: dict[int, float] = {}  # jobs that cannot be taken back, and since when
 
-    def parts(self, there: frozenset[JobState]) -> tuple[tuple[str, Callable[[], None]], ...]:
-        """What there is to do, in order and with words for the log, where jobs are in the states `there`. With an empty
+    def parts(self, states: frozenset[JobState]) -> tuple[tuple[str, Callable[[], None]], ...]:
+        """What there is to do, in order and with words for the log, where jobs are in these `states`. With an empty
         queue there is nothing to do, so that the database is not asked."""
         worked_on = (
             ("taking jobs back", self.adopt),
@@ -57,7 +57,7 @@ class Dispatcher:
             ("passing stops on", self.pass_on_stops),
         )
         idle = ("having jobs go on", self.have_go_on), ("handing jobs out", self.hand_out)
-        return (*(worked_on if there & TAKEN_FROM.keys() else ()), *(idle if there & {*TAKEN_FROM.values()} else ()))
+        return (*(worked_on if states & TAKEN_FROM.keys() else ()), *(idle if states & {*TAKEN_FROM.values()} else ()))
 
     def adopt(self, *, blameless: bool = False) -> None:
         """Take back the jobs whose worker died without saying how they ended. `blameless` as in `Ending`; it also holds

@@ -37,14 +37,14 @@ def read_users() -> tuple[User, ...]:
     try:
         pynvml.nvmlInit()
         device = nvml.device(pynvml)
-        found = {}
+        users = {}
         for computes, ask in (
             (False, pynvml.nvmlDeviceGetGraphicsRunningProcesses),
             (True, pynvml.nvmlDeviceGetComputeRunningProcesses),
         ):
             for process in ask(device):
-                found[process.pid] = User(pid=process.pid, computes=computes, used_bytes=process.usedGpuMemory)
-        return tuple(found.values())
+                users[process.pid] = User(pid=process.pid, computes=computes, used_bytes=process.usedGpuMemory)
+        return tuple(users.values())
     except pynvml.NVMLError as error:
         raise RuntimeError(str(error)) from None
 
@@ -52,15 +52,15 @@ def read_users() -> tuple[User, ...]:
 def others(users: Collection[User], ours: Collection[int]) -> tuple[str, ...]:
     """The names of the programs that want the GPU for themselves: those that compute, and those that draw with at least
     `MANY_BYTES` of its memory. `ours`: the process numbers that do not count."""
-    found = []
+    names = []
     for user in users:
         wants = user.computes or (user.used_bytes or 0) >= MANY_BYTES
         if wants and user.pid not in ours:
             try:
-                found.append(psutil.Process(user.pid).name())
+                names.append(psutil.Process(user.pid).name())
             except psutil.Error:
-                found.append(f"process {user.pid}")  # of another user, or gone since
-    return tuple(sorted(set(found)))
+                names.append(f"process {user.pid}")  # of another user, or gone since
+    return tuple(sorted(set(names)))
 
 
 def own_processes() -> set[int]:
@@ -122,10 +122,10 @@ def idle_seconds(minutes: str) -> float:
     """The setting `yield_minutes` in seconds. Raises UserError where it is not a number from 0 to 1440, and where the
     package that asks the driver is not installed."""
     try:
-        found = float(minutes)
+        number = float(minutes)
     except ValueError:
-        found = -1.0
-    if not 0 <= found <= 24 * 60:
+        number = -1.0
+    if not 0 <= number <= 24 * 60:
         raise UserError(
             f'yield_minutes is "{minutes}"; it must be a number of minutes from 0 to 1440.',
             code="bad-config",
@@ -139,4 +139,4 @@ def idle_seconds(minutes: str) -> float:
             hint="pip install 'offmate[yield]'",
             exit_code=Exit.USAGE,
         )
-    return 60 * found
+    return 60 * number

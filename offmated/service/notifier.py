@@ -82,8 +82,8 @@ class Notifier:
 
     def next(self) -> Message | None:
         """What is to be told next, if there is anything."""
-        told, reported = self._mark(_TOLD), self._mark(_REPORTED)
-        if over := listing.ended_since(self._store, told, states=_TO_TELL):
+        told_until, reported = self._mark(_TOLD), self._mark(_REPORTED)
+        if over := listing.ended_since(self._store, told_until, states=_TO_TELL):
             return _ended(over)
         active = listing.queue(self._store, limit=listing.FORESEEN).jobs
         for job in active:
@@ -114,8 +114,10 @@ class Notifier:
         several = len(listing.ended_since(self._store, reported, 2)) > 1  # about a single job all has been told
         stands_still = all(job.row.hold not in (None, Hold.NO_HUB) for job in active)  # NO_HUB goes on by itself
         if any((ended or 0.0) > reported for ended in night_over) or (several and stands_still):
-            found = report(self._store, reported)
-            return Message(title=f"report: {found['title']}", body="\n".join(found["lines"]), marks={_REPORTED: now})
+            summary = report(self._store, reported)
+            return Message(
+                title=f"report: {summary['title']}", body="\n".join(summary["lines"]), marks={_REPORTED: now}
+            )
         return None
 
     def _mark(self, name: str) -> float:
@@ -134,8 +136,8 @@ class Notifier:
 
     def _send(self, message: Message) -> None:
         title, body = printable(f"offmate: {message.title}"), printable(message.body[:_MOST_TEXT])
-        said = {"title": title, "body": body, "address": self._address}
-        text = json.dumps(said).encode()
+        request = {"title": title, "body": body, "address": self._address}
+        text = json.dumps(request).encode()
         child = subprocess.Popen(
             _SENDER,
             stdin=subprocess.PIPE,

@@ -39,11 +39,11 @@ def send(urls: str, title: str, body: str, *, address: str | None = None) -> Non
     check_notify(urls)
     import apprise  # late, as only this process needs it
 
-    told = apprise.Apprise()
+    recipients = apprise.Apprise()
     for number, url in enumerate(urls.split(), 1):
         if address not in (None, _name(url)):
             continue
-        if not told.add(url):
+        if not recipients.add(url):
             scheme = re.match("[A-Za-z0-9]+://", url)
             raise UserError(
                 f"Address {number} of notify is not one that apprise knows.",
@@ -52,14 +52,14 @@ def send(urls: str, title: str, body: str, *, address: str | None = None) -> Non
                 numbers=(f"it begins with {scheme[0]}" if scheme else "it does not begin with a scheme, like ntfy://",),
                 hint="https://appriseit.com lists the forms, such as ntfy://topic",
             )
-    if not told:
+    if not recipients:
         raise UserError(
             "This address is not in the settings any more.",
             code="bad-notify",
             exit_code=Exit.USAGE,
             hint="offmate down, offmate up",
         )
-    failed = [server.service_name for server in told if not server.notify(title=title, body=body)]
+    failed = [server.service_name for server in recipients if not server.notify(title=title, body=body)]
     if failed:
         raise UserError(
             "The message was not taken.",

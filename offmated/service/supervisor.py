@@ -102,7 +102,7 @@ class Child:
 def living_children(pid: int) -> tuple[Process, ...]:
     """The living children of a process; none when the process itself is gone."""
     try:
-        found = psutil.Process(pid).children()
+        children = psutil.Process(pid).children()
     except psutil.NoSuchProcess:
         return ()
-    return tuple(filter(None, (Process.of(child.pid) for child in found)))
+    return tuple(filter(None, (Process.of(child.pid) for child in children)))

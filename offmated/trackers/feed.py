@@ -158,9 +158,9 @@ class _Asking:
 
     def closed(self, seconds: float) -> bool:
         ready, _, _ = select.select([self._descriptor], [], [], seconds)
-        said = os.read(self._descriptor, 1) if ready else b"."
-        self._said += said if ready else b""
-        return said == b""
+        received = os.read(self._descriptor, 1) if ready else b"."
+        self._said += received if ready else b""
+        return received == b""
 
     def over(self) -> bool:
         return OVER in self._said
@@ -173,9 +173,9 @@ def main() -> int:
         if not (byte := os.read(0, 1)):
             return Exit.USAGE
         line += byte
-    asked: dict[str, Any] = json.loads(line)
-    tracker, run = str(asked["tracker"]), RunFolder(Path(asked["run"]))
-    die_with(asked["daemon"])  # a tracker may wait for its network for ever, and would keep the next process out
+    request: dict[str, Any] = json.loads(line)
+    tracker, run = str(request["tracker"]), RunFolder(Path(request["run"]))
+    die_with(request["daemon"])  # a tracker may wait for its network for ever, and would keep the next process out
     os.nice(NICE)
     quiet()
     try:
@@ -186,20 +186,20 @@ def main() -> int:
             def open_to(told: int | None) -> Sink:
                 return open_sink(
                     tracker,
-                    Target(name=asked["name"], keys=keys, run=run, state=Path(asked["state"]), told=told),
+                    Target(name=request["name"], keys=keys, run=run, state=Path(request["state"]), told=told),
                 )
 
             asking = _Asking()
             follow(run, tracker, open_to, asking.closed, asking.over)
     except UserError as error:
-        told = " ".join((error.what, *error.numbers, error.hint))
-        sys.stderr.write(f"{told}\n")
-        run.say(f"{tracker}: {told}")
+        text = " ".join((error.what, *error.numbers, error.hint))
+        sys.stderr.write(f"{text}\n")
+        run.say(f"{tracker}: {text}")
         return int(Exit.USAGE)
     except Exception as error:  # an error of a tracker ends only its own process
         reason = without_secrets(f"{type(error).__name__}: {error}")
         sys.stderr.write(f"{reason}\n")
-        if asked["first"]:
+        if request["first"]:
             run.say(f"{tracker} was not told, and is tried again: {reason}")
         return int(Exit.FAILED)
     return 0

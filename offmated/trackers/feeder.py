@@ -44,8 +44,8 @@ def trackers_of(run: RunFolder) -> tuple[str, ...]:
     """The trackers to which the run's figures are told; none where its job cannot be read."""
     with suppress(Exception):
         values = read_yaml(read_text(run.resolved, longest=None), run.resolved.name, longest=None).values
-        asked = values.get("report_to")
-        return tuple(name for name in asked if name in TRACKERS) if isinstance(asked, list) else ()
+        wanted = values.get("report_to")
+        return tuple(name for name in wanted if name in TRACKERS) if isinstance(wanted, list) else ()
     return ()
 
 
@@ -142,7 +142,7 @@ class Feed:
 
     def _start(self) -> None:
         row, run = self._job.row, self._job.run
-        asked = {
+        request = {
             "tracker": self._tracker,
             "run": str(run.path),
             "name": row.name,
@@ -151,12 +151,12 @@ class Feed:
             "first": self._delay_s == FIRST_DELAY_S,
         }
         self._log.parent.mkdir(mode=0o700, exist_ok=True)
-        with self._log.open("wb") as said:
+        with self._log.open("wb") as output:
             self._child = subprocess.Popen(
                 _FEED,
                 stdin=subprocess.PIPE,
-                stdout=said,
-                stderr=said,
+                stdout=output,
+                stderr=output,
                 cwd=self._state,
                 env=_not_private(os.environ) | dict(self._environment),
                 start_new_session=True,
@@ -164,7 +164,7 @@ class Feed:
         self._closed_at = None
         assert self._child.stdin is not None
         with suppress(BrokenPipeError):
-            self._child.stdin.write(json.dumps(asked).encode() + b"\n")
+            self._child.stdin.write(json.dumps(request).encode() + b"\n")
             self._child.stdin.flush()
 
 
@@ -183,9 +183,9 @@ class Feeder:
         self._due = 0.0
         self._look = True  # once at the start, for runs that the last daemon left
 
-    def tick(self, there: frozenset[JobState]) -> None:
-        """Start, watch and end the feeds. `there`: the states that jobs are in."""
-        self._look |= JobState.RUNNING in there
+    def tick(self, states: frozenset[JobState]) -> None:
+        """Start, watch and end the feeds. `states`: the states that jobs are in."""
+        self._look |= JobState.RUNNING in states
         if not (self._look or self._feeds) or time.monotonic() < self._due:
             return
         running = [Wanted(row, None) for row in self._store.jobs(JobState.RUNNING)]
@@ -194,18 +194,18 @@ class Feeder:
         wanted = {job.row.id: job for job in (*ended, *running)}
         self._asked = {number: self._trackers(job) for number, job in wanted.items()}
         self._tick_feeds(wanted)
-        told = since
+        told_until = since
         for job in ended:
             if not all(self._rests(job, tracker) for tracker in self._asked[job.row.id]):
                 break
-            told = job.ended_at or told
-        if told > since:
+            told_until = job.ended_at or told_until
+        if told_until > since:
             with self._store.writing() as session:
-                session.merge(WishRow(name=_MARK, since=told))
-        left = [job for job in ended if (job.ended_at or 0.0) > told]
-        self._look = bool(running or left)
+                session.merge(WishRow(name=_MARK, since=told_until))
+        unfinished = [job for job in ended if (job.ended_at or 0.0) > told_until]
+        self._look = bool(running or unfinished)
         busy = running or any(feed.at_work for feed in self._feeds.values())
-        self._due = time.monotonic() + (EVERY_S if busy else SELDOM_S if left else 0.0)
+        self._due = time.monotonic() + (EVERY_S if busy else SELDOM_S if unfinished else 0.0)
 
     def close(self) -> None:
         """Have all processes tell the remaining figures, as the daemon ends."""
@@ -225,12 +225,12 @@ class Feeder:
                     self._feeds[number, tracker] = Feed(job, tracker, self._state, self._environment)
         late = 0
         for (number, tracker), feed in list(self._feeds.items()):
-            found = wanted.get(number)  # None: the job waits, or is over and fully told
-            over = found is None or found.ended_at is not None
+            wanted_job = wanted.get(number)  # None: the job waits, or is over and fully told
+            over = wanted_job is None or wanted_job.ended_at is not None
             late += over and feed.at_work
-            ended = found is not None and found.ended_at is not None
-            feed.tick(over=over, ended=ended, may_start=found is not None and (not over or late < _AT_ONCE))
-            if over and not feed.at_work and (found is None or is_told(found.run, tracker)):
+            ended = wanted_job is not None and wanted_job.ended_at is not None
+            feed.tick(over=over, ended=ended, may_start=wanted_job is not None and (not over or late < _AT_ONCE))
+            if over and not feed.at_work and (wanted_job is None or is_told(wanted_job.run, tracker)):
                 del self._feeds[number, tracker]
 
     def _rests(self, job: Wanted, tracker: str) -> bool:
@@ -238,8 +238,8 @@ class Feeder:
         return feed.rests(job.ended_at) if feed is not None else is_told(job.run, tracker)
 
     def _trackers(self, job: Wanted) -> tuple[str, ...]:
-        found = self._asked.get(job.row.id)
-        return trackers_of(job.run) if found is None else found
+        known = self._asked.get(job.row.id)
+        return trackers_of(job.run) if known is None else known
 
     def _mark(self) -> float:
         """The moment up to which all jobs that ended are told. The first time it is now: no earlier job is told."""

@@ -68,15 +68,15 @@ class Target:
     @property
     def settings(self) -> dict[str, str | int | float | bool]:
         """Those of the job's keys that are short, for the tracker's table of settings."""
-        found: dict[str, str | int | float | bool] = {}
+        table: dict[str, str | int | float | bool] = {}
         for key, value in self.keys.items():
             if key == "mlflow_tracking_uri":  # the address is not for everybody who looks at the figures
                 continue
             if isinstance(value, (int, float, bool)):
-                found[key] = value
+                table[key] = value
             elif isinstance(value, (str, list)) and value and len(text := str(value)) <= _LONGEST_SETTING:
-                found[key] = text
-        return found
+                table[key] = text
+        return table
 
 
 class Sink(Protocol):
@@ -113,8 +113,8 @@ def _rows(points: Sequence[Point]) -> Iterator[tuple[int, dict[str, float]]]:
 def open_sink(tracker: str, target: Target) -> Sink:
     """The tracker, ready for the points of `target`. Raises UserError `no-tracker` where its package is missing, and
     whatever the tracker raises."""
-    if (told := missing_package(tracker)) is not None:
-        raise UserError(told, code="no-tracker", exit_code=Exit.USAGE)
+    if (problem := missing_package(tracker)) is not None:
+        raise UserError(problem, code="no-tracker", exit_code=Exit.USAGE)
     sinks: dict[str, Callable[[Target], Sink]] = {
         "tensorboard": TensorBoard,
         "wandb": Wandb,
@@ -238,8 +238,8 @@ class Mlflow:
         from mlflow import MlflowClient
         from mlflow.entities import Param
 
-        kept = f"sqlite:///{target.state}/mlflow.db"
-        self._client = client = MlflowClient(target.word("mlflow_tracking_uri", "MLFLOW_TRACKING_URI", kept))
+        database = f"sqlite:///{target.state}/mlflow.db"
+        self._client = client = MlflowClient(target.word("mlflow_tracking_uri", "MLFLOW_TRACKING_URI", database))
         name = target.word("mlflow_experiment_name", "MLFLOW_EXPERIMENT_NAME", "offmate")
         experiment = client.get_experiment_by_name(name)
         number = experiment.experiment_id if experiment is not None else client.create_experiment(name)

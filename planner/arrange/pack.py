@@ -68,9 +68,9 @@ def pack(spans: Spans) -> tuple[int, ...]:
     library = _library()
     if library is None:
         return _without_compiler(spans.spans, goal)
-    given = (_Span * len(spans.spans))(*(_Span(*_as_c(span)) for span in spans.spans))
-    offsets = (ctypes.c_int64 * len(given))()
-    height = library.pack(given, len(given), goal, goal + goal // _ENOUGH, EFFORT, offsets)
+    c_spans = (_Span * len(spans.spans))(*(_Span(*_as_c(span)) for span in spans.spans))
+    offsets = (ctypes.c_int64 * len(c_spans))()
+    height = library.pack(c_spans, len(c_spans), goal, goal + goal // _ENOUGH, EFFORT, offsets)
     if height < 0:
         raise MemoryError
     return tuple(offsets)
@@ -106,19 +106,19 @@ def _attempt(spans: Sequence[Span], order: Sequence[int], goal: int, side: Calla
     placed: list[tuple[int, int]] = []
     for i in order:
         span, down = spans[i], side(spans[i])
-        found, floor = -1, 0
+        offset, floor = -1, 0
         for bottom, other in placed:
             top = bottom + spans[other].bytes
             if top <= floor or not _meet(span, spans[other]):
                 continue
             if bottom - floor >= span.bytes:
-                found = bottom - span.bytes if down and bottom <= goal else floor if found < 0 else found
+                offset = bottom - span.bytes if down and bottom <= goal else floor if offset < 0 else offset
                 if not down:
                     break
             floor = top
         if down and floor + span.bytes <= goal:
-            found = goal - span.bytes
-        offsets[i] = floor if found < 0 else found
+            offset = goal - span.bytes
+        offsets[i] = floor if offset < 0 else offset
         placed.append((offsets[i], i))
         placed.sort()
     return tuple(offsets)

@@ -177,10 +177,10 @@ class Cache:
 
     def find_plan(self, key: str) -> CachedPlan | None:
         """The plan kept under `key`; counts a hit. None where there is none, or it has the form of another version."""
-        found = self._find(PlanRow, key)
-        if found is None:
+        row = self._find(PlanRow, key)
+        if row is None:
             return None
-        document, solve_s = found.document, found.solve_s
+        document, solve_s = row.document, row.solve_s
         try:
             return CachedPlan(
                 plan=from_json(Plan, document["plan"]),
@@ -203,8 +203,8 @@ class Cache:
 
     def find_measurement(self, key: str) -> dict[str, Any] | None:
         """The measurement kept under `key`, None where there is none; counts a hit."""
-        found = self._find(MeasurementRow, key)
-        return None if found is None else found.document
+        row = self._find(MeasurementRow, key)
+        return None if row is None else row.document
 
     def keep_measurement(self, key: str, document: dict[str, Any], *, device: str) -> None:
         """Keep a measurement under `key`, in place of what was there."""
@@ -212,8 +212,8 @@ class Cache:
 
     def find_answer(self, key: str) -> dict[str, Any] | None:
         """The receipt kept under `key`, None where there is none; counts a hit."""
-        found = self._find(AnswerRow, key)
-        return None if found is None else found.document
+        row = self._find(AnswerRow, key)
+        return None if row is None else row.document
 
     def keep_answer(self, key: str, document: dict[str, Any]) -> None:
         """Keep a receipt under `key`, in place of what was there."""
@@ -260,14 +260,14 @@ class Cache:
 
     @staticmethod
     def _one(session: Session, key: str) -> PlanRow:
-        found = session.scalars(select(PlanRow).where(PlanRow.key.startswith(key, autoescape=True)).limit(2)).all()
-        if len(found) == 1:
-            return found[0]
+        rows = session.scalars(select(PlanRow).where(PlanRow.key.startswith(key, autoescape=True)).limit(2)).all()
+        if len(rows) == 1:
+            return rows[0]
         raise UserError(
-            f"There is no plan {key}." if not found else f"More than one plan begins with {key}.",
+            f"There is no plan {key}." if not rows else f"More than one plan begins with {key}.",
             code="no-such-plan",
             hint="offmate plans list",
-            exit_code=Exit.NO_SUCH_JOB if not found else Exit.USAGE,
+            exit_code=Exit.NO_SUCH_JOB if not rows else Exit.USAGE,
         )
 
     def hits(self, key: str) -> int:

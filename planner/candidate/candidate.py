@@ -121,14 +121,14 @@ class Entry(NamedTuple):
 
 def entries_of(chain: Chain, schedule: TensorSchedule, number: int, *, rounds: int) -> list[Entry]:
     """What `schedule`, number `number` of its candidate, puts into the lists of the stages."""
-    found: list[Entry] = []
+    entries: list[Entry] = []
     stages = 2 * len(chain.blocks) - 1
     name = schedule.tensor.name
     blocks = chain.users()[name]
     backward = [backward_stage(chain, block) for block in blocks]
 
     def put(stage: int, word: str, urgency: int, item: str) -> None:
-        found.append(Entry(stage, word, urgency, number, len(found), item))
+        entries.append(Entry(stage, word, urgency, number, len(entries), item))
 
     def travel(item: Item, absences: tuple[Absence, ...], uses: Sequence[int]) -> None:
         for absence in absences:
@@ -158,7 +158,7 @@ def entries_of(chain: Chain, schedule: TensorSchedule, number: int, *, rounds: i
         if rounds > 1:
             fetch = backward[0] if schedule.fetch is None else schedule.fetch
             put(fetch, "prefetch", 2 * (backward[0] - fetch), Item.gradient(name))
-    return found
+    return entries
 
 
 def _residents(schedule: TensorSchedule) -> list[Item]:

@@ -12,7 +12,7 @@ from planner.machine.hardware import Hardware
 from planner.schedule.activation_turns import stored_activations
 from planner.schedule.chain import Chain
 from planner.schedule.compile import Program, compile_program, order_program
-from planner.schedule.memory import cpu_peak_bytes, gpu_peak_bytes, gpu_peaks
+from planner.schedule.memory_use import cpu_peak_bytes, gpu_peak_bytes, gpu_peaks
 from planner.schedule.plan import Plan
 from planner.schedule.simulate import least_step_s, simulate
 from planner.schedule.verify import verify
@@ -102,9 +102,9 @@ def _room_bytes(plan: Plan, program: Program, setting: Setting) -> list[int]:
     room = [setting.budgets.gpu_bytes] * len(order)
     for stage, peak in gpu_peaks(program, setting.chain):
         number = order[stage]
-        left = setting.budgets.gpu_bytes - peak
-        if left < room[number]:
-            room[number] = left
+        free_bytes = setting.budgets.gpu_bytes - peak
+        if free_bytes < room[number]:
+            room[number] = free_bytes
     return room
 
 

@@ -32,12 +32,12 @@ class _Copies:
     @classmethod
     def of(cls, touched: Iterable[tuple[Queue, Iterable[tuple[str, bool]]]]) -> _Copies:
         first: dict[str, Queue] = {}
-        found = cls()
+        numbered = cls()
         for queue, copies in touched:
             for copy, _ in copies:
                 if first.setdefault(copy, queue) is not queue:
-                    found.number.setdefault(copy, len(found.number))
-        return found
+                    numbered.number.setdefault(copy, len(numbered.number))
+        return numbered
 
     def these(self, copies: Iterable[tuple[str, bool]]) -> tuple[_Numbers, _Numbers]:
         """Numbers of the copies that are read, and of those that are written."""
@@ -91,13 +91,13 @@ class StageModel:
     def _encoded(self, ops: Sequence[Op], touched: Sequence[list[tuple[str, bool]]]) -> list[_Work]:
         """A stage's operations in numbers. A release only waits. What is fetched has to be allocated before, so its
         copy waits until the device has got there."""
-        found: list[_Work] = []
+        works: list[_Work] = []
         freed: list[int] = []
         gone: list[str] = []
 
         def free() -> None:
             if freed:
-                found.append((_FREE, 0.0, tuple(freed), (), tuple(gone)))
+                works.append((_FREE, 0.0, tuple(freed), (), tuple(gone)))
                 freed.clear()
                 gone.clear()
 
@@ -112,15 +112,15 @@ class StageModel:
                 free()
             seconds = self._durations.of(op)
             if op.kind is OpKind.FETCH:
-                found.append((_FETCH, seconds, read, written, (op.subject,)))
+                works.append((_FETCH, seconds, read, written, (op.subject,)))
             elif queue is not Queue.COMPUTE:
-                found.append((_KIND[queue], seconds, read, written, (op.subject,)))
+                works.append((_KIND[queue], seconds, read, written, (op.subject,)))
             elif op.kind is OpKind.RUN:
-                found.append((_TURN, seconds, read, written, (op.subject,)))
+                works.append((_TURN, seconds, read, written, (op.subject,)))
             elif op.kind is not OpKind.ALLOC and (seconds or read or written):
-                found.append((_UPDATE, seconds, read, written, (op.subject,)))
+                works.append((_UPDATE, seconds, read, written, (op.subject,)))
         free()
-        return found
+        return works
 
     def change(self, changed: Iterable[tuple[int, TensorSchedule]]) -> None:
         """Give the schedules with these numbers other stages. What moves at all, and who updates what, must stay."""
@@ -277,14 +277,14 @@ def _critical(work: Sequence[_Work], copies: int) -> list[tuple[str, str]]:
         for i in writes:
             written[i] = used[i] = now
             wrote[i] = last_use[i] = at
-    found: dict[tuple[str, str], None] = {}
+    moves: dict[tuple[str, str], None] = {}
     at = last[0]
     while at >= (STEPS - 2) * len(work):
         kind, _, _, _, subjects = work[at % len(work)]
         before, by = hangs[at]
         if kind == _FREE and by >= 0:
-            found["evict", subjects[by]] = None
+            moves["evict", subjects[by]] = None
         elif kind == _FETCH and before >= 0 and work[before % len(work)][0] <= _FREE:
-            found["fetch", subjects[0]] = None
+            moves["fetch", subjects[0]] = None
         at = before
-    return list(found)
+    return list(moves)

@@ -61,22 +61,22 @@ def ask(
         least = problem.least_bytes(enough=problem.gpu_budget_bytes)
         if least is not None and least <= problem.gpu_budget_bytes:
             plan, key = _kept(job, problem, plan, clock.stretched_s(_PLAN_S), cache)
-            found = receipt(plan, problem.chain, hardware, _asked(job), gap=GAP, rated_writes=job.disk_rated_writes)
-            more = _larger_slices(job, hardware, found, clock)
+            answer = receipt(plan, problem.chain, hardware, _asked(job), gap=GAP, rated_writes=job.disk_rated_writes)
+            more = _larger_slices(job, hardware, answer, clock)
             # Only the answer's own limit: a variation has the same plan however busy the machine is, or none.
             others.start(problem, plan, max(1.0, clock.deadline - time.monotonic()), more=more or ())
             pictures.write(plan, problem.chain, hardware, title=title_of(job))
             changes, unplanned = others.changes(problem, plan, clock.deadline)
             complete = more is not None and not plan.cut_short
-            found = replace(found, changes=changes, unplanned=unplanned, plan_key=key, complete=complete)
+            answer = replace(answer, changes=changes, unplanned=unplanned, plan_key=key, complete=complete)
         else:
-            found = _too_large(job, problem, least, others, clock)
+            answer = _too_large(job, problem, least, others, clock)
     notes = (beyond_positions(job), said_of_dtype(job))
-    found = replace(found, notes=tuple(note for note in notes if note is not None))
+    answer = replace(answer, notes=tuple(note for note in notes if note is not None))
     now = time.monotonic()
-    in_time = found.status == "infeasible" or now < clock.deadline
-    complete = found.complete and in_time and not found.untried
-    return replace(found, answer_s=now - started_s, complete=complete)
+    in_time = answer.status == "infeasible" or now < clock.deadline
+    complete = answer.complete and in_time and not answer.untried
+    return replace(answer, answer_s=now - started_s, complete=complete)
 
 
 def _kept(job: Job, problem: Problem, plan: Plan | None, limit_s: float, cache: Cache | None) -> tuple[Plan, str]:
@@ -97,12 +97,12 @@ def _kept(job: Job, problem: Problem, plan: Plan | None, limit_s: float, cache: 
         exact=job.exact,
     )
     key = question.key()
-    if (found := cache.find_plan(key)) is not None:
-        return found.plan, key
+    if (cached := cache.find_plan(key)) is not None:
+        return cached.plan, key
     start = time.monotonic()
     plan = plan or problem.plan(limit_s)
-    made = CachedPlan(plan=plan, chain=problem.chain, hardware=problem.hardware, solve_s=time.monotonic() - start)
-    cache.keep_plan(key, made, model=job.model)
+    new = CachedPlan(plan=plan, chain=problem.chain, hardware=problem.hardware, solve_s=time.monotonic() - start)
+    cache.keep_plan(key, new, model=job.model)
     return plan, "" if plan.cut_short else key
 
 
@@ -157,13 +157,13 @@ def _chosen(job: Job, hardware: Hardware, others: Variations, clock: _Clock) -> 
     return job, problem, known[rows][1] and carried_over(known[rows][1], problem) if rows in known else None
 
 
-def _larger_slices(job: Job, hardware: Hardware, found: Receipt, clock: _Clock) -> list[tuple[str, Problem]] | None:
+def _larger_slices(job: Job, hardware: Hardware, answer: Receipt, clock: _Clock) -> list[tuple[str, Problem]] | None:
     """Larger slices for a step that launching limits: the same rows in fewer slices, until launching does not limit any
     more, or more rows where there is a single slice. A slice then has as many operations, but longer ones. None: there
     was no time to look. Empty for a mixture that learns with its routers' loss: that loss is of each slice, so the
     mixture would learn something else."""
-    busy_s = {load.resource: load.busy_s for load in found.loads}
-    if found.loads[0].resource != LAUNCHING or masked_of(job):
+    busy_s = {load.resource: load.busy_s for load in answer.loads}
+    if answer.loads[0].resource != LAUNCHING or masked_of(job):
         return []
     if time.monotonic() >= clock.last_trace:
         return None
@@ -199,7 +199,7 @@ def _too_large(job: Job, problem: Problem, least: int | None, others: Variations
     last_trace = max(clock.last_trace, time.monotonic() + clock.stretched_s(_WAYS_S))
     ways = list(ways_to_fit(job, problem, _DEVICE, last_trace, runs=False))
     least_cpu = cpu_bytes.get()
-    found = no_fit(
+    answer = no_fit(
         problem.chain,
         problem.hardware,
         _asked(job),
@@ -207,7 +207,7 @@ def _too_large(job: Job, problem: Problem, least: int | None, others: Variations
         least=(least, least_cpu),
     )
     fits_with = (*_more_machine(problem, least, least_cpu), *(str(way) for way in ways if way.least_bytes is not None))
-    return replace(found, fits_with=fits_with, untried=tuple(str(way) for way in ways if way.least_bytes is None))
+    return replace(answer, fits_with=fits_with, untried=tuple(str(way) for way in ways if way.least_bytes is None))
 
 
 def _more_machine(problem: Problem, least: int | None, least_cpu: int | None) -> Iterator[str]:

@@ -58,15 +58,15 @@ def load_hardware(path: Path) -> Hardware:
     return _decoded(Hardware, data, path)
 
 
-def _hardware(given: dict[str, Any], path: Path) -> dict[str, Any]:
-    for field, value in given.items():
+def _hardware(fields: dict[str, Any], path: Path) -> dict[str, Any]:
+    for field, value in fields.items():
         if field.endswith("_per_s") and field not in _MAY_BE_ZERO and value == 0:
             raise _wrong(path, f"$.{field} is 0; a rate is more than zero")
-    if "h2d_bytes_per_s" not in given:
+    if "h2d_bytes_per_s" not in fields:
         raise _wrong(path, "$.h2d_bytes_per_s: missing")
-    if "cpu_update_parameters_per_s" not in given and "cpu_memory_bytes_per_s" not in given:
+    if "cpu_update_parameters_per_s" not in fields and "cpu_memory_bytes_per_s" not in fields:
         raise _wrong(path, "$.cpu_update_parameters_per_s: missing, and so is $.cpu_memory_bytes_per_s")
-    rates = {key: value for key, value in given.items() if isinstance(value, (int, float))}
+    rates = {key: value for key, value in fields.items() if isinstance(value, (int, float))}
     up = rates.get("h2d_bytes_per_s", 0.0)
     down = rates.get("d2h_bytes_per_s", up)
     updates = rates.get("cpu_update_parameters_per_s", rates.get("cpu_memory_bytes_per_s", 0.0) / UPDATE_TRAFFIC_BYTES)
@@ -79,7 +79,7 @@ def _hardware(given: dict[str, Any], path: Path) -> dict[str, Any]:
         "gpu_update_parameters_per_s": 1000 * max(up, updates),
         "cpu_update_parameters_per_s": updates,
         "cpu_memory_bytes_per_s": 10 * (up + down + UPDATE_TRAFFIC_BYTES * updates),
-    } | given
+    } | fields
 
 
 def _block(data: object, index: int, *, last: bool) -> object:
@@ -149,11 +149,11 @@ class _Twice(Exception):
 
 
 def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    members = dict(pairs)
+    if len(members) < len(pairs):
         names = [name for name, _ in pairs]
         raise _Twice(next(name for name in names if names.count(name) > 1))
-    return found
+    return members
 
 
 def _numbers(data: object, place: str) -> Iterator[tuple[str, float]]:
@@ -184,10 +184,10 @@ def _decoded(cls: type[_T], data: object, path: Path) -> _T:
         raise _wrong(path, str(error)) from None
 
 
-def _wrong(path: Path, what: str) -> UserError:
+def _wrong(path: Path, mistake: str) -> UserError:
     return UserError(
         f"Cannot use {path}.",
-        numbers=(what,),
+        numbers=(mistake,),
         hint="docs/plans.md has the fields",
         code="bad-file",
         exit_code=Exit.USAGE,

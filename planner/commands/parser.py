@@ -76,13 +76,13 @@ def answer(options: argparse.Namespace, started_s: float, answers: TextIO) -> in
     process began (monotonic)."""
     try:
         if options.command == "ask":
-            code, said = _ask(options, started_s)
+            code, document = _ask(options, started_s)
         else:
-            code, said = {"solve": _solve, "plans": _plans, "picture": _picture}[options.command](options)
+            code, document = {"solve": _solve, "plans": _plans, "picture": _picture}[options.command](options)
     except UserError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    print(json.dumps(said), file=answers)
+    print(json.dumps(document), file=answers)
     return code
 
 
@@ -108,9 +108,9 @@ def _solve(options: argparse.Namespace) -> tuple[Exit, Json]:
         if error.exit_code is not Exit.DOES_NOT_FIT:
             raise
         return Exit.DOES_NOT_FIT, _infeasible(chain, hardware, options, error) | {"solve_s": time.monotonic() - start}
-    said = to_json(solved(plan, chain, gap=options.gap, solve_s=time.monotonic() - start))
+    document = to_json(solved(plan, chain, gap=options.gap, solve_s=time.monotonic() - start))
     pictures.write(plan, chain, hardware, title=options.chain.stem, basis=Basis.GIVEN)
-    return Exit.DONE, said
+    return Exit.DONE, document
 
 
 def _infeasible(chain: Chain, hardware: Hardware, options: argparse.Namespace, error: UserError) -> dict[str, Json]:
@@ -137,8 +137,8 @@ def _infeasible(chain: Chain, hardware: Hardware, options: argparse.Namespace, e
         hint = f"offmate plan … --gpu-budget {round_up(least)}"
     except UserError as host_error:  # the host is too small, whatever the device
         hint = host_error.hint
-    said = UserError(error.what, code=error.code, numbers=error.numbers, hint=hint, exit_code=error.exit_code)
-    print(said, file=sys.stderr)
+    shown = UserError(error.what, code=error.code, numbers=error.numbers, hint=hint, exit_code=error.exit_code)
+    print(shown, file=sys.stderr)
     return {"status": "infeasible", "code": error.code, "least_gpu_budget_bytes": least}
 
 
@@ -167,17 +167,17 @@ def _ask(options: argparse.Namespace, started_s: float) -> tuple[Exit, Json]:
     cache = _cache(options.database)
     config = config_text(job.model) if cache is not None else None
     key = answer_key(job.resolved_yaml(), config, hardware) if config is not None else None
-    said = cache.find_answer(key) if cache is not None and key is not None else None
-    if said is None or not _drawn_again(said, pictures, cache, title=title_of(job)):
+    document = cache.find_answer(key) if cache is not None and key is not None else None
+    if document is None or not _drawn_again(document, pictures, cache, title=title_of(job)):
         # torch takes seconds to import: kept answers, and errors in the command line, come before that.
         with lasting_imports():
             from planner.commands.ask import ask
 
-        found = ask(job, hardware, started_s=started_s, pictures=pictures, cache=cache)
-        said = cast(dict[str, Any], to_json(found))
-        if cache is not None and key is not None and found.complete:
-            cache.keep_answer(key, said)
-    return Exit.DOES_NOT_FIT if said["status"] == "infeasible" else Exit.DONE, said
+        receipt = ask(job, hardware, started_s=started_s, pictures=pictures, cache=cache)
+        document = cast(dict[str, Any], to_json(receipt))
+        if cache is not None and key is not None and receipt.complete:
+            cache.keep_answer(key, document)
+    return Exit.DOES_NOT_FIT if document["status"] == "infeasible" else Exit.DONE, document
 
 
 def _cache(database: str | None) -> Cache | None:
@@ -193,14 +193,14 @@ def _cache(database: str | None) -> Cache | None:
     return cache
 
 
-def _drawn_again(said: dict[str, Any], pictures: Pictures, cache: Cache | None, *, title: str) -> bool:
+def _drawn_again(document: dict[str, Any], pictures: Pictures, cache: Cache | None, *, title: str) -> bool:
     """Draw the plan of a kept receipt, where pictures are wanted. Returns False where the plan is no longer kept."""
-    if pictures == NO_PICTURES or said["status"] == "infeasible":
+    if pictures == NO_PICTURES or document["status"] == "infeasible":
         return True
-    found = cache.find_plan(said["plan_key"]) if cache is not None else None
-    if found is None:
+    plan = cache.find_plan(document["plan_key"]) if cache is not None else None
+    if plan is None:
         return False
-    pictures.write(found.plan, found.chain, found.hardware, title=title)
+    pictures.write(plan.plan, plan.chain, plan.hardware, title=title)
     return True
 
 

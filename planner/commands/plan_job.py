@@ -23,7 +23,7 @@ from planner.errors import Exit, UserError
 from planner.job.schema import Job
 from planner.machine.drives import check_place
 from planner.machine.hardware import Hardware
-from planner.machine.memory import check_budgets
+from planner.machine.installed_memory import check_budgets
 from planner.measure.analysis import Analysis, analyse, estimate_times, measure_times
 from planner.measure.choose_compiled import why_off
 from planner.measure.drive import expected_shares, with_own_drive, with_rates
@@ -210,8 +210,8 @@ class _Planning:
 
     def kept(self) -> Answer | None:
         """A plan that was made earlier: from measurements, or else from an estimate; None where there is neither."""
-        found = self._found(self._question(self.machine, measured=True)) if self.target.final else None
-        return found or self._found(self._question(self.machine, measured=False))
+        measured = self._found(self._question(self.machine, measured=True)) if self.target.final else None
+        return measured or self._found(self._question(self.machine, measured=False))
 
     def answer_or_ways(self) -> Answer:
         """As `answer`. Where nothing fits, the error names what does: more memory, if the machine has it, or changes of
@@ -234,8 +234,8 @@ class _Planning:
             )
             problem = with_disk(problem)
             ways = ways_to_fit(self.job, problem, self.target.device, time.monotonic() + _WAYS_S, runs=True)
-            told = (f"{'no time to look into' if way.least_bytes is None else 'fits with'} {way}" for way in ways)
-            numbers = (*error.numbers, *told)
+            way_lines = (f"{'no time to look into' if way.least_bytes is None else 'fits with'} {way}" for way in ways)
+            numbers = (*error.numbers, *way_lines)
             least = problem.least_bytes()
             larger = "offmate plan job.yaml --hardware rtx4090 asks about another machine"
             hint = error.hint if least is None or least <= self.target.gpu_bytes else larger
@@ -266,8 +266,8 @@ class _Planning:
     def _final(self) -> Answer | None:
         """A plan from measurements; None where there are none and they may not be made."""
         final = self._question(self.machine, measured=True)
-        if (found := self._found(final)) is not None:
-            return found
+        if (cached := self._found(final)) is not None:
+            return cached
         measurement = self._kept_measurement()
         if measurement is None and self.measure:
             measurement = self._measure()
@@ -299,20 +299,20 @@ class _Planning:
         if self.cache is None:
             return None
         key = question.key()
-        found = self.cache.find_plan(key)
-        if found is None:
+        cached = self.cache.find_plan(key)
+        if cached is None:
             return None
         return Answer(
             rows=self.job.slice_rows,
             lengths=self.lengths,
-            plan=found.plan,
-            chain=found.chain,
-            hardware=found.hardware,
+            plan=cached.plan,
+            chain=cached.chain,
+            hardware=cached.hardware,
             measured=question.measured,
             cached=True,
             solve_s=0.0,
             key=key,
-            measurement=found.measurement,
+            measurement=cached.measurement,
             kernels=question.kernels,
         )
 
@@ -330,8 +330,8 @@ class _Planning:
         stores = question.measured and bool(self.job.disk_paths) and may_be_stored(problem)
         if stores:  # the drives' rates decide whether activations go there
             problem = replace(problem, hardware=with_rates(self.job, problem.hardware))
-        asked = question.measured and may_be_read(problem)
-        rate = asked and model_read_rate(self.job)
+        readable = question.measured and may_be_read(problem)
+        rate = readable and model_read_rate(self.job)
         if rate and stores:
             rate = min(rate, problem.hardware.disk_read_bytes_per_s)  # the planner has one drive for everything
         if rate:
@@ -398,8 +398,8 @@ class _Planning:
             return None
 
     def _measure(self) -> tuple[Times, Hardware]:
-        own = self.optimizer() if self.optimizer.own_rates else ADAMW
-        hardware = measure_hardware(self.target.device, working_dtype(self.job), optimizer=own)
+        optimizer = self.optimizer() if self.optimizer.own_rates else ADAMW
+        hardware = measure_hardware(self.target.device, working_dtype(self.job), optimizer=optimizer)
         times = measure_times(
             self.analysis,
             self.target.device,

@@ -17,10 +17,10 @@ def config_text(model: str) -> str | None:
         file = path if path.is_file() else path / "config.json"
         return file.read_text("utf-8", errors="replace") if file.is_file() else None
     try:
-        kept = try_to_load_from_cache(model, "config.json")
+        cached = try_to_load_from_cache(model, "config.json")
     except HFValidationError:  # not an id: reading the model reports that
         return None
-    return Path(kept).read_text("utf-8", errors="replace") if isinstance(kept, str) else None
+    return Path(cached).read_text("utf-8", errors="replace") if isinstance(cached, str) else None
 
 
 def title_of(job: Job) -> str:

@@ -265,10 +265,10 @@ def _numbers() -> ctypes.Array[ctypes.c_void_p]:
 
 
 def _layout(target: Target) -> int | None:
-    found = _LAYOUTS.get((target.master.dtype, target.gradient.dtype, target.work.dtype))
-    if found is None or not target.rounded:
-        return found
-    return found + _ROUNDED if target.master.dtype == torch.float32 else None
+    layout = _LAYOUTS.get((target.master.dtype, target.gradient.dtype, target.work.dtype))
+    if layout is None or not target.rounded:
+        return layout
+    return layout + _ROUNDED if target.master.dtype == torch.float32 else None
 
 
 def _tensor(target: Target, gradient: Tensor, layout: int, step: Step) -> _Tensor:

@@ -43,8 +43,8 @@ def load(source: Path) -> ctypes.CDLL:
 
 def cache_folder() -> Path:
     """$XDG_CACHE_HOME/offmate, or ~/.cache/offmate: shared by all installations, and safe to delete."""
-    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return (given if given.is_absolute() else Path.home() / ".cache") / "offmate"
+    caches = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (caches if caches.is_absolute() else Path.home() / ".cache") / "offmate"
 
 
 def _built(source: Path) -> Path:
@@ -83,8 +83,8 @@ def _build(compiler: list[str], source: Path, built: Path) -> None:
 
 def _compiler() -> list[str]:
     """$CC, or the first of COMPILERS that is in PATH."""
-    if given := shlex.split(os.environ.get("CC", "")):
-        return given
+    if command := shlex.split(os.environ.get("CC", "")):
+        return command
     for name in COMPILERS:
         if path := shutil.which(name):
             return [path]
@@ -97,8 +97,8 @@ def _run(command: list[str]) -> str:
     except subprocess.TimeoutExpired:
         raise CannotBuildError(f"{command[0]} did not end within {_PATIENCE_S} s") from None
     if done.returncode != 0:
-        said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        wrong = next((line for line in said if "error" in line), said[0])
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        wrong = next((line for line in lines if "error" in line), lines[0])
         raise CannotBuildError(f"{command[0]}: {wrong}")
     return done.stdout
 

@@ -85,10 +85,10 @@ class DirectFile:
 
     def _move(self, write: bool, offset: int, memory: Tensor, floats: int | None) -> Sum | None:
         assert offset % ALIGNMENT == memory.data_ptr() % ALIGNMENT == memory.nbytes % ALIGNMENT == 0
-        error, found = _mover()(self._fd, write, memory, offset, floats)
+        error, total = _mover()(self._fd, write, memory, offset, floats)
         if error:
             raise OSError(error, os.strerror(error), str(self.path))
-        return found
+        return total
 
 
 _Mover = Callable[[int, bool, Tensor, int, int | None], tuple[int, Sum | None]]
@@ -136,10 +136,10 @@ class _InPython:
             return before if write else _sums(array, start, high, floats)
 
         try:
-            found = [s for part in self._pools[write].map(part, range(0, memory.nbytes, PYTHON_BLOCK)) for s in part]
+            sums = [s for part in self._pools[write].map(part, range(0, memory.nbytes, PYTHON_BLOCK)) for s in part]
         except OSError as error:
             return error.errno or errno.EIO, None
-        return 0, None if floats is None else _together(found)
+        return 0, None if floats is None else _together(sums)
 
 
 def sum_of(memory: NDArray[np.uint8], floats: int) -> Sum:

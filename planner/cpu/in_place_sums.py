@@ -61,7 +61,7 @@ def _of_a_sum() -> tuple[int, int, int] | None:
     """The holders of the first gradient in a sum that autograd makes in place. There is more than one; how many depends
     on the version of PyTorch and the calls in Python. They are found by making such a sum, in a thread where nothing is
     being dispatched, and only when they are needed: the first backward of a process initializes CUDA."""
-    found: list[tuple[int, int, int] | None] = []
+    holders: list[tuple[int, int, int] | None] = []
 
     def make() -> None:
         x = torch.ones(1, requires_grad=True)
@@ -69,9 +69,9 @@ def _of_a_sum() -> tuple[int, int, int] | None:
         z = y.exp() + y.sin()  # outside: only the sum of gradients is counted
         with _Counter() as counter:
             torch.autograd.grad(z, x)
-        found.append(counter.holders)
+        holders.append(counter.holders)
 
     thread = threading.Thread(target=make, name="offmate-sum")
     thread.start()
     thread.join()
-    return found[0] if found else None
+    return holders[0] if holders else None

@@ -59,13 +59,13 @@ def table(*, signed: bool) -> Tensor:
 def numbers(*, signed: bool) -> Numbers:
     """The numbers of the first moment (`signed`), or of the second, which is never negative; in host memory. They are
     0, 1 and seven decades, each ten times the one below and divided twice as finely (section 1.3)."""
-    found = [0.0, 1.0]
+    points = [0.0, 1.0]
     for decade in range(7):
         edges = torch.linspace(0.1, 1, 2 ** (decade + (not signed)) + 1, dtype=torch.float32)
         middles = (edges[:-1] + edges[1:]) / 2
-        found += (10 ** (decade - 6) * middles).tolist()
-        found += (-(10 ** (decade - 6)) * middles).tolist() if signed else []
-    values = torch.tensor(sorted(found), dtype=torch.float32)
+        points += (10 ** (decade - 6) * middles).tolist()
+        points += (-(10 ** (decade - 6)) * middles).tolist() if signed else []
+    values = torch.tensor(sorted(points), dtype=torch.float32)
     return Numbers(values, (values[:-1] + values[1:]) / 2)
 
 
@@ -83,9 +83,9 @@ def split(moment: Tensor, elements: int) -> tuple[Tensor, Tensor]:
 
 def expand(scales: Tensor, places: Tensor, *, signed: bool) -> Tensor:
     """A moment as fp32 numbers, flat, in host memory, from its scales and its bytes (`places`)."""
-    found = torch.empty(places.shape)
-    _expand(places, scales, numbers(signed=signed), found, torch.empty_like(found, dtype=torch.int32))
-    return found
+    moment = torch.empty(places.shape)
+    _expand(places, scales, numbers(signed=signed), moment, torch.empty_like(moment, dtype=torch.int32))
+    return moment
 
 
 def rounded(wide: Tensor, *, signed: bool) -> Tensor:
@@ -161,9 +161,9 @@ def _round(wide: Tensor, places: Tensor, scales: Tensor, known: Numbers, scratch
     torch.clamp(scales, min=_LEAST, out=inverse).reciprocal_()
     for part, by, to in zip(_blocks(wide), _of_blocks(inverse, wide), _blocks(scaled), strict=True):
         torch.mul(part, by, out=to)
-    found = scratch.places[: wide.numel()]
-    torch.bucketize(scaled, known.halfway, out_int32=True, out=found)
-    places.copy_(found)
+    nearest = scratch.places[: wide.numel()]
+    torch.bucketize(scaled, known.halfway, out_int32=True, out=nearest)
+    places.copy_(nearest)
 
 
 def _blocks(flat: Tensor) -> list[Tensor]:

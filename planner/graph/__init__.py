@@ -4,9 +4,9 @@ Imports `cpu` only, for the meter. Others import what is named here.
 """
 
 from planner.graph.block_code import Pair, make_pairs
+from planner.graph.branch_numbers import depends_on_data
 from planner.graph.call import BlockCall, items_for, loss_of, refuse_autocast, run_slice
 from planner.graph.chunks import ChunkedHead, check_chunked, chunk_rows, loss_only
-from planner.graph.decisions import depends_on_data
 from planner.graph.detect import BlockNames, find_blocks
 from planner.graph.eager import EagerPair
 from planner.graph.fake import keep_device_guard

@@ -34,11 +34,11 @@ def _found(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], value: A
     if target.namespace != "aten" or target._schema.is_mutable or not isinstance(value, Tensor):
         return direct
     name = target._schema.name.removeprefix("aten::")
-    given = fx.map_arg((tuple(args), dict(kwargs)), lambda node: node.meta["val"])
-    wanted = _calls(target, given)
+    values = fx.map_arg((tuple(args), dict(kwargs)), lambda node: node.meta["val"])
+    wanted = _calls(target, values)
     for place in _PLACES:
         binding = getattr(place, name, None)
-        if binding is not None and len(wanted) == 1 and _same(_calls(binding, given), wanted):
+        if binding is not None and len(wanted) == 1 and _same(_calls(binding, values), wanted):
             return binding  # type: ignore[no-any-return]
     return direct
 
@@ -56,11 +56,11 @@ class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-def _calls(call: Callable[..., Any], given: Any) -> list[Any]:
+def _calls(call: Callable[..., Any], arguments: Any) -> list[Any]:
     calls = _Calls()
     try:
         with torch.no_grad(), torch._C.DisableTorchFunction(), calls:
-            call(*given[0], **given[1])
+            call(*arguments[0], **arguments[1])
     except (RuntimeError, TypeError, ValueError, NotImplementedError):
         return []
     return calls.found
@@ -87,6 +87,6 @@ def _kind(value: Any) -> object:
     if isinstance(value, dict):
         return tuple((key, _kind(each)) for key, each in value.items())
     if isinstance(value, fx.Node):
-        made = value.meta.get("val")
-        return (fx.Node, made.dtype, made.dim()) if isinstance(made, Tensor) else fx.Node
+        example = value.meta.get("val")
+        return (fx.Node, example.dtype, example.dim()) if isinstance(example, Tensor) else fx.Node
     return type(value)

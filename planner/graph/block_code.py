@@ -93,8 +93,12 @@ class Pair(BlockCode):
             for name in names
         }
         noise = {node: _result_bytes(node) for node in swap}
-        own = {node: found for node in body if node not in swap and (found := _scratch(node, for_gpu)) is not None}
-        scratch = noise | own
+        operation_scratch = {
+            node: scratch_of_node
+            for node in body
+            if node not in swap and (scratch_of_node := _scratch(node, for_gpu)) is not None
+        }
+        scratch = noise | operation_scratch
         borrowed = [n for n in self.primals if n is not None]
         self.forward_peak = peak_bytes(forward.steps, storages, borrowed=borrowed, scratch=scratch)
         self.backward_peak = {
@@ -105,8 +109,8 @@ class Pair(BlockCode):
         }
         self.interface = next((i for i, g in enumerate(input_grads) if g is not None), None)
         first_input = self.n_params + self.n_buffers
-        given = {n: f"a{i - first_input}" if i >= first_input else None for n, i in where.items()}
-        tape = Tape(storages, given | {n: f"t{i}" for i, n in enumerate(joint.tangents)}, own)
+        memory_names = {n: f"a{i - first_input}" if i >= first_input else None for n, i in where.items()}
+        tape = Tape(storages, memory_names | {n: f"t{i}" for i, n in enumerate(joint.tangents)}, operation_scratch)
         on_device = [n for n in self.saved if n.meta["val"].device.type == joint.device.type]
         numbers = {name: number for number, name in enumerate(joint.param_names)}
         self._lifetimes = (
@@ -168,13 +172,13 @@ def make_pairs(joint: Joint, recipes: Iterable[Recipe], *, for_gpu: bool = False
     offload an input which backward does not read, and recipes that would offload an input with gaps: it would come back
     at another alignment, where a product of matrices with gaps has other last bits. `for_gpu`: see `Pair`."""
     codes: dict[str, Pair] = {}
-    made: dict[str, Pair] = {}
+    pairs: dict[str, Pair] = {}
     for recipe in recipes:
         code = codes.get(recipe.saves) or codes.setdefault(recipe.saves, Pair(joint, recipe, for_gpu=for_gpu))
         if not recipe.offloads_input or (code.reads_interface and not code.interface_has_gaps):
-            made[recipe.name] = pair = copy.copy(code)
+            pairs[recipe.name] = pair = copy.copy(code)
             pair.recipe, pair._others = recipe, {}
-    return made
+    return pairs
 
 
 def _result_bytes(node: fx.Node) -> int:

@@ -40,12 +40,12 @@ class FrameCall:
     layout      how the gradients that backward was given are laid out
     """
 
-    def __init__(self, pair: BlockCode, tensors: Sequence[Tensor], given: Given | None = None) -> None:
-        """`tensors`: the tensor arguments of the call, as the frame gives them. `given`: what earlier blocks of the
+    def __init__(self, pair: BlockCode, tensors: Sequence[Tensor], pieces: Given | None = None) -> None:
+        """`tensors`: the tensor arguments of the call, as the frame gives them. `pieces`: what earlier blocks of the
         same slice were given; the call adds its own."""
         self.pair = pair
         self.edges: list[GradientEdge | None] = [get_gradient_edge(t) if t.requires_grad else None for t in tensors]
-        self.pieces: Given = Pieces() if given is None else given
+        self.pieces: Given = Pieces() if pieces is None else pieces
         self.number = self.pieces.enter(self.edges)
         self.shares: dict[int, tuple[FrameCall, int]] = {}
         for index, edge in enumerate(self.edges):
@@ -241,11 +241,11 @@ class _Cut(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: BlockCall, anchor: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.call = call
-        given = list(tensors)
+        values = list(tensors)
         del tensors
         # The block's code contains its casts: autocast must not add any.
         with autocast_off(anchor.device.type):
-            outputs = tuple(call.forward(given))
+            outputs = tuple(call.forward(values))
         differentiable = call.pair.result.differentiable
         ctx.mark_non_differentiable(*[o for o, d in zip(outputs, differentiable, strict=True) if not d])
         ctx.set_materialize_grads(False)
@@ -278,8 +278,8 @@ def refuse_autocast(device: torch.device) -> None:
 
 def loss_of(result: Any) -> Tensor:
     """The loss among what a model's forward returned: its `loss`, or all of it. Raises UserError."""
-    found = result.get("loss") if isinstance(result, Mapping) else getattr(result, "loss", result)
-    if not isinstance(found, Tensor) or found.numel() != 1:
+    loss = result.get("loss") if isinstance(result, Mapping) else getattr(result, "loss", result)
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
         raise UserError(
             "The model's forward gives no loss.",
             code="no-loss",
@@ -287,7 +287,7 @@ def loss_of(result: Any) -> Tensor:
             numbers=(f"it gives {type(result).__name__}",),
             hint='have it return the loss, a scalar, or something with a loss (result.loss, result["loss"])',
         )
-    return found
+    return loss
 
 
 def items_for(model: nn.Module, count: int) -> dict[str, int]:
@@ -303,10 +303,10 @@ def run_slice(
     batch: Mapping[str, Tensor],
     model_kwargs: Mapping[str, Any],
     device: torch.device,
-    given: Given,
+    pieces: Given,
 ) -> Tensor:
     """The model's own forward on one slice, and backward from the loss to the head. Returns the loss, detached.
-    `given`: filled by the slice's blocks with the tensors that they are given.
+    `pieces`: filled by the slice's blocks with the tensors that they are given.
 
     `batch` may be on the device already: the model gets a copy, which dies as the forward ends.
     """
@@ -317,5 +317,5 @@ def run_slice(
     value = loss.detach()
     with autocast_off(device.type):  # as plain code, which leaves autocast before backward
         edge = get_gradient_edge(loss)
-        run_backward(given, *given.due(given.enter([edge]), [(edge, torch.ones_like(loss))]))
+        run_backward(pieces, *pieces.due(pieces.enter([edge]), [(edge, torch.ones_like(loss))]))
     return value

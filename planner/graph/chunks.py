@@ -59,9 +59,9 @@ class ChunkedLogits(torch.Tensor):
     ) -> ChunkedLogits:
         """The logits of `hidden`; `dtype` is theirs after `post`."""
         make = cast(Any, torch.Tensor)._make_wrapper_subclass
-        made = make(ChunkedLogits, (*hidden.shape[:-1], vocabulary), dtype=dtype, device=hidden.device)
-        made.hidden, made.post, made.loss = hidden, post, loss
-        return cast(ChunkedLogits, made)
+        logits = make(ChunkedLogits, (*hidden.shape[:-1], vocabulary), dtype=dtype, device=hidden.device)
+        logits.hidden, logits.post, logits.loss = hidden, post, loss
+        return cast(ChunkedLogits, logits)
 
     def _like(self, hidden: Tensor) -> ChunkedLogits:
         return ChunkedLogits.of(hidden, self.shape[-1], self.loss, self.dtype, self.post)
@@ -77,19 +77,19 @@ class ChunkedLogits(torch.Tensor):
                 return function(*args, **kwargs)
             if not isinstance(me, ChunkedLogits):
                 raise _refused(name)
-            rest, width = args[1:], me.hidden.shape[-1]
-            if name in _ELEMENTWISE and not any(torch.is_tensor(value) for value in (*rest, *kwargs.values())):
-                step = functools.partial(_apply, function, tuple(rest), kwargs)
+            others, width = args[1:], me.hidden.shape[-1]
+            if name in _ELEMENTWISE and not any(torch.is_tensor(value) for value in (*others, *kwargs.values())):
+                step = functools.partial(_apply, function, tuple(others), kwargs)
                 dtype = step(torch.empty(1, dtype=me.dtype, device="meta")).dtype
                 return ChunkedLogits.of(me.hidden, me.shape[-1], me.loss, dtype, (*me.post, step))
             if name in ("view", "reshape"):
-                shape = rest[0] if len(rest) == 1 and isinstance(rest[0], (tuple, list, torch.Size)) else rest
+                shape = others[0] if len(others) == 1 and isinstance(others[0], (tuple, list, torch.Size)) else others
                 if shape[-1] == me.shape[-1]:
                     return me._like(me.hidden.reshape(*shape[:-1], width))
-            if name == "flatten" and me.dim() == 3 and tuple(rest) == (0, 1):
+            if name == "flatten" and me.dim() == 3 and tuple(others) == (0, 1):
                 return me._like(me.hidden.flatten(0, 1))
             if name == "cross_entropy" and me.dim() == 2:
-                return _cross_entropy(me, *rest, **kwargs)
+                return _cross_entropy(me, *others, **kwargs)
         raise _refused(name)
 
     @classmethod
@@ -97,8 +97,8 @@ class ChunkedLogits(torch.Tensor):
         raise _refused(str(function))
 
 
-def _apply(function: Any, rest: Sequence[Any], kwargs: Mapping[str, Any], value: Tensor) -> Tensor:
-    return cast(Tensor, function(value, *rest, **kwargs))
+def _apply(function: Any, others: Sequence[Any], kwargs: Mapping[str, Any], value: Tensor) -> Tensor:
+    return cast(Tensor, function(value, *others, **kwargs))
 
 
 def _cross_entropy(
@@ -127,9 +127,9 @@ def weighted_cross_entropy(logits: Tensor, target: Tensor, shares: Tensor, ignor
     return (F.cross_entropy(logits, target, ignore_index=ignored, reduction="none") * shares).sum()
 
 
-def _refused(what: str) -> UserError:
+def _refused(use: str) -> UserError:
     return UserError(
-        f"The loss cannot be computed in chunks: the model uses its logits for {what}.",
+        f"The loss cannot be computed in chunks: the model uses its logits for {use}.",
         code="loss-not-in-chunks",
         hint="use exact: true",
     )
@@ -155,7 +155,7 @@ def loss_only(module: nn.Module, count: int) -> Callable[[Tensor], ChunkedLogits
 
     def forward(hidden: Tensor) -> ChunkedLogits:
         weight, bias = cast(Tensor, module.weight).detach(), module.bias
-        given = weight, cast(Tensor, bias).detach() if bias is not None else None
+        parameters = weight, cast(Tensor, bias).detach() if bias is not None else None
 
         def loss(
             rows: Tensor, post: Sequence[Elementwise], target: Tensor, ignored: int, shares: Tensor | None = None
@@ -163,7 +163,7 @@ def loss_only(module: nn.Module, count: int) -> Callable[[Tensor], ChunkedLogits
             total = rows.new_zeros((), dtype=torch.float32)
             for start in range(0, len(rows), count):
                 chunk = slice(start, start + count)
-                total += _chunk_loss(F.linear(rows[chunk], *given), post, target, ignored, shares, chunk)
+                total += _chunk_loss(F.linear(rows[chunk], *parameters), post, target, ignored, shares, chunk)
             return total
 
         return ChunkedLogits.of(hidden, weight.shape[0], loss, hidden.dtype)
@@ -188,8 +188,10 @@ class ChunkedHead(FrameCall, ABC):
     that sum, `scale`, which arrives from the frame (one over the step's tokens).
     """
 
-    def __init__(self, pair: BlockCode, tensors: Sequence[Tensor], chunk_rows: int, given: Given | None = None) -> None:
-        super().__init__(pair, tensors, given)
+    def __init__(
+        self, pair: BlockCode, tensors: Sequence[Tensor], chunk_rows: int, pieces: Given | None = None
+    ) -> None:
+        super().__init__(pair, tensors, pieces)
         self.chunk_rows = chunk_rows
         self.anchor: Tensor
         self.of_rows: Tensor | None = None

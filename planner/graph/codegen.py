@@ -77,8 +77,8 @@ def eager_dropouts(graph: fx.Graph) -> dict[fx.Node, Callable[..., Any]]:
         value, p = node.meta["val"][0], node.args[1]
         if value.device.type != "cpu" or not isinstance(p, float):
             continue
-        one = torch.ones((), dtype=value.dtype)
-        if value.dtype == torch.float32 and torch.equal(one.clone().div_(1 - p), one * (1 / (1 - p))):
+        unit = torch.ones((), dtype=value.dtype)
+        if value.dtype == torch.float32 and torch.equal(unit.clone().div_(1 - p), unit * (1 / (1 - p))):
             continue
         table[node] = cpu_dropout
         for mask in (user for user in node.users if user.args[1] == 1):

@@ -119,11 +119,11 @@ def _check_reads(model: nn.Module, blocks: Sequence[ModuleCall], record: Record)
     """Raise UserError "weight-read-outside" if anything but a block reads the block's weights: they may be off the
     device when the block does not run."""
     first = {id(p): name for name, p in model.named_parameters()}
-    own = [{first[id(p)] for p in block.module.parameters()} for block in blocks]
-    in_blocks = set().union(*own)
+    weights = [{first[id(p)] for p in block.module.parameters()} for block in blocks]
+    in_blocks = set().union(*weights)
     for number, operation in enumerate(record.operations):
         read = in_blocks & {record.parameters.get(s, "") for s in operation.inputs} if operation.reads else set()
-        for block, names in zip(blocks, own, strict=True):
+        for block, names in zip(blocks, weights, strict=True):
             if block.start <= number < block.end:
                 read -= names
         if read:
@@ -172,9 +172,9 @@ def _layers(root: ModuleCall, record: Record, taken: set[int]) -> list[ModuleCal
         heads = cost(*(kid for kid in call.kids if id(kid.module) in taken))
         if repeated and 2 * cost(*repeated) >= cost(call) - heads:
             return repeated
-        found = [descend(kid) for kid in kids]
-        least = cost(*(layer for layers in found for layer in layers)) / 10
-        return [layer for layers in found if cost(*layers) >= least for layer in layers]
+        layers_of_kids = [descend(kid) for kid in kids]
+        least = cost(*(layer for layers in layers_of_kids for layer in layers)) / 10
+        return [layer for layers in layers_of_kids if cost(*layers) >= least for layer in layers]
 
     return descend(root)
 
@@ -201,7 +201,7 @@ def _kind(call: ModuleCall, record: Record) -> str:
             for side in (operation.inputs, operation.outputs)
         ]
         lines.append(f"{operation.text} {ids}")
-    nested, made = call.made
-    ends = [leaf if isinstance(leaf, str) else roles.get(leaf, index.setdefault(leaf, len(index))) for leaf in made]
+    nested, leaves = call.made
+    ends = [leaf if isinstance(leaf, str) else roles.get(leaf, index.setdefault(leaf, len(index))) for leaf in leaves]
     lines.append(f"{nested} {ends}")
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]

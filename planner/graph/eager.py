@@ -16,8 +16,8 @@ from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils._python_dispatch import _disable_current_modes
 
 from planner.errors import UserError, first_line
+from planner.graph.branch_numbers import BranchNumbers, Number, Site, depends_on_data, others
 from planner.graph.codegen import rng_of
-from planner.graph.decisions import Decisions, Number, Site, depends_on_data, others
 from planner.graph.fake import FakeMode
 from planner.graph.flat import Flat
 from planner.graph.interface import BlockCode, Sink
@@ -74,22 +74,22 @@ class EagerPair(BlockCode):
     def forward(self, values: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         states = [self._rng.get()]
         buffers = [buffer.clone() for buffer in values[self._buffers]]  # the code may change and read its buffers
-        given = self._given(values, [])
+        leaves = self._given(values, [])
         values.clear()
         # Gradients are on although the graph is dropped: without them code may take a branch that rounds otherwise.
         self.own_code(True)
         try:
-            with torch.enable_grad(), self._holding(given, keep=True):
-                made = self._run(given, keep=True)
+            with torch.enable_grad(), self._holding(leaves, keep=True):
+                results = self._run(leaves, keep=True)
         finally:
             self.own_code(False)
         if not hasattr(self, "result"):
             self.result = self._flat.result
-            self.output_values = [self._fakes.like(t) for t in made]
+            self.output_values = [self._fakes.like(t) for t in results]
             self.tangent_values = [t for t in self.output_values if t.requires_grad]
-        elif not self._as_before(made):
+        elif not self._as_before(results):
             raise depends_on_data(self.name, "it returns tensors of other kinds, shapes or gradients than before")
-        return [*(self._settled(t.detach()) for t in made), *buffers], states
+        return [*(self._settled(t.detach()) for t in results), *buffers], states
 
     def _settled(self, tensor: Tensor) -> Tensor:
         """`tensor`, copied to memory of its own if results are moved and it fills its storage."""
@@ -103,13 +103,13 @@ class EagerPair(BlockCode):
         working = max(0, self.forward_peak - self.saved_bytes), self.backward_peak[False]
         return _with_area(forward, working[0]), _with_area(backward, working[1])
 
-    def _as_before(self, made: Sequence[Tensor]) -> bool:
+    def _as_before(self, results: Sequence[Tensor]) -> bool:
         """Whether the last result nests as the first one did, and its tensors with a gradient have the same places,
         shapes and dtypes."""
         now = self._flat.result
         if now.spec != self.result.spec or now.differentiable != self.result.differentiable:
             return False
-        pairs = [(a, b) for a, b in zip(made, self.output_values, strict=True) if a.requires_grad]
+        pairs = [(a, b) for a, b in zip(results, self.output_values, strict=True) if a.requires_grad]
         return all((a.shape, a.dtype) == (b.shape, b.dtype) for a, b in pairs)
 
     def backward(self, values: list[Tensor], states: Sequence[Tensor], sink: Sink) -> list[Tensor | None]:
@@ -119,9 +119,11 @@ class EagerPair(BlockCode):
         if not any(self._trained):  # nothing here is trained, and nothing before this block
             values.clear()
             return grads
-        given = self._given([*values[self.n_buffers : n_weights], *buffers, *values[n_weights:count]], grads)
+        leaves = self._given([*values[self.n_buffers : n_weights], *buffers, *values[n_weights:count]], grads)
         values.clear()
-        missing = {local: leaf for local, leaf in zip(self.backward_weights, given, strict=False) if leaf.requires_grad}
+        missing = {
+            local: leaf for local, leaf in zip(self.backward_weights, leaves, strict=False) if leaf.requires_grad
+        }
 
         def arrived(local: str, leaf: Tensor) -> None:
             gradient, leaf.grad = leaf.grad, None
@@ -136,14 +138,14 @@ class EagerPair(BlockCode):
         now = self._rng.get()
         self._rng.set(states[0])
         self.own_code(True)
-        with self._holding(given):  # during backward, too: code that checkpoints parts of itself runs them again there
+        with self._holding(leaves):  # during backward, too: code that checkpoints parts of itself runs them again there
             try:
                 with torch.enable_grad():
-                    made = self._run(given)
+                    results = self._run(leaves)
             finally:
                 self._rng.set(now)
-            ends = [t for t in made if t.requires_grad]
-            ends += [given[n_weights + index] for index in self._begun]
+            ends = [t for t in results if t.requires_grad]
+            ends += [leaves[n_weights + index] for index in self._begun]
             assert len(ends) == len(tangents), f"{self.name} returned something else when it ran again"
             torch.autograd.backward(ends, tangents)
         self.own_code(False)
@@ -169,35 +171,35 @@ class EagerPair(BlockCode):
         """The tensors that the code gets: weights and buffers as autograd leaves, and inputs whose gradients go to
         `grads` with the strides that backward gives them. Autograd may change the strides of a leaf's gradient."""
         n_weights = self.n_params + self.n_buffers
-        given = [v.detach().requires_grad_(t) for v, t in zip(values[:n_weights], self._trained, strict=False)]
+        leaves = [v.detach().requires_grad_(t) for v, t in zip(values[:n_weights], self._trained, strict=False)]
         with torch.enable_grad():
             for index, (value, trained) in enumerate(zip(values[n_weights:], self._trained[n_weights:], strict=True)):
-                given.append(_input(self._anchor, value, grads, index) if trained else value.detach())
-        return given
+                leaves.append(_input(self._anchor, value, grads, index) if trained else value.detach())
+        return leaves
 
     @contextlib.contextmanager
-    def _holding(self, given: Sequence[Tensor], *, keep: bool = False) -> Iterator[None]:
-        """Inside, the module's weights and buffers are those of `given`. `keep`: where the code puts another tensor in
+    def _holding(self, leaves: Sequence[Tensor], *, keep: bool = False) -> Iterator[None]:
+        """Inside, the module's weights and buffers are those of `leaves`. `keep`: where the code puts another tensor in
         a buffer's place, its values are copied to the buffer. Backward does not keep them: it reads the old values."""
-        weights = dict(zip(self._names, given, strict=False))
+        weights = dict(zip(self._names, leaves, strict=False))
         with _reparametrize_module(self._flat, weights, tie_weights=True):
             yield
         for part in self._flat.modules():
             if isinstance(part, nn.RNNBase):  # it lists the weights it ran with, which would stay on the device
                 part._init_flat_weights()
         if keep:
-            for name, leaf in zip(self._names[self._buffers], given[self._buffers], strict=True):
+            for name, leaf in zip(self._names[self._buffers], leaves[self._buffers], strict=True):
                 if weights[name] is not leaf:  # the code has put another tensor in the buffer's place
                     leaf.data.copy_(weights[name].detach())
 
-    def _run(self, given: Sequence[Tensor], *, keep: bool = False) -> tuple[Tensor, ...]:
+    def _run(self, leaves: Sequence[Tensor], *, keep: bool = False) -> tuple[Tensor, ...]:
         """Run the block's code. `keep`: as the forward, not again in backward."""
         kind, dtype = self._device.type, self._autocast
         # Autocast caches one cast of each weight, so gradients add up before they are cast. In forward nobody asks for
         # gradients, and the cache would hold the cast weights until the model's forward ends: there it is off.
         with torch.autocast(kind, dtype=dtype, enabled=dtype is not None, cache_enabled=not keep):
-            made: tuple[Tensor, ...] = self._flat(*given[len(self._names) :])
-        return made
+            results: tuple[Tensor, ...] = self._flat(*leaves[len(self._names) :])
+        return results
 
     @classmethod
     def measured(
@@ -214,7 +216,7 @@ class EagerPair(BlockCode):
         pair = cls(module, args, kwargs, name=name)
         pair.reason = reason
         devices = [pair._device] if pair._device.type == "cuda" else []
-        given = [*module.parameters(), *module.buffers(), *flatten_call(args, kwargs)[1]]
+        tensors = [*module.parameters(), *module.buffers(), *flatten_call(args, kwargs)[1]]
         with (
             _disable_current_modes(),
             torch.random.fork_rng(devices=devices),
@@ -223,9 +225,9 @@ class EagerPair(BlockCode):
         ):
             torch.manual_seed(0)
             try:
-                weights = [_real(t, pair._device) for t in given[: pair.n_params + pair.n_buffers]]
+                weights = [_real(t, pair._device) for t in tensors[: pair.n_params + pair.n_buffers]]
                 for alike in (True, False):
-                    inputs = [_real(t, pair._device, alike=alike) for t in given[len(weights) :]]
+                    inputs = [_real(t, pair._device, alike=alike) for t in tensors[len(weights) :]]
                     taken = pair._measure([*weights, *inputs], {})
                     pair._take(pair._bytes)
                 pair._take_other_ways([*weights, *inputs], taken)
@@ -240,7 +242,7 @@ class EagerPair(BlockCode):
                 ) from error
         sums = sum(
             t.numel() * t.element_size()
-            for t, trained in zip(given[: pair.n_params], pair._trained, strict=False)
+            for t, trained in zip(tensors[: pair.n_params], pair._trained, strict=False)
             if trained
         )
         later = pair.backward_peak[False]
@@ -253,7 +255,7 @@ class EagerPair(BlockCode):
         self.forward_peak, self.output_bytes = max(self.forward_peak, forward), max(self.output_bytes, output)
         self.backward_peak = {**self.backward_peak, False: max(self.backward_peak[False], backward)}
 
-    def _take_other_ways(self, values: Sequence[Tensor], taken: Decisions) -> None:
+    def _take_other_ways(self, values: Sequence[Tensor], taken: BranchNumbers) -> None:
         """For each number that the code looked at, run once more with each alternative number in its place. Do the same
         for numbers that only such a run looks at. Add to the figures what each branch needs beyond the one that it
         leaves."""
@@ -281,11 +283,11 @@ class EagerPair(BlockCode):
                         known |= new
                         todo.append((way, after, self._bytes))
 
-    def _measure(self, values: Sequence[Tensor], forced: Mapping[Site, Number]) -> Decisions:
+    def _measure(self, values: Sequence[Tensor], forced: Mapping[Site, Number]) -> BranchNumbers:
         """Run forward and backward; at each site of `forced` the first number that the code gets is the forced one.
         Sets `_bytes` to what the run needs."""
         torch.manual_seed(0)  # so that branches differ by the forced numbers only
-        meter, decisions = ScratchMeter(self._device.type), Decisions(forced)
+        meter, numbers = ScratchMeter(self._device.type), BranchNumbers(forced)
         with contextlib.ExitStack() as stack:
             stack.enter_context(meter.watch())
             with meter.host():
@@ -294,7 +296,7 @@ class EagerPair(BlockCode):
                 for tensor in values:
                     meter.add(tensor)
             meter.mark()
-            with Counting() as forward, decisions:
+            with Counting() as forward, numbers:
                 results, states = self.forward(list(values))
             peak = meter.mark()
             output = meter.now - self.saved_bytes
@@ -303,17 +305,17 @@ class EagerPair(BlockCode):
             self.changes_buffers |= not all(map(torch.equal, buffers, values[self._buffers]))
             self._bytes = peak, output, 0
             if not self.tangent_values:  # frozen up to here, or evaluation
-                return decisions
+                return numbers
             with meter.host():
                 tangents = [random_data(t, self._device) for t in self.tangent_values]
             meter.mark()
-            with Counting() as backward, Decisions(forced):
+            with Counting() as backward, BranchNumbers(forced):
                 read = (values[i] for i in self.backward_primals)
                 grads = self.backward([*buffers, *read, *tangents], states, _forget)
             self._work = self._work if forced else (forward.work, backward.work)
             self._bytes = peak, output, meter.mark() - self.saved_bytes
             del grads
-        return decisions
+        return numbers
 
 
 def _real(tensor: Tensor, device: torch.device, *, alike: bool = False) -> Tensor:
@@ -344,7 +346,7 @@ _input = cast(Callable[..., Tensor], _Input.apply)
 
 def _with_area(text: str, size: int) -> str:
     """The lifetimes with an area of `size` bytes and a quarter more, for gaps between tensors."""
-    return re.sub(r"~(\d+):\d+", lambda found: f"~{found[1]}:{size + size // 4}", text)
+    return re.sub(r"~(\d+):\d+", lambda match: f"~{match[1]}:{size + size // 4}", text)
 
 
 def _forget(name: str, gradient: Tensor | None) -> None:

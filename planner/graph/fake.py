@@ -65,7 +65,7 @@ class FakeMode:
         """Fake tensors laid out as `values`, in new storages, on `device` (None: the devices of `values`). Tensors that
         share a storage in `values` share one in the result."""
         bases: dict[int, Tensor] = {}
-        made = []
+        fakes = []
         for value in values:
             storage = value.untyped_storage()
             with self.mode:
@@ -74,8 +74,8 @@ class FakeMode:
                         storage.nbytes() // value.element_size(), dtype=value.dtype, device=device or value.device
                     )
                 base = bases[storage._cdata].view(value.dtype)
-                made.append(base.as_strided(value.shape, value.stride(), value.storage_offset()))
-        return made
+                fakes.append(base.as_strided(value.shape, value.stride(), value.storage_offset()))
+        return fakes
 
 
 def keep_device_guard() -> None:
@@ -103,7 +103,7 @@ def fake_weights(
 def other_weights(module: nn.Module, make: Callable[[Tensor], Tensor], *, buffers: bool = False) -> Iterator[None]:
     """Inside, all parameters of `module` (and buffers, if asked) are replaced by `make(tensor)`, called once for tied
     ones."""
-    made: dict[int, Tensor] = {}
+    others: dict[int, Tensor] = {}
     replaced: list[tuple[dict[str, Any], str, Tensor]] = []
     for part in module.modules():
         tables: tuple[dict[str, Any], ...] = (part._parameters, part._buffers) if buffers else (part._parameters,)
@@ -111,14 +111,14 @@ def other_weights(module: nn.Module, make: Callable[[Tensor], Tensor], *, buffer
             for name, tensor in table.items():
                 if tensor is None:
                     continue
-                if id(tensor) not in made:
+                if id(tensor) not in others:
                     other = make(tensor)
                     is_parameter = isinstance(tensor, nn.Parameter)
-                    made[id(tensor)] = nn.Parameter(other, tensor.requires_grad) if is_parameter else other
+                    others[id(tensor)] = nn.Parameter(other, tensor.requires_grad) if is_parameter else other
                 replaced.append((table, name, tensor))
     try:
         for table, name, tensor in replaced:
-            table[name] = made[id(tensor)]
+            table[name] = others[id(tensor)]
         yield
     finally:
         for table, name, tensor in replaced:

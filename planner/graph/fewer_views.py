@@ -22,23 +22,23 @@ _SHAPED = frozenset({_aten.view.default, _aten._unsafe_view.default})
 def not_called(nodes: Sequence[fx.Node], results: Collection[fx.Node], sinks: Collection[fx.Node]) -> set[fx.Node]:
     """Those of `nodes` that need no call, because their name can stand for their argument. `results` are made as they
     were traced: who gets one may ask whether it is a view. `sinks` are handed out while the code runs."""
-    among, found = set(nodes), set[fx.Node]()
+    among, skipped = set(nodes), set[fx.Node]()
     has: dict[fx.Node, fx.Node] = {}  # node -> the node whose value has its name, where that is not its own value
     for node in nodes:
         if node in results or not is_op(node) or node.target not in _TURNED | _SHAPED:
             continue
         base = parent(node)
-        made, value = node.meta["val"], has.get(base, base).meta["val"]
+        view, value = node.meta["val"], has.get(base, base).meta["val"]
         if node.target in _TURNED:
             kind, itself, can = _TURNED, base in has, True
         else:
             kind = _SHAPED
-            itself = made.shape == value.shape and made.stride() == value.stride()
+            itself = view.shape == value.shape and view.stride() == value.stride()
             can = value.is_contiguous()  # then each view of the view is also a view of the value
         readers = [user for user in node.users if user in among]
         if itself:
-            found.add(node)
+            skipped.add(node)
         elif can and readers and node not in sinks and all(u.target in kind and u not in results for u in readers):
-            found.add(node)
+            skipped.add(node)
             has[node] = has.get(base, base)
-    return found
+    return skipped

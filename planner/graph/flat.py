@@ -23,11 +23,11 @@ class Flat(nn.Module):
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         args, kwargs = self.call.nest(tensors)
         mappings = mappings_of(args, kwargs)
-        given = [dict(mapping) for mapping in mappings]
+        entries = [dict(mapping) for mapping in mappings]
         before = dict(self.module.named_buffers())
         with recording(self.call.recorded) as records:
             value = self._own(*args, **kwargs)
         after = dict(self.module.named_buffers())
         self.replaced = [name for name, buffer in before.items() if after.get(name) is not buffer]
-        self.result, made = Result.of(value, records, left_in(mappings, given), tensors)
-        return made
+        self.result, results = Result.of(value, records, left_in(mappings, entries), tensors)
+        return results

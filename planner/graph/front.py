@@ -73,33 +73,33 @@ class Cutter:
         ahead = forward_nodes(joint)
         self.forward = set(ahead)
         self.grads = [node for node in joint.grads.values() if node is not None]
-        made: dict[fx.Node, list[StorageId]] = {}
+        operations: dict[fx.Node, list[StorageId]] = {}
         for storage in self.storages.bytes:
             if storage[0] in self.forward:
-                made.setdefault(storage[0], []).append(storage)
-        self.operations = made
-        self.takes = {node: _taken(node) for node in made}
+                operations.setdefault(storage[0], []).append(storage)
+        self.operations = operations
+        self.takes = {node: _taken(node) for node in operations}
         self.savers: dict[StorageId, fx.Node] = {}
         self.savable = savable(ahead)
         for node in (node for node in ahead if node in self.savable):
             for storage in self.storages.of[node]:
                 self.savers.setdefault(storage, node)
-        given = (node for i, node in enumerate(joint.inputs) if node is not None and joint.grads.get(i) is not None)
-        self.input = next((self.storages.of[node][0] for node in given), None)
+        trained = (node for i, node in enumerate(joint.inputs) if node is not None and joint.grads.get(i) is not None)
+        self.input = next((self.storages.of[node][0] for node in trained), None)
         self.wanted = self._read_by_backward()
 
     def _read_by_backward(self) -> set[StorageId]:
         """The storages of forward's values and of placeholders (the input among them) that backward's own operations
         read."""
-        found, seen, todo = set[StorageId](), set[fx.Node](), list(self.grads)
+        storages, seen, todo = set[StorageId](), set[fx.Node](), list(self.grads)
         while todo:
             node = todo.pop()
             if node in self.forward or node.op == "placeholder":
-                found.update(self.storages.of[node])
+                storages.update(self.storages.of[node])
             elif node not in seen:
                 seen.add(node)
                 todo += node.all_input_nodes
-        return found
+        return storages
 
     def at(self, price: float) -> Saved:
         """The best set where a byte costs `price`."""
@@ -132,11 +132,13 @@ class Cutter:
     def saved(self, chosen: set[fx.Node]) -> Saved:
         """The set that is really saved if `chosen` may be saved: backward may need only some of them."""
         saved, needed = cut(self.grads, chosen)
-        kept = {s for node in saved for s in self.storages.of[node]}
+        ids = {s for node in saved for s in self.storages.of[node]}
         if self.input is not None and any(self.input in self.storages.of[a] for n in needed for a in n.all_input_nodes):
-            kept.add(self.input)
+            ids.add(self.input)
         return Saved(
-            frozenset(saved), sum(self.storages.bytes[s] for s in kept), sum(self.takes.get(node, 0) for node in needed)
+            frozenset(saved),
+            sum(self.storages.bytes[s] for s in ids),
+            sum(self.takes.get(node, 0) for node in needed),
         )
 
 
@@ -166,10 +168,10 @@ def _between(cutter: Cutter, few: Saved, many: Saved) -> list[Saved]:
 
 def _thinned(points: list[Saved]) -> list[Saved]:
     """At most `_MOST` sets of a hull: remove, one by one, the set that a mixture of its neighbours replaces best."""
-    left = list(points)
-    while len(left) > _MOST:
-        left.pop(min(range(1, len(left) - 1), key=lambda k: _above(left[k - 1], left[k], left[k + 1])))
-    return left
+    hull = list(points)
+    while len(hull) > _MOST:
+        hull.pop(min(range(1, len(hull) - 1), key=lambda k: _above(hull[k - 1], hull[k], hull[k + 1])))
+    return hull
 
 
 def _above(few: Saved, point: Saved, many: Saved) -> float:

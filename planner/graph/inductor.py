@@ -74,12 +74,12 @@ class CompiledPair(Pair):
     def backward(self, values: list[Tensor], states: Sequence[Tensor], sink: Sink) -> list[Tensor | None]:
         if not _as_traced(values, self._owned):
             return super().backward(values, states, sink)
-        made = self._compiled[1](values)
-        storages = Counter(t.untyped_storage().data_ptr() for t in made)
-        made.reverse()
-        results = [made.pop() if grad is not None else None for grad in self._input_grads]
+        gradients = self._compiled[1](values)
+        storages = Counter(t.untyped_storage().data_ptr() for t in gradients)
+        gradients.reverse()
+        results = [gradients.pop() if grad is not None else None for grad in self._input_grads]
         for name in self.param_grads:
-            gradient = made.pop()
+            gradient = gradients.pop()
             sink(name, _own(gradient, shared=storages[gradient.untyped_storage().data_ptr()] > 1))
         return results
 
@@ -89,8 +89,8 @@ def _as_traced(values: Sequence[Tensor], nodes: Sequence[fx.Node | None]) -> boo
     return all(
         node is None
         or all(
-            size == 1 or own == traced
-            for size, own, traced in zip(value.shape, value.stride(), node.meta["val"].stride(), strict=True)
+            size == 1 or stride == traced
+            for size, stride, traced in zip(value.shape, value.stride(), node.meta["val"].stride(), strict=True)
         )
         for value, node in zip(values, nodes, strict=True)
     )
@@ -136,10 +136,10 @@ class _Function:
     def __call__(self, values: list[Tensor]) -> list[Tensor]:
         for i in reversed(self._absent):
             del values[i]
-        given = [*self._constants, *values]
+        arguments = [*self._constants, *values]
         values.clear()
-        made = self._call(given)
-        return [made[i] for i in self._places]
+        results = self._call(arguments)
+        return [results[i] for i in self._places]
 
 
 def _compile(module: fx.GraphModule, examples: Sequence[Tensor], device: torch.device) -> Any:
@@ -147,11 +147,11 @@ def _compile(module: fx.GraphModule, examples: Sequence[Tensor], device: torch.d
     Raises CannotCompileError."""
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner  # takes half a second: only when needed
 
-    found: list[Any] = []
+    functions: list[Any] = []
 
     def inner(graph: fx.GraphModule, inputs: Sequence[Any], **settings: Any) -> Any:
-        found.append(compile_fx_inner(graph, inputs, **settings))
-        return found[-1]
+        functions.append(compile_fx_inner(graph, inputs, **settings))
+        return functions[-1]
 
     try:
         # The steps before `inner` must run so that `inner` is called: autograd's cache, which would skip them, is off.
@@ -166,16 +166,16 @@ def _compile(module: fx.GraphModule, examples: Sequence[Tensor], device: torch.d
             compile_fx(module, list(examples), inner_compile=inner, config_patches={"compile_threads": 1})
     except Exception as error:  # an error of inductor, triton or a C++ compiler: the log names it as the cause
         raise CannotCompileError(f"{type(error).__name__}: {first_line(error)[:200]}") from error
-    if len(found) != 1:
-        raise CannotCompileError(f"it became {len(found)} functions")
+    if len(functions) != 1:
+        raise CannotCompileError(f"it became {len(functions)} functions")
     if device.type == "cpu":
         # Inductor makes its buffers below the dispatcher, where no meter counts them: have PyTorch make them.
-        call = found[0].current_callable  # a method, or a function where the graph is not partitioned
+        call = functions[0].current_callable  # a method, or a function where the graph is not partitioned
         names = getattr(getattr(call, "__func__", call), "__globals__", {})
         if "empty_strided_cpu" not in names:
             raise CannotCompileError("this version of inductor makes its buffers in another way")
         names["empty_strided_cpu"] = lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype)
-    return found[0]
+    return functions[0]
 
 
 @contextlib.contextmanager

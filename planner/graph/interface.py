@@ -81,18 +81,21 @@ class BlockCode(ABC):
         """The memory that forward and backward allocate, as two lines of `planner.graph.lifetimes`. This method serves
         code of which only the peaks are known: one area (`~`) stands for all that it needs while it runs."""
         outputs = [t.untyped_storage().nbytes() for t in self.output_values]
-        made = [0 if t is None else t.untyped_storage().nbytes() for t in self.input_grad_values]
+        sizes = [0 if t is None else t.untyped_storage().nbytes() for t in self.input_grad_values]
         working = max(0, self.forward_peak - sum(outputs) - self.saved_bytes)
         forward = [f"+{j}:{size}" for j, size in enumerate(outputs)]
-        kept, own = len(outputs), len(outputs) + 1
-        forward += ([f"+{kept}:{self.saved_bytes}"] if self.saved_bytes else []) + [f"~{own}:{working}", f"-{own}"]
-        forward += [f"={','.join(map(str, range(len(outputs))))}", f"^{kept}" if self.saved_bytes else "^"]
-        working = max(0, self.backward_peak[False] - sum(made))
-        backward = [f"+{own + 1 + j}:{size}" for j, size in enumerate(made) if size] + [f"~{own}:{working}"]
+        saved, area = len(outputs), len(outputs) + 1
+        forward += ([f"+{saved}:{self.saved_bytes}"] if self.saved_bytes else []) + [f"~{area}:{working}", f"-{area}"]
+        forward += [f"={','.join(map(str, range(len(outputs))))}", f"^{saved}" if self.saved_bytes else "^"]
+        working = max(0, self.backward_peak[False] - sum(sizes))
+        backward = [f"+{area + 1 + j}:{size}" for j, size in enumerate(sizes) if size] + [f"~{area}:{working}"]
         backward += [f"?{k}:{size}" for k, size in enumerate(self._gradient_bytes()) if size]
-        backward += [f"-{kept}"] if self.saved_bytes else []
+        backward += [f"-{saved}"] if self.saved_bytes else []
         backward += [f"-t{j}" for j in range(len(self.tangent_values))]
-        backward += [f"-{own}", "=" + ",".join(str(own + 1 + j) if size else "-" for j, size in enumerate(made))]
+        backward += [
+            f"-{area}",
+            "=" + ",".join(str(area + 1 + j) if size else "-" for j, size in enumerate(sizes)),
+        ]
         return " ".join(forward), " ".join(backward)
 
     def _gradient_bytes(self) -> Sequence[int]:

@@ -98,10 +98,10 @@ class _Traced(Flat):
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         count = len(self.call.where)
         with SameLayouts():  # type: ignore[no-untyped-call]
-            made = super().forward(*tensors[:count])
+            results = super().forward(*tensors[:count])
         if self.layout is None:
-            return made
-        return (*arriving(made, self.layout), *beginning(tensors, self.layout, tensors[count:]))
+            return results
+        return (*arriving(results, self.layout), *beginning(tensors, self.layout, tensors[count:]))
 
 
 def _trace(
@@ -129,15 +129,15 @@ def _trace(
             torch.enable_grad(),
             torch.autocast(device.type, dtype=autocast, enabled=autocast is not None),
         ):
-            given = (*inputs, *begun_gradients(inputs, layout))
-            exported = aot_export_joint_with_descriptors(stack, flat, given)
+            arguments = (*inputs, *begun_gradients(inputs, layout))
+            exported = aot_export_joint_with_descriptors(stack, flat, arguments)
     except Exception as error:  # an error of the model's own code or of the tracer: the message names it as the cause
         raise untraceable(name, error) from error
     if flat.replaced:
         raise untraceable(name, f"it puts another tensor in the place of its buffer {flat.replaced[0]}")
     graph = exported.graph_module.graph
-    if found := next((node for node in graph.nodes if node.target in _UNKNOWN), None):
-        raise untraceable(name, _UNKNOWN[found.target].format(found.target))
+    if unknown := next((node for node in graph.nodes if node.target in _UNKNOWN), None):
+        raise untraceable(name, _UNKNOWN[unknown.target].format(unknown.target))
     if autocast is not None and (twice := _cast_twice(graph, flat.module)):
         raise untraceable(name, f"under autocast it uses {twice} twice, and gradients add up before they are cast")
     again = cache(partial(_trace, name, flat, inputs, input_bytes, autocast))
@@ -296,10 +296,10 @@ class SameLayouts(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _as_said(tensor: FunctionalTensor) -> bool:
     torch._sync(tensor)  # type: ignore[no-untyped-call, attr-defined]
-    made = torch._from_functional_tensor(tensor.elem)
+    actual = torch._from_functional_tensor(tensor.elem)
     return all(
-        size <= 1 or said == found
-        for size, said, found in zip(tensor.shape, tensor.stride(), made.stride(), strict=True)
+        size <= 1 or claimed == stride
+        for size, claimed, stride in zip(tensor.shape, tensor.stride(), actual.stride(), strict=True)
     )
 
 
@@ -315,16 +315,16 @@ _KEPT = ("aten::dropout", "aten::native_batch_norm", "aten::cudnn_batch_norm")
 @functools.cache
 def _in_python() -> tuple[Any, ...]:
     """The operations that have a Python version, without `_KEPT`."""
-    found = []
+    operations = []
     for name in torch._C._dispatch_get_all_op_names():
-        space, _, rest = name.partition("::")
-        packet, _, overload = rest.partition(".")
+        space, _, qualified = name.partition("::")
+        packet, _, overload = qualified.partition(".")
         if space == "aten" and name not in _KEPT:
             operation = getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
             kernels = getattr(operation, "py_kernels", {})
             if DispatchKey.Autograd in kernels or (packet == "matmul" and kernels):
-                found.append(operation)
-    return tuple(found)
+                operations.append(operation)
+    return tuple(operations)
 
 
 @contextlib.contextmanager

@@ -32,13 +32,13 @@ class Tape:
     """Writes the two lines for one block's code. Call `forward` first: `backward` continues its numbers."""
 
     def __init__(
-        self, storages: Storages, given: Mapping[fx.Node, str | None], scratch: Mapping[fx.Node, Scratch]
+        self, storages: Storages, names_of: Mapping[fx.Node, str | None], scratch: Mapping[fx.Node, Scratch]
     ) -> None:
-        """`given`: placeholder -> the name of its memory (`a0`, `t0`), None for a weight or a buffer; `scratch`: node
-        -> the scratch of its operation."""
+        """`names_of`: placeholder -> the name of its memory (`a0`, `t0`), None for a weight or a buffer; `scratch`:
+        node -> the scratch of its operation."""
         self._storages, self._scratch = storages, scratch
         self._given: dict[StorageId, str | None] = {}
-        for node, name in given.items():
+        for node, name in names_of.items():
             for storage in storages.of[node]:
                 self._given.setdefault(storage, name)
         self._names = dict(self._given)
@@ -63,8 +63,8 @@ class Tape:
         """The line for backward, which is given `saved` and the gradients `tangents` and returns `results`. `numbers`:
         weight -> its number; `adoptable`: weight -> its gradient may become the sum itself."""
         used = {a for step in steps for a in step.node.all_input_nodes} | {r for r in results if r is not None}
-        there = {storage: self._names[storage] for node in saved for storage in self._storages.of[node]}
-        self._names = self._given | there  # a value that is computed again gets another storage
+        saved_names = {storage: self._names[storage] for node in saved for storage in self._storages.of[node]}
+        self._names = self._given | saved_names  # a value that is computed again gets another storage
         events: list[str] = []
         for node in (*saved, *tangents):
             self._hold(node)
@@ -140,7 +140,7 @@ class Tape:
 def with_areas_of(text: str, other: str) -> str:
     """`text` with the sizes of its areas (`~`) replaced by those of the areas of `other`, in order."""
     sizes = iter(re.findall(r"~\d+:(\d+)", other))
-    return re.sub(r"~(\d+):\d+", lambda found: f"~{found[1]}:{next(sizes)}", text)
+    return re.sub(r"~(\d+):\d+", lambda match: f"~{match[1]}:{next(sizes)}", text)
 
 
 def _dense_bytes(node: fx.Node) -> int:

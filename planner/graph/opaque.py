@@ -44,28 +44,28 @@ class Opaque:
     def stand_in(self, record: Record, mode: FakeMode) -> Iterator[None]:
         """Inside, calls of these layers are recorded as one operation each and return fake results."""
         layers = [(name, module) for name, module in self._model.named_modules() if id(module) in self._reasons]
-        own = [module.__dict__.get("forward") for _, module in layers]
+        own_forwards = [module.__dict__.get("forward") for _, module in layers]
 
         def call(name: str, module: nn.Module, forward: Any, *args: Any, **kwargs: Any) -> Any:
             module.forward = forward
             try:
                 with _disable_current_modes():
                     code = self._code(name, module, args, kwargs)
-                    made = mode.fresh(code.output_values)
+                    results = mode.fresh(code.output_values)
             finally:
                 module.forward = functools.partial(call, name, module, forward)
             tensors = flatten_call(args, kwargs)[1]
-            record.add_layer(module, tensors, made)
-            differentiable = zip(made, code.result.differentiable, strict=True)
-            made = [t.requires_grad_(d) for t, d in differentiable]
-            return code.result.deliver(made, tensors, mappings_of(args, kwargs))
+            record.add_layer(module, tensors, results)
+            differentiable = zip(results, code.result.differentiable, strict=True)
+            results = [t.requires_grad_(d) for t, d in differentiable]
+            return code.result.deliver(results, tensors, mappings_of(args, kwargs))
 
         for name, module in layers:
             module.forward = functools.partial(call, name, module, module.forward)
         try:
             yield
         finally:
-            for (_, module), forward in zip(layers, own, strict=True):
+            for (_, module), forward in zip(layers, own_forwards, strict=True):
                 del module.forward
                 if forward is not None:
                     module.forward = forward

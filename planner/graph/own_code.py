@@ -38,9 +38,9 @@ def tried_on_cpu(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, 
                 f"Block {name} cannot be tried on the CPU: {type(error).__name__}: {first_line(error)}",
                 code="block-not-usable",
             ) from error
-    made = pair._fakes.fresh(tried.output_values, pair._device)
+    fakes = pair._fakes.fresh(tried.output_values, pair._device)
     pair.result = tried.result
-    pair.output_values = [t.requires_grad_(o.requires_grad) for t, o in zip(made, tried.output_values, strict=True)]
+    pair.output_values = [t.requires_grad_(o.requires_grad) for t, o in zip(fakes, tried.output_values, strict=True)]
     pair.tangent_values = [t for t in pair.output_values if t.requires_grad]
     return pair
 

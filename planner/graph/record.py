@@ -83,10 +83,10 @@ class Record(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **(kwargs or {}))
         if func is torch.ops.aten.embedding.default:
             self._check_rows(args[0], args[1])
-        given = tree_leaves((args, kwargs))
-        tensors = [t for t in given if torch.is_tensor(t)]
+        leaves = tree_leaves((args, kwargs))
+        tensors = [t for t in leaves if torch.is_tensor(t)]
         outs = [t for t in tree_leaves(result) if torch.is_tensor(t)]
-        constants = [x for x in given if isinstance(x, (bool, int, float, str, torch.dtype))]
+        constants = [x for x in leaves if isinstance(x, (bool, int, float, str, torch.dtype))]
         # A tensor that nothing recorded has made is a constant of the model's code: its value is part of the operation.
         data = [_digest(t) for t in tensors if storage_of(t) not in self.known]
         self.kept += outs
@@ -122,8 +122,8 @@ class Record(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.kept += outputs
         self.known.update(map(storage_of, outputs))
         text = repr(([_meta(t) for t in inputs], [_meta(t) for t in outputs], str(module)))
-        ids, made = ([storage_of(t) for t in side] for side in ((*inputs, *weights), outputs))
-        self.operations.append(Operation(text, ids, made, 50 * sum(p.nbytes for p in weights), reads=True))
+        ids, output_ids = ([storage_of(t) for t in side] for side in ((*inputs, *weights), outputs))
+        self.operations.append(Operation(text, ids, output_ids, 50 * sum(p.nbytes for p in weights), reads=True))
 
 
 def _reads_values(func: Any) -> bool:
@@ -164,9 +164,9 @@ def record_forward(
     batch = {name: tensor.to(device) for name, tensor in batch.items()}
     root = ModuleCall("", model, 0, "")
     stack, hooks = [root], []
-    own = [*model.named_parameters()]  # the model's code may hold a reference to a real parameter
+    parameters = [*model.named_parameters()]  # the model's code may hold a reference to a real parameter
     with fake_weights(model, mode, device, buffers=False), same_buffers(model):
-        record = Record([*own, *model.named_parameters()], [*model.buffers(), *batch.values()])
+        record = Record([*parameters, *model.named_parameters()], [*model.buffers(), *batch.values()])
         for name, module in model.named_modules():
             if not name or isinstance(module, Turns):
                 continue
@@ -203,9 +203,9 @@ def record_forward(
 
 
 def _made(
-    result: Any, given: Sequence[tuple[MutableMapping[Any, Any], dict[Any, Any]]]
+    result: Any, mappings: Sequence[tuple[MutableMapping[Any, Any], dict[Any, Any]]]
 ) -> tuple[str, tuple[int | str, ...]]:
-    flat, spec = tree_flatten((result, left_in(*map(list, zip(*given, strict=True))) if given else []))
+    flat, spec = tree_flatten((result, left_in(*map(list, zip(*mappings, strict=True))) if mappings else []))
     return repr(spec), tuple(storage_of(leaf) if torch.is_tensor(leaf) else type(leaf).__name__ for leaf in flat)
 
 

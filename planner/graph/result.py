@@ -46,31 +46,37 @@ class Result:
 
     @classmethod
     def of(
-        cls, value: Any, records: Records, left: Sequence[Mapping[Any, Any]], arguments: Sequence[Tensor]
+        cls, value: Any, records: Records, tables: Sequence[Mapping[Any, Any]], arguments: Sequence[Tensor]
     ) -> tuple[Result, tuple[Tensor, ...]]:
         """The `Result` of a call with these tensor arguments, and the tensors that the call made. The call returned
-        `value`; `left`: what it has left in each table that it was given."""
-        flat, spec = tree_flatten((value, {key: list(found) for key, found in records.items()}, list(left)))
+        `value`; `tables`: what it has put into each table that it was given."""
+        flat, spec = tree_flatten((value, {key: list(values) for key, values in records.items()}, list(tables)))
         where = {id(tensor): index for index, tensor in enumerate(arguments)}
-        made = tuple({id(leaf): leaf for leaf in flat if torch.is_tensor(leaf) and id(leaf) not in where}.values())
-        own = {id(tensor): index for index, tensor in enumerate(made)}  # one may be in several places
-        kept = {key: _Made(index) for key, index in own.items()} | {key: _Given(index) for key, index in where.items()}
-        leaves = [kept[id(leaf)] if torch.is_tensor(leaf) else leaf for leaf in flat]
-        return cls(spec, tuple(leaves), tuple(tensor.requires_grad for tensor in made)), made
+        tensors = tuple({id(leaf): leaf for leaf in flat if torch.is_tensor(leaf) and id(leaf) not in where}.values())
+        places = {id(tensor): index for index, tensor in enumerate(tensors)}  # one may be in several places
+        marks = {key: _Made(index) for key, index in places.items()} | {
+            key: _Given(index) for key, index in where.items()
+        }
+        leaves = [marks[id(leaf)] if torch.is_tensor(leaf) else leaf for leaf in flat]
+        return cls(spec, tuple(leaves), tuple(tensor.requires_grad for tensor in tensors)), tensors
 
-    def deliver(self, made: Sequence[Tensor], arguments: Sequence[Tensor], mappings: Mappings) -> Any:
-        """The block's result with `made` and `arguments` in their places. Records are recorded once more, for the frame
-        that is running; what the block leaves in tables is put into `mappings`."""
+    def deliver(self, tensors: Sequence[Tensor], arguments: Sequence[Tensor], mappings: Mappings) -> Any:
+        """The block's result with `tensors` and `arguments` in their places. Records are recorded once more, for the
+        frame that is running; what the block leaves in tables is put into `mappings`."""
         leaves = [
-            made[leaf.index] if isinstance(leaf, _Made) else arguments[leaf.index] if isinstance(leaf, _Given) else leaf
+            tensors[leaf.index]
+            if isinstance(leaf, _Made)
+            else arguments[leaf.index]
+            if isinstance(leaf, _Given)
+            else leaf
             for leaf in self.leaves
         ]
-        value, records, left = tree_unflatten(leaves, self.spec)
-        for mapping, new in zip(mappings, left, strict=True):
+        value, records, tables = tree_unflatten(leaves, self.spec)
+        for mapping, new in zip(mappings, tables, strict=True):
             mapping.update(new)
         running = _running.get() or {}
-        for key, found in records.items():
-            running[key].extend(found)
+        for key, values in records.items():
+            running[key].extend(values)
         return value
 
 

@@ -15,18 +15,18 @@ from planner.graph.nodes import is_op, is_view
 
 def forward_nodes(joint: Joint) -> list[fx.Node]:
     """The nodes that the block's forward computes, in the graph's order."""
-    found: set[fx.Node] = set()
+    computed: set[fx.Node] = set()
     todo = list(joint.outputs)
     while todo:
         node = todo.pop()
-        if node.op != "placeholder" and node not in found:
-            found.add(node)
+        if node.op != "placeholder" and node not in computed:
+            computed.add(node)
             todo += node.all_input_nodes
     # A dropout's mask, the logsumexp of attention, mean and rstd of a norm are no ancestors of an output. They are
     # added here: else they could not be saved, and "keep" would run their operations (and random state) twice.
     nodes = joint.module.graph.nodes
-    found |= {n for n in nodes if n.target is operator.getitem and n.args[0] in found}
-    return [n for n in nodes if n in found]
+    computed |= {n for n in nodes if n.target is operator.getitem and n.args[0] in computed}
+    return [n for n in nodes if n in computed]
 
 
 def savable(forward: Sequence[fx.Node]) -> set[fx.Node]:

@@ -198,15 +198,15 @@ class ScratchMeter(Meter):
     def returned(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
         if (scratch := scratch_of(func, args, kwargs)) is not None:
             leaves = tree_leaves(result)
-            there: dict[int, tuple[int, int]] = {}
+            allocated: dict[int, tuple[int, int]] = {}
             for number, size in scratch.events:
                 if number in scratch.results:
                     if type(leaf := leaves[scratch.results[number]]) in self.counted:
                         self.add(leaf)
                 elif size:
-                    there[number] = self.come(size), size
+                    allocated[number] = self.come(size), size
                 else:
-                    self.go(*there.pop(number))
+                    self.go(*allocated.pop(number))
         super().returned(func, args, kwargs, result)
 
 
@@ -278,7 +278,7 @@ def _key(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return tuple(map(_key, value))
     if isinstance(value, Mapping):
-        return tuple((key, _key(one)) for key, one in value.items())
+        return tuple((key, _key(each)) for key, each in value.items())
     return type(value), value
 
 
@@ -288,11 +288,11 @@ def _tried(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
         func(*its, **named)  # now libraries allocate what they keep for later calls
         _log.begin()
         try:
-            found = func(*its, **named)
+            result = func(*its, **named)
         finally:
             events = _log.end()
         torch.cuda.synchronize()  # so that an error of a kernel is raised here
-        starts = [leaf.untyped_storage().data_ptr() if isinstance(leaf, Tensor) else 0 for leaf in tree_leaves(found)]
+        starts = [leaf.untyped_storage().data_ptr() if isinstance(leaf, Tensor) else 0 for leaf in tree_leaves(result)]
     return _read(events, starts)
 
 

@@ -41,11 +41,11 @@ def segments(root: ModuleCall, record: Record) -> list[ModuleCall]:
         equal = {id(kid) for kid in kids if looks[_looks(kid)] > 1}
         if 2 * cost(*(kid for kid in kids if id(kid) in equal)) < cost(call):
             equal.clear()
-        found: list[ModuleCall] = []
+        calls: list[ModuleCall] = []
         for kid in kids:
             small = len(kids) > 1 and _SMALL * cost(kid) <= cost(root)
-            found += [kid] if id(kid) in equal or small or is_whole(kid) else below(kid)
-        return found
+            calls += [kid] if id(kid) in equal or small or is_whole(kid) else below(kid)
+        return calls
 
     return below(root)
 
@@ -71,5 +71,5 @@ def _own(call: ModuleCall, record: Record) -> Iterator[Operation]:
 
 def _combines(operation: Operation, record: Record) -> bool:
     """Whether it adds, subtracts or multiplies two tensors that are no weights."""
-    given = set(operation.inputs) - record.parameters.keys()
-    return len(given) > 1 and operation.text[2:].startswith(_COMBINES)
+    inputs = set(operation.inputs) - record.parameters.keys()
+    return len(inputs) > 1 and operation.text[2:].startswith(_COMBINES)

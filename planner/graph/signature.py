@@ -69,16 +69,16 @@ def flatten_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[CallSh
     flat, structure, spec = _flatten((tuple(args), dict(kwargs)))
     where = tuple(i for i, x in enumerate(flat) if torch.is_tensor(x))
     tensors = [flat[i] for i in where]
-    rest = tuple(None if torch.is_tensor(x) else x for x in flat)
+    constants = tuple(None if torch.is_tensor(x) else x for x in flat)
     recorded = recorded_names()
     key = (
         structure,
         recorded,
         tuple((tuple(t.shape), t.stride(), t.dtype, t.requires_grad) for t in tensors),
         # Other values than plain ones (a configuration, a cache) count by type: they may define no equality.
-        tuple(x if isinstance(x, (bool, int, float, str, type(None), torch.dtype)) else type(x) for x in rest),
+        tuple(x if isinstance(x, (bool, int, float, str, type(None), torch.dtype)) else type(x) for x in constants),
     )
-    return CallShape(rest, where, spec, recorded, key), tensors
+    return CallShape(constants, where, spec, recorded, key), tensors
 
 
 _specs: dict[Hashable, TreeSpec] = {}

@@ -42,16 +42,16 @@ def _pointwise(usual: Usual, args: Arguments, kwargs: Named) -> Any:
     converted to another dtype becomes dense, in an order of its own. Torch's fakes convert every argument that is
     computed in another dtype. Kernels convert only arguments of another dtype than the common one, and only on the
     CPU."""
-    made = usual()
+    fake = usual()
     tensors = [value for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
-    given = [tensor for tensor in tensors if tensor.dim()]
-    if not isinstance(made, torch.Tensor) or len(tensors) < 2 or all(tensor.is_contiguous() for tensor in given):
-        return made
-    if made.device.type == "cpu":
+    arrays = [tensor for tensor in tensors if tensor.dim()]
+    if not isinstance(fake, torch.Tensor) or len(tensors) < 2 or all(tensor.is_contiguous() for tensor in arrays):
+        return fake
+    if fake.device.type == "cpu":
         _, common = elementwise_dtypes(*tensors, type_promotion_kind=ELEMENTWISE_TYPE_PROMOTION_KIND.DEFAULT)
-        given = [tensor if tensor.dtype in (common, torch.bool) else tensor.to(common) for tensor in given]
-    strides = compute_elementwise_output_strides(*(tensor.expand(made.shape) for tensor in given))
-    return made if strides == made.stride() else made.new_empty_strided(made.shape, strides)
+        arrays = [tensor if tensor.dtype in (common, torch.bool) else tensor.to(common) for tensor in arrays]
+    strides = compute_elementwise_output_strides(*(tensor.expand(fake.shape) for tensor in arrays))
+    return fake if strides == fake.stride() else fake.new_empty_strided(fake.shape, strides)
 
 
 def _input_first(usual: Usual, args: Arguments, kwargs: Named) -> Any:
@@ -67,10 +67,10 @@ def _in_order(usual: Usual, args: Arguments, kwargs: Named) -> Any:
 def _bincount(usual: Usual, args: Arguments, kwargs: Named) -> Any:
     """Where code gives `minlength`, as a mixture's auxiliary loss gives the number of its experts, the result has this
     length. The true length depends on data, which fakes do not have."""
-    given = dict(zip(("self", "weights", "minlength"), args, strict=False)) | dict(kwargs)
-    if not given.get("minlength") or given.get("weights") is not None:
+    arguments = dict(zip(("self", "weights", "minlength"), args, strict=False)) | dict(kwargs)
+    if not arguments.get("minlength") or arguments.get("weights") is not None:
         return usual()
-    return torch.empty(given["minlength"], dtype=torch.int64, device=given["self"].device)
+    return torch.empty(arguments["minlength"], dtype=torch.int64, device=arguments["self"].device)
 
 
 def _native_dropout_backward(usual: Usual, args: Arguments, kwargs: Named) -> Any:
@@ -80,42 +80,42 @@ def _native_dropout_backward(usual: Usual, args: Arguments, kwargs: Named) -> An
 
 def _col2im(usual: Usual, args: Arguments, kwargs: Named) -> Any:
     """The folded result lies in a storage as large as that of the columns."""
-    made = usual()
-    return torch.empty_like(args[0]).as_strided(made.shape, made.stride())
+    fake = usual()
+    return torch.empty_like(args[0]).as_strided(fake.shape, fake.stride())
 
 
 def _copy(usual: Usual, args: Arguments, kwargs: Named) -> Any:
     """The result is a part of a copy of the whole storage under the first argument, as that is a part of its own."""
-    into, made = args[0], usual()
+    into, fake = args[0], usual()
     size = into.untyped_storage().nbytes() // into.element_size()
-    if size < made.untyped_storage().nbytes() // made.element_size() or made.stride() != into.stride():
-        return made
+    if size < fake.untyped_storage().nbytes() // fake.element_size() or fake.stride() != into.stride():
+        return fake
     return into.new_empty(size).as_strided(into.shape, into.stride(), into.storage_offset())
 
 
 def _batch_norm(usual: Usual, args: Arguments, kwargs: Named) -> Any:
     """On the CPU the result is contiguous in its memory format, whatever the input's strides. Torch's fakes have CUDA's
     layout, which keeps the input's."""
-    made = usual()
-    if made[0].device.type != "cpu":
-        return made
-    return (torch.empty_like(made[0], memory_format=suggest_memory_format(made[0])), *made[1:])
+    fakes = usual()
+    if fakes[0].device.type != "cpu":
+        return fakes
+    return (torch.empty_like(fakes[0], memory_format=suggest_memory_format(fakes[0])), *fakes[1:])
 
 
 def _convolution_backward(usual: Usual, args: Arguments, kwargs: Named) -> Any:
     """On the CPU the kernel makes the weight's gradient whenever it makes the bias's, asked for or not."""
-    made, weight, wanted = usual(), args[2], args[10]
+    fakes, weight, wanted = usual(), args[2], args[10]
     if weight.device.type == "cpu" and wanted[2] and not wanted[1]:
-        return made[0], torch.empty_like(weight), made[2]
-    return made
+        return fakes[0], torch.empty_like(weight), fakes[2]
+    return fakes
 
 
 def _layer_norm_backward(usual: Usual, args: Arguments, kwargs: Named) -> Any:
     """On the CPU the result is contiguous, whatever the gradient's layout. Torch's fakes keep that layout."""
-    made = usual()
-    if args[0].device.type != "cpu" or made[0] is None:
-        return made
-    return (torch.empty_like(made[0], memory_format=torch.contiguous_format), *made[1:])
+    fakes = usual()
+    if args[0].device.type != "cpu" or fakes[0] is None:
+        return fakes
+    return (torch.empty_like(fakes[0], memory_format=torch.contiguous_format), *fakes[1:])
 
 
 _KNOWN: dict[Any, Callable[[Usual, Arguments, Named], Any]] = {

@@ -23,12 +23,12 @@ def take_turns(model: nn.Module, batch: Mapping[str, torch.Tensor], device: torc
         for name, module in parent._modules.items()
         if module is not None and times[id(module)] > 1
     ]
-    found = {id(module): Turns(module, times[id(module)]) for _, _, module in slots}
+    turns_of = {id(module): Turns(module, times[id(module)]) for _, _, module in slots}
     for parent, name, module in slots:
-        parent._modules[name] = found[id(module)]
+        parent._modules[name] = turns_of[id(module)]
 
     def begin(*_arguments: Any) -> None:
-        for turns in found.values():
+        for turns in turns_of.values():
             turns.begin()
 
     hook = model.register_forward_pre_hook(begin)

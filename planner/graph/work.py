@@ -25,12 +25,12 @@ class Work:
 
 def work_of(nodes: Sequence[fx.Node]) -> tuple[Work, ...]:
     """The work of each operation that does any (views and `getitem` do none)."""
-    found = []
+    works = []
     for node in nodes:
         if is_op(node) and not is_view(node):
             args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
-            found.append(_work(node.target, args, kwargs, node.meta.get("val")))
-    return tuple(found)
+            works.append(_work(node.target, args, kwargs, node.meta.get("val")))
+    return tuple(works)
 
 
 class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -66,9 +66,9 @@ def _one_head_a_query(func: Any, args: Sequence[Any]) -> Sequence[Any]:
     if not func._schema.name.startswith("aten::_scaled_dot_product"):
         return args
     names = [argument.name for argument in func._schema.arguments]
-    heads, found = args[names.index("query")].shape[1], list(args)
+    heads, arguments = args[names.index("query")].shape[1], list(args)
     for name in ("key", "value"):
         at = names.index(name)
-        rows, _, length, width = found[at].shape
-        found[at] = found[at][:, :1].expand(rows, heads, length, width)
-    return found
+        rows, _, length, width = arguments[at].shape
+        arguments[at] = arguments[at][:, :1].expand(rows, heads, length, width)
+    return arguments

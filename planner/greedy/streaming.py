@@ -180,13 +180,13 @@ def frugal(
 def _on_disk(setting: Setting, names: Sequence[str]) -> list[str] | None:
     """The options `names` with activations on disk where these travel; None where none may be there, or the disk has no
     room for all of them."""
-    chain, found, stored = setting.chain, list(names), 0
+    chain, options, stored = setting.chain, list(names), 0
     for i, (block, name) in enumerate(zip(chain.blocks, names, strict=True)):
         option = block.option(name)
         twin = next((o for o in block.options if o.on_disk and o.recipe == option.recipe), None)
         if twin is not None:
-            found[i], stored = twin.name, stored + twin.stored_bytes * setting.slices * setting.rounds
-    return found if 0 < stored <= setting.hardware.disk_bytes else None
+            options[i], stored = twin.name, stored + twin.stored_bytes * setting.slices * setting.rounds
+    return options if 0 < stored <= setting.hardware.disk_bytes else None
 
 
 def _less_on_host(setting: Setting, least: Sequence[str], cpu_bytes: Callable[[Candidate], int]) -> list[Candidate]:
@@ -198,7 +198,7 @@ def _less_on_host(setting: Setting, least: Sequence[str], cpu_bytes: Callable[[C
     # Last those with states on disk: the host has none to be rid of. None wholly on disk: updated on the device, these
     # do not travel.
     order = sorted((t for t in free if not t.wholly_on_disk), key=lambda t: t.states_on_disk)
-    last_first = [t for there in (False, True) for t in reversed(free) if t.states_on_disk == there]
+    last_first = [t for on_disk in (False, True) for t in reversed(free) if t.states_on_disk == on_disk]
 
     def at_home_plan(count: int) -> Candidate:
         names = frozenset(t.name for t in last_first[:count])
@@ -242,13 +242,13 @@ def _least_options(setting: Setting) -> list[str]:
         stages[block].append((moment.fixed_bytes + weights, moment.bytes_of))
 
     allowed = [[block.options.index(o) for o in setting.options(block)] for block in chain.blocks]
-    kept = [[slices * kept_bytes(block, o) for o in block.options] for block in chain.blocks]
+    kept_by_option = [[slices * kept_bytes(block, o) for o in block.options] for block in chain.blocks]
     # What a block's own options, and those of the block before, add to the fullest of its moments. Of options that keep
     # alike, those come first of which less travels while the next block runs.
-    own = [
+    own_levels = [
         {
             o: max(fixed + of.get((i, o), 0) for fixed, of in stages[i])
-            for o in sorted(options, key=lambda o: (kept[i][o], chain.blocks[i].options[o].offloaded_bytes))
+            for o in sorted(options, key=lambda o: (kept_by_option[i][o], chain.blocks[i].options[o].offloaded_bytes))
         }
         for i, options in enumerate(allowed)
     ]
@@ -260,13 +260,13 @@ def _least_options(setting: Setting) -> list[str]:
     def attempt(limit: float) -> list[int] | None:
         chosen: list[int] = []
         standing = 0
-        for i, levels in enumerate(own):
+        for i, levels in enumerate(own_levels):
             room = limit - standing - (before[i][chosen[-1]] if i else 0)
             option = next((o for o, level in levels.items() if level <= room), None)
             if option is None:
                 return None
             chosen.append(option)
-            standing += kept[i][option]
+            standing += kept_by_option[i][option]
         return chosen
 
     high = 1.0

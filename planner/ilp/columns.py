@@ -83,9 +83,9 @@ class Columns:
         p, i = self.p, self.p.stages - 2 - s
         return p.gradient_ratio * self.total["X"][i] if p.rounds > 1 and 0 <= i < p.blocks else 0
 
-    def choice(self, i: int, what: str) -> Term:
-        """The figure `what` of block i's chosen option."""
-        return pulp.lpSum(getattr(c, what) * x for c, x in zip(self.p.choices[i], self.comp[i], strict=True))
+    def choice(self, i: int, figure: str) -> Term:
+        """The chosen option's `figure` (a field of `Choice`), of block i."""
+        return pulp.lpSum(getattr(c, figure) * x for c, x in zip(self.p.choices[i], self.comp[i], strict=True))
 
     def states_on_host(self, i: int) -> Term:
         """States of block i's weights that the CPU updates: they are on the host, or on its disk, for good."""

@@ -17,7 +17,7 @@ from planner.ilp.stored import Stored, beside_bytes, stored_of
 from planner.machine.hardware import Hardware
 from planner.schedule.chain import Chain, Tensor
 from planner.schedule.issuing import least_issue_s
-from planner.schedule.memory import activation_slot_bytes, products_bytes, ring_bytes, state_ring_bytes
+from planner.schedule.memory_use import activation_slot_bytes, products_bytes, ring_bytes, state_ring_bytes
 from planner.schedule.peak_moments import Moment, kept_bytes, moments, standing_bytes
 from planner.schedule.update_work import update_work
 
@@ -275,12 +275,12 @@ def _standing(
     bytes_at = [resident + standing for standing in standing_bytes(chain, slices, clip, rounds)]
     users, last = chain.users(), len(chain.blocks) - 1
     for tensor in pinned if clip or rounds > 1 else ():
-        made = 2 * last - users[tensor.name][0]
-        waits = range(made + 1, 2 * last + 1)
+        last_use = 2 * last - users[tensor.name][0]
+        waits = range(last_use + 1, 2 * last + 1)
         if rounds > 1:
             waits = range(0) if len(users[tensor.name]) > 1 else range(2 * last + 1)
         for stage in waits if tensor.trainable else ():
-            bytes_at[stage] += tensor.gradient_bytes if stage != made else 0  # the stage that adds to it counts it
+            bytes_at[stage] += tensor.gradient_bytes if stage != last_use else 0  # the stage that adds to it counts it
     return [b / unit_bytes for b in bytes_at]
 
 

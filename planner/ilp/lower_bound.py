@@ -107,16 +107,16 @@ def _states_of_cpu_updates(
     states = p.state_spread[first].least * updated
     if p.stored is None or not p.stored.may_states[first]:
         return {"S": states, "V": 0}
-    found: dict[str, Term] = {kind: rows.variable(f"{kind}_{number}") for kind in "SV"}
+    parts: dict[str, Term] = {kind: rows.variable(f"{kind}_{number}") for kind in "SV"}
     everything = p.state_ratio[first] * p.weights[first]
-    rows.at_most(f"states_on_host_{number}", states - count * p.stored.may_states[first], found["S"])
-    rows.at_most(f"states_on_disk_{number}", states - count * (everything - p.stored.must_states[first]), found["V"])
-    rows.at_most(f"states_somewhere_{number}", states, found["S"] + found["V"])
-    return found
+    rows.at_most(f"states_on_host_{number}", states - count * p.stored.may_states[first], parts["S"])
+    rows.at_most(f"states_on_disk_{number}", states - count * (everything - p.stored.must_states[first]), parts["V"])
+    rows.at_most(f"states_somewhere_{number}", states, parts["S"] + parts["V"])
+    return parts
 
 
-def _chosen(p: Instance, c: _Class, what: str) -> Term:
-    return pulp.lpSum(getattr(o, what) * x for o, x in zip(p.choices[c.blocks[0]], c.comp, strict=True))
+def _chosen(p: Instance, c: _Class, figure: str) -> Term:
+    return pulp.lpSum(getattr(o, figure) * x for o, x in zip(p.choices[c.blocks[0]], c.comp, strict=True))
 
 
 def _work_takes_time(rows: Rows, p: Instance, classes: list[_Class], between: Term, time: Term) -> None:
@@ -192,13 +192,13 @@ def _memory_fits_at_the_turns(rows: Rows, p: Instance, classes: list[_Class], be
         if moment.stage not in turns or moment.update:
             continue
         # Options of a block within a class of several are not told apart: leave their share out.
-        own = pulp.lpSum(
+        option_part = pulp.lpSum(
             moment.bytes_of.get((i, o.index), 0) / p.unit_bytes * x
             for i in {i for i, _ in moment.bytes_of}
             if len(of_block[i].blocks) == 1
             for o, x in zip(p.choices[i], of_block[i].comp, strict=True)
         )
-        used = p.stage_standing[moment.stage] + moment.fixed_bytes / p.unit_bytes + own + weights + states
+        used = p.stage_standing[moment.stage] + moment.fixed_bytes / p.unit_bytes + option_part + weights + states
         if p.rounds > 1:
             used = used + sum(p.gradients) - p.gradients[p.stages - 1 - moment.stage] - between
         rows.at_most(f"gpu_memory_{number}", used + turns[moment.stage], p.gpu_budget)

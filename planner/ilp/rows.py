@@ -220,16 +220,16 @@ def _weights_away(v: Columns, s: int, u: int) -> Term:
 def _gradients_left(v: Columns, s: int, u: int) -> Term:
     """Gradients of earlier blocks that are still on the device: not sent yet, or waiting for the norm."""
     p = v.p
-    left: Term = p.gradient_ratio * (v.released("X", u - 1) - v.flow["send_X"].upto(u - 1))
+    remaining: Term = p.gradient_ratio * (v.released("X", u - 1) - v.flow["send_X"].upto(u - 1))
     if p.rounds > 1:  # gradients for device updates stay between rounds; a stage's moments have its own
-        left = left + sum(p.gradients) - p.gradient_ratio * v.sum["X"].all() + v.gradients_coming(s)
+        remaining = remaining + sum(p.gradients) - p.gradient_ratio * v.sum["X"].all() + v.gradients_coming(s)
         if s >= p.blocks - 1:
-            own = p.stages - 1 - s
-            left = left - p.gradients[own] + p.gradient_ratio * v.total["X"][own]
+            block = p.stages - 1 - s
+            remaining = remaining - p.gradients[block] + p.gradient_ratio * v.total["X"][block]
     elif p.clip and s >= p.blocks:
         above = range(p.blocks - u, p.blocks)
-        left = left + sum(p.gradients[i] for i in above) - p.gradient_ratio * v.released("X", u - 1)
-    return left
+        remaining = remaining + sum(p.gradients[i] for i in above) - p.gradient_ratio * v.released("X", u - 1)
+    return remaining
 
 
 def host_memory_fits(v: Columns) -> None:

@@ -119,5 +119,5 @@ def _gpu_updates(v: Columns, s: int, i: int) -> Term:
     if p.clip and s < p.stages - 1:
         return 0
     blocks = range(p.blocks) if p.clip else [i]
-    left = pulp.lpSum(p.weights[j] - v.total["X"][j] for j in blocks)
-    return (p.gpu_ratio / p.gpu_update) * left
+    updated = pulp.lpSum(p.weights[j] - v.total["X"][j] for j in blocks)
+    return (p.gpu_ratio / p.gpu_update) * updated

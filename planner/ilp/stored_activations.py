@@ -45,32 +45,32 @@ def stored_activations_pass_through_their_ring(v: Columns) -> None:
     v.rows.equal("read_S", read.upto(p.stages - 1), came - v.staying)
 
 
-def leaving(v: Columns, s: int, what: str = "offloaded") -> Term:
+def leaving(v: Columns, s: int, figure: str = "offloaded") -> Term:
     """Activation bytes sent to the host in stage s: a slice's activations leave in the turn after its own."""
     p = v.p
-    own = v.choice(s, what) if s < p.blocks - 1 else 0
-    below = v.choice(s - 1, what) if 0 < s < p.blocks else 0
+    own = v.choice(s, figure) if s < p.blocks - 1 else 0
+    below = v.choice(s - 1, figure) if 0 < s < p.blocks else 0
     return (1 - 1 / p.slices) * own + (1 / p.slices) * below
 
 
-def coming(v: Columns, s: int, what: str = "offloaded") -> Term:
+def coming(v: Columns, s: int, figure: str = "offloaded") -> Term:
     """Activation bytes fetched in stage s: a slice's activations come in the turn before its own. See `awaited`."""
     p = v.p
     if s < p.blocks - 1:
         return 0
     i = p.stages - 1 - s
-    own = v.choice(i, what) if i < p.blocks - 1 else 0
-    following = v.choice(i - 1, what) if i else 0
+    own = v.choice(i, figure) if i < p.blocks - 1 else 0
+    following = v.choice(i - 1, figure) if i else 0
     if p.slices == 1 and i == p.blocks - 1:
         return 0
-    return (1 - 1 / p.slices) * own + (1 / p.slices) * following + awaited(v, s, what)
+    return (1 - 1 / p.slices) * own + (1 / p.slices) * following + awaited(v, s, figure)
 
 
-def awaited(v: Columns, s: int, what: str = "offloaded") -> Term:
+def awaited(v: Columns, s: int, figure: str = "offloaded") -> Term:
     """Activation bytes that the device waits for in stage s: with a single slice, the last layer's activations leave in
     the turn just before its backward, so they come back in that backward itself."""
     p = v.p
-    return v.choice(p.blocks - 2, what) if p.slices == 1 and s == p.blocks else 0
+    return v.choice(p.blocks - 2, figure) if p.slices == 1 and s == p.blocks else 0
 
 
 def written_activations(v: Columns) -> Term:

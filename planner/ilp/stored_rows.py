@@ -48,8 +48,8 @@ def stored_states_follow_their_gradients(v: Columns) -> None:
         own, others = (v.own_stored, v.own_update - v.own_stored) if i == 0 else (0, 0)
         in_time = stored.within(g + 1, f - 1)
         v.rows.at_most(f"stored_hall_b{i}", v.sum["V"].upto(i), own + in_time)
-        rest = v.sum["X"].upto(i) - v.sum["V"].upto(i)
-        v.rows.at_most(f"others_hall_b{i}", rest, others + update.within(g + 1, f - 1) - in_time)
+        not_stored = v.sum["X"].upto(i) - v.sum["V"].upto(i)
+        v.rows.at_most(f"others_hall_b{i}", not_stored, others + update.within(g + 1, f - 1) - in_time)
     v.rows.equal("stored_all", stored.upto(p.stages - 1), v.sum["V"].all())
 
 

@@ -118,14 +118,14 @@ def rated_bytes(folders: Sequence[Path], parts: Sequence[float] | None = None) -
 def _mounted(folder: Path, mounts: Path) -> tuple[str, str, str]:
     """Mount point, kind and source of the folder's file system: the innermost mount around the folder, and the last of
     several in one place."""
-    found = "/", "", ""
+    innermost = "/", "", ""
     for line in mounts.read_text("utf-8", errors="replace").splitlines():
         before, _, after = line.partition(" - ")
         mount = _plain(before.split()[4])
-        if folder.is_relative_to(mount) and len(mount) >= len(found[0]):
+        if folder.is_relative_to(mount) and len(mount) >= len(innermost[0]):
             file_system, source = after.split()[:2]
-            found = mount, file_system, _plain(source)
-    return found
+            innermost = mount, file_system, _plain(source)
+    return innermost
 
 
 def _plain(text: str) -> str:

@@ -216,14 +216,14 @@ def _plain(name: str) -> str:
     return "".join(name.lower().removeprefix("geforce").split()).replace("-", "").replace("_", "").replace(".0", "")
 
 
-def _known(name: str, table: Collection[str], what: str) -> str:
+def _known(name: str, table: Collection[str], kind: str) -> str:
     plain = _plain(name)
     if plain in table:
         return plain
     near = difflib.get_close_matches(plain, table, n=1)
     raise UserError(
-        f"There is no {what} called {name}.",
-        code=f"unknown-{what}",
+        f"There is no {kind} called {name}.",
+        code=f"unknown-{kind}",
         numbers=(f"known are {', '.join(table)}",),
         hint=f"did you mean {near[0]}?" if near else "",
         exit_code=Exit.USAGE,

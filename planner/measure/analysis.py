@@ -130,8 +130,8 @@ class Analysis:
     @property
     def eager(self) -> Mapping[str, str]:
         """Block that runs its own code, recomputed in backward -> why it cannot be traced."""
-        found = zip(self.names.all, self.names.kinds, strict=True)
-        codes = {name: next(iter(self.pairs[kind].values())) for name, kind in found}
+        names_and_kinds = zip(self.names.all, self.names.kinds, strict=True)
+        codes = {name: next(iter(self.pairs[kind].values())) for name, kind in names_and_kinds}
         return {name: code.reason for name, code in codes.items() if isinstance(code, EagerPair)}
 
     @property
@@ -185,7 +185,7 @@ class Analysis:
         is_head = index == len(self.names.all) - 1
         names = dict(zip(self.local_names[index], (t.name for t in self.tensors[index]), strict=True))
         saved = pair.saved_bytes * pair.recipe.offloads
-        own = taken.compiled or CompiledBytes(forward=0, backward=0, backward_first=0)
+        compiled = taken.compiled or CompiledBytes(forward=0, backward=0, backward_first=0)
         return Option(
             name=name,
             saved_bytes=pair.saved_bytes - saved,
@@ -194,9 +194,9 @@ class Analysis:
             backward_s=taken.backward_s,
             issue_forward_s=taken.issue_forward_s,
             issue_backward_s=taken.issue_backward_s,
-            forward_peak_bytes=self.frame.head_peak if is_head else max(pair.forward_peak, own.forward),
-            backward_peak_bytes=max(backward[False], own.backward),
-            backward_first_peak_bytes=max(backward[True], own.backward_first),
+            forward_peak_bytes=self.frame.head_peak if is_head else max(pair.forward_peak, compiled.forward),
+            backward_peak_bytes=max(backward[False], compiled.backward),
+            backward_first_peak_bytes=max(backward[True], compiled.backward_first),
             reads_input=pair.keeps_interface,
             reads_weights=tuple(names[local] for local in pair.backward_weights),
             recipe=pair.recipe.text,
@@ -353,9 +353,9 @@ def measure_times(
         chunk_rows=analysis.chunk_rows,
         sink=sums() if adds else forget,
     )
-    rest = measure_rest(estimate.of(head, first[head].recipe.name), alone, device, names.head)
+    head_times = measure_rest(estimate.of(head, first[head].recipe.name), alone, device, names.head)
     updates = measure_updates(analysis.updates, device, hardware)
-    times = Times(options=(*blocks, rest), device=device_name(device), measured=True, updates=updates)
+    times = Times(options=(*blocks, head_times), device=device_name(device), measured=True, updates=updates)
     layers = dict.fromkeys(kind for kind in names.kinds[1:-1] if kind not in (names.kinds[0], head))
     return with_compiled(pairs, layers, times, device, adds=adds) if compiling else times
 

@@ -55,19 +55,19 @@ def with_compiled(pairs: Pairs, layers: Collection[str], times: Times, device: t
         codes = {pair.recipe.saves: pair for pair in named}
         for saves, pair in codes.items():
             options = [option for option, its in pairs[kind].items() if its.recipe.saves == saves]
-            what = f"layers like {pair.name} ({', '.join(options)})"
+            label = f"layers like {pair.name} ({', '.join(options)})"
             try:
                 compiled = CompiledPair(pair)
                 with as_one_error():
                     peaks = tried(pair, compiled, device)
             except (CannotCompileError, torch.OutOfMemoryError) as error:
-                log.info("compile: %s run as generated: %s", what, first_line(error))
+                log.info("compile: %s run as generated: %s", label, first_line(error))
                 continue
             runs = measure_kind({"generated": pair, "compiled": compiled}, device, adds=adds)
             counted = list(zip(runs["generated"][1:], runs["compiled"][1:], strict=False))
             ratio = statistics.median(turn_s(new) / turn_s(old) for old, new in counted) if counted else 1.0
             faster = ratio < 1
-            log.info("compile: %s run %s: %.2f of the time", what, "compiled" if faster else "as generated", ratio)
+            log.info("compile: %s run %s: %.2f of the time", label, "compiled" if faster else "as generated", ratio)
             if faster:
                 # Scale the times of all options, which were measured side by side.
                 for its in (times.of(kind, option) for option in options):
@@ -95,9 +95,9 @@ def tried(pair: Pair, compiled: CompiledPair, device: torch.device) -> CompiledB
     tangents = [random_data(t, device) for t in pair.tangent_values]
 
     def backward(
-        code: BlockCode, given: Sequence[Tensor], saved: list[Tensor], first: bool
+        code: BlockCode, inputs: Sequence[Tensor], saved: list[Tensor], first: bool
     ) -> tuple[list[Tensor], dict[str, Tensor]]:
-        values = [*saved, *given]
+        values = [*saved, *inputs]
         saved.clear()
         sums: dict[str, Tensor] = {}
 
@@ -116,14 +116,14 @@ def tried(pair: Pair, compiled: CompiledPair, device: torch.device) -> CompiledB
     near, states = pair.forward(list(rounded[0]))
     wanted, states = pair.forward(list(primals))
     allowed = _distances(near, wanted)
-    made, forward_bytes = room.peak(lambda: compiled.forward(list(primals))[0])
+    results, forward_bytes = room.peak(lambda: compiled.forward(list(primals))[0])
     borrowed = {t.untyped_storage().data_ptr() for t in primals}
-    if any(t.untyped_storage().data_ptr() in borrowed for t in made):
+    if any(t.untyped_storage().data_ptr() in borrowed for t in results):
         raise CannotCompileError("it returns what it was given")
     seeds = {pair.n_outputs + i for i, node in enumerate(pair.saved) if _is_unused_seed(node)}
     read_later = [i for i in range(len(wanted)) if i not in seeds]
-    _compare([made[i] for i in read_later], [wanted[i] for i in read_later], [allowed[i] for i in read_later])
-    made.clear()
+    _compare([results[i] for i in read_later], [wanted[i] for i in read_later], [allowed[i] for i in read_later])
+    results.clear()
 
     del near[: pair.n_outputs]
     near_grads, near_sums = backward(pair, read(*rounded), near, True)
@@ -158,15 +158,15 @@ def _rounded(tensor: Tensor) -> Tensor:
     return moved.to(tensor.dtype).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
-def _distances(made: Sequence[Tensor], wanted: Sequence[Tensor]) -> list[float]:
+def _distances(results: Sequence[Tensor], wanted: Sequence[Tensor]) -> list[float]:
     """The norm of each difference."""
-    pairs = zip(made, wanted, strict=True)
+    pairs = zip(results, wanted, strict=True)
     return [float(torch.dist(new.float(), old.float())) if old.is_floating_point() else 0.0 for new, old in pairs]
 
 
-def _compare(made: Sequence[Tensor], wanted: Sequence[Tensor], rounding: Sequence[float]) -> None:
+def _compare(results: Sequence[Tensor], wanted: Sequence[Tensor], rounding: Sequence[float]) -> None:
     """Raise CannotCompileError where tensors differ too much. `rounding`: the change that one more rounding makes."""
-    for new, old, noise in zip(made, wanted, rounding, strict=True):
+    for new, old, noise in zip(results, wanted, rounding, strict=True):
         if _layout(new) != _layout(old):
             raise CannotCompileError("its results are laid out otherwise")
         if not old.is_floating_point():

@@ -57,11 +57,11 @@ def with_rates(job: Job, hardware: Hardware) -> Hardware:
     share of every piece. Unchanged where they cannot be measured: the code that stores the states reports why."""
     folders = list(map(Path, job.disk_paths or ()))
     try:
-        found = _rates_of([folders[k] for k in usable(rooms(folders))])
+        rates = _rates_of([folders[k] for k in usable(rooms(folders))])
     except OSError:
         return hardware
-    parts = [speed / sum(map(_speed, found)) for speed in map(_speed, found)]
-    read, write = (1 / max(part / of[k] for part, of in zip(parts, found, strict=True)) for k in (0, 1))
+    parts = [speed / sum(map(_speed, rates)) for speed in map(_speed, rates)]
+    read, write = (1 / max(part / of[k] for part, of in zip(parts, rates, strict=True)) for k in (0, 1))
     return replace(hardware, disk_read_bytes_per_s=read, disk_write_bytes_per_s=write)
 
 
@@ -76,8 +76,8 @@ def shares(folders: Sequence[Path], need_bytes: int) -> list[int]:
         speeds = [1.0] * len(used)
     else:
         speeds = list(map(_speed, _rates_of([folders[k] for k in used])))
-    found = dict(zip(used, dealt(need_bytes, list(zip(speeds, (room[k] for k in used), strict=True))), strict=True))
-    return [found.get(k, 0) for k in range(len(folders))] if any(found.values()) else [1] * len(folders)
+    share_of = dict(zip(used, dealt(need_bytes, list(zip(speeds, (room[k] for k in used), strict=True))), strict=True))
+    return [share_of.get(k, 0) for k in range(len(folders))] if any(share_of.values()) else [1] * len(folders)
 
 
 def expected_shares(folders: Sequence[Path], need_bytes: int = 0) -> list[int]:
@@ -93,15 +93,15 @@ def expected_shares(folders: Sequence[Path], need_bytes: int = 0) -> list[int]:
 
 def dealt(need_bytes: int, drives: Sequence[tuple[float, int]]) -> list[int]:
     """Share `need_bytes` out among drives of (speed, room): in proportion to the speeds, as far as there is room."""
-    found, open_ = [0] * len(drives), {k: drive for k, drive in enumerate(drives) if drive[1]}
+    parts, open_ = [0] * len(drives), {k: drive for k, drive in enumerate(drives) if drive[1]}
     while open_:
         speed_sum = sum(speed for speed, _ in open_.values())
         wanted = {k: int(need_bytes * speed / speed_sum) for k, (speed, _) in open_.items()}
         full = [k for k, size in wanted.items() if size > open_[k][1]]
         for k in full or list(open_):
-            found[k] = min(wanted[k], open_.pop(k)[1])
-            need_bytes -= found[k] if full else 0
-    return found
+            parts[k] = min(wanted[k], open_.pop(k)[1])
+            need_bytes -= parts[k] if full else 0
+    return parts
 
 
 def _speed(rates: tuple[float, float]) -> float:

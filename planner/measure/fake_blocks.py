@@ -39,10 +39,10 @@ class Shared:
 
     def fresh(self, values: Sequence[Tensor]) -> list[Tensor]:
         """New fake tensors with the layout of `values`. The meter counts them."""
-        made = self.mode.fresh(values)
-        for tensor in made:
+        fakes = self.mode.fresh(values)
+        for tensor in fakes:
             self.meter.add(tensor)
-        return made
+        return fakes
 
 
 def not_profiled(cause: str) -> UserError:
@@ -87,8 +87,8 @@ class StandIn(BlockCall):
         """The gradients of the arguments. Releases what was kept."""
         self.others, self.x = [], None
         values = self.pair.input_grad_values
-        made = iter(self.shared.fresh([value for value in values if value is not None]))
-        return [next(made) if value is not None else None for value in values]
+        gradients = iter(self.shared.fresh([value for value in values if value is not None]))
+        return [next(gradients) if value is not None else None for value in values]
 
 
 class HeadStandIn(StandIn):

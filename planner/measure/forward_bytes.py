@@ -56,11 +56,11 @@ def measure_forward(
         if names.all[index] not in eager:
             return module.forward(*args, **kwargs)  # not the module itself: its hooks have run, in the frame
         code = EagerPair.measured(module, args, kwargs, name=names.all[index], reason="its code looks at data")
-        made = mode.fresh(code.output_values)
+        outputs = mode.fresh(code.output_values)
         meter.add(mode.block(code.forward_peak, device))  # and is freed again
-        for tensor in made:
+        for tensor in outputs:
             meter.add(tensor)
-        return code.result.deliver(made, flatten_call(args, kwargs)[1], mappings_of(args, kwargs))
+        return code.result.deliver(outputs, flatten_call(args, kwargs)[1], mappings_of(args, kwargs))
 
     with frame_alone(model, names, fake_weights(model, mode, device, buffers=False), enter), eval_mode(model):
         with meter.host():
@@ -116,17 +116,17 @@ def measure_generation(
         options["logits_to_keep"] = 1  # as generate does
     vocabulary = cast(Any, model).get_output_embeddings().weight.shape[0]
     # What generate itself holds: tokens, masks and positions; scores of the next token in fp32, up to four times.
-    own = rows * (4 * 4 * vocabulary + 64 * last)
+    own_bytes = rows * (4 * 4 * vocabulary + 64 * last)
     if eager or pairs:
         options["use_cache"] = False
         if pairs:
             options["decoder_input_ids"] = ids.new_zeros((rows, new_tokens))
         else:
-            own += _cache_bytes(cast(Any, model), rows * last)
+            own_bytes += _cache_bytes(cast(Any, model), rows * last)
         whole = measure_forward(
             model, names, lambda: model(input_ids=ids, attention_mask=mask, **options), (ids, mask), device, eager=eager
         )
-        return whole.together(whole, own)
+        return whole.together(whole, own_bytes)
     caches: list[Any] = []
 
     def begin(tokens: int) -> Any:
@@ -139,7 +139,7 @@ def measure_generation(
     final = measure_forward(
         model, names, end, (ids, mask), device, prepare=lambda: caches.append(begin(last - 1).past_key_values)
     )
-    return first.together(final, own)
+    return first.together(final, own_bytes)
 
 
 def _cache_bytes(model: Any, tokens: int) -> int:

@@ -72,10 +72,11 @@ def trace_blocks(
     device: torch.device,
     model_kwargs: Mapping[str, Any],
     *,
-    own: Collection[str] = (),
+    own_code_kinds: Collection[str] = (),
 ) -> dict[str, Joint | EagerPair]:
     """Trace the joint graph of each kind of block, with the arguments that the model gives to the kind's first block. A
-    layer that cannot be traced gets its own code instead. `own`: kinds that get their own code too, unmeasured.
+    layer that cannot be traced gets its own code instead. `own_code_kinds`: kinds that get their own code too, but
+    unmeasured.
 
     Raises UserError "block-not-traceable".
     """
@@ -84,7 +85,7 @@ def trace_blocks(
 
     def enter(index: int, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         kind, name = names.kinds[index], names.all[index]
-        if kind in own and kind not in joints:
+        if kind in own_code_kinds and kind not in joints:
             joints[kind] = tried_on_cpu(module, args, kwargs, name=name)
         elif kind not in joints:
             try:
@@ -96,8 +97,8 @@ def trace_blocks(
         joint = joints[kind]
         outputs = mode.fresh(joint.output_values)
         grads = joint.result.differentiable
-        made = [t.requires_grad_(d) for t, d in zip(outputs, grads, strict=True)]
-        return joint.result.deliver(made, flatten_call(args, kwargs)[1], mappings_of(args, kwargs))
+        results = [t.requires_grad_(d) for t, d in zip(outputs, grads, strict=True)]
+        return joint.result.deliver(results, flatten_call(args, kwargs)[1], mappings_of(args, kwargs))
 
     with frame_alone(model, names, fake_weights(model, mode, device, buffers=False), enter):
         model(**{name: t.to(device) for name, t in batch.items()}, **model_kwargs)
@@ -156,7 +157,7 @@ def frame_alone(
         finally:
             module.forward = functools.partial(stand_in, index, module, forward)
 
-    own = [module.__dict__.get("forward") for module in modules]
+    own_forwards = [module.__dict__.get("forward") for module in modules]
     for index, module in enumerate(modules):
         module.forward = functools.partial(stand_in, index, module, module.forward)
     try:
@@ -179,7 +180,7 @@ def frame_alone(
             )
         raise not_profiled(cause) from error
     finally:
-        for module, forward in zip(modules, own, strict=True):
+        for module, forward in zip(modules, own_forwards, strict=True):
             del module.forward
             if forward is not None:
                 module.forward = forward
@@ -306,8 +307,8 @@ class _Run:
         else:
             direction, index, base = self.last
             self.tail[direction][index] = max(0, peak - base)
-            made = sum(p.grad.nbytes for p in self.own if p.grad is not None)
-            self.gradients[index] = made - sum(self.gradients.values())
+            gradient_bytes = sum(p.grad.nbytes for p in self.own if p.grad is not None)
+            self.gradients[index] = gradient_bytes - sum(self.gradients.values())
 
     def charged_elsewhere(self) -> int:
         """Bytes that are not counted for the frame: inputs that wait for their block's backward, sums of the head's

@@ -63,14 +63,14 @@ def block_lifetimes(
 ) -> tuple[Lifetimes, ...]:
     """The lifetimes of each kind of block under each option. The head is left out: its turn is in the frame's text.
     `layouts`: those of each block's incoming gradients."""
-    found = []
+    lifetimes = []
     for kind in dict.fromkeys(names.kinds[:-1]):
         layout = layouts[names.kinds.index(kind)]
         for option, pair in pairs[kind].items():
             first = pair.n_params + pair.n_buffers
             sent = pair.interface if pair.recipe.offloads_input and pair.reads_interface else None
             forward, backward = (pair.for_tangents(layout) if layout is not None else pair).lifetimes()
-            found.append(
+            lifetimes.append(
                 Lifetimes(
                     kind=kind,
                     option=option,
@@ -80,17 +80,17 @@ def block_lifetimes(
                     kept=tuple(i - first for i in pair.backward_primals if i >= first and i - first != sent),
                 )
             )
-    return tuple(found)
+    return tuple(lifetimes)
 
 
 def one_layout_a_kind(
     names: BlockNames, pairs: dict[str, dict[str, BlockCode]], layouts: Sequence[Layout | None]
 ) -> tuple[BlockNames, dict[str, dict[str, BlockCode]]]:
     """Make one kind a layout of incoming gradients: with another layout a block's backward needs other memory."""
-    found: dict[str, list[Layout | None]] = {}
+    layouts_of: dict[str, list[Layout | None]] = {}
     kinds = []
     for kind, layout in zip(names.kinds, layouts, strict=True):
-        known = found.setdefault(kind, [])
+        known = layouts_of.setdefault(kind, [])
         if layout not in known:
             known.append(layout)
         number = known.index(layout)
@@ -115,11 +115,11 @@ def lifetimes_of(
     have no size. Raises UserError, also where a layer cannot be traced although the plan has traced ones of its
     kind."""
     pairs: dict[str, dict[str, BlockCode]] = {}
-    own = {kind for kind, its in recipes.items() if EAGER in its}
-    for kind, joint in trace_blocks(model, names, batch, device, model_kwargs, own=own).items():
+    own_code_kinds = {kind for kind, its in recipes.items() if EAGER in its}
+    for kind, joint in trace_blocks(model, names, batch, device, model_kwargs, own_code_kinds=own_code_kinds).items():
         if not isinstance(joint, EagerPair):
             pairs[kind] = {**make_pairs(joint, recipes[kind])}
-        elif kind in own:
+        elif kind in own_code_kinds:
             pairs[kind] = {EAGER.name: joint}
         else:
             raise UserError(f"{joint.name} cannot be traced.", code="block-not-traceable", exit_code=Exit.USAGE)
@@ -176,15 +176,15 @@ class _Log(ScratchMeter):
 
     def number(self, tensor: Tensor | None) -> str:
         """The number of a tensor's storage; "-" for one that is not counted, such as a weight or a buffer."""
-        found = self._numbers.get(self._key(tensor)) if tensor is not None else None
-        return "-" if found is None else str(found)
+        number = self._numbers.get(self._key(tensor)) if tensor is not None else None
+        return "-" if number is None else str(number)
 
-    def turn(self, given: Sequence[str], made: Sequence[str]) -> None:
+    def turn(self, arguments: Sequence[str], results: Sequence[str]) -> None:
         """Write the turn of a block whose stand-in has just run."""
-        marked = [f"{name}*" if name != "-" and int(name) in self.dropped else name for name in given]
-        others = self.dropped - {int(name) for name in given if name != "-"}
+        marked = [f"{name}*" if name != "-" and int(name) in self.dropped else name for name in arguments]
+        others = self.dropped - {int(name) for name in arguments if name != "-"}
         self.quiet, self.dropped = False, set()
-        self.write(f"@{','.join(marked)}>{','.join(made)}")
+        self.write(f"@{','.join(marked)}>{','.join(results)}")
         for number in sorted(others):
             self.write(f"-{number}")
 
@@ -197,9 +197,9 @@ class _Shared(Shared):
         self.log, self.locals, self.last = log, locals, list[str]()
 
     def fresh(self, values: Sequence[Tensor]) -> list[Tensor]:
-        made = super().fresh(values)
-        self.last = list(map(self.log.number, made))
-        return made
+        fakes = super().fresh(values)
+        self.last = list(map(self.log.number, fakes))
+        return fakes
 
 
 class _Aside(StandIn):
@@ -251,7 +251,7 @@ class _Run:
         head, log = len(self.names.all) - 1, self.log
         weights = fake_weights(self.model, self.mode, self.device, buffers=False)
         with frame_alone(self.model, self.names, weights, self.enter):
-            own = self._own_parameters()
+            parameters = self._own_parameters()
             with log.host():
                 for tensor in (*self.model.parameters(), *self.model.buffers(), *batch.values()):
                     log.add(tensor)
@@ -264,19 +264,19 @@ class _Run:
                 call.x = None
                 call.pass_on(grads, self.calls.get(head - 1))
                 call.clear()
-                made = self._gradients(own)
+                gradients = self._gradients(parameters)
                 for index in reversed(range(head)):
                     log.stages.append([])
                     call = self.calls.pop(index)
                     tangents = call.take_tangents()
-                    given = list(map(log.number, tangents))
+                    tangent_numbers = list(map(log.number, tangents))
                     log.quiet = True
                     grads = call.backward(tangents)
                     tangents.clear()
-                    log.turn(given, list(map(log.number, grads)))
+                    log.turn(tangent_numbers, list(map(log.number, grads)))
                     call.pass_on(grads, self.calls.get(index - 1))
                     call.clear()
-                    made |= self._gradients(own, made)
+                    gradients |= self._gradients(parameters, gradients)
                 del loss
             self.model.zero_grad()
 
@@ -284,12 +284,12 @@ class _Run:
         blocks = {id(p) for name in self.names.all for p in self.model.get_submodule(name).parameters()}
         return [p for p in self.model.parameters() if id(p) not in blocks]
 
-    def _gradients(self, own: Sequence[nn.Parameter], before: frozenset[int] = frozenset()) -> frozenset[int]:
+    def _gradients(self, parameters: Sequence[nn.Parameter], before: frozenset[int] = frozenset()) -> frozenset[int]:
         """Write the frame's gradients that are new since `before`; return all that are there now."""
-        found = {k for k, p in enumerate(own) if p.grad is not None} - before
-        for k in sorted(found):
-            self.log.write(f"${k}:{self.log.number(own[k].grad)}")
-        return before | found
+        new = {k for k, p in enumerate(parameters) if p.grad is not None} - before
+        for k in sorted(new):
+            self.log.write(f"${k}:{self.log.number(parameters[k].grad)}")
+        return before | new
 
     def enter(self, index: int, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         log, name, tensors = self.log, self.names.all[index], flatten_call(args, kwargs)[1]
@@ -298,10 +298,10 @@ class _Run:
             log.stages.append([])
         if index < len(self.names.all) - 1:
             call = self.calls[index] = _Aside(self.shared, name, (pair,), tensors)
-            given = list(map(log.number, tensors))
+            numbers = list(map(log.number, tensors))
             log.quiet = True
             result = call.enter(tensors, mappings, self.anchor)
-            log.turn(given, self.shared.last)
+            log.turn(numbers, self.shared.last)
             return result
         if self.chunk_rows:
             chunked = self.calls[index] = _ChunkedHead(self.shared, module, (pair,), tensors, self.chunk_rows)

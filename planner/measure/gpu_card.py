@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 
 from planner.machine.hardware import Hardware
-from planner.machine.memory import Card, driver_card
+from planner.machine.installed_memory import Card, driver_card
 from planner.machine.presets import is_preset, preset, usable_gpu_bytes
 from planner.machine.traffic import UPDATE_TRAFFIC_BYTES
 from planner.measure.machine_rates import cpu_bytes, machine_name
@@ -44,13 +44,13 @@ def workspace_bytes(device: torch.device) -> int:
     its own, and each handle a workspace."""
     if device.type != "cuda":
         return 0
-    given = re.findall(r":(\d+):(\d+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
-    if given:
-        own = sum(int(size) * int(count) for size, count in given) * 2**10
+    configured = re.findall(r":(\d+):(\d+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
+    if configured:
+        cublas_bytes = sum(int(size) * int(count) for size, count in configured) * 2**10
     else:
-        own = _WORKSPACE_BYTES if torch.cuda.get_device_capability(device)[0] < 9 else _WORKSPACE_BYTES_SM90
+        cublas_bytes = _WORKSPACE_BYTES if torch.cuda.get_device_capability(device)[0] < 9 else _WORKSPACE_BYTES_SM90
     light = os.environ.get("CUBLASLT_WORKSPACE_SIZE", "")
-    return own + min(own, int(light) * 2**10 if light.isdigit() else _LIGHT_WORKSPACE_BYTES)
+    return cublas_bytes + min(cublas_bytes, int(light) * 2**10 if light.isdigit() else _LIGHT_WORKSPACE_BYTES)
 
 
 def staged_bytes(batch: Mapping[str, torch.Tensor]) -> int:

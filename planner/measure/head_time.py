@@ -51,10 +51,10 @@ def rehearsal(
     head = {id(p) for p in model.get_submodule(names.head).parameters()}
     others = {id(p) for name in names.all for p in model.get_submodule(name).parameters()} - head
 
-    def weight(own: Tensor) -> Tensor:
-        if id(own) in others:  # nobody reads them
-            return torch.empty((1,) * own.dim(), dtype=own.dtype, device=device).expand(own.shape)
-        return torch.empty(own.shape, dtype=own.dtype, device=device).normal_(std=0.02)
+    def weight(tensor: Tensor) -> Tensor:
+        if id(tensor) in others:  # nobody reads them
+            return torch.empty((1,) * tensor.dim(), dtype=tensor.dtype, device=device).expand(tensor.shape)
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device=device).normal_(std=0.02)
 
     run = _Run(model, names, pairs, batch, device, chunk_rows, sink)
     with frame_alone(model, names, other_weights(model, weight), run.enter):
@@ -117,11 +117,11 @@ class _Silent(BlockCall):
         self,
         pair: BlockCode,
         tensors: Sequence[Tensor],
-        given: Given,
+        pieces: Given,
         outputs: Sequence[Tensor],
         gradients: Sequence[Tensor | None],
     ) -> None:
-        super().__init__(pair, tensors, given)
+        super().__init__(pair, tensors, pieces)
         self._outputs, self._gradients = outputs, gradients
 
     def forward(self, tensors: list[Tensor]) -> list[Tensor]:
@@ -137,16 +137,18 @@ class _Silent(BlockCall):
 class _Head(BlockCall):
     """The head's generated code."""
 
-    def __init__(self, pair: BlockCode, tensors: Sequence[Tensor], given: Given, module: nn.Module, sink: Sink) -> None:
-        super().__init__(pair, tensors, given)
+    def __init__(
+        self, pair: BlockCode, tensors: Sequence[Tensor], pieces: Given, module: nn.Module, sink: Sink
+    ) -> None:
+        super().__init__(pair, tensors, pieces)
         self._primals, self._sink = [*(p.detach() for p in module.parameters()), *module.buffers()], sink
 
     def forward(self, tensors: list[Tensor]) -> list[Tensor]:
         primals = [*self._primals, *tensors]
         tensors.clear()
-        kept = [primals[i] for i in self.pair.backward_primals]
+        for_backward = [primals[i] for i in self.pair.backward_primals]
         results, self._states = self.pair.forward(primals)
-        self._saved = [*results[self.pair.n_outputs :], *kept]
+        self._saved = [*results[self.pair.n_outputs :], *for_backward]
         return results[: self.pair.n_outputs]
 
     def backward(self) -> list[Tensor | None]:
@@ -160,9 +162,9 @@ class _Chunks(ChunkedHead):
     """The head with its loss in chunks."""
 
     def __init__(
-        self, pair: BlockCode, tensors: Sequence[Tensor], given: Given, chunk_rows: int, module: nn.Module, sink: Sink
+        self, pair: BlockCode, tensors: Sequence[Tensor], pieces: Given, chunk_rows: int, module: nn.Module, sink: Sink
     ) -> None:
-        super().__init__(pair, tensors, chunk_rows, given)
+        super().__init__(pair, tensors, chunk_rows, pieces)
         self._weights, self._sink = {name: p.detach() for name, p in module.named_parameters()}, sink
 
     def weights(self) -> dict[str, Tensor]:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from planner.cpu.adamw import Step, Target, cpu_kernel
 from planner.machine.hardware import Hardware
-from planner.machine.memory import ram_bytes
+from planner.machine.installed_memory import ram_bytes
 from planner.machine.traffic import UPDATE_TRAFFIC_BYTES
 from planner.measure.stopwatch import Stopwatch, warm_up
 from planner.measure.times import device_name
@@ -139,7 +139,7 @@ def _link_bytes_per_s(device: torch.device, watch: Stopwatch) -> tuple[float, fl
         with _copying(_COPY_BYTES):
             rate = _COPY_BYTES / _median_s(watch, lambda: [torch.empty_like(w).copy_(w) for w in host.view(-1, _MIB)])
         return rate, rate
-    there, source = (torch.ones(_COPY_BYTES, dtype=torch.uint8, device=device) for _ in range(2))
+    on_device, source = (torch.ones(_COPY_BYTES, dtype=torch.uint8, device=device) for _ in range(2))
     other = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def both(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> None:
@@ -148,9 +148,9 @@ def _link_bytes_per_s(device: torch.device, watch: Stopwatch) -> tuple[float, fl
                 second[0].copy_(second[1], non_blocking=True)
         first[0].copy_(first[1], non_blocking=True)
 
-    up = _COPY_BYTES / _median_s(watch, lambda: both((there, host), (back, source)))
+    up = _COPY_BYTES / _median_s(watch, lambda: both((on_device, host), (back, source)))
     torch.cuda.synchronize(device)
-    down = _COPY_BYTES / _median_s(watch, lambda: both((back, source), (there, host)))
+    down = _COPY_BYTES / _median_s(watch, lambda: both((back, source), (on_device, host)))
     torch.cuda.synchronize(device)
     return up, down
 
@@ -158,8 +158,8 @@ def _link_bytes_per_s(device: torch.device, watch: Stopwatch) -> tuple[float, fl
 def _copy_latency_s(device: torch.device, watch: Stopwatch) -> float:
     """The fixed cost of a copy: on a GPU its start; on the CPU also its way through a queue's thread."""
     host = torch.ones(1, pin_memory=device.type == "cuda")
-    there = torch.ones(1, device=device)
-    copy_s = _median_s(watch, lambda: there.copy_(host, non_blocking=True), repeats=50)
+    on_device = torch.ones(1, device=device)
+    copy_s = _median_s(watch, lambda: on_device.copy_(host, non_blocking=True), repeats=50)
     return copy_s if device.type == "cuda" else copy_s + 20e-6
 
 
@@ -252,19 +252,19 @@ def _operation_s(device: torch.device) -> float:
     if device.type != "cuda":
         return 0.0
     host, other = torch.zeros(_RANDOM // 4, pin_memory=True), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    own = torch.cuda.current_stream(device)
-    made, arrived = (torch.cuda.Event() for _ in range(2))  # type: ignore[no-untyped-call]
+    stream = torch.cuda.current_stream(device)
+    allocated, arrived = (torch.cuda.Event() for _ in range(2))  # type: ignore[no-untyped-call]
 
     def fetches() -> None:
         for _ in range(_FETCHES):
-            there = torch.empty_strided(host.shape, host.stride(), dtype=host.dtype, device=device)
-            made.record(own)
-            other.wait_event(made)
+            on_device = torch.empty_strided(host.shape, host.stride(), dtype=host.dtype, device=device)
+            allocated.record(stream)
+            other.wait_event(allocated)
             with torch.cuda.stream(other):
-                there.copy_(host, non_blocking=True)
+                on_device.copy_(host, non_blocking=True)
             arrived.record(other)
-            own.wait_event(arrived)
-            del there
+            stream.wait_event(arrived)
+            del on_device
 
     watch = Stopwatch(device)
     issued_s = []

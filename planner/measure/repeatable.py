@@ -47,9 +47,9 @@ class NotRepeatableError(UserError):
         )
 
     @classmethod
-    def of(cls, told: UserError) -> NotRepeatableError | None:
-        """This error from `told`, which another process reported; None where that is another error."""
-        return cls(told.numbers[0].removesuffix(_TOLD)) if told.code == "not-deterministic" else None
+    def of(cls, error: UserError) -> NotRepeatableError | None:
+        """This error from `error`, which another process reported; None where that is another error."""
+        return cls(error.numbers[0].removesuffix(_TOLD)) if error.code == "not-deterministic" else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Kernels:
         product cuBLAS reads the size of its workspaces, CUBLAS_WORKSPACE_CONFIG. Raises NotRepeatableError where one
         more operation refuses, and UserError where that variable has a value with which PyTorch refuses every
         product."""
-        given = "CUBLAS_WORKSPACE_CONFIG" in os.environ
+        was_set = "CUBLAS_WORKSPACE_CONFIG" in os.environ
         size = os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", _WORKSPACES[0])
         if size not in _WORKSPACES and torch.cuda.is_available():
             raise UserError(
@@ -88,7 +88,7 @@ class Kernels:
                 raise
             raise NotRepeatableError(operation) from error
         finally:
-            if not given:
+            if not was_set:
                 os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
 
     def __str__(self) -> str:
@@ -103,17 +103,17 @@ class Kernels:
         return f"deterministic ones but for {' and '.join(others)}, which {has} from run to run; {products}"
 
 
-def with_fallback(act: Callable[[Kernels], _T], *, asked: bool) -> _T:
+def with_fallback(act: Callable[[Kernels], _T], *, required: bool) -> _T:
     """The result of `act` under deterministic kernels. Where an operation refuses, `act` runs again with the fallback
     of `Kernels`. Raises NotRepeatableError where an operation refuses twice, or at the first refusal where the job asks
-    for deterministic kernels (`asked`), because the job would end so, too."""
+    for deterministic kernels (`required`), because the job would end so, too."""
     kernels = Kernels()
     while True:
         try:
             with kernels.taken():
                 return act(kernels)
         except NotRepeatableError as error:
-            if asked or error.operation in kernels.refused:
+            if required or error.operation in kernels.refused:
                 raise
             kernels = Kernels((*kernels.refused, error.operation))
         gc.collect()  # the error's frames held what `act` had made
@@ -173,8 +173,8 @@ def _refusing(error: BaseException) -> str | None:
     known: set[int] = set()
     link: BaseException | None = error
     while link is not None and id(link) not in known:
-        if (found := _REFUSED.search(str(link))) is not None:
-            return found[1]
+        if (match := _REFUSED.search(str(link))) is not None:
+            return match[1]
         known.add(id(link))
         link = link.__cause__ or link.__context__
     return None

@@ -208,10 +208,10 @@ def measure_kind(pairs: Mapping[str, BlockCode], device: torch.device, *, adds: 
 
 
 def _run(pair: BlockCode, primals: Sequence[Tensor], tangents: Sequence[Tensor], watch: Stopwatch, sink: Sink) -> Run:
-    made: list[tuple[list[Tensor], list[Tensor]]] = []
-    forward_s = watch.seconds(lambda: made.append(pair.forward(list(primals))))
+    runs: list[tuple[list[Tensor], list[Tensor]]] = []
+    forward_s = watch.seconds(lambda: runs.append(pair.forward(list(primals))))
     issue_forward_s = watch.issued_s
-    results, states = made.pop()
+    results, states = runs.pop()
     values = [*results[pair.n_outputs :], *(primals[i] for i in pair.backward_primals), *tangents]
     results.clear()
     backward_s = watch.seconds(lambda: pair.backward(values, states, sink))

@@ -21,8 +21,8 @@ _REPEATS = 3
 
 def untimed_updates(tensors: Iterable[Tensor]) -> tuple[UpdateTimes, ...]:
     """The updates of `tensors` that have seconds of their own, each once, in an order fixed by the tensors."""
-    found = {UpdateTimes(optimizer=t.optimizer, elements=t.elements) for t in tensors if t.optimizer.own_seconds}
-    return tuple(sorted(found, key=lambda update: str(to_json(update))))
+    updates = {UpdateTimes(optimizer=t.optimizer, elements=t.elements) for t in tensors if t.optimizer.own_seconds}
+    return tuple(sorted(updates, key=lambda update: str(to_json(update))))
 
 
 def estimate_updates(updates: Sequence[UpdateTimes], hardware: Hardware) -> tuple[UpdateTimes, ...]:

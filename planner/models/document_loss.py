@@ -40,10 +40,10 @@ class DocumentLoss:
         """The mean over `num_items_in_batch` documents, or over the documents of the slice where that is None. Logits
         are [rows, length, vocabulary], labels [rows, length]."""
         self.used = True
-        given = _given.get()
-        assert given is not None
+        shares_and_count = _given.get()
+        assert shares_and_count is not None
         _given.set(None)  # otherwise they would take memory until the next slice
-        shares, count = given
+        shares, count = shares_and_count
         flat = logits.float().view(-1, logits.shape[-1])
         total = self._weighted_sum(flat, _shifted(labels).reshape(-1), shares.reshape(-1), IGNORED)
         return total / (count if num_items_in_batch is None else num_items_in_batch)

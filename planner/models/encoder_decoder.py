@@ -21,8 +21,8 @@ IGNORED = -100
 
 def is_encoder_decoder(config: PreTrainedConfig) -> bool:
     """Whether `config` is of an encoder-decoder for which transformers has a head that writes texts."""
-    said = bool(getattr(config, "is_encoder_decoder", False))
-    return said and type(config) in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
+    declared = bool(getattr(config, "is_encoder_decoder", False))
+    return declared and type(config) in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
 
 
 def has_pairs(model: nn.Module) -> bool:
@@ -54,8 +54,8 @@ def check_sides(job: Job, config: PreTrainedConfig) -> None:
         "load_in_4bit": (job.load_in_4bit, "adapters on a quantized encoder-decoder are not there yet"),
         "load_in_8bit": (job.load_in_8bit, "adapters on a quantized encoder-decoder are not there yet"),
     }
-    for key, (given, why) in wrong.items():
-        if given:
+    for key, (is_set, why) in wrong.items():
+        if is_set:
             raise _refused(job, f"is an encoder-decoder: {why}", f"{key}: {getattr(job, key)}", f"leave {key} out")
 
 
@@ -68,15 +68,15 @@ def _refused(job: Job, why: str, number: str, hint: str) -> UserError:
 def have_mean_of_step(model: Any) -> None:
     """Make an encoder-decoder's loss the mean over the tokens of the whole step (`num_items_in_batch`). Its own class
     takes the mean over the micro-batch. With one micro-batch a step, both are the same to the bit."""
-    own = model.forward
+    own_forward = model.forward
 
-    @functools.wraps(own)  # transformers' generate looks for the arguments by name
+    @functools.wraps(own_forward)  # transformers' generate looks for the arguments by name
     def forward(*args: Any, num_items_in_batch: Any = None, **kwargs: Any) -> Any:
-        found = own(*args, **kwargs)
-        if num_items_in_batch is not None and found.loss is not None:
+        output = own_forward(*args, **kwargs)
+        if num_items_in_batch is not None and output.loss is not None:
             # Compute the share first: with one micro-batch a step it is 1 and changes no bit.
             share = (kwargs["labels"] != IGNORED).sum() / num_items_in_batch
-            found.loss = found.loss * share.to(found.loss.dtype)
-        return found
+            output.loss = output.loss * share.to(output.loss.dtype)
+        return output
 
     model.forward = forward

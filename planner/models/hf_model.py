@@ -75,12 +75,12 @@ def _read_config(model: str, revision: str | None, stamp: object) -> PreTrainedC
 def _needed_code(model: str, revision: str | None) -> dict[str, str]:
     """The code that comes with a model whose type transformers does not know; empty for other models."""
     try:
-        found: object = PreTrainedConfig.get_config_dict(model, revision=revision)[0]
+        config: object = PreTrainedConfig.get_config_dict(model, revision=revision)[0]
     except Exception:  # there is no config: the caller says so
         return {}
-    if not isinstance(found, dict) or found.get("model_type") in CONFIG_MAPPING:
+    if not isinstance(config, dict) or config.get("model_type") in CONFIG_MAPPING:
         return {}
-    return own_code(found.get("auto_map"))
+    return own_code(config.get("auto_map"))
 
 
 def pairs_of(job: Job) -> bool:

@@ -51,12 +51,12 @@ def check_isolation(job: Job, names: BlockNames) -> None:
     blocks = {name.removeprefix(prefix): kind for name, kind in zip(names.all, names.kinds, strict=True)}
     try:
         for seed in _SEEDS:
-            if (found := _difference(model, blocks, seed)) <= _ROUNDING:
+            if (difference := _difference(model, blocks, seed)) <= _ROUNDING:
                 return
     except Exception as error:  # the model's own code, which may not know position_ids
         cause = f"it cannot be tried: {type(error).__name__}: {first_line(error)}"
     else:
-        cause = f"two documents in a row give other numbers than each alone, by {found:.1e} of the largest"
+        cause = f"two documents in a row give other numbers than each alone, by {difference:.1e} of the largest"
     raise UserError(
         "The model does not keep packed documents apart.",
         code="packing-not-isolated",
@@ -105,23 +105,23 @@ def _fill(model: nn.Module, generator: torch.Generator) -> None:
 
 def _run(model: nn.Module, blocks: Mapping[str, str], ids: Tensor, positions: Tensor) -> Tensor:
     """The head's input."""
-    given: list[Tensor] = []
+    head_inputs: list[Tensor] = []
     ran: set[object] = set()
     last: list[object] = []
 
-    def once(own: Callable[..., object], kind: str) -> Callable[..., object]:
+    def once(original: Callable[..., object], kind: str) -> Callable[..., object]:
         def forward(*args: Any, **named: Any) -> object:
             _, *others = flatten_call(args, named)[1]
             key = kind, *((t.shape, t.numpy().tobytes()) for t in others)
             if key not in ran:
                 ran.add(key)
-                last[:] = [own(*args, **named)]
+                last[:] = [original(*args, **named)]
             return last[0]
 
         return forward
 
     def keep(hidden: Tensor) -> Tensor:
-        given.append(hidden)
+        head_inputs.append(hidden)
         return hidden[..., :1]  # so that no logits of a large vocabulary are computed or made
 
     _, *layers, head = blocks
@@ -133,4 +133,4 @@ def _run(model: nn.Module, blocks: Mapping[str, str], ids: Tensor, positions: Te
     finally:
         for name in (*layers, head):
             del vars(model.get_submodule(name))["forward"]
-    return given[0]
+    return head_inputs[0]

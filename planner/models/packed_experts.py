@@ -66,8 +66,8 @@ class Unpacking(nn.Module):
         """The Unpacking of the parameter `name` of `module`; None where it is not packed."""
         if not parametrize.is_parametrized(module, name):
             return None
-        found = cast(Any, module.parametrizations)[name][0]
-        return found if isinstance(found, cls) else None
+        unpacking = cast(Any, module.parametrizations)[name][0]
+        return unpacking if isinstance(unpacking, cls) else None
 
 
 def holds_experts(module: nn.Module, parameter: Tensor | None) -> bool:
@@ -118,7 +118,7 @@ def unpack_where_read(model: nn.Module, job: Job) -> int:
     from bitsandbytes.functional import create_dynamic_map
 
     code: Tensor | None = None
-    found = 0
+    count = 0
     for module in list(model.modules()):
         for name, parameter in list(module.named_parameters(recurse=False)):
             if not hasattr(parameter, "of_shape") and not (parameter.is_meta and holds_experts(module, parameter)):
@@ -131,8 +131,8 @@ def unpack_where_read(model: nn.Module, job: Job) -> int:
             # torch makes a new parameter from the given one: put the given one back
             bare = cast(Any, module.parametrizations)[name]
             bare.original = packed
-            found += 1
-    return found
+            count += 1
+    return count
 
 
 def _packed(weight: nn.Parameter, job: Job) -> nn.Parameter:
@@ -147,10 +147,10 @@ def _packed(weight: nn.Parameter, job: Job) -> nn.Parameter:
             weight.data, compress_statistics=nested, quant_type=job.bnb_4bit_quant_type
         )
         parts = parts_of_4bit(numbers, state)
-    found: Any = nn.Parameter(packed_bytes(sizes, parts, weight.device), requires_grad=False)
-    found.holds, found.of_shape = weight.numel(), tuple(weight.shape)
-    found._is_hf_initialized = True  # otherwise transformers would initialize it again
-    return cast(nn.Parameter, found)
+    parameter: Any = nn.Parameter(packed_bytes(sizes, parts, weight.device), requires_grad=False)
+    parameter.holds, parameter.of_shape = weight.numel(), tuple(weight.shape)
+    parameter._is_hf_initialized = True  # otherwise transformers would initialize it again
+    return cast(nn.Parameter, parameter)
 
 
 def _count(shape: Sequence[int]) -> int:

@@ -163,11 +163,13 @@ def _check_matches(adapted: nn.Module, job: Job) -> None:
             log.warning(
                 "model: lora_target_modules: no layer of this model that gets an adapter is called %s%s", name, meant
             )
-    asked = [("lora_target_parameters", name, parameters, re.escape(name)) for name in job.lora_target_parameters or ()]
+    wanted = [
+        ("lora_target_parameters", name, parameters, re.escape(name)) for name in job.lora_target_parameters or ()
+    ]
     for key in ("rank_pattern", "alpha_pattern"):
-        asked += [(key, pattern, places, pattern) for pattern in getattr(job, key) or ()]
-    for key, name, there, pattern in asked:
-        if not any(re.fullmatch(rf"(.*\.)?({pattern})", place) for place in there):
+        wanted += [(key, pattern, places, pattern) for pattern in getattr(job, key) or ()]
+    for key, name, known, pattern in wanted:
+        if not any(re.fullmatch(rf"(.*\.)?({pattern})", place) for place in known):
             raise UserError(
                 f"Nothing in this model that gets an adapter is a {name}.",
                 code="lora-targets",
@@ -188,15 +190,15 @@ def check_adapter(job: Job) -> None:
     folder = job.adapter_name_or_path
     assert folder is not None
     try:
-        found = adapter_keys(folder)
+        settings = adapter_keys(folder)
     except OSError as error:
         raise _not_readable(folder, error) from error
     except ValueError as error:
         raise _not_usable(folder, str(error)) from error
-    there = {key: (value, getattr(job, key)) for key, value in found.items()}
+    pairs = {key: (value, getattr(job, key)) for key, value in settings.items()}
     if changed := [
         f"{key}: {now}, at the submission {before}"
-        for key, (now, before) in there.items()
+        for key, (now, before) in pairs.items()
         if _sorted(now) != _sorted(before)
     ]:
         raise UserError(
@@ -233,8 +235,10 @@ def load_adapter(adapted: nn.Module, folder: str, *, layers: int | None = None, 
     trained = {name for name, parameter in parameters.items() if parameter.requires_grad}
     if layers is not None:
         weights = {name: weight for name, weight in weights.items() if not _is_beyond(name, layers, adapted)}
-    own = {name: weights.pop(name) for name in sorted(weights.keys() & (parameters.keys() - trained))}
-    if other := [name for name, kept in own.items() if not torch.equal(kept.to(parameters[name]), parameters[name])]:
+    frozen = {name: weights.pop(name) for name in sorted(weights.keys() & (parameters.keys() - trained))}
+    if other := [
+        name for name, weight in frozen.items() if not torch.equal(weight.to(parameters[name]), parameters[name])
+    ]:
         raise UserError(
             f"The adapter in {folder} brings weights that differ from the model's own.",
             code="adapter-not-usable",
@@ -316,12 +320,12 @@ def _adapted(layer: Any, weight: Tensor) -> Tensor:
     """The weight with its adapter, by peft's own operation: since peft 0.21 one operation for all experts at once."""
     from peft.tuners.lora import layer as peft_layer
 
-    own: Any = peft_layer
+    untyped: Any = peft_layer
     (adapter,) = layer.active_adapters
     if layer.num_experts > 1 and hasattr(layer, "get_delta_factors"):
-        adapted: Tensor = own._LoraFactorsProxy(*layer.get_delta_factors(adapter))(weight)
+        adapted: Tensor = untyped._LoraFactorsProxy(*layer.get_delta_factors(adapter))(weight)
     else:
-        adapted = own._LoraParameterProxy(layer.get_delta_weight(adapter))(weight)
+        adapted = untyped._LoraParameterProxy(layer.get_delta_weight(adapter))(weight)
     return adapted
 
 
@@ -355,16 +359,16 @@ def no_such_target(job: Job, model: nn.Module) -> UserError | None:
     if isinstance(targets, str) and targets not in (ALL_LINEAR, PEFTS_OWN):
         if any(re.fullmatch(targets, place) for place in places):
             return None
-        said, meant = targets, ""
+        shown, meant = targets, ""
     elif isinstance(targets, tuple) and targets and ALL_LINEAR not in targets:
         if any(f".{place}".endswith(f".{name}") for place in places for name in targets):
             return None
-        said = ", ".join(targets)
+        shown = ", ".join(targets)
         meant = ", ".join(dict.fromkeys(near for name in targets if (near := near_target(name, model))))
     else:
         return None
     return UserError(
-        f"No module of this model {'is called' if isinstance(targets, tuple) else 'matches'} {said}.",
+        f"No module of this model {'is called' if isinstance(targets, tuple) else 'matches'} {shown}.",
         code="lora-targets",
         exit_code=Exit.USAGE,
         numbers=(f"its layers are {', '.join(_weighted(model))}",),

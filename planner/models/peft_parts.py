@@ -76,8 +76,8 @@ def take_parts(adapted: nn.Module, begun: Mapping[str, Tensor]) -> None:
             a, b = (begun[f"{name}.lora_{part}.default.weight"] for part in "AB")
             layer.lora_A["default"].weight.data, layer.lora_B["default"].weight.data = a.clone(), b.clone()
             weight = layer.get_base_layer().weight
-            rest = transpose(weight.data.to(torch.float32), turned) - layer.scaling["default"] * b @ a
-            weight.data = transpose(rest.to(weight.dtype), turned)
+            residual = transpose(weight.data.to(torch.float32), turned) - layer.scaling["default"] * b @ a
+            weight.data = transpose(residual.to(weight.dtype), turned)
 
 
 def lay_out(adapted: nn.Module) -> None:
@@ -119,12 +119,12 @@ def _as_ordinary(weights: Mapping[str, Tensor], begun: Mapping[str, Tensor]) -> 
 
     peft's `path_initial_model_for_weight_conversion` writes the same, but drops modules trained as a whole.
     """
-    found = dict(weights)
+    ordinary = dict(weights)
     for name, beginning in begun.items():
         inner = ".lora_A." in name
-        parts = (found[name], (beginning if inner else -beginning).to(found[name].dtype))
-        found[name] = torch.cat(parts, dim=0 if inner else 1)
-    return found
+        parts = (ordinary[name], (beginning if inner else -beginning).to(ordinary[name].dtype))
+        ordinary[name] = torch.cat(parts, dim=0 if inner else 1)
+    return ordinary
 
 
 def trained_halves(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -160,6 +160,6 @@ def _config_of_ordinary(adapted: Any) -> Iterator[None]:
 def as_published(begun: Path, adapted: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
     """Gives the trained `weights` as they are for the published model. The file `begun` has their initial values.
     Inside, the config of `adapted` fits them. Raises UserError."""
-    found = _as_ordinary(weights, read_begun(begun))
+    ordinary = _as_ordinary(weights, read_begun(begun))
     with _config_of_ordinary(adapted):
-        yield found
+        yield ordinary

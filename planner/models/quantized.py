@@ -232,10 +232,10 @@ def as_unpacked(model: nn.Module, alike: nn.Module) -> None:
     for p, wanted in zip(model.parameters(), alike.parameters(), strict=True):
         p.data = p.data.to(wanted.dtype)
     its = cast(Any, model)
-    own = {tuple(c.target_patterns): c for c in get_model_conversion_mapping(its, add_legacy=False)}
+    own_conversions = {tuple(c.target_patterns): c for c in get_model_conversion_mapping(its, add_legacy=False)}
     names = [(c, tuple(c.target_patterns)) for c in getattr(model, "_weight_conversions", None) or ()]
-    kept = (own.get(targets) if _is_of_packed(c) else c for c, targets in names)
-    its._weight_conversions = [c for c in kept if c is not None]
+    conversions = (own_conversions.get(targets) if _is_of_packed(c) else c for c, targets in names)
+    its._weight_conversions = [c for c in conversions if c is not None]
 
 
 def _is_of_packed(conversion: Any) -> bool:
@@ -244,8 +244,8 @@ def _is_of_packed(conversion: Any) -> bool:
 
 def _saved(config: PreTrainedConfig) -> dict[str, Any]:
     """The quantization config of the saved weights; empty where they were not saved quantized."""
-    found = getattr(config, "quantization_config", None) or {}
-    return found if isinstance(found, dict) else cast(Any, found).to_dict()
+    quantization = getattr(config, "quantization_config", None) or {}
+    return quantization if isinstance(quantization, dict) else cast(Any, quantization).to_dict()
 
 
 def _config(**values: Any) -> BitsAndBytesConfig:

@@ -18,12 +18,12 @@ def border_of(config: PreTrainedConfig) -> RopeBorder | None:
     """As `rope_border`, for a config of transformers (`modeling_rope_utils.dynamic_rope_update`). Where kinds of layers
     have different borders, the smallest."""
     text = config.get_text_config()
-    given = getattr(text, "rope_parameters", None) or {}
-    found: list[RopeBorder] = []
-    for rope in (given, *(value for value in given.values() if isinstance(value, dict))):
+    parameters = getattr(text, "rope_parameters", None) or {}
+    borders: list[RopeBorder] = []
+    for rope in (parameters, *(value for value in parameters.values() if isinstance(value, dict))):
         kind = rope.get("rope_type", "")
         if kind == "longrope":
-            found.append(RopeBorder(int(rope["original_max_position_embeddings"]), by_length=False))
+            borders.append(RopeBorder(int(rope["original_max_position_embeddings"]), by_length=False))
         elif "dynamic" in kind and not rope.get("alpha"):  # with alpha, as in Hunyuan, they are always the same
-            found.append(RopeBorder(int(text.max_position_embeddings), by_length=True))
-    return min(found, key=lambda border: border.tokens, default=None)
+            borders.append(RopeBorder(int(text.max_position_embeddings), by_length=True))
+    return min(borders, key=lambda border: border.tokens, default=None)

@@ -28,10 +28,10 @@ def weighs_routers(job: Job, config: PreTrainedConfig) -> bool:
     """Whether the loss of the job's model includes its routers' loss. A smoothed loss never does: Trainer computes it
     from the logits only."""
     wanted, text = job.router_aux_loss_coef, config.get_text_config()
-    asked = getattr(text, _ASKS, False) if wanted is None else wanted
+    enabled = getattr(text, _ASKS, False) if wanted is None else wanted
     if wanted == "auto" and job.router_aux_loss_mean:  # as in TRL, which looks only for its own name
-        asked = getattr(text, _TRLS, 0.0)
-    return bool(asked) and not job.label_smoothing_factor and _may_ask(config)
+        enabled = getattr(text, _TRLS, 0.0)
+    return bool(enabled) and not job.label_smoothing_factor and _may_ask(config)
 
 
 def set_router_loss(model: nn.Module, job: Job) -> None:

@@ -58,24 +58,24 @@ def load_tokenizer(job: Job) -> PreTrainedTokenizerBase:
 
 def _set_special_tokens(tokenizer: PreTrainedTokenizerBase, job: Job) -> None:
     """Make existing tokens the job's `special_tokens`. Raises UserError for tokens that the tokenizer does not have."""
-    given = dict(job.special_tokens or {})
-    if not given:
+    special_tokens = dict(job.special_tokens or {})
+    if not special_tokens:
         return
-    wanted = [token for value in given.values() for token in ([value] if isinstance(value, str) else value)]
-    there = tokenizer.get_vocab()
-    if missing := [token for token in wanted if token not in there]:
+    wanted = [token for value in special_tokens.values() for token in ([value] if isinstance(value, str) else value)]
+    vocabulary = tokenizer.get_vocab()
+    if missing := [token for token in wanted if token not in vocabulary]:
         raise UserError(
             f"The tokenizer {job.tokenizer} has no token {missing[0]}.",
             code="token-not-there",
             exit_code=Exit.USAGE,
-            numbers=(f"of special_tokens {', '.join(missing)} not among its {len(there)}",),
+            numbers=(f"of special_tokens {', '.join(missing)} not among its {len(vocabulary)}",),
             hint=f"to add them, give add_tokens: [{', '.join(missing)}] too",
         )
     special = {
         name: _added(value, special=True)
         if isinstance(value, str)
         else [_added(token, special=True) for token in value]
-        for name, value in given.items()
+        for name, value in special_tokens.items()
     }
     tokenizer.add_special_tokens(cast(Any, special))
 
@@ -92,35 +92,36 @@ def with_rows_for_tokens(model: nn.Module, job: Job) -> None:
     if not job.add_tokens:
         return
     bare = load_tokenizer(job.model_copy(update={"add_tokens": None, "special_tokens": None}))
-    there, embedding = bare.get_vocab(), cast(Any, model).get_input_embeddings()
-    added = [token for token in job.add_tokens if token not in there]
+    vocabulary, embedding = bare.get_vocab(), cast(Any, model).get_input_embeddings()
+    added = [token for token in job.add_tokens if token not in vocabulary]
     # Some tokenizers have more tokens than their model's embedding has rows: the others are never seen.
-    beyond = len(bare) + len(added) if added else 1 + max(there[token] for token in job.add_tokens)
+    beyond = len(bare) + len(added) if added else 1 + max(vocabulary[token] for token in job.add_tokens)
     short = beyond > embedding.num_embeddings
     if job.method == "lora" and (short or added):
         _check_learned(model, job)
     if short:
         torch.manual_seed(job.seed)
         rows = len(bare) + len(added)
-        said = logging.getLogger("transformers.modeling_utils")
-        before = said.level
-        said.setLevel(logging.ERROR)  # it tells each time how it draws rows, also where trained ones will replace them
+        logger = logging.getLogger("transformers.modeling_utils")
+        before = logger.level
+        # It tells each time how it draws rows, also where trained ones will replace them.
+        logger.setLevel(logging.ERROR)
         try:
             cast(Any, model).resize_token_embeddings(rows, mean_resizing=not embedding.weight.is_meta)
         finally:
-            said.setLevel(before)
+            logger.setLevel(before)
 
 
 def _check_learned(model: nn.Module, job: Job) -> None:
     its, whole = cast(Any, model), job.lora_modules_to_save or ()
     ends = [its.get_input_embeddings(), its.get_output_embeddings()]
     names = [next(name for name, module in model.named_modules() if module is end) for end in ends if end is not None]
-    if left := [name for name in names if not any(f".{name}".endswith(f".{wanted}") for wanted in whole)]:
+    if frozen := [name for name in names if not any(f".{name}".endswith(f".{wanted}") for wanted in whole)]:
         raise UserError(
             "Tokens are added, and LoRA alone would never learn them.",
             code="tokens-not-learned",
             exit_code=Exit.USAGE,
-            numbers=(f"add_tokens: {', '.join(job.add_tokens or ())}; frozen: {', '.join(left)}",),
+            numbers=(f"add_tokens: {', '.join(job.add_tokens or ())}; frozen: {', '.join(frozen)}",),
             hint=f"lora_modules_to_save: [{', '.join(name.rpartition('.')[2] for name in names)}]",
         )
 

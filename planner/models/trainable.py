@@ -92,10 +92,10 @@ def _check_adapters_alone(model: nn.Module, job: Job) -> None:
     )
 
 
-def check_patterns(told: Iterable[str], patterns: Iterable[str], names: Iterable[str]) -> None:
-    """Raise UserError where one of the `patterns` takes too long to match these names of a model. `told`: each pattern
-    as the job has it, for the error."""
-    known = dict(zip(patterns, told, strict=True))
+def check_patterns(as_written: Iterable[str], patterns: Iterable[str], names: Iterable[str]) -> None:
+    """Raise UserError where one of the `patterns` takes too long to match these names of a model. `as_written`: each
+    pattern as the job has it, for the error."""
+    known = dict(zip(patterns, as_written, strict=True))
     if (slow := too_slow(known, names)) is not None:
         raise UserError(
             "A pattern takes too long to match the names of this model.",
@@ -108,12 +108,12 @@ def check_patterns(told: Iterable[str], patterns: Iterable[str], names: Iterable
 
 def none_kept(model: nn.Module, layers: int) -> UserError:
     """The error where `model` has only the first of `layers` layers, and the job trains only others of them."""
-    kept = _layers_of(model)
+    kept_layers = _layers_of(model)
     return UserError(
         "--layers leaves out every layer that this job trains.",
         code="layers-left-out",
         exit_code=Exit.USAGE,
-        numbers=(f"here {kept} of {counted(layers, 'layer')}",),
+        numbers=(f"here {kept_layers} of {counted(layers, 'layer')}",),
         hint=f"--layers {layers}, or a number high enough to include a trained layer",
     )
 
@@ -123,18 +123,20 @@ def check_tokens_learned(model: nn.Module, job: Job, rows: int) -> None:
     the tokenizer or to the model, whose embedding has `rows` rows before: their rows would stay frozen."""
     if job.method != "full" or not job.trainable or not job.add_tokens:
         return
-    there = load_tokenizer(job.model_copy(update={"add_tokens": None, "special_tokens": None})).get_vocab()
-    if all(there.get(token, rows) < rows for token in job.add_tokens):
+    vocabulary = load_tokenizer(job.model_copy(update={"add_tokens": None, "special_tokens": None})).get_vocab()
+    if all(vocabulary.get(token, rows) < rows for token in job.add_tokens):
         return
     its = cast(Any, model)
     ends = [end.weight for end in (its.get_input_embeddings(), its.get_output_embeddings()) if end is not None]
-    if left := [name for name, p in model.named_parameters() if not p.requires_grad and any(p is end for end in ends)]:
+    if frozen := [
+        name for name, p in model.named_parameters() if not p.requires_grad and any(p is end for end in ends)
+    ]:
         raise UserError(
             "Tokens are added, and frozen weights would never learn them.",
             code="tokens-not-learned",
             exit_code=Exit.USAGE,
-            numbers=(f"add_tokens: {', '.join(job.add_tokens)}; frozen: {', '.join(left)}",),
-            hint=f"trainable: [{', '.join(left)}, …], or without add_tokens",
+            numbers=(f"add_tokens: {', '.join(job.add_tokens)}; frozen: {', '.join(frozen)}",),
+            hint=f"trainable: [{', '.join(frozen)}, …], or without add_tokens",
         )
 
 
@@ -144,7 +146,7 @@ def _layers_of(model: nn.Module) -> int:
 
 def _layers(job: Job, count: int) -> range:
     """The layers that the job means: the last `trainable_layers` of `count`, or, for a negative number, the first."""
-    asked = job.trainable_layers
-    if asked is None:
+    wanted = job.trainable_layers
+    if wanted is None:
         return range(0)
-    return range(max(0, count - asked), count) if asked > 0 else range(min(-asked, count))
+    return range(max(0, count - wanted), count) if wanted > 0 else range(min(-wanted, count))

@@ -80,5 +80,5 @@ def check_trainer_options(model: nn.Module, job: Job) -> None:
 
 def _causal(model: nn.Module) -> Any:
     """The model itself, without peft's wrapper."""
-    found: Any = model
-    return found.get_base_model() if hasattr(found, "get_base_model") else found
+    untyped: Any = model
+    return untyped.get_base_model() if hasattr(untyped, "get_base_model") else untyped

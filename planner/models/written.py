@@ -21,8 +21,8 @@ def written_dtype(job: Job) -> torch.dtype:
     if job.method == "lora":
         return torch.float32
     if job.save_dtype is not None:
-        found: torch.dtype = getattr(torch, job.save_dtype)
-        return found
+        dtype: torch.dtype = getattr(torch, job.save_dtype)
+        return dtype
     if (published := published_dtype(job)) is not None:
         return published
     return working_dtype(job) if has_no_weights(job.model) else torch.float32
@@ -34,16 +34,16 @@ def said_of_dtype(job: Job) -> str | None:
     published, computes, written = published_dtype(job), working_dtype(job), written_dtype(job)
     if published in (None, computes) and (job.method == "lora" or written == computes):
         return None
-    told = [] if published in (None, computes) else [f"The base is published in {_name(published)}."]
+    sentences = [] if published in (None, computes) else [f"The base is published in {_name(published)}."]
     if published in (torch.float32, torch.float16) and computes == torch.bfloat16:
-        told.append(f"Its weights are rounded to {_name(computes)}, in which the model computes.")
+        sentences.append(f"Its weights are rounded to {_name(computes)}, in which the model computes.")
     else:
-        told.append(f"The model computes in {_name(computes)}.")
+        sentences.append(f"The model computes in {_name(computes)}.")
     if job.method == "full":
         because = "like its base" if published is not None else "as the base names no dtype"
         because = "save_dtype" if job.save_dtype else f"{because}; save_dtype asks for another"
-        told.append(f"The trained model is written in {_name(written)} ({because}).")
-    return " ".join(told)
+        sentences.append(f"The trained model is written in {_name(written)} ({because}).")
+    return " ".join(sentences)
 
 
 def published_dtype(job: Job) -> torch.dtype | None:

@@ -81,8 +81,8 @@ class AdamWGroup(Group):
         from planner.cpu.adamw import Target
 
         exp_avg, exp_avg_sq, *master = states
-        own = master[0] if master else work
-        return Target(name, self.decay_of(name), work, own, exp_avg, exp_avg_sq, gradient)
+        updated = master[0] if master else work
+        return Target(name, self.decay_of(name), work, updated, exp_avg, exp_avg_sq, gradient)
 
     def update(
         self,

@@ -114,11 +114,11 @@ class Muon(Optimizer):
     def groups(cls, settings: Group, model: nn.Module, values: Mapping[str, Any]) -> tuple[Group, ...]:
         """AdamW's group for the other parameters, and Muon's for matrices."""
         matrices = frozenset(cls.chosen(model))
-        rest = frozenset(name for name, _ in model.named_parameters()) - matrices
+        others = frozenset(name for name, _ in model.named_parameters()) - matrices
         muon = MuonGroup(
             weight_decay=settings.weight_decay, decay_names=settings.decay_names, names=matrices, adjust=values[ADJUST]
         )
-        return replace(settings, names=rest), muon
+        return replace(settings, names=others), muon
 
     @classmethod
     def chosen(cls, model: nn.Module) -> Mapping[str, Any]:
@@ -257,8 +257,8 @@ def update(
     wide.lerp_(matrix.momentum, momentum)  # Nesterov's
     tall = shape[0] > shape[1]
     flat = shape[::-1] if tall else shape
-    found = _orthogonal(_view(scratch[1], torch.bfloat16, shape).copy_(wide), wide, scratch[2:])
-    step = wide.view(flat).copy_(found)  # as wide as the master, with the strides of PyTorch's
+    orthogonal = _orthogonal(_view(scratch[1], torch.bfloat16, shape).copy_(wide), wide, scratch[2:])
+    step = wide.view(flat).copy_(orthogonal)  # as wide as the master, with the strides of PyTorch's
     master.mul_(1 - learning_rate * matrix.weight_decay)
     master.add_(step.T if tall else step, alpha=-learning_rate * _ratio(shape, adjust))
     if matrix.work is not master:

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 from planner.codec import Json, to_json
 from planner.machine.hardware import Hardware
-from planner.picture.decisions import decisions
 from planner.picture.drawing import AROUND, STEPS, Drawing, Sort, sort_of
 from planner.picture.headline import figures, summary
+from planner.picture.plan_decisions import decisions
 from planner.picture.trace import ns
 from planner.schedule.compile import OpKind, Queue
-from planner.schedule.memory import Parts
+from planner.schedule.memory_use import Parts
 from planner.units import printable
 
 FORMAT = 1
@@ -88,15 +88,15 @@ def _operations(drawing: Drawing) -> dict[str, Json]:
 
 def _measured(drawing: Drawing) -> Json:
     """The first measured step, a step's length, and columns as in `_operations`; null where none was measured."""
-    found = drawing.measured
-    if found is None:
+    measured = drawing.measured
+    if measured is None:
         return None
     return {
-        "first_step": found.first_step,
-        "step_ns": found.step_ns(drawing.program),
-        "start_ns": to_json(found.start_ns),
-        "end_ns": to_json(found.end_ns),
-        "paused": found.paused,
+        "first_step": measured.first_step,
+        "step_ns": measured.step_ns(drawing.program),
+        "start_ns": to_json(measured.start_ns),
+        "end_ns": to_json(measured.end_ns),
+        "paused": measured.paused,
     }
 
 

@@ -13,7 +13,7 @@ from planner.schedule.chain import Chain
 from planner.schedule.compile import Op, OpKind, Program, Queue, compile_program
 from planner.schedule.items import ACTIVATIONS, GRADIENT, STATES, WEIGHT
 from planner.schedule.measured import Measured
-from planner.schedule.memory import Breakdown, Parts, gpu_breakdown
+from planner.schedule.memory_use import Breakdown, Parts, gpu_breakdown
 from planner.schedule.plan import Direction, Plan
 from planner.schedule.simulate import Span, host_traffic_bytes, last_steps, least_step_s, simulate
 
@@ -151,19 +151,19 @@ _RESOURCES = {
 def _samples(spans: list[Span], memory: tuple[Breakdown, ...]) -> Iterator[Sample]:
     now, resting, shown = spans[0].start_s, memory[-1].after, 0
     moment: Parts | None = None  # the largest since `now` among operations that take no time
-    for span, found in zip(spans, memory, strict=True):
+    for span, breakdown in zip(spans, memory, strict=True):
         if span.start_s > now:
             if moment is not None and moment.total_bytes > max(shown, resting.total_bytes):
                 yield Sample(start_s=now, end_s=now, parts=moment)
             yield Sample(start_s=now, end_s=span.start_s, parts=resting)
             now, shown, moment = span.start_s, resting.total_bytes, None
         if span.end_s > span.start_s:
-            if moment is not None and moment.total_bytes > max(shown, found.peak.total_bytes):
+            if moment is not None and moment.total_bytes > max(shown, breakdown.peak.total_bytes):
                 yield Sample(start_s=now, end_s=now, parts=moment)
-            yield Sample(start_s=span.start_s, end_s=span.end_s, parts=found.peak)
-            now, shown, moment = span.end_s, found.peak.total_bytes, None
-        elif moment is None or found.peak.total_bytes > moment.total_bytes:
-            moment = found.peak
-        resting = found.after
+            yield Sample(start_s=span.start_s, end_s=span.end_s, parts=breakdown.peak)
+            now, shown, moment = span.end_s, breakdown.peak.total_bytes, None
+        elif moment is None or breakdown.peak.total_bytes > moment.total_bytes:
+            moment = breakdown.peak
+        resting = breakdown.after
     if moment is not None and moment.total_bytes > shown:
         yield Sample(start_s=now, end_s=now, parts=moment)

@@ -68,9 +68,9 @@ NO_PICTURES = Pictures()
 def redraw(file: Path, pictures: Pictures, *, title: str) -> None:
     """Draw the plan in a plan.json with its run's recorded times. Raises UserError (exit 2) where it has none."""
     try:
-        found = json.loads(file.read_text("utf-8"))
-        plan, chain = from_json(Plan, found["plan"]), chain_of(found["chain"])
-        hardware, basis = from_json(Hardware, found["hardware"]), Basis.of(bool(found["measured"]))
+        document = json.loads(file.read_text("utf-8"))
+        plan, chain = from_json(Plan, document["plan"]), chain_of(document["chain"])
+        hardware, basis = from_json(Hardware, document["hardware"]), Basis.of(bool(document["measured"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
             f"There is no plan in {file}.", code="no-plan", numbers=(str(error),), exit_code=Exit.USAGE

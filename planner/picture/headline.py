@@ -25,24 +25,24 @@ class Figure:
 def figures(drawing: Drawing) -> tuple[Figure, ...]:
     """Step time, throughput, memory on both sides, and what limits the step."""
     plan = drawing.plan
-    found = [Figure(name="step time", value=format_seconds(drawing.step_s), note=_against_bound(drawing))]
+    shown = [Figure(name="step time", value=format_seconds(drawing.step_s), note=_against_bound(drawing))]
     if drawing.tokens_per_s is not None:
         tokens = plan.rounds * plan.slices * drawing.chain.slice_tokens
         rate = drawing.tokens_per_s
         note = f"{tokens:,} tokens a step" + _pieces(drawing)
-        found.append(
+        shown.append(
             Figure(
                 name="throughput", value=f"{rate:,.0f} tokens/s" if rate >= 10 else f"{rate:.2g} tokens/s", note=note
             )
         )
-    found.append(_memory("GPU memory, peak", plan.gpu_peak_bytes, plan.gpu_budget_bytes))
-    found.append(_memory("host memory, peak", plan.cpu_peak_bytes, plan.cpu_budget_bytes))
+    shown.append(_memory("GPU memory, peak", plan.gpu_peak_bytes, plan.gpu_budget_bytes))
+    shown.append(_memory("host memory, peak", plan.cpu_peak_bytes, plan.cpu_budget_bytes))
     for load in drawing.loads[:1]:
         note = f"at work {_percent(load.share)} of the step"
-        found.append(
+        shown.append(
             Figure(name="limited by", value=load.resource[0].upper() + load.resource[1:], note=note, share=load.share)
         )
-    return tuple(found)
+    return tuple(shown)
 
 
 def summary(drawing: Drawing) -> str:

@@ -15,7 +15,7 @@ from itertools import count
 from planner.codec import Json
 from planner.picture.drawing import AROUND, STEPS, TURNS, Drawing, Sort, sort_of
 from planner.schedule.compile import OpKind, Queue
-from planner.schedule.memory import Parts
+from planner.schedule.memory_use import Parts
 from planner.schedule.simulate import Span
 
 _PROCESS = 1
@@ -120,12 +120,12 @@ def _operations(drawing: Drawing, clock: _Clock) -> Iterator[Json]:
 
 def _moments(drawing: Drawing, clock: _Clock) -> Iterator[Json]:
     """One instant for all operations that take no time at one moment: how many of each kind, on what."""
-    found: dict[int, dict[str, list[str]]] = {}
+    moments: dict[int, dict[str, list[str]]] = {}
     for _, span in drawing.occasions():
         if not _takes_time(span):
-            kinds = found.setdefault(ns(span.start_s), {})
+            kinds = moments.setdefault(ns(span.start_s), {})
             kinds.setdefault(span.op.kind.value, []).append(span.op.subject)
-    for at_ns, kinds in sorted(found.items()):
+    for at_ns, kinds in sorted(moments.items()):
         args: dict[str, Json] = {kind: " ".join(subjects) for kind, subjects in kinds.items()}
         name = ", ".join(f"{len(subjects)} {kind}" for kind, subjects in kinds.items())
         yield {
@@ -183,12 +183,12 @@ def _waits(drawing: Drawing, clock: _Clock) -> Iterator[Json]:
 def _timed(spans: Sequence[Span]) -> list[Span | None]:
     """For each span: itself if it takes time, else the last span before it on its queue that does; None for none."""
     last: dict[Queue, Span] = {}
-    found: list[Span | None] = []
+    timed: list[Span | None] = []
     for span in spans:
         if _takes_time(span):
             last[span.op.queue] = span
-        found.append(last.get(span.op.queue))
-    return found
+        timed.append(last.get(span.op.queue))
+    return timed
 
 
 def _takes_time(span: Span) -> bool:

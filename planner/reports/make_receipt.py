@@ -12,7 +12,7 @@ from planner.schedule.chain import Chain, Tensor
 from planner.schedule.compile import OpKind, Program, Queue, compile_program
 from planner.schedule.disk_use import ACCEPT, DiskUse, step_activation_bytes, step_weight_bytes
 from planner.schedule.items import Item
-from planner.schedule.memory import cpu_parts, parts_at_peak
+from planner.schedule.memory_use import cpu_parts, parts_at_peak
 from planner.schedule.plan import Plan
 from planner.schedule.simulate import durations_s, host_traffic_bytes, issuing_s, simulate, written_bytes
 
@@ -140,11 +140,11 @@ def disk_shares(
     named = asked.keep == 1
     checkpoint = chain.saved_bytes - stored * named
     model = sum(t.bytes for t in _tensors(chain) if t.trainable or asked.whole)
-    kept = asked.keep or 1
-    each = "each checkpoint, all are kept" if asked.keep is None else f"checkpoints kept: {kept}"
+    copies = asked.keep or 1
+    each = "each checkpoint, all are kept" if asked.keep is None else f"checkpoints kept: {copies}"
     return _shares(
         ("optimizer states on drives" + ", twice" * named, stored * (1 + named)),
-        (each, kept * checkpoint),
+        (each, copies * checkpoint),
         ("a checkpoint being written", checkpoint),
         ("the trained model, twice", 2 * model),
         ("gradients and working copies on drives", weights),
@@ -152,21 +152,21 @@ def disk_shares(
     )
 
 
-def _disk_use(plan: Plan, chain: Chain, hardware: Hardware, said: int | str | None) -> DiskUse | None:
+def _disk_use(plan: Plan, chain: Chain, hardware: Hardware, rated_writes: int | str | None) -> DiskUse | None:
     activations, weights = step_activation_bytes(plan, chain), step_weight_bytes(plan, chain)
     written = chain.stored_bytes(plan.cpu_updated()) + weights + activations
-    rated = said if isinstance(said, int) else hardware.disk_rated_bytes
-    stated = isinstance(said, int) or rated != RATED_SIZES * hardware.disk_bytes
-    found = DiskUse(
+    rated = rated_writes if isinstance(rated_writes, int) else hardware.disk_rated_bytes
+    stated = isinstance(rated_writes, int) or rated != RATED_SIZES * hardware.disk_bytes
+    use = DiskUse(
         written_bytes=written,
         rated_bytes=rated,
         stated=stated,
-        accepted=said == ACCEPT,
+        accepted=rated_writes == ACCEPT,
         activation_bytes=activations,
         again_bytes=chain.stored_bytes(plan.trailing()),
         weight_bytes=weights,
     )
-    return found if written else None
+    return use if written else None
 
 
 def _shares(*pairs: tuple[str, int]) -> tuple[Share, ...]:
@@ -204,8 +204,8 @@ def loads(program: Program, chain: Chain, hardware: Hardware, step_s: float) -> 
         "writes that drives sustain": written_bytes(program) / sustained if sustained else 0.0,
         "host memory bandwidth": host_traffic_bytes(program, chain) / hardware.cpu_memory_bytes_per_s,
     }
-    found = (Load(resource=name, busy_s=s, share=min(1.0, s / step_s)) for name, s in seconds.items() if s)
-    return tuple(sorted(found, key=lambda load: -load.busy_s))
+    busy_loads = (Load(resource=name, busy_s=s, share=min(1.0, s / step_s)) for name, s in seconds.items() if s)
+    return tuple(sorted(busy_loads, key=lambda load: -load.busy_s))
 
 
 def solved(plan: Plan, chain: Chain, *, gap: float, solve_s: float) -> Solved:

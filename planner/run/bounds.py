@@ -51,10 +51,10 @@ def _taken_bytes() -> int:
     return int(Path("/proc/self/statm").read_text("ascii").split()[5]) * resource.getpagesize()
 
 
-def takes_too_much(what: str, number: str) -> UserError:
-    """The error where reading `what`, such as a file, takes more than the limit `number`, which is in words."""
+def takes_too_much(source: str, number: str) -> UserError:
+    """The error where reading `source`, such as a file, takes more than the limit `number`, which is in words."""
     return UserError(
-        f"Reading {what} takes too much time or memory.",
+        f"Reading {source} takes too much time or memory.",
         code="takes-too-much",
         exit_code=Exit.USAGE,
         numbers=(number,),
@@ -62,9 +62,9 @@ def takes_too_much(what: str, number: str) -> UserError:
     )
 
 
-def ended_by(number: int, what: str, *, kernel_kills: bool = False) -> UserError | None:
-    """The error where the signal `number` ended a process that was reading `what`; None for signals that have other
-    reasons. The sender of a SIGKILL is not known, and `what` need not be its reason. `kernel_kills`: meanwhile the
+def ended_by(number: int, source: str, *, kernel_kills: bool = False) -> UserError | None:
+    """The error where the signal `number` ended a process that was reading `source`; None for signals that have other
+    reasons. The sender of a SIGKILL is not known, and `source` need not be its reason. `kernel_kills`: meanwhile the
     kernel has killed some process for its memory."""
     if number == signal.SIGKILL:
         who = (
@@ -73,9 +73,9 @@ def ended_by(number: int, what: str, *, kernel_kills: bool = False) -> UserError
             else ("who sent the signal is not known; the kernel does where the machine has no memory left")
         )
         return UserError(
-            f"The process that looked at {what} was killed by signal 9 (SIGKILL).",
+            f"The process that looked at {source} was killed by signal 9 (SIGKILL).",
             code="look-killed",
             numbers=(who,),
             hint="try again when other programs use less memory; nothing is known to be wrong with the file",
         )
-    return takes_too_much(what, _BY_SIGNAL[signal.Signals(number)]) if number in _BY_SIGNAL else None
+    return takes_too_much(source, _BY_SIGNAL[signal.Signals(number)]) if number in _BY_SIGNAL else None

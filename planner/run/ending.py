@@ -27,22 +27,22 @@ def leaving_on_signals() -> Iterator[None]:
     """Within, SIGTERM, SIGHUP and SIGINT end the process as `sys.exit` does, with 128 plus the signal's number, so that
     temporary folders are removed. Only the first signal counts: later ones are ignored until the process has ended.
     Signals that are ignored already, as under nohup, stay ignored."""
-    left, report = False, sys.unraisablehook
+    leaving, report = False, sys.unraisablehook
 
     def leave(number: int, _: FrameType | None) -> None:
-        nonlocal left
-        if not left:
-            left = True
+        nonlocal leaving
+        if not leaving:
+            leaving = True
             raise _Left(128 + number)
 
-    def swallowed(what: sys.UnraisableHookArgs) -> None:
+    def swallowed(unraisable: sys.UnraisableHookArgs) -> None:
         """Python drops an exception raised while it removes an object: then the signal is sent again a moment later."""
-        nonlocal left
-        if isinstance(what.exc_value, _Left):
-            left = False
-            threading.Timer(_AGAIN_S, os.kill, (os.getpid(), int(str(what.exc_value)) - 128)).start()
+        nonlocal leaving
+        if isinstance(unraisable.exc_value, _Left):
+            leaving = False
+            threading.Timer(_AGAIN_S, os.kill, (os.getpid(), int(str(unraisable.exc_value)) - 128)).start()
         else:
-            report(what)
+            report(unraisable)
 
     before = _heard_by(leave)
     if before:
@@ -50,7 +50,7 @@ def leaving_on_signals() -> Iterator[None]:
     try:
         yield
     finally:
-        if not left:
+        if not leaving:
             _restore(before)
         sys.unraisablehook = report
 
@@ -93,20 +93,20 @@ def exit_code_of(act: Callable[[], int], run: RunFolder | None) -> int:
     try:
         return act()
     except UserError as error:
-        told = error
+        failure = error
     except Exception as error:
         if not is_disk_full(error):
             raise
-        told = disk_full(error)
+        failure = disk_full(error)
     # For the log. Except for some adopted ones, a run folder has its job's number as its name.
-    named = told.of_job(run.path.name) if run is not None and run.path.name.isdecimal() else told
+    named = failure.of_job(run.path.name) if run is not None and run.path.name.isdecimal() else failure
     try:
-        if run is None or told.code != NOT_REACHED:
+        if run is None or failure.code != NOT_REACHED:
             print(named, file=sys.stderr, flush=True)
         if run is not None:
-            run.write_error(told)
+            run.write_error(failure)
     except OSError as error:
         if not is_disk_full(error):
             raise
         return Exit.NO_ROOM_TO_SAY
-    return told.exit_code
+    return failure.exit_code

@@ -43,18 +43,18 @@ def event_of(line: bytes) -> Event | None:
     """The event in a line; None where the line is no event. An event has "event", the name of its kind, and "step",
     from 0 on. Numbers that are not finite become null, which is also how they are written."""
     try:
-        found = json.loads(line.decode("utf-8"), parse_constant=lambda _: None, parse_float=_finite)
+        event = json.loads(line.decode("utf-8"), parse_constant=lambda _: None, parse_float=_finite)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(found, dict) or not isinstance(kind := found.get("event"), str):
+    if not isinstance(event, dict) or not isinstance(kind := event.get("event"), str):
         return None
     is_whole = (
-        _is(int, found.get("step"))
-        and found["step"] >= 0
-        and all(_is(needed, found.get(name)) for name, needed in _NEEDED.get(kind, {}).items())
-        and all(_is((int, float), found[name]) for name in _NUMBERS if found.get(name) is not None)
+        _is(int, event.get("step"))
+        and event["step"] >= 0
+        and all(_is(needed, event.get(name)) for name, needed in _NEEDED.get(kind, {}).items())
+        and all(_is((int, float), event[name]) for name in _NUMBERS if event.get(name) is not None)
     )
-    return found if is_whole else None
+    return event if is_whole else None
 
 
 def events_of(lines: Iterable[bytes]) -> list[Event]:
@@ -75,9 +75,9 @@ class Piece:
     @classmethod
     def of(cls, lines: Sequence[bytes], position: int) -> Piece:
         """The piece of these lines, which end before byte `position`."""
-        found = [event_of(line) for line in lines]
-        broken = [number for number, event in enumerate(found, start=1) if event is None]
-        return cls(events=[e for e in found if e is not None], position=position, lines=len(lines), broken=broken)
+        events = [event_of(line) for line in lines]
+        broken = [number for number, event in enumerate(events, start=1) if event is None]
+        return cls(events=[e for e in events if e is not None], position=position, lines=len(lines), broken=broken)
 
 
 def _finite(text: str) -> float | None:

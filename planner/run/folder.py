@@ -151,14 +151,14 @@ class RunFolder:
 
     def last_checkpoint_step(self) -> int | None:
         """The latest step of the checkpoints and the trained weights; None where there are none."""
-        found = (folder for parent in (self.checkpoints, self.trained) for folder in parent.glob("step-*"))
-        names = (folder.name.removeprefix("step-") for folder in found)
+        folders = (folder for parent in (self.checkpoints, self.trained) for folder in parent.glob("step-*"))
+        names = (folder.name.removeprefix("step-") for folder in folders)
         return max((int(name) for name in names if name.isdigit()), default=None)
 
     def has_saved(self) -> bool:
         """Whether the run has a checkpoint or trained weights of its own, not only the one that it was given."""
-        given = self.goes_on.exists() and not self.metrics.exists()
-        return not given and self.last_checkpoint_step() is not None
+        only_given = self.goes_on.exists() and not self.metrics.exists()
+        return not only_given and self.last_checkpoint_step() is not None
 
     def token(self) -> str:
         """An unguessable word by which the run recognizes what it made outside its folder; made at the first call."""
@@ -223,8 +223,8 @@ class RunFolder:
 
     def read_notches(self) -> list[dict[str, Any]]:
         """How budgets were lowered each time that memory had run out, in order."""
-        found = (_read_object(self.path / "notches.json") or {}).get("notches")
-        return found if isinstance(found, list) else []
+        notches = (_read_object(self.path / "notches.json") or {}).get("notches")
+        return notches if isinstance(notches, list) else []
 
     def write_notches(self, notches: list[dict[str, Any]]) -> None:
         """Write notches.json; a reader finds the old file or the new one, complete."""
@@ -236,8 +236,8 @@ class RunFolder:
 
     def read_error(self) -> dict[str, Any] | None:
         """The content of error.json; None where it is not there or incomplete."""
-        found = _read_object(self.error)
-        return found if found is not None and found.keys() >= _ERROR_FIELDS else None
+        error = _read_object(self.error)
+        return error if error is not None and error.keys() >= _ERROR_FIELDS else None
 
     def read_first_notes(self) -> tuple[str, ...] | None:
         """The notes in first_notes.json."""
@@ -344,8 +344,8 @@ class RunFolder:
 
     def tidy(self) -> None:
         """Remove the drafts of a process that was killed while it wrote. Call it only when no process writes."""
-        for left in self.path.glob(f".*{_NEW}"):
-            left.unlink()
+        for draft in self.path.glob(f".*{_NEW}"):
+            draft.unlink()
 
     def tail_of_log(self, lines: int) -> tuple[str, ...]:
         """The last lines of log.txt."""

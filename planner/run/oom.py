@@ -34,11 +34,11 @@ def be_first(pid: int) -> None:
 
 def killed_for_memory(who: str, step: int | None) -> UserError:
     """The error where the kernel has killed the process `who`. `step`: that of the last checkpoint; None for none."""
-    kept = "there was no checkpoint yet" if step is None else f"the last checkpoint is that of step {step}"
+    last_checkpoint = "there was no checkpoint yet" if step is None else f"the last checkpoint is that of step {step}"
     return UserError(
         f"The kernel killed the {who}: the machine had no memory left.",
         code=KILLED_FOR_MEMORY,
-        numbers=(kept,),
+        numbers=(last_checkpoint,),
         hint="give a smaller cpu_budget, or close what else uses memory",
         exit_code=Exit.FAILED,
     )
@@ -46,13 +46,13 @@ def killed_for_memory(who: str, step: int | None) -> UserError:
 
 def _counters() -> list[Path]:
     """Files that may have the counter, those of the narrowest group first."""
-    found = []
+    files = []
     with suppress(OSError):
         for line in _GROUPS.read_text("utf-8").splitlines():
             _, controllers, path = line.split(":", 2)
             if controllers == "":
-                found.append(_ROOT / path.lstrip("/") / "memory.events")
+                files.append(_ROOT / path.lstrip("/") / "memory.events")
             elif "memory" in controllers.split(","):
-                found.append(_ROOT / "memory" / path.lstrip("/") / "memory.oom_control")
-                found.append(_ROOT / "memory" / "memory.oom_control")  # a container sees its own group as the root
-    return [*found, _VMSTAT]
+                files.append(_ROOT / "memory" / path.lstrip("/") / "memory.oom_control")
+                files.append(_ROOT / "memory" / "memory.oom_control")  # a container sees its own group as the root
+    return [*files, _VMSTAT]

@@ -99,23 +99,23 @@ def end_session(leader: int, folder: Path, patience_s: float = 10.0) -> None:
     another folder are left alone: the session's number may belong to somebody else by now. Raises TimeoutError after
     `patience_s`."""
     deadline = time.monotonic() + patience_s
-    while found := [process for process in _session(leader) if _works_in(process.pid, folder)]:
-        for process in found:
+    while processes := [process for process in _session(leader) if _works_in(process.pid, folder)]:
+        for process in processes:
             process.send(signal.SIGKILL)
         if time.monotonic() > deadline:
-            raise TimeoutError(f"process {found[0].pid} did not end within {patience_s:.0f} s of SIGKILL")
+            raise TimeoutError(f"process {processes[0].pid} did not end within {patience_s:.0f} s of SIGKILL")
         time.sleep(0.01)
 
 
 def _session(leader: int) -> list[Process]:
     """The living processes of a session."""
-    found = []
+    processes = []
     for path in Path("/proc").iterdir():
         if path.name.isdecimal():
             with suppress(OSError):  # gone meanwhile
                 if int(_fields((path / "stat").read_text())[3]) == leader:
-                    found.append(Process.of(int(path.name)))
-    return [process for process in found if process is not None]
+                    processes.append(Process.of(int(path.name)))
+    return [process for process in processes if process is not None]
 
 
 def _works_in(pid: int, folder: Path) -> bool:

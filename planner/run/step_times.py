@@ -58,5 +58,5 @@ def step_times(events: Iterable[Mapping[str, Any]]) -> StepTimes:
 
 
 def _median(steps: list[Mapping[str, Any]], name: str) -> float | None:
-    found = [step[name] for step in steps if step.get(name) is not None]
-    return statistics.median(found) if found else None
+    values = [step[name] for step in steps if step.get(name) is not None]
+    return statistics.median(values) if values else None

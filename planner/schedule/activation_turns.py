@@ -30,12 +30,12 @@ class StoredActivations:
             if option.on_disk
             for k in range(plan.slices)
         }
-        made = list(size)
-        back = [item for turn in sorted(back_at) for item, _ in back_at[turn] if item in size] if made else []
-        self.slots = dict(zip(made, activation_slots(), strict=False))
-        stay = back[: ring_at_turn(plan.slices, len(made))]
+        items = list(size)
+        back = [item for turn in sorted(back_at) for item, _ in back_at[turn] if item in size] if items else []
+        self.slots = dict(zip(items, activation_slots(), strict=False))
+        stay = back[: ring_at_turn(plan.slices, len(items))]
         at = {item: self.slots[item] for item in stay}
-        free = [self.slots[item] for item in made[-ACTIVATION_SLOTS:] if item not in at]
+        free = [self.slots[item] for item in items[-ACTIVATION_SLOTS:] if item not in at]
         self.first = back[len(stay) :][: len(free)]
         self.reads = dict(zip(self.first, free, strict=False))
         self.after = dict(zip(back, back[len(stay) + len(free) :], strict=False))

@@ -1,6 +1,6 @@
 """Which memory a step allocates and releases on the device, tensor by tensor, in the host's order.
 
-`planner.schedule.memory` counts bytes; this module is for callers that must know where the bytes are. Only the
+`planner.schedule.memory_use` counts bytes; this module is for callers that must know where the bytes are. Only the
 computing queue allocates and frees, so its order is the host's. The chain's lifetimes say what turns do. This module
 combines them with what the program says of items, of gradients and of what blocks pass to their backward.
 """
@@ -81,7 +81,7 @@ class _Host:
     def __init__(self, program: Program, chain: Chain) -> None:
         self.program, self.chain = program, chain
         self.tensors: dict[str, Tensor] = {t.name: t for t in (*chain.tensors(), *chain.frame_tensors)}
-        self.lifetimes = {(found.kind, found.option): found for found in chain.lifetimes}
+        self.lifetimes = {(lifetimes.kind, lifetimes.option): lifetimes for lifetimes in chain.lifetimes}
         self.stages = {f"{d}{i}": number for number, (d, i) in enumerate(stage_order(len(chain.blocks)))}
         self.users = chain.users()
         self.rows = [tied_rows(chain, program.slices, program.rounds, begun=begun) for begun in (False, True)]
@@ -174,90 +174,90 @@ class _Host:
         frame = self.frames[k]
         if direction is Direction.FORWARD and block == 0:
             frame.clear()
-        for kind, what, of in _events(self.chain.frame_lifetimes[self.stages[f"{direction}{block}"]]):
+        for kind, subject, of in _events(self.chain.frame_lifetimes[self.stages[f"{direction}{block}"]]):
             match kind:
                 case "+" | "%":
-                    frame[what] = self._new(int(of), own=kind == "%")
+                    frame[subject] = self._new(int(of), own=kind == "%")
                 case "-":
-                    if what in frame:
-                        self._release(frame.pop(what))
+                    if subject in frame:
+                        self._release(frame.pop(subject))
                 case "@":
-                    given, _, made = what.partition(">")
+                    arguments, _, results = subject.partition(">")
                     if direction is Direction.FORWARD:
-                        self._forward(block, k, _names(given), _names(made))
+                        self._forward(block, k, _names(arguments), _names(results))
                     else:
-                        self._backward(op, _names(given), _names(made))
+                        self._backward(op, _names(arguments), _names(results))
                 case "!":
-                    self._sum(op, int(what), frame[of])
+                    self._sum(op, int(subject), frame[of])
                 case "?":
-                    self._sum(op, int(what), None)
+                    self._sum(op, int(subject), None)
                 case "$":
-                    self._frame_sum(self.chain.frame_tensors[int(what)].name, frame, of)
+                    self._frame_sum(self.chain.frame_tensors[int(subject)].name, frame, of)
         if direction is Direction.BACKWARD and block == 0:
             for number in frame.values():
                 self._release(number)
             frame.clear()
 
-    def _forward(self, block: int, k: int, given: Sequence[str], made: Sequence[str]) -> None:
+    def _forward(self, block: int, k: int, arguments: Sequence[str], results: Sequence[str]) -> None:
         frame, its = self.frames[k], self._lifetimes_of(block)
-        names = {f"a{j}": frame[name] for j, name in enumerate(given) if name in frame}
+        names = {f"a{j}": frame[name] for j, name in enumerate(arguments) if name in frame}
         saved: Sequence[str] = ()
-        for kind, what, of in _events(its.forward):
+        for kind, subject, of in _events(its.forward):
             match kind:
                 case "+" | "~" | "%":
-                    names[what] = self._new(int(of), most=kind == "~", own=kind == "%")
+                    names[subject] = self._new(int(of), most=kind == "~", own=kind == "%")
                 case "-":
-                    self._release(names.pop(what))
+                    self._release(names.pop(subject))
                 case "=":
-                    self._hand_over(_names(what), made, names, frame)
+                    self._hand_over(_names(subject), results, names, frame)
                 case "^":
-                    saved = _names(what)
-        there = [self._hold(names[name]) for name in saved]
+                    saved = _names(subject)
+        on_device = [self._hold(names[name]) for name in saved]
         sent = [self._hold(names[f"a{its.sent}"])] if its.sent is not None else []
         saved = [*saved, *([f"a{its.sent}"] if sent else [])]
         for name, number in names.items():  # the frame or the call now holds what the code made
             if name[0] != "a":
                 self._release(number)
-        kept = [self._hold(names[f"a{j}"]) for j in its.kept if f"a{j}" in names]
+        inputs = [self._hold(names[f"a{j}"]) for j in its.kept if f"a{j}" in names]
         option = self.chain.blocks[block].option(its.option)
         if option.offloaded_bytes and not option.saved_bytes:  # the saved tensors travel, too
-            there, sent = [], [*there, *sent]
-        self.calls[block, k] = _Call(its, saved, there, [self.sizes[number] for number in sent], kept)
+            on_device, sent = [], [*on_device, *sent]
+        self.calls[block, k] = _Call(its, saved, on_device, [self.sizes[number] for number in sent], inputs)
         if option.offloaded_bytes:
             self.items[Item.activations(block, k)] = sent
 
     def _hand_over(
-        self, results: Sequence[str], made: Sequence[str], names: dict[str, int], frame: dict[str, int]
+        self, results: Sequence[str], frame_names: Sequence[str], names: dict[str, int], frame: dict[str, int]
     ) -> None:
-        for name, to in zip(results, made, strict=True):
+        for name, to in zip(results, frame_names, strict=True):
             if name != "-" and to != "-" and to not in frame:
                 frame[to] = self._hold(names[name])
 
-    def _backward(self, op: Op, given: Sequence[str], made: Sequence[str]) -> None:
+    def _backward(self, op: Op, tangents: Sequence[str], results: Sequence[str]) -> None:
         _, block, k = op.turn
         frame, call = self.frames[k], self.calls.pop((block, k))
-        there = [*call.saved, *self.items.pop(Item.activations(block, k), ())]
-        names = dict(zip(call.names, there, strict=True))
+        saved = [*call.saved, *self.items.pop(Item.activations(block, k), ())]
+        names = dict(zip(call.names, saved, strict=True))
         owned: dict[str, int] = {}
-        for j, name in enumerate(given):
+        for j, name in enumerate(tangents):
             if name in owned:  # one tensor is the gradient of a result and of an argument
                 names[f"t{j}"] = self._hold(owned[name])
             elif name.endswith("*"):
                 names[f"t{j}"] = owned[name] = frame.pop(name[:-1])
             elif name != "-":
                 names[f"t{j}"] = self._hold(frame[name])
-        for kind, what, of in _events(call.lifetimes.backward):
+        for kind, subject, of in _events(call.lifetimes.backward):
             match kind:
                 case "+" | "~" | "%":
-                    names[what] = self._new(int(of), most=kind == "~", own=kind == "%")
+                    names[subject] = self._new(int(of), most=kind == "~", own=kind == "%")
                 case "-":
-                    self._release(names.pop(what))
+                    self._release(names.pop(subject))
                 case "!":
-                    self._sum(op, int(what), names[of])
+                    self._sum(op, int(subject), names[of])
                 case "?":
-                    self._sum(op, int(what), None, int(of))
+                    self._sum(op, int(subject), None, int(of))
                 case "=":
-                    self._hand_over(_names(what), made, names, frame)
+                    self._hand_over(_names(subject), results, names, frame)
         for number in (*names.values(), *call.kept):
             self._release(number)
 
@@ -296,9 +296,9 @@ class _Host:
             self._release(self._new(min(ROWS_AT_ONCE, rows.counts[k] - start) * rows.row_bytes, most=True))
         self._release_all(self.aside.pop((name, k)))
 
-    def _frame_sum(self, name: str, frame: dict[str, int], made: str) -> None:
+    def _frame_sum(self, name: str, frame: dict[str, int], gradient_name: str) -> None:
         """Autograd adds up the frame's gradients: the first slice's tensor stays as the sum."""
         if Item.gradient(name) not in self.items:
-            self.items[Item.gradient(name)] = [self._hold(frame[made])]
+            self.items[Item.gradient(name)] = [self._hold(frame[gradient_name])]
         else:
-            self._release(frame.pop(made))
+            self._release(frame.pop(gradient_name))

@@ -326,11 +326,11 @@ class Chain(_Derived):
             return self._optimizers
         except AttributeError:
             pass
-        found: dict[AnyOptimizer, int] = {}
+        counts: dict[AnyOptimizer, int] = {}
         for tensor in (t for t in (*self.tensors(), *self.frame_tensors) if t.trainable):
-            found[tensor.optimizer] = found.get(tensor.optimizer, 0) + tensor.elements
-        object.__setattr__(self, "_optimizers", found)
-        return found
+            counts[tensor.optimizer] = counts.get(tensor.optimizer, 0) + tensor.elements
+        object.__setattr__(self, "_optimizers", counts)
+        return counts
 
     def update_rates(self, hardware: Hardware) -> Rates:
         """How fast the machine updates. All updates are assumed to be as slow as those of the slowest optimizer."""

@@ -39,7 +39,7 @@ def compile_program(plan: Plan, chain: Chain) -> Program:
 
 
 def order_program(plan: Plan, chain: Chain, *, by_pieces: bool = True) -> Program:
-    """`compile_program` without the waits: all that `planner.schedule.memory` needs, in a fraction of the time. To
+    """`compile_program` without the waits: all that `planner.schedule.memory_use` needs, in a fraction of the time. To
     count the device's memory, updates of states on disk need not even be `by_pieces`, of which there are thousands."""
     if len(plan.options) != len(chain.blocks):
         raise ValueError(f"the plan has {len(plan.options)} blocks, the chain {len(chain.blocks)}")
@@ -85,19 +85,21 @@ def with_waits(serial: tuple[Op, ...], chain: Chain, options: Sequence[str]) -> 
         need = needs.pop()
         need[queue] = -1
         clock = clocks[last_of[queue]] if last_of[queue] >= 0 else [-1] * len(need)
-        kept: list[int] = []
+        remaining: list[int] = []
         # The latest first: it may imply the earlier ones.
         for other in sorted(need, reverse=True):
             if other >= 0 and clock[queue_of[other % count]] < other:
-                kept.append(other)
+                remaining.append(other)
                 clock = [a if a > b else b for a, b in zip(clock, clocks[other], strict=True)]
         clock = list(clock)
         clock[queue] = at
         clocks.append(clock)
         last_of[queue] = at
         if at >= 2 * count:
-            kept = [k for k in kept if not any(clocks[o][queue_of[k % count]] >= k for o in kept if o != k)]
-            waits[number] = tuple(serial[k % count].name for k in sorted(kept))
+            remaining = [
+                k for k in remaining if not any(clocks[o][queue_of[k % count]] >= k for o in remaining if o != k)
+            ]
+            waits[number] = tuple(serial[k % count].name for k in sorted(remaining))
     return tuple(replace(op, waits=w) for op, w in zip(serial, waits, strict=True))
 
 

@@ -192,8 +192,8 @@ class Contents:
                 raise InvalidProgram(f"{op.name}: {item} is not on disk")
             self.in_gradient_slot[op.slot] = item, self.host[item]
             return
-        there, version = self.in_gradient_slot.get(op.slot, _NOTHING)
-        if there != item or (item.kind == WEIGHT and version != self.version[item.name]):
+        held, version = self.in_gradient_slot.get(op.slot, _NOTHING)
+        if held != item or (item.kind == WEIGHT and version != self.version[item.name]):
             raise InvalidProgram(f"{op.name}: its slot does not hold {item} as it is now")
         self.host[item] = version
 

@@ -68,7 +68,7 @@ class DiskUse:
             "gradients and weights (read in each pass)": self.weight_bytes,
             "activations": self.activation_bytes,
         }
-        *first, last = [f"{_decimal(size)} of {what}" for what, size in each.items() if size]
+        *first, last = [f"{_decimal(size)} of {contents}" for contents, size in each.items() if size]
         yield f"each step reads and writes {' and '.join([', '.join(first)] * bool(first) + [last])}"
         if self.steps_of_life is None:
             yield "how much may be written to the drive is not known: its data sheet has it (TBW)"
@@ -88,25 +88,25 @@ def disk_use(
     plan: Plan,
     chain: Chain,
     folders: Sequence[str],
-    said: int | str | None,
+    rated_writes: int | str | None,
     *,
     steps: int | None,
     parts: Callable[[], Sequence[float]] | None = None,
 ) -> DiskUse | None:
     """The disk use of a run of `steps` steps on this machine, with states or activations in `folders`; None where the
-    run writes none there. `said`: the job's `disk_rated_writes`. `parts`: called only where that is no number; returns
-    the relative share of the writes that each of `folders` has; None: equal shares."""
+    run writes none there. `rated_writes`: the job's `disk_rated_writes`. `parts`: called only where that is no
+    number; returns the relative share of the writes that each of `folders` has; None: equal shares."""
     activations, weights = step_activation_bytes(plan, chain), step_weight_bytes(plan, chain)
     written = chain.stored_bytes(plan.cpu_updated()) + weights + activations
     if not written:
         return None
-    stated = isinstance(said, int)
-    rated = said if isinstance(said, int) else _rated(folders, parts)
+    stated = isinstance(rated_writes, int)
+    rated = rated_writes if isinstance(rated_writes, int) else _rated(folders, parts)
     return DiskUse(
         written_bytes=written,
         rated_bytes=rated,
         stated=stated,
-        accepted=said == ACCEPT,
+        accepted=rated_writes == ACCEPT,
         steps=steps,
         activation_bytes=activations,
         again_bytes=chain.stored_bytes(plan.trailing()),
@@ -121,22 +121,22 @@ def step_activation_bytes(plan: Plan, chain: Chain) -> int:
 
 def step_weight_bytes(plan: Plan, chain: Chain) -> int:
     """Bytes that a step writes of tensors wholly on disk: working copies, and the gradients of each round."""
-    there = [t for t in chain.tensors() if t.wholly_on_disk and t.name in plan.cpu_updated()]
-    return sum(t.bytes + plan.rounds * t.gradient_bytes for t in there)
+    stored = [t for t in chain.tensors() if t.wholly_on_disk and t.name in plan.cpu_updated()]
+    return sum(t.bytes + plan.rounds * t.gradient_bytes for t in stored)
 
 
 def most_written_bytes(
     folders: Sequence[str],
-    said: int | str | None,
+    rated_writes: int | str | None,
     *,
     steps: int | None,
     parts: Callable[[], Sequence[float]] | None = None,
 ) -> int | None:
     """Bytes that each of `steps` steps may write without a need for the job to accept the wear; None where the job
     accepts any wear, or where the limit is not known. Other arguments are those of `disk_use`."""
-    if not steps or said == ACCEPT:
+    if not steps or rated_writes == ACCEPT:
         return None
-    rated = said if isinstance(said, int) else _rated(folders, parts)
+    rated = rated_writes if isinstance(rated_writes, int) else _rated(folders, parts)
     return int(MOST_WORN * rated) // steps if rated else None
 
 

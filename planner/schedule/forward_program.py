@@ -68,8 +68,8 @@ def forward_program(plan: Plan, chain: Chain, measured: ForwardBytes, *, slices:
         layout = _Layout(chain, measured, resident, slices)
         try:
             ops = tuple(layout.operations(budget_bytes))
-        except TooLarge as found:
-            error = found
+        except TooLarge as refusal:
+            error = refusal
             continue
         program = Program(ops=ops, resident=resident, options=(), slices=slices)
         return replace(program, ops=with_waits(ops, chain, ()))
@@ -99,8 +99,8 @@ class _Layout:
         self.chain, self.slices, self.slots = chain, slices, slots_of(chain)
         sizes = {t.name: {"w": t.bytes, "s": t.state_bytes} for t in chain.tensors()}
         self.sizes = {name: size["w"] for name, size in sizes.items()}
-        there = set(resident)
-        self.travelling = {n: (u[0], u[-1]) for n, u in chain.users().items() if Item.weight(n) not in there}
+        staying = set(resident)
+        self.travelling = {n: (u[0], u[-1]) for n, u in chain.users().items() if Item.weight(n) not in staying}
         self.fixed_bytes = chain.frame_bytes + sum(sizes[item.name][item.kind] for item in resident)
         self.fixed_bytes += (slices - 1) * chain.thread_bytes
         self.used = [self.fixed_bytes + measured.stage_bytes(i, slices) for i in range(len(chain.blocks))]

@@ -153,8 +153,8 @@ class Op:
         """The operation `text` describes. Raises ValueError."""
         head, _, after = text.partition(" after ")
         name, size, *flags = head.split()
-        kind, _, rest = name.partition("@")
-        place, _, subject = rest.partition(":")
+        kind, _, location = name.partition("@")
+        place, _, subject = location.partition(":")
         stage, _, number = place.partition("/")
         return cls(
             kind=OpKind(kind),
@@ -303,10 +303,10 @@ def state_slots_of(chain: Chain, *, clip: bool) -> dict[str, tuple[tuple[Piece, 
     """Tensor whose states may be on disk -> its pieces, each with its slot. Slots are assigned in the order of updates:
     from the chain's last tensor to its first, as backward gives gradients; after the norm, from first to last."""
     each = [(t.name, piece) for t in chain.tensors() if t.states_on_disk for piece in chain.state_pieces(t)]
-    found: dict[str, list[tuple[Piece, int]]] = {}
+    slots: dict[str, list[tuple[Piece, int]]] = {}
     for number, (name, piece) in enumerate(each if clip else reversed(each)):
-        found.setdefault(name, []).append((piece, SLOTS + number % STATE_SLOTS))
-    return {name: tuple(of) for name, of in found.items()}
+        slots.setdefault(name, []).append((piece, SLOTS + number % STATE_SLOTS))
+    return {name: tuple(of) for name, of in slots.items()}
 
 
 ACTIVATION_SLOTS = 3
@@ -328,8 +328,8 @@ FIRST_GRADIENT_SLOT = FIRST_ACTIVATION_SLOT + ACTIVATION_SLOTS
 
 def gradient_slots_of(chain: Chain) -> dict[str, int]:
     """Tensor wholly on disk -> the slot of its gradient. Slots are assigned in turn, as in `slots_of`."""
-    there = (t for t in chain.tensors() if t.wholly_on_disk)
-    return {t.name: FIRST_GRADIENT_SLOT + number % GRADIENT_SLOTS for number, t in enumerate(there)}
+    stored = (t for t in chain.tensors() if t.wholly_on_disk)
+    return {t.name: FIRST_GRADIENT_SLOT + number % GRADIENT_SLOTS for number, t in enumerate(stored)}
 
 
 def ring_at_turn(slices: int, items: int = ACTIVATION_SLOTS) -> int:

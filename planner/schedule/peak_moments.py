@@ -1,7 +1,7 @@
 """The moments of each stage at which device memory may peak, linear in the options, for `planner.ilp.program` and
 `planner.ilp.lower_bound`.
 
-`planner.schedule.memory` walks a finished program and counts to the byte. A solver needs the same before there is a
+`planner.schedule.memory_use` walks a finished program and counts to the byte. A solver needs the same before there is a
 program: for each stage, a few moments of which one is its peak. Weights, states and gradients that may be elsewhere are
 left out. Slices run one after another, and from slice to slice each figure changes by an equal or a growing amount, so
 the first and the last slices of a stage decide. Only the rows of a tied embedding decrease in another way.
@@ -76,14 +76,14 @@ def tied_rows(chain: Chain, slices: int, rounds: int, *, begun: bool) -> dict[st
     """Name -> rows of each tied embedding whose gradients are added by rows; none where a step has only one slice.
     `begun`: in rounds after the first."""
     users = chain.users()
-    found = {}
+    rows = {}
     for tensor in chain.tensors():
         if slices * rounds > 1 and tensor.row_bytes and tensor.trainable and len(users[tensor.name]) > 1:
             all_rows = tensor.gradient_bytes // tensor.row_bytes
             counts = tuple(min(all_rows, count) for count in distinct_tokens(chain, slices))
             element_bytes = tensor.gradient_bytes // tensor.elements
-            found[tensor.name] = Rows(tensor.row_bytes, element_bytes, counts, all_rows, begun)
-    return found
+            rows[tensor.name] = Rows(tensor.row_bytes, element_bytes, counts, all_rows, begun)
+    return rows
 
 
 def distinct_tokens(chain: Chain, slices: int) -> tuple[int, ...]:
@@ -125,18 +125,18 @@ def standing_bytes(chain: Chain, slices: int, clip: bool, rounds: int = 1) -> li
     fixed = lasting_bytes(chain, slices, rounds)
     bytes_at = [fixed + (rounds - 1) * slices * LOSS_BYTES] * (2 * last + 1)
     for index, block in enumerate(chain.blocks):
-        made = 2 * last - index
-        for stage in (*range(made if rounds > 1 else 0), *range(made + 1, 2 * last + 1)):
+        complete_stage = 2 * last - index
+        for stage in (*range(complete_stage if rounds > 1 else 0), *range(complete_stage + 1, 2 * last + 1)):
             bytes_at[stage] += block.frame_gradient_bytes
     tensors = {t.name: t for t in chain.tensors()}
     for name, blocks in chain.users().items():
         if not tensors[name].trainable:
             continue
-        made, used = 2 * last - blocks[-1], 2 * last - blocks[0]
-        for stage in range(made + 1, used + 1):
+        complete_stage, used = 2 * last - blocks[-1], 2 * last - blocks[0]
+        for stage in range(complete_stage + 1, used + 1):
             aside = sum(rows[name].aside_bytes(k) for k in range(slices)) if name in rows else 0
             bytes_at[stage] += tensors[name].gradient_bytes + aside
-        for stage in (*range(made), *range(used + 1, 2 * last + 1)) if rounds > 1 and len(blocks) > 1 else ():
+        for stage in (*range(complete_stage), *range(used + 1, 2 * last + 1)) if rounds > 1 and len(blocks) > 1 else ():
             bytes_at[stage] += tensors[name].gradient_bytes
         for stage in range(used + 1, 2 * last + 1) if clip else ():
             bytes_at[stage] += NORM_BYTES

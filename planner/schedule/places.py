@@ -121,24 +121,24 @@ class Spans:
         """`planner.schedule.verify` accepts the program, and the chain has lifetimes."""
         self.spans: list[Span] = []
         self._rounds = program.rounds
-        self._found = found = allocations(few_rounds(program), chain)
+        self._found = allocated = allocations(few_rounds(program), chain)
         self._where: dict[str, list[int]] = {}  # operation -> spans of what it allocates
         self._alive: dict[int, _Birth] = {}
         self._shared: dict[tuple[int, int], int] = {}  # (group, number in the turn) -> span
         self._left: dict[str, list[int]] = {}  # item that is there when a step begins, and leaves -> spans
         self._loose = self._most_loose = self._clock = 0
-        for item, events in found.standing.items():
+        for item, events in allocated.standing.items():
             for number, event in enumerate(events):
                 self._born(event.number, _Birth(event.bytes, 0, number, "", item))
         groups: dict[tuple[str, int], int] = {}
-        for op, steps in found.steps:
+        for op, steps in allocated.steps:
             group = groups.setdefault((op.stage, op.round), len(groups)) if op.kind is OpKind.RUN else -1
             self._read(op, steps, group)
         self._end()
-        stays = (events for item, events in found.standing.items() if item not in self._left)
+        stays = (events for item, events in allocated.standing.items() if item not in self._left)
         self.below_bytes = sum(grains(e.bytes) for events in stays for e in _large(events))
         gaps = self._most_loose // _LOOSE_GAPS + min(2 * SMALL_BYTES, self._most_loose)
-        loose = self._most_loose + gaps + grains(found.others_bytes)
+        loose = self._most_loose + gaps + grains(allocated.others_bytes)
         self.loose_bytes = -(-loose // PAGE_BYTES) * PAGE_BYTES
 
     def _read(self, op: Op, events: Sequence[Event], group: int) -> None:
@@ -246,16 +246,16 @@ class Spans:
             steps=steps,
         )
 
-    def prove(self, found: Arrangement) -> None:
+    def prove(self, arrangement: Arrangement) -> None:
         """Play a step. Raises Misplaced where a tensor would overlap another one that is alive, or where the next step
         would not find what stays in its place."""
         live = _Live()
         for item, events in self._found.standing.items():
-            for event, place in zip(_large(events), found.standing[item], strict=True):
+            for event, place in zip(_large(events), arrangement.standing[item], strict=True):
                 live.come(event.number, place, item)
         begun = live.places()
         for op, steps in self._found.steps:
-            places = iter(found.steps.get(key_of(op, self._rounds), ()))
+            places = iter(arrangement.steps.get(key_of(op, self._rounds), ()))
             for event in steps:
                 if event.bytes > SMALL_BYTES:
                     live.come(event.number, next(places), op.name)

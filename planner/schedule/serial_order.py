@@ -78,8 +78,8 @@ class SerialOrder:
     def stage(self, n: int, r: int) -> Iterator[Op]:
         """The operations of stage `n` in round `r`, in order."""
         plan, stage = self.plan, self.stages[n]
-        made = self._made(stage, r)
-        yield from self._stage_start(n, stage, r, made)
+        gradients = self._made(stage, r)
+        yield from self._stage_start(n, stage, r, gradients)
         for k in range(plan.slices):
             number = n * plan.slices + k
             if number == self.stored.first_turn:
@@ -107,7 +107,7 @@ class SerialOrder:
                     yield replace(sent, kind=OpKind.WRITE, bytes=self.stored.sizes[item])
             for item, size in self.free_at.get(number, ()):
                 yield Op(kind=OpKind.FREE, stage=self.names[n], subject=item, bytes=size, round=r)
-        yield from self._stage_end(n, stage, r, made)
+        yield from self._stage_end(n, stage, r, gradients)
 
     def _read(self, item: Item, n: int, r: int) -> Op:
         """The read of activations from disk."""
@@ -149,7 +149,7 @@ class SerialOrder:
             + [item for name in updated for item in (Item.weight(name), Item.states(name))]
         )
 
-    def _stage_start(self, n: int, stage: Stage, r: int, made: frozenset[Item]) -> Iterator[Op]:
+    def _stage_start(self, n: int, stage: Stage, r: int, gradients: frozenset[Item]) -> Iterator[Op]:
         fetches = [self._move(OpKind.FETCH, n, item, r) for item in stage.prefetch if self._fetched(item, r)]
         for through_slot, together in itertools.groupby(fetches, key=lambda fetch: fetch.slot is not None):
             if not through_slot:  # allocate for all first, so that they wait once
@@ -160,36 +160,36 @@ class SerialOrder:
             for fetch in together:
                 yield from (replace(fetch, kind=OpKind.READ), replace(fetch, kind=OpKind.ALLOC, slot=None), fetch)
         for item in stage.offload:
-            if item not in made and self._sends(item, n, r):
+            if item not in gradients and self._sends(item, n, r):
                 yield from self._sent(n, item, r)
         for name in stage.cpu_update:
-            if Item.gradient(name) not in made and not self._waits_for_norm(name):
+            if Item.gradient(name) not in gradients and not self._waits_for_norm(name):
                 carried = n < self.sent.get(Item.gradient(name), n + 1)  # the gradient of the step before
                 if r == 0 if carried else self._last(r):
                     yield from self._update_on_cpu(self.early, n, name, r, carried=carried)
         if r == 0:
             yield from self._trailing_states(n, stage)
 
-    def _stage_end(self, n: int, stage: Stage, r: int, made: frozenset[Item]) -> Iterator[Op]:
+    def _stage_end(self, n: int, stage: Stage, r: int, gradients: frozenset[Item]) -> Iterator[Op]:
         if self._last(r):
-            yield from self._updates(n, stage, r, made)
+            yield from self._updates(n, stage, r, gradients)
         for item in stage.offload:
-            if item in made and self._sends(item, n, r):
+            if item in gradients and self._sends(item, n, r):
                 yield from self._sent(n, item, r)
-        updates = list(self._cpu_updates(n, stage, r, made)) if self._last(r) else []
+        updates = list(self._cpu_updates(n, stage, r, gradients)) if self._last(r) else []
         stale = {Item.weight(name) for op in updates for name in op.names}  # freed before the host has newer ones
         evicted = [item for item in stage.evict if self._evicts(item, n, r)]
         yield from (self._move(OpKind.FREE, n, item, r) for item in evicted if item in stale)
         yield from updates
         yield from (self._move(OpKind.FREE, n, item, r) for item in evicted if item not in stale)
 
-    def _updates(self, n: int, stage: Stage, r: int, made: frozenset[Item]) -> Iterator[Op]:
+    def _updates(self, n: int, stage: Stage, r: int, gradients: frozenset[Item]) -> Iterator[Op]:
         """Norms and the clip coefficient, then the updates on the device."""
         last = n == len(self.stages) - 1
         frame = tuple(t.name for t in self.chain.frame_tensors if t.trainable)
         if self.plan.clip:
             complete = tuple(
-                item.name for item in sorted(made) if item.kind == GRADIENT and self._completes(item.name, stage)
+                item.name for item in sorted(gradients) if item.kind == GRADIENT and self._completes(item.name, stage)
             )
             if complete:
                 yield Op(kind=OpKind.NORM, stage=self.names[n], subject=",".join(complete), round=r)
@@ -214,11 +214,11 @@ class SerialOrder:
         for name in sorted((name for name in names if name in self.travelling), key=waits):
             yield (name,)
 
-    def _cpu_updates(self, n: int, stage: Stage, r: int, made: frozenset[Item]) -> Iterator[Op]:
+    def _cpu_updates(self, n: int, stage: Stage, r: int, gradients: frozenset[Item]) -> Iterator[Op]:
         """CPU updates at the stage's end: those of gradients that the stage made. With clipping, the last stage has all
         updates that waited for the norm, and the replays of those that ran ahead."""
         for name in stage.cpu_update:
-            if Item.gradient(name) in made and not self._waits_for_norm(name):
+            if Item.gradient(name) in gradients and not self._waits_for_norm(name):
                 yield from self._update_on_cpu(self.early, n, name, r)
         if self.plan.clip and n == len(self.stages) - 1:
             for _, names in itertools.groupby(self._by_need(), key=lambda name: self.users[name][0]):

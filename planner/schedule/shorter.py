@@ -45,22 +45,22 @@ def places_of_shorter(
     """Operation (its `key_of`) -> the places of all tensors that it allocates if its slice has the lifetimes of
     `shorter`, in order. They lie within the places that `arrangement` has for slices of `chain`."""
     few = few_rounds(program)
-    planned, found = allocations(few, chain), allocations(few, shorter)
-    there: dict[int, tuple[int, int]] = {}  # tensor -> where it begins and ends
-    for item, events in found.standing.items():
+    planned, actual = allocations(few, chain), allocations(few, shorter)
+    extents: dict[int, tuple[int, int]] = {}  # tensor -> where it begins and ends
+    for item, events in actual.standing.items():
         large = [event for event in events if event.bytes > arrangement.small_bytes]
-        there |= {
+        extents |= {
             event.number: (place.offset, place.offset + place.bytes)
             for event, place in zip(large, arrangement.standing[item], strict=True)
         }
     steps: dict[str, tuple[Place, ...]] = {}
     moved = False  # some tensors lie elsewhere than the longest slice's
-    both = zip(planned.steps, _lives(planned), _lives(found), strict=True)
+    both = zip(planned.steps, _lives(planned), _lives(actual), strict=True)
     for at, ((op, _), its, lives) in enumerate(both):
-        given = iter(arrangement.steps.get(key_of(op, program.rounds), ()))
-        places = [next(given) if life.bytes > arrangement.small_bytes else None for life in its]
-        leaving = [(*there[n], -1, event) for n, event in _leaving(found.steps[at][1], lives) if n in there]
-        own = [(life.bytes, place) for life, place in zip(its, places, strict=True) if life.own]
+        planned_places = iter(arrangement.steps.get(key_of(op, program.rounds), ()))
+        places = [next(planned_places) if life.bytes > arrangement.small_bytes else None for life in its]
+        leaving = [(*extents[n], -1, event) for n, event in _leaving(actual.steps[at][1], lives) if n in extents]
+        scratch = [(life.bytes, place) for life, place in zip(its, places, strict=True) if life.own]
         order = [life.own for life in its]
         places = [place for life, place in zip(its, places, strict=True) if not life.own]
         its, lives = ([life for life in some if not life.own] for some in (its, lives))
@@ -69,7 +69,7 @@ def places_of_shorter(
             chosen, moved = _chosen(at, its, places, lives, leaving), True
         for life, place in zip(lives, chosen, strict=True):
             if place is not None:
-                there[life.number] = place.offset, place.offset + grains(life.bytes)
+                extents[life.number] = place.offset, place.offset + grains(life.bytes)
         found_places = [
             place
             if place is not None and place.most
@@ -77,41 +77,44 @@ def places_of_shorter(
             for life, place in zip(lives, chosen, strict=True)
         ]
         sizes = {one.bytes: other.bytes for one, other in zip(its, lives, strict=True)} if alike else {}
-        steps.setdefault(key_of(op, program.rounds), _with_own(found_places, order if alike else [], own, sizes))
+        steps.setdefault(key_of(op, program.rounds), _with_own(found_places, order if alike else [], scratch, sizes))
     return steps
 
 
 def _with_own(
-    places: Sequence[Place], order: Sequence[bool], own: Sequence[tuple[int, Place | None]], sizes: Mapping[int, int]
+    places: Sequence[Place],
+    order: Sequence[bool],
+    scratch: Sequence[tuple[int, Place | None]],
+    sizes: Mapping[int, int],
 ) -> tuple[Place, ...]:
-    """The `places`, together with those of the scratch (`own`) of the longest slice's operation. The latter are for any
+    """The `places`, together with those of the `scratch` of the longest slice's operation. The latter are for any
     scratch of no more bytes. So that scratch does not take a tensor's place, a place for its most likely size also has
     its turn in the `order`. `sizes`: size of a tensor in the longest slice -> in the shorter one. Scratch as large as a
     tensor in the longest slice, as a copy is, will be so here, too. Else its size may come from the card or from whole
     blocks, and is the same."""
-    found: list[Place] = []
-    rest, its = iter(places), iter(own)
+    merged: list[Place] = []
+    remaining, its = iter(places), iter(scratch)
     for is_own in order:
         if not is_own:
-            found.append(next(rest))
+            merged.append(next(remaining))
             continue
         size, place = next(its)
         if place is not None:
-            found.append(Place(bytes=grains(sizes.get(size, size)), offset=place.offset, own=True))
+            merged.append(Place(bytes=grains(sizes.get(size, size)), offset=place.offset, own=True))
     common = (
-        Place(bytes=place.bytes, offset=place.offset, most=True, own=True) for _, place in own if place is not None
+        Place(bytes=place.bytes, offset=place.offset, most=True, own=True) for _, place in scratch if place is not None
     )
-    return (*found, *rest, *common)
+    return (*merged, *remaining, *common)
 
 
-def _lives(found: Allocations) -> Iterator[list[_Life]]:
+def _lives(allocated: Allocations) -> Iterator[list[_Life]]:
     """The lives of what each operation allocates, in order."""
     ends: dict[int, tuple[int, int]] = {}
-    for at, (_, events) in enumerate(found.steps):
+    for at, (_, events) in enumerate(allocated.steps):
         ends |= {event.number: (at, n) for n, event in enumerate(events) if not event.bytes}
-    for _, events in found.steps:
+    for _, events in allocated.steps:
         yield [
-            _Life(e.number, e.bytes, e.most, e.own, n, *ends.get(e.number, (len(found.steps), 0)))
+            _Life(e.number, e.bytes, e.most, e.own, n, *ends.get(e.number, (len(allocated.steps), 0)))
             for n, e in enumerate(events)
             if e.bytes
         ]
@@ -135,8 +138,8 @@ def _clash(at: int, lives: Sequence[_Life], places: Sequence[Place | None], leav
 
 def _leaving(events: Sequence[Event], lives: Sequence[_Life]) -> Iterator[tuple[int, int]]:
     """Tensors that were there before the operation and leave during it, each with the event that releases it."""
-    own = {life.number for life in lives}
-    return ((e.number, n) for n, e in enumerate(events) if not e.bytes and e.number not in own)
+    new_numbers = {life.number for life in lives}
+    return ((e.number, n) for n, e in enumerate(events) if not e.bytes and e.number not in new_numbers)
 
 
 def _chosen(
@@ -145,22 +148,22 @@ def _chosen(
     """A place for each of the `lives` of operation number `at`, within the `places` planned for `its` lives; None where
     there is none. `leaving`: memory of tensors that were there before and leave."""
     chosen: list[Place | None] = [None] * len(lives)
-    rest = [(one, place) for one, place in zip(its, places, strict=True) if place is not None]
+    unused = [(planned, place) for planned, place in zip(its, places, strict=True) if place is not None]
     busy = list(leaving)
     staying = [number for number, life in enumerate(lives) if life.until > at]
     for number in sorted(staying, key=lambda n: -lives[n].bytes):
         life = lives[number]
         enough = [
-            (one.until, place.bytes, abs(one.died - life.died), index)
-            for index, (one, place) in enumerate(rest)
-            if one.until >= life.until and one.most == life.most and place.bytes >= grains(life.bytes)
+            (planned.until, place.bytes, abs(planned.died - life.died), index)
+            for index, (planned, place) in enumerate(unused)
+            if planned.until >= life.until and planned.most == life.most and place.bytes >= grains(life.bytes)
             if not _in_the_way(place.offset, grains(life.bytes), busy, life, at)
         ]
         if enough:
-            _, place = rest.pop(min(enough)[-1])
+            _, place = unused.pop(min(enough)[-1])
             chosen[number] = place
             busy.append((place.offset, place.offset + grains(life.bytes), life.born, _NEVER))
-    area = _joined((place.offset, place.offset + place.bytes) for one, place in rest)
+    area = _joined((place.offset, place.offset + place.bytes) for planned, place in unused)
     for number, life in enumerate(lives):
         if life.until == at:
             size = grains(life.bytes)

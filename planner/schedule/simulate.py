@@ -109,15 +109,15 @@ def issuing_s(program: Program, chain: Chain, hardware: Hardware) -> list[float]
     """Seconds in which the host issues each turn and what is issued between the turn before and this one. Other threads
     issue the latter, but they share Python's lock. 0 for operations that are no turns."""
     durations = Durations(program.options, chain, hardware)
-    found, between = [0.0] * len(program.ops), 0
+    seconds, between = [0.0] * len(program.ops), 0
     turns = [number for number, op in enumerate(program.ops) if op.kind is OpKind.RUN]
     for number in (*range(turns[-1] + 1, len(program.ops)), *range(turns[-1] + 1)):
         if program.ops[number].kind is OpKind.RUN:
-            found[number] = durations.issuing(program.ops[number]) + between * hardware.operation_s
+            seconds[number] = durations.issuing(program.ops[number]) + between * hardware.operation_s
             between = 0
         else:
             between += 1
-    return found
+    return seconds
 
 
 def _sharing(program: Program, durations: list[float], part: float) -> list[float]:

@@ -8,10 +8,10 @@ from planner.schedule.chain import Chain, Tensor
 
 def parameters_of(chain: Chain) -> dict[str, int]:
     """The number of parameters of each tensor, and of each piece ("NAME#3") of states that may be on disk."""
-    found = {t.name: t.elements for t in (*chain.tensors(), *chain.frame_tensors)}
+    counts = {t.name: t.elements for t in (*chain.tensors(), *chain.frame_tensors)}
     for tensor in (t for t in chain.tensors() if t.states_on_disk):
-        found |= {f"{tensor.name}#{piece.number}": piece.elements for piece in chain.state_pieces(tensor)}
-    return found
+        counts |= {f"{tensor.name}#{piece.number}": piece.elements for piece in chain.state_pieces(tensor)}
+    return counts
 
 
 def update_work(chain: Chain, hardware: Hardware) -> tuple[dict[str, float], dict[str, float]]:

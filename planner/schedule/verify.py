@@ -15,7 +15,7 @@ from planner.schedule.chain import Chain
 from planner.schedule.compile import OpKind, Program, Queue, accesses, overwritten
 from planner.schedule.contents import Contents, InvalidProgram
 from planner.schedule.forward_program import ForwardBytes, forward_peak_bytes
-from planner.schedule.memory import gpu_peak_bytes
+from planner.schedule.memory_use import gpu_peak_bytes
 from planner.schedule.places import Misplaced, Spans
 from planner.schedule.plan import Direction, stage_order
 
@@ -54,12 +54,12 @@ def _proven_places(program: Program, chain: Chain, offsets: Sequence[int]) -> in
     spans = Spans(program, chain)
     if len(offsets) != len(spans.spans) or min(offsets) < 0:
         raise InvalidProgram(f"there are {len(offsets)} places for {len(spans.spans)} tensors")
-    found = spans.arrangement(offsets)
+    arrangement = spans.arrangement(offsets)
     try:
-        spans.prove(found)
+        spans.prove(arrangement)
     except Misplaced as error:
         raise InvalidProgram(str(error)) from None
-    return found.total_bytes
+    return arrangement.total_bytes
 
 
 def _turns_are_complete(program: Program, chain: Chain) -> None:

@@ -12,10 +12,10 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
+from planner.candidate.absence_windows import with_lead
 from planner.candidate.candidate import Candidate, Side, TensorSchedule, movable
 from planner.candidate.evaluate import Evaluation, evaluate
 from planner.candidate.setting import Setting
-from planner.candidate.windows import with_lead
 from planner.ilp.columns import limits_of
 from planner.ilp.instance import make_instance
 from planner.schedule.chain import Tensor

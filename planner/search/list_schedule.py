@@ -22,14 +22,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 
+from planner.candidate.absence_windows import Window, windows_of
 from planner.candidate.candidate import Absence, Candidate, TensorSchedule
 from planner.candidate.setting import Setting
-from planner.candidate.windows import Window, windows_of
 from planner.schedule.activation_turns import StoredActivations, activation_turns
 from planner.schedule.compile import reads
 from planner.schedule.issuing import issue_s
 from planner.schedule.items import Item
-from planner.schedule.memory import state_ring_bytes
+from planner.schedule.memory_use import state_ring_bytes
 from planner.schedule.operations import ACTIVATION_SLOTS
 from planner.schedule.plan import Direction, Plan
 from planner.schedule.update_work import update_work

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from planner.candidate.absence_windows import Window, windows_of, with_absence
 from planner.candidate.candidate import Absence, Candidate, TensorSchedule
 from planner.candidate.evaluate import Evaluation
 from planner.candidate.setting import Setting
 from planner.candidate.stage_model import StageModel
-from planner.candidate.windows import Window, windows_of, with_absence
 from planner.schedule.items import GRADIENT, WEIGHT, Item
 
 

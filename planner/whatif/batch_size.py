@@ -105,10 +105,10 @@ def ranked(
     Raises UserError for a model that cannot be used.
     """
     deadline = time.monotonic() + patience_s
-    found: list[BatchSplit] = []
+    splits: list[BatchSplit] = []
     for split in hopeful(job, device, hardware, distinct_tokens=distinct_tokens, runs=True):
-        best_s = min((c.step_s for c in found), default=math.inf)
-        if (found and time.monotonic() > deadline) or (len(found) >= WANTED and split.hope_s >= best_s):
+        best_s = min((c.step_s for c in splits), default=math.inf)
+        if (splits and time.monotonic() > deadline) or (len(splits) >= WANTED and split.hope_s >= best_s):
             break
         try:
             plan = split.problem.plan(_PLAN_S)
@@ -116,15 +116,15 @@ def ranked(
             if error.exit_code is not Exit.DOES_NOT_FIT:
                 raise
             continue
-        found.append(BatchSplit(rows=split.rows, slices=split.problem.slices, step_s=plan.step_s))
-    return best_first(found)
+        splits.append(BatchSplit(rows=split.rows, slices=split.problem.slices, step_s=plan.step_s))
+    return best_first(splits)
 
 
-def best_first(found: list[BatchSplit]) -> list[BatchSplit]:
+def best_first(splits: list[BatchSplit]) -> list[BatchSplit]:
     """Ordered by step; but those within the gap of the fastest come first, most rows first."""
-    best_s = min((c.step_s for c in found), default=math.inf)
-    equal = [c for c in found if c.step_s <= best_s * (1 + GAP)]
-    slower = [c for c in found if c not in equal]
+    best_s = min((c.step_s for c in splits), default=math.inf)
+    equal = [c for c in splits if c.step_s <= best_s * (1 + GAP)]
+    slower = [c for c in splits if c not in equal]
     return [*sorted(equal, key=lambda c: -c.rows), *sorted(slower, key=lambda c: c.step_s)]
 
 

@@ -113,14 +113,14 @@ def _adapters(job: Job, tried: Callable[..., Iterator[Way]], *, runs: bool) -> I
     if job.trainable:
         lora |= {"trainable": None, "trainable_layers": None}
         keys += ", without trainable"
-    found = list(tried(f"LoRA ({keys})", **lora))
-    if not found and job.slice_rows > 1 and not masked_of(job):
+    ways = list(tried(f"LoRA ({keys})", **lora))
+    if not ways and job.slice_rows > 1 and not masked_of(job):
         text = f"LoRA ({keys}) in slices of one row (per_device_train_batch_size: 1)"
-        found = list(tried(text, **lora, **_rows(job, 1)))
-    if not found:
+        ways = list(tried(text, **lora, **_rows(job, 1)))
+    if not ways:
         text = f"LoRA on a base in 4 bits ({keys}, load_in_4bit: true)"
-        found = list(tried(text, **lora, load_in_4bit=True))
-    yield from found
+        ways = list(tried(text, **lora, load_in_4bit=True))
+    yield from ways
 
 
 def _tried(
@@ -129,8 +129,8 @@ def _tried(
     """The way if it fits, or untried if there is no time to find out."""
     if time.monotonic() >= last_trace:
         # Keys with LoRA's default values need not be typed.
-        asked = tuple((key, value) for key, value in keys.items() if key not in DEFAULTS)
-        yield Way(text=text, least_bytes=None, keys=asked)
+        changed = tuple((key, value) for key, value in keys.items() if key not in DEFAULTS)
+        yield Way(text=text, least_bytes=None, keys=changed)
     elif least := _least(_changed(job, problem, device, runs=runs, **keys)):
         yield Way(text=text, least_bytes=least)
 
@@ -146,9 +146,9 @@ def _smaller_slices(
         smaller = tuple(_rows(job, 1).items())
         yield Way(text="the same step in smaller slices", least_bytes=None, keys=smaller)
         return
-    one = _changed(job, problem, device, runs=runs, **_rows(job, 1))
-    if one is not None and (least := _least(one)):
-        rows = _most_rows(job, problem, one)
+    single_row = _changed(job, problem, device, runs=runs, **_rows(job, 1))
+    if single_row is not None and (least := _least(single_row)):
+        rows = _most_rows(job, problem, single_row)
         more = _least(_changed(job, problem, device, runs=runs, **_rows(job, rows))) if rows > 1 else None
         split = _rows(job, rows if more else 1)
         keys = ", ".join(f"{key}: {value}" for key, value in split.items())
@@ -169,18 +169,18 @@ def _shorter_slices(
     length = job.max_length // 2
     while length >= _SHORTEST:
         text = f"shorter rows (max_length: {length}, per_device_train_batch_size: {job.slice_rows})"
-        found = list(_tried(text, job, problem, device, last_trace, runs=runs, max_length=length))
-        yield from found
-        if found:
+        ways = list(_tried(text, job, problem, device, last_trace, runs=runs, max_length=length))
+        yield from ways
+        if ways:
             return
         length //= 2
 
 
-def _most_rows(job: Job, problem: Problem, one: Problem) -> int:
+def _most_rows(job: Job, problem: Problem, single_row: Problem) -> int:
     """The most rows of a slice that fit, of the divisors of the step's rows. Chains are interpolated between that of
     one row and that of the job's slice."""
     total = job.slice_rows * job.gradient_accumulation_steps
-    low, high = alike(one.chain, problem.chain)
+    low, high = alike(single_row.chain, problem.chain)
     for rows in range(job.slice_rows - 1, 1, -1):
         if total % rows == 0:
             chain = between(low, high, (rows - 1) / (job.slice_rows - 1))

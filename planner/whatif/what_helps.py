@@ -25,7 +25,7 @@ from planner.reports.receipt import Change, Prospect
 from planner.run.ending import signals_wait
 from planner.schedule.chain import Chain
 from planner.schedule.compile import compile_program
-from planner.schedule.memory import cpu_peak_bytes, gpu_peak_bytes
+from planner.schedule.memory_use import cpu_peak_bytes, gpu_peak_bytes
 from planner.schedule.plan import Plan
 from planner.schedule.verify import verify
 from planner.search.activations_on_disk import has_twins
@@ -135,13 +135,13 @@ class Variations:
         """Begin to look into variations, and `more` of them that have chains of their own, the most promising by their
         lower bounds first. Only four are planned, however much time there is, so that the answer does not depend on the
         time where it suffices. For all of them, planned or not, the step of `plan` itself under the change is found."""
-        found, tasks = [], []
+        prospects, tasks = [], []
         for text, other in (*variations(problem), *more):
             most = (other.tokens / other.bound_s()) / (problem.tokens / plan.step_s)
             if most >= _WORTH and not _is_idle(problem, plan, other):
-                found.append((Prospect(text=text, most=most), other))
-        found.sort(key=lambda each: -each[0].most)
-        for number, (prospect, other) in enumerate(found):
+                prospects.append((Prospect(text=text, most=most), other))
+        prospects.sort(key=lambda each: -each[0].most)
+        for number, (prospect, other) in enumerate(prospects):
             planned = number < _PLANNED and prospect.most >= _PROMISING
             if not planned:
                 self._open.append(prospect)
@@ -152,7 +152,7 @@ class Variations:
     def changes(self, problem: Problem, plan: Plan, deadline: float) -> tuple[tuple[Change, ...], tuple[Prospect, ...]]:
         """The changes that help, the best first, and the prospects that may help more but were not planned, or not in
         time. `deadline` is by the monotonic clock."""
-        found, late = [], []
+        helpful, late = [], []
         for prospect, other, result in self._running:
             try:
                 step_s = result.get(max(0.0, deadline - time.monotonic()))
@@ -162,11 +162,11 @@ class Variations:
             factor = (other.tokens / step_s) / (problem.tokens / plan.step_s)
             if factor >= _WORTH:
                 tokens_per_s = other.tokens / step_s
-                found.append(Change(text=prospect.text, factor=factor, step_s=step_s, tokens_per_s=tokens_per_s))
-        gains = {change.text: change.factor for change in found}
+                helpful.append(Change(text=prospect.text, factor=factor, step_s=step_s, tokens_per_s=tokens_per_s))
+        gains = {change.text: change.factor for change in helpful}
         unknown = [p for p in dict.fromkeys((*late, *self._open)) if gains.get(p.text, 0.0) * _WORTH < p.most]
         return (
-            tuple(sorted(found, key=lambda change: -change.factor)),
+            tuple(sorted(helpful, key=lambda change: -change.factor)),
             tuple(sorted(unknown, key=lambda prospect: -prospect.most)),
         )
 

@@ -13,7 +13,7 @@ from planner.greedy.streaming import profile, resident
 from planner.machine.hardware import Hardware
 from planner.schedule.chain import Block, Chain, Option, Tensor
 from planner.schedule.compile import Program, compile_program
-from planner.schedule.memory import gpu_peak_bytes
+from planner.schedule.memory_use import gpu_peak_bytes
 from planner.schedule.simulate import simulate
 from planner.schedule.verify import verify
 from tests.support.random_chains import chains, machines

@@ -11,7 +11,7 @@ from benchmarks.paper004 import Row
 from planner.candidate.candidate import assemble
 from planner.greedy.streaming import profile
 from planner.schedule.compile import compile_program
-from planner.schedule.memory import gpu_peak_bytes
+from planner.schedule.memory_use import gpu_peak_bytes
 from planner.search.problem import Problem
 
 SMALL = Row(network="GPT-2", depth=32, rows=64, sum_ms=19755, bound_ms=19755, greedy_ms=0, l2l_ms=0)

@@ -31,7 +31,7 @@ SEVERAL = {
     ("worker/api.py", "micro-batches"),
     ("worker/check/certificate.py", "layers"),
     ("worker/data/hub_files.py", "files"),
-    ("worker/data/turns.py", "tokens"),
+    ("worker/data/chat_turns.py", "tokens"),
     ("worker/check/first_records.py", "records"),
     ("worker/data/batches.py", "tokens"),
 }

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from offmated.config import Config
 from offmated.jobs.migrate import upgrade
+from offmated.jobs.queue_turns import Turn
 from offmated.jobs.states import JobState
 from offmated.jobs.store import Store
-from offmated.jobs.turns import Turn
 from offmated.paths import Paths
 from offmated.service.broker import Broker
 from offmated.service.dispatcher import Dispatcher

@@ -18,7 +18,7 @@ from planner.optimizers.table import NONE, AnyOptimizer
 from planner.schedule.chain import Chain
 from planner.schedule.compile import compile_program
 from planner.schedule.items import Item
-from planner.schedule.memory import gpu_peak_bytes
+from planner.schedule.memory_use import gpu_peak_bytes
 from planner.schedule.plan import Plan, Stage, stage_order
 from planner.schedule.verify import verify
 from tests.support.tiny_models import batch_of

@@ -31,7 +31,7 @@ def train(folder: Path, every: int) -> str:
     checkpoints = Checkpoints(folder / "checkpoints", keep=1, origin=Origin(job={}, data="", total_steps=0, plan=""))
     last = checkpoints.latest()
     found = last.states if last is not None else None
-    states = StatesOnDisk([folder / "0", folder / "1"], stored(), piece_elements=PIECE, homes=2, found=found)
+    states = StatesOnDisk([folder / "0", folder / "1"], stored(), piece_elements=PIECE, homes=2, record=found)
     training = Training(states, last.step if last is not None else 0)
     for step in steps_of(training, every, STEPS, threads=True):
         checkpoints.save(step, [], 0, states=states)

@@ -59,7 +59,7 @@ def answer(job: Job, options: argparse.Namespace) -> tuple[Exit, str]:
                 found, steps=options.steps, layers=options.layers, device=device, folder=options.folder, kernels=kernels
             )
 
-    certificate = with_fallback(compare, asked=job.deterministic)
+    certificate = with_fallback(compare, required=job.deterministic)
     return (Exit.DONE if certificate.holds else Exit.FAILED), json.dumps(to_json(certificate))
 
 

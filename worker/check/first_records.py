@@ -49,7 +49,7 @@ MOST = 64
 _MOST_S = 20.0  # seconds for them, which long conversations may take
 _TOLD = (
     "worker.data.chat",
-    "worker.data.turns",
+    "worker.data.chat_turns",
     "worker.data.formats",
     "worker.data.slots",
     "planner.data.broken_rows",

@@ -63,7 +63,7 @@ def train_until(job: Job, options: argparse.Namespace) -> tuple[Exit, str]:
 def answer(job: Job, options: argparse.Namespace) -> tuple[Exit, str]:
     """Whether all is equal, and what is not, in words or as JSON. Exit code 1 where something is not. Raises
     UserError."""
-    found, steps, kernels = with_fallback(lambda kernels: _compare(job, options, kernels), asked=job.deterministic)
+    found, steps, kernels = with_fallback(lambda kernels: _compare(job, options, kernels), required=job.deterministic)
     code, half, cuda = Exit.FAILED if found else Exit.DONE, steps // 2, device_of(options.device).type == "cuda"
     if options.json:
         told = {

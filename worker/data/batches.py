@@ -95,9 +95,9 @@ class Batches:
             other = job.model_copy(update={"dataset": job.eval_dataset, "mix_strategy": "concat"})
             log.info("data: for evaluation:")
             corpus = load_corpus(other, tokenizer, folder.with_name(f"eval-{folder.name}"), frozen, pairs=pairs)
-            found = _rows(corpus, other, pad, closing, masked=masked, end=end, border=border)
+            eval_rows = _rows(corpus, other, pad, closing, masked=masked, end=end, border=border)
             self.largest_token = max(self.largest_token, int(corpus.tokens.max()))
-            self.evaluation = EvalBatches(found, job.slice_rows)
+            self.evaluation = EvalBatches(eval_rows, job.slice_rows)
         self._rows = rows
         log.info(
             "data: %s, %s; %s a step, %.1f steps an epoch, %s in all",
@@ -216,13 +216,13 @@ class Batches:
     def shown(self, place: int) -> ShownRow:
         """The row at `place` in the order of training."""
         number = self._row(place)
-        found: list[tuple[str, bool]] = []
+        runs: list[tuple[str, bool]] = []
         count = 0
         for ids, trained in self._rows.pieces(number):
             borders = np.flatnonzero(np.diff(trained)) + 1
             count += int(trained.sum())
             for run, learned in zip(np.split(ids, borders), np.split(trained, borders), strict=True):
-                found.append((str(self._tokenizer.decode(run.tolist())), bool(learned[0])))
+                runs.append((str(self._tokenizer.decode(run.tolist())), bool(learned[0])))
         pieces = self._rows.layout.of(number)
         ends = self._rows.corpus.ends
         documents: dict[int, None] = {}
@@ -231,7 +231,7 @@ class Batches:
             documents |= dict.fromkeys(range(first, last + 1))
         places = places_of(self._folder, set(documents))
         return ShownRow(
-            pieces=tuple(found),
+            pieces=tuple(runs),
             tokens=int(self._rows.lengths[number]),
             learned=count,
             places=tuple(dict.fromkeys(places[n] for n in documents if n in places)),
@@ -382,15 +382,15 @@ def learned_of(corpus: Corpus, starts: NDArray[np.int64], ends: NDArray[np.int64
     """How many tokens are learned from each of `starts` to the matching one of `ends`; the ranges are in the order of
     the corpus. It counts `_AT_ONCE` tokens at a time, because running sums over all `trained` flags together would take
     eight times the memory of the flags."""
-    found = np.zeros(len(starts), np.int64)
+    learned = np.zeros(len(starts), np.int64)
     first = 0
     while first < len(starts):
         past = max(first + 1, int(np.searchsorted(ends, starts[first] + _AT_ONCE, "right")))
         low, high = int(starts[first]), int(ends[past - 1])
         counts = np.concatenate((np.zeros(1, np.int64), np.cumsum(corpus.trained[low:high], dtype=np.int64)))
-        found[first:past] = counts[ends[first:past] - low] - counts[starts[first:past] - low]
+        learned[first:past] = counts[ends[first:past] - low] - counts[starts[first:past] - low]
         first = past
-    return found
+    return learned
 
 
 def _long_rows(job: Job, count: int, documents: int, longest: int) -> None:
@@ -430,10 +430,10 @@ def _packed(pieces: NDArray[np.int64], longest: int) -> Layout:
             if not with_room[room]:
                 del with_room[room], rooms[at]
         rows[row].append(int(number))
-        if left := room - length:
-            if left not in with_room:
-                insort(rooms, left)
-            with_room.setdefault(left, []).append(row)
+        if free := room - length:
+            if free not in with_room:
+                insort(rooms, free)
+            with_room.setdefault(free, []).append(row)
     log.info(
         "data: packed %s into %s of at most %s",
         counted(len(pieces), "document"),
@@ -460,18 +460,18 @@ def check_sides(job: Job, rows: Rows, border: RopeBorder | None) -> None:
     alone = job.slice_rows == 1 and not rows.layout.isolated
     if not beyond.any() or (not border.by_length and (alone or beyond.all())):
         return
-    what = "documents" if rows.layout.isolated else "rows"
+    units = "documents" if rows.layout.isolated else "rows"
     if border.by_length:
         then, least = "beyond it, the rope (dynamic) has other frequencies for every length, padding included", ""
     else:
         then = "beyond it, the rope (longrope) has other frequencies, and all of a micro-batch have the same"
         least = "; or per_device_train_batch_size: 1 with packing: false"
     raise UserError(
-        f"The model computes {what} differently when others in the micro-batch are longer.",
+        f"The model computes {units} differently when others in the micro-batch are longer.",
         code="rope-by-length",
         exit_code=Exit.USAGE,
         numbers=(
-            f"{int(beyond.sum())} of {len(beyond)} {what} are longer than {counted(border.tokens, 'token')}; {then}",
+            f"{int(beyond.sum())} of {len(beyond)} {units} are longer than {counted(border.tokens, 'token')}; {then}",
         ),
         hint=f"use max_length: {border.tokens}{least}",
     )

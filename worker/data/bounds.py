@@ -28,10 +28,10 @@ class _OutOfTime(BaseException):
     """Not an Exception, so that code that catches every Exception does not catch this one."""
 
 
-def check_length(text: str, said: int) -> None:
-    """Raise UserError where a rendering is unreasonably long for messages of `said` characters."""
-    if len(text) > MOST_TEXT + MOST_TIMES * said:
-        raise _too_much(f"{MOST_TEXT} characters and {MOST_TIMES} times the conversation's {said}: {len(text)}")
+def check_length(text: str, characters: int) -> None:
+    """Raise UserError where a rendering is unreasonably long for messages of `characters` characters."""
+    if len(text) > MOST_TEXT + MOST_TIMES * characters:
+        raise _too_much(f"{MOST_TEXT} characters and {MOST_TIMES} times the conversation's {characters}: {len(text)}")
 
 
 @contextlib.contextmanager

@@ -24,9 +24,9 @@ from planner.importers.templates import GIVE_TEMPLATE
 from planner.keys.source import shown
 from planner.units import counted
 from worker.data.bounds import bounded, check_length
+from worker.data.chat_turns import Spans, Turns, ends_of, split_end, stops_of, unasked, unlearned_end
 from worker.data.places import REFUSALS, Conversation
 from worker.data.shapes import THOUGHTS, Shapes, written
-from worker.data.turns import Spans, Turns, ends_of, split_end, stops_of, unasked, unlearned_end
 
 log = logging.getLogger(__name__)
 
@@ -100,14 +100,14 @@ class ChatTemplate:
                 render_jinja_template([[]], chat_template=self._template)
         except (TemplateSyntaxError, SyntaxError) as error:
             if isinstance(error, TemplateSyntaxError):
-                what = f"line {error.lineno} of the template: {error.message}"
+                cause = f"line {error.lineno} of the template: {error.message}"
             else:
-                what = f"compiled to Python: {error.msg}"  # no line: those of the compiled code are others
+                cause = f"compiled to Python: {error.msg}"  # no line: those of the compiled code are others
             raise UserError(
                 "The chat template has a mistake, whatever the data are.",
                 code="bad-chat-template",
                 exit_code=Exit.USAGE,
-                numbers=(what, self._origin),
+                numbers=(cause, self._origin),
                 hint="correct the template, or give another one: chat_template, the path of a file or a name such as "
                 "chatml",
             ) from error
@@ -146,9 +146,9 @@ class ChatTemplate:
         """A copy of this template that is also told these `values`, which take precedence over its own."""
         if not values:
             return self
-        found = copy.copy(self)
-        found._values = {**self._values, **values}
-        return found
+        template = copy.copy(self)
+        template._values = {**self._values, **values}
+        return template
 
     def render(self, messages: Sequence[Message], tools: list[Any] | None = None) -> tuple[str, Spans]:
         """The conversation's text, and the spans of characters that are learned: what the assistant writes, with its
@@ -162,21 +162,21 @@ class ChatTemplate:
     def _rendered(self, messages: Sequence[Message], tools: list[Any] | None) -> tuple[str, Spans]:
         with _refusals_told(messages, self._origin):
             plain, text, spans = self._shown(_plain(messages), tools)
-            found = self._conversation(text, plain, tools)
+            conversation = self._conversation(text, plain, tools)
             self._tell_left_out(text, plain)
             if self._everything:
                 return text, ((0, len(text)),)
             if self._chosen:
-                return text, self._turns.spans(text, messages, found.said)
+                return text, self._turns.spans(text, messages, conversation.said)
             if self._marked:
-                found.check_marked(spans)
-                spans = self._learned(spans, messages, found)
+                conversation.check_marked(spans)
+                spans = self._learned(spans, messages, conversation)
             else:
                 wanted = [index for index in _answers(plain) if messages[index].get("train", True)]
-                spans = tuple(span for index in wanted for span in found.turn(index))
+                spans = tuple(span for index in wanted for span in conversation.turn(index))
             others = [m if m["role"] != "assistant" else m | {"train": False} for m in messages]
             if any(message.get("train") for message in others):
-                spans = tuple(sorted((*spans, *self._turns.spans(text, others, found.said))))
+                spans = tuple(sorted((*spans, *self._turns.spans(text, others, conversation.said))))
         return text, spans
 
     def pair(
@@ -186,17 +186,17 @@ class ChatTemplate:
         its generation prompt, as with TRL's `completion_only_loss`. Raises UserError as `render`."""
         return _in_one_day(lambda: self._pair(_plain([*prompt, *completion]), len(prompt), tools))
 
-    def _pair(self, messages: list[Message], asked: int, tools: list[Any] | None) -> tuple[str, Spans]:
+    def _pair(self, messages: list[Message], prompt_count: int, tools: list[Any] | None) -> tuple[str, Spans]:
         with _refusals_told(messages, self._origin):
             messages, text, _ = self._shown(messages, tools)
             self._tell_left_out(text, messages)
-            start = self._conversation(text, messages, tools).going_on(asked)
+            start = self._conversation(text, messages, tools).going_on(prompt_count)
         return text, ((start, len(text)),)
 
     def asked(self, prompt: Sequence[Message], answer: Message, tools: list[Any] | None = None) -> tuple[str, str]:
         """(the text of the prompt with the generation prompt, the text of prompt and answer together). The template may
         leave out the thoughts of earlier answers, as they are not learned here. Raises UserError as `render`."""
-        bare = [{key: said for key, said in message.items() if key not in THOUGHTS} for message in prompt]
+        bare = [{key: value for key, value in message.items() if key not in THOUGHTS} for message in prompt]
         with _refusals_told([*prompt, answer], self._origin):
             whole, without = (self._render([*messages, answer], tools)[0] for messages in (prompt, bare))
             before = self._render(prompt, tools, add_generation_prompt=True)[0]
@@ -212,7 +212,9 @@ class ChatTemplate:
         """(the messages, their text, the spans that the template marks in it). Arguments of calls may be a JSON text,
         as OpenAI has them. Where the template would encode this as JSON once more, the messages get the object."""
         text, spans = self._render(messages, tools)
-        if twice := {said for said in _arguments_as_json(messages) if json.dumps(said, ensure_ascii=False) in text}:
+        if twice := {
+            arguments for arguments in _arguments_as_json(messages) if json.dumps(arguments, ensure_ascii=False) in text
+        }:
             messages = [_with_objects(message, twice) for message in messages]
             text, spans = self._render(messages, tools)
         return messages, text, spans
@@ -222,8 +224,10 @@ class ChatTemplate:
         options["return_assistant_tokens_mask"] = self._marked
         # Its annotation says str, but it returns a list of texts and a list of spans, one of each per conversation.
         with bounded():
-            found: Any = render_jinja_template([list(messages)], tools=tools, chat_template=self._template, **options)
-        (text,), spans = found
+            rendered: Any = render_jinja_template(
+                [list(messages)], tools=tools, chat_template=self._template, **options
+            )
+        (text,), spans = rendered
         check_length(text, len(str(messages)) + len(str(tools)))
         return text, tuple((start, end) for start, end in spans[0]) if spans else ()
 
@@ -235,7 +239,7 @@ class ChatTemplate:
     def _conversation(self, text: str, messages: Sequence[Message], tools: list[Any] | None) -> Conversation:
         """The conversation whose text this is. Raises UserError "template-drops" where the text is the same without
         something that a message says: the template does not fit the data."""
-        found = Conversation(
+        conversation = Conversation(
             self._render,
             self._shapes,
             messages,
@@ -245,18 +249,20 @@ class ChatTemplate:
             marks=self._marks,
             ends=self._ended_by,
         )
-        if (index := found.unshown()) is not None:
+        if (index := conversation.unshown()) is not None:
             role, content = messages[index]["role"], messages[index]["content"]
             raise UserError(
                 f"The chat template does not show what the {role} says in turn {index + 1} of a conversation.",
                 code="template-drops",
                 exit_code=Exit.USAGE,
-                numbers=(f"turn: {shown(content, 200)}", found.roles),
+                numbers=(f"turn: {shown(content, 200)}", conversation.roles),
                 hint="give a chat_template that shows it, or take it out of the data",
             )
-        said = [key for key in _SHOWN if any(message.get(key) for message in messages) and not found.shows(key)]
+        hidden = [
+            key for key in _SHOWN if any(message.get(key) for message in messages) and not conversation.shows(key)
+        ]
         without = {
-            key: ([{k: v for k, v in message.items() if k != key} for message in messages], tools) for key in said
+            key: ([{k: v for k, v in message.items() if k != key} for message in messages], tools) for key in hidden
         }
         if tools:
             without["tools"] = (list(messages), None)
@@ -270,11 +276,11 @@ class ChatTemplate:
                     f"The chat template does not show the {key} of a conversation.",
                     code="template-drops",
                     exit_code=Exit.USAGE,
-                    numbers=(found.roles,),
+                    numbers=(conversation.roles,),
                     hint=f"give a chat_template that shows {key}, or take {key} out of the data",
                 )
         self._refuse_dropped_calls(text, messages, tools)
-        return found
+        return conversation
 
     def _refuse_dropped_calls(self, text: str, messages: Sequence[Message], tools: list[Any] | None) -> None:
         """Raise UserError where the text is the same without one of a message's calls, or without its arguments.
@@ -318,15 +324,15 @@ class ChatTemplate:
     def _tell_left_out(self, text: str, messages: Sequence[Message]) -> None:
         """Warn once where the template leaves out a part of what an answer says or thinks."""
         for index in _answers(messages):
-            for said in (messages[index].get(key) for key in ("content", *THOUGHTS)):
-                if isinstance(said, str) and not self._left_out and not any(as_is in text for as_is in written(said)):
-                    self._left_out.append(said)
+            for part in (messages[index].get(key) for key in ("content", *THOUGHTS)):
+                if isinstance(part, str) and not self._left_out and not any(as_is in text for as_is in written(part)):
+                    self._left_out.append(part)
                     log.warning(
                         "data: the chat template leaves out a part of what answers say, which is not learned: of %s",
-                        shown(said, 200),
+                        shown(part, 200),
                     )
 
-    def _learned(self, spans: Spans, messages: Sequence[Message], found: Conversation) -> Spans:
+    def _learned(self, spans: Spans, messages: Sequence[Message], conversation: Conversation) -> Spans:
         """Those of the template's marked `spans` whose turns are learned. Raises UserError "turns-not-marked" where the
         spans cannot be assigned to turns."""
         answers = _answers(messages)
@@ -335,7 +341,7 @@ class ChatTemplate:
             return spans
         if not any(wanted):
             return ()
-        if len(spans) != len(wanted) or not all(map(found.is_within, answers, spans)):
+        if len(spans) != len(wanted) or not all(map(conversation.is_within, answers, spans)):
             raise UserError(
                 "The chat template does not mark each of the assistant's turns, and some are not to be learned.",
                 code="turns-not-marked",
@@ -373,10 +379,10 @@ def _refusals_told(messages: Sequence[Message], origin: str) -> Iterator[None]:
 
 def _origin(tokenizer: PreTrainedTokenizerBase) -> str:
     """Where a tokenizer's chat template came from, in words."""
-    own = tokenizer.init_kwargs.get("chat_template")
-    if isinstance(own, list):  # transformers turns the list into a mapping
-        own = {each["name"]: each["template"] for each in own}
-    if tokenizer.chat_template != own:
+    own_template = tokenizer.init_kwargs.get("chat_template")
+    if isinstance(own_template, list):  # transformers turns the list into a mapping
+        own_template = {each["name"]: each["template"] for each in own_template}
+    if tokenizer.chat_template != own_template:
         return "the template: chat_template of the job"
     name = str(tokenizer.name_or_path)
     file = next((path for path in map(Path(name).joinpath, _FILES) if path.is_file()), None)
@@ -390,26 +396,28 @@ def _plain(messages: Sequence[Message]) -> list[Message]:
 
 def _arguments_as_json(messages: Sequence[Message]) -> Iterator[str]:
     """The arguments of calls that are a JSON text of an object."""
-    for said in (function.get("arguments") for message in messages for function in _called(message)):
+    for arguments in (function.get("arguments") for message in messages for function in _called(message)):
         with contextlib.suppress(ValueError):
-            if isinstance(said, str) and isinstance(json_in(said), dict):
-                yield said
+            if isinstance(arguments, str) and isinstance(json_in(arguments), dict):
+                yield arguments
 
 
 def _with_objects(message: Message, arguments: set[str]) -> Message:
     """A copy of the message in whose calls these JSON `arguments` are replaced by the objects that they encode."""
     message = copy.deepcopy(message)
     for function in _called(message):
-        if isinstance(said := function.get("arguments"), str) and said in arguments:
-            function["arguments"] = json_in(said)
+        if isinstance(encoded := function.get("arguments"), str) and encoded in arguments:
+            function["arguments"] = json_in(encoded)
     return message
 
 
 def _called(message: Message) -> list[dict[str, Any]]:
     """The functions that a message calls, given under `function` as OpenAI does, or directly as the call."""
     calls = message.get("tool_calls")
-    told = [call.get("function", call) for call in (calls if isinstance(calls, list) else []) if isinstance(call, dict)]
-    return [function for function in told if isinstance(function, dict)]
+    functions = [
+        call.get("function", call) for call in (calls if isinstance(calls, list) else []) if isinstance(call, dict)
+    ]
+    return [function for function in functions if isinstance(function, dict)]
 
 
 def _answers(messages: Sequence[Message]) -> list[int]:
@@ -422,7 +430,7 @@ def _training_form(tokenizer: PreTrainedTokenizerBase) -> str | None:
 
     try:
         with bounded():
-            found: str | None = get_training_chat_template(tokenizer)
+            template: str | None = get_training_chat_template(tokenizer)
     except REFUSALS:  # TRL does not know it; its own trial rendering may raise anything
         return None
-    return found
+    return template

@@ -94,8 +94,8 @@ def load_corpus(
     try:
         _write(job, tokenizer, temporary, pairs, places)
         check_frozen(trained_on, frozen)  # again: reading may take hours, and the data may have changed meanwhile
-        found = {"format": 1, "keys": keys, "fingerprint": _fingerprint(temporary)}
-        (temporary / "corpus.json").write_text(json.dumps(found, indent=1), "utf-8")
+        record = {"format": 1, "keys": keys, "fingerprint": _fingerprint(temporary)}
+        (temporary / "corpus.json").write_text(json.dumps(record, indent=1), "utf-8")
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
@@ -109,14 +109,14 @@ def load_corpus(
 def _open(folder: Path, keys: dict[str, object]) -> Corpus | None:
     """The corpus in `folder`; None when there is none, when it is damaged, or when it was made for other keys."""
     try:
-        found = json.loads((folder / "corpus.json").read_text("utf-8"))
-        if found["keys"] != keys or found["fingerprint"] != _fingerprint(folder):
+        record = json.loads((folder / "corpus.json").read_text("utf-8"))
+        if record["keys"] != keys or record["fingerprint"] != _fingerprint(folder):
             log.warning("data: %s does not fit this job or is damaged; tokenizing again", folder)
             return None
         arrays = {n: np.load(folder / f"{n}.npy", mmap_mode="r") for n in ("tokens", "trained", "ends")}
     except (FileNotFoundError, ValueError, KeyError):
         return None
-    return Corpus(fingerprint=found["fingerprint"], **arrays)
+    return Corpus(fingerprint=record["fingerprint"], **arrays)
 
 
 def _fingerprint(folder: Path) -> str:
@@ -255,9 +255,9 @@ def _encode_pieces(
     texts = [piece for _, pieces in rows for piece, _ in pieces if isinstance(piece, str)]
     encoded = iter(tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"] if texts else ())
     for document, pieces in rows:
-        found = [(next(encoded) if isinstance(piece, str) else [piece], learned) for piece, learned in pieces]
-        learned = np.repeat([learned for _, learned in found], [len(tokens) for tokens, _ in found])
-        ids = np.array([token for tokens, _ in found for token in tokens], np.int32)
+        tokenized = [(next(encoded) if isinstance(piece, str) else [piece], learned) for piece, learned in pieces]
+        learned = np.repeat([learned for _, learned in tokenized], [len(tokens) for tokens, _ in tokenized])
+        ids = np.array([token for tokens, _ in tokenized for token in tokens], np.int32)
         yield ids, learned.astype(np.bool_) | document.everything
 
 

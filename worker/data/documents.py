@@ -42,7 +42,7 @@ def documents_of(job: Job, tokenizer: PreTrainedTokenizerBase, pairs: bool) -> I
     if job.mix_strategy != "concat" and len(job.data) > 1:
         yield from _mixed(job, tokenizer, pairs)
         return
-    broken, given, seen = BrokenRows(skip=job.broken_rows == "skip"), 0, 0
+    broken, yielded, seen = BrokenRows(skip=job.broken_rows == "skip"), 0, 0
     for entry in job.data:
         source, form = open_source(entry), None
         records, read, empty, before, most = 0, 0, 0, broken.met, entry.most(job.max_samples)
@@ -60,7 +60,7 @@ def documents_of(job: Job, tokenizer: PreTrainedTokenizerBase, pairs: bool) -> I
             if document is None:
                 empty += broken.met == met
             elif not broken.ends:
-                given += 1
+                yielded += 1
                 yield replace(document, place=row.place)
         seen += records
         broken.refuse(seen + broken.unread)
@@ -70,7 +70,7 @@ def documents_of(job: Job, tokenizer: PreTrainedTokenizerBase, pairs: bool) -> I
         form.say_left_out(source.name)
         if empty := empty - form.left_out.total():
             log.warning("data: %s: %d of %d records are empty and left out", source.name, empty, records)
-    broken.end(given, seen + broken.unread)
+    broken.end(yielded, seen + broken.unread)
 
 
 def _form(job: Job, source: Source, tokenizer: PreTrainedTokenizerBase, pairs: bool) -> Format:
@@ -113,7 +113,7 @@ def _mixed(job: Job, tokenizer: PreTrainedTokenizerBase, pairs: bool) -> Iterato
     """Yield the documents of all entries, mixed as LLaMA-Factory does it: drawn by `datasets` under the job's seed.
     Drawing ends when the first entry is exhausted (`interleave_under`), or when every entry is. Until then an exhausted
     entry begins again (`interleave_over`), or is drawn no more (`interleave_once`)."""
-    broken, given = BrokenRows(skip=job.broken_rows == "skip"), 0
+    broken, yielded = BrokenRows(skip=job.broken_rows == "skip"), 0
     sources, counts = [*map(open_source, job.data)], list[int]()
     for entry, source in zip(job.data, sources, strict=True):
         count, before = 0, broken.met
@@ -138,9 +138,9 @@ def _mixed(job: Job, tokenizer: PreTrainedTokenizerBase, pairs: bool) -> Iterato
         if document is None:
             empty[place] += broken.met == met
         elif not broken.ends:
-            given += 1
+            yielded += 1
             yield replace(document, place=row.place)
-    broken.end(given, broken.unread + sum(drawn))
+    broken.end(yielded, broken.unread + sum(drawn))
     for source, form, count in zip(sources, forms, counts, strict=True):
         _tell(source, form, count)
         form.say_left_out(source.name)

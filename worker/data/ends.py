@@ -25,24 +25,24 @@ def taught_ends(job: Job, tokenizer: PreTrainedTokenizerBase, corpus: Corpus) ->
     answer, and the tokenizer's end token, as far as they are learned in `corpus`. Where none of them is, they are the
     special tokens that are the last learned token of one of the first `_DOCUMENTS` documents."""
     wanted = _possible_ends(job, tokenizer)
-    found: set[int] = set()
+    taught: set[int] = set()
     for start in range(0, len(corpus.tokens), _AT_ONCE):
         piece = slice(start, start + _AT_ONCE)
         learned = corpus.tokens[piece][corpus.trained[piece]]
-        found |= {end for end in wanted if end not in found and (learned == end).any()}
-        if len(found) == len(wanted):
+        taught |= {end for end in wanted if end not in taught and (learned == end).any()}
+        if len(taught) == len(wanted):
             break
-    return tuple(end for end in wanted if end in found) or _last_ones(tokenizer, corpus)
+    return tuple(end for end in wanted if end in taught) or _last_ones(tokenizer, corpus)
 
 
 def _last_ones(tokenizer: PreTrainedTokenizerBase, corpus: Corpus) -> tuple[int, ...]:
     special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
-    found: dict[int, None] = {}
+    endings: dict[int, None] = {}
     for start, past in pairwise([0, *corpus.ends[:_DOCUMENTS].tolist()]):
         learned = corpus.tokens[start:past][corpus.trained[start:past]]
         if len(learned) and int(learned[-1]) in special:
-            found[int(learned[-1])] = None
-    return tuple(found)
+            endings[int(learned[-1])] = None
+    return tuple(endings)
 
 
 def _possible_ends(job: Job, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
@@ -51,17 +51,17 @@ def _possible_ends(job: Job, tokenizer: PreTrainedTokenizerBase) -> tuple[int, .
         vocabulary = tokenizer.get_vocab()
         marks = [vocabulary[stop] for stop in slots.stops if stop in vocabulary]
     elif tokenizer.chat_template:
-        for everything, told in sorted({_template_of(job, entry) for entry in job.data}):
+        for everything, values in sorted({_template_of(job, entry) for entry in job.data}):
             with contextlib.suppress(UserError):  # several templates, none for conversations: the data have none
-                stops = ChatTemplate(tokenizer, everything=everything, values=json.loads(told)).stops
+                stops = ChatTemplate(tokenizer, everything=everything, values=json.loads(values)).stops
                 marks += [cast(int, tokenizer.convert_tokens_to_ids(mark)) for mark in stops]
-    own = tokenizer.eos_token_id
-    return tuple(dict.fromkeys([*marks, *([own] if own is not None else [])]))
+    eos = tokenizer.eos_token_id
+    return tuple(dict.fromkeys([*marks, *([eos] if eos is not None else [])]))
 
 
 def _template_of(job: Job, entry: DataEntry) -> tuple[bool, str]:
     """(whether the entry uses the tokenizer's own template rather than TRL's form of it, the values that the template
     is told, as JSON)."""
     values = {**(job.chat_template_kwargs or {}), **(entry.chat_template_kwargs or {})}
-    own = job.train_on != "completions" or entry.learned is not None or entry.converter is not None
-    return own, json.dumps(values, sort_keys=True)
+    is_own = job.train_on != "completions" or entry.learned is not None or entry.converter is not None
+    return is_own, json.dumps(values, sort_keys=True)

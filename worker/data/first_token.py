@@ -13,7 +13,7 @@ def first_token_of(tokenizer: PreTrainedTokenizerBase, job: Job) -> int | None:
     """The tokenizer's first token, where its own file says `add_bos_token`, which transformers 5 no longer reads; None
     for other tokenizers."""
     try:
-        said = get_tokenizer_config(job.tokenizer, revision=tokenizer_revision(job)).get("add_bos_token")
+        setting = get_tokenizer_config(job.tokenizer, revision=tokenizer_revision(job)).get("add_bos_token")
     except (OSError, ValueError):
-        said = None
-    return tokenizer.bos_token_id if said is True or getattr(tokenizer, "add_bos_token", False) else None
+        setting = None
+    return tokenizer.bos_token_id if setting is True or getattr(tokenizer, "add_bos_token", False) else None

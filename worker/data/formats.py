@@ -37,8 +37,8 @@ from planner.keys.source import shown
 from planner.units import counted
 from worker.data.bounds import bounded
 from worker.data.chat import ChatTemplate
+from worker.data.chat_turns import Spans
 from worker.data.slots import Piece, Slots, check_tokens
-from worker.data.turns import Spans
 
 log = logging.getLogger(__name__)
 
@@ -108,9 +108,9 @@ def detect(
         @cache
         def written() -> Slots:
             of_tokenizer = slots == PARSED and tokenizer.chat_template
-            found = parsed_slots(tokenizer) if of_tokenizer else named
+            template_of_slots = parsed_slots(tokenizer) if of_tokenizer else named
             name = "its own chat template" if of_tokenizer else str(slots).removeprefix(PREFIX)
-            return Slots(found, name, tokenizer, everything=train_on == "all", values=values or {})
+            return Slots(template_of_slots, name, tokenizer, everything=train_on == "all", values=values or {})
 
         return _slot_chat(kind, columns, written, formatting, everything=train_on == "all")
     everything = train_on == "all" or (train_on == "pairs" and kind not in ("prompt", "alpaca", "segments"))
@@ -121,38 +121,38 @@ def detect(
     @cache
     def template() -> ChatTemplate:
         whole_pairs = train_on == "pairs" and kind == "prompt"
-        found = ChatTemplate(tokenizer, everything=everything or whole_pairs, learned=learned, values=values)
-        found.warn_of_split_end(tokenizer)
-        found.warn_of_answers()
-        return found
+        chat = ChatTemplate(tokenizer, everything=everything or whole_pairs, learned=learned, values=values)
+        chat.warn_of_split_end(tokenizer)
+        chat.warn_of_answers()
+        return chat
 
     if kind == "alpaca":
         uses = tuple(column for column in (*ALPACA, "history") if column in columns)
-        found = _alpaca(uses, template() if tokenizer.chat_template and prompt is None else None, prompt)
+        form = _alpaca(uses, template() if tokenizer.chat_template and prompt is None else None, prompt)
     elif kind in ("messages", "conversations"):
         first = ("system",) if system or kind == "conversations" else ()
         more = tuple(column for column in (*first, "tools", "functions", VALUES) if column in columns)
-        found = _chat(kind, template(), more, begins_with_system=bool(first))
+        form = _chat(kind, template(), more, begins_with_system=bool(first))
     elif kind == "prompt":
         more = tuple(column for column in ("tools", "functions", VALUES) if column in columns)
-        found = _prompt_completion(template, more, train_on)
+        form = _prompt_completion(template, more, train_on)
     elif kind == "tokens":
-        found = _tokens(len(tokenizer), prompts=train_on == "all")
+        form = _tokens(len(tokenizer), prompts=train_on == "all")
     elif kind == "segments":
-        found = Format(name="segments", uses=("segments",), document=_segments)
+        form = Format(name="segments", uses=("segments",), document=_segments)
     else:
-        found = Format(name="text", uses=("text",), document=_text)
+        form = Format(name="text", uses=("text",), document=_text)
 
-    uses = tuple(column for column in found.uses if column in columns or kind != "tokens")
+    uses = tuple(column for column in form.uses if column in columns or kind != "tokens")
 
     def document(record: Record) -> Document | None:
         check_kind(kind, record)
-        made = found.document(record)
-        if made is not None:
+        result = form.document(record)
+        if result is not None:
             check_answers(train_on, kind, record)
-        return replace(made, everything=True) if everything and made is not None else made
+        return replace(result, everything=True) if everything and result is not None else result
 
-    return replace(found, document=document, uses=uses)
+    return replace(form, document=document, uses=uses)
 
 
 def _end_of_texts(slots: str | None, tokenizer: PreTrainedTokenizerBase) -> str:
@@ -187,11 +187,11 @@ def _slot_chat(
         if kind == "prompt" and not isinstance(record.get("prompt"), list):
             pair = _completion(*pair_of(record))
             return pair and replace(pair, everything=everything)
-        found = read(kind, record, formatting)
-        if isinstance(found, LeftOut):
-            left_out[found.why] += 1
+        conversation = read(kind, record, formatting)
+        if isinstance(conversation, LeftOut):
+            left_out[conversation.why] += 1
             return None
-        return Document(text="", trained=(), special=False, ended=False, pieces=slots().pieces(found))
+        return Document(text="", trained=(), special=False, ended=False, pieces=slots().pieces(conversation))
 
     wanted = {"alpaca": (*ALPACA, "history", "tools"), "prompt": ("prompt", "completion", "tools")}
     uses = tuple(column for column in wanted.get(kind, (kind, "system", "tools")) if column in columns)
@@ -336,14 +336,14 @@ def _parsed(tokenizer: PreTrainedTokenizerBase) -> SlotTemplate:
         return str(shown)[len(prefix) :]
 
     system = text(("system", _CONTENT), asks=False)
-    asked = text(("system", ""), ("user", _CONTENT), asks=True)
+    bare_user = text(("system", ""), ("user", _CONTENT), asks=True)
     user = text(("user", _CONTENT), asks=True)
     assistant = text(("user", _CONTENT), ("assistant", _CONTENT), asks=False)[len(user) :]
     reasons = "<think>" in assistant
     assistant = assistant.replace("<think>", "").replace("</think>", "").lstrip("\n")
     default = ""
-    if len(user) > len(asked):  # the template adds a default system text
-        default = _more(asked, user)
+    if len(user) > len(bare_user):  # the template adds a default system text
+        default = _more(bare_user, user)
         user = user[len(system.replace(_CONTENT, default, 1)) :]
     if missing := [text for text in (system, user, assistant) if _CONTENT not in text]:
         raise ValueError(f"it does not show what is said: {shown(missing[0])}")

@@ -45,8 +45,8 @@ def data_of_hub(entry: DataEntry, split: str) -> LocalData:
     """The files of a split, downloaded. Where the hub must not be asked, or the entry names a commit that was read
     before, they are the files that this machine has. Raises ConnectionError, OSError, ValueError and errors of
     `datasets`."""
-    if (kept := _kept(entry, split)) is not None:
-        return kept
+    if (recorded := _kept(entry, split)) is not None:
+        return recorded
     builder = _builder(entry)
     if not _is_read_here(builder):
         return LocalData(kind="arrow", files=_prepared(builder, split))
@@ -72,9 +72,9 @@ def first_rows_of_hub(entry: DataEntry, most: int) -> FirstRows | None:
 
     if not re.fullmatch(r"[\w.-]+", entry.split):
         return None
-    if constants.HF_HUB_OFFLINE and (kept := _kept(entry, entry.split)) is not None:
-        opened = ((file.name, file.open("rb")) for file in kept.files)
-        return _first(opened, kept.kind, kept.delimiter, most)
+    if constants.HF_HUB_OFFLINE and (recorded := _kept(entry, entry.split)) is not None:
+        opened = ((file.name, file.open("rb")) for file in recorded.files)
+        return _first(opened, recorded.kind, recorded.delimiter, most)
     builder = _builder(entry)
     if not _is_read_here(builder):
         return None
@@ -121,8 +121,8 @@ def _builder(entry: DataEntry) -> DatasetBuilder:
     if re.fullmatch("[0-9a-f]{40}", entry.revision or ""):
         folder = Path(builder.cache_dir).with_name(str(entry.revision))
         if not folder.is_dir():
-            what = f"this machine has no commit {entry.revision} of {builder.repo_id}"
-            raise ConnectionError(f"the hub is not reached, and {what}")
+            missing = f"this machine has no commit {entry.revision} of {builder.repo_id}"
+            raise ConnectionError(f"the hub is not reached, and {missing}")
         config, version, commit = folder.parts[-3:]
         builder = Cache(
             dataset_name=builder.dataset_name, repo_id=builder.repo_id, config_name=config, version=version, hash=commit
@@ -141,13 +141,15 @@ def _is_read_here(builder: DatasetBuilder) -> bool:
         return False
     config, usual = builder.config, type(builder.config)()
     known = _READ_HERE[builder.name] | _OF_ALL
-    said = [f.name for f in fields(config) if f.name not in known and getattr(config, f.name) != getattr(usual, f.name)]
-    if said and builder.name in _GUESSING:
+    changed = [
+        f.name for f in fields(config) if f.name not in known and getattr(config, f.name) != getattr(usual, f.name)
+    ]
+    if changed and builder.name in _GUESSING:
         raise ValueError(
-            f"the dataset's card says {said[0]} of its {builder.name} files, which is not honoured: download them, and "
-            "give their folder as dataset, in a form without it"
+            f"the dataset's card says {changed[0]} of its {builder.name} files, which is not honoured: download them, "
+            "and give their folder as dataset, in a form without it"
         )
-    return not said
+    return not changed
 
 
 def _delimiter(builder: DatasetBuilder) -> str:
@@ -168,28 +170,28 @@ def _prepared(builder: DatasetBuilder, split: str) -> tuple[Path, ...]:
     """The table files that `datasets` makes of a split; empty for a split without data."""
     builder.download_and_prepare()
     try:
-        found: Any = builder.as_dataset(split=split)
+        dataset: Any = builder.as_dataset(split=split)
     except ValueError as error:
         if "corresponds to no data" in str(error):
             return ()
         raise
-    return tuple(Path(file["filename"]) for file in found.cache_files)
+    return tuple(Path(file["filename"]) for file in dataset.cache_files)
 
 
 def _place(entry: DataEntry, split: str) -> Path:
     """The folder that records which files a split has, in one file for each commit."""
     from datasets import config
 
-    said = json.dumps([entry.path, entry.name, entry.data_dir, entry.data_files, split])
-    return Path(config.HF_DATASETS_CACHE) / "offmate-files" / hashlib.blake2b(said.encode(), digest_size=16).hexdigest()
+    key = json.dumps([entry.path, entry.name, entry.data_dir, entry.data_files, split])
+    return Path(config.HF_DATASETS_CACHE) / "offmate-files" / hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
 
 
 def _keep(entry: DataEntry, split: str, commit: str, data: LocalData) -> None:
     place = _place(entry, split)
     place.mkdir(parents=True, exist_ok=True)
-    said = {"kind": data.kind, "delimiter": data.delimiter, "files": [str(file) for file in data.files]}
+    record = {"kind": data.kind, "delimiter": data.delimiter, "files": [str(file) for file in data.files]}
     temporary = place / f".{commit}.{os.getpid()}"
-    temporary.write_text(json.dumps(said), "utf-8")
+    temporary.write_text(json.dumps(record), "utf-8")
     sync(temporary)
     temporary.replace(place / f"{commit}.json")
 
@@ -201,12 +203,14 @@ def _kept(entry: DataEntry, split: str) -> LocalData | None:
 
     place, revision = _place(entry, split), entry.revision or ""
     if re.fullmatch("[0-9a-f]{40}", revision):
-        found = [place / f"{revision}.json"]
+        records = [place / f"{revision}.json"]
     else:
-        found = sorted(place.glob("*.json"), key=lambda file: file.stat().st_mtime) if constants.HF_HUB_OFFLINE else []
+        records = (
+            sorted(place.glob("*.json"), key=lambda file: file.stat().st_mtime) if constants.HF_HUB_OFFLINE else []
+        )
     with suppress(OSError, ValueError, KeyError, IndexError):
-        said = json.loads(found[-1].read_text("utf-8"))
-        files = tuple(map(Path, said["files"]))
+        record = json.loads(records[-1].read_text("utf-8"))
+        files = tuple(map(Path, record["files"]))
         if all(file.is_file() for file in files):
-            return LocalData(kind=said["kind"], files=files, delimiter=said["delimiter"])
+            return LocalData(kind=record["kind"], files=files, delimiter=record["delimiter"])
     return None

@@ -28,12 +28,12 @@ def buckets(max_length: int) -> tuple[int, ...]:
     """The lengths that slices may have, shortest first: `max_length`, three quarters, a half, three eighths and a
     quarter of it, and so on down to `_SHORTEST`. They are few, because code and places in memory are made for each
     length. They are close enough that less than a third of a slice with one row is padding."""
-    found: set[int] = set()
+    lengths: set[int] = set()
     part = 1
     while part <= 4 or max_length >= _SHORTEST * part:
-        found |= {-(-max_length // part), -(-3 * max_length // (2 * part)) if part > 1 else max_length}
+        lengths |= {-(-max_length // part), -(-3 * max_length // (2 * part)) if part > 1 else max_length}
         part *= 2
-    return tuple(sorted(found))
+    return tuple(sorted(lengths))
 
 
 def width(batch: Mapping[str, Tensor]) -> int:
@@ -174,11 +174,11 @@ class Rows:
                     labels[place, at] = IGNORED
                 at = end
             positions[place, at:] = np.arange(length - at) % period
-        found = {"input_ids": torch.from_numpy(ids), "labels": torch.from_numpy(labels)}
+        tensors = {"input_ids": torch.from_numpy(ids), "labels": torch.from_numpy(labels)}
         if self.masked:
-            there = np.arange(length) < self.lengths[numbers, None]
-            found["attention_mask"] = torch.from_numpy(there.astype(np.int64))
-        return {**found, "position_ids": torch.from_numpy(positions)} if self.layout.isolated else found
+            is_token = np.arange(length) < self.lengths[numbers, None]
+            tensors["attention_mask"] = torch.from_numpy(is_token.astype(np.int64))
+        return {**tensors, "position_ids": torch.from_numpy(positions)} if self.layout.isolated else tensors
 
     def learned(self, batch: dict[str, Tensor]) -> int:
         """The number of a batch's tokens that are to be predicted."""

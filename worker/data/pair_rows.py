@@ -98,9 +98,9 @@ class PairRows(Rows):
         """`input_ids` with their `attention_mask` [rows, length] and `labels` [rows, length of completions], int64,
         each padded on the right to one of its `buckets` (see `_padded_length`)."""
         rows = [[np.concatenate(parts) for parts in zip(*self.pieces(number), strict=True)] for number in numbers]
-        ids, there = _padded([ids[~learned] for ids, learned in rows], self._max_length, self.pad)
+        ids, mask = _padded([ids[~learned] for ids, learned in rows], self._max_length, self.pad)
         labels, _ = _padded([ids[learned] for ids, learned in rows], self._most_target, IGNORED)
-        return {"input_ids": ids, "attention_mask": there, "labels": labels}
+        return {"input_ids": ids, "attention_mask": mask, "labels": labels}
 
     def learned(self, batch: dict[str, Tensor]) -> int:
         """The number of a batch's tokens that are to be predicted, the decoder's first label included."""
@@ -116,7 +116,7 @@ def _padded_length(longest: int, most: int) -> int:
 def _padded(rows: list[NDArray[np.int32]], most: int, pad: int) -> tuple[Tensor, Tensor]:
     """The rows as one tensor, and a tensor that is 1 at their tokens and 0 at padding, both int64."""
     length = _padded_length(max(map(len, rows)), most)
-    ids, there = np.full((len(rows), length), pad, np.int64), np.zeros((len(rows), length), np.int64)
+    ids, mask = np.full((len(rows), length), pad, np.int64), np.zeros((len(rows), length), np.int64)
     for place, row in enumerate(rows):
-        ids[place, : len(row)], there[place, : len(row)] = row, 1
-    return torch.from_numpy(ids), torch.from_numpy(there)
+        ids[place, : len(row)], mask[place, : len(row)] = row, 1
+    return torch.from_numpy(ids), torch.from_numpy(mask)

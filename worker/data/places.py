@@ -19,8 +19,8 @@ from jinja2 import TemplateError
 from planner.data.records import Message
 from planner.errors import Exit, UserError
 from planner.keys.source import shown
+from worker.data.chat_turns import Spans, common
 from worker.data.shapes import THOUGHTS, Filled, Render, Shape, Shapes, fill, private_character
-from worker.data.turns import Spans, common
 
 REFUSALS = (
     TemplateError,
@@ -91,13 +91,13 @@ class Conversation:
         with the end mark behind it. Raises UserError where the message is not shown, or cannot be separated from
         others' words."""
         calls = bool(self._messages[index].get("tool_calls"))
-        (start, asked), (end, complete) = self._until(index, add_generation_prompt=True), self._until(index + 1)
-        own = self._own(index)
-        first, last = own or (len(self._text), 0)
-        if own is not None and not calls:
-            pieces: Spans = (own,)
+        (start, prompted), (end, complete) = self._until(index, add_generation_prompt=True), self._until(index + 1)
+        words = self._own(index)
+        first, last = words or (len(self._text), 0)
+        if words is not None and not calls:
+            pieces: Spans = (words,)
         elif (
-            asked
+            prompted
             and (complete or not calls)
             and start < end
             and start <= first
@@ -110,13 +110,14 @@ class Conversation:
         if not pieces:
             raise self._not_found(index)
         first, last = pieces[0][0], pieces[-1][1]
-        if not asked or start > first or not self._is_apart(index, start, first):
+        if not prompted or start > first or not self._is_apart(index, start, first):
             start = self._whole(index, pieces)[0]
         if end < last or not self._is_apart(index, last, end):
             end = self._whole(index, pieces)[1]
-        said = max((to for _, to in self._places[index]), default=start)  # end marks within the answer do not count
-        end = self._trimmed(said, self._past_mark(index, said, end))
-        end = end if calls else self._up_to_mark(said, end)
+        # End marks within the answer do not count.
+        words_end = max((to for _, to in self._places[index]), default=start)
+        end = self._trimmed(words_end, self._past_mark(index, words_end, end))
+        end = end if calls else self._up_to_mark(words_end, end)
         if len(pieces) == 1:
             if end <= start and not self._messages[index]["content"].strip():  # an empty answer without an end mark
                 return ()
@@ -129,9 +130,9 @@ class Conversation:
         """The spans of what a message says, its calls included; none where it is not shown. Raises UserError
         "turns-not-apart" where others' words cannot be separated from it: a template may show the results of calls
         within the turn that called, and behind them what is said beside the calls."""
-        own = self._own(index)
-        if self._messages[index].keys() <= {"role", "content"} and (own is None or self._is_whole(index)):
-            return () if own is None else (own,)
+        words = self._own(index)
+        if self._messages[index].keys() <= {"role", "content"} and (words is None or self._is_whole(index)):
+            return () if words is None else (words,)
         pieces = self._changed(index)
         if not all(self._is_apart(index, *piece) for piece in pieces):
             raise self._not_apart(index)
@@ -144,11 +145,11 @@ class Conversation:
         before = max((end for spans in self._places[:index] for _, end in spans), default=0)
         first, last = min((place for spans in self._places[index:] for place in spans), default=(len(self._text),) * 2)
         start = -1
-        if (found := self._beginning(index, add_generation_prompt=True)) is not None:
-            at, here, there = found
-            start = at + common(here, there)
-            if here == there[: len(here)]:  # the generation prompt may begin the answer, as with <think>
-                start += common(self._text[start:last], there[len(here) :])
+        if (beginning := self._beginning(index, add_generation_prompt=True)) is not None:
+            at, here, earlier = beginning
+            start = at + common(here, earlier)
+            if here == earlier[: len(here)]:  # the generation prompt may begin the answer, as with <think>
+                start += common(self._text[start:last], earlier[len(here) :])
             start = self._before_mark(start)
         if not before <= start <= last:
             pieces = self.said(index)
@@ -176,8 +177,8 @@ class Conversation:
 
     def is_within(self, index: int, span: tuple[int, int]) -> bool:
         """Whether a span of the text holds part of what a message says; True where its places are not known."""
-        found = self._places[index]
-        return not found or any(start < span[1] and end > span[0] for start, end in found)
+        places = self._places[index]
+        return not places or any(start < span[1] and end > span[0] for start, end in places)
 
     @property
     def _shown(self) -> frozenset[str]:
@@ -194,10 +195,10 @@ class Conversation:
         """The places of each message's words, in the order of the text. Calls are not included."""
         if self._filled is None:
             return [self._place_by_itself(index) for index in range(len(self._messages))]
-        found: list[Spans] = [()] * len(self._messages)
+        places: list[Spans] = [()] * len(self._messages)
         for mark, place in zip(self._filled.shape.marks, self._filled.places, strict=True):
-            found[self._said[mark].message] += (place,)
-        return found
+            places[self._said[mark].message] += (place,)
+        return places
 
     def _place_by_itself(self, index: int) -> Spans:
         """Where a message's words stand, found by replacing the words of this message alone. The whole text where the
@@ -220,7 +221,7 @@ class Conversation:
     def _changes_more(self, index: int) -> bool:
         """Whether a message's words also change other text than the words themselves, each shown once."""
         message = self._messages[index]
-        words = [key for key in ("content", *THOUGHTS) if isinstance(said := message.get(key), str) and said.strip()]
+        words = [key for key in ("content", *THOUGHTS) if isinstance(text := message.get(key), str) and text.strip()]
         with contextlib.suppress(*REFUSALS):
             shown = self._with(index, message | dict.fromkeys(words, self._other))
             start, end = _changing(self._text, shown)
@@ -233,15 +234,15 @@ class Conversation:
         """The span of a message's words, with the template's words between them; None where it has no words. Raises
         UserError "turns-not-apart" where they are shown twice, have others' words between them, or also change other
         text."""
-        if not (found := self._places[index]):
+        if not (places := self._places[index]):
             return None
-        own = (found[0][0], found[-1][1])
+        span = (places[0][0], places[-1][1])
         many = sum(said.message == index for mark, said in self._said.items() if mark in self._shown)
-        if self._filled is not None and len(found) > many:
+        if self._filled is not None and len(places) > many:
             raise self._not_apart(index)
-        if index in self._more_changes or not self._is_apart(index, *own):
+        if index in self._more_changes or not self._is_apart(index, *span):
             raise self._not_apart(index)
-        return own
+        return span
 
     def _is_whole(self, index: int) -> bool:
         """Whether the message's content is all that it says, and one mark stands for it."""
@@ -289,12 +290,12 @@ class Conversation:
         that rendering); (-1, False) where this cannot be determined."""
         if many == len(self._messages) and not flags:
             return len(self._text), True
-        if (found := self._beginning(many, **flags)) is None:
+        if (beginning := self._beginning(many, **flags)) is None:
             return -1, False
-        at, here, there = found
-        if here.startswith(there):
-            return at + len(there), True
-        return self._before_mark(at + common(here, there)), False
+        at, here, earlier = beginning
+        if here.startswith(earlier):
+            return at + len(earlier), True
+        return self._before_mark(at + common(here, earlier)), False
 
     def _place_of_nothing(self, index: int) -> Spans:
         """The empty span where an answer without words would have its words; none where it cannot be determined."""
@@ -316,13 +317,13 @@ class Conversation:
                 return ()
             if self._is_apart(index, start, end):
                 return ((start, end),)
-        if found := self._as_last(index, message):
-            return (found,)
+        if as_last := self._as_last(index, message):
+            return (as_last,)
         if message.get("tool_calls") and (calls := self._as_last(index, silent)):
             with contextlib.suppress(*REFUSALS):
-                said = self._changing(index, other)
-                if calls[1] <= said[0]:
-                    return calls, said
+                change = self._changing(index, other)
+                if calls[1] <= change[0]:
+                    return calls, change
         raise self._not_apart(index)
 
     def _as_last(self, index: int, message: Message) -> tuple[int, int] | None:
@@ -352,22 +353,22 @@ class Conversation:
     def _other(self) -> str:
         return private_character(self._text)
 
-    def _past_mark(self, index: int, said: int, end: int) -> int:
-        """`end`, or the end of the end mark that begins there, if no end mark stands between `said` and `end`."""
-        if self._ends and not self._text[said:end].rstrip().endswith(self._ends):
+    def _past_mark(self, index: int, words_end: int, end: int) -> int:
+        """`end`, or the end of the end mark that begins there, if no end mark stands between `words_end` and `end`."""
+        if self._ends and not self._text[words_end:end].rstrip().endswith(self._ends):
             mark = re.compile(rf"\s*(?:{'|'.join(map(re.escape, self._ends))})").match(self._text, end)
             if mark is not None and self._is_apart(index, end, mark.end()):
                 return mark.end()
         return end
 
-    def _up_to_mark(self, said: int, end: int) -> int:
-        """`end`, or the end of the first end mark behind `said`, if the template's own words follow it before `end`:
-        tools, or a closing line behind the last turn."""
-        for mark in re.finditer("|".join(map(re.escape, self._ends)), self._text[said:end]) if self._ends else ():
-            rest = self._text[said + mark.end() : end]
+    def _up_to_mark(self, words_end: int, end: int) -> int:
+        """`end`, or the end of the first end mark behind `words_end`, if the template's own words follow it before
+        `end`: tools, or a closing line behind the last turn."""
+        for mark in re.finditer("|".join(map(re.escape, self._ends)), self._text[words_end:end]) if self._ends else ():
+            tail = self._text[words_end + mark.end() : end]
             for special in (*self._marks, *self._ends):
-                rest = rest.replace(special, "")
-            return said + mark.end() if rest.strip() else end
+                tail = tail.replace(special, "")
+            return words_end + mark.end() if tail.strip() else end
         return end
 
     def _before_mark(self, end: int) -> int:

@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from planner.data.records import Message
-from worker.data.turns import Spans
+from worker.data.chat_turns import Spans
 
 Render = Callable[..., tuple[str, Spans]]
 """`render(messages, tools, **flags)` gives a conversation's text and the spans that the template marks in it."""
@@ -80,15 +80,15 @@ class Shapes:
         """The messages with marks in place of what they say, and what the marks stand for. `only`: mark this message
         alone. The first messages of a conversation get the same marks alone as within the whole conversation."""
         said: dict[str, Said] = {}
-        found = []
+        marked = []
         for index, message in enumerate(messages):
             if only is None or only == index:
                 message = {**message}
                 for key in _WORDS:
                     if isinstance(words := message.get(key), str):
                         message[key] = self._marks(index, key, words, said)
-            found.append(message)
-        return found, said
+            marked.append(message)
+        return marked, said
 
     def _marks(self, index: int, key: str, text: str, said: dict[str, Said]) -> str:
         pieces = self._tags.split(text) if self._tags is not None and "<" in text else [text]

@@ -33,18 +33,18 @@ class Sharing:
         self._all += 1
         if not self._shares or len(ids) <= self._most:
             return ids, learned
-        past, left = len(ids) - self._ends, self._most - self._ends
-        kept = np.arange(len(ids)) >= past
+        past, room = len(ids) - self._ends, self._most - self._ends
+        is_kept = np.arange(len(ids)) >= past
         borders = np.flatnonzero(learned[: past - 1] & ~learned[1:past]) + 1
         for start, end in pairwise([0, *borders.tolist(), past]):
             answer = int(learned[start:end].sum())
             middle = end - answer
-            prompt, answer = shares(middle - start, answer, left)
-            kept[start : start + prompt] = kept[middle : middle + answer] = True
-            left -= prompt + answer
+            prompt, answer = shares(middle - start, answer, room)
+            is_kept[start : start + prompt] = is_kept[middle : middle + answer] = True
+            room -= prompt + answer
         self._cut += 1
-        self._lost += len(ids) - int(kept.sum())
-        return ids[kept], learned[kept]
+        self._lost += len(ids) - int(is_kept.sum())
+        return ids[is_kept], learned[is_kept]
 
     def say(self) -> None:
         """Log how many documents were cut."""

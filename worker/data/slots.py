@@ -59,7 +59,7 @@ class Slots:
         template, turns = self._template, conversation.turns
         if template.ends_once and not all(turn.content for turn in turns[1:-1:2]):
             raise ValueError(f"an answer that the conversation goes on from is empty, behind which {self.name} ends it")
-        found: list[Piece] = []
+        pieces: list[Piece] = []
         for place in range(0, len(turns), 2):
             asks, answers = turns[place], turns[place + 1]
             if template.reasons and self._thinks is False:
@@ -67,13 +67,13 @@ class Slots:
                     role=answers.role, content=self._without_thoughts(answers.content), learned=answers.learned
                 )
             learned = self._everything or answers.learned
-            found += [(piece, self._everything) for piece in self._asked(conversation, asks, place)]
+            pieces += [(piece, self._everything) for piece in self._asked(conversation, asks, place)]
             if template.reasons and not any(mark.strip() in answers.content for mark in template.thought):
-                found.append((template.empty_thought, learned and bool(self._everything or self._thinks)))
-            found += [(piece, learned) for piece in self._written(answers, place + 1)]
+                pieces.append((template.empty_thought, learned and bool(self._everything or self._thinks)))
+            pieces += [(piece, learned) for piece in self._written(answers, place + 1)]
         if template.ends_once and self._tokenizer.eos_token_id is not None:
-            found.append((int(self._tokenizer.eos_token_id), True))
-        return tuple(found)
+            pieces.append((int(self._tokenizer.eos_token_id), True))
+        return tuple(pieces)
 
     def _asked(self, conversation: Conversation, turn: Turn, place: int) -> Iterator[str | int]:
         template = self._template
@@ -83,12 +83,12 @@ class Slots:
         if place or not (system or tools):
             yield from self._written(turn, place)
             return
-        said = system + (tools_text(template.tools, tools) if tools else "")
+        system_text = system + (tools_text(template.tools, tools) if tools else "")
         if template.system_in_user:
-            first = "".join(text for text, _ in parts(template.system, said))
+            first = "".join(text for text, _ in parts(template.system, system_text))
             yield from self._written(Turn(role=turn.role, content=first + turn.content), place, alone=turn.content)
         else:
-            yield from self._tokens(parts(template.system, said))
+            yield from self._tokens(parts(template.system, system_text))
             yield from self._written(turn, place)
 
     def _written(self, turn: Turn, place: int, *, alone: str | None = None) -> Iterator[str | int]:
@@ -100,8 +100,8 @@ class Slots:
             more = {} if template.system_in_user else {"idx": str(place // 2)}
             yield from self._tokens(parts(template.user, content, **more))
         elif turn.role == "results":
-            said = content if alone is None else alone
-            yield from self._tokens(parts(template.results or template.user, said))
+            words = content if alone is None else alone
+            yield from self._tokens(parts(template.results or template.user, words))
         elif turn.role == "calls":
             yield from self._tokens(parts(template.calls or template.assistant, self._called(content)))
         else:
@@ -112,10 +112,10 @@ class Slots:
         template = self._template
         if template.system_in_user:
             return calls_text(template.tools, content)
-        if (found := _between(template.call_marks, content)) is not None:
-            return content.replace(found[0], "") + calls_text(template.tools, found[1])
-        if (found := _between(template.thought, content)) is not None:
-            return found[0] + calls_text(template.tools, content.replace(found[0], ""))
+        if (marked := _between(template.call_marks, content)) is not None:
+            return content.replace(marked[0], "") + calls_text(template.tools, marked[1])
+        if (marked := _between(template.thought, content)) is not None:
+            return marked[0] + calls_text(template.tools, content.replace(marked[0], ""))
         return calls_text(template.tools, content)
 
     def _without_thoughts(self, content: str) -> str:
@@ -138,13 +138,13 @@ class Slots:
 
 def check_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str], name: str) -> None:
     """Raise UserError where the tokenizer lacks one of the tokens that the template `name` writes."""
-    there = tokenizer.get_vocab()
-    if missing := [token for token in tokens if token not in there]:
+    vocabulary = tokenizer.get_vocab()
+    if missing := [token for token in tokens if token not in vocabulary]:
         raise UserError(
             f"The tokenizer has no token {missing[0]}, which the template {name} writes.",
             code="token-not-there",
             exit_code=Exit.USAGE,
-            numbers=(f"{', '.join(missing)} not among its {len(there)}",),
+            numbers=(f"{', '.join(missing)} not among its {len(vocabulary)}",),
             hint=f"to add them, as LLaMA-Factory does, give add_special_tokens: {','.join(missing)}",
         )
 
@@ -155,5 +155,5 @@ def _pattern(marks: tuple[str, str]) -> re.Pattern[str]:
 
 def _between(marks: tuple[str, str], content: str) -> tuple[str, str] | None:
     """The first text between two marks, (with the marks, without them); None where there is none."""
-    found = _pattern(marks).search(content)
-    return (found[0], found[1]) if found is not None else None
+    match = _pattern(marks).search(content)
+    return (match[0], match[1]) if match is not None else None

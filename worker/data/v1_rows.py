@@ -52,11 +52,11 @@ def format_of(
     def document(record: Record) -> Document | None:
         talk = talk_of(converter, record)
         times = [(many, next(taken)) for many in talk.rows]
-        found = [[rows().of(talk, many)] * count for many, count in times if count]
-        if not found:
+        repeated = [[rows().of(talk, many)] * count for many, count in times if count]
+        if not repeated:
             left_out["size and weight of their dataset drew others"] += 1
             return None
-        return Document(text="", trained=(), special=False, ended=False, rows=tuple(chain.from_iterable(found)))
+        return Document(text="", trained=(), special=False, ended=False, rows=tuple(chain.from_iterable(repeated)))
 
     wanted = ("system", "instruction", "input", "output") if converter == "alpaca" else ("messages", "tools")
     uses = tuple(column for column in wanted if column in columns)
@@ -77,12 +77,12 @@ class _Rows:
     def of(self, talk: Talk, many: int) -> tuple[Piece, ...]:
         """The tokens of the first `many` messages, whose last one is the answer. Raises ValueError or UserError where
         the answer's place in the text cannot be determined."""
-        *asked, answer = (self._broken_up(said).told() for said in talk.messages[:many])
+        *context, answer = (self._broken_up(said).told() for said in talk.messages[:many])
         tools = json.loads(self._safe(talk.tools)) if talk.tools else None
         if tools is not None and not isinstance(tools, list):
             tools = [tools]
         template = self._template.told({"enable_thinking": bool(answer.get("reasoning_content"))})
-        before, text = template.asked(asked, answer, tools)
+        before, text = template.asked(context, answer, tools)
         prompt, ids = self._tokenizer([before, text], add_special_tokens=False, verbose=False)["input_ids"]
         if ids[: len(prompt)] != prompt:
             raise ValueError(

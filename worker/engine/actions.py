@@ -205,19 +205,19 @@ class Actions:
         for name in names:
             exp_avg, exp_avg_sq, *master = self._host.before(Item.states(name))
             weight = self._host.before(Item.weight(name)) if self._goes_on_from_weight(name) else []
-            own, *rest = [*master, *weight]
+            updated, *others = [*master, *weight]
             target = cast(AdamWTarget, self._target(name, items, items[Item.gradient(name)][0], values))
-            targets.append(replace(target, before=(own, exp_avg, exp_avg_sq, *rest)))
+            targets.append(replace(target, before=(updated, exp_avg, exp_avg_sq, *others)))
         self._apply(targets, values, values.host_count, coefficient)
 
     def _apply(self, targets: Sequence[Target], values: StepValues, count: Tensor, coefficient: Tensor | None) -> None:
         """One step of the optimizer on the targets, group by group."""
         values.updating = True
         for number, group in enumerate(values.groups):
-            own = [target for target in targets if group.has(target.name)]
-            for less in dict.fromkeys(self._left_out.get(target.name, 0) for target in own):
+            of_group = [target for target in targets if group.has(target.name)]
+            for less in dict.fromkeys(self._left_out.get(target.name, 0) for target in of_group):
                 group.update(
-                    [target for target in own if self._left_out.get(target.name, 0) == less],
+                    [target for target in of_group if self._left_out.get(target.name, 0) == less],
                     learning_rate=values.rate_of(number),
                     count=count - less if less else count,
                     coefficient=coefficient,

@@ -34,12 +34,12 @@ def answers(
     ids, mask = (
         machine.stage(t).to(machine.device, copy=True, non_blocking=True) for t in _padded(prompts, pad, left=not pairs)
     )
-    given: dict[str, Any] = {"input_ids": ids, "attention_mask": mask}
+    inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": mask}
     if pairs:  # else generate would call the encoder alone; of this stand-in it only looks at the rows
-        given["encoder_outputs"] = BaseModelOutput(last_hidden_state=cast(Any, mask.new_zeros((*mask.shape, 1))))
+        inputs["encoder_outputs"] = BaseModelOutput(last_hidden_state=cast(Any, mask.new_zeros((*mask.shape, 1))))
     with _each_call_a_pass(writer, machine, run_pass, {"input_ids": ids, "encoder_outputs": None} if pairs else {}):
-        said = writer.generate(
-            **given,
+        generated = writer.generate(
+            **inputs,
             **quiet(model),
             max_new_tokens=new_tokens,
             do_sample=False,
@@ -47,7 +47,7 @@ def answers(
             use_cache=not pairs,
             pad_token_id=pad,
         )
-    return cast(list[list[int]], said[:, 1 if pairs else ids.shape[1] :].tolist())
+    return cast(list[list[int]], generated[:, 1 if pairs else ids.shape[1] :].tolist())
 
 
 @contextlib.contextmanager
@@ -55,13 +55,13 @@ def _each_call_a_pass(
     model: nn.Module, machine: Machine, run_pass: RunPass, instead: dict[str, Tensor | None]
 ) -> Iterator[None]:
     """Inside, each call of `model` is a pass of one slice. The arguments `instead` replace those of `generate`."""
-    own = model.forward
+    own_forward = model.forward
     before = model.__dict__.get("forward")
 
-    @functools.wraps(own)
+    @functools.wraps(own_forward)
     def forward(*args: Any, **kwargs: Any) -> Any:
         results: list[Any] = []
-        run_pass(lambda k: results.append(own(*args, **{**kwargs, **instead})), [machine.random_state()])
+        run_pass(lambda k: results.append(own_forward(*args, **{**kwargs, **instead})), [machine.random_state()])
         return results.pop()
 
     model.__dict__["forward"] = forward
@@ -78,8 +78,8 @@ def _padded(prompts: Sequence[Sequence[int]], pad: int, *, left: bool) -> tuple[
     longest = max(map(len, prompts))
 
     def row(tokens: list[int], filler: int) -> list[int]:
-        rest = [filler] * (longest - len(tokens))
-        return rest + tokens if left else tokens + rest
+        filling = [filler] * (longest - len(tokens))
+        return filling + tokens if left else tokens + filling
 
     return (
         torch.tensor([row(list(prompt), pad) for prompt in prompts]),

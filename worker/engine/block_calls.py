@@ -49,8 +49,8 @@ class ModelBlock:
 
     def buffers(self) -> list[Tensor]:
         """What `module.buffers()` gives, without its walk over the modules at every call."""
-        found = (table[key] for table, key in self._buffers)
-        return list({id(buffer): buffer for buffer in found if buffer is not None}.values())
+        buffers = (table[key] for table, key in self._buffers)
+        return list({id(buffer): buffer for buffer in buffers if buffer is not None}.values())
 
     def let_go(self) -> None:
         """Forget the parameters' stand-ins between steps, which are on the device."""
@@ -131,9 +131,9 @@ class Call(BlockCall):
     """One block on one slice. It keeps what backward needs and no item holds."""
 
     def __init__(
-        self, block: ModelBlock, k: int, pair: BlockCode, tensors: Sequence[Tensor], given: Given, device: Device
+        self, block: ModelBlock, k: int, pair: BlockCode, tensors: Sequence[Tensor], pieces: Given, device: Device
     ) -> None:
-        super().__init__(pair, tensors, given)
+        super().__init__(pair, tensors, pieces)
         self.block, self.k = block, k
         self._items, self._device_type = device.items, device.type
         recipe = block.recipe  # not the code's: blocks that save alike share their code
@@ -175,11 +175,11 @@ class Call(BlockCall):
         tangents = self.take_tangents()
         pair = self.pair
         if self._item:
-            there, here = iter(self._items.pop(self._item)), iter(self._saved)
-            self._saved = [next(there if moved else here) for moved in self._moved]
+            fetched, here = iter(self._items.pop(self._item)), iter(self._saved)
+            self._saved = [next(fetched if moved else here) for moved in self._moved]
             if self._input is not None:
-                self._primals[self._input] = next(there)
-            del there, here
+                self._primals[self._input] = next(fetched)
+            del fetched, here
         values = [*self._saved, *(self._primal(i) for i in pair.backward_primals), *tangents]
         tangents.clear()
         self._saved = []
@@ -202,9 +202,9 @@ class ChunkedCall(ChunkedHead):
     """The head on a slice, with its loss in chunks."""
 
     def __init__(
-        self, block: ModelBlock, k: int, pair: BlockCode, tensors: Sequence[Tensor], given: Given, device: Device
+        self, block: ModelBlock, k: int, pair: BlockCode, tensors: Sequence[Tensor], pieces: Given, device: Device
     ) -> None:
-        super().__init__(pair, tensors, block.chunk_rows, given)
+        super().__init__(pair, tensors, block.chunk_rows, pieces)
         self.block, self.k, self._items = block, k, device.items
 
     def weights(self) -> dict[str, Tensor]:

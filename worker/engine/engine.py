@@ -217,7 +217,7 @@ class Engine:
         self._shorter.expect(batches)
         machine.reset_peak()
         with machine.computing():
-            given = {name: self._rounds.given(value) for name, value in model_kwargs.items()}
+            given_kwargs = {name: self._rounds.given(value) for name, value in model_kwargs.items()}
         self.torn = self._stepping = True  # torn until all of the step is done
         try:
             with machine.computing(), torch.autograd.set_multithreading_enabled(False):
@@ -231,7 +231,7 @@ class Engine:
                 losses: list[Tensor] = []
                 for part, rows in zip(parts, staged[len(batches) :], strict=True):
                     self._gradients.begin_round(list(rows.values()))
-                    losses += self._rounds.run(staged[part], seeds[part], given)
+                    losses += self._rounds.run(staged[part], seeds[part], given_kwargs)
                 self._cursor.end()
         except BaseException as error:
             if is_out_of_memory(error):  # free what its frames hold, before tensors come back to the device

@@ -91,8 +91,8 @@ class Forward:
         """Stands in for the forward of the block's module."""
         assert self._lockstep is not None
         self._lockstep.gate(block.index)
-        own = block.own_forward if self._speaking else block.loss_forward
-        with own(), block.weights_in_place(self._weights.device.items):
+        own_code = block.own_forward if self._speaking else block.loss_forward
+        with own_code(), block.weights_in_place(self._weights.device.items):
             return block.module.forward(*args, **kwargs)
 
     def evaluate(self, batches: Sequence[Mapping[str, Tensor]]) -> Evaluation:
@@ -133,14 +133,14 @@ class Forward:
         Raises UserError "generation-does-not-fit".
         """
         machine = self._machine
-        found: list[list[int]] = []
+        answered: list[list[int]] = []
         machine.reset_peak()
-        while len(found) < len(prompts):
-            size, program = self._generation(prompts[len(found) :], new_tokens)
-            some = prompts[len(found) : len(found) + size]
+        while len(answered) < len(prompts):
+            size, program = self._generation(prompts[len(answered) :], new_tokens)
+            some = prompts[len(answered) : len(answered) + size]
             with eval_mode(self._model), machine.computing(), self._passes(program, speaking=True) as run_pass:
-                found += answers(self._model, machine, run_pass, some, new_tokens=new_tokens, pad=pad)
-        return found
+                answered += answers(self._model, machine, run_pass, some, new_tokens=new_tokens, pad=pad)
+        return answered
 
     def check_generation(self, prompts: Sequence[Sequence[int]], *, new_tokens: int) -> None:
         """Raise UserError "generation-does-not-fit" now, and not at the generation, if it does not fit."""
@@ -215,7 +215,7 @@ class Forward:
         self,
         measured: ForwardBytes,
         slices: int,
-        what: str = "Evaluation",
+        pass_name: str = "Evaluation",
         less: str = "a smaller per_device_train_batch_size, or eval_strategy: no",
     ) -> Program:
         try:
@@ -224,11 +224,11 @@ class Forward:
             budget_bytes = self._plan.gpu_budget_bytes
             numbers = [f"needed {format_bytes(error.least_bytes)}, budget {format_bytes(budget_bytes)}"]
             if self.room_bytes < budget_bytes:
-                left = format_bytes(self.room_bytes)
-                numbers.append(f"of the budget {left} are left by the device's runtime and the allocator's gaps")
+                room = format_bytes(self.room_bytes)
+                numbers.append(f"of the budget {room} are left by the device's runtime and the allocator's gaps")
             raise UserError(
-                f"{what} does not fit the GPU budget.",
-                code=f"{what.lower()}-does-not-fit",
+                f"{pass_name} does not fit the GPU budget.",
+                code=f"{pass_name.lower()}-does-not-fit",
                 numbers=tuple(numbers),
                 hint=f"use a larger gpu_budget, {less}",
                 exit_code=Exit.DOES_NOT_FIT,

@@ -115,14 +115,14 @@ class Gradients:
     def norm(self, names: Sequence[str]) -> None:
         """Take the norms of complete sums. On CUDA by the function that `clip_grad_norm_` uses there: a tensor's norm
         does not depend on the others in the list. On the CPU the kernel takes them in one pass."""
-        found = {name: gradient for name in names if (gradient := self.of(name)) is not None}
+        sums = {name: gradient for name in names if (gradient := self.of(name)) is not None}
         if self._machine.device.type == "cpu":
-            self._norms.update(zip(found, cpu_kernel().norms(list(found.values())), strict=True))
+            self._norms.update(zip(sums, cpu_kernel().norms(list(sums.values())), strict=True))
             return
-        for dtype in dict.fromkeys(gradient.dtype for gradient in found.values()):  # its fast path wants one dtype
-            chosen = [name for name, gradient in found.items() if gradient.dtype == dtype]
+        for dtype in dict.fromkeys(gradient.dtype for gradient in sums.values()):  # its fast path wants one dtype
+            chosen = [name for name, gradient in sums.items() if gradient.dtype == dtype]
             # A narrower gradient is converted first, as it is for the master's update.
-            norms = torch._foreach_norm([found[name] for name in chosen], 2, torch.float32)
+            norms = torch._foreach_norm([sums[name] for name in chosen], 2, torch.float32)
             self._norms.update(zip(chosen, norms, strict=True))
 
     def clip(self, values: StepValues) -> None:

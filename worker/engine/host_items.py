@@ -44,8 +44,8 @@ class Host:
 
     def clear(self) -> None:
         """Free all host copies."""
-        for kept in (self.items, self._parked, self._layouts, self._spare, self._masters, self._in_slots):
-            kept.clear()
+        for table in (self.items, self._parked, self._layouts, self._spare, self._masters, self._in_slots):
+            table.clear()
         self.weights.clear()
         if self.activations is not None:
             self.activations.clear()
@@ -136,8 +136,8 @@ class Host:
 
     def in_slot(self, item: Item, slot: int) -> Tensor:
         """The item that was read into the slot."""
-        there, weight = self._in_slots[slot]
-        assert there == item, (there, item)
+        held, weight = self._in_slots[slot]
+        assert held == item, (held, item)
         return weight
 
     @property
@@ -227,15 +227,15 @@ class FileItems:
     def add(self, item: Item, weight: Tensor) -> None:
         """Register the item: the contiguous `weight`, whose memory is mapped from a file. Raises UserError
         "weights-not-in-files", "disk-failed"."""
-        found = mapped_at(weight)
-        if found is None or found[1] % weight.element_size():
+        mapping = mapped_at(weight)
+        if mapping is None or mapping[1] % weight.element_size():
             raise UserError(
                 f"{item.name} cannot be read from the model's files as it is in memory.",
                 code="weights-not-in-files",
                 numbers=("it was converted when the model was loaded, or its file was replaced since",),
                 hint="offmate retry; where that is no help, a larger cpu_budget",
             )
-        path, offset = found
+        path, offset = mapping
         try:
             file = self._files.setdefault(path, self._files.get(path) or OpenFile(path))
         except OSError as error:

@@ -138,11 +138,11 @@ class Rounds:
         call: Call | ChunkedCall
         with torch._C.DisableTorchFunction():
             turn = self._lockstep.gate(block.index)
-            given = self._given_to[turn.slice]
+            pieces = self._given_to[turn.slice]
             if block.chunk_rows:
-                call = ChunkedCall(block, turn.slice, code, tensors, given, self._device)
+                call = ChunkedCall(block, turn.slice, code, tensors, pieces, self._device)
             else:
-                call = Call(block, turn.slice, code, tensors, given, self._device)
+                call = Call(block, turn.slice, code, tensors, pieces, self._device)
         self.calls[block.index, turn.slice] = call
         with label(self._labels[turn.op.stage]):
             result = call.enter(tensors, mappings_of(args, kwargs), self._anchor)
@@ -161,9 +161,9 @@ class Rounds:
         """The code of `block` for calls like this one."""
         with self._machine.on_host(), block.own_forward():
             if block.recipe == EAGER:
-                own = EagerPair(block.module, args, kwargs, name=block.name)
-                own.own_code, own.moves = self._machine.own_code, self._machine.device.type == "cuda"
-                return own
+                eager = EagerPair(block.module, args, kwargs, name=block.name)
+                eager.own_code, eager.moves = self._machine.own_code, self._machine.device.type == "cuda"
+                return eager
             joint = self._trace(block, args, kwargs)
             if missing := block.recipe.not_in(joint.module.graph):
                 # The shape or the version of torch differs. The numbers are the same, the bytes perhaps not.

@@ -57,9 +57,9 @@ class ShorterSlices:
         allocates keeps the area that it has in the plan."""
         recipes = {kind: tuple(its.values()) for kind, its in self._recipes.items()}
         try:
-            with contextlib.ExitStack() as own:
+            with contextlib.ExitStack() as stack:
                 for block in self._blocks:
-                    own.enter_context(block.own_forward())
+                    stack.enter_context(block.own_forward())
                 lifetimes, frame = lifetimes_of(
                     self._model,
                     self._names,
@@ -72,16 +72,16 @@ class ShorterSlices:
         except UserError as error:  # where the computing of the slice needs it, it raises again
             log.info("device: no places of their own for slices of shape %s: %s", _shape(batch), error)
             return None
-        planned = {(one.kind, one.option): one for one in self._chain.lifetimes}
-        with_areas = tuple(_with_areas(one, planned[one.kind, one.option]) for one in lifetimes)
+        planned = {(each.kind, each.option): each for each in self._chain.lifetimes}
+        with_areas = tuple(_with_areas(each, planned[each.kind, each.option]) for each in lifetimes)
         return replace(self._chain, lifetimes=with_areas, frame_lifetimes=frame)
 
 
-def _with_areas(found: Lifetimes, planned: Lifetimes) -> Lifetimes:
-    if found.option != EAGER.name:
-        return found
-    forward, backward = ((found.forward, planned.forward), (found.backward, planned.backward))
-    return replace(found, forward=with_areas_of(*forward), backward=with_areas_of(*backward))
+def _with_areas(lifetimes: Lifetimes, planned: Lifetimes) -> Lifetimes:
+    if lifetimes.option != EAGER.name:
+        return lifetimes
+    forward, backward = ((lifetimes.forward, planned.forward), (lifetimes.backward, planned.backward))
+    return replace(lifetimes, forward=with_areas_of(*forward), backward=with_areas_of(*backward))
 
 
 def _shape(batch: Mapping[str, Tensor]) -> Shape:

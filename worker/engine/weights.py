@@ -15,8 +15,8 @@ from planner.optimizers.table import ADAMW
 from planner.schedule.chain import Chain
 from planner.schedule.compile import OpKind, Program, Queue, overwritten, packed
 from planner.schedule.items import GRADIENT, STATES, WEIGHT, Item
-from planner.schedule.memory import activation_slot_bytes, gradient_slot_bytes
-from planner.schedule.memory import slot_bytes as weight_slot_bytes
+from planner.schedule.memory_use import activation_slot_bytes, gradient_slot_bytes
+from planner.schedule.memory_use import slot_bytes as weight_slot_bytes
 from planner.schedule.operations import gradient_slots_of
 from planner.schedule.state_pieces import Piece
 from worker.engine.device_items import Device
@@ -49,9 +49,9 @@ class Weights:
         """`store` keeps the optimizer states that are on disk, `scratch` everything else that passes through disk."""
         self.stored = None if store is None else StoredStates(store, machine)
         on_disk = {op.item.name for op in program.queue(Queue.DISK_WRITE) if op.piece is not None}
-        given = {piece.name for piece in store.pieces} if store is not None else set()
-        if on_disk != given:
-            raise ValueError(f"the plan's states on disk are not those of the store: {sorted(on_disk ^ given)[:3]}")
+        in_store = {piece.name for piece in store.pieces} if store is not None else set()
+        if on_disk != in_store:
+            raise ValueError(f"the plan's states on disk are not those of the store: {sorted(on_disk ^ in_store)[:3]}")
         self._begun = store is None or store.resumed
         options = [block.option(name) for block, name in zip(chain.blocks, program.options, strict=True)]
         slot_bytes = max(map(activation_slot_bytes, options))
@@ -197,8 +197,8 @@ class Weights:
                 yield from self._state_of(name)
             elif self.stored.store.homes == 1:
                 yield name, self.stored.streamed(name, self._beside_disk(name))
-            elif rest := self._beside_disk(name):
-                yield name, rest
+            elif beside := self._beside_disk(name):
+                yield name, beside
 
     def masters(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
         """(name, {"master"}) of every trained tensor; for a master on disk the working copy, which is its rounding."""
@@ -222,12 +222,12 @@ class Weights:
 
     def _beside_disk(self, name: str) -> dict[str, Tensor]:
         """The parts of a tensor that are not on disk although its optimizer states are."""
-        rest: dict[str, Tensor] = {}
+        parts: dict[str, Tensor] = {}
         if self._parameters[name].dtype == torch.float32:
-            rest["master"] = self._current(Item.weight(name))[0].detach().cpu()
+            parts["master"] = self._current(Item.weight(name))[0].detach().cpu()
         if name in self.left_out:
-            rest["left_out"] = torch.tensor(float(self.left_out[name]))
-        return rest
+            parts["left_out"] = torch.tensor(float(self.left_out[name]))
+        return parts
 
     @torch.no_grad()
     def begin(self) -> None:
@@ -328,9 +328,9 @@ class Weights:
         for name, parameter in self._parameters.items():
             copies = self.device.items if (item := Item.weight(name)) in self._resident else self.host.items
             if item in copies:  # else the parameter still has its weight
-                own = self._current(item)[0].detach()
+                weight = self._current(item)[0].detach()
                 mapped = copies is self.host.items and self.host.is_mapped(item)
-                parameter.data = own if mapped else own.to("cpu", copy=True)
+                parameter.data = weight if mapped else weight.to("cpu", copy=True)
             for items in (self.host.items, self.device.items):
                 for kind in (WEIGHT, GRADIENT, STATES):
                     items.pop(Item.of(kind, name), None)

@@ -181,8 +181,8 @@ class Arena:
 
     def open(self, arrangement: Arrangement) -> bool:
         """Take an arrangement's memory from the driver. Returns False if there is too little, or an arena in use."""
-        found = arrangement
-        return bool(self._library.arena_open(found.placed_bytes, found.loose_bytes, found.small_bytes))
+        placed, loose, small = arrangement.placed_bytes, arrangement.loose_bytes, arrangement.small_bytes
+        return bool(self._library.arena_open(placed, loose, small))
 
     def close(self) -> None:
         """Free the arena as soon as nothing is in it."""
@@ -249,8 +249,8 @@ class PlannedMemory:
     def _joined(self, ops: Sequence[Op]) -> ctypes.Array[_Place]:
         """The places of all of `ops`, kept for later steps."""
         places = [place for op in ops for place in self._planned[self._keys[op.name]]]
-        found = self._several[id(ops[0])] = (_Place * len(places))(*places)
-        return found
+        joined = self._several[id(ops[0])] = (_Place * len(places))(*places)
+        return joined
 
     def expect_item(self, item: Item) -> None:
         """The next allocations are those of the item, which stays on the device between steps."""

@@ -82,9 +82,9 @@ class CudaMachine:
             return NoPlaces()
         with torch.cuda.device(self.device):  # the driver gives memory of the thread's own device
             self.forget_threads()  # workspaces that planning has left in this process lie beside the arena
-            found = PlannedMemory(self._arena, program, chain, Spans(program, chain).arrangement(offsets))
+            memory = PlannedMemory(self._arena, program, chain, Spans(program, chain).arrangement(offsets))
         self._placed = True
-        return found
+        return memory
 
     def frame(self, batch: Batch) -> AbstractContextManager[object]:
         """Entered around the model's own forward, in a thread that computes. Transformers asks there whether texts are
@@ -122,8 +122,8 @@ class CudaMachine:
         UserError "host-memory-not-registered", torch.OutOfMemoryError."""
         packed = pinned(packed_bytes(batches))
         with self.computing():
-            found = self._small.stage(batches, packed, least_bytes)
-        return [{name: t if t.is_cuda else self.stage(t) for name, t in batch.items()} for batch in found]
+            staged = self._small.stage(batches, packed, least_bytes)
+        return [{name: t if t.is_cuda else self.stage(t) for name, t in batch.items()} for batch in staged]
 
     def batches_were_read(self) -> None:
         """The slices that have run have read their batches."""
@@ -155,8 +155,8 @@ class CudaMachine:
     def warm_up(self) -> None:
         """Multiply two matrices, so that the calling thread has its workspace."""
         with self.computing(), torch.no_grad():
-            one = torch.zeros((1, 1), device=self.device)
-            torch.mm(one, one)
+            unit = torch.zeros((1, 1), device=self.device)
+            torch.mm(unit, unit)
         self._cold = False
 
     def own_code(self, on: bool) -> None:
@@ -201,8 +201,8 @@ class CudaMachine:
     def _bytes_outside(self) -> int:
         """Device memory in use that is not the allocator's."""
         free, total = torch.cuda.mem_get_info(self.device)
-        own = torch.cuda.memory_reserved(self.device) if self._arena is None else self._arena.counts().reserved
-        return int(total - free - own)
+        reserved = torch.cuda.memory_reserved(self.device) if self._arena is None else self._arena.counts().reserved
+        return int(total - free - reserved)
 
     def synchronize(self) -> None:
         """Return when the device has done all it was given."""
@@ -312,7 +312,7 @@ class CudaInterpreter(QueueInterpreter):
             mark = _mark(self._machine.stream)
             mark.synchronize()
             tries.append((now() - before, before, mark))
-        length_ns, zero_ns, zero = min(tries, key=lambda one: one[0])
+        length_ns, zero_ns, zero = min(tries, key=lambda attempt: attempt[0])
         zero_ns += length_ns // 2
 
         def ns_of(mark: torch.cuda.Event | int) -> int:

@@ -18,9 +18,9 @@ def runtime() -> ctypes.CDLL:
 
 def address_of(library: ctypes.CDLL, name: str) -> int:
     """The address of a function of the library. Raises AttributeError when it has none of that name."""
-    found = ctypes.cast(getattr(library, name), ctypes.c_void_p).value
-    assert found is not None
-    return found
+    address = ctypes.cast(getattr(library, name), ctypes.c_void_p).value
+    assert address is not None
+    return address
 
 
 def forget_error() -> None:

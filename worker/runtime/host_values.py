@@ -93,8 +93,8 @@ class HostValues(TorchFunctionMode):
         super().__init__()
         self._type = device.type
         self._origins: Any = WeakTensorKeyDictionary()  # tensor -> (its version, its origin)
-        for there, here in known:
-            self._origins[there] = there._version, _of_host(here, here.dtype)
+        for on_device, on_host in known:
+            self._origins[on_device] = on_device._version, _of_host(on_host, on_host.dtype)
 
     def __torch_function__(
         self,
@@ -107,16 +107,16 @@ class HostValues(TorchFunctionMode):
         name = getattr(function, "__name__", "")
         if name in _ASKS and (answer := self._made_of(function, args, kwargs)) is not None:
             return answer.host()
-        made = function(*args, **kwargs)
+        result = function(*args, **kwargs)
         if (
-            torch.is_tensor(made)
-            and made.device.type == self._type
-            and (name == "ones" or not made.is_floating_point())  # ones are whole numbers in every dtype
+            torch.is_tensor(result)
+            and result.device.type == self._type
+            and (name == "ones" or not result.is_floating_point())  # ones are whole numbers in every dtype
         ):
-            origin = self._follow(name, function, args, kwargs, made)
-            if origin is not None and not made.is_inference():
-                self._origins[made] = made._version, origin
-        return made
+            origin = self._follow(name, function, args, kwargs, result)
+            if origin is not None and not result.is_inference():
+                self._origins[result] = result._version, origin
+        return result
 
     def _of(self, tensor: Tensor) -> _Origin | None:
         """The tensor's origin; None when its numbers are not known, or were changed in place."""
@@ -126,14 +126,14 @@ class HostValues(TorchFunctionMode):
         return origin if all(source._version == was for source, was in origin.sources.values()) else None
 
     def _follow(
-        self, name: str, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], made: Tensor
+        self, name: str, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], result: Tensor
     ) -> _Origin | None:
         if name in _MADE:
-            asked = {**kwargs, "device": "cpu"}
+            on_cpu = {**kwargs, "device": "cpu"}
             with_tensors = any(map(torch.is_tensor, tree_leaves((args, kwargs))))
-            return None if with_tensors else _Origin(lambda: function(*args, **asked), {})
+            return None if with_tensors else _Origin(lambda: function(*args, **on_cpu), {})
         if name == "to":
-            source, dtype = args[0], made.dtype
+            source, dtype = args[0], result.dtype
             if (known := self._of(source)) is not None:
                 return _Origin(lambda: known.host().to(dtype), known.sources)
             if source.is_cpu and not source.is_inference():
@@ -149,7 +149,7 @@ class HostValues(TorchFunctionMode):
         shape = tree_map_only(Tensor, lambda t: _Place(origins[id(t)]), (args, kwargs))
 
         def compute() -> Any:
-            there, named = tree_map_only(_Place, lambda place: place.origin.host(), shape)
-            return function(*there, **named)
+            values, named = tree_map_only(_Place, lambda place: place.origin.host(), shape)
+            return function(*values, **named)
 
         return _Origin(compute, {key: source for origin in origins.values() for key, source in origin.sources.items()})

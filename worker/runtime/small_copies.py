@@ -33,13 +33,13 @@ class SmallCopies:
         """Copy `source`, which was just computed, to registered memory. Returns a function that waits on the host until
         the copy is done, for its readers. They must be done before the next copy to the same target."""
         self._let_go()
-        there = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         self._down.wait_stream(self._computing)
         with torch.cuda.stream(self._down):
             target.copy_(source, non_blocking=True)
-        there.record(self._down)
-        self._sent = source, there
-        return there.synchronize
+        copied.record(self._down)
+        self._sent = source, copied
+        return copied.synchronize
 
     def _let_go(self) -> None:
         """Drop what was copied last. The computing stream uses its memory again only behind that copy."""
@@ -64,10 +64,10 @@ class SmallCopies:
         with torch.cuda.stream(self._up):
             self._room[:size].copy_(packed, non_blocking=True)
         self._computing.wait_stream(self._up)
-        there, hosts = list(_places(self._room, tensors)), list(_places(packed, tensors))
-        found = dict(zip(map(id, tensors), there, strict=True))
-        self._hosts = {id(pair[0]): pair for pair in zip(there, hosts, strict=True)}
-        return [{name: found.get(id(t), t) for name, t in batch.items()} for batch in batches]
+        on_device, hosts = list(_places(self._room, tensors)), list(_places(packed, tensors))
+        copy_of = dict(zip(map(id, tensors), on_device, strict=True))
+        self._hosts = {id(pair[0]): pair for pair in zip(on_device, hosts, strict=True)}
+        return [{name: copy_of.get(id(t), t) for name, t in batch.items()} for batch in batches]
 
     def were_read(self) -> None:
         """Each slice copies its batch out of the room in its forward; nothing reads the room after the last forward.

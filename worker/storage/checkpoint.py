@@ -217,9 +217,9 @@ class Checkpoints:
         evaluation so far. Raises UserError when the disk has no room, or when the state holds a number that is not
         finite; earlier checkpoints then stay as they are.
         """
-        what = f"the checkpoint of step {step}"
+        purpose = f"the checkpoint of step {step}"
         at = states if states is not None and states.homes > 1 else None
-        check_space(self._folder, state_bytes, what)
+        check_space(self._folder, state_bytes, purpose)
         if states is not None and (name := states.not_finite()) is not None:
             raise non_finite(f"a state of {name}", step, self.last())
         named = at.flush() if at is not None else None
@@ -231,7 +231,7 @@ class Checkpoints:
                 at.withdrawn()  # if it exists, nobody can know which of the two checkpoints survives a power cut
             if not isinstance(error, OSError) or not is_disk_full(error):
                 raise
-            raise disk_full(error, what) from error
+            raise disk_full(error, purpose) from error
         if at is not None:
             at.published()
         self._torn.discard(path)
@@ -246,11 +246,11 @@ class Checkpoints:
     def _prune(self, states: StatesOnDisk | None) -> None:
         whole = [path for path in _steps(self._folder) if path not in self._torn]
         surplus = whole[: -self._keep] if self._keep is not None else []
-        kept = set(states.files() if states is not None else ()).union(
+        still_named = set(states.files() if states is not None else ()).union(
             *(_named_files(path) for path in whole if path not in surplus)
         )
         for path in [*surplus, *self._torn, *self._folder.glob(".step-*.old")]:
-            for file in _named_files(path) - kept:
+            for file in _named_files(path) - still_named:
                 file.unlink(missing_ok=True)
                 with contextlib.suppress(OSError):  # it is not empty, or not there
                     file.parent.rmdir()
@@ -304,10 +304,10 @@ def finite(state: Iterable[Written], step: int, last: Path | None) -> Iterator[W
         yield name, parts  # type: ignore[misc]
 
 
-def non_finite(what: str, step: int, last: Path | None) -> UserError:
+def non_finite(quantity: str, step: int, last: Path | None) -> UserError:
     """The error for a number that is not finite, found after `step`."""
     return UserError(
-        f"The training has diverged: {what} is not finite at step {step}.",
+        f"The training has diverged: {quantity} is not finite at step {step}.",
         code="non-finite",
         numbers=(f"last checkpoint: {last}" if last else "there is no checkpoint",),
         hint="use a lower learning_rate, more warmup_steps, or max_grad_norm: 1.0",
@@ -332,14 +332,14 @@ def read_checkpoint(path: Path) -> Checkpoint:
             if FileRecord.of(file) != record:
                 raise TornCheckpoint(f"{record.name} does not match its checksum")
         files = tuple(entry["name"] for entry in manifest["files"])
-        said = manifest.get("evaluations")
+        evaluations = manifest.get("evaluations")
         return Checkpoint(
             path=path,
             step=manifest["step"],
             origin=Origin(**manifest["origin"]),
             files=tuple(name for name in files if name != _NAMED),
             states=_named(path) if _NAMED in files else None,
-            evaluations=None if said is None else tuple((int(at), float(loss)) for at, loss in said),
+            evaluations=None if evaluations is None else tuple((int(at), float(loss)) for at, loss in evaluations),
         )
     except FileNotFoundError:
         raise TornCheckpoint("manifest.json is missing") from None
@@ -382,5 +382,5 @@ def _checksum(value: object) -> str:
 
 def _steps(folder: Path) -> list[Path]:
     """The checkpoint folders in order of their steps; their files are not read."""
-    found = [path for path in folder.glob("step-*") if path.name.removeprefix("step-").isdigit()]
-    return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
+    folders = [path for path in folder.glob("step-*") if path.name.removeprefix("step-").isdigit()]
+    return sorted(folders, key=lambda path: int(path.name.removeprefix("step-")))

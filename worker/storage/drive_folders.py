@@ -19,10 +19,10 @@ log = logging.getLogger(__name__)
 _IN_MEMORY = {0x01021994: "tmpfs", 0x858458F6: "ramfs"}
 
 
-def prepared(folder: Path, what: str) -> Path:
+def prepared(folder: Path, contents: str) -> Path:
     """Make the folder where it does not exist, and return its resolved path. Its parent is made too, but nothing above
-    it: else files meant for a drive that is not mounted would land on the disk below. `what`: what is to be kept there,
-    for messages. Raises UserError "disk-is-memory", "disk-failed", and what `check_place` raises."""
+    it: else files meant for a drive that is not mounted would land on the disk below. `contents`: what is to be kept
+    there, for messages. Raises UserError "disk-is-memory", "disk-failed", and what `check_place` raises."""
     check_place(folder.parent)
     try:
         folder.parent.mkdir(exist_ok=True)
@@ -32,7 +32,7 @@ def prepared(folder: Path, what: str) -> Path:
         if is_disk_full(error):  # `check_room` raises later, if the folder is to have a share
             return folder.resolve()
         raise UserError(
-            f"A folder for {what} cannot be used.",
+            f"A folder for {contents} cannot be used.",
             code="disk-failed",
             numbers=(first_line(error),),
             hint="see to the disk, and to the rights of the folder",
@@ -49,10 +49,10 @@ def prepared(folder: Path, what: str) -> Path:
 
 def _file_system(folder: Path) -> int:
     """The type number of the folder's file system: the first word that statfs gives."""
-    told = (ctypes.c_long * 64)()
-    if ctypes.CDLL(None, use_errno=True).statfs(os.fsencode(folder), told) != 0:
+    fields = (ctypes.c_long * 64)()
+    if ctypes.CDLL(None, use_errno=True).statfs(os.fsencode(folder), fields) != 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(folder))
-    return int(told[0])
+    return int(fields[0])
 
 
 def tidy(folders: Sequence[Path], pattern: str, needed: Sequence[Path] = ()) -> None:
@@ -64,25 +64,25 @@ def tidy(folders: Sequence[Path], pattern: str, needed: Sequence[Path] = ()) -> 
             path.unlink(missing_ok=True)
 
 
-def check_room(paths: Sequence[Path], sizes: Sequence[int], what: str) -> None:
+def check_room(paths: Sequence[Path], sizes: Sequence[int], contents: str) -> None:
     """Raise UserError "disk-too-small" where the disks have no room for files of these `sizes` (bytes). Several folders
     may be on one disk."""
     needed: dict[int, int] = {}
     used = {path: size for path, size in zip(paths, sizes, strict=True) if size}
     for path, size in used.items():
         if not path.parent.is_dir():
-            raise _too_small(path.parent, size, 0, what)
+            raise _too_small(path.parent, size, 0, contents)
         disk = path.parent.stat().st_dev
         needed[disk] = needed.get(disk, 0) + size
     for path in used:
         size, free = needed[path.parent.stat().st_dev], shutil.disk_usage(path.parent).free
         if free < size:
-            raise _too_small(path.parent, size, free, what)
+            raise _too_small(path.parent, size, free, contents)
 
 
-def _too_small(folder: Path, needed: int, free: int, what: str) -> UserError:
+def _too_small(folder: Path, needed: int, free: int, contents: str) -> UserError:
     return UserError(
-        f"The disk has no room for the {what}.",
+        f"The disk has no room for the {contents}.",
         code="disk-too-small",
         numbers=(f"needed {format_bytes(needed)}, free {format_bytes(free)} at {folder}",),
         hint="free some space, or give a folder on a larger drive",
@@ -90,11 +90,11 @@ def _too_small(folder: Path, needed: int, free: int, what: str) -> UserError:
     )
 
 
-def refused(path: Path, size: int, error: OSError, what: str) -> UserError:
+def refused(path: Path, size: int, error: OSError, contents: str) -> UserError:
     """The error to raise where a file of `size` bytes cannot be made: "disk-too-small", "disk-not-direct" or
     "disk-failed"."""
     if is_disk_full(error):
-        return _too_small(path.parent, size, shutil.disk_usage(path.parent).free, what)
+        return _too_small(path.parent, size, shutil.disk_usage(path.parent).free, contents)
     if error.errno == errno.EINVAL:
         return UserError(
             "The file system knows no direct reads and writes.",
@@ -103,7 +103,7 @@ def refused(path: Path, size: int, error: OSError, what: str) -> UserError:
             hint="give a folder on ext4, xfs or btrfs",
         )
     return UserError(
-        f"The {what} cannot be kept there.",
+        f"The {contents} cannot be kept there.",
         code="disk-failed",
         numbers=(f"{path}: {first_line(error)}",),
         hint="see to the disk, and to the rights of the folder",

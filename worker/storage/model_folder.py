@@ -70,21 +70,21 @@ class Output:
         engine took away from the model, frozen ones included, must therefore be in `weights`. For LoRA only adapters
         are written. Raises OSError, UserError, or what a library makes of a full disk; then nothing is left behind.
         """
-        made = place.begin()
+        draft = place.begin()
         try:
-            check_space(made, self.weight_bytes + FILES_BYTES, "the trained model")
+            check_space(draft, self.weight_bytes + FILES_BYTES, "the trained model")
             cast(Any, model).config.use_cache = True  # off for training only
             if self._adapters:
-                self._write_adapters(made, cast(Any, model), weights)
+                self._write_adapters(draft, cast(Any, model), weights)
             else:
                 state_dict = self._state_dict(model, weights)
-                cast(Any, model).save_pretrained(made, state_dict=state_dict, max_shard_size="5GB")
+                cast(Any, model).save_pretrained(draft, state_dict=state_dict, max_shard_size="5GB")
                 _name_dtype(cast(Any, model).config, weights)
-                cast(Any, model).config.save_pretrained(made)  # save_pretrained named the dtype of the computation
-            tokenizer.save_pretrained(made)
+                cast(Any, model).config.save_pretrained(draft)  # save_pretrained named the dtype of the computation
+            tokenizer.save_pretrained(draft)
             if card is not None:
-                (made / "README.md").write_text(card, "utf-8")
-            place.finish(made, run=run, step=step)
+                (draft / "README.md").write_text(card, "utf-8")
+            place.finish(draft, run=run, step=step)
         except BaseException:
             with contextlib.suppress(OSError):
                 place.clear()
@@ -100,10 +100,10 @@ class Output:
 
     def write_files(self, folder: Path, model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> None:
         """Write the configs and the tokenizer, but no weights, into `folder`. Raises what the libraries raise."""
-        found = cast(Any, model)
-        configs = [*found.peft_config.values()] if self._adapters else [found.config]
+        untyped = cast(Any, model)
+        configs = [*untyped.peft_config.values()] if self._adapters else [untyped.config]
         if not self._adapters or self._stops:
-            configs.append((found.get_base_model() if self._adapters else found).generation_config)
+            configs.append((untyped.get_base_model() if self._adapters else untyped).generation_config)
         for config in configs:
             if config is not None:
                 config.save_pretrained(folder)
@@ -111,10 +111,12 @@ class Output:
 
     def _state_dict(self, model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The model's state dictionary with the trained weights. A tied weight is one tensor under all its names."""
-        found = {name: weights.get(self._first.get(name, name), tensor) for name, tensor in model.state_dict().items()}
-        taken = [name for name in self._first if name in found and _is_hollow(found[name])]
+        state_dict = {
+            name: weights.get(self._first.get(name, name), tensor) for name, tensor in model.state_dict().items()
+        }
+        taken = [name for name in self._first if name in state_dict and _is_hollow(state_dict[name])]
         assert not taken, f"nobody gave the weights of {taken[0]}"
-        return found
+        return state_dict
 
 
 def _name_dtype(config: Any, weights: Mapping[str, Tensor]) -> None:

@@ -48,11 +48,11 @@ class StatesOnDisk:
         *,
         piece_elements: int,
         homes: int,
-        found: StatesRecord | None = None,
+        record: StatesRecord | None = None,
         open_file: Callable[[Path], File] = DirectFile,
         shares: Callable[[], Sequence[int]] | None = None,
     ) -> None:
-        """`found`: the states that the newest checkpoint names. Their files are taken over where their layout is the
+        """`record`: the states that the newest checkpoint names. Their files are taken over where their layout is the
         one wanted here; else new files are made beside them. `shares`: called only for new files; gives the relative
         share of every piece that each folder gets. None: equal shares. A folder without a share has no file. Raises
         UserError "disk-is-memory", "disk-not-direct", "disk-too-small", "disk-failed", "states-torn"."""
@@ -67,18 +67,18 @@ class StatesOnDisk:
         self._current, self._sums = [0] * len(self.pieces), [0] * len(self.pieces)
         self._kept: list[int] | None = None  # the homes that the newest checkpoint names
         folders = [prepared(folder, _WHAT) for folder in folders]
-        self.resumed = found is not None and found.is_laid_out(folders, tensors, piece_elements, homes)
-        if found is not None and self.resumed:
-            self._paths = [Path(file) for file in found.files]
-            self._current = found.current()
-            self._kept, self._sums = list(self._current), found.sums()
-            self._shares, self._places = found.shares, found.parts()
+        self.resumed = record is not None and record.is_laid_out(folders, tensors, piece_elements, homes)
+        if record is not None and self.resumed:
+            self._paths = [Path(file) for file in record.files]
+            self._current = record.current()
+            self._kept, self._sums = list(self._current), record.sums()
+            self._shares, self._places = record.shares, record.parts()
         else:
             self._shares = tuple(shares()) if shares is not None else (1,) * len(folders)
             self._places = parts_of_pieces(self.pieces, self._shares, homes)
             name = f"states-{secrets.token_hex(4)}"
             self._paths = [folder / f"{name}-{k}.bin" for k, folder in enumerate(folders)]  # a folder may come twice
-        tidy(folders, "states-*.bin", [*self._paths, *map(Path, found.files if found is not None else ())])
+        tidy(folders, "states-*.bin", [*self._paths, *map(Path, record.files if record is not None else ())])
         self._files: dict[int, File] = {}
         self._striped = Striped(self._files, len(self._paths))
         try:
@@ -117,7 +117,7 @@ class StatesOnDisk:
         self._read(self._numbers[name, piece], memory)
 
     def _read(self, k: int, memory: Tensor, *, floats: int | None = None) -> Sum | None:
-        found = self._striped.move(
+        total = self._striped.move(
             self._places[k],
             self._current[k],
             memory,
@@ -127,7 +127,7 @@ class StatesOnDisk:
         )
         with self._lock:
             self.read_bytes += self.pieces[k].bytes
-        return found
+        return total
 
     def write(self, name: str, piece: int, memory: Tensor) -> None:
         """Write a piece from `memory` to the home that the newest checkpoint does not name. Raises UserError
@@ -137,7 +137,7 @@ class StatesOnDisk:
         if self._failed is not None:
             raise self._failed
         home = self._home_to_write(k)
-        found = self._striped.move(
+        total = self._striped.move(
             self._places[k],
             home,
             memory,
@@ -145,11 +145,11 @@ class StatesOnDisk:
             floats=_floats(self.pieces[k]),
             failed=functools.partial(self._fail, "written to"),
         )
-        assert found is not None
+        assert total is not None
         with self._lock:
             self.written_bytes += self.pieces[k].bytes
-            self._current[k], self._sums[k] = home, found.sum
-            (self._not_finite.discard if found.finite else self._not_finite.add)(k)
+            self._current[k], self._sums[k] = home, total.sum
+            (self._not_finite.discard if total.finite else self._not_finite.add)(k)
 
     def _home_to_write(self, k: int) -> int:
         return 1 - self._kept[k] if self._kept is not None and self.homes == 2 else self._current[k]
@@ -162,14 +162,14 @@ class StatesOnDisk:
         """Read every piece of the checkpoint that was taken over into `memory`, compare its sum, and yield the piece
         with its states. Raises UserError "states-torn", "disk-failed"."""
         for k, piece in enumerate(self.pieces):
-            found = self._read(k, memory, floats=_floats(piece))
-            assert found is not None
-            if found.sum != self._sums[k]:
+            total = self._read(k, memory, floats=_floats(piece))
+            assert total is not None
+            if total.sum != self._sums[k]:
                 raise torn(f"piece {piece.number} of {piece.name} in {', '.join(map(str, self._paths))}")
             yield piece, parts_of(piece, memory)
 
-    def streamed(self, name: str, memory: Tensor, rest: Mapping[str, Tensor]) -> Streamed:
-        """A tensor's states for a checkpoint that is a copy, read piece by piece through `memory`. `rest`: tensors to
+    def streamed(self, name: str, memory: Tensor, others: Mapping[str, Tensor]) -> Streamed:
+        """A tensor's states for a checkpoint that is a copy, read piece by piece through `memory`. `others`: tensors to
         write beside them."""
         tensor = next(tensor for tensor in self._tensors if tensor.name == name)
 
@@ -178,7 +178,7 @@ class StatesOnDisk:
                 self.read(name, piece.number, memory)
                 yield piece.first, parts_of(piece, memory)
 
-        return Streamed(tensor.shape, tensor.parts, pieces, rest)
+        return Streamed(tensor.shape, tensor.parts, pieces, others)
 
     def written(self, name: str, memory: Tensor, dtype: torch.dtype) -> Streamed:
         """A tensor's master as a "weight" of a model folder, rounded to `dtype`, read piece by piece through

@@ -69,9 +69,9 @@ class StatesRecord:
     ) -> bool:
         """Whether the files are in these folders, and tensors, piece size and homes are the same, so that each piece is
         where new files would have it."""
-        there = [str(Path(file).parent) for file in self.files]
+        parents = [str(Path(file).parent) for file in self.files]
         same = (self.tensors, self.piece_elements, self.homes) == (tuple(tensors), piece_elements, homes)
-        return same and there == list(map(str, folders))
+        return same and parents == list(map(str, folders))
 
     def parts(self) -> list[tuple[Part, ...]]:
         """The places of each piece's parts."""
@@ -104,12 +104,12 @@ class StatesRecord:
     ) -> Iterator[Mapping[str, Tensor]]:
         pieces = all_pieces(self.tensors, self.piece_elements)
         homes, sums = self.current(), self.sums()
-        own = [k for k, piece in enumerate(pieces) if piece.name == tensor.name]
-        memory = torch.frombuffer(mmap.mmap(-1, max(pieces[k].bytes for k in own)), dtype=torch.uint8)
+        numbers = [k for k, piece in enumerate(pieces) if piece.name == tensor.name]
+        memory = torch.frombuffer(mmap.mmap(-1, max(pieces[k].bytes for k in numbers)), dtype=torch.uint8)
         whole = {part: torch.empty(tensor.shape) for part in tensor.parts}
-        for k in own:
+        for k in numbers:
             piece = pieces[k]
-            found = files.move(
+            total = files.move(
                 where[k],
                 homes[k],
                 memory,
@@ -117,7 +117,7 @@ class StatesRecord:
                 floats=0,
                 failed=lambda number, error: _not_read(self.files[number], error),
             )
-            if found is None or found.sum != sums[k]:
+            if total is None or total.sum != sums[k]:
                 raise torn(f"piece {piece.number} of {piece.name} in {', '.join(self.files)}")
             for part, values in zip(tensor.parts, parts_of(piece, memory), strict=True):
                 whole[part].view(-1)[piece.first : piece.first + piece.elements].copy_(values)
@@ -148,11 +148,11 @@ def parts_of(piece: Piece, memory: Tensor) -> list[Tensor]:
     return parts
 
 
-def torn(what: str) -> UserError:
+def torn(where: str) -> UserError:
     """The UserError "states-torn" for states that are not what the checkpoint names."""
     return UserError(
         "The optimizer states on disk are not those of the checkpoint.",
         code="states-torn",
-        numbers=(what,),
+        numbers=(where,),
         hint="see whether the drive is there and whole; without them the job begins anew: submit it again",
     )

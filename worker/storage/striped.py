@@ -45,25 +45,25 @@ class Part:
 
 def parts_of_pieces(pieces: Sequence[Piece], shares: Sequence[int], homes: int) -> list[tuple[Part, ...]]:
     """The parts of each piece, in whole pages, divided among the files in proportion to their shares."""
-    ends, found = [0] * len(shares), []
+    ends, divided = [0] * len(shares), []
     upto = [sum(shares[:k]) for k in range(len(shares) + 1)]
     for piece in pieces:
         cuts = [round(piece.bytes // PAGE * up / upto[-1]) * PAGE for up in upto]
         parts = [Part(k, ends[k], low, high - low) for k, (low, high) in enumerate(itertools.pairwise(cuts))]
-        found.append(tuple(part for part in parts if part.bytes))
+        divided.append(tuple(part for part in parts if part.bytes))
         for part in parts:
             ends[part.file] += homes * part.bytes
-    return found
+    return divided
 
 
 def parts_in_turn(pieces: Sequence[Piece], files: int, homes: int) -> list[tuple[Part, ...]]:
     """One part for each piece, all of it, dealt to the files in turn: the layout of checkpoints without shares."""
     ends = [0] * files
-    found: list[tuple[Part, ...]] = []
+    dealt: list[tuple[Part, ...]] = []
     for k, piece in enumerate(pieces):
-        found.append((Part(k % files, ends[k % files], 0, piece.bytes),))
+        dealt.append((Part(k % files, ends[k % files], 0, piece.bytes),))
         ends[k % files] += homes * piece.bytes
-    return found
+    return dealt
 
 
 def file_sizes(parts: Sequence[Sequence[Part]], files: int, homes: int) -> list[int]:

@@ -34,11 +34,11 @@ class TrainedWeights:
         and its length. Older ones remain where a process was killed while it removed them."""
         for step in sorted(self._steps(), reverse=True):
             try:
-                found = read_checkpoint(self._folder / f"step-{step}")
+                weights = read_checkpoint(self._folder / f"step-{step}")
             except TornCheckpoint:
                 continue
-            if not found.origin.differences(self._origin):
-                return found
+            if not weights.origin.differences(self._origin):
+                return weights
         return None
 
     def write(self, weights: Iterable[Written], *, step: int) -> Checkpoint:
@@ -60,13 +60,13 @@ class TrainedWeights:
         names = (path.name.removeprefix("step-") for path in self._folder.glob("step-*"))
         return [int(name) for name in names if name.isdigit()]
 
-    def take(self, found: Checkpoint) -> Checkpoint:
-        """Move `found`, weights in another folder on this disk, here in place of what is here. Raises OSError."""
+    def take(self, weights: Checkpoint) -> Checkpoint:
+        """Move `weights`, weights in another folder on this disk, here in place of what is here. Raises OSError."""
         self.remove()
         self._folder.mkdir()
-        path = found.path.rename(self._folder / found.path.name)
+        path = weights.path.rename(self._folder / weights.path.name)
         sync(self._folder)
-        return replace(found, path=path)
+        return replace(weights, path=path)
 
     def remove(self) -> None:
         """Remove the weights, once they are not needed any more."""
@@ -79,15 +79,15 @@ def weights_room(weight_bytes: int) -> int:
 
 
 @contextlib.contextmanager
-def room_kept(folder: Path, size: int, what: str = "the trained weights") -> Iterator[Callable[[], None]]:
+def room_kept(folder: Path, size: int, purpose: str = "the trained weights") -> Iterator[Callable[[], None]]:
     """Reserve `size` bytes on the disk of `folder` while this context is open, or until the function that it gives is
     called. A file without a name holds the room, and goes when the process ends. On file systems without fallocate
-    nothing is reserved. Raises UserError where there is no room; `what` the room is for is named in the error."""
+    nothing is reserved. Raises UserError where there is no room. `purpose`: what the room is for, for the error."""
     with tempfile.TemporaryFile(dir=folder) as file:
         fallocate = ctypes.CDLL(None, use_errno=True).fallocate  # posix_fallocate writes where it cannot do that
         fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
         if size and fallocate(file.fileno(), 0, 0, size) != 0:
             number = ctypes.get_errno()
             if number in (errno.ENOSPC, errno.EDQUOT):
-                raise disk_full(OSError(number, os.strerror(number), str(folder)), what)
+                raise disk_full(OSError(number, os.strerror(number), str(folder)), purpose)
         yield file.close

@@ -35,10 +35,10 @@ class Standing:
 
 def losses_of(events: Sequence[Event]) -> list[Evaluated]:
     """The evaluations among a run's `events`; a loss that is no number becomes nan."""
-    found = [(event["step"], event.get("eval_loss")) for event in events if event["event"] == "eval"]
+    evaluations = [(event["step"], event.get("eval_loss")) for event in events if event["event"] == "eval"]
     return [
         (step, float(loss) if isinstance(loss, (int, float)) else float("nan"))
-        for step, loss in found
+        for step, loss in evaluations
         if isinstance(step, int)
     ]
 
@@ -57,15 +57,15 @@ def known_losses(events: Sequence[Event], last: Checkpoint | None) -> list[Evalu
 def standing(evaluations: Sequence[Evaluated], threshold: float) -> Standing | None:
     """The standing after these evaluations, which are in order; None without any. The untrained model (step 0) cannot
     be the best."""
-    found: Standing | None = None
+    so_far: Standing | None = None
     for step, loss in evaluations:
         if step == 0:
             continue
-        before = found or Standing(step=0, loss=math.inf, without=0)
-        better = found is None or before.loss - loss > threshold
+        before = so_far or Standing(step=0, loss=math.inf, without=0)
+        better = so_far is None or before.loss - loss > threshold
         best = (step, loss) if loss < before.loss else (before.step, before.loss)
-        found = Standing(step=best[0], loss=best[1], without=0 if better else before.without + 1)
-    return found
+        so_far = Standing(step=best[0], loss=best[1], without=0 if better else before.without + 1)
+    return so_far
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -87,22 +87,22 @@ class Best:
         whether to stop."""
         if not evaluations or evaluations[-1][0] != step:
             return False
-        found = standing(evaluations, self.job.early_stopping_threshold)
-        if found is None:
+        latest = standing(evaluations, self.job.early_stopping_threshold)
+        if latest is None:
             return False
-        if self.job.load_best_model_at_end and found.step == step and self.kept.step() != step:
+        if self.job.load_best_model_at_end and latest.step == step and self.kept.step() != step:
             self.write(self.kept)
             log.info("step %d: the best evaluation so far; its weights are kept", step)
         patience = self.job.early_stopping_patience
-        if patience is None or found.without < patience:
+        if patience is None or latest.without < patience:
             return False
         log.info(
             "step %d: %s without a better one (early_stopping_patience); the best was that after step %d, "
             "loss %.4f: the training ends here",
             step,
-            counted(found.without, "evaluation"),
-            found.step,
-            found.loss,
+            counted(latest.without, "evaluation"),
+            latest.step,
+            latest.loss,
         )
         return True
 
@@ -111,13 +111,13 @@ class Best:
         ones."""
         if not self.job.load_best_model_at_end:
             return None
-        found = standing(evaluations, 0.0)
-        if found is not None and not found.step:
+        best = standing(evaluations, 0.0)
+        if best is not None and not best.step:
             log.warning("no evaluation had a loss that is a number: the model is that of the last step")
             return None
         weights = self.kept.find()
-        if found is None or weights is None or weights.step != found.step:
+        if best is None or weights is None or weights.step != best.step:
             log.warning("the weights of the best evaluation are damaged or gone: the model is that of the last step")
             return None
-        log.info("the model is that after step %d, whose evaluation was the best: loss %.4f", found.step, found.loss)
+        log.info("the model is that after step %d, whose evaluation was the best: loss %.4f", best.step, best.loss)
         return weights

@@ -85,12 +85,12 @@ def model_card(job: Job, events: Sequence[Event], step: int, *, pairs: bool = Fa
     head["pipeline_tag"] = "text2text-generation" if pairs else "text-generation"
     head["tags"] = ["offmate", *(["lora"] if job.method == "lora" else [])]
     rows = job.slice_rows * job.gradient_accumulation_steps
-    found = {(event["event"], event["step"]): event for event in events}
-    loss = found.get(("step", step), {}).get("loss")
-    held_out = found.get(("eval", step), {}).get("eval_loss")
+    event_at = {(event["event"], event["step"]): event for event in events}
+    loss = event_at.get(("step", step), {}).get("loss")
+    held_out = event_at.get(("eval", step), {}).get("eval_loss")
     results = [
-        f"- {what}: {value:.4f}"
-        for what, value in (("loss of the last step", loss), ("loss of the evaluation", held_out))
+        f"- {label}: {value:.4f}"
+        for label, value in (("loss of the last step", loss), ("loss of the evaluation", held_out))
         if isinstance(value, (int, float))
     ]
     return "\n".join(
@@ -117,8 +117,8 @@ def model_card(job: Job, events: Sequence[Event], step: int, *, pairs: bool = Fa
 
 def _lines(job: Job) -> Iterator[str]:
     """The lines of the table of the job's keys."""
-    own = frozenset(OPTIMIZERS[job.optim].keys)
-    always, never = _ALWAYS | own, _NEVER | (OPTIMIZER_KEYS - own)
+    optimizer_keys = frozenset(OPTIMIZERS[job.optim].keys)
+    always, never = _ALWAYS | optimizer_keys, _NEVER | (OPTIMIZER_KEYS - optimizer_keys)
     for key, value in job.model_dump(mode="json").items():
         default = Job.model_fields[key].default
         if key in never or not (getattr(job, key) != default or (key in always and value is not None)):

@@ -53,18 +53,18 @@ class Delivery:
         """The run folder's own place, where the model goes if it cannot go to the job's place."""
         return replace(self.place, folder=self.run.output)
 
-    def deliver(self, found: Checkpoint, model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> Path:
-        """Write the model folder from the trained weights `found`; returns its path.
+    def deliver(self, trained: Checkpoint, model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> Path:
+        """Write the model folder from the trained weights `trained`; returns its path.
 
         Raises UserError when the model cannot be written to its place. Then the trained weights are kept for `offmate
         retry`, and the model is in the run folder, if that has room.
         """
         try:
-            path = self._write(self.place, found, model, tokenizer)
+            path = self._write(self.place, trained, model, tokenizer)
         except Exception as error:
             if not isinstance(error, UserError | OSError) and not is_disk_full(error):
                 raise
-            raise self._kept(error, found, model, tokenizer) from error
+            raise self._kept(error, trained, model, tokenizer) from error
         self.tidy()
         return path
 
@@ -74,27 +74,27 @@ class Delivery:
             self.at_home.withdraw()
         self.trained.remove()
 
-    def _write(self, place: Place, found: Checkpoint, model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> Path:
-        weights = {name: parts["weight"] for name, parts in found.tensors()}
-        card = self.card(found.step) if self.card is not None else None
-        return self.output.write(place, model, tokenizer, weights, run=str(self.run.path), step=found.step, card=card)
+    def _write(self, place: Place, trained: Checkpoint, model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> Path:
+        weights = {name: parts["weight"] for name, parts in trained.tensors()}
+        card = self.card(trained.step) if self.card is not None else None
+        return self.output.write(place, model, tokenizer, weights, run=str(self.run.path), step=trained.step, card=card)
 
     def _kept(
-        self, error: Exception, found: Checkpoint, model: nn.Module, tokenizer: PreTrainedTokenizerBase
+        self, error: Exception, trained: Checkpoint, model: nn.Module, tokenizer: PreTrainedTokenizerBase
     ) -> UserError:
         """Write the model to the run folder, if that has room, and return the error to raise."""
-        needs = Room(str(self.place.folder), sum(file.stat().st_size for file in found.path.iterdir()))
+        needs = Room(str(self.place.folder), sum(file.stat().st_size for file in trained.path.iterdir()))
         if isinstance(error, UserError):
             code, reasons = error.code, (error.what, *error.numbers)
         else:
             code = "disk-full" if is_disk_full(error) else "output-unwritable"
             reasons = (first_line(error),)
-        kept = f"the trained weights are kept in {found.path}"
+        whereabouts = f"the trained weights are kept in {trained.path}"
         if self.place != self.at_home:
             try:
-                if self.at_home.published() != found.step:
-                    self._write(self.at_home, found, model, tokenizer)
-                kept = f"the trained model is in {self.run.output}"
+                if self.at_home.published() != trained.step:
+                    self._write(self.at_home, trained, model, tokenizer)
+                whereabouts = f"the trained model is in {self.run.output}"
             except Exception as second:
                 log.warning("the model folder has no room in the run folder either: %s", first_line(second))
         full = code == "disk-full"  # the job then waits for room
@@ -106,7 +106,7 @@ class Delivery:
         return UserError(
             f"The job is trained, and its model could not go to {self.place.folder}.",
             code=code,
-            numbers=(*reasons, kept),
+            numbers=(*reasons, whereabouts),
             hint=f"{mended}: nothing is trained again",
             needs=needs if full else None,
         )

@@ -67,10 +67,10 @@ class Ends:
         """A sentence in Markdown for the model's card, where the model stops at new tokens; else None."""
         if not self.new:
             return None
-        told = f"The model was taught to end with {_names(self.new, tokenizer, '`')}"
+        text = f"The model was taught to end with {_names(self.new, tokenizer, '`')}"
         if job.method == "lora":
-            return f"{told}. Its base does not stop there: give `generate` `{self._given}`."
-        return f"{told}. `{GENERATION_CONFIG_NAME}` names {_names(self.every, tokenizer, '`')}: generation stops there."
+            return f"{text}. Its base does not stop there: give `generate` `{self._given}`."
+        return f"{text}. `{GENERATION_CONFIG_NAME}` names {_names(self.every, tokenizer, '`')}: generation stops there."
 
     @property
     def _given(self) -> str:
@@ -110,10 +110,10 @@ def ends_of_model(model: nn.Module) -> tuple[int, ...]:
 def name_ends(model: nn.Module, ends: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> None:
     """Make `model`, with adapters or without, stop at `ends` (ids)."""
     writer = _writer(model)
-    found = writer.generation_config
-    found.eos_token_id = [*ends]
-    found._original_object_hash = hash(found)  # else a base whose own file has faults could not be saved
-    align_config(writer.config, found, tokenizer)
+    config = writer.generation_config
+    config.eos_token_id = [*ends]
+    config._original_object_hash = hash(config)  # else a base whose own file has faults could not be saved
+    align_config(writer.config, config, tokenizer)
 
 
 def take_ends(model: nn.Module, folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -132,10 +132,10 @@ def ends_in_folder(folder: Path) -> tuple[int, ...]:
 def align_config(config: PreTrainedConfig, generation: GenerationConfig, tokenizer: PreTrainedTokenizerBase) -> None:
     """Write the tokenizer's end token into a model's `config` where its generation config names it. It replaces another
     end token, or goes before a list of them, as with transformers' `align_special_tokens`."""
-    text, own = config.get_text_config(), tokenizer.eos_token_id
-    there = getattr(text, "eos_token_id", None)
-    if own in _listed(generation.eos_token_id) and own not in _listed(there):
-        text.eos_token_id = [own, *there] if isinstance(there, list) else own
+    text, eos = config.get_text_config(), tokenizer.eos_token_id
+    present = getattr(text, "eos_token_id", None)
+    if eos in _listed(generation.eos_token_id) and eos not in _listed(present):
+        text.eos_token_id = [eos, *present] if isinstance(present, list) else eos
 
 
 def _ends_in(generation: Any, config: PreTrainedConfig) -> tuple[int, ...]:

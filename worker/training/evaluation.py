@@ -127,13 +127,13 @@ class Evaluations:
                 log.info("evaluation: left out, the run is to stop")
                 return False
             batches = [held_out.batch(k) for k in range(first, min(first + _TOGETHER, len(held_out)))]
-            found = self.engine.evaluate(batches)
+            result = self.engine.evaluate(batches)
             counts = torch.stack([batch["num_items_in_batch"] for batch in batches])
-            each = torch.stack([value.float() for value in found.losses]).cpu()
+            each = torch.stack([value.float() for value in result.losses]).cpu()
             loss += float((each.double() * counts).sum())
             items += int(counts.sum())
             tokens += sum(map(held_out.learned, batches))
-            peaks += [] if found.peak_bytes is None else [found.peak_bytes]
+            peaks += [] if result.peak_bytes is None else [result.peak_bytes]
         loss /= items
         seconds = time.perf_counter() - began
         self.metrics.write(

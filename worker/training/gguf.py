@@ -34,9 +34,9 @@ def converter() -> list[str]:
     """
     if named := os.environ.get(LLAMA_CPP, "").strip():
         place = Path(named).expanduser()
-        found = [place / name for name in _NAMES] if place.is_dir() else [place]
-        script = next((file for file in found if file.is_file()), None)
-        where = f"{LLAMA_CPP}={named}: there is no {found[0].name}" if place.is_dir() else f"{LLAMA_CPP}={named}"
+        files = [place / name for name in _NAMES] if place.is_dir() else [place]
+        script = next((file for file in files if file.is_file()), None)
+        where = f"{LLAMA_CPP}={named}: there is no {files[0].name}" if place.is_dir() else f"{LLAMA_CPP}={named}"
     else:
         script = next((Path(file) for name in _NAMES if (file := shutil.which(name))), None)
         where = f"no {_NAMES[0]} on the PATH, and {LLAMA_CPP} names none"
@@ -85,12 +85,12 @@ def write_gguf(job: Job, output: Path, target: Path, kind: str) -> None:
             wide = json.loads((output / "config.json").read_text("utf-8")).get("dtype") == "float32"
             check_space(draft, larger * weights // (2 if wide else 1) + FILES_BYTES, "the GGUF file")
         model = _ending_as_taught(job, model, draft / "ends")
-        made = draft / "made.gguf"
+        converted = draft / "made.gguf"
         name = job.run_name or target.stem
-        options = ["--outfile", str(made), "--outtype", kind, "--model-name", name]
+        options = ["--outfile", str(converted), "--outtype", kind, "--model-name", name]
         print(f"{Path(command[-1]).name} writes {target.name}:", file=sys.stderr, flush=True)
         code = subprocess.call([*command, str(model), *options], stdin=subprocess.DEVNULL, env=_alone(draft))
-        if code or not made.is_file():
+        if code or not converted.is_file():
             raise UserError(
                 "llama.cpp's converter did not write the model.",
                 code="not-converted",
@@ -98,8 +98,8 @@ def write_gguf(job: Job, output: Path, target: Path, kind: str) -> None:
                 hint="it may be older than the model's family, or not know its tokenizer; offmate export ID FOLDER/ "
                 "writes what it reads",
             )
-        sync(made)
-        made.rename(target)
+        sync(converted)
+        converted.rename(target)
         sync(target.parent)
     finally:
         shutil.rmtree(draft, ignore_errors=True)

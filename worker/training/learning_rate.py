@@ -109,7 +109,7 @@ def _loraplus(adamw: AdamWGroup, model: nn.Module) -> tuple[Group, ...]:
     """The groups of LoRA+, with weight decay as in peft: on all but some parameters of one dimension."""
     first, embedding, second, still = loraplus_names(model)
     decay = first | embedding | second
-    return tuple(replace(adamw, names=own, decay_names=own & decay) for own in (first, embedding, second | still))
+    return tuple(replace(adamw, names=names, decay_names=names & decay) for names in (first, embedding, second | still))
 
 
 def _embeddings_apart(adamw: AdamWGroup, model: nn.Module) -> tuple[Group, ...]:

@@ -226,9 +226,9 @@ class Training:
             metered=metered,
             predicted_step_s=self.predicted_s(batches),
         )
-        for what, value in (("the loss", loss), ("the gradients' norm", norm)):
+        for quantity, value in (("the loss", loss), ("the gradients' norm", norm)):
             if value is not None and not math.isfinite(value):
-                raise non_finite(what, step + 1, self.checkpoints.last())
+                raise non_finite(quantity, step + 1, self.checkpoints.last())
         return f"step {step + 1}/{total}  loss {loss:.4f}  {format_seconds(step_s)}  {tokens / step_s:.0f} tokens/s"
 
     def _save(self) -> Path:

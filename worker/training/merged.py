@@ -29,7 +29,7 @@ from planner.job.base import TOKENIZER
 from planner.job.room import FILES_BYTES
 from planner.job.schema import Job
 from planner.keys.adapter import adapter_keys, takes_from_base
-from planner.machine.memory import free_ram_bytes
+from planner.machine.installed_memory import free_ram_bytes
 from planner.models.files_of_weights import entries_of
 from planner.models.hf_model import model_config, skeleton_model
 from planner.models.peft_lora import load_adapter, plain_name
@@ -84,10 +84,10 @@ def _merge_files(job: Job, adapted: nn.Module, adapters: Path, draft: Path, besi
     parts, model = _parts(adapted, adapters)
     named: dict[str, Any] = {}
     for name, part in parts.items():
-        found = _stored(name, part, model, keys)
-        if not found:
+        stored = _stored(name, part, model, keys)
+        if not stored:
             raise not_mergeable(f"{base} has no {name} in its {counted(len(files), 'file')} of weights")
-        named |= found
+        named |= stored
     weights = sum(file.stat().st_size for file in files)
     check_space(draft, (1 + beside) * weights + FILES_BYTES, "the merged model")
     for file in files:
@@ -115,12 +115,12 @@ def _merge_in_memory(job: Job, adapted: nn.Module, adapters: Path, draft: Path, 
         _untie(adapted)
     size_bytes, most_bytes = _sizes(adapted, dtype)
     check_space(draft, (1 + beside) * size_bytes + FILES_BYTES, "the merged model")
-    if (there := free_ram_bytes()) < most_bytes:
+    if (free_bytes := free_ram_bytes()) < most_bytes:
         raise UserError(
             "The base, whose files have other weights than its layers, is merged in memory, and there is too little.",
             code="not-mergeable",
             exit_code=Exit.USAGE,
-            numbers=(f"needed {format_bytes(most_bytes)}, free {format_bytes(there)}",),
+            numbers=(f"needed {format_bytes(most_bytes)}, free {format_bytes(free_bytes)}",),
             hint="stop what else runs here, or merge on a machine with more memory",
         )
     model: Any = load_model(job, dtype=dtype)
@@ -236,9 +236,9 @@ def _parts(adapted: Any, adapters: Path) -> tuple[dict[str, Any], Any]:
             for local, _ in module.modules_to_save["default"].named_parameters():
                 whole[f"{name.removeprefix(_HULL)}.{local}"] = weights.pop(f"{name}.{local}")
     named = adapted.named_parameters()
-    own = [name for name, parameter in named if parameter.requires_grad and ".modules_to_save." not in name]
+    trained = [name for name, parameter in named if parameter.requires_grad and ".modules_to_save." not in name]
     # Not by peft's own loader, which would put the adapters on the meta device, as the base is.
-    saved = {name: name.replace(".default", "") for name in own}
+    saved = {name: name.replace(".default", "") for name in trained}
     saved = {name: key if key in weights else key.removesuffix(".weight") for name, key in saved.items()}
     adapted.load_state_dict({name: weights.pop(key) for name, key in saved.items()}, strict=False, assign=True)
     assert not weights, f"there is no place for {min(weights)}"
@@ -290,10 +290,10 @@ def _stored(name: str, part: Any, model: Any, keys: Container[str]) -> dict[str,
     if not hasattr(part, "parameter_name"):
         return {}
     split = _Split(name, part, model)
-    found = tuple(split.parts(getattr(part.get_base_layer(), part.parameter_name).data))
-    if not all(key in keys for key in found):
+    part_keys = tuple(split.parts(getattr(part.get_base_layer(), part.parameter_name).data))
+    if not all(key in keys for key in part_keys):
         return {}
-    return dict.fromkeys(found, replace(split, keys=found))
+    return dict.fromkeys(part_keys, replace(split, keys=part_keys))
 
 
 @torch.no_grad()
@@ -302,10 +302,10 @@ def _write(source: Path, target: Path, layers: Mapping[str, Any]) -> None:
     shutil.copyfile(source, target)
     entries, first = entries_of(source)
     with safe_open(source, "pt") as content, target.open("r+b") as file:
-        there = {key: layers[key] for key in content.keys() if key in layers}  # noqa: SIM118, it is no mapping
-        for layer in dict.fromkeys(there.values()):  # all parts of a weight together, as they share their deltas
+        changed = {key: layers[key] for key in content.keys() if key in layers}  # noqa: SIM118, it is no mapping
+        for layer in dict.fromkeys(changed.values()):  # all parts of a weight together, as they share their deltas
             deltas: dict[torch.dtype, dict[str, Tensor]] = {}
-            for key in (key for key, its in there.items() if its is layer):
+            for key in (key for key, its in changed.items() if its is layer):
                 tensor = content.get_tensor(key)
                 if isinstance(layer, _Split):
                     if tensor.dtype not in deltas:

@@ -40,11 +40,11 @@ class Metrics:
         OSError when the disk does not take the line; then none of it is in the file."""
         plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
         line = json.dumps({"event": event, "time": time.time(), "step": step, **plain}, ensure_ascii=False)
-        rest = memoryview(f"{line}\n".encode(errors="replace"))
+        unwritten = memoryview(f"{line}\n".encode(errors="replace"))
         before = os.fstat(self._file.fileno()).st_size
         try:
-            while rest:
-                rest = rest[self._file.write(rest) :]
+            while unwritten:
+                unwritten = unwritten[self._file.write(unwritten) :]
         except OSError:
             self._file.truncate(before)
             raise

@@ -72,7 +72,7 @@ def load_model(
     away, which is logged.
     """
     dtype, takes = dtype or working_dtype(job), job.method == "lora" and takes_from_base(job.init_lora_weights)
-    kept = read_begun(begun) if takes and begun is not None and not begins else None
+    begun_values = read_begun(begun) if takes and begun is not None and not begins else None
     config = model_config(job)
     every = None if layers is None else int(config.get_text_config().num_hidden_layers)
     if layers is not None and not is_encoder_decoder(config):  # an encoder-decoder has two stacks of layers
@@ -128,9 +128,9 @@ def load_model(
     with_rows_for_tokens(model, job)
     parameters, name = parameters_of(model), type(model).__name__
     if job.method == "lora":
-        if takes and kept is None:
+        if takes and begun_values is None:
             log.info("model: %s decomposes each weight that gets an adapter, on the CPU", job.init_lora_weights)
-        model = with_adapters(model, job, layers=every, begun=kept)
+        model = with_adapters(model, job, layers=every, begun=begun_values)
         if takes and begins and begun is not None:
             write_begun(begun, beginnings(model))
         if job.adapter_name_or_path is not None:
@@ -167,13 +167,13 @@ def tell_special_tokens(job: Job, model: nn.Module, tokenizer: PreTrainedTokeniz
 
 def check_vocabulary(job: Job, model: nn.Module, largest_token: int, where: str) -> None:
     """Raise UserError "vocabulary-mismatch" when the model has no embedding for the largest token of `where`."""
-    there = len(cast(Any, model).get_input_embeddings().weight)
-    if largest_token >= there:
+    rows = len(cast(Any, model).get_input_embeddings().weight)
+    if largest_token >= rows:
         raise UserError(
             f"The tokenizer {job.tokenizer} does not belong to the model {job.model}.",
             code="vocabulary-mismatch",
             exit_code=Exit.USAGE,
-            numbers=(f"token {largest_token} is in {where}, the model has {there}",),
+            numbers=(f"token {largest_token} is in {where}, the model has {rows}",),
             hint="use the model's own tokenizer",
         )
 

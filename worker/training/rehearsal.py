@@ -58,8 +58,8 @@ class Rehearsal:
         shutil.rmtree(folder, ignore_errors=True)
         tried = []
         try:
-            for what in self._try(folder):
-                tried.append(what)
+            for part in self._try(folder):
+                tried.append(part)
                 if self.stop.asked:
                     log.info("stopped before the first step")
                     return
@@ -81,16 +81,16 @@ class Rehearsal:
     def _checkpoint(self, folder: Path) -> None:
         """Write about one file of a checkpoint, read it back, and check that the disk has room for a whole checkpoint.
         Raises UserError."""
-        what = "a checkpoint, before the first step"
+        purpose = "a checkpoint, before the first step"
         folder.mkdir(parents=True)
-        with room_kept(folder, self.checkpoint_bytes, what):
+        with room_kept(folder, self.checkpoint_bytes, purpose):
             pass
         try:
             path = write_checkpoint(folder, 0, self.origin, "state", self._first_states())
         except OSError as error:
             if not is_disk_full(error):
                 raise
-            raise disk_full(error, what) from error
+            raise disk_full(error, purpose) from error
         try:
             for file in path.iterdir():
                 _forget(file)
@@ -107,14 +107,14 @@ class Rehearsal:
     def _first_states(self) -> Iterator[tuple[str, Mapping[str, Tensor]]]:
         """The first tensors, up to the size of one file. The last one is cut to that size, because an embedding alone
         may take gigabytes."""
-        left = SHARD_BYTES
+        room = SHARD_BYTES
         with closing(self.states()) as states:  # type: ignore[type-var]
             for name, parts in states:
-                most = max(1, left // sum(tensor.element_size() for tensor in parts.values()))
+                most = max(1, room // sum(tensor.element_size() for tensor in parts.values()))
                 some = {part: tensor.flatten()[:most] for part, tensor in parts.items()}
                 yield name, some
-                left -= sum(tensor.nbytes for tensor in some.values())
-                if left <= 0:
+                room -= sum(tensor.nbytes for tensor in some.values())
+                if room <= 0:
                     return
 
     def _files(self, folder: Path) -> None:

@@ -54,13 +54,13 @@ from worker.training.card import model_card
 from worker.training.delivery import Delivery, without_overflow
 from worker.training.ends import tell_ends
 from worker.training.evaluation import Evaluations
-from worker.training.forecast import Forecast
 from worker.training.learning_rate import optimizer_of
 from worker.training.loop import Training, Trains
 from worker.training.metrics import Metrics, read_metrics, steps_trained, tell_broken_lines
 from worker.training.model import check_reach, load_model
 from worker.training.rehearsal import Rehearsal
 from worker.training.samples import Samples
+from worker.training.step_forecast import StepForecast
 from worker.training.stop import StopRequest
 from worker.training.stored import forget_stores, open_scratch, open_store, parts_of_drives
 from worker.training.timeline import Timeline
@@ -109,7 +109,7 @@ class _Run:
             border=rope_border(job),
         )
         self.width = sum(_planned_lengths(folder, job, self.batches))
-        self.forecast = Forecast(self.plan, self.chain, hardware, self.width)
+        self.forecast = StepForecast(self.plan, self.chain, hardware, self.width)
         log.info("data: the first row, what is learned between ⟦ and ⟧:\n%s", self.batches.sample())
         total = self.batches.total_steps
         self.origin = Origin.of(job, data=self.batches.fingerprint, total_steps=total, plan=self.plan)
@@ -198,7 +198,7 @@ class _Run:
             best=self.job.load_best_model_at_end,
         )
         _tell_checkpoints(self.job, self.state_bytes, free_bytes)
-        kept = room_kept(self.folder.path, weights_room(weight_bytes))
+        reserved = room_kept(self.folder.path, weights_room(weight_bytes))
         use = disk_use(
             self.plan,
             self.chain,
@@ -214,7 +214,7 @@ class _Run:
         states = open_store(self.job, self.plan, self.chain, self.model, run=self.folder, last=last)
         store: AbstractContextManager[object] = nullcontext() if states is None else closing(states)
         scratch = open_scratch(self.job, self.plan, self.chain, self.folder)
-        with kept as give_room, store, scratch as turns, closing(self._engine(device, states, turns)) as engine:
+        with reserved as give_room, store, scratch as turns, closing(self._engine(device, states, turns)) as engine:
             resume(engine, last, self.origin, taken_over=states is not None and states.resumed)
             with Metrics(self.folder.metrics) as metrics:
                 self._write_start(metrics, engine.steps_done, last.step if last else None, device)
@@ -264,8 +264,8 @@ class _Run:
         written = frozenset((event["event"], event["step"]) for event in events)
         best = None
         if Best.wanted(self.job):
-            kept = TrainedWeights(self.folder.best, origin=self.origin)
-            best = Best(job=self.job, kept=kept, write=lambda where: self._write(where, engine))
+            best_weights = TrainedWeights(self.folder.best, origin=self.origin)
+            best = Best(job=self.job, kept=best_weights, write=lambda where: self._write(where, engine))
         training = Training(
             job=self.job,
             engine=engine,
@@ -354,9 +354,9 @@ def read_plan(folder: RunFolder) -> tuple[Plan, Chain, Hardware]:
     """The plan of a run folder, verified, with its chain and the hardware that it assumes. Raises UserError "no-plan"
     where there is none that can be read, and "plan-not-usable" where it would not compute what it should."""
     try:
-        found = json.loads(folder.plan.read_text("utf-8"))
-        plan, chain = from_json(Plan, found["plan"]), chain_of(found["chain"])
-        hardware = from_json(Hardware, found["hardware"])
+        document = json.loads(folder.plan.read_text("utf-8"))
+        plan, chain = from_json(Plan, document["plan"]), chain_of(document["chain"])
+        hardware = from_json(Hardware, document["hardware"])
     except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
         reason = "there is none" if isinstance(error, FileNotFoundError) else str(error)
         raise UserError(
@@ -372,7 +372,7 @@ def read_plan(folder: RunFolder) -> tuple[Plan, Chain, Hardware]:
             "The plan in the run folder would not compute what it should.",
             code="plan-not-usable",
             numbers=(f"{folder.plan}: {first_line(error)}",),
-            hint=f"offmate plans forget {str(found.get('key'))[:12]}, then submit the job again",
+            hint=f"offmate plans forget {str(document.get('key'))[:12]}, then submit the job again",
         ) from error
     return plan, chain, hardware
 
@@ -387,12 +387,12 @@ def _planned_lengths(folder: RunFolder, job: Job, batches: Batches) -> tuple[int
     document = folder.read_plan() or {}
     read = document.get("length", job.max_length)  # earlier versions planned for max_length, and not all said so
     labels = document.get("label_length", job.max_target_length or read)
-    found = batches.lengths
-    if found[0] > read or found[1] > labels:
+    lengths = batches.lengths
+    if lengths[0] > read or lengths[1] > labels:
         raise UserError(
             "The data have longer rows than the plan is for.",
             code="rows-longer-than-planned",
-            numbers=(f"{_rows_of(*found)}; planned for {_rows_of(read, labels)}",),
+            numbers=(f"{_rows_of(*lengths)}; planned for {_rows_of(read, labels)}",),
             hint="offmate retry ID --allow-changed-data counts and plans them anew",
         )
     return read, labels
@@ -424,8 +424,8 @@ def _tell_checkpoints(job: Job, state_bytes: int, free_bytes: int) -> None:
     most = 1 + (job.save_total_limit or 0)  # the oldest is removed only when the newest is on disk
     times = f"every {counted(job.save_steps, 'step')}"
     times += f" or {counted(job.save_minutes, 'minute')}" if job.save_minutes else ""
-    kept = "all are kept" if most == 1 else f"the last {most - 1} are kept" if most > 2 else "the last one is kept"
-    log.info("checkpoints: %s, %s each; %s", times, format_bytes(state_bytes), kept)
+    how_many = "all are kept" if most == 1 else f"the last {most - 1} are kept" if most > 2 else "the last one is kept"
+    log.info("checkpoints: %s, %s each; %s", times, format_bytes(state_bytes), how_many)
     if most * state_bytes > free_bytes:
         log.warning(
             "checkpoints: the disk has room for %d beside the model, wanted are up to %d at a time; save_total_limit: 1"
@@ -437,21 +437,21 @@ def _tell_checkpoints(job: Job, state_bytes: int, free_bytes: int) -> None:
 
 def _write_end(metrics: Metrics, folder: RunFolder, plan: Plan, step: int, status: str, output: Path | None) -> None:
     """Write this process's last line to metrics.jsonl: how the run ended, and measured beside planned values."""
-    found = step_times(read_metrics(folder.metrics))
-    peak, predicted_s = found.gpu_peak_bytes, found.predicted_step_s or plan.step_s
+    times = step_times(read_metrics(folder.metrics))
+    peak, predicted_s = times.gpu_peak_bytes, times.predicted_step_s or plan.step_s
     metrics.write(
         "end",
         step=step,
         status=status,
         output=str(output) if output else None,
-        step_s=found.step_s,
-        measured_steps=found.steps,
+        step_s=times.step_s,
+        measured_steps=times.steps,
         gpu_peak_bytes=peak,
         predicted_step_s=predicted_s,
         predicted_gpu_peak_bytes=plan.gpu_peak_bytes,
     )
-    if found.step_s is not None:
-        took, planned = format_seconds(found.step_s), format_seconds(predicted_s)
-        log.info("a step took %s, the median of %d; planned %s for such steps", took, found.steps, planned)
+    if times.step_s is not None:
+        took, planned = format_seconds(times.step_s), format_seconds(predicted_s)
+        log.info("a step took %s, the median of %d; planned %s for such steps", took, times.steps, planned)
     if peak is not None:
         log.info("the device held %s at most, planned %s", format_bytes(peak), format_bytes(plan.gpu_peak_bytes))

@@ -69,9 +69,9 @@ class Samples:
 def _tokens(
     prompt: Any, number: int, tokenizer: PreTrainedTokenizerBase, values: Mapping[str, Any] | None
 ) -> list[int]:
-    found: Any
+    ids: Any
     if isinstance(prompt, str):
-        found = tokenizer(prompt)["input_ids"]
+        ids = tokenizer(prompt)["input_ids"]
     elif tokenizer.chat_template is None:
         raise UserError(
             "A sample prompt is a list of messages, and the tokenizer has no chat template.",
@@ -81,8 +81,8 @@ def _tokens(
         )
     else:
         text = ChatTemplate(tokenizer, everything=True, values=values).prompt([dict(message) for message in prompt])
-        found = tokenizer(text, add_special_tokens=False)["input_ids"]
-    if not found:
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    if not ids:
         raise UserError(
             "A sample prompt has no token.",
             code="empty-prompt",
@@ -90,4 +90,4 @@ def _tokens(
             numbers=(f"entry {number} of sample_prompts: {shown(prompt)}",),
             hint="give it some text, or take it out",
         )
-    return list(found)
+    return list(ids)

@@ -18,7 +18,7 @@ from planner.run.processes import Process
 from planner.schedule.activation_turns import stored_activations
 from planner.schedule.chain import Chain
 from planner.schedule.items import GRADIENT, WEIGHT, Item
-from planner.schedule.memory import activation_slot_bytes
+from planner.schedule.memory_use import activation_slot_bytes
 from planner.schedule.plan import Plan
 from planner.schedule.state_pieces import StoredTensor, stored_bytes, whole_pages
 from worker.storage.activations import ActivationsOnDisk
@@ -58,7 +58,7 @@ def open_store(
         tensors,
         piece_elements=chain.piece_elements,
         homes=job.state_homes,
-        found=None if last is None else last.states,
+        record=None if last is None else last.states,
         shares=lambda: _by_rate(job, need),
     )
 
@@ -67,8 +67,8 @@ def parts_of_drives(job: Job, plan: Plan, chain: Chain, model: nn.Module, last: 
     """The relative share of the states that each of the job's drives has, or will have."""
     folders = [Path(disk) for disk in job.disk_paths or ()]
     if last is not None and last.states is not None and len(last.states.files) == len(folders):
-        found = last.states.shares
-        return found if len(found) == len(folders) else [1] * len(folders)
+        known = last.states.shares
+        return known if len(known) == len(folders) else [1] * len(folders)
     tensors = stored_tensors(plan, chain, model)
     return expected_shares(folders, stored_bytes(all_pieces(tensors, chain.piece_elements), job.state_homes))
 
@@ -76,11 +76,11 @@ def parts_of_drives(job: Job, plan: Plan, chain: Chain, model: nn.Module, last: 
 def _by_rate(job: Job, need_bytes: int) -> list[int]:
     """The relative share that each of the job's drives gets, by its rate; equal ones where rates cannot be measured."""
     folders = [Path(disk) for disk in job.disk_paths or ()]
-    found = expected_shares(folders, need_bytes)
-    if len(found) > 1:
-        parts = ", ".join(f"{size / sum(found):.0%} {folder}" for size, folder in zip(found, folders, strict=True))
+    shares = expected_shares(folders, need_bytes)
+    if len(shares) > 1:
+        parts = ", ".join(f"{size / sum(shares):.0%} {folder}" for size, folder in zip(shares, folders, strict=True))
         log.info("disk: optimizer states by the drives' rates: %s", parts)
-    return found
+    return shares
 
 
 def passing_sizes(plan: Plan, chain: Chain) -> dict[Item, int]:
@@ -88,8 +88,8 @@ def passing_sizes(plan: Plan, chain: Chain) -> dict[Item, int]:
     gradients of tensors that are wholly on disk."""
     options = [block.option(name) for block, name in zip(chain.blocks, plan.options, strict=True)]
     sizes = {item: activation_slot_bytes(options[item.turn[0]]) for item in stored_activations(plan, chain)}
-    there = [t for t in chain.tensors() if t.wholly_on_disk and t.name in plan.cpu_updated()]
-    return sizes | {Item.of(kind, t.name): whole_pages(t.bytes) for t in there for kind in (WEIGHT, GRADIENT)}
+    tensors = [t for t in chain.tensors() if t.wholly_on_disk and t.name in plan.cpu_updated()]
+    return sizes | {Item.of(kind, t.name): whole_pages(t.bytes) for t in tensors for kind in (WEIGHT, GRADIENT)}
 
 
 @contextlib.contextmanager
@@ -142,13 +142,15 @@ def passing_token() -> str:
 def clear_passing(job: Job) -> None:
     """Remove from the job's disks the temporary folders of processes that were killed before they could do so."""
     for disk in job.disk_paths or ():
-        for left in Path(disk).glob(f"{_OURS}{_PASSING}*"):
+        for folder in Path(disk).glob(f"{_OURS}{_PASSING}*"):
             try:
-                owner = Process.parse(left.name.removeprefix(f"{_OURS}{_PASSING}").rpartition("-")[0].replace("_", ":"))
+                owner = Process.parse(
+                    folder.name.removeprefix(f"{_OURS}{_PASSING}").rpartition("-")[0].replace("_", ":")
+                )
             except ValueError:  # not named by us
                 continue
             if not owner.alive():
-                shutil.rmtree(left, ignore_errors=True)
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def forget_stores(job: Job, run: RunFolder) -> None:

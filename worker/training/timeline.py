@@ -57,9 +57,9 @@ class Timeline:
         if not self.wanted:
             return
         try:
-            if (found := self.engine.recorded()) is not None:
+            if (recorded := self.engine.recorded()) is not None:
                 self.wanted = False
-                self.write(asdict(found))
+                self.write(asdict(recorded))
                 return
         except (OSError, ValueError) as error:  # a missing picture must not end the run
             self.wanted = False

@@ -8,7 +8,7 @@ from datetime import datetime
 
 import pytest
 
-from offmated.cli.queue import moment_of
+from offmated.cli.queue_commands import moment_of
 
 
 @pytest.fixture(autouse=True)

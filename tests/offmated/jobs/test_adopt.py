@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from offmated.jobs import queue
+from offmated.jobs import queue_changes
 from offmated.jobs.adopt import adopt, follow_runs, unknown
 from offmated.jobs.states import Hold, JobState
 from offmated.jobs.store import Store
@@ -73,7 +73,7 @@ def test_a_job_that_only_waited_is_held_with_its_name_and_one_that_was_refused_h
     waits, refused = adopt(store, paths).rows
     assert (waits.id, waits.name, waits.state, waits.hold) == (1, "evening", JobState.SUBMITTED, Hold.HELD)
     assert (refused.state, refused.error) == (JobState.FAILED, error.to_json())
-    queue.release(store, waits.id)
+    queue_changes.release(store, waits.id)
     assert [row.id for row in store.due(JobState.PLANNING, 9)] == [waits.id]
 
 

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from offmated.api.views import job_view
-from offmated.jobs import listing, queue
-from offmated.jobs.forecast import UNKNOWN
+from offmated.jobs import listing, queue_changes
+from offmated.jobs.queue_forecast import UNKNOWN
 from offmated.jobs.states import TAKEN_FROM, Hold, JobState, StopReason
 from offmated.jobs.store import Store
 from planner.hub import NOT_REACHED, not_reached
 from planner.run.folder import RunFolder
-from tests.offmated.jobs.test_queue import ME, Line
+from tests.offmated.jobs.test_queue_changes import ME, Line
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def ask_again(line: Line, number: int, monkeypatch: pytest.MonkeyPatch, later_s:
     now = time.time()
     with monkeypatch.context() as patch:
         patch.setattr("offmated.jobs.again.time.time", lambda: now + later_s)
-        assert queue.go_on(line.store) == [number]
+        assert queue_changes.go_on(line.store) == [number]
 
 
 @pytest.mark.parametrize("phase", [JobState.PLANNING, JobState.RUNNING])
@@ -53,7 +53,7 @@ def test_a_job_that_does_not_reach_the_hub_steps_aside_and_asks_again_later_and_
         assert in_vain(line, number, phase) == pytest.approx(pause_s, abs=1)
         row = line.store.job(number)
         assert (row.state, row.hold, row.crashes) == (TAKEN_FROM[phase], Hold.NO_HUB, 0)
-        assert list(line.store.due(phase, 9)) == [] == queue.go_on(line.store)
+        assert list(line.store.due(phase, 9)) == [] == queue_changes.go_on(line.store)
         found = listing.one(line.store, number)
         assert re.match(r"waits for the hub; tried again at \d\d:\d\d", job_view(found)["reason"])
         assert found.expected == UNKNOWN
@@ -84,20 +84,20 @@ def test_a_clock_that_is_set_back_has_the_hub_asked_at_once(line: Line, monkeypa
     ask_again(line, number, monkeypatch, -86400)
 
 
-@pytest.mark.parametrize("change", [queue.pause, queue.hold])
+@pytest.mark.parametrize("change", [queue_changes.pause, queue_changes.hold])
 def test_a_person_keeps_a_job_that_waits_for_the_hub_and_may_have_it_asked_at_once(
     line: Line, monkeypatch: pytest.MonkeyPatch, change: Callable[[Store, int], None]
 ) -> None:
     number = line.add()
     in_vain(line, number)
     change(line.store, number)
-    assert line.store.job(number).hold is (Hold.PAUSED if change is queue.pause else Hold.HELD)
+    assert line.store.job(number).hold is (Hold.PAUSED if change is queue_changes.pause else Hold.HELD)
     with monkeypatch.context() as patch:
         patch.setattr("offmated.jobs.again.time.time", lambda: 1e10)
-        assert queue.go_on(line.store) == []
-    queue.resume(line.store, number)
+        assert queue_changes.go_on(line.store) == []
+    queue_changes.resume(line.store, number)
     in_vain(line, number)
-    queue.resume(line.store, number)
+    queue_changes.resume(line.store, number)
     assert [row.id for row in line.store.due(JobState.PLANNING, 9)] == [number]
 
 
@@ -105,7 +105,7 @@ def test_a_job_that_is_paused_while_it_asks_the_hub_stays_so(line: Line) -> None
     number = line.add()
     row = line.store.take(number, JobState.PLANNING, ME)
     assert row is not None
-    queue.pause(line.store, number)
+    queue_changes.pause(line.store, number)
     RunFolder(line.paths.run_folder(number)).write_error(not_reached("it", TimeoutError()))
     line.store.end(row, 1)
     assert line.store.job(number).hold is Hold.PAUSED
@@ -116,7 +116,7 @@ def test_a_pause_that_comes_as_its_try_ends_stays(line: Line, monkeypatch: pytes
     row = line.store.take(number, JobState.PLANNING, ME)
     assert row is not None
     RunFolder(line.paths.run_folder(number)).write_error(not_reached("it", TimeoutError()))
-    write, pauses = line.store._write, iter([partial(queue.pause, line.store, number)])
+    write, pauses = line.store._write, iter([partial(queue_changes.pause, line.store, number)])
 
     def paused_before(*args: Any) -> bool:
         for pause in pauses:

@@ -19,9 +19,9 @@ from sqlalchemy import text
 from offmated.jobs import table
 from offmated.jobs.database import PATIENCE_S, open_engine
 from offmated.jobs.migrate import scripts_folder, upgrade
+from offmated.jobs.queue_turns import Turn
 from offmated.jobs.states import FINAL, NEXT, JobState, StopReason
 from offmated.jobs.store import Store
-from offmated.jobs.turns import Turn
 from offmated.paths import Paths
 from planner.cache import tables
 from planner.errors import Exit, UserError

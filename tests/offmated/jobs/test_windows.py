@@ -14,14 +14,14 @@ from sqlalchemy import update
 
 from offmated.api.views import job_view
 from offmated.cli import job_view as words
-from offmated.jobs import listing, queue
+from offmated.jobs import listing, queue_changes
 from offmated.jobs.figures import left_s, stop_s
 from offmated.jobs.migrate import upgrade
+from offmated.jobs.queue_turns import AT_ONCE, Turn
 from offmated.jobs.states import JobState, StopReason
 from offmated.jobs.store import Store
 from offmated.jobs.submission import submit
 from offmated.jobs.table import JobRow
-from offmated.jobs.turns import AT_ONCE, Turn
 from offmated.paths import Paths
 from offmated.service.broker import Broker
 from offmated.service.dispatcher import Dispatcher
@@ -244,7 +244,7 @@ def test_a_window_that_is_too_short_for_a_step_and_a_save_is_named_with_both_num
             "its window 23:00-23:02 Europe/Berlin has 2 min, and a step and a save take up to 3 min: it never "
             f"begins; offmate release {number} leaves the window out"
         )
-    queue.release(night.store, number)
+    queue_changes.release(night.store, number)
     assert night.handed_out() == [number]
     fits = night.submit("schedule: 23:00-23:04 Europe/Berlin\n")
     assert str(night.view(fits)["reason"]).startswith("begins at ")
@@ -256,7 +256,7 @@ def test_the_machines_window_is_for_jobs_that_name_none_and_a_release_is_for_now
     said = night.submit(turn=Turn(window=own), window=machines)
     assert [night.store.job(number).window for number in (plain, said)] == [machines, own]
     assert night.handed_out() == []
-    queue.release(night.store, plain)
+    queue_changes.release(night.store, plain)
     assert (night.store.job(plain).window, night.handed_out()) == (None, [plain])
 
 

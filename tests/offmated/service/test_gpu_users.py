@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from offmated.api.views import job_view
-from offmated.jobs import listing, queue
+from offmated.jobs import listing, queue_changes
 from offmated.jobs.migrate import upgrade
 from offmated.jobs.states import JobState, StopReason
 from offmated.jobs.store import Store
@@ -102,7 +102,7 @@ def test_a_job_leaves_the_gpu_when_another_program_comes_and_goes_on_when_it_has
     assert row is not None
 
     there: list[User] = []
-    watcher = Watcher(Yielding(IDLE_S), lambda names: queue.leave_gpu(store, bool(names)), lambda: tuple(there))
+    watcher = Watcher(Yielding(IDLE_S), lambda names: queue_changes.leave_gpu(store, bool(names)), lambda: tuple(there))
 
     def look(at: float) -> None:
         watcher.tick(at)

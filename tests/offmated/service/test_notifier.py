@@ -14,12 +14,12 @@ import pytest
 
 from offmated.api.report import MOST, report
 from offmated.config import Config
-from offmated.jobs import listing, queue
-from offmated.jobs.forecast import MOST_NIGHTS, Expected
+from offmated.jobs import listing, queue_changes
 from offmated.jobs.migrate import upgrade
+from offmated.jobs.queue_forecast import MOST_NIGHTS, Expected
+from offmated.jobs.queue_turns import AT_ONCE, Turn
 from offmated.jobs.states import JobState, StopReason
 from offmated.jobs.store import Store
-from offmated.jobs.turns import AT_ONCE, Turn
 from offmated.paths import Paths
 from offmated.service import notifier
 from offmated.service.notifier import Notifier, forget_others
@@ -217,10 +217,10 @@ def test_what_ended_while_nobody_was_to_be_told_is_no_news_later(home: Home) -> 
     home.end(home.add("pydoc"))
     home.end(home.add("other"))
     assert home.again().next() is not None
-    queue.pause_all(home.store)
+    queue_changes.pause_all(home.store)
     forget_others(home.store, ())
     assert home.again().next() is None
-    assert queue.is_paused(home.store), "other wishes stay"
+    assert queue_changes.is_paused(home.store), "other wishes stay"
 
 
 def test_several_at_once_are_one_message_and_cancelled_ones_none(home: Home) -> None:
@@ -256,7 +256,7 @@ def test_the_report_comes_when_the_queue_is_empty_and_when_a_window_has_ended(ho
     home.store.stop(held, StopReason.CANCEL)
     night = home.add("long", Turn(window="23:00-07:00"))
     home.end(night, Exit.STOPPED, stop=StopReason.WINDOW)
-    queue.until_next_window(home.store, home.store.job(night))
+    queue_changes.until_next_window(home.store, home.store.job(night))
     assert home.titles() == ["report: 1 cancelled; 1 in the queue"]
     assert home.titles() == []
 

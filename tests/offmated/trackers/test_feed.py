@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from offmated.jobs.migrate import upgrade
+from offmated.jobs.queue_turns import AT_ONCE
 from offmated.jobs.states import JobState
 from offmated.jobs.store import Store
 from offmated.jobs.table import JobRow
-from offmated.jobs.turns import AT_ONCE
 from offmated.paths import Paths
 from offmated.trackers import feeder
 from offmated.trackers.feed import Told, _Asking, follow, is_told, note_of, without_secrets

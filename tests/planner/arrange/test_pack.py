@@ -13,7 +13,7 @@ from planner.arrange.pack import pack, with_places
 from planner.errors import UserError
 from planner.schedule.chain import Chain
 from planner.schedule.compile import compile_program
-from planner.schedule.memory import gpu_peak_bytes
+from planner.schedule.memory_use import gpu_peak_bytes
 from planner.schedule.places import GRAIN_BYTES, Span, Spans
 from planner.schedule.verify import InvalidProgram, verify
 from planner.search.problem import Problem

@@ -28,7 +28,7 @@ from planner.measure.machine_rates import measure_hardware
 from planner.measure.repeatable import Kernels, kernels_in_force
 from planner.schedule.chain import Chain
 from planner.schedule.compile import compile_program
-from planner.schedule.memory import gpu_peak_bytes
+from planner.schedule.memory_use import gpu_peak_bytes
 from planner.schedule.plan import Plan
 from planner.search.problem import Problem
 from tests.support.analyses import analyse_once

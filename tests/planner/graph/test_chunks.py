@@ -17,7 +17,7 @@ from planner.measure.machine_rates import estimate_hardware
 from planner.measure.times import OptionTimes, Times
 from planner.schedule.compile import compile_program
 from planner.schedule.forward_program import forward_peak_bytes
-from planner.schedule.memory import gpu_peak_bytes
+from planner.schedule.memory_use import gpu_peak_bytes
 from tests.support.engine_plans import adamw, mixed_plan, resident_plan
 from tests.support.plain_engine import PlainEngine
 from tests.support.tiny_models import NAMES, batch_of, make_model

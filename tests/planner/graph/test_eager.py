@@ -13,7 +13,7 @@ from planner.graph import RECIPES, EagerPair
 from planner.measure.analysis import analyse_model
 from planner.schedule.compile import compile_program
 from planner.schedule.forward_program import forward_peak_bytes
-from planner.schedule.memory import gpu_peak_bytes
+from planner.schedule.memory_use import gpu_peak_bytes
 from tests.support.engine_plans import adamw, chain_of, mixed_plan, resident_plan
 from tests.support.families import assert_bitwise, family_model, masked_batch, trained
 from tests.support.plain_engine import PlainEngine

@@ -26,7 +26,7 @@ from planner.measure.machine_rates import estimate_hardware
 from planner.measure.times import CompiledBytes, OptionTimes
 from planner.schedule.chain import Chain
 from planner.schedule.compile import compile_program
-from planner.schedule.memory import gpu_peak_bytes
+from planner.schedule.memory_use import gpu_peak_bytes
 from tests.support.engine_plans import adamw, mixed_plan
 from tests.support.plain_engine import PlainEngine
 from worker.engine.engine import Engine

@@ -13,7 +13,7 @@ from planner.cpu.meter import Meter
 from planner.graph import RECIPES, Pair, make_pairs, trace_block
 from planner.graph.tangents import Layout, layout_of
 from planner.schedule.compile import compile_program
-from planner.schedule.memory import gpu_peak_bytes
+from planner.schedule.memory_use import gpu_peak_bytes
 from tests.support.engine_plans import adamw, chain_of, resident_plan
 from tests.support.engines import CPU, assert_same_state, data
 from tests.support.plain_engine import PlainEngine

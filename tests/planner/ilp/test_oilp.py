@@ -17,7 +17,7 @@ from planner.ilp.program import Solution, solve_oilp
 from planner.machine.hardware import Hardware
 from planner.optimizers.muon import Muon
 from planner.schedule.chain import Block, Chain, Option, Tensor
-from planner.schedule.memory import products_bytes
+from planner.schedule.memory_use import products_bytes
 from tests.support.chains import with_masters
 from tests.support.stage_barriers import stage_barriers
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from planner.candidate.candidate import Candidate, assemble, at_home
 from planner.schedule.chain import Chain
 from planner.schedule.compile import compile_program
-from planner.schedule.memory import gpu_peak_bytes
+from planner.schedule.memory_use import gpu_peak_bytes
 from planner.schedule.peak_moments import kept_bytes, moments, standing_bytes
 from tests.support.random_chains import chains
 

@@ -16,7 +16,7 @@ from planner.ilp.instance import make_instance
 from planner.ilp.lower_bound import lower_bound_s
 from planner.ilp.program import Solution, solve_oilp
 from planner.schedule.chain import Chain, Option
-from planner.schedule.memory import state_ring_bytes
+from planner.schedule.memory_use import state_ring_bytes
 from planner.schedule.peak_moments import LOSS_BYTES, NORM_BYTES
 from tests.planner.ilp.test_oilp import MACHINE, chain, option
 

@@ -23,7 +23,7 @@ from planner.measure.head_time import rehearsal
 from planner.measure.machine_rates import estimate_hardware, measure_hardware
 from planner.measure.times import Times
 from planner.schedule.compile import compile_program
-from planner.schedule.memory import gpu_peak_bytes
+from planner.schedule.memory_use import gpu_peak_bytes
 from tests.support.engine_plans import adamw, mixed_plan, resident_plan
 from tests.support.fuzz.case import case_of
 from tests.support.fuzz.model import batches_of, model_of

@@ -19,7 +19,7 @@ from planner.optimizers import muon
 from planner.optimizers.muon import Muon, flops
 from planner.schedule.chain import Chain, Tensor
 from planner.schedule.compile import OpKind, compile_program
-from planner.schedule.memory import cpu_parts, products_bytes
+from planner.schedule.memory_use import cpu_parts, products_bytes
 from planner.schedule.simulate import durations_s
 from planner.whatif.ways_to_fit import problem_of
 from tests.support.analyses import analyse_once, analysed_once

@@ -133,7 +133,7 @@ def test_what_refuses_is_warned_of_and_attention_is_then_computed_by_products(
         return refused()
 
     with pytest.warns(UserWarning, match="put_ does not have a deterministic"):
-        assert with_fallback(act, asked=False).tolist() == [0, 1, 0, 0]
+        assert with_fallback(act, required=False).tolist() == [0, 1, 0, 0]
     assert tried == [(Kernels(), SDPBackend.FLASH_ATTENTION), (Kernels(("put_",)), SDPBackend.MATH)]
     assert caplog.messages == [
         "put_ has no deterministic kernel in PyTorch: all is done once more. Kernels: deterministic ones but for put_, "
@@ -141,7 +141,7 @@ def test_what_refuses_is_warned_of_and_attention_is_then_computed_by_products(
     ]
     tried.clear()
     with pytest.raises(NotRepeatableError):
-        with_fallback(act, asked=True)
+        with_fallback(act, required=True)
     assert len(tried) == 1, "a job that asks for such kernels would end so, too"
 
 
@@ -153,7 +153,7 @@ def test_where_attention_refuses_all_else_stays_strict() -> None:
             refused()
         return str(kernels)
 
-    assert with_fallback(act, asked=False) == (
+    assert with_fallback(act, required=False) == (
         "deterministic ones only; _some_attention_backward has none, so attention is computed by matrix products "
         "(SDPBackend.MATH)"
     )
@@ -164,7 +164,7 @@ def test_one_that_refuses_again_is_an_error() -> None:
         raise RuntimeError("some_attention does not have a deterministic implementation, but …")
 
     with pytest.raises(NotRepeatableError, match="some_attention"):
-        with_fallback(act, asked=False)
+        with_fallback(act, required=False)
 
 
 def test_measurements_know_the_kernels_that_they_were_made_in() -> None:

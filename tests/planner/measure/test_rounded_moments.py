@@ -20,7 +20,7 @@ from planner.optimizers.base import Rates
 from planner.optimizers.table import ADAMW
 from planner.schedule.chain import Chain, Tensor
 from planner.schedule.compile import OpKind, compile_program
-from planner.schedule.memory import cpu_peak_bytes
+from planner.schedule.memory_use import cpu_peak_bytes
 from planner.schedule.simulate import durations_s
 from planner.whatif.ways_to_fit import problem_of, ways_to_fit
 from tests.support.analyses import analyse_once, analysed_once

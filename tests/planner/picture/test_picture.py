@@ -14,16 +14,16 @@ import pytest
 
 from planner.errors import UserError
 from planner.picture.basis import Basis
-from planner.picture.decisions import Absence, decisions
 from planner.picture.document import document
 from planner.picture.drawing import AROUND, STEPS, Drawing, Sort, draw, sort_of
 from planner.picture.files import Pictures
 from planner.picture.headline import figures, summary
 from planner.picture.page import page
+from planner.picture.plan_decisions import Absence, decisions
 from planner.picture.trace import ns, trace
 from planner.schedule.chain import Chain
 from planner.schedule.compile import Queue, compile_program
-from planner.schedule.memory import Parts, gpu_peak_bytes
+from planner.schedule.memory_use import Parts, gpu_peak_bytes
 from planner.schedule.plan import Plan
 from planner.schedule.simulate import simulate
 from planner.schedule.verify import verify

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from planner.schedule.compile import Op, OpKind, Queue, compile_program
-from planner.schedule.memory import cpu_parts, gpu_peak_bytes, gpu_usage
+from planner.schedule.memory_use import cpu_parts, gpu_peak_bytes, gpu_usage
 from planner.schedule.simulate import simulate
 from planner.schedule.verify import InvalidProgram, verify
 from tests.support.chains import HARDWARE, chain, mixed_plan, plan, resident_plan, rounds_plan, without_a_wait

@@ -11,7 +11,7 @@ from planner.candidate.setting import Budgets, Setting
 from planner.greedy.streaming import profile, streamed
 from planner.schedule.activation_turns import stored_activations
 from planner.schedule.compile import Op, OpKind, Queue, compile_program, with_waits
-from planner.schedule.memory import cpu_parts, gpu_peak_bytes
+from planner.schedule.memory_use import cpu_parts, gpu_peak_bytes
 from planner.schedule.operations import ACTIVATION_SLOTS
 from planner.schedule.simulate import host_traffic_bytes, least_step_s, simulate
 from planner.schedule.verify import InvalidProgram, verify

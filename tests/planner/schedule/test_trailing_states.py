@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from planner.schedule.compile import Op, OpKind, Queue, compile_program, with_waits
-from planner.schedule.memory import cpu_parts
+from planner.schedule.memory_use import cpu_parts
 from planner.schedule.plan import Stage
 from planner.schedule.simulate import host_traffic_bytes, simulate, written_bytes
 from planner.schedule.verify import InvalidProgram, verify

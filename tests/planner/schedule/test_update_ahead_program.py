@@ -9,7 +9,7 @@ import pytest
 
 from planner.machine.traffic import AHEAD_TRAFFIC_BYTES, CLIPPED_SHARE, UPDATE_TRAFFIC_BYTES
 from planner.schedule.compile import Op, OpKind, Queue, compile_program
-from planner.schedule.memory import cpu_parts
+from planner.schedule.memory_use import cpu_parts
 from planner.schedule.simulate import host_traffic_bytes, simulate
 from planner.schedule.verify import InvalidProgram, verify
 from tests.support.chains import HARDWARE, chain, plan, without_a_wait

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from planner.schedule.compile import OpKind, compile_program
-from planner.schedule.memory import cpu_peak_bytes, gpu_peak_bytes, gpu_usage
+from planner.schedule.memory_use import cpu_peak_bytes, gpu_peak_bytes, gpu_usage
 from planner.schedule.simulate import simulate
 from planner.schedule.verify import InvalidProgram, verify
 from tests.support.chains import (

@@ -12,13 +12,13 @@ from planner.greedy.streaming import profile, streamed
 from planner.ilp.instance import make_instance
 from planner.ilp.program import solve_oilp
 from planner.machine.hardware import Hardware
-from planner.picture.decisions import decisions
+from planner.picture.plan_decisions import decisions
 from planner.reports.make_receipt import receipt
 from planner.reports.receipt import Asked
 from planner.schedule.chain import Chain
 from planner.schedule.compile import Queue, compile_program
 from planner.schedule.disk_use import DiskUse, disk_use
-from planner.schedule.memory import cpu_peak_bytes
+from planner.schedule.memory_use import cpu_peak_bytes
 from planner.schedule.plan import Plan
 from planner.schedule.simulate import written_bytes
 from planner.schedule.verify import verify

@@ -15,7 +15,7 @@ from planner.machine.hardware import Hardware
 from planner.schedule.chain import Block, Chain, Option, Tensor
 from planner.schedule.compile import compile_program
 from planner.schedule.items import Item
-from planner.schedule.memory import gpu_peak_bytes
+from planner.schedule.memory_use import gpu_peak_bytes
 from planner.schedule.plan import Plan
 from planner.schedule.verify import verify
 from planner.search.problem import Problem

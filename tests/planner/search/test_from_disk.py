@@ -11,7 +11,7 @@ from planner.candidate.evaluate import evaluate
 from planner.candidate.setting import Budgets, Setting
 from planner.greedy.streaming import profile, streamed
 from planner.schedule.compile import OpKind, Queue, compile_program
-from planner.schedule.memory import cpu_parts, cpu_peak_bytes, ring_bytes
+from planner.schedule.memory_use import cpu_parts, cpu_peak_bytes, ring_bytes
 from planner.schedule.simulate import simulate
 from planner.schedule.verify import InvalidProgram, verify
 from planner.search import from_disk

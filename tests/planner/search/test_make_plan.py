@@ -19,7 +19,7 @@ from planner.ilp.lower_bound import lower_bound_s
 from planner.ilp.program import Solution
 from planner.schedule.chain import Option
 from planner.schedule.compile import compile_program
-from planner.schedule.memory import gpu_peak_bytes
+from planner.schedule.memory_use import gpu_peak_bytes
 from planner.schedule.plan import Plan
 from planner.schedule.verify import verify
 from planner.search.make_plan import round_up

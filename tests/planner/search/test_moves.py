@@ -7,15 +7,15 @@ from dataclasses import replace
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from planner.candidate.absence_windows import with_lead
 from planner.candidate.candidate import Absence, Candidate, Side, TensorSchedule, assemble, at_home
 from planner.candidate.evaluate import evaluate
 from planner.candidate.setting import Budgets, Setting
-from planner.candidate.windows import with_lead
 from planner.greedy.streaming import PROFILES, profile, streamed
 from planner.machine.hardware import Hardware
 from planner.schedule.chain import Chain
 from planner.schedule.compile import compile_program, order_program
-from planner.schedule.memory import gpu_peak_bytes, gpu_usage
+from planner.schedule.memory_use import gpu_peak_bytes, gpu_usage
 from planner.schedule.plan import Plan
 from planner.schedule.simulate import simulate
 from planner.schedule.verify import verify

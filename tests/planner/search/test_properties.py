@@ -18,7 +18,7 @@ from planner.greedy.streaming import frugal
 from planner.machine.hardware import Hardware
 from planner.schedule.chain import Chain
 from planner.schedule.compile import Program, compile_program
-from planner.schedule.memory import cpu_peak_bytes, gpu_peak_bytes
+from planner.schedule.memory_use import cpu_peak_bytes, gpu_peak_bytes
 from planner.schedule.verify import verify
 from planner.search.make_plan import in_rounds, least_gpu_bytes, rounds_that_fit
 from planner.search.problem import Problem

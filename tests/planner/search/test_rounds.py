@@ -15,7 +15,7 @@ from planner.ilp.lower_bound import lower_bound_s
 from planner.ilp.program import solve_oilp
 from planner.schedule.chain import Chain
 from planner.schedule.compile import OpKind, compile_program
-from planner.schedule.memory import gpu_peak_bytes
+from planner.schedule.memory_use import gpu_peak_bytes
 from planner.schedule.plan import Plan
 from planner.schedule.verify import verify
 from planner.search.make_plan import TIME_LIMIT_S, in_rounds

@@ -17,7 +17,7 @@ from planner.ilp import columns
 from planner.reports.make_receipt import disk_shares
 from planner.reports.receipt import Asked
 from planner.schedule.compile import OpKind, Queue, compile_program, order_program, with_waits
-from planner.schedule.memory import cpu_parts, cpu_peak_bytes, gpu_peak_bytes, state_ring_bytes
+from planner.schedule.memory_use import cpu_parts, cpu_peak_bytes, gpu_peak_bytes, state_ring_bytes
 from planner.schedule.plan import Plan
 from planner.schedule.simulate import simulate
 from planner.schedule.verify import InvalidProgram, verify

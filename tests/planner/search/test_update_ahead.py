@@ -13,7 +13,7 @@ from planner.candidate.setting import Budgets, Setting
 from planner.candidate.update_ahead import ahead_bytes, ahead_of_norm
 from planner.greedy.streaming import profile, streamed
 from planner.schedule.compile import compile_program
-from planner.schedule.memory import cpu_parts, cpu_peak_bytes
+from planner.schedule.memory_use import cpu_parts, cpu_peak_bytes
 from planner.schedule.verify import verify
 from planner.search.problem import Problem
 from tests.support.chains import HARDWARE, chain, with_masters

@@ -14,7 +14,7 @@ from planner.candidate.evaluate import evaluate, proven
 from planner.greedy.streaming import profile, streamed
 from planner.schedule.compile import Queue, compile_program
 from planner.schedule.disk_use import disk_use
-from planner.schedule.memory import cpu_parts, cpu_peak_bytes, gradient_slot_bytes, slot_bytes
+from planner.schedule.memory_use import cpu_parts, cpu_peak_bytes, gradient_slot_bytes, slot_bytes
 from planner.schedule.operations import GRADIENT_SLOTS, SLOTS, OpKind
 from planner.schedule.simulate import simulate
 from planner.schedule.verify import verify

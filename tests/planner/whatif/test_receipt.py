@@ -23,7 +23,7 @@ from planner.reports.make_receipt import (
 from planner.reports.receipt import Asked
 from planner.schedule.chain import Chain
 from planner.schedule.compile import compile_program
-from planner.schedule.memory import cpu_parts, cpu_peak_bytes, gpu_peak_bytes
+from planner.schedule.memory_use import cpu_parts, cpu_peak_bytes, gpu_peak_bytes
 from planner.schedule.plan import Plan
 from planner.search.problem import Problem
 from planner.units import format_bytes_down, format_part

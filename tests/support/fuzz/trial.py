@@ -18,7 +18,7 @@ from torch import Tensor
 from planner.errors import UserError
 from planner.measure.analysis import Analysis, analyse_model
 from planner.schedule.compile import compile_program
-from planner.schedule.memory import gpu_peak_bytes
+from planner.schedule.memory_use import gpu_peak_bytes
 from planner.schedule.plan import Plan
 from planner.search.make_plan import make_plan
 from planner.search.problem import Problem

@@ -9,7 +9,7 @@ import torch
 
 from planner.errors import UserError
 from planner.schedule.compile import Queue, compile_program
-from planner.schedule.memory import cpu_parts, gpu_peak_bytes
+from planner.schedule.memory_use import cpu_parts, gpu_peak_bytes
 from planner.schedule.operations import ACTIVATION_SLOTS
 from planner.schedule.verify import verify
 from planner.search.activations_on_disk import with_twins

@@ -11,7 +11,7 @@ import torch
 from planner.cpu.meter import Meter
 from planner.schedule.allocations import allocations
 from planner.schedule.compile import OpKind, compile_program
-from planner.schedule.memory import gpu_peak_bytes
+from planner.schedule.memory_use import gpu_peak_bytes
 from tests.support.engine_plans import adamw, chain_of, mixed_plan, resident_plan, streaming_plan
 from tests.support.engines import CPU, data
 from tests.support.tiny_models import make_model

@@ -10,7 +10,7 @@ import torch
 from planner.errors import UserError
 from planner.measure.analysis import analyse_model
 from planner.schedule.compile import compile_program
-from planner.schedule.memory import gpu_peak_bytes
+from planner.schedule.memory_use import gpu_peak_bytes
 from tests.support.engine_plans import adamw, chain_of, mixed_plan
 from tests.support.families import assert_bitwise, family_model, masked_batch, trained
 from tests.support.plain_engine import PlainEngine

@@ -12,7 +12,7 @@ import torch
 
 from planner.errors import UserError
 from planner.schedule.compile import OpKind, compile_program
-from planner.schedule.memory import gpu_peak_bytes
+from planner.schedule.memory_use import gpu_peak_bytes
 from tests.support.engine_plans import mixed_plan, resident_plan
 from tests.support.engines import data, own_threads, run
 from tests.support.tiny_models import batch_of

@@ -11,7 +11,7 @@ import torch
 
 from planner.schedule.chain import Chain
 from planner.schedule.compile import compile_program
-from planner.schedule.memory import gpu_peak_bytes
+from planner.schedule.memory_use import gpu_peak_bytes
 from planner.schedule.plan import Plan
 from tests.support.engine_plans import adamw, chain_of, resident_plan
 from tests.support.families import assert_bitwise, family_model, masked_batch, trained

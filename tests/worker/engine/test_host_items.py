@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from planner.schedule.items import Item
-from planner.schedule.memory import cpu_parts
+from planner.schedule.memory_use import cpu_parts
 from tests.support.engine_plans import adamw, chain_of, mixed_plan
 from tests.support.tiny_models import batch_of, make_model
 from worker.engine.device_items import Device

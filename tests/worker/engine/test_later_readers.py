@@ -12,7 +12,7 @@ from torch import nn
 from planner.measure.analysis import analyse_model
 from planner.schedule.allocations import allocations
 from planner.schedule.compile import compile_program
-from planner.schedule.memory import gpu_peak_bytes
+from planner.schedule.memory_use import gpu_peak_bytes
 from tests.support.engine_plans import adamw, chain_of, resident_plan, streaming_plan
 from tests.support.engines import CPU, data
 from tests.support.families import assert_bitwise, masked_batch, trained

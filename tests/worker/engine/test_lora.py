@@ -22,7 +22,7 @@ from planner.measure.machine_rates import estimate_hardware
 from planner.models.peft_lora import plain_name
 from planner.run.folder import RunFolder
 from planner.schedule.compile import OpKind, compile_program
-from planner.schedule.memory import gpu_peak_bytes
+from planner.schedule.memory_use import gpu_peak_bytes
 from tests.support.lora_jobs import engine_of, lora_job, plain_peft, plan_of, steps_of
 from tests.support.model_folders import write_model
 from tests.support.texts import byte_tokenizer

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from planner.optimizers.muon import Muon
-from planner.schedule.memory import cpu_parts
+from planner.schedule.memory_use import cpu_parts
 from tests.support.engine_plans import adamw, chain_of, mixed_plan, muon, resident_plan, streaming_plan
 from tests.support.engines import CPU, assert_same, run
 from tests.support.optimizer_engines import makers

@@ -12,7 +12,7 @@ from transformers import LlamaForCausalLM
 from planner.errors import UserError
 from planner.graph import RECIPES, Pair
 from planner.schedule.compile import compile_program
-from planner.schedule.memory import gpu_peak_bytes
+from planner.schedule.memory_use import gpu_peak_bytes
 from planner.schedule.plan import Direction
 from tests.support.engine_plans import adamw, chain_of, mixed_plan, resident_plan
 from tests.support.engines import CPU, assert_same, assert_same_state, data, run

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from planner.schedule.compile import compile_program, packed
-from planner.schedule.memory import cpu_parts
+from planner.schedule.memory_use import cpu_parts
 from tests.support.engine_plans import adamw, mixed_plan
 from tests.support.engines import CPU, PAIRS, assert_same, assert_same_state, chain_for, data, learning_rate, run
 from tests.support.plain_engine import PlainEngine

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from planner.optimizers.adamw_8bit import AdamW8bit
-from planner.schedule.memory import cpu_parts
+from planner.schedule.memory_use import cpu_parts
 from tests.support.engine_plans import adamw, chain_of, mixed_plan, resident_plan, rounded_of
 from tests.support.engines import assert_same, run
 from tests.support.optimizer_engines import makers

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from planner.schedule.compile import OpKind, compile_program
-from planner.schedule.memory import gpu_peak_bytes
+from planner.schedule.memory_use import gpu_peak_bytes
 from tests.support.engine_plans import mixed_plan, resident_plan
 from tests.support.engines import data, learning_rate
 from worker.engine.actions import Actions

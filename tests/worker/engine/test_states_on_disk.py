@@ -11,7 +11,7 @@ import torch
 from planner.errors import UserError
 from planner.schedule.compile import Queue, compile_program
 from planner.schedule.items import Item
-from planner.schedule.memory import cpu_parts, gpu_peak_bytes
+from planner.schedule.memory_use import cpu_parts, gpu_peak_bytes
 from planner.schedule.verify import verify
 from tests.support.engine_plans import adamw, mixed_plan
 from tests.support.engines import CPU, PAIRS, assert_same, assert_same_state, chain_for, data, learning_rate, run
@@ -69,7 +69,7 @@ def make(tmp_path):
         program = compile_program(plan, chain)
         verify(program, chain, gpu_budget_bytes=gpu_peak_bytes(program, chain))
         store = StatesOnDisk(
-            [tmp_path], stored_tensors(plan, chain, model), piece_elements=PIECE, homes=homes, found=found
+            [tmp_path], stored_tensors(plan, chain, model), piece_elements=PIECE, homes=homes, record=found
         )
         engine = Engine(
             model, plan=plan, chain=chain, device=CPU, optimizer=adamw(model), max_grad_norm=clip, states=store

@@ -11,7 +11,7 @@ import torch
 
 from planner.errors import UserError
 from planner.schedule.compile import OpKind, Queue, compile_program
-from planner.schedule.memory import cpu_parts
+from planner.schedule.memory_use import cpu_parts
 from planner.schedule.verify import verify
 from tests.support.chaos_engine import ChaosInterpreter, Mood
 from tests.support.engine_plans import adamw, chain_of, mixed_plan
@@ -68,7 +68,7 @@ def make(tmp_path):
             stored_tensors(plan, chain, model),
             piece_elements=PIECE,
             homes=homes,
-            found=found,
+            record=found,
             **of_store,
         )
         engine = Engine(

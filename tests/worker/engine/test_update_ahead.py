@@ -9,7 +9,7 @@ import torch
 
 from planner.cpu.adamw import ChunkedKernel, Step, Target, cpu_kernel
 from planner.schedule.compile import OpKind, compile_program
-from planner.schedule.memory import cpu_parts
+from planner.schedule.memory_use import cpu_parts
 from tests.support.engine_plans import adamw, chain_of, mixed_plan
 from tests.support.plain_engine import PlainEngine
 from tests.support.tiny_models import batch_of, make_model

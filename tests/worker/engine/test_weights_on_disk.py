@@ -15,7 +15,7 @@ from planner.cpu.direct import OpenFile
 from planner.errors import UserError
 from planner.measure.machine_rates import estimate_hardware
 from planner.schedule.compile import OpKind, compile_program
-from planner.schedule.memory import cpu_parts
+from planner.schedule.memory_use import cpu_parts
 from planner.search.problem import Problem
 from tests.support.engine_plans import adamw, chain_of
 from tests.support.engines import CPU, assert_same, assert_same_state, data, run

@@ -11,7 +11,7 @@ import torch
 
 from planner.errors import UserError
 from planner.schedule.compile import Queue, compile_program
-from planner.schedule.memory import cpu_parts, gpu_peak_bytes
+from planner.schedule.memory_use import cpu_parts, gpu_peak_bytes
 from planner.schedule.operations import GRADIENT_SLOTS, SLOTS
 from planner.schedule.verify import InvalidProgram, verify
 from tests.support.chaos_engine import ChaosInterpreter, Mood
@@ -82,7 +82,7 @@ def make(tmp_path):
         program = compile_program(plan, chain)
         verify(program, chain, gpu_budget_bytes=gpu_peak_bytes(program, chain))
         store = StatesOnDisk(
-            [tmp_path], stored_tensors(plan, chain, model), piece_elements=PIECE, homes=homes, found=found
+            [tmp_path], stored_tensors(plan, chain, model), piece_elements=PIECE, homes=homes, record=found
         )
         scratch = ActivationsOnDisk([tmp_path / "scratch"], passing_sizes(plan, chain))
         engine = Engine(

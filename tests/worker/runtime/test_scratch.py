@@ -20,7 +20,7 @@ from planner.graph import scratch
 from planner.schedule.allocations import allocations
 from planner.schedule.chain import Chain
 from planner.schedule.compile import Program, compile_program
-from planner.schedule.memory import gpu_peak_bytes
+from planner.schedule.memory_use import gpu_peak_bytes
 from planner.schedule.plan import Plan
 from tests.support.arena import arena_on, placed
 from tests.support.cuda import kernels

@@ -56,7 +56,7 @@ class ReleasedEarly(StatesOnDisk):
 def trained(folders: Sequence[Path], drive: Drive, kind: type[StatesOnDisk], every: int) -> str:
     """Until the power is cut, or to the end: the digest of the states."""
     found = None if drive.record is None else from_json(StatesRecord, to_json(drive.record))
-    states = kind(folders, stored(), piece_elements=PIECE, homes=2, found=found, open_file=drive.open)
+    states = kind(folders, stored(), piece_elements=PIECE, homes=2, record=found, open_file=drive.open)
     training = Training(states, drive.step if found is not None else 0)
     late: list[tuple[StatesRecord, int]] = []
     for step in steps_of(training, every, STEPS):

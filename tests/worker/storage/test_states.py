@@ -92,7 +92,7 @@ def save(training: Training, folder: Path, keep: int | None = 1) -> Path:
 def taken_up(folder: Path, *, homes: int = 2) -> Training:
     last = checkpoints(folder).latest()
     assert last is not None
-    states = opened(folder, homes=homes, found=last.states)
+    states = opened(folder, homes=homes, record=last.states)
     training = Training(states, last.step)
     if states.resumed:
         assert dict(last.tensors(taken_over=True)) == {}

@@ -59,7 +59,7 @@ def test_states_on_drives_of_other_rates_are_those_in_memory_and_come_back_from_
     training.states.close()
     last = checkpoints(tmp_path).latest()
     assert last is not None
-    states = opened(tmp_path, found=last.states, shares=lambda: (1, 1, 1))  # drives are measured anew, and differ
+    states = opened(tmp_path, record=last.states, shares=lambda: (1, 1, 1))  # drives are measured anew, and differ
     assert states.resumed
     training = Training(states, last.step)
     for step in steps_of(training, 1, 4, threads=threads):
@@ -85,7 +85,7 @@ def test_a_part_that_is_not_what_the_checkpoint_names_is_found_on_any_drive(tmp_
     last = checkpoints(tmp_path).latest()
     assert last is not None
     with pytest.raises(UserError) as raised:
-        Training(opened(tmp_path, found=last.states), last.step)
+        Training(opened(tmp_path, record=last.states), last.step)
     assert raised.value.code == "states-torn" and str(path) in str(raised.value)
 
 
@@ -109,7 +109,7 @@ def test_what_was_written_before_there_were_shares_is_read_and_gone_on_with(tmp_
         found = from_json(StatesRecord, values)
         with found.read() as named:
             assert digest({name: dict(next(parts)) for name, parts in named.items()}) == want(one.step)
-        states = opened(tmp_path, found=found)
+        states = opened(tmp_path, record=found)
         assert states.resumed and states.files() == paths
         one = Training(states, one.step)
         one.run_step()
@@ -127,7 +127,7 @@ def test_a_drive_without_room_has_no_part_and_no_file(tmp_path: Path) -> None:
     last = checkpoints(tmp_path).latest()
     assert last is not None
     assert digest({name: dict(parts) for name, parts in last.tensors()}) == want(2)
-    states = opened(tmp_path, found=last.states)
+    states = opened(tmp_path, record=last.states)
     assert states.resumed and digest(Training(states, 2).all_states()) == want(2)
     states.delete()
 

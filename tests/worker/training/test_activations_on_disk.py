@@ -20,7 +20,7 @@ from planner.job.schema import Job
 from planner.run.folder import RunFolder
 from planner.schedule.compile import compile_program
 from planner.schedule.disk_use import step_activation_bytes
-from planner.schedule.memory import cpu_peak_bytes, gpu_peak_bytes
+from planner.schedule.memory_use import cpu_peak_bytes, gpu_peak_bytes
 from planner.search.activations_on_disk import with_twins
 from tests.support.runs import make_run
 from tests.worker.training.test_planned_on_disk import assert_is_plain_pytorchs, losses_of

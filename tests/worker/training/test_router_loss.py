@@ -22,7 +22,7 @@ from planner.measure.machine_rates import estimate_hardware
 from planner.models.hf_model import masked_of
 from planner.models.router_loss import weighs_routers
 from planner.schedule.compile import compile_program
-from planner.schedule.memory import gpu_peak_bytes
+from planner.schedule.memory_use import gpu_peak_bytes
 from planner.search.problem import Problem
 from tests.support.lora_jobs import CPU, config_of_peft
 from tests.support.plain_engine import PlainEngine

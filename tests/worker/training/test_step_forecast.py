@@ -11,7 +11,7 @@ from planner.schedule.compile import OpKind, compile_program
 from planner.schedule.plan import Plan
 from planner.schedule.simulate import durations_s
 from tests.support.chains import HARDWARE, chain, mixed_plan, resident_plan, rounds_plan
-from worker.training.forecast import Forecast
+from worker.training.step_forecast import StepForecast
 
 
 def batches(*lengths: int) -> list[dict[str, torch.Tensor]]:
@@ -21,19 +21,19 @@ def batches(*lengths: int) -> list[dict[str, torch.Tensor]]:
 
 def test_full_slices_take_what_the_plan_says() -> None:
     plan = replace(mixed_plan(slices=2), step_s=7.0)
-    assert Forecast(plan, chain(), HARDWARE, 128).step_s(batches(64, 64)) == 7.0
+    assert StepForecast(plan, chain(), HARDWARE, 128).step_s(batches(64, 64)) == 7.0
 
 
 def test_where_nothing_moves_a_step_takes_time_by_its_tokens() -> None:
     computing, updates = 0.2 + 2 * 3 + 1.0, 801 / 10000
-    forecast = Forecast(resident_plan(chain(), slices=2), chain(), HARDWARE, 128)
+    forecast = StepForecast(resident_plan(chain(), slices=2), chain(), HARDWARE, 128)
     assert forecast.step_s(batches(64, 16)) == pytest.approx(computing * (1 + 1 / 4) + updates)
     assert forecast.step_s(batches(16, 16)) == pytest.approx(computing * (1 / 4 + 1 / 4) + updates)
 
 
 def test_where_links_are_slow_short_rows_do_not_help_the_weights() -> None:
     slow = replace(HARDWARE, cpu_memory_bytes_per_s=10.0)
-    full, short = (Forecast(mixed_plan(), chain(), slow, 128).step_s(batches(length)) for length in (32, 16))
+    full, short = (StepForecast(mixed_plan(), chain(), slow, 128).step_s(batches(length)) for length in (32, 16))
     activations = 2 * 500  # offloaded by a full slice, there and back
     assert full - short == pytest.approx(activations / 4 / 10)
 

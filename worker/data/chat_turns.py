@@ -42,20 +42,20 @@ def ends_of(render: Callable[..., str], tokens: Sequence[str], end: str | None =
     special = re.compile(r"\s*(" + "|".join(map(re.escape, sorted(tokens, key=len, reverse=True))) + ")")
 
     def token(text: str) -> str | None:
-        found = special.match(text)
-        if found is not None and end and text.startswith(end, found.end()):
+        match = special.match(text)
+        if match is not None and end and text.startswith(end, match.end()):
             return end
-        return found[1] or None if found is not None else None
+        return match[1] or None if match is not None else None
 
-    asked = [{"role": "user", "content": SOMETHING}]
-    said = [*asked, {"role": "assistant", "content": SOMETHING}]
-    last = token(render(said).split(SOMETHING)[2])
-    first, _, between, _ = render([*said, *asked]).split(SOMETHING)
+    question = [{"role": "user", "content": SOMETHING}]
+    exchange = [*question, {"role": "assistant", "content": SOMETHING}]
+    last = token(render(exchange).split(SOMETHING)[2])
+    first, _, between, _ = render([*exchange, *question]).split(SOMETHING)
     past = token(between)
     # Without an end mark the next turn's beginning stands there. It changes with the role, or is how answers begin.
-    asking = render(asked, add_generation_prompt=True)
-    begins = token(asking[common(asking, render(asked)) :])
-    is_end = past == token(render(said, add_generation_prompt=True).split(SOMETHING)[2]) != begins
+    asking = render(question, add_generation_prompt=True)
+    begins = token(asking[common(asking, render(question)) :])
+    is_end = past == token(render(exchange, add_generation_prompt=True).split(SOMETHING)[2]) != begins
     is_end |= past == token(between[: len(between) - common(first[::-1], between[::-1])])  # before that beginning
     return tuple(dict.fromkeys(mark for mark in (last, past if is_end else None) if mark is not None))
 
@@ -64,8 +64,8 @@ def stops_of(render: Callable[..., str], tokens: Sequence[str]) -> tuple[str, ..
     """Those of `ends_of` that the template does not also write within an answer. For example, gpt-oss ends past answers
     with the token that also ends an answer's thoughts; a model that stopped at it would never answer."""
     thought = dict.fromkeys(("reasoning_content", "reasoning", "thinking"), _THOUGHT)
-    asked = [{"role": "user", "content": SOMETHING}]
-    shown = render([*asked, {"role": "assistant", "content": SOMETHING, **thought}])
+    question = [{"role": "user", "content": SOMETHING}]
+    shown = render([*question, {"role": "assistant", "content": SOMETHING, **thought}])
     within = shown.partition(_THOUGHT)[2].partition(SOMETHING)[0]
     return tuple(end for end in ends_of(render, tokens) if end not in within)
 
@@ -73,20 +73,20 @@ def stops_of(render: Callable[..., str], tokens: Sequence[str]) -> tuple[str, ..
 def split_end(render: Callable[..., str], tokenizer: PreTrainedTokenizerBase) -> str | None:
     """A warning for a template that ends answers with a mark, `<…>`, that this tokenizer splits into several tokens.
     None for other templates, also for those whose answers end without a mark. `render` as in `ends_of`."""
-    asked = [{"role": "user", "content": SOMETHING}]
-    text, _, behind = render([*asked, {"role": "assistant", "content": SOMETHING}]).rpartition(SOMETHING)
+    question = [{"role": "user", "content": SOMETHING}]
+    text, _, behind = render([*question, {"role": "assistant", "content": SOMETHING}]).rpartition(SOMETHING)
     end = _MARK.match(behind.lstrip())
-    marks = _MARK.findall(text + render(asked, add_generation_prompt=True) + behind)
+    marks = _MARK.findall(text + render(question, add_generation_prompt=True) + behind)
     sizes = {mark: len(tokenizer(mark, add_special_tokens=False)["input_ids"]) for mark in marks}
     if not text or end is None or sizes[end[0]] == 1:
         return None
     split = [mark for mark, size in sizes.items() if size > 1]
     others = ", ".join(mark for mark in split if mark != end[0])
-    own = tokenizer.eos_token
+    eos = tokenizer.eos_token
     return (
         f"the chat template ends answers with {end[0]}, which is no token of this tokenizer but split into "
         f"{sizes[end[0]]}{f', as are {others}' if others else ''}"
-        f"{f'; its own end token, {own}, is not written' if own and own not in behind else ''}: "
+        f"{f'; its own end token, {eos}, is not written' if eos and eos not in behind else ''}: "
         "give the chat_template that belongs to this tokenizer (null: the one that it has), or add_tokens: "
         f"{shown(split)} and special_tokens: {{eos_token: {shown(end[0])}}}"
     )
@@ -95,11 +95,11 @@ def split_end(render: Callable[..., str], tokenizer: PreTrainedTokenizerBase) ->
 def unasked(render: Callable[..., str]) -> str | None:
     """A warning for a template that writes words of its own before answers but has no generation prompt; None for
     others. `render` as in `ends_of`."""
-    asked = [{"role": "user", "content": SOMETHING}]
-    text = render(asked)
-    if render(asked, add_generation_prompt=True) != text:
+    question = [{"role": "user", "content": SOMETHING}]
+    text = render(question)
+    if render(question, add_generation_prompt=True) != text:
         return None
-    _, between, _ = render([*asked, {"role": "assistant", "content": SOMETHING}]).split(SOMETHING)
+    _, between, _ = render([*question, {"role": "assistant", "content": SOMETHING}]).split(SOMETHING)
     begins = between.removeprefix(text.split(SOMETHING)[-1])
     if not begins.strip():
         return None
@@ -136,20 +136,20 @@ class Turns:
         self._learned, self._tokenizer = learned, tokenizer
         end: str | None = tokenizer.eos_token
         ended = end is not None and (end in template or "eos_token" in template)
-        given = tuple(mark for mark in learned.marks if mark in template or (ended and mark == end))
-        self._lost = [mark for mark in learned.marks if mark not in given]
-        self._none = not (given if learned.marks else ended or ends)
+        present = tuple(mark for mark in learned.marks if mark in template or (ended and mark == end))
+        self._lost = [mark for mark in learned.marks if mark not in present]
+        self._none = not (present if learned.marks else ended or ends)
         self._more = [] if learned.marks else [mark for mark in ends if mark != end]
-        marks = given if learned.marks else tuple(dict.fromkeys((*([end] if end else ()), *ends)))
+        marks = present if learned.marks else tuple(dict.fromkeys((*([end] if end else ()), *ends)))
         ids = {mark: tokenizer(mark, add_special_tokens=False)["input_ids"] for mark in marks}
-        if given not in ((), (end,)) and (several := [mark for mark in marks if len(ids[mark]) != 1]):
+        if present not in ((), (end,)) and (several := [mark for mark in marks if len(ids[mark]) != 1]):
             raise UserError(
                 f"{several[0]} of eot_tokens is {len(ids[several[0]])} tokens.",
                 code="mark-of-several-tokens",
                 exit_code=Exit.USAGE,
                 hint=f"make it one: add_tokens: [{shown(several[0])}]",
             )
-        if len(given) > 1 and end in given and learned.eos != learned.eot:
+        if len(present) > 1 and end in present and learned.eos != learned.eot:
             raise UserError(
                 f"{end} is the tokenizer's end token, and one of eot_tokens.",
                 code="marks-disagree",
@@ -157,8 +157,8 @@ class Turns:
                 numbers=(f"train_on_eos is {learned.eos}, train_on_eot {learned.eot}",),
                 hint=f"make them the same, or take {end} out of eot_tokens",
             )
-        own = {pieces[0] for pieces in ids.values() if len(pieces) == 1}
-        self._marks = ((own, learned.eot), ({tokenizer.eos_token_id} - {None}, learned.eos))
+        single = {pieces[0] for pieces in ids.values() if len(pieces) == 1}
+        self._marks = ((single, learned.eot), ({tokenizer.eos_token_id} - {None}, learned.eos))
 
     def check_marks(self) -> None:
         """Raise UserError "no-end-mark" where end marks are to be learned but the template writes no known one. Warn
@@ -192,7 +192,7 @@ class Turns:
         ids, tokens = encoded["input_ids"], encoded["offset_mapping"]
         starts = [start for start, _ in tokens]
         roles, everywhere = self._learned.roles, any(which == "all" for _, which in self._marks)
-        found: set[tuple[int, int]] = set()
+        spans: set[tuple[int, int]] = set()
         last: dict[int, int] = {}
         for index, message in enumerate(messages):
             wanted = message.get("train", roles is None or message["role"] in roles)
@@ -203,16 +203,16 @@ class Turns:
                     raise _not_shown(message)
                 continue
             if wanted:
-                found |= {*pieces}
+                spans |= {*pieces}
             behind = bisect_left(starts, pieces[-1][1])
             for kind, (marks, which) in enumerate(self._marks):
                 near = range(behind, min(behind + _NEAR + 1, len(ids)))
                 if (at := next((at for at in near if ids[at] in marks), None)) is not None:
                     last[kind] = at
                     if which == "all" or (which == "turn" and wanted):
-                        found.add(tuple(tokens[at]))
-        found |= {tuple(tokens[at]) for kind, at in last.items() if self._marks[kind][1] == "last"}
-        return tuple(sorted(found))
+                        spans.add(tuple(tokens[at]))
+        spans |= {tuple(tokens[at]) for kind, at in last.items() if self._marks[kind][1] == "last"}
+        return tuple(sorted(spans))
 
 
 def _not_shown(message: Message) -> UserError:

@@ -45,44 +45,46 @@ def forecast(queue: Sequence[Work], now: float) -> dict[int, Expected]:
     """The forecast for the jobs of a queue, given in the order of their turns, the running one among them. Jobs about
     which nothing is known are left out, and so is everything after a job's first `MOST_NIGHTS` nights."""
     spans = _Spans()
-    found: dict[int, Expected] = {}
-    there = {work.id for work in queue}
-    left = {work.id: work for work in queue}
+    expected: dict[int, Expected] = {}
+    unfinished = {work.id for work in queue}
+    remaining = {work.id: work for work in queue}
     clock = now
     for _ in range(_MOST_TURNS):
         waiting = [
-            work for work in left.values() if not work.blocked and (work.after is None or work.after not in there)
+            work
+            for work in remaining.values()
+            if not work.blocked and (work.after is None or work.after not in unfinished)
         ]
         if not waiting:
             break
         work = min(waiting, key=lambda work: spans.turn(work, clock))  # the first one, where several are equal
         at = max(clock, spans.turn(work, clock))
-        begun = found.get(work.id, Expected(starts_at=at))
+        begun = expected.get(work.id, Expected(starts_at=at))
         if work.left_s is None:  # the begin of all jobs behind it is unknown
-            found[work.id] = begun
+            expected[work.id] = begun
             break
         span = spans.at(work.window, at) if work.window is not None else None
         over = at + work.left_s
         nights = begun.nights + (span is not None)
         if span is not None and over > span.closes - work.stop_s:
             stops = max(at, span.closes - work.stop_s)
-            left[work.id] = replace(
+            remaining[work.id] = replace(
                 work, left_s=work.left_s - (stops - at), begin_at=spans.after(work, span), running=False
             )
-            found[work.id] = replace(begun, nights=nights)
+            expected[work.id] = replace(begun, nights=nights)
             clock = stops
             if nights >= MOST_NIGHTS:
                 break
             if work.stop_s >= span.closes - span.opens:  # no night is long enough for a step: its end is unknown
-                del left[work.id]
+                del remaining[work.id]
         else:
-            found[work.id] = replace(begun, ends_at=over, nights=nights)
-            del left[work.id]
-            there.discard(work.id)
+            expected[work.id] = replace(begun, ends_at=over, nights=nights)
+            del remaining[work.id]
+            unfinished.discard(work.id)
             clock = over
     return {
-        number: one if one.ends_at is not None or one.nights >= MOST_NIGHTS else replace(one, nights=0)
-        for number, one in found.items()
+        number: each if each.ends_at is not None or each.nights >= MOST_NIGHTS else replace(each, nights=0)
+        for number, each in expected.items()
     }
 
 
@@ -94,9 +96,9 @@ class _Spans:
 
     def at(self, window: Window, at: float) -> Span:
         """The span of `window` that is open at the time `at`, else the next one."""
-        if (found := self._found.get((window, at))) is None:
-            found = self._found[window, at] = window.span(at)
-        return found
+        if (span := self._found.get((window, at))) is None:
+            span = self._found[window, at] = window.span(at)
+        return span
 
     def after(self, work: Work, span: Span) -> float:
         """When a job's window opens again after `span`."""

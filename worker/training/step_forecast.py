@@ -14,7 +14,7 @@ from planner.schedule.simulate import host_traffic_bytes, simulate
 from worker.data.padding import width
 
 
-class Forecast:
+class StepForecast:
     """Predicts step times. `hardware`: the rates that the plan rests on. `most`: the width of a full slice's rows, see
     `worker.data.padding.width`."""
 

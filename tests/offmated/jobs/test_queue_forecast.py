@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offmated.jobs.forecast import MOST_NIGHTS, Expected, Work, forecast
+from offmated.jobs.queue_forecast import MOST_NIGHTS, Expected, Work, forecast
 from planner.keys.window import Span, Window
 
 H = 3600.0

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from offmated.api.views import job_view
-from offmated.jobs import listing, queue
+from offmated.jobs import listing, queue_changes
 from offmated.jobs.migrate import upgrade
+from offmated.jobs.queue_turns import AT_ONCE, Turn
 from offmated.jobs.states import FINAL, Hold, JobState, StopReason
 from offmated.jobs.store import Store
 from offmated.jobs.table import JobRow
-from offmated.jobs.turns import AT_ONCE, Turn
 from offmated.paths import Paths
 from planner.disk import check_space
 from planner.errors import Exit, Room, UserError, disk_full
@@ -96,19 +96,19 @@ def line(tmp_path: Path) -> Line:
 def test_jobs_have_their_turns_by_priority_and_then_as_they_came(line: Line) -> None:
     numbers = [line.planned(Turn(priority=priority)) for priority in (0, 5, -1, 5)]
     assert line.due() == [numbers[1], numbers[3], numbers[0], numbers[2]]
-    queue.set_priority(line.store, numbers[2], 9)
+    queue_changes.set_priority(line.store, numbers[2], 9)
     assert line.due()[0] == numbers[2]
 
 
 @pytest.mark.parametrize(
     ("move", "order"),
     [
-        (lambda store: queue.move_first(store, 4), [4, 1, 2, 3, 5]),
-        (lambda store: queue.move_first(store, 1), [1, 2, 3, 4, 5]),
-        (lambda store: queue.move_last(store, 2), [1, 3, 4, 5, 2]),
-        (lambda store: queue.move_before(store, 5, 2), [1, 5, 2, 3, 4]),
-        (lambda store: queue.move_before(store, 2, 5), [1, 3, 4, 2, 5]),
-        (lambda store: queue.move_before(store, 2, 2), [1, 2, 3, 4, 5]),
+        (lambda store: queue_changes.move_first(store, 4), [4, 1, 2, 3, 5]),
+        (lambda store: queue_changes.move_first(store, 1), [1, 2, 3, 4, 5]),
+        (lambda store: queue_changes.move_last(store, 2), [1, 3, 4, 5, 2]),
+        (lambda store: queue_changes.move_before(store, 5, 2), [1, 5, 2, 3, 4]),
+        (lambda store: queue_changes.move_before(store, 2, 5), [1, 3, 4, 2, 5]),
+        (lambda store: queue_changes.move_before(store, 2, 2), [1, 2, 3, 4, 5]),
     ],
 )
 def test_a_job_is_moved_and_the_others_keep_their_order(
@@ -130,7 +130,7 @@ def test_many_moves_in_a_row_are_what_a_list_would_do(line: Line) -> None:
         number, other = order[(7 * step + 3) % 9], order[(5 * step) % 9]
         if number == other:
             continue
-        queue.move_before(line.store, number, other)
+        queue_changes.move_before(line.store, number, other)
         order.remove(number)
         order.insert(order.index(other), number)
         assert line.due() == order
@@ -138,7 +138,7 @@ def test_many_moves_in_a_row_are_what_a_list_would_do(line: Line) -> None:
 
 def test_a_job_moved_before_another_has_its_priority(line: Line) -> None:
     low, high = line.planned(), line.planned(Turn(priority=3))
-    queue.move_before(line.store, low, high)
+    queue_changes.move_before(line.store, low, high)
     assert line.due() == [low, high]
     assert line.store.job(low).priority == 3
 
@@ -147,14 +147,14 @@ def test_what_is_held_has_no_turn_by_planner_or_gpu_until_it_is_released(line: L
     held, waiting, other = line.add(Turn(held=True)), line.planned(), line.planned()
     assert line.store.due(JobState.PLANNING, 9) == []
     assert line.store.take(held, JobState.PLANNING, ME) is None, "nor where a message for it was on its way"
-    queue.hold(line.store, waiting)
-    queue.hold(line.store, waiting)
+    queue_changes.hold(line.store, waiting)
+    queue_changes.hold(line.store, waiting)
     assert line.due() == [other]
     assert line.store.take(waiting, JobState.RUNNING, ME) is None
     assert line.reason(waiting) == f"held: offmate release {waiting}"
     assert line.reason(other) == "goes to the GPU next", "who is held is not before anybody"
     for number in (held, waiting):
-        queue.release(line.store, number)
+        queue_changes.release(line.store, number)
     assert line.due() == [waiting, other]
     assert [row.id for row in line.store.due(JobState.PLANNING, 9)] == [held]
 
@@ -179,7 +179,7 @@ def test_a_job_after_one_that_did_not_end_well_says_what_to_do(line: Line, code:
     line.run(first, code) if code is not None else line.store.stop(first, StopReason.CANCEL)
     assert line.due() == []
     assert line.reason(second) == f"job {first} is {state}: offmate retry {first}, or offmate release {second}"
-    queue.release(line.store, second)
+    queue_changes.release(line.store, second)
     assert line.due() == [second]
 
 
@@ -205,7 +205,7 @@ def test_a_job_begins_when_its_time_has_come(line: Line, monkeypatch: pytest.Mon
 def test_a_running_job_that_is_paused_waits_with_its_hold_and_goes_on_when_resumed(line: Line) -> None:
     number = line.planned()
     line.run(number)
-    queue.pause(line.store, number)
+    queue_changes.pause(line.store, number)
     line.store.stop(number, StopReason.PAUSE)
     assert line.reason(number) == "saves a checkpoint to pause"
     row = line.store.job(number)
@@ -213,7 +213,7 @@ def test_a_running_job_that_is_paused_waits_with_its_hold_and_goes_on_when_resum
     assert (line.store.job(number).history[-1]["ending"], line.store.job(number).crashes) == ("paused", 0)
     assert line.due() == []
     assert line.reason(number).startswith(f"paused: offmate resume {number}; attempt 2")
-    queue.resume(line.store, number)
+    queue_changes.resume(line.store, number)
     assert line.due() == [number]
 
 
@@ -228,7 +228,7 @@ def test_a_pause_is_no_cancel_and_does_not_soften_one(line: Line) -> None:
 def test_a_job_that_finishes_as_it_is_paused_is_done(line: Line) -> None:
     number = line.planned()
     line.run(number)
-    queue.pause(line.store, number)
+    queue_changes.pause(line.store, number)
     line.store.stop(number, StopReason.PAUSE)
     assert line.store.end(line.store.job(number), 0) is JobState.DONE
     assert line.reason(number) == ""
@@ -236,7 +236,7 @@ def test_a_job_that_finishes_as_it_is_paused_is_done(line: Line) -> None:
 
 def test_a_job_that_waits_is_paused_until_it_is_resumed_and_a_retry_takes_every_hold_back(line: Line) -> None:
     number = line.planned()
-    queue.pause(line.store, number)
+    queue_changes.pause(line.store, number)
     assert line.store.job(number).hold is Hold.PAUSED
     assert line.reason(number) == f"paused: offmate resume {number}"
     assert line.due() == []
@@ -248,16 +248,19 @@ def test_a_job_that_waits_is_paused_until_it_is_resumed_and_a_retry_takes_every_
 def test_a_paused_machine_says_so_and_forgets_nothing(line: Line) -> None:
     number = line.planned()
     for _ in range(2):
-        queue.pause_all(line.store)
-        assert queue.is_paused(line.store)
+        queue_changes.pause_all(line.store)
+        assert queue_changes.is_paused(line.store)
     assert line.reason(number) == "the machine is paused: offmate resume"
     for _ in range(2):
-        queue.resume_all(line.store)
-        assert not queue.is_paused(line.store)
+        queue_changes.resume_all(line.store)
+        assert not queue_changes.is_paused(line.store)
     assert line.reason(number) == "goes to the GPU next"
 
 
-@pytest.mark.parametrize("change", [queue.hold, queue.release, queue.pause, queue.resume, queue.move_first])
+@pytest.mark.parametrize(
+    "change",
+    [queue_changes.hold, queue_changes.release, queue_changes.pause, queue_changes.resume, queue_changes.move_first],
+)
 def test_a_job_that_is_over_or_not_there_has_no_turn_to_change(
     line: Line, change: Callable[[Store, int], None]
 ) -> None:
@@ -276,10 +279,10 @@ def test_what_cannot_be_changed_is_said_with_what_can(line: Line) -> None:
     number, running = line.planned(), line.planned()
     line.run(running)
     for change, at, code, hint in (
-        (queue.hold, running, "job-begun", f"offmate pause {running} has it save a checkpoint and wait"),
-        (queue.move_last, running, "job-begun", "its place matters again when it waits"),
-        (queue.release, number, "not-held", f"offmate move {number} --first"),
-        (queue.resume, number, "not-paused", f"offmate show {number}"),
+        (queue_changes.hold, running, "job-begun", f"offmate pause {running} has it save a checkpoint and wait"),
+        (queue_changes.move_last, running, "job-begun", "its place matters again when it waits"),
+        (queue_changes.release, number, "not-held", f"offmate move {number} --first"),
+        (queue_changes.resume, number, "not-paused", f"offmate show {number}"),
     ):
         with pytest.raises(UserError) as caught:
             change(line.store, at)
@@ -298,11 +301,11 @@ def test_a_job_without_room_says_what_is_missing_and_goes_on_once_it_is_there(li
         run.write_error(caught.value)
         row = line.store.job(number)
         assert line.store.end(row, 1) is JobState.WAITING
-        assert line.due() == queue.go_on(line.store) == []
+        assert line.due() == queue_changes.go_on(line.store) == []
         assert line.reason(number).startswith(f"waiting for room: 256.0 KiB missing at {disk}; goes on by itself")
         ballast.unlink()
         assert line.reason(number).startswith("there is room again: it goes on")
-        assert queue.go_on(line.store) == [number]
+        assert queue_changes.go_on(line.store) == [number]
     assert line.due() == [number]
     line.run(number, 0)
     assert (line.store.job(number).state, line.store.job(number).error) == (JobState.DONE, None)
@@ -317,10 +320,10 @@ def test_a_full_disk_that_nobody_measured_asks_for_more_than_it_has_or_is_tried_
         assert error["needs"]["folder"] == str(line.paths.run_folder(number))
         assert error["needs"]["bytes"] > shutil.disk_usage(line.paths.runs).free
         assert error["again"]["pause_s"] == pause_s
-        assert queue.go_on(line.store) == []
+        assert queue_changes.go_on(line.store) == []
         assert re.search(r"missing at .*; goes on by itself, tried again at \d\d:\d\d", line.reason(number))
         line.later(number, pause_s + 1)
-        assert queue.go_on(line.store) == [number]
+        assert queue_changes.go_on(line.store) == [number]
 
 
 def test_a_job_that_a_version_without_a_clock_had_wait_for_room_is_tried_by_the_clock(line: Line) -> None:
@@ -332,11 +335,11 @@ def test_a_job_that_a_version_without_a_clock_had_wait_for_room_is_tried_by_the_
         error = {name: value for name, value in row.error.items() if name != "again"}
         row.error = error | {"needs": {"folder": row.run_dir, "bytes": 2**60}}
     assert line.reason(number).startswith("no room is seen yet; trying again now")
-    assert queue.go_on(line.store) == [number]
+    assert queue_changes.go_on(line.store) == [number]
     line.run(number, Exit.NO_ROOM_TO_SAY)
-    assert queue.go_on(line.store) == [], "from now on it has its clock"
+    assert queue_changes.go_on(line.store) == [], "from now on it has its clock"
     line.later(number, 61)
-    assert queue.go_on(line.store) == [number]
+    assert queue_changes.go_on(line.store) == [number]
 
 
 def test_files_that_a_disk_has_no_more_of_are_waited_for_and_no_bytes(tmp_path: Path) -> None:
@@ -353,13 +356,13 @@ def test_files_that_a_disk_has_no_more_of_are_waited_for_and_no_bytes(tmp_path: 
         assert line.store.end(line.store.job(number), Exit.NO_ROOM_TO_SAY) is JobState.WAITING
         error = line.store.job(number).error
         assert error is not None and error["needs"] == {"folder": f"{disk}/runs/{number}", "bytes": 0, "files": 10}
-        assert line.due() == queue.go_on(line.store) == []
+        assert line.due() == queue_changes.go_on(line.store) == []
         missing = f"10 files missing at {disk}/runs/{number}"
         assert line.reason(number).startswith(f"waiting for room: {missing}; goes on by itself")
         for name in range(12):
             (others / str(name)).unlink()
         assert line.reason(number).startswith("there is room again: it goes on")
-        assert queue.go_on(line.store) == [number]
+        assert queue_changes.go_on(line.store) == [number]
 
 
 @pytest.mark.parametrize("number", [errno.EDQUOT, errno.EFBIG])
@@ -371,11 +374,11 @@ def test_a_quota_which_no_disk_shows_is_tried_again_by_the_clock_alone(line: Lin
         line.run(job)
         run.write_error(disk_full(refused, "the checkpoint"))
         assert line.store.end(line.store.job(job), 1) is JobState.WAITING
-        assert queue.go_on(line.store) == [] == line.due()
+        assert queue_changes.go_on(line.store) == [] == line.due()
         told = rf"waiting for room: \[Errno {number}\] .*; goes on by itself, tried again at"
         assert re.match(told, line.reason(job))
         line.later(job, pause_s + 1)
-        assert queue.go_on(line.store) == [job]
+        assert queue_changes.go_on(line.store) == [job]
 
 
 def test_room_that_is_there_although_it_was_not_enough_is_not_tried_at_once(line: Line) -> None:
@@ -385,9 +388,9 @@ def test_room_that_is_there_although_it_was_not_enough_is_not_tried_at_once(line
     needs = Room(str(run.path), 1)
     run.write_error(UserError("no room", code="disk-full", needs=needs))
     line.store.end(line.store.job(job), 1)
-    assert queue.go_on(line.store) == [] == line.due()
+    assert queue_changes.go_on(line.store) == [] == line.due()
     line.later(job, 61)
-    assert queue.go_on(line.store) == [job]
+    assert queue_changes.go_on(line.store) == [job]
 
 
 def test_a_job_that_is_being_planned_has_a_place_too_and_may_be_given_another(line: Line) -> None:
@@ -395,7 +398,7 @@ def test_a_job_that_is_being_planned_has_a_place_too_and_may_be_given_another(li
     third = line.add()
     taken = line.store.take(third, JobState.PLANNING, ME)
     assert taken is not None
-    queue.move_first(line.store, third)
+    queue_changes.move_first(line.store, third)
     line.store.end(taken, 0)
     assert [job.row.id for job in listing.queue(line.store, limit=9).jobs] == [third, first, second]
 

@@ -47,9 +47,9 @@ def has_gpu() -> bool:
     return any(Path(device).exists() for device in _GPU_DEVICES)
 
 
-def _asked(what: str) -> str:
+def _asked(field: str) -> str:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip()
-    command = ["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader,nounits", f"--id={visible or 0}"]
+    command = ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader,nounits", f"--id={visible or 0}"]
     return subprocess.run(
         command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True, timeout=_PATIENCE_S
     ).stdout
@@ -99,21 +99,21 @@ def check_budgets_here(gpu_budget: int | None, cpu_budget: int | None) -> None:
                 exit_code=Exit.USAGE,
                 hint=f"give it with its unit: {budget}GB",
             )
-    there = None if gpu_budget is None else device_bytes()
-    check_budgets(gpu_budget, cpu_budget, gpu_bytes=there, ram_bytes=ram_bytes())
+    gpu_bytes = None if gpu_budget is None else device_bytes()
+    check_budgets(gpu_budget, cpu_budget, gpu_bytes=gpu_bytes, ram_bytes=ram_bytes())
 
 
 def check_budgets(gpu_budget: int | None, cpu_budget: int | None, *, gpu_bytes: int | None, ram_bytes: int) -> None:
     """Raise UserError when a budget is more than the device or the host has (None: not known)."""
-    for key, budget, there, of in (
+    for key, budget, limit, of in (
         ("gpu_budget", gpu_budget, gpu_bytes, "the device"),
         ("cpu_budget", cpu_budget, ram_bytes, "the host"),
     ):
-        if budget is not None and there is not None and budget > there:
+        if budget is not None and limit is not None and budget > limit:
             raise UserError(
                 f"{key} is more than {of} has.",
                 code="budget-too-large",
                 exit_code=Exit.USAGE,
-                numbers=(f"{key} {format_bytes(budget)}, {of} has {format_bytes_down(there)}",),
+                numbers=(f"{key} {format_bytes(budget)}, {of} has {format_bytes_down(limit)}",),
                 hint=f"give a smaller {key}, or leave it out",
             )

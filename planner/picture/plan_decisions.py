@@ -99,8 +99,8 @@ def _treatment(option: Option) -> str:
     if nodes == "all":
         return _PART[word].format("all its activations")
     counts = Counter(re.sub(r"_\d+$", "", node).strip("_") for node in nodes.split(" "))
-    made = ", ".join(f"{name} (×{count})" if count > 1 else name for name, count in sorted(counts.items()))
-    return f"{_PART[word].format(f'the results of {made}')}, computes the rest again"
+    results = ", ".join(f"{name} (×{count})" if count > 1 else name for name, count in sorted(counts.items()))
+    return f"{_PART[word].format(f'the results of {results}')}, computes the rest again"
 
 
 def decisions(plan: Plan, chain: Chain) -> tuple[BlockDecision, ...]:
@@ -127,16 +127,16 @@ class _Reader:
         block, name, slices = self.chain.blocks[index], self.plan.options[index], self.plan.slices
         option = block.option(name)
         tensors = [t for t in block.tensors if self.users[t.name][0] == index]
-        found = [self.tensor(t) for t in tensors]
+        decisions = [self.tensor(t) for t in tensors]
         offloaded, rounds = slices * option.offloaded_bytes, self.plan.rounds
         saved = option.saved_bytes + (block.input_bytes if option.reads_input else 0)
         last = index == len(self.chain.blocks) - 1
 
         def weights(absences: Sequence[int]) -> int:
-            return sum(t.bytes for t, d in zip(tensors, found, strict=True) if len(d.weight_absences) in absences)
+            return sum(t.bytes for t, d in zip(tensors, decisions, strict=True) if len(d.weight_absences) in absences)
 
         def updated(by: str) -> int:
-            return sum(d.elements for d in found if d.updated == by)
+            return sum(d.elements for d in decisions if d.updated == by)
 
         return BlockDecision(
             name=block.name,
@@ -155,7 +155,7 @@ class _Reader:
             parameters=sum(t.elements for t in tensors),
             cpu_parameters=updated("cpu"),
             gpu_parameters=updated("gpu"),
-            tensors=tuple(found),
+            tensors=tuple(decisions),
         )
 
     def tensor(self, tensor: Tensor) -> TensorDecision:
@@ -183,10 +183,10 @@ class _Reader:
         """The absences of an item: each release with the next fetch, which may be in the next step."""
         back = self.moves.get(("prefetch", item), [])
         absences = []
-        for left in self.moves.get(("evict", item), []):
-            later = [number for number in back if number > left]
+        for departure in self.moves.get(("evict", item), []):
+            later = [number for number in back if number > departure]
             returns = later[0] if later else back[0]
-            absences.append(Absence(leaves=self.names[left], returns=self.names[returns], next_step=not later))
+            absences.append(Absence(leaves=self.names[departure], returns=self.names[returns], next_step=not later))
         return tuple(absences)
 
     def _moved(self, tensors: Sequence[Tensor], kind: OpKind) -> int:

@@ -13,11 +13,11 @@ from sqlalchemy.orm import Session
 
 from offmated.jobs.again import is_time
 from offmated.jobs.figures import DAMAGED, stop_s
+from offmated.jobs.queue_turns import queue_order
 from offmated.jobs.room import goes_on
 from offmated.jobs.states import AGAIN, FINAL, PASSING, TAKEN_FROM, Hold, JobState
 from offmated.jobs.store import Store, no_such_job
 from offmated.jobs.table import JobRow, WishRow
-from offmated.jobs.turns import queue_order
 from planner.errors import Exit, UserError
 from planner.keys.window import Window
 from planner.run.folder import RunFolder
@@ -78,7 +78,7 @@ def go_on(store: Store) -> list[int]:
     again by the clock. Returns their numbers."""
     with store.looking() as session:
         held = session.scalars(select(JobRow).where(JobRow.hold.in_(_PASSING), JobRow.state.in_(_IDLE))).all()
-    found = []
+    numbers = []
     for row in held:
         with suppress(OSError):  # a disk that does not answer has no room
             if not (goes_on(row.error) if row.hold is Hold.NO_ROOM else is_time(row.error)):
@@ -86,8 +86,8 @@ def go_on(store: Store) -> list[int]:
             with store.writing() as session:
                 mine = JobRow.id == row.id, JobRow.hold == row.hold
                 session.execute(update(JobRow).where(*mine).values(hold=None))
-            found.append(row.id)
-    return found
+            numbers.append(row.id)
+    return numbers
 
 
 def until_next_window(store: Store, row: JobRow) -> None:
@@ -156,8 +156,8 @@ def yields(store: Store) -> bool:
 
 def wishes(session: Session) -> tuple[bool, bool]:
     """Whether the whole machine is paused, and whether all jobs are to stay off the GPU."""
-    found = set(session.scalars(select(WishRow.name).where(WishRow.name.in_((_PAUSE, _YIELD)))))
-    return _PAUSE in found, _YIELD in found
+    names = set(session.scalars(select(WishRow.name).where(WishRow.name.in_((_PAUSE, _YIELD)))))
+    return _PAUSE in names, _YIELD in names
 
 
 def paused_since(session: Session) -> float | None:

@@ -13,7 +13,7 @@ from planner.errors import UserError
 from planner.graph import EagerPair
 from planner.measure.analysis import analyse_model
 from planner.schedule.compile import compile_program
-from planner.schedule.memory import gpu_peak_bytes
+from planner.schedule.memory_use import gpu_peak_bytes
 from tests.planner.graph.test_operations import run
 from tests.support.engine_plans import adamw, chain_of, resident_plan
 from tests.support.families import assert_bitwise, trained

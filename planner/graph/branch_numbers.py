@@ -23,7 +23,7 @@ _TORCH = str(Path(torch.__file__).parent)
 _FAR = 1e30  # beyond any number that code compares with
 
 
-class Decisions(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class BranchNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Inside, watches the numbers that leave tensors, by `bool(x)`, `float(x)` or `x.item()`.
 
     times   site -> how many numbers have left there

@@ -98,7 +98,7 @@ def gpu_breakdown(program: Program, chain: Chain) -> Iterator[Breakdown]:
 
 def parts_at_peak(program: Program, chain: Chain) -> Breakdown:
     """What the device holds at the first operation with the most bytes of the step."""
-    return max(gpu_breakdown(program, chain), key=lambda found: found.usage.peak_bytes)
+    return max(gpu_breakdown(program, chain), key=lambda breakdown: breakdown.usage.peak_bytes)
 
 
 _ROWS, _SAVED = "rows", "saved"  # counted beside items: rows of tied gradients, and what stays for backward

@@ -13,7 +13,7 @@ from planner.greedy.streaming import candidates
 from planner.machine.hardware import Hardware
 from planner.schedule.chain import Chain
 from planner.schedule.compile import compile_program
-from planner.schedule.memory import Parts, gpu_breakdown, gpu_peak_bytes, gpu_usage, parts_at_peak
+from planner.schedule.memory_use import Parts, gpu_breakdown, gpu_peak_bytes, gpu_usage, parts_at_peak
 from tests.support import chains as small
 from tests.support import random_chains
 

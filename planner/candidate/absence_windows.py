@@ -71,28 +71,28 @@ class Window:
 def windows_of(setting: Setting, candidate: Candidate) -> list[Window]:
     """All absences of one step, schedule by schedule."""
     users, stages = setting.chain.users(), 2 * len(setting.chain.blocks) - 1
-    found: list[Window] = []
+    windows: list[Window] = []
     for number, schedule in enumerate(candidate.schedules):
         blocks = users[schedule.tensor.name]
         touched = [*blocks, *(backward_stage(setting.chain, block) for block in blocks)]
         updates = [schedule.update] if schedule.side is Side.GPU and schedule.update is not None else []
-        found += _absences(setting, schedule, WEIGHT, number, [*touched, *updates], stages)
-        found += _absences(setting, schedule, STATES, number + len(candidate.schedules), updates, stages)
+        windows += _absences(setting, schedule, WEIGHT, number, [*touched, *updates], stages)
+        windows += _absences(setting, schedule, STATES, number + len(candidate.schedules), updates, stages)
         if schedule.drop is not None:
-            made = max(touched)
+            last_stage = max(touched)
             gradient = Window(
                 key=number,
                 item=Item.gradient(schedule.tensor.name),
                 absence=0,
                 size=schedule.tensor.gradient_bytes,
-                last=made,
+                last=last_stage,
                 use=min(blocks) + stages,
                 evict=schedule.drop,
                 fetch=stages,
-                copy=made,
+                copy=last_stage,
             )
-            found.append(gradient)
-    return found
+            windows.append(gradient)
+    return windows
 
 
 def _absences(

@@ -56,9 +56,9 @@ class Moment(click.ParamType[float]):
         if isinstance(value, float):
             return value
         try:
-            found = moment_of(value, datetime.now())
-            datetime.fromtimestamp(found)  # raises for a time beyond the calendar
-            return found
+            moment = moment_of(value, datetime.now())
+            datetime.fromtimestamp(moment)  # raises for a time beyond the calendar
+            return moment
         except (ValueError, OverflowError):
             raise UserError(
                 f"--begin {printable(value)} is not a time.",
@@ -100,11 +100,11 @@ def turn_options(command: Callable[P, None]) -> Callable[P, None]:
 
 def turn(options: dict[str, Any]) -> Turn:
     """The turn that the given values of `turn_options` ask for."""
-    given = {("begin_at" if name == "begin" else name): value for name, value in options.items()}
-    return cast(Turn, {name: value for name, value in given.items() if value is not None})
+    renamed = {("begin_at" if name == "begin" else name): value for name, value in options.items()}
+    return cast(Turn, {name: value for name, value in renamed.items() if value is not None})
 
 
-def each(job_ids: Sequence[int], change: Callable[[int], Json], told: Callable[[Json], str], as_json: bool) -> None:
+def each(job_ids: Sequence[int], change: Callable[[int], Json], describe: Callable[[Json], str], as_json: bool) -> None:
     """Do `change` to each of the jobs and print what has become of it. A job that cannot be changed is reported on
     stderr, and the others are changed all the same; the exit code is then that of the first error. As JSON, print the
     job, or a list where several are named."""
@@ -119,7 +119,7 @@ def each(job_ids: Sequence[int], change: Callable[[int], Json], told: Callable[[
             click.echo(str(error), err=True)
         else:
             if not as_json:
-                click.echo(printable(told(done[-1])))
+                click.echo(printable(describe(done[-1])))
     if as_json:
         print_json(done if len(numbers) > 1 else done[0])
     if failed:
@@ -174,12 +174,12 @@ def resume(job_ids: tuple[int, ...], as_json: bool) -> None:
 @json_option
 def move(job_id: int, where: str | None, before: int | None, priority: int | None, as_json: bool) -> None:
     """Give a waiting job another place in the queue."""
-    asked = {"to": where, "before": before, "priority": priority}
-    given = {name: value for name, value in asked.items() if value is not None}
-    if len(given) != 1:
+    places = {"to": where, "before": before, "priority": priority}
+    chosen = {name: value for name, value in places.items() if value is not None}
+    if len(chosen) != 1:
         raise click.UsageError("give one of --first, --last, --before ID and --priority NUMBER")
     client = Client(Paths.from_environment())
-    each([job_id], lambda number: client.move(number, **given), job_view.changed, as_json)
+    each([job_id], lambda number: client.move(number, **chosen), job_view.changed, as_json)
 
 
 @click.command()
