@@ -1,2 +1,2 @@
-"""Tells about a job what nothing has trained yet: what it learns from, what would end it, and whether its numbers are
-plain PyTorch's, with a stop and without. Each is a process; `python -m worker.check` starts them all."""
+"""Checks of a job: what it learns from, what would end it, whether its numbers are those of plain PyTorch, and whether
+a stop changes them. `python -m worker.check` does each in a process of its own."""

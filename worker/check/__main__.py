@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> int:
     level = logging.ERROR if options.check == "first-records" else logging.INFO
     logging.basicConfig(level=level, format="%(message)s", stream=sys.stderr)
     before_torch()  # so torch is imported below, not at the top
-    # While an engine is made, only the signal's own effect surely ends the process: its threads may wait for ever.
+    # Only a preview leaves by `sys.exit`: where there is an engine, that might wait for ever for its threads.
     with leaving_on_signals() if options.check == "preview" else contextlib.nullcontext():
         return exit_code_of(lambda: _answered(options), options.own_run)
 
