@@ -23,6 +23,10 @@ class PlainStream(io.TextIOBase):
         self._try(lambda: self._stream.write(printable(text)))
         return len(text)
 
+    def write_styled(self, text: str) -> None:
+        """Write `text` of offmate's own, which has colours, and whose parts from data and models are plain already."""
+        self._try(lambda: self._stream.write(text))
+
     def flush(self) -> None:
         """Flush the stream."""
         self._try(self._stream.flush)

@@ -26,7 +26,7 @@ from planner.fast_imports import lasting_imports
 from planner.job.schema import Job
 from planner.run.ending import exit_code_of, leaving_on_signals
 from planner.run.folder import RunFolder
-from planner.run.plain_streams import speak_plainly
+from planner.run.plain_streams import PlainStream, speak_plainly
 
 
 def main(arguments: list[str]) -> int:
@@ -56,9 +56,11 @@ def _answered(options: argparse.Namespace) -> Exit:
                     from worker.check.preview import answer
                 case _:
                     from worker.check.first_records import answer
-        code, told = answer(job, options)
-    if told:
-        print(told)
+        code, text = answer(job, options)
+    if options.check == "preview" and options.color and isinstance(sys.stdout, PlainStream):
+        sys.stdout.write_styled(f"{text}\n")  # print would take the colours for characters of the data
+    elif text:
+        print(text)
     return code
 
 

@@ -61,7 +61,8 @@ def answer(job: Job, options: argparse.Namespace) -> tuple[Exit, str]:
         more = {"shown": rows, "step_s": step_s, "time": told, "notes": [*warned.said, *notes]}
         return Exit.DONE, json.dumps(found | more, ensure_ascii=False, indent=2)
     lines = [line for number, row in enumerate(shown, 1) for line in _row_lines(number, row, color=options.color)]
-    return Exit.DONE, "\n".join([*lines, *_figure_lines(found), *(f"note: {note}" for note in notes), told])
+    last = (*(f"note: {note}" for note in notes), told)
+    return Exit.DONE, "\n".join([*lines, *_figure_lines(found), *map(printable, last)])
 
 
 class _Warnings(logging.Handler):

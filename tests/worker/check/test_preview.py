@@ -106,6 +106,16 @@ def test_what_is_learned_is_green_on_a_terminal(job: Path, capsys: pytest.Captur
     assert "assistant\n\033[32myes<|im_end|>\033[0m\n" in capsys.readouterr().out
 
 
+def test_the_process_writes_its_colours_and_none_of_the_datas(job: Path) -> None:
+    answer = {"role": "assistant", "content": "yes"}
+    write_jsonl(job.parent / "data.jsonl", [{"messages": [{"role": "user", "content": "\033[31mred"}, answer]}] * 4)
+    resolved = job.with_name("resolved.yaml")
+    resolved.write_text(Job.load(job).resolved_yaml())
+    command = [sys.executable, "-m", "worker.check", "preview", str(resolved), "--rows=1", "--color"]
+    shown = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert "assistant\n\033[32myes<|im_end|>\033[0m\n" in shown and "\N{REPLACEMENT CHARACTER}[31mred" in shown
+
+
 def test_what_the_trainer_would_refuse_is_told(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_jsonl(job.parent / "data.jsonl", [{"messages": [{"role": "user", "content": 3}]}])
     assert previewed(job) == Exit.USAGE
