@@ -5,7 +5,7 @@ from __future__ import annotations
 from planner.candidate.candidate import Candidate, assemble
 from planner.candidate.evaluate import predicted_step_s
 from planner.candidate.setting import Budgets, Setting
-from planner.greedy.solver_free import instant
+from planner.greedy.streaming import candidates
 from planner.machine.hardware import Hardware
 from planner.schedule.chain import Chain
 from planner.schedule.compile import compile_program
@@ -22,6 +22,7 @@ def greedy_step_s(chain: Chain, hardware: Hardware, budgets: Budgets) -> float |
 
     setting = Setting(chain=chain, hardware=hardware, budgets=budgets, slices=1, clip=False)
     programs = (
-        compile_program(assemble(chain, candidate, slices=1, clip=False), chain) for candidate in instant(setting, fits)
+        compile_program(assemble(chain, candidate, slices=1, clip=False), chain)
+        for candidate in candidates(setting, fits)
     )
     return min((predicted_step_s(program, chain, hardware) for program in programs), default=None)

@@ -14,7 +14,7 @@ from planner.candidate.evaluate import Evaluation, evaluate, fits, proven
 from planner.candidate.setting import Budgets, RateScale, Setting
 from planner.candidate.trailing import ways_to_trail
 from planner.candidate.update_ahead import ahead_of_norm
-from planner.greedy.solver_free import instant
+from planner.greedy.streaming import candidates
 from planner.ilp.program import Solution
 from planner.schedule.plan import Plan
 from planner.search.improve import improved
@@ -50,7 +50,7 @@ class Search:
     def best(self, least: Candidate) -> Plan:
         """The fastest of all candidates; `least` fits."""
         s = self.setting
-        quick = sorted((evaluate(s, d) for d in instant(s, lambda d: fits(d, s))), key=lambda seen: seen.step_s)
+        quick = sorted((evaluate(s, d) for d in candidates(s, lambda d: fits(d, s))), key=lambda seen: seen.step_s)
         # Of plans that take the same time take the quick one: the frugal one moves what need not move.
         best = min((*quick[:1], evaluate(s, least)), key=lambda seen: seen.step_s)
         for seen in map(self._trailing, self._candidates(quick[:1])):

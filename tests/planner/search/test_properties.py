@@ -13,8 +13,7 @@ from planner.candidate.candidate import Candidate, assemble
 from planner.candidate.evaluate import device_bytes, host_bytes, predicted_step_s
 from planner.candidate.setting import Budgets, Setting
 from planner.errors import UserError
-from planner.greedy.solver_free import instant
-from planner.greedy.streaming import frugal
+from planner.greedy.streaming import candidates, frugal
 from planner.machine.hardware import Hardware
 from planner.schedule.chain import Chain
 from planner.schedule.compile import Program, compile_program
@@ -83,7 +82,7 @@ def test_every_plan_is_right_fits_and_is_no_slower_than_the_greedy_ones(
     def program_of(candidate: Candidate) -> Program:
         return compile_program(assemble(chain, candidate, slices=slices, clip=clip), chain)
 
-    for candidate in instant(setting, lambda candidate: gpu_peak_bytes(program_of(candidate), chain) <= budget):
+    for candidate in candidates(setting, lambda candidate: gpu_peak_bytes(program_of(candidate), chain) <= budget):
         assert plan.step_s <= predicted_step_s(program_of(candidate), chain, hardware)
 
 
