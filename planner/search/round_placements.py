@@ -224,7 +224,7 @@ def rounded_candidate(
     for up, tight in ((True, False), (True, True), (False, False)):
         fractions: Solution | None = solution
         smaller = setting
-        for attempt in range(_ATTEMPTS):
+        for _ in range(_ATTEMPTS):
             if fractions is None or time.monotonic() > deadline:
                 break
             placements = choose_placements(
@@ -233,8 +233,7 @@ def rounded_candidate(
             found, (gpu_excess, cpu_excess) = _fitting(setting, placements, fractions.options, deadline, source)
             if found is not None:
                 return found
-            # A small excess may need one whole tensor less, so each attempt takes off more.
-            smaller = _less(smaller, gpu_excess << attempt, cpu_excess << attempt)
+            smaller = _less(smaller, gpu_excess, cpu_excess)
             fractions = _solve_near(make_instance(smaller), solution, gap=gap, deadline=deadline)
     return None
 
