@@ -28,7 +28,6 @@ _FIRST = (Manner(overtake=True), Manner(ahead=0.3))
 _NEXT = tuple(Manner(ahead=ahead, overtake=overtake) for ahead in (1.0, 2.0, 0.6) for overtake in (False, True))
 _LIGHT = 3_500  # operations; decisions are tried (this / a candidate's operations) squared times
 _TRIES = 300  # at most
-_IDLE = 8  # moves without gain
 
 
 def improved(setting: Setting, seen: Evaluation, goal_s: float, near_s: float) -> Evaluation:
@@ -91,19 +90,17 @@ def _decided(setting: Setting, best: Evaluation, near_s: float) -> Evaluation:
 
 
 def _moved(setting: Setting, best: Evaluation, goal_s: float) -> Evaluation:
-    """The best after moving all that is on the critical path by a stage, where there is room for it, over and over."""
+    """The best after moving all that is on the critical path by a stage, where there is room for it, as long as that
+    gains."""
     board = Board(setting, best)
-    best_s, candidate, left = best.step_s, best.candidate, _IDLE
-    while left and best_s > goal_s:
-        left -= 1
-        moves = board.critical()
-        for n, place in moves:
+    best_s, candidate = best.step_s, best.candidate
+    while best_s > goal_s:
+        for n, place in board.critical():
             board.put_if_room(n, place)
         found_s = board.step_s()
-        if found_s < best_s:
-            best_s, candidate, left = found_s, board.proposed(), _IDLE
-        if not moves:
+        if found_s >= best_s:
             break
+        best_s, candidate = found_s, board.proposed()
     return best if candidate is best.candidate else _better(best, evaluate(setting, candidate))
 
 
