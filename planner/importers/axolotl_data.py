@@ -85,88 +85,88 @@ def read_entry(entry: object, find: Finder) -> list[str | DataEntry]:
 
 def _fields(entry: Mapping[str, Any]) -> dict[str, Any]:
     """An entry's keys, without its path, as fields of `DataEntry`."""
-    found: dict[str, Any] = {"columns": {}, "message_keys": {}, "roles": {}}
+    fields: dict[str, Any] = {"columns": {}, "message_keys": {}, "roles": {}}
     for key, value in entry.items():
         if key in ("path", *TEMPLATE_KEYS) or value is None or (value in SWITCHED_OFF and key not in LEARNED_KEYS):
             continue
         if key == "type":
-            _say_type(found, value)
+            _say_type(fields, value)
         elif key in ("split", "name", "revision", "max_samples", "formatting", "converter", "draw", VALUES):
-            found[key] = value
+            fields[key] = value
         elif key == "data_files":
-            found[key] = [value] if isinstance(value, str) else list(value)
+            fields[key] = [value] if isinstance(value, str) else list(value)
         elif key == "data_dir" and isinstance(value, str):
-            found[key] = value
+            fields[key] = value
         elif key == "columns" and isinstance(value, list):
-            _select(found, value)
+            _select(fields, value)
         elif key in ("columns", "message_keys") and isinstance(value, dict):
-            found[key] |= value
+            fields[key] |= value
         elif key == "prompt_format" and isinstance(value, dict):
-            found[key] = value
+            fields[key] = value
         elif key in _FIELDS:
-            found["columns"][_FIELDS[key]] = value
+            fields["columns"][_FIELDS[key]] = value
         elif key in _MESSAGE_FIELDS:
-            found["message_keys"][_MESSAGE_FIELDS[key]] = value
+            fields["message_keys"][_MESSAGE_FIELDS[key]] = value
         elif key == "message_property_mappings" and isinstance(value, dict):
-            found["message_keys"] |= value
+            fields["message_keys"] |= value
         elif key == "field_thinking":
-            found["message_keys"][str(entry.get("template_thinking_key") or "reasoning_content")] = value
+            fields["message_keys"][str(entry.get("template_thinking_key") or "reasoning_content")] = value
         elif key == "split_thinking":  # a text is the key that gets the thoughts, as offmate writes it
             key_of_thoughts = entry.get("template_thinking_key") or "reasoning_content"
-            found[key] = value if isinstance(value, str) else str(key_of_thoughts)
+            fields[key] = value if isinstance(value, str) else str(key_of_thoughts)
         elif key == "roles" and isinstance(value, dict):
-            found["roles"] |= value if entry.get("formatting") else _roles(value)
+            fields["roles"] |= value if entry.get("formatting") else _roles(value)
         elif key in ("drop_system_message", "drop_system"):
-            found["drop_system"] = bool(value)
+            fields["drop_system"] = bool(value)
         elif key in LEARNED_KEYS or key == "eot_tokens":
-            found[key] = value
+            fields[key] = value
         elif key in _NOT_THERE:
             raise ValueError(f"{key} asks for {_NOT_THERE[key]}")
         elif key not in (*_UNUSED, "template_thinking_key"):
             raise ValueError(f"{key} is no key of an entry")
     # system: system stays: that column begins conversations only where the entry names it.
-    found["columns"] = {our: theirs for our, theirs in found["columns"].items() if our != theirs or our == "system"}
-    found["message_keys"] = {ours: theirs for ours, theirs in found["message_keys"].items() if ours != theirs}
-    _check_learned(found)
-    return found
+    fields["columns"] = {our: theirs for our, theirs in fields["columns"].items() if our != theirs or our == "system"}
+    fields["message_keys"] = {ours: theirs for ours, theirs in fields["message_keys"].items() if ours != theirs}
+    _check_learned(fields)
+    return fields
 
 
-def _select(found: dict[str, Any], names: list[Any]) -> None:
+def _select(fields: dict[str, Any], names: list[Any]) -> None:
     """Take TRL's list of columns; all other columns are ignored."""
     kinds: tuple[Type, ...] = ("messages", "prompt", "text")
     kind = next((kind for kind in kinds if set(COLUMNS[kind]) <= {*map(str, names)}), None)
     if kind is None:
         text = "a record is messages, prompt and completion, or text; another name is given as {text: name}"
         raise ValueError(f"columns is {shown(names)}; {text}")
-    found["type"] = kind
+    fields["type"] = kind
     beside = ("tools", VALUES) if kind != "text" else ()
-    found["columns"] |= {column: "" for column in beside if column not in names}
+    fields["columns"] |= {column: "" for column in beside if column not in names}
 
 
-def _check_learned(found: Mapping[str, Any]) -> None:
+def _check_learned(fields: Mapping[str, Any]) -> None:
     """Raise ValueError for a wrong value of a key that says which turns are learned."""
-    given = found.get("roles_to_train", ["assistant"])
-    if not isinstance(given, list):
-        raise ValueError(f"roles_to_train is {shown(given)}; it must be a list of roles")
-    roles = {name: role_of(found["roles"].get(name, name)) for name in map(str, given)}
+    listed = fields.get("roles_to_train", ["assistant"])
+    if not isinstance(listed, list):
+        raise ValueError(f"roles_to_train is {shown(listed)}; it must be a list of roles")
+    roles = {name: role_of(fields["roles"].get(name, name)) for name in map(str, listed)}
     if unknown := [name for name, role in roles.items() if role is None]:
         raise ValueError(f"roles_to_train has {unknown[0]}, and no turn has that role; roles are {', '.join(ROLES)}")
     for key in ("train_on_eos", "train_on_eot"):
-        if found.get(key) not in (None, *get_args(EndMarks)):
-            raise ValueError(f"{key} is {shown(found[key])}; it must be one of {', '.join(get_args(EndMarks))}")
+        if fields.get(key) not in (None, *get_args(EndMarks)):
+            raise ValueError(f"{key} is {shown(fields[key])}; it must be one of {', '.join(get_args(EndMarks))}")
 
 
-def _roles(given: Mapping[str, Any]) -> dict[str, str]:
+def _roles(roles: Mapping[str, Any]) -> dict[str, str]:
     """Role in the data -> role, from axolotl's form ({assistant: [gpt]}) or offmate's ({gpt: assistant})."""
-    found: dict[str, str] = {}
-    for one, other in given.items():
-        found |= dict.fromkeys(other, one) if isinstance(other, list) else {one: other}
-    return {theirs: ours for theirs, ours in found.items() if theirs != ours}
+    renamed: dict[str, str] = {}
+    for name, value in roles.items():
+        renamed |= dict.fromkeys(value, name) if isinstance(value, list) else {name: value}
+    return {theirs: ours for theirs, ours in renamed.items() if theirs != ours}
 
 
-def _say_type(found: dict[str, Any], value: object) -> None:
+def _say_type(fields: dict[str, Any], value: object) -> None:
     if isinstance(value, dict):  # axolotl's own prompts
-        _own_prompt(found, value)
+        _own_prompt(fields, value)
         return
     name = value.removesuffix(".default") if isinstance(value, str) else ""
     name = name.split(":")[0] if name.startswith("completion:") else name
@@ -174,30 +174,30 @@ def _say_type(found: dict[str, Any], value: object) -> None:
         known = ", ".join(DATASET_TYPES)
         raise ValueError(f"type is {shown(value)}; columns are detected, known types are {known}")
     if isinstance(value, str) and value.startswith("completion:"):
-        found["columns"]["text"] = value.partition(":")[2]
-    for key, said in _TYPES[name].items():
-        found[key] = {**said, **found[key]} if key == "columns" else said
+        fields["columns"]["text"] = value.partition(":")[2]
+    for key, preset in _TYPES[name].items():
+        fields[key] = {**preset, **fields[key]} if key == "columns" else preset
 
 
-def _own_prompt(found: dict[str, Any], given: Mapping[str, Any]) -> None:
-    said = {key: value for key, value in given.items() if value is not None}
+def _own_prompt(fields: dict[str, Any], prompt_type: Mapping[str, Any]) -> None:
+    options = {key: value for key, value in prompt_type.items() if value is not None}
     names = {f"field_{name}": name for name in ("instruction", "input", "output", "system")}
-    if "field" in said:
-        found["type"] = "text"
-        found["columns"]["text"] = said["field"]
+    if "field" in options:
+        fields["type"] = "text"
+        fields["columns"]["text"] = options["field"]
         return
-    if unknown := set(said) - {*names, "system_prompt", "system_format", "format", "no_input_format"}:
+    if unknown := set(options) - {*names, "system_prompt", "system_format", "format", "no_input_format"}:
         raise ValueError(f"{sorted(unknown)[0]} is no key of a type")
-    found["type"] = "instructions"
-    found["columns"] |= {ours: said[key] for key, ours in names.items() if key in said}
-    system = str(said.get("system_format", "{system}"))
-    bare = str(said.get("no_input_format", "{instruction} "))
+    fields["type"] = "instructions"
+    fields["columns"] |= {ours: options[key] for key, ours in names.items() if key in options}
+    system = str(options.get("system_format", "{system}"))
+    bare = str(options.get("no_input_format", "{instruction} "))
     if "{system}" not in system:
-        found["columns"]["system"] = ""
-    found["prompt_format"] = {
-        "with_input": system + str(said.get("format", "{instruction} {input} ")),
+        fields["columns"]["system"] = ""
+    fields["prompt_format"] = {
+        "with_input": system + str(options.get("format", "{instruction} {input} ")),
         "without_input": system + bare,
-        "system": str(said.get("system_prompt", "")),
+        "system": str(options.get("system_prompt", "")),
     }
 
 
@@ -210,27 +210,27 @@ DATA = ("dataset", "eval_dataset")
 def settle_learned(values: dict[str, Any], source: Source, *, taken: bool) -> list[Mistake]:
     """Put into the entries which turns are learned, and with which end marks (`eot_tokens`), where the file says it for
     all its conversations. `taken`: the file's tool takes keys for it. Returns mistakes."""
-    said = {key: source.values[key] for key in LEARNED_KEYS if source.values.get(key) is not None}
+    settings = {key: source.values[key] for key in LEARNED_KEYS if source.values.get(key) is not None}
     marks = source.values.get("eot_tokens")
-    if said and not taken:
-        return [source.mistake(key, "not-there", f"{LEARNED} is not there yet; leave this key out") for key in said]
+    if settings and not taken:
+        return [source.mistake(key, "not-there", f"{LEARNED} is not there yet; leave this key out") for key in settings]
     entries = values.get("dataset")
-    if said and isinstance(entries, list) and entries and not any(map(_of_turns, entries)):
+    if settings and isinstance(entries, list) and entries and not any(map(_of_turns, entries)):
         text = "it is for conversations, and by their type no entry of dataset has any; leave it out"
-        return [source.mistake(key, "bad-value", text) for key in said]
-    said |= {} if marks in SWITCHED_OFF else {"eot_tokens": marks}
-    for key in DATA if said else ():
+        return [source.mistake(key, "bad-value", text) for key in settings]
+    settings |= {} if marks in SWITCHED_OFF else {"eot_tokens": marks}
+    for key in DATA if settings else ():
         if isinstance(entries := values.get(key), (str, list)):
             values[key] = [
-                _with_learned(entry, said) for entry in (entries if isinstance(entries, list) else [entries])
+                _with_learned(entry, settings) for entry in (entries if isinstance(entries, list) else [entries])
             ]
     return []
 
 
-def _with_learned(entry: Any, said: dict[str, Any]) -> Any:
-    if not said or not isinstance(entry, (str, dict)) or not _of_turns(entry):
+def _with_learned(entry: Any, settings: dict[str, Any]) -> Any:
+    if not settings or not isinstance(entry, (str, dict)) or not _of_turns(entry):
         return entry  # its reader reports what is wrong
-    return {**said, **({"path": entry} if isinstance(entry, str) else entry)}
+    return {**settings, **({"path": entry} if isinstance(entry, str) else entry)}
 
 
 def as_axolotl(entry: Any) -> Any:
@@ -240,12 +240,14 @@ def as_axolotl(entry: Any) -> Any:
         return entry
     dropped = any(entry.get(key) not in SWITCHED_OFF for key in ("drop_system_message", "drop_system"))
     columns = {VALUES: "", **({} if dropped else {"system": "system"})}
-    said = {"columns": columns, "message_keys": {"train": "", "weight": ""}}
-    for key, names in said.items():
-        given = entry.get(key) or {}
-        said[key] = {**names, **given} if isinstance(given, dict) else given  # its reader reports a wrong one
+    fields = {"columns": columns, "message_keys": {"train": "", "weight": ""}}
+    for key, names in fields.items():
+        entry_names = entry.get(key) or {}
+        fields[key] = (
+            {**names, **entry_names} if isinstance(entry_names, dict) else entry_names
+        )  # its reader reports a wrong one
     roles = {} if entry.get("roles_to_train") is not None else {"roles_to_train": ["assistant"]}
-    return {**said, **{key: value for key, value in entry.items() if key not in said}, **roles}
+    return {**fields, **{key: value for key, value in entry.items() if key not in fields}, **roles}
 
 
 def _of_turns(entry: Any) -> bool:
@@ -257,20 +259,24 @@ def _of_turns(entry: Any) -> bool:
 def settle_templates(values: dict[str, Any], names: Mapping[str, str], source: Source) -> list[Mistake]:
     """Make the chat template that the entries name the job's, which has one for all of them. Returns mistakes."""
     entries = values.get("dataset")
-    found: dict[str, str] = {}
+    templates: dict[str, str] = {}
     for entry in entries if isinstance(entries, list) else ():
-        said = {key: entry[key] for key in TEMPLATE_KEYS if entry.get(key)} if isinstance(entry, dict) else {}
-        template = said.get("chat_template_jinja") or said.get("chat_template") or said.get("conversation")
+        template_keys = {key: entry[key] for key in TEMPLATE_KEYS if entry.get(key)} if isinstance(entry, dict) else {}
+        template = (
+            template_keys.get("chat_template_jinja")
+            or template_keys.get("chat_template")
+            or template_keys.get("conversation")
+        )
         if template is not None and not isinstance(entry, DataEntry):
-            found[str(template)] = names["dataset"]
-    own = values.get("chat_template")
-    found = {name: key for name, key in found.items() if name not in ("tokenizer_default", own)}
-    if not found:
+            templates[str(template)] = names["dataset"]
+    job_template = values.get("chat_template")
+    templates = {name: key for name, key in templates.items() if name not in ("tokenizer_default", job_template)}
+    if not templates:
         return []
-    if len(found) > 1 or own is not None:
-        text = f"its entries have several chat templates: {', '.join(map(shown, [*found, *([own] if own else [])]))}"
+    if len(templates) > 1 or job_template is not None:
+        text = f"its entries have several chat templates: {', '.join(map(shown, [*templates, *([job_template] if job_template else [])]))}"
         return [source.mistake(names["dataset"], "not-there", text)]
-    values["chat_template"] = next(iter(found))
+    values["chat_template"] = next(iter(templates))
     return []
 
 
@@ -292,12 +298,12 @@ def entries_of(value: object) -> object:
     return [_text_entry(entry) if isinstance(entry, dict) else entry for entry in entries]
 
 
-def _text_entry(given: Mapping[str, Any]) -> dict[str, Any]:
-    found = {"type": "pretrain"} | {key: said for key, said in given.items() if key != "skip" and said is not None}
-    split = str(found.get("split", "train"))
-    if given.get("skip") and _counts(given["skip"]) and "[" not in split:  # `check_texts` reports all else
-        found["split"] = f"{split}[{given['skip']}:]"
-    return found
+def _text_entry(entry: Mapping[str, Any]) -> dict[str, Any]:
+    fields = {"type": "pretrain"} | {key: value for key, value in entry.items() if key != "skip" and value is not None}
+    split = str(fields.get("split", "train"))
+    if entry.get("skip") and _counts(entry["skip"]) and "[" not in split:  # `check_texts` reports all else
+        fields["split"] = f"{split}[{entry['skip']}:]"
+    return fields
 
 
 def _counts(skip: object) -> bool:
@@ -316,11 +322,11 @@ def check_texts(value: object, source: Source) -> list[Mistake]:
         text = "it is missing, and nothing else says where a stream of texts is to end"
         return [source.mistake("max_steps", "missing-key", f"{text}; give the optimizer steps, too")]
     entry = entries[0] if isinstance(entries[0], dict) else {}
-    given = value[0] if isinstance(value, list) else value
-    skipped = given.get("skip") if isinstance(given, dict) else None
+    written = value[0] if isinstance(value, list) else value
+    skipped = written.get("skip") if isinstance(written, dict) else None
     if skipped is not None and not _counts(skipped):
         return [source.mistake(TEXTS, "bad-value", f"skip is {shown(skipped)}; it must be a number of records")]
-    if skipped and isinstance(given, dict) and "[" in str(given.get("split")):
+    if skipped and isinstance(written, dict) and "[" in str(written.get("split")):
         return [source.mistake(TEXTS, "bad-value", "skip is given, and split names a part, too; keep one of them")]
     if (kind := entry.get("type")) in DATASET_TYPES and kind not in _TEXT_TYPES:
         text = f"type is {shown(kind)}; texts are of type {' or '.join(_TEXT_TYPES)}"
@@ -345,10 +351,10 @@ def read_otherwise(file: Mapping[str, object], *, packs: bool) -> str:
     entries = entries_of(file.get(TEXTS))
     if file.get(TEXTS) in SWITCHED_OFF or not isinstance(entries, list):
         return ""
-    told = [f"{TEXTS} is read as a whole, a dataset of the hub downloaded (data_files names a part of it)"]
-    told.append("rows are drawn from all of it")
+    notes = [f"{TEXTS} is read as a whole, a dataset of the hub downloaded (data_files names a part of it)"]
+    notes.append("rows are drawn from all of it")
     if not packs:
-        told.append("each text has an end token, which it has not there")
+        notes.append("each text has an end token, which it has not there")
     elif isinstance(entries[0], dict) and entries[0].get("type") == "pretrain":
-        told.append("a text longer than a row goes on in the next, where there the next repeats up to 256 tokens")
-    return "; ".join(told)
+        notes.append("a text longer than a row goes on in the next, where there the next repeats up to 256 tokens")
+    return "; ".join(notes)

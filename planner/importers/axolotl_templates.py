@@ -266,8 +266,8 @@ _ID = (
 )
 
 
-def _mistral(space: str, said: str) -> str:
-    """Mistral's versions 2 and 3. `space`: the text behind some marks; `said`: the expression for an answer."""
+def _mistral(space: str, answer: str) -> str:
+    """Mistral's versions 2 and 3. `space`: the text behind some marks; `answer`: the expression for an answer."""
     calls = "m.tool_calls is defined and m.tool_calls is not none"
     return (
         _SYSTEM_FIRST + "{% set count = namespace(turns=0) %}{% for m in rest %}"
@@ -300,7 +300,7 @@ def _mistral(space: str, said: str) -> str:
                     "{% if loop.last %}]{{ eos_token }}{% else %}{{ ', ' }}{% endif %}{% endfor %}"
                 ),
             ),
-            (_ASSISTANT, f"{{{{ '{space}' }}}}" + _learned(said + "{{ eos_token }}")),
+            (_ASSISTANT, f"{{{{ '{space}' }}}}" + _learned(answer + "{{ eos_token }}")),
             (
                 "m['role'] in ('tool', 'tool_results')",
                 _ID.replace("ID", "m.tool_call_id")

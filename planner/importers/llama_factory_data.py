@@ -63,14 +63,14 @@ def read_names(value: object, folder: str, *, pretraining: bool, find: Finder) -
         known = json.loads(file.read_text("utf-8"))
     except ValueError as error:
         raise ValueError(f"{file} is no JSON: {error}") from error
-    found: list[str | DataEntry] = []
+    entries: list[str | DataEntry] = []
     for name in names:
-        said = known.get(name) if isinstance(known, dict) and isinstance(name, str) else None
-        if not isinstance(said, dict):
-            found.append(_unnamed(name, file, find))
+        info = known.get(name) if isinstance(known, dict) and isinstance(name, str) else None
+        if not isinstance(info, dict):
+            entries.append(_unnamed(name, file, find))
             continue
-        found.append(_entry(name, said, file.parent, pretraining, find))
-    return found
+        entries.append(_entry(name, info, file.parent, pretraining, find))
+    return entries
 
 
 def _unnamed(name: object, file: Path, find: Finder) -> str:
@@ -80,22 +80,22 @@ def _unnamed(name: object, file: Path, find: Finder) -> str:
     return find(name)
 
 
-def _entry(name: str, said: dict[str, Any], folder: Path, pretraining: bool, find: Finder) -> str | DataEntry:
-    columns = said.get("columns") or {}
-    if said.get("ranking") or "kto_tag" in columns:
+def _entry(name: str, info: dict[str, Any], folder: Path, pretraining: bool, find: Finder) -> str | DataEntry:
+    columns = info.get("columns") or {}
+    if info.get("ranking") or "kto_tag" in columns:
         raise OtherData(f"{name} is data of preferences; offmate trains on texts and conversations")
     if pictures := [column for column in _PICTURES if column in columns]:
         raise OtherData(f"{name} has {pictures[0]}; offmate trains on texts and conversations")
-    fields: dict[str, Any] = {"path": _path(name, said, folder, find)}
-    fields |= {ours: said[key] for key, ours in (("subset", "name"), ("split", "split")) if said.get(key)}
-    if (inside := said.get("folder")) and said.get("hf_hub_url"):
+    fields: dict[str, Any] = {"path": _path(name, info, folder, find)}
+    fields |= {ours: info[key] for key, ours in (("subset", "name"), ("split", "split")) if info.get(key)}
+    if (inside := info.get("folder")) and info.get("hf_hub_url"):
         if not isinstance(inside, str):
             raise ValueError(f"{name} has folder: {shown(inside)}; it must be a folder's name")
         here = fields["path"].startswith("/")
         fields |= {"path": find(f"{fields['path']}/{inside}")} if here else {"data_dir": inside}
-    if said.get("num_samples"):
+    if info.get("num_samples"):
         raise ValueError(f"{name} has num_samples, a drawn part of it; give split, like train[:1000], there")
-    formatting = said.get("formatting", "alpaca")
+    formatting = info.get("formatting", "alpaca")
     fields["formatting"] = formatting
     if pretraining:
         fields |= {"type": "text", "columns": {"text": _pretraining_column(name, formatting, columns)}}
@@ -106,7 +106,7 @@ def _entry(name: str, said: dict[str, Any], folder: Path, pretraining: bool, fin
         theirs = dict.fromkeys(("system", "history", "tools", *(("input",) if columns else ())), "") | theirs
         fields |= {"type": "instructions", "columns": theirs}
     elif formatting in ("sharegpt", "openai"):
-        tags = said.get("tags") or (_SHAREGPT if formatting == "sharegpt" else _OPENAI)  # tags replace all defaults
+        tags = info.get("tags") or (_SHAREGPT if formatting == "sharegpt" else _OPENAI)  # tags replace all defaults
         more = {key: columns.get(key) or "" for key in ("system", "tools")}
         fields |= {
             "type": "messages",
@@ -136,12 +136,12 @@ def _pretraining_column(name: str, formatting: str, columns: dict[str, Any]) -> 
     return str(columns["prompt"])
 
 
-def _path(name: str, said: dict[str, Any], folder: Path, find: Finder) -> str:
-    if said.get("hf_hub_url"):
-        return str(said["hf_hub_url"])
-    if not said.get("file_name"):
+def _path(name: str, info: dict[str, Any], folder: Path, find: Finder) -> str:
+    if info.get("hf_hub_url"):
+        return str(info["hf_hub_url"])
+    if not info.get("file_name"):
         raise ValueError(f"{name} has neither file_name nor hf_hub_url, and offmate reads no other place")
-    path = folder / str(said["file_name"])
+    path = folder / str(info["file_name"])
     if path.suffix.lower() not in KINDS and not path.is_dir():
         raise ValueError(f"{name} is {path}, and that is none of {', '.join(KINDS)}")
     return find(str(path))
@@ -183,18 +183,18 @@ def _wrong_names(value: object, source: Source, folder: Path) -> Iterator[Except
 
 def _named(value: object, source: Source, folder: Path) -> object:
     """The entries of LLaMA-Factory's dataset names, as its dataset_info.json describes them."""
-    given = source.values.get("dataset_dir") or "data"
-    places = [resolve(given, start) for start in (folder, *folder.parents)] if given != "ONLINE" else []
+    dataset_dir = source.values.get("dataset_dir") or "data"
+    places = [resolve(dataset_dir, start) for start in (folder, *folder.parents)] if dataset_dir != "ONLINE" else []
     place = _place(places)
     find, pretraining = data_finder(folder), source.values.get("stage") == "pt"
-    found = read_names(value, place, pretraining=pretraining, find=find) if place else None
-    if found is not None:
-        return found
+    entries = read_names(value, place, pretraining=pretraining, find=find) if place else None
+    if entries is not None:
+        return entries
     names = [name.strip() for name in value.split(",")] if isinstance(value, str) else value
     if isinstance(names, list) and place:
         for name in names:
             if isinstance(name, str) and re.fullmatch(r"[\w.-]+", name) and not looks_local(name, folder):
-                above = f", nor in {given} of a folder above" if len(set(places)) > 1 else ""
+                above = f", nor in {dataset_dir} of a folder above" if len(set(places)) > 1 else ""
                 raise FileNotFoundError(
                     f"there is no dataset_info.json in {place}{above}, to say what {name} is; give the folder "
                     f"that has one (dataset_dir: /path/of/it), or in place of {name} its file or its hub id"
@@ -205,5 +205,5 @@ def _named(value: object, source: Source, folder: Path) -> object:
 def _place(places: Sequence[str]) -> str:
     """The `dataset_dir`: the one beside the file, else one above it, as LLaMA-Factory's own files lie in subfolders and
     are run from above. "" without places."""
-    found = (place for place in places if (Path(place) / "dataset_info.json").is_file())
-    return next(found, places[0] if places else "")
+    described = (place for place in places if (Path(place) / "dataset_info.json").is_file())
+    return next(described, places[0] if places else "")

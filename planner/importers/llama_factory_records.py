@@ -91,29 +91,29 @@ def _instruction(record: Record) -> Conversation | LeftOut:
         if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(text, str) for text in pair):
             raise ValueError(f"history is a list of [said, answered], this is {shown(history, 80)}")
         turns += [Turn(role="user", content=pair[0]), Turn(role="assistant", content=pair[1])]
-    asked = "\n".join(filter(None, (text_of(record, "instruction"), text_of(record, "input"))))
+    question = "\n".join(filter(None, (text_of(record, "instruction"), text_of(record, "input"))))
     answer = record.get("output")
     if not isinstance(answer, str):
         return LeftOut(why="they have no answer")
-    turns += [Turn(role="user", content=asked), Turn(role="assistant", content=answer)]
+    turns += [Turn(role="user", content=question), Turn(role="assistant", content=answer)]
     return Conversation(turns=tuple(turns), system=text_of(record, "system"), tools=_tools(record))
 
 
 def _messages(kind: Kind, record: Record) -> list[dict[str, Any]]:
     """The messages of a record, with roles by offmate's names; None for an unknown role."""
     if kind == "prompt":
-        asked = [{**message, "train": False} for message in _list(record.get("prompt"))]
-        return [_message(message) for message in chain(asked, _list(record.get("completion")))]
+        prompt = [{**message, "train": False} for message in _list(record.get("prompt"))]
+        return [_message(message) for message in chain(prompt, _list(record.get("completion")))]
     return [_message(message) for message in _list(record.get(kind))]
 
 
 def _check_written(messages: object) -> None:
     """Raise ValueError for content of a message that LLaMA-Factory's templates do not write."""
     for message in messages if isinstance(messages, list) else ():
-        said = {key for key, value in message.items() if value} if isinstance(message, Mapping) else set()
-        if thoughts := sorted(said & {"reasoning_content", "reasoning", "thinking"}):
+        filled = {key for key, value in message.items() if value} if isinstance(message, Mapping) else set()
+        if thoughts := sorted(filled & {"reasoning_content", "reasoning", "thinking"}):
             raise ValueError(f"a template of LLaMA-Factory's writes no {thoughts[0]}; put it into the content")
-        if said & {"tool_calls", "function_call"} and said & {"content", "value"}:
+        if filled & {"tool_calls", "function_call"} and filled & {"content", "value"}:
             raise ValueError("a template of LLaMA-Factory's writes nothing that is said beside calls")
 
 
@@ -132,10 +132,10 @@ def _message(message: Any) -> dict[str, Any]:
     if calls is None and isinstance(call := message.get("function_call"), Mapping):
         calls = [{"function": call}]
     if role == "assistant" and calls:
-        given = [call.get("function") if isinstance(call, Mapping) else None for call in _list(calls)]
-        return {**message, "role": "function_call", "content": _json(given)}
-    said = [message | {"from": None, "role": "user"}] if isinstance(message, dict) else []
-    (read,) = conversation(said)  # content and `train` are read as in all conversations
+        functions = [call.get("function") if isinstance(call, Mapping) else None for call in _list(calls)]
+        return {**message, "role": "function_call", "content": _json(functions)}
+    as_user = [message | {"from": None, "role": "user"}] if isinstance(message, dict) else []
+    (read,) = conversation(as_user)  # content and `train` are read as in all conversations
     return {**read, "role": role}
 
 
@@ -146,8 +146,8 @@ def _said(message: Mapping[str, Any]) -> str:
 
 
 def _tools(record: Record) -> str:
-    given = record.get("tools")
-    return given if isinstance(given, str) else _json(given) if given is not None else ""
+    tools = record.get("tools")
+    return tools if isinstance(tools, str) else _json(tools) if tools is not None else ""
 
 
 def _json(value: object) -> str:
@@ -159,17 +159,17 @@ def _json(value: object) -> str:
 
 def _with_joined_results(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Join consecutive results into one turn. Results at the end, with no message behind them, are dropped."""
-    found: list[dict[str, Any]] = []
+    joined: list[dict[str, Any]] = []
     results: list[str] = []
     for message in messages:
         if message["role"] == "tool":
             results.append(_said(message))
             continue
         if results:
-            found.append({"role": "tool", "content": _APART.join(results)})
+            joined.append({"role": "tool", "content": _APART.join(results)})
             results = []
-        found.append(message)
-    return found
+        joined.append(message)
+    return joined
 
 
 def _with_short_thoughts(system: str, tools: str) -> str:

@@ -72,22 +72,22 @@ class SlotTemplate:
         if any("{{token:" in text for text in texts):
             return None
 
-        def written(text: str, said: str) -> str:
+        def written(text: str, content: str) -> str:
             parts = [bos if part == BOS else eos if part == EOS else part for part in _BORDER.split(text)]
             before, has, behind = "".join(part for part in parts if part != "{{cut}}").partition(_CONTENT)
             shown = [
                 *([_quoted(before)] if before else ()),
-                *([said] if has else ()),
+                *([content] if has else ()),
                 *([_quoted(behind)] if behind else ()),
             ]
             return " ~ ".join(shown) or "''"
 
         default = f"{{% set system_message = {_quoted(self.default_system)} %}}" if self.default_system else ""
-        system, said = written(self.system, "system_message"), "{% set content = message['content'] %}"
+        system, set_content = written(self.system, "system_message"), "{% set content = message['content'] %}"
         shown = "{% if system_message is defined %}{{ " + system + " }}{% endif %}"
         if self.system_in_user:
             first = "{% if loop.index0 == 0 and system_message is defined %}{% set content = " + system
-            said, shown = f"{first} ~ message['content'] %}}{{% else %}}{said}{{% endif %}}", ""
+            set_content, shown = f"{first} ~ message['content'] %}}{{% else %}}{set_content}{{% endif %}}", ""
         return (
             "{{ "
             + written(self.prefix, "''")
@@ -97,7 +97,7 @@ class SlotTemplate:
             "{% set system_message = messages[0]['content'] %}{% else %}{% set loop_messages = messages %}{% endif %}"
             + shown
             + "{% for message in loop_messages %}"
-            + said
+            + set_content
             + "{% if message['role'] == 'user' %}{{ "
             + written(self.user, "content")
             + " }}{% elif message['role'] == 'assistant' %}{{ "
@@ -114,8 +114,8 @@ def parts(text: str, content: str, **more: str) -> Iterator[tuple[str, bool]]:
             if part != "{{cut}}":
                 yield part, True
             continue
-        for name, said in {"content": content, **more}.items():
-            part = part.replace(f"{{{{{name}}}}}", said, 1)  # also within filled-in text, as LLaMA-Factory does
+        for name, value in {"content": content, **more}.items():
+            part = part.replace(f"{{{{{name}}}}}", value, 1)  # also within filled-in text, as LLaMA-Factory does
         if part:
             yield part, False
 
@@ -126,8 +126,8 @@ def _quoted(text: str) -> str:
 
 @cache
 def _table() -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_suffix(".json").read_text("utf-8"))
-    return found
+    templates: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_suffix(".json").read_text("utf-8"))
+    return templates
 
 
 def has_slots(name: object) -> bool:
@@ -150,5 +150,5 @@ def slot_template(chat_template: str | None) -> SlotTemplate | None:
     fields: dict[str, Any] = dict(_table()[name])
     while (like := fields.pop("like", None)) is not None:
         fields = _table()[like] | fields
-    lists: dict[str, Any] = {key: tuple(said) for key, said in fields.items() if isinstance(said, list)}
+    lists: dict[str, Any] = {key: tuple(value) for key, value in fields.items() if isinstance(value, list)}
     return SlotTemplate(**(fields | lists))

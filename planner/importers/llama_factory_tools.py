@@ -93,12 +93,12 @@ def _default_tools(tools: Sequence[Any]) -> str:
     text = ""
     for tool in map(_bare, tools):
         arguments = ""
-        for name, said in tool["parameters"]["properties"].items():
+        for name, schema in tool["parameters"]["properties"].items():
             required = ", required" if name in tool["parameters"].get("required", []) else ""
-            values = f", should be one of [{', '.join(said['enum'])}]" if said.get("enum") else ""
-            items = f", where each item should be {said['items'].get('type', '')}" if said.get("items") else ""
-            about = f"{said.get('description', '')}{values}{items}"
-            arguments += f"  - {name} ({said.get('type', '')}{required}): {about}\n"
+            values = f", should be one of [{', '.join(schema['enum'])}]" if schema.get("enum") else ""
+            items = f", where each item should be {schema['items'].get('type', '')}" if schema.get("items") else ""
+            about = f"{schema.get('description', '')}{values}{items}"
+            arguments += f"  - {name} ({schema.get('type', '')}{required}): {about}\n"
         about = tool.get("description", "")
         text += f"> Tool Name: {tool['name']}\nTool Description: {about}\nTool Args:\n{arguments}\n"
     return _DEFAULT.format(tools=text, names=", ".join(_bare(tool)["name"] for tool in tools))
@@ -116,17 +116,17 @@ def _glm4_tools(tools: Sequence[Any]) -> str:
 def _gemma4_tools(tools: Sequence[Any]) -> str:
     quoted = '<|"|>{}<|"|>'.format
 
-    def kind(said: Any) -> list[str]:
-        return [f"type:{quoted(str(said['type']).upper())}"] if said.get("type") else []
+    def kind(schema: Any) -> list[str]:
+        return [f"type:{quoted(str(schema['type']).upper())}"] if schema.get("type") else []
 
-    def about(said: Any) -> list[str]:
-        return [f"description:{quoted(said['description'])}"] if said.get("description") else []
+    def about(schema: Any) -> list[str]:
+        return [f"description:{quoted(schema['description'])}"] if schema.get("description") else []
 
     def declared(tool: Any) -> str:
         pieces = [f"description:{quoted(tool.get('description', ''))}"]
         if its := tool.get("parameters"):
-            given = (its.get("properties") or {}).items()
-            named = [f"{name}:{{{','.join(about(said) + kind(said))}}}" for name, said in given]
+            properties = (its.get("properties") or {}).items()
+            named = [f"{name}:{{{','.join(about(schema) + kind(schema))}}}" for name, schema in properties]
             inside = [f"properties:{{{','.join(named)}}}"] if named else []
             inside += [f"required:[{','.join(map(quoted, its['required']))}]"] if its.get("required") else []
             pieces.append(f"parameters:{{{','.join(inside + kind(its))}}}")
@@ -163,8 +163,8 @@ def _each(form: str, value: str, end: str) -> Callable[[Sequence[Call]], str]:
     def written(calls: Sequence[Call]) -> str:
         texts = []
         for name, arguments in calls:
-            said = {key: its if isinstance(its, str) else _json(its) for key, its in arguments.items()}
-            texts.append(form % name + "".join(value % item for item in said.items()) + end)
+            values = {key: its if isinstance(its, str) else _json(its) for key, its in arguments.items()}
+            texts.append(form % name + "".join(value % item for item in values.items()) + end)
         return "\n".join(texts)
 
     return written
@@ -177,19 +177,19 @@ def _one_glm4_call(calls: Sequence[Call]) -> str:
 
 
 def _objects(calls: Sequence[Call], arguments: str = "arguments") -> list[dict[str, Any]]:
-    return [{"name": name, arguments: said} for name, said in calls]
+    return [{"name": name, arguments: values} for name, values in calls]
 
 
 def _llama3_calls(calls: Sequence[Call]) -> str:
-    found = _objects(calls, "parameters")
-    return _json(found[0] if len(found) == 1 else found)
+    objects = _objects(calls, "parameters")
+    return _json(objects[0] if len(objects) == 1 else objects)
 
 
 def _lfm2_calls(calls: Sequence[Call]) -> str:
     texts = []
     for name, arguments in calls:
-        said = [f'{key}="{its}"' if isinstance(its, str) else f"{key}={_json(its)}" for key, its in arguments.items()]
-        texts.append(f"{name}({', '.join(said)})")
+        pairs = [f'{key}="{its}"' if isinstance(its, str) else f"{key}={_json(its)}" for key, its in arguments.items()]
+        texts.append(f"{name}({', '.join(pairs)})")
     return f"<|tool_call_start|>[{', '.join(texts)}]<|tool_call_end|>"
 
 
@@ -250,8 +250,8 @@ def tools_text(form: str, tools: str) -> str:
     if form == _AS_GIVEN:
         return f"<|tool|>{tools}<|/tool|>"
     try:
-        found = json_in(tools)
-        return _FORMS[form][0](found) if found else ""
+        listed = json_in(tools)
+        return _FORMS[form][0](listed) if listed else ""
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"LLaMA-Factory cannot write these tools ({type(error).__name__}): {tools[:200]}") from error
 
@@ -260,8 +260,8 @@ def calls_text(form: str, calls: str) -> str:
     """The text in which the form `form` writes calls, which are JSON of one call or a list: objects with name and
     arguments. Raises ValueError for others."""
     try:
-        found = json_in(calls)
-        given = [(call["name"], call["arguments"]) for call in (found if isinstance(found, list) else [found])]
-        return _FORMS["default" if form == _AS_GIVEN else form][1](given)
+        parsed = json_in(calls)
+        pairs = [(call["name"], call["arguments"]) for call in (parsed if isinstance(parsed, list) else [parsed])]
+        return _FORMS["default" if form == _AS_GIVEN else form][1](pairs)
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"LLaMA-Factory cannot write these calls ({type(error).__name__}): {calls[:200]}") from error

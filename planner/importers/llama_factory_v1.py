@@ -208,22 +208,22 @@ class _File:
 
     def written(self) -> Source:
         """The file in own keys."""
-        told = {key: value for key, value in self.source.values.items() if self._is_told(key)}
-        above = {_CANONICAL.get(key, key) for key in told}
-        own = {key: value for key, value in self.own.items() if _CANONICAL.get(key, key) not in above} | told
-        there = {_CANONICAL.get(key, key) for key in own}
-        there |= {"num_train_epochs"} if "max_steps" in there else set()
-        self.filled |= {key: value for key, value in _DEFAULTS.items() if key not in there}
+        beside = {key: value for key, value in self.source.values.items() if self._is_told(key)}
+        above = {_CANONICAL.get(key, key) for key in beside}
+        values = {key: value for key, value in self.own.items() if _CANONICAL.get(key, key) not in above} | beside
+        present = {_CANONICAL.get(key, key) for key in values}
+        present |= {"num_train_epochs"} if "max_steps" in present else set()
+        self.filled |= {key: value for key, value in _DEFAULTS.items() if key not in present}
         source = self.source
-        return Source(name=source.name, values=self.filled | own, lines=self.lines, told=source.told)
+        return Source(name=source.name, values=self.filled | values, lines=self.lines, told=source.told)
 
     def notes(self) -> tuple[str, ...]:
         """Notes for the user on the file."""
         words = ", ".join(f"{key} {str(value).lower()}" for key, value in self.filled.items())
-        told = [f"the file reads as {V1}; what it leaves out is as there: {words}"]
+        notes = [f"the file reads as {V1}; what it leaves out is as there: {words}"]
         if self.apart:
-            told.append(f"in this file of {V1}: {'; '.join(self.apart)}")
-        return (*told, *(f"not used: {', '.join(keys)} ({why})" for why, keys in self.unused.items()))
+            notes.append(f"in this file of {V1}: {'; '.join(self.apart)}")
+        return (*notes, *(f"not used: {', '.join(keys)} ({why})" for why, keys in self.unused.items()))
 
     def _is_told(self, key: str) -> bool:
         return key not in LLAMA_FACTORY_V1 and (key in self.source.told or key in self.keys)
@@ -242,8 +242,8 @@ class _File:
         elif meaning.kind == "not there":
             what, _, instead = meaning.text.partition("; ")
             other = "a file for it cannot be run here" if what == REWARDS else "leave this key out"
-            found = self.source.mistake(key, "not-there", f"{what} is not there yet; {instead or other}")
-            (self.alone if what == REWARDS else self.mistakes).append(found)
+            mistake = self.source.mistake(key, "not-there", f"{what} is not there yet; {instead or other}")
+            (self.alone if what == REWARDS else self.mistakes).append(mistake)
         else:
             self.unused.setdefault(meaning.text, []).append(key)
 
@@ -253,7 +253,7 @@ class _File:
         if value is None:
             return {}
         if isinstance(value, dict) and isinstance(value.get("name"), str):
-            return {str(name): _plain(said) for name, said in value.items()}
+            return {str(name): _plain(entry) for name, entry in value.items()}
         self.refuse(key, f"it is {shown(value)}; it must be a mapping with a name, or null", "bad-value")
         return {}
 
@@ -274,10 +274,10 @@ class _File:
     def _model_config(self) -> dict[str, Any]:
         """The config of a model in a folder; {} where it cannot be read, which is reported where it is loaded."""
         try:
-            found = json.loads((Path(resolve(self.own["model"], self.folder)) / "config.json").read_text("utf-8"))
+            config = json.loads((Path(resolve(self.own["model"], self.folder)) / "config.json").read_text("utf-8"))
         except (OSError, TypeError, ValueError):
             return {}
-        return found if isinstance(found, dict) else {}
+        return config if isinstance(config, dict) else {}
 
     def _adapters(self, config: dict[str, Any]) -> None:
         key, name = "peft_config", config.get("name")
@@ -301,11 +301,11 @@ class _File:
         if adapter:
             return
         defaults = {"r": 8, "lora_alpha": 16, "lora_dropout": 0.05}
-        said = {**defaults, **{name: value for name, value in config.items() if value is not None}}
-        targets = said.get("target_modules", "all")
+        settings = {**defaults, **{name: value for name, value in config.items() if value is not None}}
+        targets = settings.get("target_modules", "all")
         targets = ALL_LINEAR if targets == "all" else [targets] if isinstance(targets, str) else targets
-        own = {ours: said[theirs] for theirs, ours in _LORA.items() if theirs in said}
-        self.put(key, {"method": "lora", "lora_target_modules": targets, **own})
+        lora_keys = {ours: settings[theirs] for theirs, ours in _LORA.items() if theirs in settings}
+        self.put(key, {"method": "lora", "lora_target_modules": targets, **lora_keys})
 
     def _frozen(self, config: dict[str, Any]) -> None:
         if not self._only("peft_config", config, (*_FREEZE, "cast_trainable_params_to_fp32")):
@@ -328,8 +328,8 @@ class _File:
             self.put(key, {"load_in_8bit": True})
         elif bits == 4:
             double, kind = config.get("double_quantization"), config.get("quantization_type")
-            own = {"bnb_4bit_use_double_quant": double if double is not None else True}
-            self.put(key, {"load_in_4bit": True, "bnb_4bit_quant_type": kind or "nf4", **own})
+            double_quant = {"bnb_4bit_use_double_quant": double if double is not None else True}
+            self.put(key, {"load_in_4bit": True, "bnb_4bit_quant_type": kind or "nf4", **double_quant})
             if (dtype := config.get("compute_dtype") or "float16") != "bfloat16":
                 self.apart.append(f"products with the base are in the job's own dtype, and there in {dtype}")
 
@@ -340,20 +340,22 @@ class _File:
         if name != "muon":
             self.refuse(key, f"it is for {shown(name)}; muon is there, or without this key AdamW")
             return
-        said = {**_MUON, **config}
+        settings = {**_MUON, **config}
         if not self._only(key, config, (*_MUON,)):
             return
-        for one in ("momentum", "nesterov", "ns_steps"):
-            if said[one] != _MUON[one]:
-                self.refuse(key, f"{one} is {shown(said[one])}; here it is {shown(_MUON[one])}, and no other yet")
+        for option in ("momentum", "nesterov", "ns_steps"):
+            if settings[option] != _MUON[option]:
+                self.refuse(
+                    key, f"{option} is {shown(settings[option])}; here it is {shown(_MUON[option])}, and no other yet"
+                )
         if self.own.get("method") == "lora":
             self.refuse(key, "there adapters are trained by AdamW beside muon, and here by muon; leave this key out")
-        betas = said["adamw_betas"]
+        betas = settings["adamw_betas"]
         if not isinstance(betas, list) or len(betas) != 2:
             self.refuse(key, f"adamw_betas is {shown(betas)}; it must be two numbers", "bad-value")
             return
-        own = {"adam_beta1": betas[0], "adam_beta2": betas[1], "adam_epsilon": said["adamw_eps"]}
-        self.put(key, {"optim": Muon.kind, "weight_decay": said["wd"], **own})
+        adam_keys = {"adam_beta1": betas[0], "adam_beta2": betas[1], "adam_epsilon": settings["adamw_eps"]}
+        self.put(key, {"optim": Muon.kind, "weight_decay": settings["wd"], **adam_keys})
         self.apart.append(
             "Muon is torch.optim.Muon, as there; in AdamW adamw_eps is added after the bias correction, there before it"
         )
@@ -374,8 +376,8 @@ class _File:
                 return
         micro, cards = numbers["micro_batch_size"] or 1, numbers["dp_size"] or 1
         total = numbers["global_batch_size"] or micro * cards
-        given = next((key for key in ("global_batch_size", "dp_size") if numbers[key]), "micro_batch_size")
-        self.put(given, {"train_batch_size": total})
+        size_key = next((key for key in ("global_batch_size", "dp_size") if numbers[key]), "micro_batch_size")
+        self.put(size_key, {"train_batch_size": total})
         if total > 1:
             self.apart.append(
                 "a step goes on with the next epoch's rows, and there rows that fill no step are left out"
@@ -397,22 +399,22 @@ class _File:
         """Read what DeepSpeed's own file says of training: how gradients are clipped, and whether bf16 computes."""
         try:
             path = Path(self._found(config.get("config_file")))
-            said = json.loads(path.read_text("utf-8"))
-            if not isinstance(said, dict):
+            settings = json.loads(path.read_text("utf-8"))
+            if not isinstance(settings, dict):
                 raise ValueError(f"{path} is no mapping")
         except (OSError, TypeError, ValueError) as error:
             text = f"config_file is {shown(config.get('config_file'))}, which cannot be read: {error}; it says how "
             self.refuse("dist_config", f"{text}gradients are clipped", "missing-file")
             return
-        if other := next((name for name in ("optimizer", "scheduler") if name in said), None):
+        if other := next((name for name in ("optimizer", "scheduler") if name in settings), None):
             self.refuse("dist_config", f"{path.name} has {other}, and v1 has its own; leave it out there")
-        clip = said.get("gradient_clipping", 0.0)
+        clip = settings.get("gradient_clipping", 0.0)
         clip = 1.0 if clip == "auto" else clip
         self.put("dist_config", {"max_grad_norm": clip})
-        if clip != (asked := self._given("max_grad_norm") or 1.0):
-            said_of_it = f"max_grad_norm is {shown(clip)}, as DeepSpeed's own file has it, and not {shown(asked)}"
-            self.apart.append(said_of_it)
-        bf16, fp16 = (_enabled(said, name) for name in ("bf16", "fp16"))
+        if clip != (job_clip := self._given("max_grad_norm") or 1.0):
+            note = f"max_grad_norm is {shown(clip)}, as DeepSpeed's own file has it, and not {shown(job_clip)}"
+            self.apart.append(note)
+        bf16, fp16 = (_enabled(settings, name) for name in ("bf16", "fp16"))
         if fp16 is True:
             self.refuse("dist_config", f"{path.name} has fp16, which v1 refuses, too")
         self.put("dist_config", {"bf16": "auto" if bf16 is True or (bf16 == fp16 == "auto") else False})
@@ -420,12 +422,12 @@ class _File:
     def _precision(self) -> None:
         """Settle bf16: v1 computes in bf16 with FSDP2 or DeepSpeed, else in the model's dtype, which full training
         makes fp32."""
-        config, asked = self.configs["dist_config"], self._given("bf16")
-        asked = "auto" if asked is None else asked
+        config, bf16 = self.configs["dist_config"], self._given("bf16")
+        bf16 = "auto" if bf16 is None else bf16
         if config.get("name") == "deepspeed":
             self.own.setdefault("bf16", "auto")
         elif config:
-            self.put("bf16", {"bf16": asked})
+            self.put("bf16", {"bf16": bf16})
         elif self._given("peft_config") is None:
             self.put("bf16", {"bf16": False})
             self.apart.append("bf16 is false, as v1 computes in bf16 with a dist_config only")
@@ -449,8 +451,8 @@ class _File:
     def _found(self, path: object) -> str:
         """A path, taken from the nearest of `_places` that has it; as it is written where none has. Raises
         TypeError."""
-        found = (resolve(path, place) for place in self._places())
-        return next((one for one in found if Path(one).exists()), str(path))
+        paths = (resolve(path, place) for place in self._places())
+        return next((candidate for candidate in paths if Path(candidate).exists()), str(path))
 
     def _data(self) -> None:
         value, key = self._given("train_dataset"), "train_dataset"
@@ -477,11 +479,11 @@ class _File:
 
     def _entries(self, infos: Mapping[str, Any], place: Path) -> None:
         """Read the datasets, whose paths start at `place`, the folder where v1 is run."""
-        found, wrong = entries_of(infos, place, seed=self._given("seed"))
+        entries, wrong = entries_of(infos, place, seed=self._given("seed"))
         for name, error in wrong:
             code = "missing-file" if isinstance(error, OSError) else "bad-value"
             self.refuse("train_dataset", f"{name}: {error}" if name else str(error), code)
-        self.put("train_dataset", {"dataset": found})
+        self.put("train_dataset", {"dataset": entries})
 
 
 def _plain(value: object) -> object:
@@ -495,11 +497,11 @@ def _plain(value: object) -> object:
     return value
 
 
-def _enabled(said: Mapping[str, Any], name: str) -> object:
+def _enabled(settings: Mapping[str, Any], name: str) -> object:
     """A switch in DeepSpeed's file; "auto" where the file does not set it."""
-    part = said.get(name)
-    found = part.get("enabled", "auto") if isinstance(part, dict) else "auto"
-    return _plain(found)
+    part = settings.get(name)
+    switch = part.get("enabled", "auto") if isinstance(part, dict) else "auto"
+    return _plain(switch)
 
 
 _CONFIGS: dict[str, Callable[[_File, dict[str, Any]], None]] = {
@@ -524,14 +526,14 @@ def entries_of(
 ) -> tuple[list[dict[str, Any]], list[tuple[str, Exception]]]:
     """The entries for v1's datasets, whose paths start at `place`, and the errors, each with its dataset's name.
     `seed`: the file's, for draws."""
-    found, wrong, drawn = [], list[tuple[str, Exception]](), 0
+    entries, wrong, drawn = [], list[tuple[str, Exception]](), 0
     for name, info in infos.items():
         try:
             entry, drawn = _entry(info, place, drawn, 42 if seed is None else seed)
-            found.append(entry)
+            entries.append(entry)
         except (OSError, TypeError, ValueError) as error:
             wrong.append((name, error))
-    return found, wrong
+    return entries, wrong
 
 
 def _entry(info: object, place: Path, drawn: int, seed: object) -> tuple[dict[str, Any], int]:

@@ -33,13 +33,13 @@ class Said:
 
     def told(self) -> dict[str, Any]:
         """The message in the form that a chat template takes."""
-        found: dict[str, Any] = {"role": self.role, "content": self._joined("text")}
+        message: dict[str, Any] = {"role": self.role, "content": self._joined("text")}
         if calls := [json.loads(value) for kind, value in self.parts if kind == "tool_call"]:
-            found["tool_calls"] = [
+            message["tool_calls"] = [
                 {"type": "function", "function": {"name": call["name"], "arguments": call["arguments"]}}
                 for call in calls
             ]
-        return found | ({"reasoning_content": thought} if (thought := self._joined("reasoning")) else {})
+        return message | ({"reasoning_content": thought} if (thought := self._joined("reasoning")) else {})
 
     def _joined(self, wanted: str) -> str:
         return "".join(value for kind, value in self.parts if kind == wanted)
@@ -56,8 +56,10 @@ class Talk:
     def rows(self) -> tuple[int, ...]:
         """For each row, how many messages it has, the last of which is the answer. A record without an answer to learn
         makes one row, with nothing learned."""
-        found = (place for place, said in enumerate(self.messages, 1) if said.role == "assistant" and said.learned)
-        return tuple(found) or (len(self.messages),)
+        counts = (
+            place for place, message in enumerate(self.messages, 1) if message.role == "assistant" and message.learned
+        )
+        return tuple(counts) or (len(self.messages),)
 
 
 def talk_of(converter: Converter, record: Record) -> Talk:
@@ -68,18 +70,18 @@ def talk_of(converter: Converter, record: Record) -> Talk:
     if "chosen_messages" in record or "rejected_messages" in record:
         raise ValueError("it is a pair of answers to prefer one of; offmate trains on texts and conversations")
     read = {"v1": _own_form, "alpaca": _instruction, "sharegpt": _conversation}[converter]
-    found = read(record)
-    learned = any(said.role == "assistant" and said.learned for said in found.messages)
-    if not found.messages or not (learned or found.messages[-1].role == "assistant"):
+    talk = read(record)
+    learned = any(message.role == "assistant" and message.learned for message in talk.messages)
+    if not talk.messages or not (learned or talk.messages[-1].role == "assistant"):
         raise ValueError("it has no answer of the assistant's, at which LLaMA-Factory's v1 stops")
-    if found.messages[0].role == "assistant":
+    if talk.messages[0].role == "assistant":
         raise ValueError("it begins with an answer, to which nothing asks")
-    return found
+    return talk
 
 
 def check(converter: Converter, record: Record) -> bool:
     """Whether a record has something to learn. Raises ValueError as `talk_of`."""
-    return any(said.role == "assistant" and said.learned for said in talk_of(converter, record).messages)
+    return any(message.role == "assistant" and message.learned for message in talk_of(converter, record).messages)
 
 
 def times_taken(draw: Draw, converter: Converter, records: Iterable[Record]) -> list[int]:
@@ -96,19 +98,19 @@ def times_taken(draw: Draw, converter: Converter, records: Iterable[Record]) -> 
 
 def _instruction(record: Record) -> Talk:
     """Read a record with an instruction. The instruction and its input are joined with nothing between them."""
-    found = []
+    messages = []
     if (system := _column(record, "system")) is not None:
-        found.append(Said(role="system", parts=(("text", system),), learned=False))
-    asked = [_column(record, column) for column in ("instruction", "input")]
-    if any(text is not None for text in asked):
-        found.append(Said(role="user", parts=(_text("".join(filter(None, asked))),), learned=False))
+        messages.append(Said(role="system", parts=(("text", system),), learned=False))
+    texts = [_column(record, column) for column in ("instruction", "input")]
+    if any(text is not None for text in texts):
+        messages.append(Said(role="user", parts=(_text("".join(filter(None, texts))),), learned=False))
     if (answer := _column(record, "output")) is not None:
-        found.append(Said(role="assistant", parts=(("text", answer),), learned=True))
-    return Talk(messages=tuple(found))
+        messages.append(Said(role="assistant", parts=(("text", answer),), learned=True))
+    return Talk(messages=tuple(messages))
 
 
 def _conversation(record: Record) -> Talk:
-    found = []
+    messages = []
     for message in _messages(record.get("messages")):
         tag, value = message.get("from"), message.get("value")
         if not isinstance(tag, str) or tag not in _TAGS:
@@ -118,14 +120,14 @@ def _conversation(record: Record) -> Talk:
         if tag == "function_call":
             calls = _json(value, "a function_call")
             parts: list[Part] = [_call(call) for call in (calls if isinstance(calls, list) else [calls])]
-            found.append(Said(role="assistant", parts=tuple(parts), learned=True))
+            messages.append(Said(role="assistant", parts=tuple(parts), learned=True))
         else:
-            found.append(Said(role=_TAGS[tag], parts=(_text(value),), learned=tag == "gpt"))
-    return Talk(messages=tuple(found), tools=_tools(record, again=True))
+            messages.append(Said(role=_TAGS[tag], parts=(_text(value),), learned=tag == "gpt"))
+    return Talk(messages=tuple(messages), tools=_tools(record, again=True))
 
 
 def _own_form(record: Record) -> Talk:
-    found = []
+    messages = []
     for message in _messages(record.get("messages")):
         role, content, weight = (message.get(key) for key in ("role", "content", "loss_weight"))
         if role not in ("system", "user", "assistant", "tool"):
@@ -139,8 +141,8 @@ def _own_form(record: Record) -> Talk:
         if role == "assistant" and weight > _LEAST and weight != 1:
             raise ValueError(f"an answer's loss_weight is {weight:g}; here answers are learned (1) or not (0)")
         parts = tuple(map(_part, content))
-        found.append(Said(role=role, parts=parts, learned=role == "assistant" and weight > _LEAST))
-    return Talk(messages=tuple(found), tools=_tools(record, again=False))
+        messages.append(Said(role=role, parts=parts, learned=role == "assistant" and weight > _LEAST))
+    return Talk(messages=tuple(messages), tools=_tools(record, again=False))
 
 
 def _part(part: object) -> Part:
@@ -176,9 +178,9 @@ def _tools(record: Record, *, again: bool) -> str:
         return ""
     if not isinstance(value, str):
         raise ValueError(f"tools are JSON of a list, this is {shown(value, 80)}")
-    found = _json(value, "tools")
-    check_json(found, "tools")
-    return json.dumps(found) if again else value
+    tools = _json(value, "tools")
+    check_json(tools, "tools")
+    return json.dumps(tools) if again else value
 
 
 def _json(value: str, what: str) -> Any:

@@ -131,14 +131,14 @@ def _settle(name: str, keys: list[str], reading: Reading, values: dict[str, Any]
     """Settle the value of one of offmate's keys from the file's keys that mean it. Keys that ask for nothing give
     way."""
     source, file = reading.source, reading.file
-    said = {key: file[key] for key in keys}
-    wrong = [mistake for key in keys for mistake in _check(key, name, said[key], source)]
+    by_key = {key: file[key] for key in keys}
+    wrong = [mistake for key in keys for mistake in _check(key, name, by_key[key], source)]
     reading.mistakes += wrong
     if wrong:
         named[name] = wrong[0].key
-        values[name] = translated(TEXTS, said[TEXTS], file) if keys[0] == TEXTS else said[keys[0]]
+        values[name] = translated(TEXTS, by_key[TEXTS], file) if keys[0] == TEXTS else by_key[keys[0]]
         return
-    joined = _joined(said, file) if len(said) > 1 else said
+    joined = _joined(by_key, file) if len(by_key) > 1 else by_key
     if len(joined) > 1:
         first, other = list(joined)[:2]
         text = f"{first} is given too, and both mean {name}; keep one"
@@ -185,10 +185,10 @@ def _fill(tool: Tool, values: dict[str, Any], file: File) -> tuple[str, ...]:
 def _settle_written(values: dict[str, Any], file: File) -> tuple[str, ...]:
     """Put into `values` the `save_dtype` that the file asks for by other tools' keys for the dtype of weights: those
     tools train the weights in that dtype, and write them in it. Returns notes for the user."""
-    asked = [(key, dtype) for key, dtypes in _DTYPES.items() if (dtype := dtypes.get(str(file.get(key))))]
-    if not asked:
+    key_dtypes = [(key, dtype) for key, dtypes in _DTYPES.items() if (dtype := dtypes.get(str(file.get(key))))]
+    if not key_dtypes:
         return ()
-    key, dtype = asked[0]
+    key, dtype = key_dtypes[0]
     key = "bf16: full" if key == "bf16" else key
     if values.get("method") == "lora":
         return (f"{key}: adapters, and masters and moments, stay fp32.",)
@@ -209,15 +209,15 @@ def _settle_adapters(reading: Reading, values: dict[str, Any], named: dict[str, 
 
 
 def _settle_reports(reading: Reading, keys: list[str], values: dict[str, Any], named: dict[str, str]) -> None:
-    asked = reports(keys, reading.source)
-    reading.mistakes += asked.mistakes
-    if keys or asked.trackers:
-        values["report_to"] = list(asked.trackers)
+    wanted = reports(keys, reading.source)
+    reading.mistakes += wanted.mistakes
+    if keys or wanted.trackers:
+        values["report_to"] = list(wanted.trackers)
     if keys:
         named["report_to"] = next((key for key in keys if key == "report_to"), keys[0])
-    for key in asked.others:
+    for key in wanted.others:
         reading.leave(key, REPORTS)
-    for name, settings in asked.idle.items():
+    for name, settings in wanted.idle.items():
         for key in settings:
             reading.leave(key, f"it has no effect without report_to: {name}")
 

@@ -25,8 +25,8 @@ def _of_turns(system: str, user: str, learned: str, *, behind: str = "", unasked
     conversation. These are Jinja expressions in which `said` stands for the message's content. The text that begins an
     answer belongs to the end of the user's turn. `behind` is template text."""
     parts = {"system": system, "user": user, "learned": learned}
-    said = {name: part.replace("said", "message['content']") for name, part in parts.items()}
-    return (_UNASKED.format(text=unasked) if unasked else "") + _TURNS.format(**said, behind=behind)
+    texts = {name: part.replace("said", "message['content']") for name, part in parts.items()}
+    return (_UNASKED.format(text=unasked) if unasked else "") + _TURNS.format(**texts, behind=behind)
 
 
 _ALPACA = "'### Instruction:\n' + said + '\n\n### Response:\n'"
@@ -95,6 +95,6 @@ def named_template(name: str) -> str | None:
         return _OWN[name]
     if name not in _FILES:
         return None
-    found = find_spec("trl")
-    assert found is not None and found.origin is not None  # it is installed with offmate
-    return (Path(found.origin).parent / "chat_templates" / f"{_FILES[name]}.jinja").read_text("utf-8")
+    spec = find_spec("trl")
+    assert spec is not None and spec.origin is not None  # it is installed with offmate
+    return (Path(spec.origin).parent / "chat_templates" / f"{_FILES[name]}.jinja").read_text("utf-8")
