@@ -84,10 +84,10 @@ def adapter_revision(path: str) -> str | None:
     """The branch, tag or commit of the base model that the config of the adapter in the folder `path` names; None where
     it names none. A config that cannot be read is reported by `adapter_keys`."""
     try:
-        found = json.loads((Path(path) / CONFIG).read_text("utf-8"))
+        config = json.loads((Path(path) / CONFIG).read_text("utf-8"))
     except (ValueError, OSError):
         return None
-    revision = found.get("revision") if isinstance(found, Mapping) else None
+    revision = config.get("revision") if isinstance(config, Mapping) else None
     return revision if isinstance(revision, str) and revision else None
 
 
@@ -95,18 +95,18 @@ def adapter_keys(path: str) -> dict[str, Any]:
     """The keys of a job that the adapter in the folder `path` decides, and their values. Raises ValueError for an
     adapter that is not supported, OSError."""
     try:
-        found = json.loads((Path(path) / CONFIG).read_text("utf-8"))
+        config = json.loads((Path(path) / CONFIG).read_text("utf-8"))
     except ValueError:
-        found = None
-    if not isinstance(found, Mapping):
+        config = None
+    if not isinstance(config, Mapping):
         raise ValueError(f"{path}/{CONFIG} is no config of peft")
-    if found.get("peft_type") != "LORA":
-        raise ValueError(f"the adapter is {shown(found.get('peft_type'))}; LORA is there, and no other yet")
-    for key, value in found.items():
+    if config.get("peft_type") != "LORA":
+        raise ValueError(f"the adapter is {shown(config.get('peft_type'))}; LORA is there, and no other yet")
+    for key, value in config.items():
         known = key in _KEYS or key in _SAYS_NOTHING or value in _FINE.get(key, ())
         if not known and value not in (*SWITCHED_OFF, {}):
             raise ValueError(f"the adapter has {key}: {shown(value)}, which is not there yet")
-    values = {ours: found.get(theirs, _PEFTS.get(theirs)) for theirs, ours in _KEYS.items()}
+    values = {ours: config.get(theirs, _PEFTS.get(theirs)) for theirs, ours in _KEYS.items()}
     targets, parameters = values["lora_target_modules"], values["lora_target_parameters"]
     if not targets and not parameters:
         raise ValueError(f"{path}/{CONFIG} has no target_modules")

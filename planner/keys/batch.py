@@ -18,24 +18,24 @@ def check_batch(values: dict[str, Any], names: dict[str, str], source: Source) -
     Rows of a step = rows of a micro-batch × micro-batches. Where the rows of a micro-batch are `auto`, or only those of
     a step are given, the planner decides the split.
     """
-    given = {key: values[key] for key in (_SIZE, _COUNT, _TOTAL) if values.get(key) is not None}
-    if any(not _is_count(value) for key, value in given.items() if (key, value) != (_SIZE, AUTO)):
+    sizes = {key: values[key] for key in (_SIZE, _COUNT, _TOTAL) if values.get(key) is not None}
+    if any(not _is_count(value) for key, value in sizes.items() if (key, value) != (_SIZE, AUTO)):
         return []  # the check of types reports it
-    total = given.get(_TOTAL)
-    if given.get(_SIZE) == AUTO or given.keys() == {_TOTAL}:
-        if given.get(_COUNT, 1) != 1:
+    total = sizes.get(_TOTAL)
+    if sizes.get(_SIZE) == AUTO or sizes.keys() == {_TOTAL}:
+        if sizes.get(_COUNT, 1) != 1:
             text = f"{names[_SIZE]} is auto, so the planner decides it; give {_TOTAL} instead, the rows of a step"
             return [source.mistake(names[_COUNT], "bad-value", text)]
         values |= {_SIZE: AUTO, _TOTAL: total or DEFAULT_ROWS}
     elif total is not None:
-        missing = _COUNT if _COUNT not in given else _SIZE
-        others = [key for key in (_SIZE, _COUNT) if key in given]
-        product = given.get(_SIZE, 1) * given.get(_COUNT, 1)
+        missing = _COUNT if _COUNT not in sizes else _SIZE
+        others = [key for key in (_SIZE, _COUNT) if key in sizes]
+        product = sizes.get(_SIZE, 1) * sizes.get(_COUNT, 1)
         if total % product or (len(others) == 2 and total != product):
             text = f"it is {total}; it must be {' × '.join(names[key] for key in others)}"
             text += ", or leave one of the three out" if len(others) == 2 else " × a whole number"
             return [source.mistake(names[_TOTAL], "bad-value", text)]
-        if missing not in given:
+        if missing not in sizes:
             values[missing] = total // product
     return []
 

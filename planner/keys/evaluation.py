@@ -25,17 +25,17 @@ def check_evaluation(values: dict[str, Any], names: dict[str, str], source: Sour
     if "eval_strategy" in values and values["eval_strategy"] in SWITCHED_OFF[1:]:
         for key in (*EVALUATED, *_TIMES):
             values.pop(key, None)
-    given = {key for key in (*EVALUATED, *_TIMES) if key in values and values[key] not in SWITCHED_OFF}
+    set_keys = {key for key in (*EVALUATED, *_TIMES) if key in values and values[key] not in SWITCHED_OFF}
     mistakes = [
         source.mistake(names[key], "bad-value", f"it is {shown(value)}; 1 or more must be a whole number")
         for key in ("val_size", "eval_steps")
         if isinstance(value := values.get(key), float) and value >= 1 and not value.is_integer()
     ]
-    if {"eval_dataset", "val_size"} <= given:
+    if {"eval_dataset", "val_size"} <= set_keys:
         text = "eval_dataset is given too; evaluate on a dataset or on a part of the training data"
         mistakes.append(source.mistake(names["val_size"], "bad-value", text))
-    if given and given.isdisjoint(EVALUATED):
-        first, *others = [key for key in _TIMES if key in given]
+    if set_keys and set_keys.isdisjoint(EVALUATED):
+        first, *others = [key for key in _TIMES if key in set_keys]
         which = ", ".join(names[key] for key in (first, *others)) if others else "this key"
         text = f"there is nothing to evaluate on; give val_size, eval_dataset or sample_prompts, or leave {which} out"
         mistakes.append(source.mistake(names[first], "bad-value", text))

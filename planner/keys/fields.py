@@ -44,7 +44,7 @@ def template_values(value: object) -> dict[str, Any]:
         raise ValueError(f"{VALUES} is a mapping, this is {shown(value, 80)}")
     if taken := sorted(_NOT_VALUES & value.keys()):
         raise ValueError(f"{VALUES} has {taken[0]}, which is not the template's own")
-    return {name: said for name, said in value.items() if said is not None}
+    return {name: setting for name, setting in value.items() if setting is not None}
 
 
 def _size(value: object) -> object:

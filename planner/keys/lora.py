@@ -41,21 +41,23 @@ def check_lora(
     """Mistakes in the keys of LoRA. `values` by canonical name; `names`: canonical name -> the name in the file. With
     `method: lora` the defaults are filled into `values`; otherwise keys that are switched off are taken out. `decided`:
     the keys are complete, and the folder of the adapter that the job continues is not read again."""
-    asked = values.get(PLUS_EMBEDDING) not in (None, AdapterKeys.model_fields[PLUS_EMBEDDING].default)
-    if not decided and asked and values.get(PLUS) in SWITCHED_OFF:
+    sets_embedding_rate = values.get(PLUS_EMBEDDING) not in (None, AdapterKeys.model_fields[PLUS_EMBEDDING].default)
+    if not decided and sets_embedding_rate and values.get(PLUS) in SWITCHED_OFF:
         text = f"it has no effect without {PLUS}: give that too, or leave this key out"
         return [source.mistake(names[PLUS_EMBEDDING], "bad-value", text)]
     if values.get("method") != "lora":
-        given = [key for key in DEFAULTS if key in values and values[key] not in SWITCHED_OFF]
-        given += [key for key in KINDS if values.get(key) is True]
-        given += [key for key in (ADAPTER, MODULES, PARAMETERS, PLUS) if values.get(key) not in SWITCHED_OFF]
-        given += [key for key in WHERE if values.get(key) not in (None, "", [], {})]
-        given += [BEGIN] if values.get(BEGIN, True) is not True else []
+        lora_keys = [key for key in DEFAULTS if key in values and values[key] not in SWITCHED_OFF]
+        lora_keys += [key for key in KINDS if values.get(key) is True]
+        lora_keys += [key for key in (ADAPTER, MODULES, PARAMETERS, PLUS) if values.get(key) not in SWITCHED_OFF]
+        lora_keys += [key for key in WHERE if values.get(key) not in (None, "", [], {})]
+        lora_keys += [BEGIN] if values.get(BEGIN, True) is not True else []
         for key in (*DEFAULTS, *KINDS, ADAPTER, MODULES, PARAMETERS, *WHERE, BEGIN, PLUS):
             values.pop(key, None)
         if values.get("method") not in (None, "full"):  # reported elsewhere
             return []
-        return [source.mistake(names[key], "bad-value", "it is for method: lora; give that too") for key in given[:1]]
+        return [
+            source.mistake(names[key], "bad-value", "it is for method: lora; give that too") for key in lora_keys[:1]
+        ]
     mistakes = [] if decided else _as_the_adapter(values, names, source)
     targets = values.get("lora_target_modules")
     values["lora_target_modules"] = _targets(targets)
@@ -149,30 +151,34 @@ def _as_the_adapter(values: dict[str, Any], names: dict[str, str], source: Sourc
     if not isinstance(path, str) or not (Path(path) / CONFIG).is_file():  # reported where its path is checked
         return []
     try:
-        found = adapter_keys(path)
+        adapter = adapter_keys(path)
     except (ValueError, OSError) as error:
         return [source.mistake(names[ADAPTER], "not-there", str(error))]
-    said = [key for key in found if source.values.get(names.get(key, key)) is not None]
-    given = {key: values[key] for key in said if values.get(key) is not None}
-    values |= found
+    named_keys = [key for key in adapter if source.values.get(names.get(key, key)) is not None]
+    file_values = {key: values[key] for key in named_keys if values.get(key) is not None}
+    values |= adapter
     return [
-        source.mistake(names[key], "bad-value", f"it is {shown(value)}; the adapter has {shown(found[key])}")
-        for key, value in given.items()
-        if not _same(key, value, found[key])
+        source.mistake(names[key], "bad-value", f"it is {shown(value)}; the adapter has {shown(adapter[key])}")
+        for key, value in file_values.items()
+        if not _same(key, value, adapter[key])
     ]
 
 
-def _same(key: str, given: object, found: object) -> bool:
+def _same(key: str, file_value: object, adapter_value: object) -> bool:
     """Whether the file's value agrees with the adapter's. A word such as all-linear agrees with the layers that the
     adapter was made for."""
     if key not in _SETS:
-        return given == found
-    given = (given,) if isinstance(given, int) and key == "layers_to_transform" else _targets(given)
-    found = () if found is None else found
-    if given is False or _by_a_word(given):
-        named = [name for name in given if name != ALL_LINEAR] if isinstance(given, tuple) else []
-        return not named or (isinstance(found, tuple) and all(name in found for name in named))
-    return set(given) == set(found) if isinstance(given, tuple) and isinstance(found, tuple) else given == found
+        return file_value == adapter_value
+    file_value = (file_value,) if isinstance(file_value, int) and key == "layers_to_transform" else _targets(file_value)
+    adapter_value = () if adapter_value is None else adapter_value
+    if file_value is False or _by_a_word(file_value):
+        named = [name for name in file_value if name != ALL_LINEAR] if isinstance(file_value, tuple) else []
+        return not named or (isinstance(adapter_value, tuple) and all(name in adapter_value for name in named))
+    return (
+        set(file_value) == set(adapter_value)
+        if isinstance(file_value, tuple) and isinstance(adapter_value, tuple)
+        else file_value == adapter_value
+    )
 
 
 def _alone_among(targets: object) -> str | None:
@@ -192,13 +198,13 @@ def of_the_adapter(values: dict[str, Any], source: Source, name: str) -> Iterato
     if values.get(ADAPTER) in SWITCHED_OFF:
         return
     targets = values.get("lora_target_modules")
-    if _by_a_word(said := _targets(source.values.get(name))) and targets != said:
+    if _by_a_word(file_targets := _targets(source.values.get(name))) and targets != file_targets:
         text = ", ".join(targets) if isinstance(targets, tuple) else str(targets)
         yield f"{name}: the adapter that the job goes on from is at {text}, and so only these are trained"
     made_for, base = adapter_revision(str(values[ADAPTER])), values.get("model_revision")
     if made_for is not None and made_for != (base or "main"):
-        made = f"the adapter that the job goes on from was made for {shown(made_for)}"
-        yield f"model_revision: it is {shown(base)}; {made}"
+        origin = f"the adapter that the job goes on from was made for {shown(made_for)}"
+        yield f"model_revision: it is {shown(base)}; {origin}"
 
 
 def check_weights(values: dict[str, Any], names: dict[str, str], source: Source) -> list[Mistake]:
@@ -231,8 +237,8 @@ def _targets(value: object) -> object:
     """The modules as peft has them. Read are axolotl's `lora_target_linear: true`, LLaMA-Factory's "all" and "a,b", and
     a list whose only element is one of peft's own words or a pattern."""
     if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str):
-        found = _targets(value[0])
-        return found if isinstance(found, str) else tuple(value)
+        targets = _targets(value[0])
+        return targets if isinstance(targets, str) else tuple(value)
     if value in (True, "all", ALL_LINEAR):
         return ALL_LINEAR
     if isinstance(value, str) and (value == PEFTS_OWN or _PATTERN.search(value)):

@@ -27,16 +27,16 @@ class LossKeys(BaseModel):
 
 def check_loss(values: Mapping[str, object], names: Mapping[str, str], source: Source) -> list[Mistake]:
     """Mistakes of keys of the loss that exclude one another."""
-    found = []
+    mistakes = []
     if values.get(_WEIGHTING) == "documents" and values.get("packing") == "wrapped":
         text = "packing: wrapped cuts rows from all documents together, and has none to weigh; use packing: true"
-        found.append(source.mistake(names[_WEIGHTING], "bad-value", text))
+        mistakes.append(source.mistake(names[_WEIGHTING], "bad-value", text))
     if values.get(_SMOOTHED) in SWITCHED_OFF:
-        return found
+        return mistakes
     if values.get(_WEIGHTING) == "documents":
         text = f"{_SMOOTHED} is given too, and a smoothed loss is transformers' mean over tokens; keep one of the two"
-        found.append(source.mistake(names[_WEIGHTING], "bad-value", text))
+        mistakes.append(source.mistake(names[_WEIGHTING], "bad-value", text))
     if values.get(_SHARE) not in SWITCHED_OFF:
         text = f"{_SMOOTHED} is given too, and a smoothed loss is made of the logits alone; keep one of the two"
-        found.append(source.mistake(names[_SHARE], "bad-value", text))
-    return found
+        mistakes.append(source.mistake(names[_SHARE], "bad-value", text))
+    return mistakes

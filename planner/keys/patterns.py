@@ -39,10 +39,10 @@ def too_slow(patterns: Iterable[str], names: Iterable[str] = TYPICAL) -> str | N
 
 @functools.lru_cache(maxsize=64)
 def _too_slow(patterns: tuple[str, ...], names: tuple[str, ...]) -> str | None:
-    asked = json.dumps([patterns, names, LIMIT_S + NAME_S * len(names)])
+    request = json.dumps([patterns, names, LIMIT_S + NAME_S * len(names)])
     done = subprocess.run(
         [sys.executable, "-I", "-S", __file__],
-        input=asked.encode(),
+        input=request.encode(),
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         check=False,

@@ -55,28 +55,28 @@ def check_schedule(values: dict[str, Any], names: dict[str, str], source: Source
         if values.get("lr_scheduler_type", "cosine") != "cosine":
             return [source.mistake("cosine_min_lr_ratio", "bad-value", "it is for lr_scheduler: cosine")]
         values |= {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": ratio}}
-    schedule, given = values.get("lr_scheduler_type", "linear"), values.get("lr_scheduler_kwargs")
-    if given in SWITCHED_OFF:
+    schedule, options = values.get("lr_scheduler_type", "linear"), values.get("lr_scheduler_kwargs")
+    if options in SWITCHED_OFF:
         values.pop("lr_scheduler_kwargs", None)
-        given = {}
+        options = {}
     key = names.get("lr_scheduler_kwargs", "lr_scheduler_kwargs") if ratio in SWITCHED_OFF else "cosine_min_lr_ratio"
-    if not isinstance(given, dict) or schedule not in SCHEDULES:
+    if not isinstance(options, dict) or schedule not in SCHEDULES:
         return []  # the check of types reports it
     takes, wants = _TAKES.get(schedule, ()), _WANTS.get(schedule, ())
-    if other := [name for name in given if name not in takes]:
+    if other := [name for name in options if name not in takes]:
         text = f"{schedule} has no {other[0]}; " + (f"it has {', '.join(takes)}" if takes else "leave this key out")
         return [source.mistake(key, "bad-value", text)]
-    if wants and not set(wants) & given.keys():
+    if wants and not set(wants) & options.keys():
         text = f"{schedule} wants lr_scheduler_kwargs with {' or '.join(wants)}"
         return [source.mistake(names.get("lr_scheduler_type", "lr_scheduler_type"), "missing-key", text)]
-    if {"min_lr", "min_lr_rate"} <= given.keys():
+    if {"min_lr", "min_lr_rate"} <= options.keys():
         return [source.mistake(key, "bad-value", "min_lr and min_lr_rate are two ways of saying one thing; keep one")]
     highest = values.get("learning_rate", 5e-5)
-    above = [name for name in ("lr_end", "min_lr") if _fits(name, given.get(name)) and given[name] >= highest]
+    above = [name for name in ("lr_end", "min_lr") if _fits(name, options.get(name)) and options[name] >= highest]
     if above and isinstance(highest, (int, float)):
-        return [source.mistake(key, "bad-value", f"{above[0]} is {given[above[0]]}; it must be below learning_rate")]
-    wrong = [name for name, value in given.items() if not _fits(name, value)]
-    return [source.mistake(key, "bad-value", f"{name} is {shown(given[name])}") for name in wrong[:1]]
+        return [source.mistake(key, "bad-value", f"{above[0]} is {options[above[0]]}; it must be below learning_rate")]
+    wrong = [name for name, value in options.items() if not _fits(name, value)]
+    return [source.mistake(key, "bad-value", f"{name} is {shown(options[name])}") for name in wrong[:1]]
 
 
 def _fits(name: str, value: object) -> bool:

@@ -216,8 +216,8 @@ def _near(path: Path) -> Path | None:
         names = [file.name for file in path.parent.iterdir() if file.is_file()]
     except OSError:
         return None
-    found = difflib.get_close_matches(path.name, names, n=1)
-    return path.with_name(found[0]) if found else None
+    similar = difflib.get_close_matches(path.name, names, n=1)
+    return path.with_name(similar[0]) if similar else None
 
 
 def _check_length(text: str, name: str, longest: int | None) -> None:
@@ -284,7 +284,7 @@ def read_yaml(text: str, name: str, *, longest: int | None = MOST_CHARACTERS, al
         for key, value in scalars
         if not value.style and isinstance(values.get(key), (bool, int, float)) and value.value != shown(values[key])
     }
-    unclear = tuple(_unclear(node, *found) for found in loader.unclear.values())
+    unclear = tuple(_unclear(node, *number) for number in loader.unclear.values())
     if unclear and not allow_unclear:
         raise to_user_error(list(unclear), name)
     return Source(name=name, values=values, lines=lines, written=written, unclear=unclear)
@@ -294,8 +294,8 @@ def _unclear(mapping: yaml.MappingNode, number: yaml.ScalarNode, value: object) 
     """The mistake of a `number` with two readings in the file's `mapping`; `value` is YAML's reading."""
     key = next(
         str(key.value)
-        for key, said in mapping.value
-        if said.start_mark.index <= number.start_mark.index <= said.end_mark.index
+        for key, value_node in mapping.value
+        if value_node.start_mark.index <= number.start_mark.index <= value_node.end_mark.index
     )
     text = f"YAML reads {number.value} as {value}; write the number that is meant, or a text in quotes"
     return Mistake(key=key, code="unclear-number", text=text, line=number.start_mark.line + 1)
@@ -308,10 +308,10 @@ def _line(error: yaml.MarkedYAMLError, text: str) -> int | None:
     if error.context == "while scanning a simple key":
         mark = error.context_mark
     elif str(error.problem).startswith(("mapping values are not allowed here", "expected '<document start>'")):
-        said = [(number, line.partition("#")[0]) for number, line in enumerate(text.splitlines(), start=1)]
-        said = [(number, line) for number, line in said if line.strip() and not line.startswith(("---", "%"))]
-        if said and ":" not in said[0][1] and mark is not None and mark.line + 1 <= said[:2][-1][0]:
-            return said[0][0]
+        lines = [(number, line.partition("#")[0]) for number, line in enumerate(text.splitlines(), start=1)]
+        lines = [(number, line) for number, line in lines if line.strip() and not line.startswith(("---", "%"))]
+        if lines and ":" not in lines[0][1] and mark is not None and mark.line + 1 <= lines[:2][-1][0]:
+            return lines[0][0]
     return mark.line + 1 if mark else None
 
 
@@ -341,12 +341,12 @@ def to_user_error(mistakes: list[Mistake], name: str) -> UserError:
     ordered = sorted(mistakes, key=lambda mistake: mistake.line or 0)
     more = len(ordered) - MOST_MISTAKES
     count = "one mistake" if len(ordered) == 1 else counted(len(ordered), "mistake")
-    told = sum(mistake.key.startswith(_SET) for mistake in mistakes)
-    where = "--set" if told == len(mistakes) else f"{name} with --set" if told else name
+    set_count = sum(mistake.key.startswith(_SET) for mistake in mistakes)
+    where = "--set" if set_count == len(mistakes) else f"{name} with --set" if set_count else name
     return UserError(
         f"{where} has {count}.",
         code=ordered[0].code if len(ordered) == 1 else "bad-job",
         numbers=(*map(str, ordered[:MOST_MISTAKES]), *([f"and {more:,} more"] if more > 0 else [])),
-        hint=f"correct {'--set' if told == len(mistakes) else 'the file'} and try again; docs/jobs.md lists every key",
+        hint=f"correct {'--set' if set_count == len(mistakes) else 'the file'} and try again; docs/jobs.md lists every key",
         exit_code=Exit.USAGE,
     )

@@ -37,27 +37,27 @@ class Reports:
 def reports(keys: Sequence[str], source: Source) -> Reports:
     """The reports that the file's `keys` for `report_to` ask for (`use_wandb` and its like among them), and that its
     projects do."""
-    file, found, off, others, mistakes = source.values, list[str](), list[str](), list[str](), list[Mistake]()
+    file, trackers, off, others, mistakes = source.values, list[str](), list[str](), list[str](), list[Mistake]()
     for key in keys:
         value = file[key]
         if key.startswith("use_"):
             if value is not None and not isinstance(value, bool):
                 text = f"it is {shown(value)}; it must be true or false"
                 mistakes.append(source.mistake(key, "wrong-type", text))
-            (found if value is True else off).append(key.removeprefix("use_"))
+            (trackers if value is True else off).append(key.removeprefix("use_"))
             continue
         for entry in value if isinstance(value, list) else [value]:
             if entry in TRACKERS:
-                found.append(str(entry))
+                trackers.append(str(entry))
             elif isinstance(entry, str) and entry not in SWITCHED_OFF:
                 others.append(f"{key}: {entry}")
             elif entry not in SWITCHED_OFF:
                 text = f"it is {shown(value)}; it must be none, or some of {', '.join(TRACKERS)}"
                 mistakes.append(source.mistake(key, "wrong-type", text))
     if "report_to" not in keys:
-        found += [name for key, name in _ASKING.items() if file.get(key) not in SWITCHED_OFF and name not in off]
+        trackers += [name for key, name in _ASKING.items() if file.get(key) not in SWITCHED_OFF and name not in off]
     if file.get("wandb_mode") == "disabled":
-        found = [name for name in found if name != "wandb"]
+        trackers = [name for name in trackers if name != "wandb"]
     uri = file.get("mlflow_tracking_uri")
     if isinstance(uri, str) and _has_secret(uri):
         text = (
@@ -69,13 +69,13 @@ def reports(keys: Sequence[str], source: Source) -> Reports:
     idle = {
         name: tuple(key for key in settings if file.get(key) not in SWITCHED_OFF)
         for name, settings in SETTINGS.items()
-        if name not in found
+        if name not in trackers
     }
     return Reports(
-        trackers=tuple(dict.fromkeys(found)),
+        trackers=tuple(dict.fromkeys(trackers)),
         others=tuple(others),
         mistakes=tuple(mistakes),
-        idle={name: given for name, given in idle.items() if given},
+        idle={name: idle_keys for name, idle_keys in idle.items() if idle_keys},
     )
 
 

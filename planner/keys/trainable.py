@@ -22,8 +22,8 @@ def check_trainable(values: dict[str, Any], names: Mapping[str, str], source: So
         return [source.mistake(names.get(key, key), code, text)]
 
     layers, patterns = values.get(LAYERS), values.get(TRAINABLE)
-    given = [key for key in (TRAINABLE, LAYERS) if values.get(key) not in SWITCHED_OFF]
-    if not given:
+    set_keys = [key for key in (TRAINABLE, LAYERS) if values.get(key) not in SWITCHED_OFF]
+    if not set_keys:
         return []
     if values.get("method") == "lora" and layers not in SWITCHED_OFF:
         return bad(LAYERS, "it is for method: full; adapters are trained alone, and all else is frozen")
@@ -33,9 +33,9 @@ def check_trainable(values: dict[str, Any], names: Mapping[str, str], source: So
     listed = [patterns] if isinstance(patterns, str) else patterns
     if not isinstance(listed, (list, tuple)) or not all(isinstance(pattern, str) for pattern in listed):
         return []  # the check of types reports it
-    asked = any(PLACE in pattern for pattern in listed)
-    if asked != (layers not in SWITCHED_OFF):
-        return bad(given[0], f"{PLACE} in a pattern and {LAYERS} belong together; give both, or none")
+    has_place = any(PLACE in pattern for pattern in listed)
+    if has_place != (layers not in SWITCHED_OFF):
+        return bad(set_keys[0], f"{PLACE} in a pattern and {LAYERS} belong together; give both, or none")
     for pattern in listed:
         try:
             re.compile(pattern.replace(PLACE, "0"))

@@ -40,10 +40,10 @@ class Window:
         """The window in a text: hours, then optional days and an optional time zone. Raises ValueError that says what
         is wrong."""
         hours, *more = text.split()[:4] or [""]
-        found = _CLOCK.fullmatch(hours)
-        if found is None:
+        clock = _CLOCK.fullmatch(hours)
+        if clock is None:
             raise ValueError(f"{shown(hours or text)} is not like 23:00-07:00")
-        begin, end = int(found[1]) * 60 + int(found[2]), int(found[3]) * 60 + int(found[4])
+        begin, end = int(clock[1]) * 60 + int(clock[2]), int(clock[3]) * 60 + int(clock[4])
         if end > 24 * 60:
             raise ValueError(f"{hours}: a day ends at 24:00")
         if begin == end % (24 * 60):
@@ -119,8 +119,8 @@ def check_window(values: dict[str, Any], names: Mapping[str, str], source: Sourc
 def _moment(day: date, minutes: int, zone: ZoneInfo | None) -> float:
     """The time of `minutes` after midnight. An hour that the clock skips in spring counts as the hour after it; of an
     hour that comes twice in autumn the first counts."""
-    whole, rest = divmod(minutes, 24 * 60)
-    at = datetime.combine(day + timedelta(days=whole), time(rest // 60, rest % 60), zone)
+    days, minute = divmod(minutes, 24 * 60)
+    at = datetime.combine(day + timedelta(days=days), time(minute // 60, minute % 60), zone)
     return at.timestamp()
 
 
