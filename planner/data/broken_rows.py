@@ -73,8 +73,8 @@ class BrokenRows:
 
     def add(self, place: str, error: ValueError | UserError, record: object = None) -> None:
         """Note a broken record and its error. `record`: a value that identifies it where it may come again."""
-        told = error if isinstance(error, UserError) else _broken(str(error))
-        self._add(place, told, f"{place}: {_reason(told)}", record)
+        user_error = error if isinstance(error, UserError) else _broken(str(error))
+        self._add(place, user_error, f"{place}: {_reason(user_error)}", record)
 
     def add_row(self, row: Row) -> None:
         """Note a row that is no record."""
@@ -107,8 +107,8 @@ class BrokenRows:
             return
         self._refuse_template()
         first, *others = self._mistakes.values()
-        said = dict.fromkeys(each.error.hint for each in self._mistakes.values())
-        hints = [hint for hint in said if not any(other != hint and other.startswith(hint) for other in said)]
+        all_hints = dict.fromkeys(each.error.hint for each in self._mistakes.values())
+        hints = [hint for hint in all_hints if not any(other != hint and other.startswith(hint) for other in all_hints)]
         code = first.error.code if all(each.error.code == first.error.code for each in others) else _CODE
         what, numbers = "Records of the dataset are broken.", (f"{len(self)} of the first {seen} records", *self.lines)
         if len(self) == 1:
@@ -132,12 +132,12 @@ class BrokenRows:
                 hint="correct the template; or give another chat_template, or data as this one wants them",
             )
 
-    def end(self, given: int, seen: int) -> None:
-        """Refuse the job, or log what was broken, after all `seen` records, of which `given` became documents. Raises
+    def end(self, documents: int, seen: int) -> None:
+        """Refuse the job, or log what was broken, after all `seen` records, of which `documents` became documents. Raises
         UserError where none did."""
         self.refuse(seen)
         self.say()
-        if self._count and not given:
+        if self._count and not documents:
             self._refuse_template()
             raise UserError(
                 "All records of the dataset are broken or empty.",
@@ -160,8 +160,8 @@ class BrokenRows:
     def lines(self) -> tuple[str, ...]:
         """Each kind of mistake, in words; the last line counts the records with others."""
         more = len(self) - sum(each.count for each in self._mistakes.values())
-        found = tuple(map(str, self._mistakes.values()))
-        return (*found, f"and {counted(more, 'record')} with other mistakes") if more else found
+        texts = tuple(map(str, self._mistakes.values()))
+        return (*texts, f"and {counted(more, 'record')} with other mistakes") if more else texts
 
 
 def no_records(name: object, *, left_out: int) -> UserError:

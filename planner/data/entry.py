@@ -70,7 +70,7 @@ class PromptFormat(BaseModel):
         """The prompt of a record with this instruction, input (`more`) and system text."""
         texts = {"system": system or self.system, "input": more, "instruction": instruction}
         # One pass: a `{input}` in a record's own text is not replaced.
-        return _PLACES.sub(lambda found: texts[found[1]], self.with_input if more else self.without_input)
+        return _PLACES.sub(lambda place: texts[place[1]], self.with_input if more else self.without_input)
 
 
 _ALPACA = (
@@ -179,13 +179,15 @@ class DataEntry(BaseModel):
     def _as_before(self, others: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Without the later fields where they say nothing: so checkpoints from before these fields existed name an
         equal entry."""
-        found: dict[str, Any] = others(self)
-        return {key: value for key, value in found.items() if key not in _LATER or value is not None}
+        fields: dict[str, Any] = others(self)
+        return {key: value for key, value in fields.items() if key not in _LATER or value is not None}
 
     @property
     def learned(self) -> LearnedTurns | None:
         """Which turns are learned; None: those of the assistant that the chat template marks."""
-        if all(said is None for said in (self.roles_to_train, self.train_on_eos, self.train_on_eot, self.eot_tokens)):
+        if all(
+            setting is None for setting in (self.roles_to_train, self.train_on_eos, self.train_on_eot, self.eot_tokens)
+        ):
             return None
         named = ("assistant",) if self.roles_to_train is None else self.roles_to_train
         roles = {role for name in named if (role := role_of(self.roles.get(name, name))) is not None}
@@ -225,29 +227,29 @@ class DataEntry(BaseModel):
         if not (renamed or of_axolotl):
             return record
         taken = set(self.columns.values())
-        found = {key: value for key, value in record.items() if key not in taken and key not in self.columns}
-        found |= {ours: record[theirs] for ours, theirs in self.columns.items() if theirs in record}
-        found = as_axolotl(found) if of_axolotl else found
+        fields = {key: value for key, value in record.items() if key not in taken and key not in self.columns}
+        fields |= {ours: record[theirs] for ours, theirs in self.columns.items() if theirs in record}
+        fields = as_axolotl(fields) if of_axolotl else fields
         for column in ("messages", "conversations", "prompt", "completion"):
-            if isinstance(given := found.get(column), list):
-                messages = [self._message(message) for message in given]
+            if isinstance(listed := fields.get(column), list):
+                messages = [self._message(message) for message in listed]
                 messages = [*map(with_arguments, messages)] if of_axolotl else messages
-                found[column] = messages[self.drop_system and messages != [] and _is_system(messages[0]) :]
-        return found
+                fields[column] = messages[self.drop_system and messages != [] and _is_system(messages[0]) :]
+        return fields
 
     def _message(self, message: Any) -> Any:
         if not isinstance(message, dict):
             return message  # its reader reports what is wrong
         taken = set(self.message_keys.values())
-        found = {key: value for key, value in message.items() if key not in taken and key not in self.message_keys}
-        found |= {ours: message[theirs] for ours, theirs in self.message_keys.items() if theirs in message}
-        named = found.get("role") or found.get("from")
+        fields = {key: value for key, value in message.items() if key not in taken and key not in self.message_keys}
+        fields |= {ours: message[theirs] for ours, theirs in self.message_keys.items() if theirs in message}
+        named = fields.get("role") or fields.get("from")
         if isinstance(named, str) and named in self.roles:
-            found.pop("from", None)
-            found["role"] = self.roles[named]
+            fields.pop("from", None)
+            fields["role"] = self.roles[named]
         elif self.formatting is not None and self.roles:
-            found["role"] = f"no tag: {named}"
-        return found if self.split_thinking is None else with_thinking(found, self.split_thinking)
+            fields["role"] = f"no tag: {named}"
+        return fields if self.split_thinking is None else with_thinking(fields, self.split_thinking)
 
 
 def _is_system(message: object) -> bool:
@@ -275,12 +277,12 @@ _COLUMNS = ("messages", "conversations", "tools")
 def as_axolotl(record: dict[str, Any]) -> dict[str, Any]:
     """A record with offmate's names, without keys that are null. Where messages, tools or a tool's parameters are
     texts, they are parsed as JSON, whose nulls stay. Raises ValueError."""
-    found: dict[str, Any] = _without_nulls(record)
+    cleaned: dict[str, Any] = _without_nulls(record)
     for column in _COLUMNS:
-        _read_in(found, column, column)
-    for tool in _objects(found.get("tools")):
+        _read_in(cleaned, column, column)
+    for tool in _objects(cleaned.get("tools")):
         _read_in(tool.get("function"), "parameters", "parameters of a tool")
-    return found
+    return cleaned
 
 
 def with_arguments(message: Any) -> Any:
@@ -303,11 +305,11 @@ def _objects(value: Any) -> list[dict[str, Any]]:
 
 def _read_in(place: Any, key: str, what: str) -> None:
     """Replace a text under a key by the JSON value in it."""
-    if isinstance(place, dict) and isinstance(said := place.get(key), str):
+    if isinstance(place, dict) and isinstance(text := place.get(key), str):
         try:
-            place[key] = json_in(said)
+            place[key] = json_in(text)
         except ValueError as error:
-            raise ValueError(f"axolotl reads {what} as JSON, and {shown(said, 80)} {error}") from None
+            raise ValueError(f"axolotl reads {what} as JSON, and {shown(text, 80)} {error}") from None
 
 
 # ---- splits answers that begin with the assistant's thoughts into thoughts and answer: axolotl's `split_thinking`
@@ -326,13 +328,13 @@ def with_thinking(message: dict[str, Any], key: str) -> dict[str, Any]:
     the content becomes the text behind it, or the solution in that text. Raises ValueError where words would be lost,
     which axolotl drops silently."""
     name = "content" if message.get("content") is not None else "value"
-    said = message.get(name)
-    if role_of(str(message.get("role") or message.get("from"))) != "assistant" or not isinstance(said, str):
+    content = message.get(name)
+    if role_of(str(message.get("role") or message.get("from"))) != "assistant" or not isinstance(content, str):
         return message
-    begin, end = next((marks for marks in _THOUGHTS if marks[0] in said and marks[1] in said), ("", ""))
+    begin, end = next((marks for marks in _THOUGHTS if marks[0] in content and marks[1] in content), ("", ""))
     if not begin:
         return message
-    before, _, behind = said.partition(begin)
+    before, _, behind = content.partition(begin)
     thought, ended, answer = behind.partition(end)
     answer = answer.lstrip()
     lost = [before]
@@ -342,7 +344,7 @@ def with_thinking(message: dict[str, Any], key: str) -> dict[str, Any]:
         ended, lost, answer = ended and closed, [*lost, before, behind], answer.strip()
     if not ended:
         turned = f"an answer has {end} before {begin}, or a solution that ends before it begins"
-        raise ValueError(f"{turned}: {shown(said, 80)}")
+        raise ValueError(f"{turned}: {shown(content, 80)}")
     if words := next((words.strip() for words in lost if words.strip()), None):
         raise ValueError(f"split_thinking leaves out {shown(words, 80)}, which stands outside of thought and solution")
     return {**message, key: thought.strip(), name: answer}

@@ -83,9 +83,9 @@ class _Text:
     def skip_blank(self) -> None:
         """Go on with the next character that is no space."""
         while True:
-            found = _BLANK.match(self.text, self.at)
-            assert found is not None
-            self.pass_to(found.end())
+            blank = _BLANK.match(self.text, self.at)
+            assert blank is not None
+            self.pass_to(blank.end())
             if self.at < len(self.text) or not self.more():
                 return
 
@@ -148,10 +148,10 @@ class _CutError(Exception):
 def _skip_blank_lines(text: _Text) -> None:
     """Go on with the next line that is not blank, from its beginning: error positions count from there."""
     while True:
-        found = _BLANK.match(text.text, text.at)
-        assert found is not None
-        if found.end() < len(text.text):
-            text.pass_to(max(text.at, text.text.rfind("\n", text.at, found.end()) + 1))
+        blank = _BLANK.match(text.text, text.at)
+        assert blank is not None
+        if blank.end() < len(text.text):
+            text.pass_to(max(text.at, text.text.rfind("\n", text.at, blank.end()) + 1))
             return
         if not text.more():
             text.pass_to(len(text.text))

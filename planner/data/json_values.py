@@ -60,11 +60,11 @@ class JsonValues:
         self._twice = None
 
     def _object(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) != len(pairs) and self._twice is None:
+        members = dict(pairs)
+        if len(members) != len(pairs) and self._twice is None:
             names = [name for name, _ in pairs]
             self._twice = next(name for name in names if names.count(name) > 1)
-        return found
+        return members
 
 
 def _depth(value: Any) -> int:

@@ -60,22 +60,22 @@ def local_data(path: Path) -> LocalData:
         return _saved(path)
     if (path / "dataset_dict.json").is_file():  # DatasetDict.save_to_disk
         return local_data(path / "train")
-    found = [path] if path.is_file() else _files_in(path)
-    if not found:
+    files = [path] if path.is_file() else _files_in(path)
+    if not files:
         raise FileNotFoundError(f"{path} holds no {_SUFFIXES} file")
     if path.is_file() and path.suffix.lower() not in KINDS:
         raise ValueError(f"{path} is none of {_SUFFIXES}")
-    kinds = Counter(KINDS[file.suffix.lower()] for file in found)
+    kinds = Counter(KINDS[file.suffix.lower()] for file in files)
     if len(kinds) > 1:
         counts = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
         raise ValueError(f"{path} mixes file types: {counts}; list the files as separate entries of dataset")
-    return LocalData(kind=next(iter(kinds)), files=tuple(found))
+    return LocalData(kind=next(iter(kinds)), files=tuple(files))
 
 
 def _files_in(folder: Path) -> list[Path]:
     """The data files in a folder and its subfolders, ordered by name. Raises ValueError where some data files cannot be
     read, or where the names show files to train on and files of other splits."""
-    found = []
+    files = []
     for file in sorted(folder.rglob("*")):
         parts = file.relative_to(folder).parts
         hidden = any(part.startswith((".", "__")) for part in parts) or file.name in _NO_DATA
@@ -86,15 +86,15 @@ def _files_in(folder: Path) -> list[Path]:
         if file.suffix.lower() in _NOT_READ:
             raise ValueError(f"{folder} has {file.relative_to(folder)}, and such tables are not read; take it out")
         if file.suffix.lower() in KINDS:
-            found.append(file)
-    names = [file.relative_to(folder).as_posix() for file in found]
+            files.append(file)
+    names = [file.relative_to(folder).as_posix() for file in files]
     held_out = [name for name in names if _HELD_OUT.search(name)]
     if held_out and any(_TRAIN.search(name) for name in names):
         raise ValueError(
             f"{folder} has files to train on, and others by their names to test on: {', '.join(held_out[:5])}; name "
             "those that are meant as entries of dataset"
         )
-    return found
+    return files
 
 
 def _saved(folder: Path) -> LocalData:

@@ -25,8 +25,8 @@ def near(name: str, kind: Kind, folder: Path) -> tuple[str, ...]:
     paths = difflib.get_close_matches(name, list(places.values()), n=_SHOWN)
     last = {place: Path(path).stem for place, path in places.items()}
     names = difflib.get_close_matches(Path(name).stem, list(dict.fromkeys(last.values())), n=_SHOWN, cutoff=0.7)
-    found = [f"./{path}" for path in paths] + [place for one in names for place in last if last[place] == one]
-    return tuple(dict.fromkeys(found))[:_SHOWN]
+    similar = [f"./{path}" for path in paths] + [place for stem in names for place in last if last[place] == stem]
+    return tuple(dict.fromkeys(similar))[:_SHOWN]
 
 
 def near_path(path: Path, kind: Kind, folder: Path) -> tuple[str, ...]:
@@ -34,8 +34,8 @@ def near_path(path: Path, kind: Kind, folder: Path) -> tuple[str, ...]:
     folder. They are written as by `near`, or in full where they are outside of `folder`."""
     with suppress(OSError):
         beside = {place.name: place for place in islice(path.parent.iterdir(), _MOST) if _serves(place, kind)}
-        if found := difflib.get_close_matches(path.name, list(beside), n=_SHOWN):
-            return tuple(_told(beside[name], folder) for name in found)
+        if similar := difflib.get_close_matches(path.name, list(beside), n=_SHOWN):
+            return tuple(_told(beside[name], folder) for name in similar)
     return near(_told(path, folder).removeprefix("./"), kind, folder)
 
 
@@ -50,12 +50,12 @@ def _serves(path: Path, kind: Kind) -> bool:
 
 
 def _places(folder: Path, kind: Kind) -> Iterator[str]:
-    left = _MOST
+    names_left = _MOST
     for path, folders, files in os.walk(folder):
         here = Path(path).relative_to(folder)
         folders[:] = sorted(name for name in folders if not name.startswith(".")) if len(here.parts) < _DEEPEST else []
-        left -= len(folders) + len(files)
-        if left < 0:
+        names_left -= len(folders) + len(files)
+        if names_left < 0:
             return
         if here.parts and (kind == "dataset" or "config.json" in files):
             yield here.as_posix()

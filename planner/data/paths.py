@@ -55,8 +55,8 @@ def path_or_id(text: object, folder: Path | None, what: str, kind: Kind = "model
         return text
     path = Path(resolve(text, folder))
     if not path.exists():
-        found = near_path(path, kind, folder) if folder is not None else ()
-        meant = f"; did you mean {' or '.join(found)}?" if found else ""
+        similar = near_path(path, kind, folder) if folder is not None else ()
+        meant = f"; did you mean {' or '.join(similar)}?" if similar else ""
         raise FileNotFoundError(f"there is no {what} at {path}{meant}")
     return path
 

@@ -50,13 +50,13 @@ class Reader:
 
     def __iter__(self) -> Iterator[Row]:
         """The rows, in order. Raises OSError, and ValueError for a file that cannot be read to its end."""
-        kind, left, taken = self._data.kind, self._most_bytes, self._data.columns
-        rows_left = sys.maxsize if left is None else _ROWS
+        kind, bytes_left, taken = self._data.kind, self._most_bytes, self._data.columns
+        rows_left = sys.maxsize if bytes_left is None else _ROWS
         is_table = kind in ("parquet", "arrow")
         for path in self._data.files:
             with path.open("rb", buffering=0) as file:
-                part = _Beginning(file, None if is_table else left)
-                limit = _Limit(left) if is_table and left is not None else None
+                part = _Beginning(file, None if is_table else bytes_left)
+                limit = _Limit(bytes_left) if is_table and bytes_left is not None else None
                 rows = rows_of(
                     path.name,
                     io.BufferedReader(part),
@@ -73,7 +73,7 @@ class Reader:
                             break
                         if row.record is not None and taken is not None:
                             row = Row(row.place, {key: row.record[key] for key in taken if key in row.record})
-                        if row.record is not None and left is not None:
+                        if row.record is not None and bytes_left is not None:
                             self.columns |= dict.fromkeys(row.record)
                         yield row
             if taken is not None:
@@ -81,8 +81,8 @@ class Reader:
             self.whole &= part.whole and rows_left >= 0 and not (limit and limit.reached)
             if rows_left < 0:
                 return
-            if left is not None:
-                left = max(0, left - (limit.bytes if limit else part.taken))
+            if bytes_left is not None:
+                bytes_left = max(0, bytes_left - (limit.bytes if limit else part.taken))
 
     def records(self, start: int = 0, stop: int | None = None) -> Iterator[Row]:
         """The rows from record `start` to before record `stop`, numbered from 0. Rows that are no records have no
@@ -241,16 +241,16 @@ def _parquet_batches(file: BinaryIO, columns: dict[str, None]) -> Iterator[Any]:
         columns |= dict.fromkeys(content.schema_arrow.names)
         rows, most = 1, _TABLE_ROWS
         for group in range(content.num_row_groups):
-            given, is_over = 0, False
+            yielded, is_over = 0, False
             while not is_over:
-                passed = given
+                passed = yielded
                 for batch in content.iter_batches(rows, row_groups=[group]):
                     if passed >= batch.num_rows:
                         passed -= batch.num_rows
                         continue
                     better = batch.num_rows * _BATCH_BYTES // max(1, batch.nbytes)
                     batch, passed = batch.slice(passed), 0
-                    given += batch.num_rows
+                    yielded += batch.num_rows
                     yield batch
                     if rows > 1 and better < rows // 2:
                         rows = most = max(1, better)

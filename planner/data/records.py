@@ -169,23 +169,23 @@ def _message(entry: object) -> Message:
 def _trained(entry: Mapping[str, object]) -> dict[str, bool]:
     """Whether the record says that a turn is learned: by `train` (axolotl's), or by `weight: 0` (OpenAI's, whose 1 says
     nothing)."""
-    given = {key: entry[key] for key in ("train", "weight") if entry.get(key) is not None}
-    for key, value in given.items():
+    marks = {key: entry[key] for key in ("train", "weight") if entry.get(key) is not None}
+    for key, value in marks.items():
         if value not in (0, 1):  # True and False are 1 and 0
             raise ValueError(f"a message's {key} is 0 or 1 (false or true), this is {shown(value, 80)}")
-    if not all(given.values()):
+    if not all(marks.values()):
         return {"train": False}
-    return {"train": True} if "train" in given else {}
+    return {"train": True} if "train" in marks else {}
 
 
 def _calls(content: object) -> list[dict[str, Any]]:
     """The tool calls that a turn's JSON holds: one object with name and arguments, or a list of them."""
     try:
-        found = json_in(_content(content))
+        parsed = json_in(_content(content))
     except ValueError as error:
         what = f"a function_call is JSON with name and arguments, this is {shown(content, 80)}"
         raise ValueError(f"{what}, which {error}") from None
-    calls = found if isinstance(found, list) else [found]
+    calls = parsed if isinstance(parsed, list) else [parsed]
     if not all(isinstance(call, dict) and isinstance(call.get("name"), str) for call in calls):
         raise ValueError(f"a function_call has a name and arguments, this is {shown(content, 80)}")
     return [{"type": "function", "function": call} for call in calls]
@@ -255,7 +255,7 @@ def tokens_of(record: Record, *, prompts: bool = False) -> tuple[list[int], list
     a label (`labels`, -100 for none), else those of TRL's masks (`completion_mask`, `assistant_masks`), else all.
     `prompts`: ignore `completion_mask`. Raises ValueError."""
     tokens = _numbers(record, "input_ids", None)
-    labels, there = (_numbers(record, column, len(tokens)) for column in ("labels", "attention_mask"))
+    labels, attention = (_numbers(record, column, len(tokens)) for column in ("labels", "attention_mask"))
     masks = [mask for column in _MASKS[prompts:] if (mask := _numbers(record, column, len(tokens)))]
     if labels:
         learned = [label != _NOT_LEARNED for label in labels]
@@ -265,9 +265,12 @@ def tokens_of(record: Record, *, prompts: bool = False) -> tuple[list[int], list
                 raise ValueError(f"labels are the tokens of input_ids, or -100 where one is not learned; {what}")
     else:
         learned = [all(marks) for marks in zip(*masks, strict=True)] if masks else [True] * len(tokens)
-    if there and not all(there):
-        first, past = there.index(1) if 1 in there else 0, len(there) - there[::-1].index(1) if 1 in there else 0
-        if not all(there[first:past]):
+    if attention and not all(attention):
+        first, past = (
+            attention.index(1) if 1 in attention else 0,
+            len(attention) - attention[::-1].index(1) if 1 in attention else 0,
+        )
+        if not all(attention[first:past]):
             raise ValueError("attention_mask leaves out tokens that are no padding")
         return tokens[first:past], learned[first:past]
     return tokens, learned
