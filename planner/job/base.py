@@ -65,45 +65,45 @@ def base_files(job: Job, parts: Iterable[Part] = PARTS) -> dict[Path, Part]:
     """The local files that loading the job's model and tokenizer reads now. Raises UserError `weights-not-usable`,
     OSError."""
     model, tokenizer = Path(job.model), Path(job.tokenizer)
-    found: dict[Path, Part] = {}
+    part_of: dict[Path, Part] = {}
     if is_local(job.tokenizer):
         patterns = (*TOKENIZER, "additional_chat_templates/*", "config.json")
-        found |= dict.fromkeys(_matching(tokenizer, patterns), "tokenizer")
+        part_of |= dict.fromkeys(_matching(tokenizer, patterns), "tokenizer")
     if is_local(job.model):
-        found |= dict.fromkeys(_matching(model, _CONFIG), "config")
+        part_of |= dict.fromkeys(_matching(model, _CONFIG), "config")
         if "weights" in parts and model.is_dir():
             files = weight_files(model) or sorted(model.glob("*.safetensors"))
-            found |= dict.fromkeys((*filter(Path.is_file, files), *_matching(model, _WEIGHTS)), "weights")
-    return {file: part for file, part in found.items() if part in parts}
+            part_of |= dict.fromkeys((*filter(Path.is_file, files), *_matching(model, _WEIGHTS)), "weights")
+    return {file: part for file, part in part_of.items() if part in parts}
 
 
 def freeze_base(job: Job, runs: Path) -> dict[str, dict[str, Any]]:
     """What identifies the job's base (`Base`). `runs`: the folder of all runs, whose notes have the hashes of files
     that were read before. More than `AT_ONCE_BYTES` of weights are left unread. Raises UserError, OSError."""
     base = {str(file): _told(file, part) for file, part in base_files(job).items()}
-    weights = {path: told for path, told in base.items() if told["part"] == "weights"}
-    if sum(told["bytes"] for told in weights.values()) > AT_ONCE_BYTES:
-        for path, told in weights.items():
-            told["glance"] = _glance(Path(path), told["bytes"])
+    weights = {path: note for path, note in base.items() if note["part"] == "weights"}
+    if sum(note["bytes"] for note in weights.values()) > AT_ONCE_BYTES:
+        for path, note in weights.items():
+            note["glance"] = _glance(Path(path), note["bytes"])
     _fill_in(base, _known(runs))
-    much = sum(told["bytes"] for told in weights.values() if told["hash"] is None) > AT_ONCE_BYTES
-    _read({path: told for path, told in base.items() if not (much and told["part"] == "weights")})
+    much = sum(note["bytes"] for note in weights.values() if note["hash"] is None) > AT_ONCE_BYTES
+    _read({path: note for path, note in base.items() if not (much and note["part"] == "weights")})
     return base
 
 
 def left_for_later(base: Base) -> tuple[str, ...]:
     """A note on files that are not read yet, where there are any."""
-    left = [told["bytes"] for told in base.values() if told["hash"] is None]
-    if not left:
+    sizes = [note["bytes"] for note in base.values() if note["hash"] is None]
+    if not sizes:
         return ()
-    size = format_bytes(sum(left))
+    size = format_bytes(sum(sizes))
     return (f"the weights of the base, {size}, are read when the job is planned, to notice when they change",)
 
 
 def content_of(base: Base) -> dict[str, Any]:
     """A value that is equal for files of equal content, whether all of it was read or not, and whenever they were
     written."""
-    return {path: [told["bytes"], told.get("glance") or told["hash"]] for path, told in base.items()}
+    return {path: [note["bytes"], note.get("glance") or note["hash"]] for path, note in base.items()}
 
 
 def check_base(
@@ -128,20 +128,23 @@ def check_base(
     changes += [f"{path}: it is gone" for path in sorted(before.keys() - now.keys()) if not Path(path).exists()]
     unread: dict[str, dict[str, Any]] = {}
     for path in sorted(now.keys() & before.keys()):
-        told, noted = now[path], before[path]
-        if told["bytes"] != noted["bytes"]:
-            changes.append(f"{path}: {noted['bytes']} bytes, now {told['bytes']}")
-        elif noted["hash"] is None and told["status"][:2] != noted["status"][:2]:
+        current, noted = now[path], before[path]
+        if current["bytes"] != noted["bytes"]:
+            changes.append(f"{path}: {noted['bytes']} bytes, now {current['bytes']}")
+        elif noted["hash"] is None and current["status"][:2] != noted["status"][:2]:
             changes.append(f"{path}: it was written to before the job was planned")
-        elif noted["hash"] is None or told["status"] != noted["status"]:
-            unread[path] = told
+        elif noted["hash"] is None or current["status"] != noted["status"]:
+            unread[path] = current
     if not changes:
         _fill_in(unread, _known(runs) if unread else {})
-        if most_bytes is not None and sum(told["bytes"] for told in unread.values() if not told["hash"]) > most_bytes:
+        if (
+            most_bytes is not None
+            and sum(current["bytes"] for current in unread.values() if not current["hash"]) > most_bytes
+        ):
             return base
         _read(unread)
-        for path, told in unread.items():
-            if before[path]["hash"] not in (None, told["hash"]):
+        for path, current in unread.items():
+            if before[path]["hash"] not in (None, current["hash"]):
                 changes.append(f"{path}: other content")
     if changes:
         more = [f"and {len(changes) - _SHOWN} more"] if len(changes) > _SHOWN else []
@@ -152,7 +155,7 @@ def check_base(
             numbers=(*changes[:_SHOWN], *more),
             hint=f"put them back, or {hint}",
         )
-    return {**base, **{path: {**before[path], **told} for path, told in unread.items()}}
+    return {**base, **{path: {**before[path], **current} for path, current in unread.items()}}
 
 
 class Run(Protocol):
@@ -199,34 +202,34 @@ def _status(of: os.stat_result) -> list[int]:
 
 
 def _fill_in(files: Mapping[str, dict[str, Any]], known: Mapping[tuple[int, ...], str]) -> None:
-    for told in files.values():
-        told["hash"] = known.get((told["bytes"], *told["status"]))
+    for note in files.values():
+        note["hash"] = known.get((note["bytes"], *note["status"]))
 
 
 def _known(runs: Path) -> dict[tuple[int, ...], str]:
     """(Size, status) of a file that one of the newest runs has read -> its hash."""
-    found: dict[tuple[int, ...], str] = {}
+    hashes: dict[tuple[int, ...], str] = {}
     numbers = sorted((int(run.name) for run in runs.iterdir() if run.name.isdigit()), reverse=True)
     for number in numbers[:_RUNS_ASKED]:
         with suppress(OSError, LookupError, TypeError, AttributeError):  # the file is gone, or not as we write it
-            for told in (json_object((runs / str(number) / "base.json").read_bytes()) or {}).values():
-                if told["hash"] is not None and told["status"] is not None:
-                    found[(told["bytes"], *told["status"])] = told["hash"]
-    return found
+            for note in (json_object((runs / str(number) / "base.json").read_bytes()) or {}).values():
+                if note["hash"] is not None and note["status"] is not None:
+                    hashes[(note["bytes"], *note["status"])] = note["hash"]
+    return hashes
 
 
 def _read(files: Mapping[str, dict[str, Any]]) -> None:
     """Note the hash of each file that has none. Its status becomes None where it was too new to show a later change, or
     changed while the file was read."""
-    unread = [path for path, told in files.items() if told["hash"] is None]
+    unread = [path for path, note in files.items() if note["hash"] is None]
     if (size := sum(files[path]["bytes"] for path in unread)) > AT_ONCE_BYTES:
         log.info("base: %s are read to know their content", format_bytes(size))
     began_ns = time.time_ns()
     with ThreadPoolExecutor(_THREADS) as threads:
         for path, digest in zip(unread, threads.map(_hash, unread), strict=True):
-            told = files[path]
-            settled = max(told["status"][:2]) < began_ns - _SETTLED_NS and _status(Path(path).stat()) == told["status"]
-            told |= {"hash": digest, "status": told["status"] if settled else None}
+            note = files[path]
+            settled = max(note["status"][:2]) < began_ns - _SETTLED_NS and _status(Path(path).stat()) == note["status"]
+            note |= {"hash": digest, "status": note["status"] if settled else None}
 
 
 def _hash(path: str) -> str:

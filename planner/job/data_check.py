@@ -53,19 +53,19 @@ def check_data(job: Job, looking_at: Callable[[str], None] = lambda _: None) -> 
     for entries in corpora:
         useless: list[tuple[str, ...] | None] = []
         for entry in entries:
-            told = None
+            lines = None
             if is_local(entry.path):
                 looking_at(f"the dataset {entry.path}")
                 with wrong.apart():
-                    told = _check_entry(entry, job)
-            useless.append(told)
+                    lines = _check_entry(entry, job)
+            useless.append(lines)
         if useless and None not in useless:
             wrong.found.append(
                 UserError(
                     "The dataset has nothing to train on.",
                     code="nothing-to-train",
                     exit_code=Exit.USAGE,
-                    numbers=tuple(line for told in useless for line in told or ()),
+                    numbers=tuple(line for lines in useless for line in lines or ()),
                     hint="give data with texts to learn",
                 )
             )
@@ -280,11 +280,11 @@ def _has_template(job: Job) -> bool:
         return True
 
 
-def _unreadable(path: Path, told: str, hint: str) -> UserError:
+def _unreadable(path: Path, reason: str, hint: str) -> UserError:
     return UserError(
         f"Cannot read the dataset {path}.",
         code="dataset-unreadable",
         exit_code=Exit.USAGE,
         hint=hint,
-        numbers=(told,),
+        numbers=(reason,),
     )

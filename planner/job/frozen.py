@@ -37,13 +37,13 @@ def fingerprint(job: Job, frozen: Frozen, checkpoint: Path | None = None) -> str
 
 def package_versions() -> dict[str, str]:
     """The versions of `PACKAGES`, without those that are not installed."""
-    found = {}
+    versions = {}
     for name in PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def changed_packages(before: Mapping[str, str] | None) -> tuple[str, ...]:
@@ -79,9 +79,9 @@ def check_frozen(
     gone = (path for path in frozen.keys() - now if any(Path(path).is_relative_to(place) for place in places))
     changes += [f"{path}: it is gone" for path in sorted(gone) if not Path(path).exists()]
     for path in sorted(now & frozen.keys()):
-        told = _told(Path(path))
-        if told != frozen[path] and not _is_as_before(Path(path), frozen[path]):
-            before, after = frozen[path]["bytes"], told["bytes"]
+        current = _told(Path(path))
+        if current != frozen[path] and not _is_as_before(Path(path), frozen[path]):
+            before, after = frozen[path]["bytes"], current["bytes"]
             changes.append(f"{path}: " + (f"{before} bytes, now {after}" if before != after else "other content"))
     if changes:
         more = [f"and {len(changes) - _SHOWN} more"] if len(changes) > _SHOWN else []
@@ -122,7 +122,7 @@ def _is_as_before(path: Path, before: Mapping[str, Any]) -> bool:
 
 def _files(job: Job) -> list[Path]:
     """The local files of all entries, and of the adapter that the job continues, without missing ones."""
-    found: dict[Path, None] = {}
+    files: dict[Path, None] = {}
     for entry in (*job.data, *job.eval_data):
         path = Path(entry.path)
         if is_local(entry.path) and path.exists():
@@ -130,11 +130,11 @@ def _files(job: Job) -> list[Path]:
                 data = local_data(path)
             except (OSError, ValueError):  # the data are no longer readable
                 continue
-            found |= dict.fromkeys(data.files)
+            files |= dict.fromkeys(data.files)
     if job.adapter_name_or_path is not None:
         parts = (Path(job.adapter_name_or_path) / name for name in (CONFIG, WEIGHTS))
-        found |= dict.fromkeys(part for part in parts if part.is_file())
-    return list(found)
+        files |= dict.fromkeys(part for part in parts if part.is_file())
+    return list(files)
 
 
 def _told(file: Path) -> dict[str, Any]:

@@ -16,8 +16,8 @@ def of_hub(job: Job) -> tuple[tuple[str, str, Kind], ...]:
     named: list[tuple[str, str, Kind]] = [("model", job.model, "model"), ("tokenizer", job.tokenizer, "model")]
     for key, entries in (("dataset", job.data), ("eval_dataset", job.eval_data)):
         named += [(key, entry.path, "dataset") for entry in entries]
-    told = {(name, kind): (key, name, kind) for key, name, kind in reversed(named) if not is_local(name)}
-    return tuple(reversed(told.values()))
+    unique = {(name, kind): (key, name, kind) for key, name, kind in reversed(named) if not is_local(name)}
+    return tuple(reversed(unique.values()))
 
 
 def taken_from_hub(job: Job) -> tuple[str, ...]:
@@ -34,8 +34,8 @@ def taken_from_hub(job: Job) -> tuple[str, ...]:
 def no_such_name(key: str, name: str, kind: Kind, folder: Path | None, why: UserError) -> UserError:
     """The error of a name that is no path and has no download, while the hub does not answer (`why`). Similar names are
     searched for below `folder`, the job file's folder."""
-    found = () if folder is None else near(name, kind, folder)
-    meant = f"did you mean {' or '.join(found)}? Else " if found else ""
+    similar = () if folder is None else near(name, kind, folder)
+    meant = f"did you mean {' or '.join(similar)}? Else " if similar else ""
     what = "folder" if kind == "model" else "file or folder"
     return UserError(
         f"{key}: there is no {what} {name}, and the Hugging Face hub cannot be asked for it.",

@@ -36,22 +36,22 @@ def imported(text: str, folder: Path, name: str) -> str:
     source = read_yaml(text, name)
     known = tool_of(source.values)
     tool, table = (V1, LLAMA_FACTORY_V1) if is_v1(source.values) else (known.name, known.keys)
-    given = {CANONICAL.get(key, key): key for key in source.values if key in CANONICAL}
+    file_keys = {CANONICAL.get(key, key): key for key in source.values if key in CANONICAL}
     for key in source.values:  # a tool's own meaning of a name comes before all others
         meaning = table.get(key)
         if meaning is not None and meaning.kind == "honoured" and meaning.text in Job.model_fields:
-            given.setdefault(meaning.text, key)
+            file_keys.setdefault(meaning.text, key)
     values = job.model_dump(mode="json", exclude_defaults=False)
     whose = tool if tool == V1 else f"{tool}'s"
     lines = [f"# {name}, a file of {whose}, in offmate's words." if tool else f"# {name}, in offmate's words."]
     for key in Job.model_fields:
         if key not in job.model_fields_set or (key == "tokenizer" and job.tokenizer == job.model):
             continue
-        said = given.get(key)
-        value = _plain(key, values[key], source.values.get(said) if said else None)
-        lines.append(_line(key, value, _comment(key, said or _read_from(key, source.values), tool)))
-    kept = [note for note in notes if not note.startswith((_RENAMED, "the file reads as"))]
-    lines += ["", *(f"# {note}" for note in kept)] if kept else []
+        file_key = file_keys.get(key)
+        value = _plain(key, values[key], source.values.get(file_key) if file_key else None)
+        lines.append(_line(key, value, _comment(key, file_key or _read_from(key, source.values), tool)))
+    kept_notes = [note for note in notes if not note.startswith((_RENAMED, "the file reads as"))]
+    lines += ["", *(f"# {note}" for note in kept_notes)] if kept_notes else []
     return "\n".join(lines) + "\n"
 
 
@@ -59,10 +59,10 @@ def _read_from(key: str, file: Mapping[str, object]) -> str | None:
     return ", ".join(name for name in _READ_FROM.get(key, ()) if file.get(name) not in SWITCHED_OFF) or None
 
 
-def _comment(key: str, said: str | None, tool: str) -> str:
-    if said is None:
+def _comment(key: str, file_key: str | None, tool: str) -> str:
+    if file_key is None:
         return f"what {tool} does where nothing is said" if tool else "what follows from the other keys"
-    return "" if said == key else f"{said} in the file"
+    return "" if file_key == key else f"{file_key} in the file"
 
 
 def _plain(key: str, value: Any, written: object) -> Any:

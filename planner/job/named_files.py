@@ -34,13 +34,13 @@ _TOKENIZER_FILES = (
 
 def folders(value: object, folder: Path | None) -> tuple[str, ...]:
     """One path or a list of them, absolute; they need not exist. Raises ValueError where one comes twice."""
-    found = tuple(resolve(text, folder) for text in (value if isinstance(value, (list, tuple)) else [value]))
+    paths = tuple(resolve(text, folder) for text in (value if isinstance(value, (list, tuple)) else [value]))
     seen: dict[str, str] = {}
-    for path in found if folder is not None else ():
+    for path in paths if folder is not None else ():
         if (real := os.path.realpath(path)) in seen:
             raise ValueError(f"{path} is there twice{'' if seen[real] == path else f', as {seen[real]}'}")
         seen[real] = path
-    return found
+    return paths
 
 
 def local_model(text: object, folder: Path | None) -> str:
@@ -77,7 +77,7 @@ def local_dataset(value: object, folder: Path | None) -> tuple[str | DataEntry, 
         for entry in read:
             data_finder(folder)(entry.path if isinstance(entry, DataEntry) else entry)
         return tuple(read)
-    return tuple(found for entry in entries for found in read_entry(entry, data_finder(folder)))
+    return tuple(named for entry in entries for named in read_entry(entry, data_finder(folder)))
 
 
 def local_file_or_template(text: object, folder: Path | None) -> str:
@@ -151,16 +151,16 @@ def resolve_paths(
         try:
             values[key] = find(values[key], folder)
         except (OSError, TypeError, ValueError) as error:
-            found: list[tuple[int | None, Exception]] = [*_wrong_entries(find, values[key], folder)]
-            for entry, wrong in found or [(None, error)]:
+            wrong_entries: list[tuple[int | None, Exception]] = [*_wrong_entries(find, values[key], folder)]
+            for entry, wrong in wrong_entries or [(None, error)]:
                 code = next(code for kind, code in _PATH_CODES.items() if isinstance(wrong, kind))
                 mistake = source.mistake(name_of(key), code, str(wrong))
                 if mistake.line is not None and entry is not None:
                     mistake = replace(mistake, line=source.lines.get(f"{name_of(key)}[{entry}]", mistake.line))
                 mistakes.append(mistake)
     for key in ("model", "tokenizer") if folder is not None else ():
-        said, place = values.get(f"{key}_revision"), str(values.get(key, ""))
-        if said not in (None, "main") and place.startswith("/"):
+        revision, place = values.get(f"{key}_revision"), str(values.get(key, ""))
+        if revision not in (None, "main") and place.startswith("/"):
             text = f"it is of a {key} on the hub, and {place} is a folder; leave this key out"
             mistakes.append(source.mistake(name_of(f"{key}_revision"), "bad-value", text))
     if only_planned:

@@ -20,8 +20,8 @@ def all_warmup(schedule: str, warmup_steps: float, steps: int) -> str | None:
     return f"warmup_steps is {warmup_steps:g}, and {run}: {rises}; below 1 it is a share of all steps, such as 0.1."
 
 
-def notes_of(values: Mapping[str, Any], given: Collection[str]) -> tuple[str, ...]:
-    """The notes on a job with these values, by canonical key; `given`: the keys that its file sets."""
+def notes_of(values: Mapping[str, Any], set_keys: Collection[str]) -> tuple[str, ...]:
+    """The notes on a job with these values, by canonical key; `set_keys`: the keys that its file sets."""
     notes = []
     if values["gradient_checkpointing"] is not None:
         notes.append("gradient_checkpointing: the planner decides it, block by block; the value is not used.")
@@ -40,8 +40,8 @@ def notes_of(values: Mapping[str, Any], given: Collection[str]) -> tuple[str, ..
     optimizer = OPTIMIZERS[values["optim"]]
     notes += optimizer.notes(values)
     for other in dict.fromkeys(kind for kind in OPTIMIZERS.values() if kind is not optimizer):
-        notes += [f"{key} is not used: it is of optim: {other.kind}." for key in other.keys if key in given]
-    if values["max_steps"] is not None and "num_train_epochs" in given:
+        notes += [f"{key} is not used: it is of optim: {other.kind}." for key in other.keys if key in set_keys]
+    if values["max_steps"] is not None and "num_train_epochs" in set_keys:
         notes.append(f"max_steps ({values['max_steps']}) decides the length; num_train_epochs is not used.")
     if (steps := values["max_steps"]) is not None:
         notes += filter(None, [all_warmup(values["lr_scheduler_type"], values["warmup_steps"], steps)])

@@ -66,20 +66,20 @@ class Place:
             parents = [parent for parent in self.folder.parents if not parent.exists()]
             undo.callback(_remove_empty, [self.folder, *parents] if not self.folder.exists() else [])
             undo.callback(probe.clear)
-            made = probe.begin()
-            _write(made / _LONG)
-            sync(made)
-            if made.parent == self.folder:
-                _put(made / _LONG, self.folder / f"{probe._name}{_LONG}")
+            staging = probe.begin()
+            _write(staging / _LONG)
+            sync(staging)
+            if staging.parent == self.folder:
+                _put(staging / _LONG, self.folder / f"{probe._name}{_LONG}")
                 (self.folder / f"{probe._name}{_LONG}").unlink()
             else:
                 with contextlib.suppress(FileExistsError):  # another submission may try it at the same time
                     self.folder.mkdir()  # fails for a name too long, or with characters that this disk does not allow
                     self.folder.rmdir()
-                made.rename(made.with_name(f"{made.name}-"))
-                made.with_name(f"{made.name}-").rename(made)
-            sync(made.parent)
-            free = shutil.disk_usage(made).free
+                staging.rename(staging.with_name(f"{staging.name}-"))
+                staging.with_name(f"{staging.name}-").rename(staging)
+            sync(staging.parent)
+            free = shutil.disk_usage(staging).free
         if free < needed_bytes:
             raise UserError(
                 f"The disk of the output folder {self.folder} has no room for the trained model.",
@@ -94,45 +94,45 @@ class Place:
         Raises OSError."""
         self.clear()
         self.folder.parent.mkdir(parents=True, exist_ok=True)
-        made = (self.folder if self.folder.is_dir() else self.folder.parent) / self._name
-        made.mkdir()
-        return made
+        staging = (self.folder if self.folder.is_dir() else self.folder.parent) / self._name
+        staging.mkdir()
+        return staging
 
-    def finish(self, made: Path, *, run: str, step: int) -> None:
-        """Put the content of `made`, the folder from `begin`, in place, all or nothing. `run` and `step` are noted in
+    def finish(self, staging: Path, *, run: str, step: int) -> None:
+        """Put the content of `staging`, the folder from `begin`, in place, all or nothing. `run` and `step` are noted in
         `MARK`.
 
         Raises UserError when something has come into the folder meanwhile; that then stays as it is.
         """
-        files = sorted(path.relative_to(made).as_posix() for path in made.rglob("*") if not path.is_dir())
+        files = sorted(path.relative_to(staging).as_posix() for path in staging.rglob("*") if not path.is_dir())
         mark = {"format": 2, "run": run, "step": step, "token": self.token, "files": files}
-        (made / MARK).write_text(json.dumps(mark, indent=1) + "\n", "utf-8")
-        sync_tree(made)
+        (staging / MARK).write_text(json.dumps(mark, indent=1) + "\n", "utf-8")
+        sync_tree(staging)
         self.check()
         with self._told():
-            if made.parent != self.folder:
-                made.rename(self.folder)  # the system refuses this unless the target is an empty folder or nothing
+            if staging.parent != self.folder:
+                staging.rename(self.folder)  # the system refuses this unless the target is an empty folder or nothing
                 sync(self.folder.parent)
                 return
             try:
-                for path in sorted(made.iterdir(), key=lambda path: path.name == MARK):  # last: then all is there
+                for path in sorted(staging.iterdir(), key=lambda path: path.name == MARK):  # last: then all is there
                     _put(path, self.folder / path.name)
             except OSError:
                 self.clear()
                 raise
-            made.rmdir()
+            staging.rmdir()
             sync(self.folder)
 
     def clear(self) -> None:
         """Remove what this run has begun to write here and has not finished. Raises OSError."""
         for parent in (self.folder, self.folder.parent):
-            made = parent / self._name
-            if made.is_symlink() or not made.is_dir():
+            staging = parent / self._name
+            if staging.is_symlink() or not staging.is_dir():
                 continue
-            mark = _mark(made)
+            mark = _mark(staging)
             if parent == self.folder and mark is not None:  # ended between the renames; MARK's is last
-                _remove(self.folder, [name for name in mark.files if _has_left(made / name, self.folder / name)])
-            shutil.rmtree(made)
+                _remove(self.folder, [name for name in mark.files if _has_left(staging / name, self.folder / name)])
+            shutil.rmtree(staging)
 
     def withdraw(self) -> None:
         """Remove the files of this run's model from the folder, if they are there, and the folder if nothing else is in
@@ -201,9 +201,9 @@ class _Mark:
 def _mark(folder: Path) -> _Mark | None:
     """The content of a folder's MARK; None where there is none, or one that this version did not write."""
     try:
-        found = json.loads((folder / MARK).read_text("utf-8"))
-        files = tuple(name for name in found["files"] if isinstance(name, str) and _is_inside(name))
-        return _Mark(token=str(found["token"]), step=int(found["step"]), files=files)
+        mark = json.loads((folder / MARK).read_text("utf-8"))
+        files = tuple(name for name in mark["files"] if isinstance(name, str) and _is_inside(name))
+        return _Mark(token=str(mark["token"]), step=int(mark["step"]), files=files)
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -238,9 +238,9 @@ def _put(path: Path, target: Path) -> None:
         path.unlink()
 
 
-def _has_left(made: Path, put: Path) -> bool:
-    """Whether a file has its new name `put` already, and perhaps no longer its old one, `made`."""
-    return not made.exists() or (put.exists() and made.samefile(put))
+def _has_left(staged: Path, put: Path) -> bool:
+    """Whether a file has its new name `put` already, and perhaps no longer its old one, `staged`."""
+    return not staged.exists() or (put.exists() and staged.samefile(put))
 
 
 def _remove(folder: Path, names: list[str]) -> None:

@@ -47,12 +47,12 @@ def pin(run: Run) -> Job:
     """The job of a run folder, rewritten with the commits of what it takes from the hub. A job with a checkpoint is not
     changed: the checkpoint belongs to the job as it is."""
     job = Job.from_resolved(run.resolved)
-    if run.last_checkpoint_step() is not None or (found := pinned(job)) == job:
+    if run.last_checkpoint_step() is not None or (pinned_job := pinned(job)) == job:
         return job
-    run.write_resolved(found.resolved_yaml())
-    for line in told(job, found):
+    run.write_resolved(pinned_job.resolved_yaml())
+    for line in told(job, pinned_job):
         run.say(line)
-    return found
+    return pinned_job
 
 
 def pinned(job: Job) -> Job:
@@ -61,14 +61,14 @@ def pinned(job: Job) -> Job:
     download's where the hub does not answer; where neither has one, the revision stays as it is. Each revision of a
     repository is asked for once."""
     hub = _Hub()
-    found = {"model_revision": job.model_revision, "tokenizer_revision": job.tokenizer_revision}
+    revisions = {"model_revision": job.model_revision, "tokenizer_revision": job.tokenizer_revision}
     if not is_local(job.model):
-        found["model_revision"] = hub.commit(job.model, "model", job.model_revision)
+        revisions["model_revision"] = hub.commit(job.model, "model", job.model_revision)
     if not is_local(job.tokenizer) and (job.tokenizer != job.model or job.tokenizer_revision):
-        found["tokenizer_revision"] = hub.commit(job.tokenizer, "model", job.tokenizer_revision)
+        revisions["tokenizer_revision"] = hub.commit(job.tokenizer, "model", job.tokenizer_revision)
     entries = tuple(_pinned(entry, hub) for entry in job.dataset)
     held_out = None if job.eval_dataset is None else tuple(_pinned(entry, hub) for entry in job.eval_dataset)
-    return job.model_copy(update={**found, "dataset": entries, "eval_dataset": held_out})
+    return job.model_copy(update={**revisions, "dataset": entries, "eval_dataset": held_out})
 
 
 def told(before: Job, after: Job) -> Iterator[str]:
@@ -76,8 +76,8 @@ def told(before: Job, after: Job) -> Iterator[str]:
     if before.model_revision != after.model_revision:
         yield f"the model {before.model}, {before.model_revision or 'main'}, is commit {after.model_revision}"
     if before.tokenizer_revision != after.tokenizer_revision:
-        said = before.tokenizer_revision or "main"
-        yield f"the tokenizer {before.tokenizer}, {said}, is commit {after.tokenizer_revision}"
+        revision = before.tokenizer_revision or "main"
+        yield f"the tokenizer {before.tokenizer}, {revision}, is commit {after.tokenizer_revision}"
     pairs = zip((*before.data, *before.eval_data), (*after.data, *after.eval_data), strict=True)
     changed = [(one, other) for one, other in pairs if one != other]
     yield from dict.fromkeys(
@@ -108,10 +108,10 @@ class _Hub:
         found."""
         if revision is not None and _COMMIT.fullmatch(revision):
             return revision
-        asked = (name, kind, revision)
-        if asked not in self._known:
-            self._known[asked] = self._answer(*asked) or _of_last_download(*asked) or revision
-        return self._known[asked]
+        request = (name, kind, revision)
+        if request not in self._known:
+            self._known[request] = self._answer(*request) or _of_last_download(*request) or revision
+        return self._known[request]
 
     def _answer(self, name: str, kind: Kind, revision: str | None) -> str | None:
         from huggingface_hub import HfApi

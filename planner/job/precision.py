@@ -16,14 +16,14 @@ def settle_precision(values: dict[str, Any], source: Source, *, named_machine: b
 
     The run folder stores the value, so that a job stays as it was submitted.
     """
-    said = (source.values.get(name) for name in ("bf16", *ALIASES["bf16"]))
-    if any(value not in (None, "") for value in said):
+    file_values = (source.values.get(name) for name in ("bf16", *ALIASES["bf16"]))
+    if any(value not in (None, "") for value in file_values):
         return ()
-    found = True if named_machine else computes_bf16()
-    if found is None:
+    is_bf16 = True if named_machine else computes_bf16()
+    if is_bf16 is None:
         silent = "bf16 is false, as the file leaves it out and the driver does not say what the card is; for an RTX 30"
         return (f"{silent} or later write bf16: true and submit it again.",) if has_gpu() else ()
-    values["bf16"] = found
-    if found:
+    values["bf16"] = is_bf16
+    if is_bf16:
         return ("bf16 is true, as the file leaves it out and the card computes in it; bf16: false computes in fp32.",)
     return ("bf16 is false, as the file leaves it out and the card is older than the RTX 30: all is computed in fp32.",)

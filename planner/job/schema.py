@@ -231,12 +231,12 @@ class Job(AdapterKeys, LossKeys):
     ) -> tuple[Job, tuple[str, ...]]:
         """The job of a file's values, and notes on its keys. Relative paths start at `folder`; None: the values are
         those of `resolved.yaml`, without relative paths."""
-        told: tuple[str, ...] = ()
+        v1_notes: tuple[str, ...] = ()
         unclear = source.unclear
         if folder is not None and is_v1(source.values):
-            source, told = in_own_keys(source, folder, cls.model_fields, only_planned=only_planned)
+            source, v1_notes = in_own_keys(source, folder, cls.model_fields, only_planned=only_planned)
         values, mistakes, notes = canonical(source, CANONICAL)
-        notes = (*told, *notes)
+        notes = (*v1_notes, *notes)
         values = {key: value for key, value in values.items() if value is not None or key in _NULLABLE}
         if folder is not None and values.get("disk_paths") and "save_total_limit" not in values:
             values["save_total_limit"] = 1

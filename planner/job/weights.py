@@ -161,9 +161,9 @@ def _beyond_tensors(file: Path) -> str | None:
         content = io.BytesIO(pickles)
         for _ in range(number):
             for opcode, argument, _ in pickletools.genops(content):
-                asked = str(argument).replace(" ", ".") if opcode.name == "GLOBAL" else opcode.name
-                if (opcode.name == "GLOBAL" and not _TENSORS.fullmatch(asked)) or opcode.name in _MAKES:
-                    return f"it is a pickle of more than tensors ({asked}), and reading it may run code"
+                name = str(argument).replace(" ", ".") if opcode.name == "GLOBAL" else opcode.name
+                if (opcode.name == "GLOBAL" and not _TENSORS.fullmatch(name)) or opcode.name in _MAKES:
+                    return f"it is a pickle of more than tensors ({name}), and reading it may run code"
     except (ValueError, LookupError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         if len(pickles) < _MOST_PICKLED:  # else the error only comes from the cut at _MOST_PICKLED
             return f"it is no file of PyTorch's: {first_line(error)}"
