@@ -80,9 +80,9 @@ class AdamWGroup(Group):
         """See `Group.target`."""
         from planner.cpu.adamw import Target
 
-        exp_avg, exp_avg_sq, *master = states
-        updated = master[0] if master else work
-        return Target(name, self.decay_of(name), work, updated, exp_avg, exp_avg_sq, gradient)
+        exp_avg, exp_avg_sq, *masters = states
+        master = masters[0] if masters else work
+        return Target(name, self.decay_of(name), work, master, exp_avg, exp_avg_sq, gradient)
 
     def update(
         self,
