@@ -133,8 +133,8 @@ class BrokenRows:
             )
 
     def end(self, documents: int, seen: int) -> None:
-        """Refuse the job, or log what was broken, after all `seen` records, of which `documents` became documents. Raises
-        UserError where none did."""
+        """Refuse the job, or log what was broken. `seen`: the number of all records; `documents`: how many of them
+        became documents. Raises BrokenRecordsError where the job is refused, UserError where no document is left."""
         self.refuse(seen)
         self.say()
         if self._count and not documents:

@@ -316,7 +316,7 @@ def _plugins(reading: Reading, key: str, value: object) -> None:
     for plugin in plugins if isinstance(plugins, list) else ():
         why = next((why for known, why in _PLUGINS.items() if known in str(plugin).lower()), None)
         if why is None:
-            reading.refuse(key, f"{plugin} is not there; leave it out")
+            reading.refuse(key, f"{plugin} is not supported; leave it out")
         elif key not in reading.unused.get(why, ()):
             reading.leave(key, why)
 
@@ -331,7 +331,7 @@ def _bnb_config(reading: Reading, key: str, value: object) -> None:
     if reading.file.get("load_in_4bit") in SWITCHED_OFF:
         reading.leave(key, "it has no effect without load_in_4bit")
     elif other:
-        reading.refuse(key, f"{other[0]} is a key of its own here; write it without {key}")
+        reading.refuse(key, f"{other[0]} is a key of the job itself in offmate; move it out of {key}")
     else:
         reading.leave(key, "a base in 4 bits is so here, too")
 
@@ -342,7 +342,7 @@ def _unpacked(reading: Reading, key: str, value: object) -> None:
     if value in ("Mxfp4Config", "FineGrainedFP8Config") and isinstance(more, dict) and more == {"dequantize": True}:
         reading.leave(key, "a model that was saved in mxfp4 or fp8 is unpacked as it is read")
     elif value not in SWITCHED_OFF:
-        reading.refuse(key, "loading the model in another way is not there yet; leave this key out")
+        reading.refuse(key, "loading the model in another way is not supported yet; leave this key out")
 
 
 def _tokens(reading: Reading, key: str, value: object) -> None:
@@ -368,7 +368,9 @@ def _no_rows(key: str, value: object, source: Source) -> list[Mistake]:
     rows = next((text for text in listed if isinstance(text, str) and _RANGE.search(text)), None)
     if rows is None:
         return []
-    text = f"it has {shown(rows)}, and training some rows of a weight is not there yet; name the weight"
+    text = (
+        f"it has {shown(rows)}, and training some rows of a weight is not supported yet; give its name without the rows"
+    )
     return [source.mistake(key, "not-there", text)]
 
 
@@ -385,11 +387,11 @@ def _only_routers(key: str, value: object, source: Source) -> list[Mistake]:
         return []
     asks = value if isinstance(value, dict) else {shown(value): None}
     if other := [name for name in asks if name not in (_ROUTERS, _SHARE)]:
-        text = f"it has {other[0]}; a changed model is not there yet (change its config.json)"
+        text = f"it has {other[0]}; a changed model is not supported yet (change its config.json)"
         return [source.mistake(key, "not-there", text)]
     if isinstance(asks.get(_ROUTERS), bool):
         return []
-    text = f"{_SHARE} counts beside {_ROUTERS}: true or false; give that, too"
+    text = f"{_SHARE} needs {_ROUTERS}: true or false beside it; give both"
     return [source.mistake(key, "bad-value", text)]
 
 
@@ -424,7 +426,7 @@ def settle_evaluations(reading: Reading, values: dict[str, Any], names: dict[str
     elif "eval_steps" in names and values["eval_steps"] not in SWITCHED_OFF:
         text, code = f"{names['eval_steps']} is given too, and both mean eval_steps; keep one", "two-names"
     elif values.get("eval_strategy") == "epoch":
-        text = f"{names['eval_strategy']} is epoch, which is one evaluation after each; keep one of the two"
+        text = f"{names['eval_strategy']} is epoch, which means one evaluation after each epoch; keep one of the two"
     elif all(values.get(name) in SWITCHED_OFF for name in EVALUATED):
         reading.leave(_PER_EPOCH, "there is nothing to evaluate on")
     elif isinstance(epochs, (int, float)) and epochs > 0 and per_epoch * epochs > 1:
@@ -549,9 +551,9 @@ class Axolotl(Tool):
             yield "its Muon is torch.optim.Muon here, whose steps of wide matrices are larger"
         if all(values.get(key) not in SWITCHED_OFF for key in ("loraplus_lr_ratio", "weight_decay")):
             values["weight_decay"] = 0.0
-            yield "weight_decay is 0, as its LoRA+ has none"
+            yield "weight_decay is 0, as axolotl's LoRA+ has none"
         if packs and values.get("router_aux_loss_coef"):
-            yield "the routers' loss is without the padding of packed rows, which counts there"
+            yield "the routers' loss leaves out the padding of packed rows, which axolotl counts"
         yield read_otherwise(file, packs=packs)
 
     def settle_data(

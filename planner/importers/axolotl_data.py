@@ -47,6 +47,12 @@ _MESSAGE_FIELDS = {"message_field_role": "role", "message_field_content": "conte
 LEARNED_KEYS = ("roles_to_train", "train_on_eos", "train_on_eot")
 """Keys of an entry that say which turns are learned, and with which end marks. `[]` and `none`, which switch off other
 keys, are choices here: only turns that say so themselves are learned, and no end mark is."""
+_TYPED = {
+    "columns": "a mapping, or a list of names",
+    "data_dir": "a folder's name",
+    **dict.fromkeys(("message_keys", "prompt_format", "message_property_mappings", "roles"), "a mapping"),
+}
+"""Keys of an entry with a value of one type -> that type, in words that follow "it must be"."""
 _FILE_READERS = ("json", "csv", "parquet", "arrow", "text")
 TEMPLATE_KEYS = ("chat_template", "chat_template_jinja", "conversation")
 """Keys of an entry that say which chat template its conversations have."""
@@ -62,7 +68,7 @@ def read_entry(entry: object, find: Finder) -> list[str | DataEntry]:
     if not isinstance(entry, dict):
         return [find(entry)]
     if not isinstance(entry.get("path"), str):
-        raise ValueError(f"an entry has a path, this one has {', '.join(map(str, entry))}")
+        raise ValueError(f"an entry needs a path; this one has only {', '.join(map(str, entry)) or 'no keys'}")
     fields = _fields(entry)
     files, inside = fields.pop("data_files", ()), fields.pop("data_dir", None)
     if inside is not None:
@@ -80,7 +86,9 @@ def read_entry(entry: object, find: Finder) -> list[str | DataEntry]:
         return [simplest({**fields, "path": path, "data_files": tuple(files)})]
     except ValidationError as error:
         field = error.errors()[0]["loc"][0]
-        raise ValueError(f"{field} of an entry is {shown(entry.get(str(field)))}") from error
+        raise ValueError(
+            f"{field} of an entry is {shown(entry.get(str(field)))}, which is no valid value of it"
+        ) from error
 
 
 def _fields(entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -121,9 +129,11 @@ def _fields(entry: Mapping[str, Any]) -> dict[str, Any]:
         elif key in LEARNED_KEYS or key == "eot_tokens":
             fields[key] = value
         elif key in _NOT_THERE:
-            raise ValueError(f"{key} asks for {_NOT_THERE[key]}")
+            raise ValueError(f"{key} is not supported: it asks for {_NOT_THERE[key]}")
+        elif key in _TYPED:
+            raise ValueError(f"{key} is {shown(value)}; it must be {_TYPED[key]}")
         elif key not in (*_UNUSED, "template_thinking_key"):
-            raise ValueError(f"{key} is no key of an entry")
+            raise ValueError(f"an entry has no key {key}")
     # system: system stays: that column begins conversations only where the entry names it.
     fields["columns"] = {our: theirs for our, theirs in fields["columns"].items() if our != theirs or our == "system"}
     fields["message_keys"] = {ours: theirs for ours, theirs in fields["message_keys"].items() if ours != theirs}
@@ -172,7 +182,7 @@ def _say_type(fields: dict[str, Any], value: object) -> None:
     name = name.split(":")[0] if name.startswith("completion:") else name
     if name not in _TYPES:
         known = ", ".join(DATASET_TYPES)
-        raise ValueError(f"type is {shown(value)}; columns are detected, known types are {known}")
+        raise ValueError(f"type is {shown(value)}; leave it out, as columns are detected, or give one of {known}")
     if isinstance(value, str) and value.startswith("completion:"):
         fields["columns"]["text"] = value.partition(":")[2]
     for key, preset in _TYPES[name].items():
@@ -187,7 +197,7 @@ def _own_prompt(fields: dict[str, Any], prompt_type: Mapping[str, Any]) -> None:
         fields["columns"]["text"] = options["field"]
         return
     if unknown := set(options) - {*names, "system_prompt", "system_format", "format", "no_input_format"}:
-        raise ValueError(f"{sorted(unknown)[0]} is no key of a type")
+        raise ValueError(f"a type has no key {sorted(unknown)[0]}")
     fields["type"] = "instructions"
     fields["columns"] |= {ours: options[key] for key, ours in names.items() if key in options}
     system = str(options.get("system_format", "{system}"))
@@ -213,7 +223,10 @@ def settle_learned(values: dict[str, Any], source: Source, *, taken: bool) -> li
     settings = {key: source.values[key] for key in LEARNED_KEYS if source.values.get(key) is not None}
     marks = source.values.get("eot_tokens")
     if settings and not taken:
-        return [source.mistake(key, "not-there", f"{LEARNED} is not there yet; leave this key out") for key in settings]
+        return [
+            source.mistake(key, "not-there", (f"{LEARNED} is not supported yet; leave this key out"))
+            for key in settings
+        ]
     entries = values.get("dataset")
     if settings and isinstance(entries, list) and entries and not any(map(_of_turns, entries)):
         text = "it is for conversations, and by their type no entry of dataset has any; leave it out"
@@ -274,8 +287,11 @@ def settle_templates(values: dict[str, Any], names: Mapping[str, str], source: S
     if not templates:
         return []
     if len(templates) > 1 or job_template is not None:
-        text = f"its entries have several chat templates: {', '.join(map(shown, [*templates, *([job_template] if job_template else [])]))}"
-        return [source.mistake(names["dataset"], "not-there", text)]
+        text = (
+            "its entries have several chat templates: "
+            f"{', '.join(map(shown, [*templates, *([job_template] if job_template else [])]))}"
+        )
+        return [source.mistake(names["dataset"], "not-there", f"{text}; a job has one template: keep one")]
     values["chat_template"] = next(iter(templates))
     return []
 
@@ -332,11 +348,11 @@ def check_texts(value: object, source: Source) -> list[Mistake]:
         text = f"type is {shown(kind)}; texts are of type {' or '.join(_TEXT_TYPES)}"
         return [source.mistake(TEXTS, "bad-value", f"{text}: give other data as datasets")]
     packs = source.values.get("sample_packing") not in SWITCHED_OFF
-    seeing = "texts that are packed whole and see each other are not there"
+    seeing = "packed texts that attend to each other are not supported"
     if packs and source.values.get(_APART) is False:
-        return [source.mistake(_APART, "not-there", f"{seeing}; leave this key out, and each is by itself")]
+        return [source.mistake(_APART, "not-there", f"{seeing}; leave this key out, and each text sees only itself")]
     if not packs and source.values.get(_PART) is True:
-        text = f"{seeing}; give sample_packing: true in its place, and each is by itself"
+        text = f"{seeing}; give sample_packing: true in its place, and each text sees only itself"
         return [source.mistake(_PART, "not-there", text)]
     return []
 

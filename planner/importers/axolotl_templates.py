@@ -411,7 +411,7 @@ _EXAONE_4 = (
 )
 """Tool calls are not written, as in axolotl's template."""
 _JAMBA = (
-    "{% if documents or knobs %}{{ raise_exception('documents and knobs are not there yet') }}{% endif %}"
+    "{% if documents or knobs %}{{ raise_exception('documents and knobs are not supported yet') }}{% endif %}"
     + _SYSTEM_FIRST
     + "<|startoftext|><|bom|><|system|>{{ ' ' }}{{ system if system is defined else '' }}"
     "{% if tools %}{% if system %}{{ '\n\n' }}{% endif %}{{ '<tool_definitions>\n# Tools\n\n## Functions' }}"
@@ -442,7 +442,7 @@ _JAMBA = (
 _COMMAND_A_ANSWERS = "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>"
 _COMMAND_A = (
     "{% if documents or safety_mode | upper == 'STRICT' %}"
-    "{{ raise_exception('documents and safety_mode STRICT are not there yet') }}{% endif %}"
+    "{{ raise_exception('documents and safety_mode STRICT are not supported yet') }}{% endif %}"
     + _SYSTEM_FIRST
     + "{{ bos_token }}<|START_OF_TURN_TOKEN|><|SYSTEM_TOKEN|>{{ "
     + _quoted(COMMAND_A)

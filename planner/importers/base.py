@@ -137,7 +137,7 @@ class Reading:
         return self.source.values
 
     def refuse(self, key: str, text: str, *, alone: bool = False) -> None:
-        """Note a mistake: something that is not there yet. `alone`: it is reported instead of all others."""
+        """Note a mistake: something that is not supported yet. `alone`: it is reported instead of all others."""
         (self.alone if alone else self.mistakes).append(self.source.mistake(key, "not-there", text))
 
     def leave(self, key: str, why: str) -> None:
@@ -163,11 +163,11 @@ class Reading:
         elif value in SWITCHED_OFF or value in meaning.fine or value == ["none"]:
             pass
         elif meaning.kind == "not there" and meaning.text == QUANTIZED:
-            self.refuse_quantized(key, f"{QUANTIZED} is not there yet; give one of them instead")
+            self.refuse_quantized(key, f"{QUANTIZED} is not supported yet; give one of them instead")
         elif meaning.kind == "not there":
             what, _, instead = meaning.text.partition("; ")
             other = "a file for it cannot be run here" if what in _OTHER_TRAINING else "leave this key out"
-            self.refuse(key, f"{what} is not there yet; {instead or other}", alone=meaning.text in _ALONE)
+            self.refuse(key, f"{what} is not supported yet; {instead or other}", alone=meaning.text in _ALONE)
         elif meaning.kind != "part":
             self.leave(key, meaning.text)
         elif self.file.get(meaning.text) in SWITCHED_OFF:

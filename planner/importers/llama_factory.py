@@ -228,7 +228,7 @@ def _frozen(reading: Reading, key: str, value: object) -> None:
 
 def _padding(reading: Reading, key: str, value: object) -> None:
     if value in (False, "no", "false"):
-        reading.refuse(key, "it is false; learning the padding is not there yet; leave this key out")
+        reading.refuse(key, "it is false; learning the padding is not supported yet; leave this key out")
     else:
         reading.read_as_table(key, value)
 
@@ -277,7 +277,7 @@ def _pissa_iterations(key: str, value: object, source: Source) -> list[Mistake]:
 def _two_widths(key: str, value: object, source: Source) -> list[Mistake]:
     if value in (4, 8, *SWITCHED_OFF):
         return []
-    text = f"it is {shown(value)}; a base in 4 or 8 bits is there, and no other yet"
+    text = f"it is {shown(value)}; only a base in 4 or 8 bits is supported"
     return [source.mistake(key, "not-there", text)]
 
 
@@ -408,14 +408,23 @@ class LlamaFactory(Tool):
                 "alone"
             )
         if file.get("stage") == "pt" and values.get("packing") == "wrapped":
-            yield "all texts are learned to their end, of which it leaves out what does not fill a row, of each 1000"
+            yield (
+                "all texts are learned to their end; LLaMA-Factory drops, of each 1000 texts, the last tokens "
+                "that fill no row"
+            )
         if values.get("packing") is True and file.get("neat_packing") in SWITCHED_OFF:
-            yield "packed documents do not see one another, as with neat_packing, and there they do"
+            yield (
+                "packed documents do not attend to one another, as with neat_packing; without it they do in "
+                "LLaMA-Factory"
+            )
         if values.get("packing") in (True, "wrapped") and "packing" not in filled:
             yield f"max_length is {values['max_length']}, as packed rows are one token shorter than cutoff_len there"
         yield _replace_end(values, file)
         if values.get("train_on") == "all" and values.get("long_rows") == "share":
-            yield "with train_on_prompt long rows are cut at their end, where prompts and answers share the room there"
+            yield (
+                "with train_on_prompt long rows are cut at their end; LLaMA-Factory cuts prompt and answer in "
+                "proportion"
+            )
 
     def settle_data(
         self, values: dict[str, Any], names: Mapping[str, str], source: Source, folder: Path

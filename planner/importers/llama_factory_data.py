@@ -94,7 +94,9 @@ def _entry(name: str, info: dict[str, Any], folder: Path, pretraining: bool, fin
         here = fields["path"].startswith("/")
         fields |= {"path": find(f"{fields['path']}/{inside}")} if here else {"data_dir": inside}
     if info.get("num_samples"):
-        raise ValueError(f"{name} has num_samples, a drawn part of it; give split, like train[:1000], there")
+        raise ValueError(
+            f"{name} has num_samples, which draws a part of it at random; give split, like train[:1000], in its place"
+        )
     formatting = info.get("formatting", "alpaca")
     fields["formatting"] = formatting
     if pretraining:
@@ -130,9 +132,13 @@ def _entry(name: str, info: dict[str, Any], folder: Path, pretraining: bool, fin
 def _pretraining_column(name: str, formatting: str, columns: dict[str, Any]) -> str:
     """The column whose texts are learned. Raises ValueError where LLaMA-Factory would join several columns."""
     if formatting != "alpaca" or not columns.get("prompt"):
-        raise ValueError(f"{name} is for stage: pt, and says no column of texts; give columns: {{prompt: text}} there")
+        raise ValueError(
+            f"{name} names no column of texts for stage: pt; give columns: {{prompt: text}} in dataset_info.json"
+        )
     if more := [key for key in ("query", "history") if columns.get(key)]:
-        raise ValueError(f"{name} has {more[0]} beside prompt; under stage: pt one column is learned here")
+        raise ValueError(
+            f"{name} has {more[0]} beside prompt; with stage: pt only one column is learned: leave {more[0]} out"
+        )
     return str(columns["prompt"])
 
 
@@ -140,10 +146,10 @@ def _path(name: str, info: dict[str, Any], folder: Path, find: Finder) -> str:
     if info.get("hf_hub_url"):
         return str(info["hf_hub_url"])
     if not info.get("file_name"):
-        raise ValueError(f"{name} has neither file_name nor hf_hub_url, and offmate reads no other place")
+        raise ValueError(f"{name} has neither file_name nor hf_hub_url; offmate reads data from these two only")
     path = folder / str(info["file_name"])
     if path.suffix.lower() not in KINDS and not path.is_dir():
-        raise ValueError(f"{name} is {path}, and that is none of {', '.join(KINDS)}")
+        raise ValueError(f"{name} is the file {path}; its name must end in one of {', '.join(KINDS)}")
     return find(str(path))
 
 

@@ -203,7 +203,7 @@ class _File:
             self.lines |= dict.fromkeys(values, self.source.lines[key])
 
     def refuse(self, key: str, text: str, code: str = "not-there") -> None:
-        """Note a mistake: something wrong, or not there yet."""
+        """Note a mistake: something wrong, or something that is not supported yet."""
         self.mistakes.append(self.source.mistake(key, code, text))
 
     def written(self) -> Source:
@@ -220,7 +220,7 @@ class _File:
     def notes(self) -> tuple[str, ...]:
         """Notes for the user on the file."""
         words = ", ".join(f"{key} {str(value).lower()}" for key, value in self.filled.items())
-        notes = [f"the file reads as {V1}; what it leaves out is as there: {words}"]
+        notes = [f"the file reads as {V1}; its defaults for keys that are not given: {words}"]
         if self.apart:
             notes.append(f"in this file of {V1}: {'; '.join(self.apart)}")
         return (*notes, *(f"not used: {', '.join(keys)} ({why})" for why, keys in self.unused.items()))
@@ -242,7 +242,7 @@ class _File:
         elif meaning.kind == "not there":
             what, _, instead = meaning.text.partition("; ")
             other = "a file for it cannot be run here" if what == REWARDS else "leave this key out"
-            mistake = self.source.mistake(key, "not-there", f"{what} is not there yet; {instead or other}")
+            mistake = self.source.mistake(key, "not-there", f"{what} is not supported yet; {instead or other}")
             (self.alone if what == REWARDS else self.mistakes).append(mistake)
         else:
             self.unused.setdefault(meaning.text, []).append(key)
@@ -284,7 +284,7 @@ class _File:
         if name == "freeze":
             self._frozen(config)
         if name not in (None, "lora", "freeze"):
-            self.refuse(key, f"it is for {shown(name)}; lora and freeze are there, and nothing else yet")
+            self.refuse(key, f"it is for {shown(name)}; only lora and freeze are supported")
         if name != "lora" or not self._only(key, config, (*_LORA, "target_modules", "adapter_name_or_path", *_EXPORT)):
             return
         if config.get("export_dir") and self._given("train_dataset") is None:
@@ -323,7 +323,7 @@ class _File:
         bits = config.get("quantization_bit")
         bits = 4 if bits is None and name == "bnb" else bits
         if name not in ("auto", "bnb") or bits not in (4, 8, None):
-            self.refuse(key, f"it is {shown(config)}; a base in 4 or 8 bits by bnb is there, and no other yet")
+            self.refuse(key, f"it is {shown(config)}; only a base in 4 or 8 bits by bnb is supported")
         elif bits == 8:
             self.put(key, {"load_in_8bit": True})
         elif bits == 4:
@@ -338,18 +338,19 @@ class _File:
         if name is None:
             return
         if name != "muon":
-            self.refuse(key, f"it is for {shown(name)}; muon is there, or without this key AdamW")
+            self.refuse(key, f"it is for {shown(name)}; only muon is supported; for AdamW leave this key out")
             return
         settings = {**_MUON, **config}
         if not self._only(key, config, (*_MUON,)):
             return
         for option in ("momentum", "nesterov", "ns_steps"):
             if settings[option] != _MUON[option]:
-                self.refuse(
-                    key, f"{option} is {shown(settings[option])}; here it is {shown(_MUON[option])}, and no other yet"
-                )
+                self.refuse(key, f"{option} is {shown(settings[option])}; only {shown(_MUON[option])} is supported")
         if self.own.get("method") == "lora":
-            self.refuse(key, "there adapters are trained by AdamW beside muon, and here by muon; leave this key out")
+            self.refuse(
+                key,
+                "v1 trains adapters by AdamW also with muon, offmate would train them by Muon; leave this key out",
+            )
         betas = settings["adamw_betas"]
         if not isinstance(betas, list) or len(betas) != 2:
             self.refuse(key, f"adamw_betas is {shown(betas)}; it must be two numbers", "bad-value")
@@ -365,7 +366,13 @@ class _File:
         if name not in (None, *_DISTRIBUTED):
             self.refuse(key, f"it is for {shown(name)}; known are {', '.join(_DISTRIBUTED)}", "bad-value")
         if config.get("dcp_path"):
-            self.refuse(key, "dcp_path has the weights to begin with in another form; give their folder as model")
+            self.refuse(
+                key,
+                (
+                    "dcp_path has weights in PyTorch's distributed form, which is not read; give a folder of "
+                    "safetensors as model"
+                ),
+            )
 
     def _steps(self) -> None:
         """Read the rows of a step, the number of steps, and how gradients are clipped."""
@@ -386,7 +393,7 @@ class _File:
             self.put("max_steps", {"max_steps": numbers["max_steps"]})
         clip = self._given("max_grad_norm") if "max_grad_norm" in self.source.values else 1.0
         if clip in SWITCHED_OFF or (isinstance(clip, (int, float)) and clip < 0):
-            self.refuse("max_grad_norm", f"it is {shown(clip)}, by which v1 learns nothing; give a number above 0")
+            self.refuse("max_grad_norm", f"it is {shown(clip)}, with which v1 learns nothing; give a number above 0")
         self.put("max_grad_norm", {"max_grad_norm": clip})
         config = self.configs["dist_config"]
         if config.get("name") == "deepspeed" and total > micro * cards:
@@ -468,7 +475,10 @@ class _File:
         if place is None:
             self.refuse(
                 key,
-                f"there is no file {value} in the job file's folder or any above; the hub is not asked",
+                (
+                    f"there is no file {value} in the job file's folder or one above it; put it there, the hub is "
+                    "not asked"
+                ),
                 "missing-file",
             )
             return

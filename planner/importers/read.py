@@ -52,7 +52,7 @@ def canonical(source: Source, names: Mapping[str, str]) -> tuple[dict[str, Any],
     settle_evaluations(reading, values, named)
     if not {"model", "dataset"} & reading.taken.keys() and len(reading.unknown) > len(source.values) / 2:
         text = f"it and {counted(len(reading.unknown) - 1, 'more key')} are unknown"
-        text += ", and there is neither model nor dataset: this is no job"
+        text += ", and there is neither model nor dataset: this is not a job file"
         reading.alone = [source.mistake(reading.unknown[0], "unknown-key", text)]
     if reading.alone:
         raise to_user_error(reading.alone[:1], source.name)
@@ -172,12 +172,12 @@ def _fill(tool: Tool, values: dict[str, Any], file: File) -> tuple[str, ...]:
     differences = [*tool.differences(values, filled, file)]
     if values.get("add_tokens"):
         differences.append(
-            "of add_tokens, what the tokenizer lacks gets rows that are drawn around the mean of the others"
+            "tokens of add_tokens that the tokenizer lacks get embedding rows drawn around the mean of the others"
         )
     if values.get("eval_strategy") in ("no", False) and values.get("val_size") not in SWITCHED_OFF:
-        differences.append("as nothing is evaluated, all rows are trained on, and there those of val_size are not")
+        differences.append(f"nothing is evaluated, so the rows of val_size are trained on; {tool.name} leaves them out")
     words = ", ".join(f"{key} {value}" for key, value in filled.items())
-    defaults = f"the file reads as {tool.name}'s; what it leaves out is as there: {words}" if filled else ""
+    defaults = f"the file reads as {tool.name}'s; its defaults for keys that are not given: {words}" if filled else ""
     apart = "; ".join(filter(None, differences))
     return tuple(filter(None, (defaults, f"in this file of {tool.name}'s: {apart}" if apart else "")))
 

@@ -190,7 +190,7 @@ def _sampling(key: str, value: object, source: Source) -> list[Mistake]:
 def _fallback(key: str, value: object, source: Source) -> list[Mistake]:
     if not isinstance(value, str) or not value.startswith("tokenizer_default_fallback_"):
         return []
-    text = f"a template for a tokenizer without one is not there yet; give {value[27:]}, or leave this key out"
+    text = f"a template for a tokenizer without one is not supported yet; give {value[27:]}, or leave this key out"
     return [source.mistake(key, "not-there", text)]
 
 
@@ -199,7 +199,9 @@ def check_by_name(key: str, name: str, value: object, source: Source) -> list[Mi
     if name == "warmup_steps" and isinstance(value, float) and value >= 1 and not value.is_integer():
         return [source.mistake(key, "bad-value", f"it is {shown(value)}; 1 or more must be a whole number of steps")]
     if name == "method" and value in METHODS_NOT_THERE:
-        return [source.mistake(key, "not-there", f"{value} is not there yet; offmate does full fine-tuning and LoRA")]
+        return [
+            source.mistake(key, "not-there", (f"{value} is not supported yet; offmate does full fine-tuning and LoRA"))
+        ]
     return []
 
 
@@ -217,13 +219,18 @@ def _metric(reading: Reading, key: str, value: object) -> None:
     if not chosen and value not in SWITCHED_OFF:
         reading.leave(key, "it has no effect without load_best_model_at_end")
     elif value not in fine:
-        text = f"it is {shown(value)}; the best evaluation is that with the smallest loss (eval_loss)"
+        text = (
+            f"it is {shown(value)}; the best evaluation is always the one with the smallest loss "
+            "(eval_loss); leave this key out"
+        )
         reading.refuse(key, text)
 
 
 def _resume(reading: Reading, key: str, value: object) -> None:
     if value is not True and value not in SWITCHED_OFF:
-        reading.refuse(key, f"it is {shown(value)}; a job starts at its model; leave this key out")
+        reading.refuse(
+            key, (f"it is {shown(value)}; a job starts from its model and no other checkpoint; leave this key out")
+        )
 
 
 def _rate_of_embeddings(reading: Reading, key: str, value: object) -> None:

@@ -78,7 +78,7 @@ def _check_entry(entry: DataEntry, job: Job) -> tuple[str, ...] | None:
     UserError."""
     path, broken = Path(entry.path), BrokenRows(skip=job.broken_rows == "skip")
     if not re.match(r"train(\[|$)", entry.split):
-        hint = "files have a split train only, of which train[:10%] is a part; give other files as entries of their own"
+        hint = "local files have only the split train, or a part like train[:10%]; list other files as further entries"
         raise _unreadable(path, f"split is {entry.split}", hint)
     data, wrong = _local(path), Errors()
     reader, kind = Reader(data, MOST_BYTES), None

@@ -16,7 +16,7 @@ def all_warmup(schedule: str, warmup_steps: float, steps: int) -> str | None:
     if schedule == "constant" or warmup_steps < 1 or warmup_steps < steps:
         return None
     run = f"the run has {counted(steps, 'step')}"
-    rises = "the rate only rises, and never gets to learning_rate"
+    rises = "the rate only rises and never reaches learning_rate"
     return f"warmup_steps is {warmup_steps:g}, and {run}: {rises}; below 1 it is a share of all steps, such as 0.1."
 
 
@@ -26,7 +26,7 @@ def notes_of(values: Mapping[str, Any], set_keys: Collection[str]) -> tuple[str,
     if values["gradient_checkpointing"] is not None:
         notes.append("gradient_checkpointing: the planner decides it, block by block; the value is not used.")
     if values["per_device_eval_batch_size"] is not None:
-        notes.append("per_device_eval_batch_size is not used: evaluation has the rows of training.")
+        notes.append("per_device_eval_batch_size is not used: evaluation has the batch size of training.")
     if has_no_weights(values["model"]):
         model, seed = values["model"], values["seed"]
         notes.append(f"{model} has no weights: the model starts from random ones under seed {seed}.")
@@ -40,7 +40,7 @@ def notes_of(values: Mapping[str, Any], set_keys: Collection[str]) -> tuple[str,
     optimizer = OPTIMIZERS[values["optim"]]
     notes += optimizer.notes(values)
     for other in dict.fromkeys(kind for kind in OPTIMIZERS.values() if kind is not optimizer):
-        notes += [f"{key} is not used: it is of optim: {other.kind}." for key in other.keys if key in set_keys]
+        notes += [f"{key} is not used: it belongs to optim: {other.kind}." for key in other.keys if key in set_keys]
     if values["max_steps"] is not None and "num_train_epochs" in set_keys:
         notes.append(f"max_steps ({values['max_steps']}) decides the length; num_train_epochs is not used.")
     if (steps := values["max_steps"]) is not None:

@@ -99,8 +99,8 @@ class Place:
         return staging
 
     def finish(self, staging: Path, *, run: str, step: int) -> None:
-        """Put the content of `staging`, the folder from `begin`, in place, all or nothing. `run` and `step` are noted in
-        `MARK`.
+        """Move the content of `staging`, the folder from `begin`, into the output folder, all or nothing. The file
+        `MARK` gets the id `run` and the number `step`.
 
         Raises UserError when something has come into the folder meanwhile; that then stays as it is.
         """

@@ -242,8 +242,8 @@ class Job(AdapterKeys, LossKeys):
             values["save_total_limit"] = 1
             notes = (
                 *notes,
-                "save_total_limit is 1, as there are disk_paths: a checkpoint names the states there, else"
-                " it would copy them; the drive keeps them twice. save_total_limit: 2 has copies instead.",
+                "save_total_limit is 1 because disk_paths are given: the drive holds the optimizer states twice, and a"
+                " checkpoint points to one of the two. With save_total_limit: 2 a checkpoint copies them.",
             )
         if folder is not None and tool_of(source.values) is OWN:
             notes = (*notes, *settle_precision(values, source, named_machine=only_planned))

@@ -73,8 +73,8 @@ def local_adapter(text: object, folder: Path | None) -> str:
             continue
         if "," in text:  # LLaMA-Factory merges all but the last into the model before it trains
             raise FileNotFoundError(
-                f"it is {shown(text)}; several adapters are not there yet: merge all but the last into the model (by "
-                "peft's merge_and_unload), give what is saved then as the model, and the last alone"
+                f"it is {shown(text)}; several adapters are not supported yet: merge all but the last into the "
+                "model (by peft's merge_and_unload), give what is saved then as the model, and the last alone"
             )
         raise FileNotFoundError(f"there is no {name} in {path}; give the folder of one adapter, as peft saves it")
     return str(path)
@@ -101,11 +101,11 @@ def adapter_keys(path: str) -> dict[str, Any]:
     if not isinstance(config, Mapping):
         raise ValueError(f"{path}/{CONFIG} is no config of peft")
     if config.get("peft_type") != "LORA":
-        raise ValueError(f"the adapter is {shown(config.get('peft_type'))}; LORA is there, and no other yet")
+        raise ValueError(f"the adapter is {shown(config.get('peft_type'))}; only LORA is supported")
     for key, value in config.items():
         known = key in _KEYS or key in _SAYS_NOTHING or value in _FINE.get(key, ())
         if not known and value not in (*SWITCHED_OFF, {}):
-            raise ValueError(f"the adapter has {key}: {shown(value)}, which is not there yet")
+            raise ValueError(f"the adapter has {key}: {shown(value)}, which is not supported yet")
     values = {ours: config.get(theirs, _PEFTS.get(theirs)) for theirs, ours in _KEYS.items()}
     targets, parameters = values["lora_target_modules"], values["lora_target_parameters"]
     if not targets and not parameters:

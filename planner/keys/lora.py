@@ -71,10 +71,10 @@ def check_lora(
         text = "load_in_4bit is given too; a base is in 4 or in 8 bits: leave one of them out"
         mistakes.append(source.mistake(names["load_in_8bit"], "bad-value", text))
     elif quantized and values.get("use_dora") is True:
-        text = "DoRA on a base in 4 or 8 bits is not there yet; leave one of them out"
+        text = "DoRA on a base in 4 or 8 bits is not supported yet; leave one of them out"
         mistakes.append(source.mistake(names["use_dora"], "not-there", text))
     if values.get("quantize_moe_experts") is True and values.get("load_in_4bit") is not True:
-        text = "experts are quantized to 4 bits, beside a base that is: give load_in_4bit: true, or leave it out"
+        text = "it needs a base in 4 bits: give load_in_4bit: true, or leave this key out"
         mistakes.append(source.mistake(names["quantize_moe_experts"], "bad-value", text))
     if isinstance(values["lora_target_modules"], str) and (wrong := _broken(values["lora_target_modules"])):
         mistakes.append(source.mistake(names["lora_target_modules"], "bad-value", wrong))
@@ -106,14 +106,14 @@ def _apart(values: Mapping[str, Any], names: Mapping[str, str], source: Source) 
     targets = values["lora_target_modules"]
     named = isinstance(targets, tuple) and ALL_LINEAR not in targets
     if values.get("layers_to_transform") not in (None, "", []) and not named:
-        text = "lora_target_modules is to be a list of modules' names with it (a pattern can name layers itself)"
+        text = "with it lora_target_modules must be a list of modules' names (a pattern can name layers itself)"
         yield bad("layers_to_transform", text)
     if values.get("layers_pattern") not in SWITCHED_OFF and values.get("layers_to_transform") in (None, "", []):
         yield bad("layers_pattern", "it says where layers_to_transform counts; give that too")
     if begin == "orthogonal" and isinstance(rank, int) and rank % 2:
         yield bad(BEGIN, f"it is orthogonal, which needs an even lora_r, and that is {rank}")
     if begin == "orthogonal" and any(values.get(key) is True for key in ("load_in_4bit", "load_in_8bit")):
-        yield bad(BEGIN, "orthogonal on a base in 4 or 8 bits is not there; leave one of them out", "not-there")
+        yield bad(BEGIN, "orthogonal on a base in 4 or 8 bits is not supported; leave one of them out", "not-there")
     if takes_from_base(begin):
         yield from _apart_from_parts(values, bad)
     exclude = values.get("exclude_modules")
@@ -135,9 +135,9 @@ def _apart_from_parts(values: Mapping[str, Any], bad: Callable[..., Mistake]) ->
     begin = values[BEGIN]
     if quantized := [key for key in ("load_in_4bit", "load_in_8bit") if values.get(key) is True]:
         bits = quantized[0].removeprefix("load_in_").removesuffix("bit")
-        yield bad(BEGIN, f"{begin} on a base in {bits} bits is not there; leave one of them out", "not-there")
+        yield bad(BEGIN, f"{begin} on a base in {bits} bits is not supported; leave one of them out", "not-there")
     if values.get("use_dora") is True:
-        yield bad(BEGIN, f"{begin} together with DoRA is not there; leave one of them out", "not-there")
+        yield bad(BEGIN, f"{begin} together with DoRA is not supported; leave one of them out", "not-there")
     if values.get(PARAMETERS):
         yield bad(BEGIN, f"it is {begin}, which is for layers, and {PARAMETERS} are given too; leave one of them out")
     if values.get(ADAPTER) not in SWITCHED_OFF:
@@ -200,10 +200,10 @@ def of_the_adapter(values: dict[str, Any], source: Source, name: str) -> Iterato
     targets = values.get("lora_target_modules")
     if _by_a_word(file_targets := _targets(source.values.get(name))) and targets != file_targets:
         text = ", ".join(targets) if isinstance(targets, tuple) else str(targets)
-        yield f"{name}: the adapter that the job goes on from is at {text}, and so only these are trained"
+        yield f"{name}: the adapter that the job continues is at {text}, so only these are trained"
     made_for, base = adapter_revision(str(values[ADAPTER])), values.get("model_revision")
     if made_for is not None and made_for != (base or "main"):
-        origin = f"the adapter that the job goes on from was made for {shown(made_for)}"
+        origin = f"the adapter that the job continues was made for {shown(made_for)}"
         yield f"model_revision: it is {shown(base)}; {origin}"
 
 

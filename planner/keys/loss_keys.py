@@ -29,7 +29,7 @@ def check_loss(values: Mapping[str, object], names: Mapping[str, str], source: S
     """Mistakes of keys of the loss that exclude one another."""
     mistakes = []
     if values.get(_WEIGHTING) == "documents" and values.get("packing") == "wrapped":
-        text = "packing: wrapped cuts rows from all documents together, and has none to weigh; use packing: true"
+        text = "packing: wrapped joins all documents, so none can be weighted by itself; use packing: true"
         mistakes.append(source.mistake(names[_WEIGHTING], "bad-value", text))
     if values.get(_SMOOTHED) in SWITCHED_OFF:
         return mistakes

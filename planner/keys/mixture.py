@@ -57,6 +57,6 @@ def _repeats(entries: Sequence[object], values: dict[str, Any], names: dict[str,
     elif values.get(_ONCE) not in SWITCHED_OFF:
         again = next((place for place, entry in enumerate(entries, 1) if entry in entries[: place - 1]), None)
         if again is not None:
-            text = f"it leaves out all of entry {again} of dataset, which is as one before it; name it once"
+            text = f"it would leave out all of entry {again} of dataset, which equals an earlier one; list it once"
             mistakes.append(source.mistake(names[_ONCE], "bad-value", text))
     return mistakes

@@ -23,7 +23,7 @@ def check_optimizer(values: Mapping[str, object], names: Mapping[str, str], sour
         text = f"optim is {optimizer.kind}, under which all weights have learning_rate; leave one of the two out"
         return [source.mistake(names[apart[0]], "not-there", text)]
     if len(apart) > 1:
-        both = "both say at which rate some weights are trained, and which these are"
+        both = "both set another learning rate for some weights"
         text = f"{names[apart[1]]} is given too, and {both}; keep one"
         return [source.mistake(names[apart[0]], "bad-value", text)]
     if optimizer.on_disk or not values.get("disk_paths"):

@@ -67,7 +67,7 @@ def check_schedule(values: dict[str, Any], names: dict[str, str], source: Source
         text = f"{schedule} has no {other[0]}; " + (f"it has {', '.join(takes)}" if takes else "leave this key out")
         return [source.mistake(key, "bad-value", text)]
     if wants and not set(wants) & options.keys():
-        text = f"{schedule} wants lr_scheduler_kwargs with {' or '.join(wants)}"
+        text = f"{schedule} needs lr_scheduler_kwargs with {' or '.join(wants)}"
         return [source.mistake(names.get("lr_scheduler_type", "lr_scheduler_type"), "missing-key", text)]
     if {"min_lr", "min_lr_rate"} <= options.keys():
         return [source.mistake(key, "bad-value", "min_lr and min_lr_rate are two ways of saying one thing; keep one")]
@@ -76,7 +76,17 @@ def check_schedule(values: dict[str, Any], names: dict[str, str], source: Source
     if above and isinstance(highest, (int, float)):
         return [source.mistake(key, "bad-value", f"{above[0]} is {options[above[0]]}; it must be below learning_rate")]
     wrong = [name for name, value in options.items() if not _fits(name, value)]
-    return [source.mistake(key, "bad-value", f"{name} is {shown(options[name])}") for name in wrong[:1]]
+    return [
+        source.mistake(key, "bad-value", f"{name} is {shown(options[name])}; it must be {_phrase(name)}")
+        for name in wrong[:1]
+    ]
+
+
+def _phrase(name: str) -> str:
+    """What the option `name` of a schedule must be, in words that follow "it must be"."""
+    if name.endswith("_type"):
+        return f"one of {', '.join(_SHAPES)}"
+    return "a whole number, 1 or more" if name in _WHOLE else "a number, 0 or more"
 
 
 def _fits(name: str, value: object) -> bool:

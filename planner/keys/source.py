@@ -233,7 +233,7 @@ def _check_length(text: str, name: str, longest: int | None) -> None:
 
 def _if_data(name: str) -> str:
     """A remark for the name of a file that was given as a job file but ends as a data file does; else nothing."""
-    return ", which looks like data and no job file" if name.lower().endswith((".jsonl", ".csv")) else ""
+    return ", which looks like a data file and not like a job file" if name.lower().endswith((".jsonl", ".csv")) else ""
 
 
 def read_yaml(text: str, name: str, *, longest: int | None = MOST_CHARACTERS, allow_unclear: bool = False) -> Source:
@@ -347,6 +347,9 @@ def to_user_error(mistakes: list[Mistake], name: str) -> UserError:
         f"{where} has {count}.",
         code=ordered[0].code if len(ordered) == 1 else "bad-job",
         numbers=(*map(str, ordered[:MOST_MISTAKES]), *([f"and {more:,} more"] if more > 0 else [])),
-        hint=f"correct {'--set' if set_count == len(mistakes) else 'the file'} and try again; docs/jobs.md lists every key",
+        hint=(
+            f"correct {'--set' if set_count == len(mistakes) else 'the file'} and try again; docs/jobs.md "
+            "lists every key"
+        ),
         exit_code=Exit.USAGE,
     )

@@ -84,7 +84,7 @@ def missing_package(tracker: str) -> str | None:
     if find_spec(tracker) is not None:
         return None
     return (
-        f"report_to: the package {tracker} is not there, and figures are in metrics.jsonl only; "
+        f"report_to: the package {tracker} is not installed, so figures go to metrics.jsonl only; "
         f"pip install 'offmate[{tracker}]', then offmate down, offmate up"
     )
 

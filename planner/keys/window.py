@@ -129,7 +129,7 @@ def _days(text: str) -> tuple[str, ...]:
     for part in text.lower().split(","):
         first, dash, last = part.partition("-")
         if first not in DAYS or (dash and last not in DAYS):
-            raise ValueError(f"{shown(part)} is no day; they are {', '.join(DAYS)}, and mon-fri is five of them")
+            raise ValueError(f"{shown(part)} is not a day; days are {', '.join(DAYS)}, and mon-fri means five of them")
         at, end = DAYS.index(first), DAYS.index(last or first)
         chosen |= {DAYS[(at + step) % 7] for step in range((end - at) % 7 + 1)}
     return tuple(day for day in DAYS if day in chosen)

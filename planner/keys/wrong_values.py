@@ -35,6 +35,6 @@ def mistakes_of(
             code = "wrong-type" if detail["type"].endswith(("_type", "_from_float")) else "bad-value"
             text = f"it is {source.shown(key, values[field])}; it must be {phrase}"
             if detail["type"] == "string_type" and isinstance(values[field], (bool, int, float)):
-                text += ": in quotes it is one"
+                text += ": write it in quotes"
             mistakes[field] = source.mistake(key, code, text)
     return list(mistakes.values())

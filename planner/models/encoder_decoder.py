@@ -50,9 +50,9 @@ def check_sides(job: Job, config: PreTrainedConfig) -> None:
             "prompt and completion are texts, and no conversation",
         ),
         "chat_template_kwargs": (job.chat_template_kwargs is not None, "its data are no conversations"),
-        "add_tokens": (job.add_tokens is not None, "adding tokens to one is not there yet"),
-        "load_in_4bit": (job.load_in_4bit, "adapters on a quantized encoder-decoder are not there yet"),
-        "load_in_8bit": (job.load_in_8bit, "adapters on a quantized encoder-decoder are not there yet"),
+        "add_tokens": (job.add_tokens is not None, "adding tokens to one is not supported yet"),
+        "load_in_4bit": (job.load_in_4bit, "adapters on a quantized encoder-decoder are not supported yet"),
+        "load_in_8bit": (job.load_in_8bit, "adapters on a quantized encoder-decoder are not supported yet"),
     }
     for key, (is_set, why) in wrong.items():
         if is_set:

@@ -74,7 +74,7 @@ def _check_adapters_alone(model: nn.Module, job: Job) -> None:
         return
     more, less = sorted(meant - trained), sorted(trained - meant)
     what = (
-        "Beside adapters, training weights of the base is not there: a file of adapters cannot hold them."
+        "Beside adapters, training weights of the base is not supported: a file of adapters cannot hold them."
         if more
         else "Adapters of which some are frozen are not there."
         if meant

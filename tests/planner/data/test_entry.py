@@ -150,7 +150,7 @@ datasets:
     ]
     again = imported(job.resolved_yaml(), folder, "resolved.yaml")
     assert Job.parse(again, folder).data == job.data
-    with pytest.raises(UserError, match="another choice of what is learned is not there yet"):
+    with pytest.raises(UserError, match="another choice of what is learned is not supported yet"):
         Job.parse("stage: sft\nfinetuning_type: full\nmodel_name_or_path: model\ntrain_on_eos: all", folder)
 
 
@@ -236,17 +236,23 @@ def test_axolotls_own_prompts_have_their_columns_and_formats(folder: Path) -> No
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
-        ("type: oasst", 'type is "oasst"; columns are detected, known types are alpaca, completion'),
+        ("type: oasst", 'type is "oasst"; leave it out, as columns are detected, or give one of alpaca, completion'),
         ("type: chat_template, train_on_eos: first", 'train_on_eos is "first"; it must be one of turn, all, '),
         ("type: chat_template, train_on_eos: false", "train_on_eos is false; it must be one of turn, all, last, none"),
         ("type: chat_template, train_on_eot: no", "train_on_eot is false; it must be one of turn, all, last, none"),
         ("type: chat_template, train_on_eos: 0", "train_on_eos is 0; it must be one of turn, all, last, none"),
         ("type: chat_template, roles_to_train: false", "roles_to_train is false; it must be a list of roles"),
         ("type: chat_template, roles_to_train: [narrator]", "roles_to_train has narrator, and no turn has that role"),
-        ("type: chat_template, message_field_training_detail: d", "message_field_training_detail asks for learning"),
-        ("type: alpaca, shards: 10", "shards asks for a shard of the data; give split, like train[:5%]"),
-        ("typ: alpaca", "typ is no key of an entry"),
-        ("type: {feld: x}", "feld is no key of a type"),
+        (
+            "type: chat_template, message_field_training_detail: d",
+            "message_field_training_detail is not supported: it asks for learning",
+        ),
+        (
+            "type: alpaca, shards: 10",
+            "shards is not supported: it asks for a shard of the data; give split, like train[:5%]",
+        ),
+        ("typ: alpaca", "an entry has no key typ"),
+        ("type: {feld: x}", "a type has no key feld"),
         ("split: 'train['", 'split of an entry is "train["'),
     ],
 )

@@ -57,7 +57,7 @@ def test_all_mistakes_are_told_at_once_in_the_files_order(folder: Path) -> None:
         ("optim: sgd", "bad-value", "it must be adamw_torch_fused, adamw_torch, adamw_8bit or muon"),
         ("attn_implementation: flex", "bad-value", "it must be sdpa or eager"),
         ("stage: dpo", "not-there", 'stage: it is "dpo"; offmate trains on texts and conversations'),
-        ("resume_from_checkpoint: ./old", "not-there", "a job starts at its model"),
+        ("resume_from_checkpoint: ./old", "not-there", "a job starts from its model"),
         ("torch_dtype: float16", "not-there", "bf16: true computes in bf16 with fp32 masters"),
         ("use_peft: 1", "wrong-type", "it is 1; it must be true or false"),
         (
@@ -69,7 +69,11 @@ def test_all_mistakes_are_told_at_once_in_the_files_order(folder: Path) -> None:
         ("optimizer: lion", "bad-value", "adamw_8bit or muon; their states need no GPU memory"),
         ("special_tokens: {eos_token: [x, y]}", "bad-value", "a mapping of eos_token and its like to a token"),
         ("special_tokens: {additional_special_tokens: x}", "bad-value", "additional_special_tokens to a list"),
-        ("plugins: [axolotl.integrations.kd.KDPlugin]", "not-there", "axolotl.integrations.kd.KDPlugin is not there"),
+        (
+            "plugins: [axolotl.integrations.kd.KDPlugin]",
+            "not-there",
+            "axolotl.integrations.kd.KDPlugin is not supported",
+        ),
         ("warmup_ratio: 3", "bad-value", "a share of all steps, below 1"),
         ("warmup_steps: 1.5", "bad-value", "1 or more must be a whole number of steps"),
         ("run_name: ''", "bad-value", "it must be text"),
@@ -116,15 +120,15 @@ def test_all_mistakes_are_told_at_once_in_the_files_order(folder: Path) -> None:
         ("load_in_8bit: true", "bad-value", "load_in_8bit: it is for method: lora; give that too"),
         ("load_in_8bit: true\nmethod: lora\nload_in_4bit: true", "bad-value", "a base is in 4 or in 8 bits"),
         ("load_in_8bit: true\nmethod: lora\ngptq: true", "not-there", "gptq: a base quantized in another way than"),
-        ("quantization_bit: 3", "not-there", "it is 3; a base in 4 or 8 bits is there, and no other yet"),
+        ("quantization_bit: 3", "not-there", "it is 3; only a base in 4 or 8 bits is supported"),
         (
             "load_in_4bit: true\nmethod: lora\nbnb_config_kwargs: {bnb_4bit_quant_type: fp4}",
             "not-there",
-            "bnb_4bit_quant_type is a key of its own here",
+            "bnb_4bit_quant_type is a key of the job itself in offmate",
         ),
         ("lora_r: 8", "bad-value", "lora_r: it is for method: lora; give that too"),
         ("method: lora", "bad-value", "method: lora needs a model with weights, and "),
-        ("finetuning_type: dpo", "not-there", "finetuning_type: dpo is not there yet"),
+        ("finetuning_type: dpo", "not-there", "finetuning_type: dpo is not supported yet"),
         ("method: magic", "bad-value", 'it is "magic"; it must be full or lora'),
         ("exact: 0", "wrong-type", "it must be true or false"),
         ("max_length: 8\nsequence_len: 9", "two-names", "sequence_len: max_length is given too"),
@@ -182,7 +186,7 @@ def test_what_cannot_be_where_records_are_repeated_is_refused(lines: str, words:
 def test_an_entry_that_is_there_twice_is_refused_where_what_is_there_twice_is_left_out(folder: Path) -> None:
     base = "model: tiny\ndataset: [text.jsonl, text.jsonl]\n"
     (line,) = refusal(f"{base}dataset_exact_deduplication: true\n", folder).numbers
-    words = "it leaves out all of entry 2 of dataset, which is as one before it; name it once"
+    words = "it would leave out all of entry 2 of dataset, which equals an earlier one; list it once"
     assert line == f"line 3: dataset_exact_deduplication: {words}"
     Job.parse(base, folder)
 
@@ -254,5 +258,5 @@ def test_a_file_that_cannot_be_read_is_refused(folder: Path) -> None:
 
 @pytest.mark.parametrize("line", ['{"text": "a"}', '{"messages": []}'])
 def test_data_given_for_a_job_file_are_called_so(line: str, folder: Path) -> None:
-    with pytest.raises(UserError, match=r"data\.jsonl, which looks like data and no job file: "):
+    with pytest.raises(UserError, match=r"data\.jsonl, which looks like a data file and not like a job file: "):
         Job.parse(f"{line}\n{line}\n", folder, name="data.jsonl")

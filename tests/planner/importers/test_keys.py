@@ -84,7 +84,7 @@ def test_a_key_of_something_that_is_not_there_is_refused_in_one_line(key: str, f
         Job.parse(BASE + f"{key}: 3\n", folder)
     assert refused.value.code == "not-there"
     (line,) = refused.value.numbers
-    assert line.startswith(f"line 3: {key}: ") and "not there yet" in line
+    assert line.startswith(f"line 3: {key}: ") and "not supported yet" in line
 
 
 @pytest.mark.parametrize("key", [*(key for key in UNUSED if key not in SPECIAL), *(f"{b}new" for b in REPORTING)])

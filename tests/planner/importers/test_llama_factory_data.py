@@ -91,9 +91,9 @@ def test_pretraining_learns_the_column_of_prompts(data: Path) -> None:
     found = entry("model_name_or_path: tiny\nstage: pt\nfinetuning_type: full\ndataset: text\n", data)
     assert (found.type, found.columns, found.formatting) == ("text", {"text": "body"}, "alpaca")
     head = "model_name_or_path: tiny\nstage: pt\nfinetuning_type: full\ndataset: "
-    assert "renamed has query beside prompt; under stage: pt one column is" in one_line(f"{head}renamed\n", data)
+    assert "renamed has query beside prompt; with stage: pt only one column is" in one_line(f"{head}renamed\n", data)
     for name in ("plain", "talks"):
-        assert f"{name} is for stage: pt, and says no column of texts; give" in one_line(f"{head}{name}\n", data)
+        assert f"{name} names no column of texts for stage: pt; give" in one_line(f"{head}{name}\n", data)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_pretraining_learns_the_column_of_prompts(data: Path) -> None:
     [
         ("prefer", "prefer is data of preferences; offmate trains on texts and conversations"),
         ("seen", "seen has images; offmate trains on texts and conversations"),
-        ("drawn", "drawn has num_samples, a drawn part of it"),
+        ("drawn", "drawn has num_samples, which draws a part of it"),
         ("lost", "there is no dataset at "),
         ("here", "there is no dataset at /nowhere/at/all"),
         ("numbered", "numbered has folder: 3; it must be a folder's name"),

@@ -88,7 +88,9 @@ def test_what_a_file_leaves_out_is_as_there_and_told(place: Path) -> None:
         "packing": False,
     }
     assert {key: getattr(job, key) for key in wanted} == wanted
-    assert notes[0].startswith("the file reads as LLaMA-Factory's v1; what it leaves out is as there: learning_rate")
+    assert notes[0].startswith(
+        "the file reads as LLaMA-Factory's v1; its defaults for keys that are not given: learning_rate"
+    )
     first, second = job.data
     path = str(place.parents[1] / "data" / "identity.json")
     assert (first.path, first.converter, first.draw) == (path, "alpaca", None)
@@ -173,25 +175,25 @@ def test_a_key_is_what_it_is_there(keys: dict[str, str | None], wanted: dict[str
     ("keys", "told"),
     [
         ({"batching_strategy": "dynamic_batching"}, "batching_strategy: batching otherwise than normal and"),
-        ({"batching_strategy": "nromal"}, "which have micro_batch_size rows is not there yet; give one of these"),
+        ({"batching_strategy": "nromal"}, "which have micro_batch_size rows is not supported yet; give one of these"),
         ({"optim_config": "{name: muon, ns_stepz: 4}"}, "optim_config: it has ns_stepz, which is no key of it"),
         ({"lr_scheduler_config": "{name: cosine}"}, "lr_scheduler_config: another shape of the learning rate"),
         ({"model_class": "cls"}, "model_class: a model with another head"),
         ({"pref_loss": "simpo"}, "pref_loss: training by preferences or rewards"),
         ({"optim_config": "{name: adam_mini}"}, "optim_config: it is for"),
-        ({"optim_config": "{name: muon, momentum: 0.9}"}, "optim_config: momentum is 0.9; here it is 0.95"),
-        ({"optim_config": "{name: muon}", "peft_config": "{name: lora}"}, "there adapters are trained by AdamW"),
+        ({"optim_config": "{name: muon, momentum: 0.9}"}, "optim_config: momentum is 0.9; only 0.95 is supported"),
+        ({"optim_config": "{name: muon}", "peft_config": "{name: lora}"}, "v1 trains adapters by AdamW also with muon"),
         ({"peft_config": "{name: oft}"}, "peft_config: it is for"),
         ({"peft_config": "{name: lora, rank: 4}"}, "peft_config: it has rank, which is no key of it"),
         ({"peft_config": "{name: lora, export_dir: out}", "train_dataset": None}, "export_dir asks for a merged model"),
         ({"quant_config": "{name: gptq, quantization_bit: 4}"}, "quant_config: it is {"),
-        ({"dist_config": "{name: fsdp2, dcp_path: weights}"}, "dist_config: dcp_path has the weights"),
+        ({"dist_config": "{name: fsdp2, dcp_path: weights}"}, "dist_config: dcp_path has weights in PyTorch"),
         ({"dist_config": "{name: deepspeed, config_file: gone.json}"}, "it says how gradients are clipped"),
         (
             {"dist_config": "{name: deepspeed, config_file: zero.json}", "global_batch_size": "4"},
             "global_batch_size: under deepspeed v1 divides the loss",
         ),
-        ({"max_grad_norm": "0"}, "max_grad_norm: it is 0, by which v1 learns nothing"),
+        ({"max_grad_norm": "0"}, "max_grad_norm: it is 0, with which v1 learns nothing"),
         ({"train_dataset": None}, "train_dataset: it is missing"),
         ({"train_dataset": "data/gone.yaml"}, "train_dataset: there is no file data/gone.yaml"),
         ({"resume_from_checkpoint": "out/checkpoint-3"}, "resume_from_checkpoint: going on from a checkpoint"),

@@ -20,8 +20,8 @@ START = {
     "TRL alone": "model_name_or_path: model\n",
 }
 
-OTHER = "training by preferences or rewards is not there yet; a file for it cannot be run here"
-LEAVE_OUT = "is not there yet; leave this key out"
+OTHER = "training by preferences or rewards is not supported yet; a file for it cannot be run here"
+LEAVE_OUT = "is not supported yet; leave this key out"
 OPTIMIZER = (
     'optimizer: it is "{}"; it must be adamw_torch_fused, adamw_torch, adamw_8bit or muon; their states need no GPU '
     "memory"
@@ -59,13 +59,13 @@ def place(folder: Path) -> Path:
         (
             "LLaMA-Factory",
             "ignore_pad_token_for_loss: false",
-            ["ignore_pad_token_for_loss: it is false; learning the padding is not there yet; leave this key out"],
+            ["ignore_pad_token_for_loss: it is false; learning the padding is not supported yet; leave this key out"],
         ),
         (
             "LLaMA-Factory",
             "tokenized_path: saves/tokenized",
             [
-                "tokenized_path: reading data that are tokenized already is not there yet; give the dataset itself, and "  # noqa: E501
+                "tokenized_path: reading data that are tokenized already is not supported yet; give the dataset itself, and "  # noqa: E501
                 "leave this key out"
             ],
         ),
@@ -92,7 +92,7 @@ def place(folder: Path) -> Path:
         (
             "TRL alone",
             "datasets: [{path: text.jsonl, fraction: 0.5}]",
-            ["datasets: fraction asks for shares of a mixture; give split, like train[:10%]"],
+            ["datasets: fraction is not supported: it asks for shares of a mixture; give split, like train[:10%]"],
         ),
         ("axolotl", "optimizer: came_pytorch\nadam_beta3: 0.9\nadam_epsilon2: 1", [OPTIMIZER.format("came_pytorch")]),
         (
@@ -110,13 +110,13 @@ def place(folder: Path) -> Path:
         (
             "LLaMA-Factory",
             "quantization_bit: 3\nquantization_method: eetq",
-            ["quantization_bit: it is 3; a base in 4 or 8 bits is there, and no other yet"],
+            ["quantization_bit: it is 3; only a base in 4 or 8 bits is supported"],
         ),
         (
             "LLaMA-Factory",
             "quantization_bit: 4\nquantization_method: hqq",
             [
-                "quantization_method: a base quantized in another way than load_in_4bit and load_in_8bit is not there yet;"  # noqa: E501
+                "quantization_method: a base quantized in another way than load_in_4bit and load_in_8bit is not supported yet;"  # noqa: E501
                 " give one of them instead"
             ],
         ),
@@ -143,8 +143,8 @@ def place(folder: Path) -> Path:
             "axolotl alone",
             "datasets: [{path: text.jsonl}, {path: text.jsonl, shards: 2}, {path: text.jsonl, oh: 1}]",
             [
-                "datasets: shards asks for a shard of the data; give split, like train[:5%]",
-                "datasets: oh is no key of an entry",
+                "datasets: shards is not supported: it asks for a shard of the data; give split, like train[:5%]",
+                "datasets: an entry has no key oh",
             ],
         ),
     ],
@@ -191,14 +191,14 @@ def test_what_is_asked_for_is_what_the_job_has(tool: str, lines: str, means: dic
         (
             "LLaMA-Factory",
             "packing: true",
-            "in this file of LLaMA-Factory's: packed documents do not see one another, as with neat_packing, and there"
-            " they do; max_length is 2047, as packed rows are one token shorter than cutoff_len there",
+            "in this file of LLaMA-Factory's: packed documents do not attend to one another, as with neat_packing;"
+            " without it they do in LLaMA-Factory; max_length is 2047, as packed rows are one token shorter than "
+            "cutoff_len there",
         ),
         (
             "TRL alone",
             "datasets: [{path: text.jsonl}]\ntest_split_size: 0.1\neval_strategy: 'no'",
-            "in this file of TRL's: as nothing is evaluated, all rows are trained on, and there those of val_size are"
-            " not",
+            "in this file of TRL's: nothing is evaluated, so the rows of val_size are trained on; TRL leaves them out",
         ),
         (
             "LLaMA-Factory",

@@ -68,7 +68,7 @@ def test_axolotls_absent_keys_mean_what_they_mean_there(folder: Path) -> None:
     assert (job.max_length, job.num_train_epochs, job.per_device_train_batch_size) == (512, 1, 1)
     assert (job.lr_scheduler_type, job.warmup_steps, job.bf16, job.method) == ("cosine", 0.03, True, "full")
     assert note(AXOLOTL, folder) == (
-        "the file reads as axolotl's; what it leaves out is as there: max_length 512, num_train_epochs 1, "
+        "the file reads as axolotl's; its defaults for keys that are not given: max_length 512, num_train_epochs 1, "
         "per_device_train_batch_size 1, lr_scheduler_type cosine, warmup_steps 0.03, bf16 auto, long_rows drop"
     )
 
@@ -177,7 +177,7 @@ def test_evaluations_per_epoch_are_a_share_of_the_run(
     [
         ("val_set_size: 2\nevals_per_epoch: 4\neval_steps: 7\n", "both mean eval_steps; keep one"),
         ("val_set_size: 2\nevals_per_epoch: 4\neval_steps: 4\n", "both mean eval_steps; keep one"),
-        ("val_set_size: 2\nevals_per_epoch: 4\neval_strategy: epoch\n", "eval_strategy is epoch, which is one"),
+        ("val_set_size: 2\nevals_per_epoch: 4\neval_strategy: epoch\n", "eval_strategy is epoch, which means one"),
         ("val_set_size: 2\nevals_per_epoch: often\n", 'it is "often"; it must be a number above 0'),
     ],
 )
@@ -227,7 +227,7 @@ def test_loraplus_of_axolotl_decays_nothing(folder: Path) -> None:
     text = AXOLOTL + "adapter: lora\nlora_r: 4\nlora_alpha: 8\nlora_target_linear: true\n" + plus
     job, notes = Job.parse_with_notes(text, folder)
     assert (job.loraplus_lr_ratio, job.weight_decay) == (16.0, 0.0)
-    assert any("weight_decay is 0, as its LoRA+ has none" in note for note in notes)
+    assert any("weight_decay is 0, as axolotl's LoRA+ has none" in note for note in notes)
     job = Job.parse(LLAMA_FACTORY + "finetuning_type: lora\n" + plus, folder)
     assert (job.loraplus_lr_ratio, job.weight_decay) == (16.0, 0.1)
 
@@ -340,7 +340,7 @@ def test_an_adapter_that_is_there_has_all_that_the_tools_would_have_given(folder
         ),
         (
             AXOLOTL + "sample_packing: true\nmodel_config: {output_router_logits: true}\n",
-            "the routers' loss is without the padding of packed rows",
+            "the routers' loss leaves out the padding of packed rows",
         ),
     ],
     ids=["short rows", "long texts", "ends", "routers"],

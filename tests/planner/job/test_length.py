@@ -49,7 +49,7 @@ def test_data_that_are_many_or_of_the_hub_are_left_to_the_jobs_turn(few: Path) -
 
 def test_a_warmup_as_long_as_the_run_is_told(few: Path) -> None:
     said = (
-        "warmup_steps is {}, and the run has {} steps: the rate only rises, and never gets to learning_rate; below 1 "
+        "warmup_steps is {}, and the run has {} steps: the rate only rises and never reaches learning_rate; below 1 "
         "it is a share of all steps, such as 0.1."
     )
     assert notes(few, "warmup_steps: 5") == (said.format(5, 5),)  # 3 epochs of 1.5 steps

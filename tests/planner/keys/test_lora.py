@@ -71,18 +71,21 @@ def test_the_modules_of_lora_are_read_as_people_write_them(lines: str, targets: 
         ("lora_target_modules: [peft-default, lm_head]", "peft-default stands alone"),
         ("lora_target_modules: 3", "it is 3; it must be all-linear, peft-default, a list of modules' names, or"),
         ("loraplus_lr_ratio: 16\noptim: muon", "optim is muon, under which all weights have learning_rate"),
-        ("loraplus_lr_ratio: 16\nembedding_lr: 1e-4", "embedding_lr is given too, and both say at which rate some"),
+        ("loraplus_lr_ratio: 16\nembedding_lr: 1e-4", "embedding_lr is given too, and both set another learning"),
         ("loraplus_lr_embedding: 1e-4", "it has no effect without loraplus_lr_ratio: give that too"),
         ("embedding_lr_scale: -1", "it must be a number above 0, or null"),
         ("init_lora_weights: corda", "it must be true, false, gaussian, orthogonal, pissa, pissa_niter_N"),
         ("init_lora_weights: pissa_niter_0", "it must be true, false, gaussian, orthogonal, pissa, pissa_niter_N"),
-        ("init_lora_weights: pissa\nload_in_4bit: true", "pissa on a base in 4 bits is not there"),
-        ("init_lora_weights: olora\nuse_dora: true", "olora together with DoRA is not there"),
+        ("init_lora_weights: pissa\nload_in_4bit: true", "pissa on a base in 4 bits is not supported"),
+        ("init_lora_weights: olora\nuse_dora: true", "olora together with DoRA is not supported"),
         ("init_lora_weights: olora\nlora_target_parameters: [e]", "it is olora, which is for layers"),
         ("init_lora_weights: orthogonal\nlora_r: 3", "it is orthogonal, which needs an even lora_r, and that is 3"),
-        ("init_lora_weights: orthogonal\nload_in_4bit: true", "orthogonal on a base in 4 or 8 bits is not there"),
-        ("layers_to_transform: [0, 1]", "lora_target_modules is to be a list of modules' names with it"),
-        ("layers_to_transform: 0\nlora_target_modules: [all-linear, q]", "is to be a list of modules' names with it"),
+        ("init_lora_weights: orthogonal\nload_in_4bit: true", "orthogonal on a base in 4 or 8 bits is not supported"),
+        ("layers_to_transform: [0, 1]", "with it lora_target_modules must be a list of modules' names"),
+        (
+            ("layers_to_transform: 0\nlora_target_modules: [all-linear, q]"),
+            "lora_target_modules must be a list of modules' names",
+        ),
         ("layers_to_transform: [-1]\nlora_target: q", "it must be the number of a layer, from 0"),
         ("layers_pattern: h", "it says where layers_to_transform counts; give that too"),
         ("rank_pattern: {q_proj: 0}", "it must be a mapping of modules' names, or patterns, to whole numbers"),
@@ -172,7 +175,7 @@ def test_an_adapter_at_some_layers_is_told_where_the_file_wants_all_of_them(lora
         ("lora_target_linear: true\nlora_target_modules: [q_proj]", 1),
     ):
         _, notes = Job.parse_with_notes(LORA + f"adapter_name_or_path: made\n{line}\n", lora_folder)
-        assert sum("the adapter that the job goes on from is at q_proj" in note for note in notes) == said, line
+        assert sum("the adapter that the job continues is at q_proj" in note for note in notes) == said, line
     wider = "adapter_name_or_path: made\nlora_target_linear: true\nlora_target_modules: [lm_head]\n"
     assert 'the adapter has ["q_proj"]' in str(refusal(LORA + wider, lora_folder))
 
@@ -181,7 +184,7 @@ def test_an_adapter_at_some_layers_is_told_where_the_file_wants_all_of_them(lora
 def test_an_adapter_for_another_revision_of_the_base_is_told(its: str | None, said: int, lora_folder: Path) -> None:
     adapter(lora_folder, revision=its)
     _, notes = Job.parse_with_notes(LORA + "adapter_name_or_path: made\n", lora_folder)
-    wanted = 'model_revision: it is null; the adapter that the job goes on from was made for "v2"'
+    wanted = 'model_revision: it is null; the adapter that the job continues was made for "v2"'
     assert notes.count(wanted) == said
 
 
@@ -200,7 +203,7 @@ def test_what_an_adapters_config_leaves_out_is_as_in_peft(lora_folder: Path) -> 
     [
         ({}, "lora_r: 8", "lora_r: it is 8; the adapter has 4"),
         ({}, "use_dora: true", "use_dora: it is true; the adapter has false"),
-        ({"peft_type": "IA3"}, "", 'the adapter is "IA3"; LORA is there'),
+        ({"peft_type": "IA3"}, "", 'the adapter is "IA3"; only LORA is supported'),
         ({"layer_replication": [[0, 2]]}, "", "the adapter has layer_replication"),
         ({"rank_pattern": {"q_proj": 2}}, "rank_pattern: {q_proj: 3}", 'the adapter has {"q_proj": 2}'),
         ({}, "layers_to_transform: 0", "layers_to_transform: it is 0; the adapter has null"),
@@ -209,11 +212,11 @@ def test_what_an_adapters_config_leaves_out_is_as_in_peft(lora_folder: Path) -> 
         ({"target_modules": ".*q_proj"}, "lora_target: q_proj", 'it is "q_proj"; the adapter has ".*q_proj"'),
         ({"modules_to_save": ["lm_head"]}, "lora_modules_to_save: [embed_tokens]", 'the adapter has ["lm_head"]'),
         ({}, "additional_target: lm_head", "the adapter has null"),
-        ({"init_lora_weights": "pissa"}, "", 'the adapter has init_lora_weights: "pissa", which is not there yet'),
+        ({"init_lora_weights": "pissa"}, "", 'the adapter has init_lora_weights: "pissa", which is not supported yet'),
         ({"init_lora_weights": "olora"}, "", "the adapter has init_lora_weights"),
         ({"velora_config": {"num_groups": 4}}, "", "the adapter has velora_config"),
         ({}, "adapter_name_or_path: gone", "there is no adapter_config.json in"),
-        ({}, "adapter_name_or_path: gone,adapter", "several adapters are not there yet: merge all but the last"),
+        ({}, "adapter_name_or_path: gone,adapter", "several adapters are not supported yet: merge all but the last"),
     ],
 )
 def test_an_adapter_that_is_another_is_refused(

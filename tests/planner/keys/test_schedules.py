@@ -14,8 +14,8 @@ from tests.planner.conftest import BASE, parse, refusal
     [
         ("lr_scheduler_kwargs: {num_cycles: 2}", "lr_scheduler_kwargs: linear has no num_cycles; leave this key out"),
         ("lr_scheduler_type: polynomial\nlr_scheduler_kwargs: {cycles: 2}", "it has lr_end, power"),
-        ("lr_scheduler_type: cosine_with_min_lr", "wants lr_scheduler_kwargs with min_lr or min_lr_rate"),
-        ("lr_scheduler_type: warmup_stable_decay", "wants lr_scheduler_kwargs with num_decay_steps"),
+        ("lr_scheduler_type: cosine_with_min_lr", "needs lr_scheduler_kwargs with min_lr or min_lr_rate"),
+        ("lr_scheduler_type: warmup_stable_decay", "needs lr_scheduler_kwargs with num_decay_steps"),
         ("lr_scheduler_type: polynomial\nlr_scheduler_kwargs: {lr_end: 1}", "it must be below learning_rate"),
         ("lr_scheduler_type: polynomial\nlr_scheduler_kwargs: {power: much}", 'power is "much"'),
         ("lr_scheduler_type: cosine_with_min_lr\nlr_scheduler_kwargs: {min_lr: 0, min_lr_rate: 0}", "keep one"),

@@ -63,9 +63,12 @@ def test_freezing_of_llama_factory_is_read(lines: str, layers: int, patterns: tu
         (OURS + "method: lora\ntrainable_layers: 1", "it is for method: full; adapters are trained alone"),
         (
             AXOLOTL + "unfrozen_parameters: ['^model.embed_tokens.weight$[:32000]']",
-            "training some rows of a weight is not there yet; name the weight",
+            "training some rows of a weight is not supported yet; give its name",
         ),
-        (AXOLOTL + "unfrozen_parameters: ['lm_head.weight$[3]']", "training some rows of a weight is not there yet"),
+        (
+            AXOLOTL + "unfrozen_parameters: ['lm_head.weight$[3]']",
+            "training some rows of a weight is not supported yet",
+        ),
     ],
 )
 def test_what_cannot_be_trained_alone_is_refused(text: str, words: str, folder: Path) -> None:

@@ -128,7 +128,7 @@ def test_a_mapping_says_the_same_as_a_text() -> None:
         ("23:00-24:30", "ends at 24:00"),
         ("07:00-07:00", "a whole day"),
         ("00:00-24:00", "a whole day"),
-        ("23:00-07:00 mon-foo", '"mon-foo" is no day'),
+        ("23:00-07:00 mon-foo", '"mon-foo" is not a day'),
         ("23:00-07:00 Europe/Paradise", "no time zone"),
         ("23:00-07:00 mon UTC more", "too much"),
         ({"days": "mon"}, "it must be like"),

@@ -83,7 +83,7 @@ LLAMA_FACTORY = "model_name_or_path: model\nstage: sft\nfinetuning_type: full\nd
 def test_long_rows_of_llama_factory_share_their_room_where_prompts_are_told_from_answers(tmp_path: Path) -> None:
     tiny_llama_folder(tmp_path / "model")
     write_jsonl(tmp_path / "text.jsonl", [{"text": "a"}])
-    said = "with train_on_prompt long rows are cut at their end, where prompts and answers share the room there"
+    said = "with train_on_prompt long rows are cut at their end; LLaMA-Factory cuts prompt and answer in proportion"
     for lines, long_rows, told in (
         ("", "share", False),
         ("long_rows: cut\n", "cut", False),

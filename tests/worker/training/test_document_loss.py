@@ -194,7 +194,7 @@ def test_a_model_with_a_loss_of_its_own_is_refused(tmp_path: Path, monkeypatch: 
     ("keys", "said"),
     [
         ({"label_smoothing_factor": 0.1}, "keep one of the two"),
-        ({"packing": "wrapped"}, "has none to weigh"),
+        ({"packing": "wrapped"}, "none can be weighted by itself"),
         ({"loss_weighting": "rows"}, "it must be tokens or documents"),
     ],
     ids=["smoothed", "wrapped", "unknown"],
