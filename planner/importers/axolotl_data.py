@@ -1,5 +1,7 @@
-"""The data of axolotl's files: entries, which are also offmate's own (a path, or a mapping of what to read and how),
-which turns are learned, and `pretraining_dataset`."""
+"""Reads the entries of `dataset`, in axolotl's form and in offmate's own: a path, or a mapping of what to read and how.
+
+It also reads axolotl's keys for which turns are learned, and `pretraining_dataset`.
+"""
 
 from __future__ import annotations
 
@@ -61,8 +63,9 @@ Finder = Callable[[object], str]
 
 
 def read_entry(entry: object, find: Finder) -> list[str | DataEntry]:
-    """The entries for which one element of the list stands; `find` makes a path absolute. Raises ValueError, TypeError
-    and FileNotFoundError, with messages for people."""
+    """Returns the data entries that one element of a job's `dataset` list stands for: several where it names several
+    files. `find` makes a path absolute and raises where there is no data. Raises ValueError for a wrong value,
+    TypeError for a wrong type and FileNotFoundError, with texts that users read."""
     if isinstance(entry, DataEntry):
         return [entry]
     if not isinstance(entry, dict):

@@ -1,8 +1,8 @@
-"""What offmate has to know of another tool: the class `Tool`, of which each file here makes one, and the words for its
-keys.
+"""Describes another training tool, such as axolotl, so that offmate can read its job files.
 
-A tool's keys are a table (`Meaning`, `table`). What the table cannot say is in the tool's methods and mappings: its
-defaults, how its values are written in offmate's words, which of them are mistakes, and where training differs.
+Each tool is a subclass of `Tool` in a file of this folder. Its table (`Meaning`, `table`) says what each key does.
+Methods and mappings of the class say the rest: the tool's defaults, how its values are translated into offmate's, which
+values are mistakes, and where its training differs.
 """
 
 from __future__ import annotations
@@ -88,9 +88,12 @@ def table(
     parts: Mapping[str, str] | None = None,
     fine: Mapping[str, tuple[object, ...]] | None = None,
 ) -> dict[str, Meaning]:
-    """A table of keys; each text lists names with spaces between them. `same`: keys with offmate's own names;
-    `honoured`: offmate's key -> the tool's names for it; `unused`, `not_there`: `Meaning.text` -> keys; `planner`:
-    keys; `parts`: the key to which they belong -> keys; `fine`: key -> `Meaning.fine`."""
+    """Returns a table of a tool's keys: key -> its `Meaning`. Keys are given as texts with spaces between the names.
+
+    `same`: keys that have offmate's own names. `honoured`: offmate's key -> the tool's names for it. `unused` and
+    `not_there`: `Meaning.text` -> keys. `planner`: keys that the planner decides. `parts`: a key -> the keys that have
+    no effect without it. `fine`: key -> `Meaning.fine`.
+    """
     meanings: dict[str, Meaning] = {}
 
     def add(names: str, meaning: Meaning) -> None:
@@ -119,8 +122,9 @@ File = Mapping[str, object]
 
 
 class Reading:
-    """A file's keys while they are read: those that are taken, mistakes, and keys that are not used, with the reason.
-    `meaning` finds what becomes of a key, None for an unknown one."""
+    """Collects what is learned while the keys of a file are read: keys that offmate has (`taken`), mistakes, and keys
+    without effect, with the reason (`unused`). `meaning` returns the `Meaning` of a key, None for an unknown
+    key."""
 
     def __init__(self, source: Source, tool: Tool, meaning: Callable[[str], Meaning | None]) -> None:
         self.source, self.tool, self.meaning = source, tool, meaning
@@ -229,19 +233,20 @@ class Tool:
         return False
 
     def absent(self, values: dict[str, Any], file: File) -> dict[str, Any]:
-        """The tool's defaults for a file, by offmate's names. It may also rewrite `values`, the file's own, where one
-        key changes what another means."""
+        """Returns the tool's defaults for a file, by offmate's names. `values`: the file's values by offmate's names; a
+        tool may change them here, where one key changes what another means."""
         return dict(self.defaults)
 
     def differences(self, values: dict[str, Any], filled: Collection[str], file: File) -> Iterator[str]:
-        """Notes on what training does otherwise than the tool. `values` have the defaults, whose keys are `filled`."""
+        """Yields notes for the user on how training here differs from the tool's. `values`: the job's values by
+        offmate's names, defaults included. `filled`: the keys whose values are defaults."""
         yield from ()
 
     def settle_data(
         self, values: dict[str, Any], names: Mapping[str, str], source: Source, folder: Path
     ) -> list[Mistake]:
-        """Put what the tool means by the file's data into the entries in `values`. Returns mistakes. `names`: offmate's
-        keys -> their names in the file; relative paths start at `folder`."""
+        """Rewrites the entries of `dataset` and `eval_dataset` in `values` as the tool reads them. Returns mistakes.
+        `names`: offmate's key -> its name in the file. Relative paths start at `folder`."""
         return []
 
 

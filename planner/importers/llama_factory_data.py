@@ -1,4 +1,4 @@
-"""The data of LLaMA-Factory's files: names that the `dataset_info.json` in its `dataset_dir` describes."""
+"""Finds the datasets that a LLaMA-Factory file names, which `dataset_info.json` in its `dataset_dir` describes."""
 
 from __future__ import annotations
 

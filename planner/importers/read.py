@@ -1,7 +1,7 @@
-"""Reads the keys of a job file, whichever tool it is for, into values under offmate's names.
+"""Translates the keys of a job file, of offmate or of another tool, into values under offmate's names.
 
-What is known of each tool is in its own file (`planner.importers.tools`); this module carries it out: which keys are
-taken, which have no effect and why, which are refused, and what a tool does where its file says nothing.
+`planner.importers.tools` lists the tools, each of which has a file of its own. This module applies what that file says:
+which keys are taken, which have no effect and why, which are refused, and which defaults the tool has.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ _DTYPES: dict[str, Mapping[str, str]] = {key: dtypes for tool in reversed(TOOLS)
 
 
 def canonical(source: Source, names: Mapping[str, str]) -> tuple[dict[str, Any], list[Mistake], tuple[str, ...]]:
-    """The file's values under offmate's names, the mistakes of its keys, and notes for the user on keys of other tools.
-    `names`: every name a key may have -> offmate's key. Raises UserError for a file with another purpose."""
+    """Returns the file's values by offmate's names, the mistakes in its keys, and notes for the user on keys of other
+    tools. `names`: every name that a key may have -> offmate's key. Raises UserError for a file that asks for another
+    kind of training, such as DPO, or that is no job file."""
     tool = tool_of(source.values)
     reading = Reading(source, tool, partial(meaning_of, tool=tool, names=names))
     for key, value in source.values.items():
@@ -69,8 +70,8 @@ def canonical(source: Source, names: Mapping[str, str]) -> tuple[dict[str, Any],
 def settle_data(
     values: dict[str, Any], names: Mapping[str, str], source: Source, tool: Tool, folder: Path
 ) -> list[Mistake]:
-    """Put what the file says of its data, in keys outside the entries, into the entries of `values`. `names`: offmate's
-    key -> its name in the file. Returns mistakes."""
+    """Moves what the file says of its data in keys of its own, such as `dataset_config`, into the entries of `dataset`
+    and `eval_dataset` in `values`. Returns mistakes. `names`: offmate's key -> its name in the file."""
     for key in DATA:  # a mapping alone counts as a list with one entry, without its dash
         values |= {key: [values[key]]} if isinstance(values.get(key), dict) else {}
     mistakes = settle_templates(values, names, source)
@@ -112,8 +113,8 @@ def _check(key: str, name: str, value: object, source: Source) -> list[Mistake]:
 
 
 def _joined(values: File, file: File) -> File:
-    """Of several keys that mean the same, those that disagree; one where they agree. Keys that ask for nothing give
-    way, and some pairs are combined into one value."""
+    """Reduces the file's keys that mean one key of offmate's, `values`: to one key where they agree, else to those that
+    disagree. Keys that ask for nothing are dropped, and some pairs are combined into one value (`_JOINS`)."""
     for join in _JOINS:
         if (joined := join(values)) is not None:
             return joined

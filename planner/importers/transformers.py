@@ -1,5 +1,7 @@
-"""The names of transformers' `TrainingArguments` and `Seq2SeqTrainingArguments`. They are offmate's own, and TRL's and
-LLaMA-Factory's files have them, too: all their keys, and what values mean that are no values of offmate's."""
+"""The keys of transformers' `TrainingArguments` and `Seq2SeqTrainingArguments`, and the values that offmate translates.
+
+offmate's own keys have these names, and files of TRL and LLaMA-Factory use them, too.
+"""
 
 from __future__ import annotations
 
