@@ -1,4 +1,4 @@
-"""An existing adapter, which a job continues: its folder, and what its config says. Light: no torch."""
+"""Reads the folder of an existing peft adapter that a job continues. Does not import torch."""
 
 from __future__ import annotations
 

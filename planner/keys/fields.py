@@ -1,6 +1,6 @@
-"""What the keys of a job file may hold: types with their bounds, and other spellings of a value.
+"""The types of a job file's values: their bounds, and the spellings that are accepted for a value.
 
-Each type carries the phrase that an error about it ends with: "max_length is 0; it must be …".
+The description of each type is the end of its error: "max_length: it is 0; it must be DESCRIPTION".
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""Which trackers a file wants its metrics reported to, in the keys of any of the three tools. No secrets: they stay in
-the trackers' own files and environment variables."""
+"""Finds the experiment trackers (wandb, mlflow, …) that a job file wants metrics reported to, in any tool's keys.
+
+A job file holds no secrets: those stay in the trackers' own files and environment variables.
+"""
 
 from __future__ import annotations
 
