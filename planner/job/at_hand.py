@@ -1,5 +1,4 @@
-"""Says whether a job's data can be read before anybody waits for them: it depends on where they are, and on their
-size."""
+"""Decides whether a job's data are read while the job is submitted, or only when it has its turn: by place and size."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""The base of a job: the local files that loading its model and tokenizer reads. A job runs only while they are those
-that it was submitted with; else it is refused. No torch.
+"""Checks that the local files of a job's model and tokenizer, its base, are still those that it was submitted with.
+
+A job whose base has changed is refused. This module does not import torch.
 
 A file with the size, times, inode and device that were noted was not written to, and is not read again. Where these
 differ its content decides, so a file that was copied, restored or touched counts as the same. Models on the hub are

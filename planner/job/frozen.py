@@ -1,5 +1,7 @@
-"""What a job was submitted with: its local data and the adapter it continues, and the versions of the packages that
-train. Where the data or the adapter have changed, the job is refused. No torch."""
+"""Notes a job's local data, the adapter it continues and package versions at submission, and finds later changes.
+
+A job whose data or adapter have changed is refused. This module does not import torch.
+"""
 
 from __future__ import annotations
 

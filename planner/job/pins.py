@@ -21,8 +21,8 @@ def revision_of(job: Job) -> str:
 
 
 def tokenizer_revision(job: Job) -> str:
-    """Likewise for the tokenizer's repository; where it is the model's and the job names no revision for it, it is the
-    model's revision."""
+    """The branch, tag or commit of the tokenizer's repository on the hub that the job uses. It is the model's revision
+    where both have one repository and the job names no `tokenizer_revision`."""
     return job.tokenizer_revision or (revision_of(job) if job.tokenizer == job.model else "main")
 
 

@@ -198,15 +198,16 @@ class Job(AdapterKeys, LossKeys):
 
     @classmethod
     def parse(cls, text: str, folder: Path, *, name: str = "job.yaml", told: Collection[str] = ()) -> Job:
-        """The job in the YAML `text`; relative paths start at `folder`. Errors call the file `name`; keys in `told`
-        they name as the command line's (--set). Raises UserError (exit 2)."""
+        """The job in the YAML `text`. Relative paths start at `folder`. Errors call the file `name`, and show keys in
+        `told` as set on the command line (--set). Raises UserError (exit 2)."""
         return cls.parse_with_notes(text, folder, name=name, told=told)[0]
 
     @classmethod
     def parse_with_notes(
         cls, text: str, folder: Path, *, name: str = "job.yaml", told: Collection[str] = ()
     ) -> tuple[Job, tuple[str, ...]]:
-        """As `parse`, with notes for the person who submits the file: what in it has another effect here."""
+        """The job in the YAML `text`, and notes for the user on values that have another effect here than in the tool
+        that the file is for. The arguments are those of `parse`. Raises UserError (exit 2)."""
         source = replace(read_yaml(text, name, allow_unclear=True), told=frozenset(told))
         job, notes = cls._checked(source, Path(folder).absolute())
         return job, (*notes, *job.notes)
@@ -215,10 +216,11 @@ class Job(AdapterKeys, LossKeys):
     def question(
         cls, text: str, folder: Path, *, name: str = "job.yaml", in_lines: bool = True, told: Collection[str] = ()
     ) -> Job:
-        """As `parse`, for planning only: the model's config is enough; weights, tokenizer and data need not be there.
+        """The job in the YAML `text`, for planning only: the model's config must exist; weights, tokenizer and data
+        need not. The other arguments are those of `parse`. Raises UserError (exit 2).
 
         Keys in `NOT_PLANNED` are ignored, so that jobs with the same plan are equal. `in_lines`: the text comes from a
-        file, whose lines errors may name.
+        file, so errors name its lines.
         """
         source = replace(read_yaml(text, name, allow_unclear=True), told=frozenset(told))
         source = source if in_lines else replace(source, lines={})
