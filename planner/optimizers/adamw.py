@@ -51,7 +51,8 @@ class AdamWGroup(Group):
 
     @classmethod
     def from_pytorch(cls, settings: Mapping[str, Any], names: frozenset[str]) -> Self:
-        """See `Group.from_pytorch`."""
+        """The group of these `names` with the settings of a param_group of `torch.optim.AdamW`. Raises NotUsable for
+        settings that the fused kernel does not have, and for values out of range."""
         for switch in ("amsgrad", "maximize", "differentiable"):
             if settings[switch]:
                 raise NotUsable(f"it has {switch}=True", f"leave {switch} out")
@@ -77,7 +78,7 @@ class AdamWGroup(Group):
         return AdamW()
 
     def target(self, name: str, work: Tensor, states: Sequence[Tensor], gradient: Tensor) -> Target:
-        """See `Group.target`."""
+        """The parameter `name` to update. `states`: its two moments, then its fp32 master where it has one."""
         from planner.cpu.adamw import Target
 
         exp_avg, exp_avg_sq, *masters = states
@@ -93,14 +94,16 @@ class AdamWGroup(Group):
         coefficient: Tensor | None,
         constants: Any = None,
     ) -> None:
-        """See `Group.update`."""
+        """One AdamW step on `targets`, all on one device. `count`: the step's number; `coefficient`: the factor for the
+        gradients, None without clipping; both are float32 tensors without dimensions. `constants`: what
+        `AdamW8bit.constants` gave for that device."""
         from planner.cpu.adamw import Step
 
         step = Step(learning_rate=learning_rate, betas=self.betas, eps=self.eps, count=count, coefficient=coefficient)
         update(targets, step, constants)
 
     def of_pytorch(self, parameters: list[dict[str, Any]]) -> torch.optim.Optimizer:
-        """See `Group.of_pytorch`."""
+        """`torch.optim.AdamW(fused=True)` with these settings. `parameters`: its param_groups."""
         import torch
 
         return torch.optim.AdamW(parameters, betas=self.betas, eps=self.eps, fused=True)

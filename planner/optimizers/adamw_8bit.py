@@ -55,14 +55,14 @@ class AdamW8bit(AdamW):
         )
 
     def with_rates(self, hardware: Hardware, rates: Rates) -> Hardware:
-        """See `Optimizer`."""
+        """`hardware` with these as the measured rates of updates in 8 bits."""
         return replace(
             hardware, gpu_rounded_update_parameters_per_s=rates.gpu, cpu_rounded_update_parameters_per_s=rates.cpu
         )
 
     @classmethod
     def notes(cls, values: Mapping[str, Any]) -> Iterator[str]:
-        """See `Optimizer`."""
+        """A note for the user that moments are rounded, and what fp32 moments would take."""
         exact = "adamw_torch has them in fp32, 6 bytes more a parameter"
         yield f"optim: adamw_8bit rounds AdamW's moments; {exact}."
 

@@ -85,7 +85,7 @@ class Muon(Optimizer):
             raise ValueError("a matrix has a shorter_side of at least 1")
 
     def timed(self, *, gpu_s: float, cpu_s: float) -> Self:
-        """The same with these seconds."""
+        """This optimizer with measured or estimated seconds of an update on the device and on the CPU."""
         return replace(self, gpu_s=gpu_s, cpu_s=cpu_s)
 
     def moment_bytes(self, elements: int) -> tuple[int, ...]:
@@ -97,12 +97,12 @@ class Muon(Optimizer):
         return sum(scratch_parts(self.shorter_side, elements, narrow=narrow))
 
     def host_scratch_bytes(self, elements: int, *, narrow: bool) -> int:
-        """The same bytes, on the host."""
+        """Bytes that an update on the CPU needs: those of `scratch_parts`, as on the device."""
         return self.scratch_bytes(elements, narrow=narrow)
 
     @classmethod
     def notes(cls, values: Mapping[str, Any]) -> Iterator[str]:
-        """See `Optimizer`."""
+        """Notes for the user on learning rates under Muon, and on gradient clipping in full fine-tuning."""
         adjust = values[ADJUST]
         rates = "rates of AdamW" if adjust == MATCH_RMS else "rates of Muon, about 0.02"
         yield f"optim: muon trains matrices, AdamW the rest; {ADJUST}: {adjust} is for {rates}."
@@ -136,7 +136,7 @@ class Muon(Optimizer):
         }
 
     def estimated(self, elements: int, hardware: Hardware) -> Self:
-        """The same with seconds estimated from arithmetic and memory traffic."""
+        """This optimizer with seconds estimated from the update's arithmetic and memory traffic."""
 
         def seconds(parameters_per_s: float, flops_per_s: float) -> float:
             moving = TRAFFIC_BYTES * elements / (UPDATE_TRAFFIC_BYTES * parameters_per_s)
@@ -176,7 +176,8 @@ class MuonGroup(Group):
 
     @classmethod
     def from_pytorch(cls, settings: Mapping[str, Any], names: frozenset[str]) -> Self:
-        """See `Group.from_pytorch`."""
+        """The group of these `names` with the settings of a param_group of `torch.optim.Muon`. Raises NotUsable where
+        a setting has another value than `_AS_THEY_ARE`, or is below 0."""
         for key, value in _AS_THEY_ARE.items():
             if settings[key] != value:
                 raise NotUsable(f"its {key} is {settings[key]}", f"leave {key} out: it is {value}")
@@ -194,7 +195,7 @@ class MuonGroup(Group):
         return Muon(shorter_side=min(weight.shape))
 
     def target(self, name: str, work: Tensor, states: Sequence[Tensor], gradient: Tensor) -> Matrix:
-        """See `Group.target`."""
+        """The matrix `name` to update. `states`: its momentum, then its fp32 master where it has one."""
         momentum, *master = states
         return Matrix(name, self.decay_of(name), work, master[0] if master else work, momentum, gradient)
 
@@ -207,14 +208,14 @@ class MuonGroup(Group):
         coefficient: Tensor | None,
         constants: object = None,
     ) -> None:
-        """See `Group.update`."""
+        """One step on the matrices `targets`, one after another. `count` and `constants` are not used."""
         for matrix in targets:
             update(
                 matrix, learning_rate=learning_rate, momentum=self.momentum, adjust=self.adjust, coefficient=coefficient
             )
 
     def of_pytorch(self, parameters: list[dict[str, Any]]) -> torch.optim.Optimizer:
-        """See `Group.of_pytorch`."""
+        """`torch.optim.Muon` with these settings. `parameters`: its param_groups."""
         import torch
 
         return torch.optim.Muon(parameters, momentum=self.momentum, adjust_lr_fn=self.adjust)
