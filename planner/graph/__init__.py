@@ -1,6 +1,7 @@
-"""Finds the blocks of a model, traces their forward and backward together, cuts the trace, and generates code.
+"""Finds the blocks of a model (the parts that run as one unit, as a decoder layer), traces each block's forward and
+backward together, cuts the trace in two, and generates code for both.
 
-Imports `cpu` only, for the meter. Others import what is named here.
+Other packages import only the names listed here. This package imports `planner.cpu` for the meter of bytes.
 """
 
 from planner.graph.block_code import Pair, make_pairs

@@ -1,4 +1,5 @@
-"""The generated forward and backward of one block under one recipe, with the bytes they will allocate."""
+"""Generates the forward and backward code of one block for one recipe (which values are saved), and predicts the bytes
+that they allocate."""
 
 from __future__ import annotations
 
@@ -23,12 +24,13 @@ from planner.graph.work import Work, work_of
 
 
 class Pair(BlockCode):
-    """Generated code of one block under one recipe. It has no state, so all blocks of a kind share one. `saved`: the
-    nodes whose values forward hands to backward, in order."""
+    """Generated code of one block for one recipe, which says what forward saves. It has no state, so all blocks of a
+    kind share one. `saved`: the nodes whose values forward hands to backward, in order."""
 
     def __init__(self, joint: Joint, recipe: Recipe, rng: Rng | None = None, *, for_gpu: bool = False) -> None:
         """`rng`: the generator of the random operations; None: the default one of the joint graph's device. `for_gpu`:
-        the graph was traced on the CPU in place of a GPU, so scratch is estimated."""
+        the graph was traced on the CPU in place of a GPU, so the memory that operations allocate for themselves is
+        estimated."""
         self.joint, self.recipe, self._for_gpu, self._tried = joint, recipe, for_gpu, are_on()
         self.name, self.result = joint.name, joint.result
         self.n_params, self.n_buffers = len(joint.param_names), len(joint.buffer_names)
@@ -168,9 +170,13 @@ class Pair(BlockCode):
 
 
 def make_pairs(joint: Joint, recipes: Iterable[Recipe], *, for_gpu: bool = False) -> dict[str, Pair]:
-    """Recipe name -> its `Pair`; recipes that save the same values share their code. Left out are recipes that would
-    offload an input which backward does not read, and recipes that would offload an input with gaps: it would come back
-    at another alignment, where a product of matrices with gaps has other last bits. `for_gpu`: see `Pair`."""
+    """Generates the block's code for each recipe. Returns recipe's name -> `Pair`; recipes that save the same values
+    share their code.
+
+    A recipe that would offload the block's input is left out if backward does not read the input, or if the input has
+    gaps in memory: it would come back at another alignment, where a product of matrices with gaps has other last bits.
+    `for_gpu`: the graph was traced on the CPU in place of a GPU.
+    """
     codes: dict[str, Pair] = {}
     pairs: dict[str, Pair] = {}
     for recipe in recipes:

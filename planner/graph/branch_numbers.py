@@ -1,4 +1,5 @@
-"""Watches the numbers that leave tensors, by which code chooses a branch, and makes code take other branches."""
+"""Watches the Python numbers that code takes out of tensors (`x.item()`) to choose a branch, and makes code take the
+other branches."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from planner.errors import UserError
 
 Site = tuple[str, int, int]
-"""Where a number leaves a tensor: a file, a line in it, a column."""
+"""Where code takes a number out of a tensor: file, line, column."""
 
 Number = bool | int | float | complex
 
@@ -24,14 +25,14 @@ _FAR = 1e30  # beyond any number that code compares with
 
 
 class BranchNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Inside, watches the numbers that leave tensors, by `bool(x)`, `float(x)` or `x.item()`.
+    """A mode that watches the numbers that code takes out of tensors, by `bool(x)`, `float(x)` or `x.item()`.
 
-    times   site -> how many numbers have left there
+    times   site in the code -> how many numbers it has taken
     first   site -> the first of them
     """
 
     def __init__(self, forced: Mapping[Site, Number]) -> None:
-        """`forced`: site -> the number that code gets there the first time, whatever the tensor holds."""
+        """`forced`: site -> the number that the code there gets the first time, whatever the tensor holds."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.times, self.first = Counter[Site](), dict[Site, Number]()
         self._forced = forced
@@ -60,8 +61,9 @@ def _site() -> Site:
 
 
 def others(number: Number) -> Iterator[Number]:
-    """Numbers that might have left instead and made code take another branch: the other truth value; for a float, 0 and
-    a number far on each side. None for whole numbers: they count or index, and another one may make no sense."""
+    """Numbers that, in place of `number`, may make code take another branch: the other truth value; for a float, 0 and
+    a far number on each side. Yields nothing for a whole number: it counts or indexes, and another one may make no
+    sense."""
     if isinstance(number, bool):
         yield not number
     elif isinstance(number, float):
@@ -69,7 +71,8 @@ def others(number: Number) -> Iterator[Number]:
 
 
 def depends_on_data(name: str, number: str) -> UserError:
-    """The error for a block whose memory cannot be bounded; `number` names the number that it depends on."""
+    """Makes the error for a block whose memory cannot be bounded, "block-depends-on-data". `number`: says on which
+    number in the block's code the memory depends."""
     return UserError(
         f"The memory that block {name} needs depends on its data and cannot be bounded.",
         code="block-depends-on-data",

@@ -1,7 +1,9 @@
-"""Calls of blocks inside the frame's autograd graph, which is cut around each of them.
+"""Runs a block inside the autograd graph of the frame (the model's own code outside the blocks), and cuts the graph
+there.
 
 A block's forward runs inside the model's own forward. Its backward does not run inside autograd: a plain loop computes
-each block's backward and runs the frame's pieces between the blocks, through gradient edges, which hold no data.
+each block's backward and, between two blocks, lets autograd run the frame's part of the graph. Gradient edges mark
+where each part begins; they hold no data.
 """
 
 from __future__ import annotations
@@ -25,24 +27,25 @@ from planner.graph.result import Mappings
 from planner.graph.tangents import Layout, layout_of
 
 Given = Pieces["FrameCall"]
-"""The tensors that the blocks of one slice were given."""
+"""The tensors that the blocks of one slice (a micro-batch) got as arguments."""
 
 
 class FrameCall:
-    """One block on one slice as the frame's graph sees it, from its forward to its backward.
+    """One call of a block for one slice (a micro-batch), as the frame's autograd graph sees it. The frame is the
+    model's own code outside the blocks. The call lives from its forward to its backward.
 
-    tangents    gradients of the outputs; None until the first arrives from the frame. They may arrive in several parts
-                (from the loss and from the next block): each output has the sum of what has arrived for it
+    tangents    gradients of the block's outputs; None until the first arrives from the frame. They may arrive in
+                several parts (from the loss and from the next block): each output has the sum of what has arrived
     later       argument -> the part of its gradient that comes from later readers: later blocks, or the model's code
-                after the block (a residual around it). The block's backward begins with it
-    shares      argument -> the earlier call that was given the same tensor, and as which argument. Only for tensors
+                after the block (a residual around it). The block's backward adds its own part to this one
+    shares      argument -> the earlier call that got the same tensor, and the argument's index there. Only for tensors
                 that no call owns as a node of the graph: views, and parameters of the frame
-    layout      how the gradients that backward was given are laid out
+    layout      the strides of the gradients that backward got
     """
 
     def __init__(self, pair: BlockCode, tensors: Sequence[Tensor], pieces: Given | None = None) -> None:
-        """`tensors`: the tensor arguments of the call, as the frame gives them. `pieces`: what earlier blocks of the
-        same slice were given; the call adds its own."""
+        """`tensors`: the tensor arguments of the call, as the frame passes them. `pieces`: the arguments of earlier
+        blocks for the same slice; the call adds its own."""
         self.pair = pair
         self.edges: list[GradientEdge | None] = [get_gradient_edge(t) if t.requires_grad else None for t in tensors]
         self.pieces: Given = Pieces() if pieces is None else pieces
@@ -61,11 +64,12 @@ class FrameCall:
         self.tangents: list[Tensor | None] | None = None
 
     def zeros(self, output: Tensor) -> Tensor:
-        """A zero gradient shaped like `output`, the traced (fake) value of an output."""
+        """A zero gradient with the shape, dtype and device of `output`, a traced (fake) output."""
         return torch.zeros(output.shape, dtype=output.dtype, device=output.device)
 
     def arrive(self, grads: Sequence[Tensor | None]) -> None:
-        """Take one gradient per output, None where none has come. Several gradients of one output add up."""
+        """Take one gradient per output, None where none has come. A further gradient of an output is added to the one
+        before."""
         if self.tangents is None:
             self.tangents = list(grads)
             return
@@ -75,8 +79,8 @@ class FrameCall:
                 self.tangents[i] = new if old is None else self.sum(i, old, new)
 
     def keep(self, tensors: Sequence[Tensor], anchor: Tensor) -> None:
-        """Join the arguments that the frame made to this call: from now on their readers are later readers, whose
-        gradients come to the call (`later`)."""
+        """Replace each argument that the frame computed by a node that leads to this call. From now on, gradients from
+        later readers of such an argument come to the call (`later`) and not to the operation that made it."""
         apply = cast(Callable[..., Tensor], _Given.apply)
         for index, (tensor, edge) in enumerate(zip(tensors, self.edges, strict=True)):
             if edge is None or tensor.is_leaf or tensor._is_view() or self.pieces.owner(edge) is not None:
@@ -89,11 +93,11 @@ class FrameCall:
             self.pieces.made(self.number, node, self, itself=False)
 
     def sum(self, output: int, old: Tensor, new: Tensor) -> Tensor:
-        """A second gradient of an output."""
+        """The sum of the gradient `old` of an output and a further one, `new`. `output`: the output's index."""
         return old + new
 
     def complete(self) -> None:
-        """Nothing more will arrive: gradients that are missing become zeros, as autograd would make them."""
+        """Replace missing gradients of outputs by zeros, as autograd would, once no more can arrive."""
         if self.tangents is not None:
             outputs, differentiable = self.pair.output_values, self.pair.result.differentiable
             self.tangents = [
@@ -102,9 +106,12 @@ class FrameCall:
             ]
 
     def take_tangents(self) -> list[Tensor]:
-        """The gradients of the differentiable outputs, then those of arguments that have begun elsewhere. The call
-        forgets them. The list is empty if no output is differentiable: everything up to here is frozen. Afterwards
-        `pair` is the code for gradients of this layout."""
+        """The gradients that the block's backward starts from: first those of its differentiable outputs, then the
+        parts of its arguments' gradients that other readers have computed already. The list is empty if no output is
+        differentiable (everything up to this block is frozen).
+
+        The call drops its references to them. Afterwards `pair` is the code for gradients with these strides.
+        """
         differentiable = self.pair.result.differentiable
         if not any(differentiable):
             return []
@@ -131,7 +138,8 @@ class FrameCall:
         return self.later.pop(index, None)
 
     def take_arrived(self, edge: GradientEdge) -> Tensor | None:
-        """The gradient that has arrived so far at `edge`, a node of this call; the call forgets it."""
+        """The gradient that has arrived so far at `edge`, a node of this call; None if none has. The call drops its
+        reference. Raises RuntimeError if the block has already run backward."""
         if not self.__dict__:
             raise RuntimeError("a gradient comes to a block that has run backward")
         argument = getattr(edge.node, "argument", None)
@@ -143,8 +151,8 @@ class FrameCall:
         return gradient
 
     def pass_on(self, grads: list[Tensor | None], before: FrameCall | None) -> None:
-        """Send the gradients of the arguments through those pieces of the frame's graph that are due, to the block
-        `before` and to the frame's weights. Empties `grads`."""
+        """Send the gradients of the arguments backward through the frame's graph, to the block `before` and to the
+        frame's weights. A part of the graph runs only when all its gradients are there (`Pieces`). Empties `grads`."""
         pairs, ends = self.pieces.due(self.number, list(self._own(grads)))
         grads.clear()
         if len(pairs) == 1 and before is not None and pairs[0][0].node is before.node:
@@ -174,13 +182,14 @@ class FrameCall:
                 yield edge, total
 
     def clear(self) -> None:
-        """Break the cycle call -> node -> call: it goes through C++, where Python's collector does not see it."""
+        """Drop all attributes, to break the cycle call -> node -> call. It goes through C++, where Python's collector
+        does not see it."""
         self.__dict__.clear()
 
 
 def run_backward(pieces: Given, pairs: list[Due], ends: Sequence[End]) -> None:
-    """Run pieces of the frame's graph backward from `pairs`, which is emptied. Gradients that have already arrived at
-    their `ends` are added first: they come from readers that were later in the forward."""
+    """Run autograd over parts of the frame's graph, from `pairs` of edge and gradient. Empties `pairs`. `ends`: the
+    tensors at which these parts stop; the gradients that later readers have already sent there are added."""
     edges, gradients = map(list, zip(*pairs, strict=True))
     pairs.clear()
     for end in ends:
@@ -192,17 +201,18 @@ def run_backward(pieces: Given, pairs: list[Due], ends: Sequence[End]) -> None:
 
 
 class BlockCall(FrameCall, ABC):
-    """A call that computes its outputs in the frame's forward. Subclasses say how."""
+    """A call of a block that computes its outputs in the frame's forward. Subclasses say how."""
 
     @abstractmethod
     def forward(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Outputs of the block for its (detached) tensor arguments. The subclass may empty the list."""
+        """The block's outputs for its detached tensor arguments. A subclass may empty the list."""
 
     def enter(self, tensors: Sequence[Tensor], mappings: Mappings, anchor: Tensor) -> Any:
-        """Run `forward` as a node of the frame's graph. Returns its outputs nested as the block's result, and puts into
-        `mappings`, the tables that the block was given, what the block leaves there.
+        """Run `forward` as one node of the frame's autograd graph. Returns the outputs, nested as the block's own
+        result.
 
-        `anchor`: a scalar that requires grad, so that a block without a differentiable argument has a node too.
+        `mappings`: the dictionaries among the block's arguments; what the block puts into them is put there. `anchor`:
+        a scalar that requires grad, so that a block without a differentiable argument gets a node too.
         """
         apply = cast(Callable[..., tuple[Tensor, ...]], _Cut.apply)
         # Modes that watch the frame's operations must not see these; they may see a block's own code.
@@ -258,14 +268,14 @@ class _Cut(torch.autograd.Function):
 
 
 def autocast_off(device_type: str) -> AbstractContextManager[object]:
-    """Inside, autocast is off. Where it is off already, this costs next to nothing."""
+    """A context in which autocast is off for `device_type`. Where it is off already, entering costs next to nothing."""
     on = torch.is_autocast_enabled(device_type)
     return torch.autocast(device_type, enabled=False) if on else contextlib.nullcontext()
 
 
 def refuse_autocast(device: torch.device) -> None:
-    """Raise UserError inside an autocast for `device`: it would not reach the slices' threads, and it would hold cast
-    weights across updates."""
+    """Raise UserError if autocast is on for `device`. Autocast would not reach the threads that run the slices
+    (micro-batches), and would keep cast copies of weights after they were updated."""
     if torch.is_autocast_enabled(device.type):
         dtype = str(torch.get_autocast_dtype(device.type))
         raise UserError(
@@ -277,7 +287,8 @@ def refuse_autocast(device: torch.device) -> None:
 
 
 def loss_of(result: Any) -> Tensor:
-    """The loss among what a model's forward returned: its `loss`, or all of it. Raises UserError."""
+    """The loss in what a model's forward returned: its `loss`, or the whole result. Raises UserError if that is not a
+    tensor of one element."""
     loss = result.get("loss") if isinstance(result, Mapping) else getattr(result, "loss", result)
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         raise UserError(
@@ -291,8 +302,8 @@ def loss_of(result: Any) -> Tensor:
 
 
 def items_for(model: nn.Module, count: int) -> dict[str, int]:
-    """The keyword argument num_items_in_batch = `count`, the number of tokens that a step's loss is the mean over;
-    empty for a model that does not take it."""
+    """The keyword argument {"num_items_in_batch": count} for the model's forward; empty if the forward does not take
+    it. `count`: the number of tokens that a step's loss is the mean over."""
     known = inspect.signature(model.forward).parameters
     takes = "num_items_in_batch" in known or any(p.kind is p.VAR_KEYWORD for p in known.values())
     return {"num_items_in_batch": count} if takes else {}
@@ -305,10 +316,10 @@ def run_slice(
     device: torch.device,
     pieces: Given,
 ) -> Tensor:
-    """The model's own forward on one slice, and backward from the loss to the head. Returns the loss, detached.
-    `pieces`: filled by the slice's blocks with the tensors that they are given.
+    """Run the model's own forward on one slice (a micro-batch), and backward from the loss as far as the head. Returns
+    the loss, detached. `pieces`: filled with the tensors that the slice's blocks get as arguments.
 
-    `batch` may be on the device already: the model gets a copy, which dies as the forward ends.
+    `batch` may be on the device already: the model gets a copy, which is freed as the forward ends.
     """
     # copy=True: after the last slice's forward nothing reads the batches, so the next step's may take their memory.
     loss = loss_of(

@@ -1,9 +1,10 @@
-"""Computes head and loss in chunks of rows, so that the logits of a whole slice never exist at once.
+"""Computes the head (the last linear layer) and the loss in chunks of rows, so that the logits of a whole micro-batch
+never exist at once.
 
 The head's call returns `ChunkedLogits`, a tensor without data that remembers the head's input and the elementwise
-operations on the way to the loss. When cross entropy is called, it is computed chunk by chunk, each chunk's gradients
-together with its loss. Chunks add up in another order than one matrix product does, so the last bits are not plain
-PyTorch's.
+operations on the way to the loss. When cross entropy is called on it, the loss is computed chunk by chunk, together
+with each chunk's gradients. The chunks are summed in another order than in one matrix product, so the last bits differ
+from plain PyTorch's.
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ _FACTS = frozenset({"__get__", "size", "dim", "ndimension", "__len__", "is_float
 
 
 class Loss(Protocol):
-    """Computes the sum of the losses of `rows` [rows, width], each times its share if there are `shares`. The logits go
-    through the operations of `post` first; rows whose target is `ignored` have no loss."""
+    """Computes the summed loss of the head's inputs `rows` [rows, width], given each row's `target` [rows]. `post`:
+    operations that are applied to the logits first. Rows whose target is `ignored` have no loss. `shares` [rows]: a
+    factor for each row's loss."""
 
     def __call__(
         self, rows: Tensor, post: Sequence[Elementwise], target: Tensor, ignored: int, shares: Tensor | None = None
@@ -45,9 +47,9 @@ class Loss(Protocol):
 
 
 class ChunkedLogits(torch.Tensor):
-    """Logits without data, [..., vocabulary], for the head's input `hidden` [..., width]. `post`: the elementwise
-    operations that were applied to them; `loss` computes their loss. Any use that chunks do not support raises
-    UserError "loss-not-in-chunks"."""
+    """Logits [..., vocabulary] that have no data, only the head's input `hidden` [..., width] from which they follow.
+    `post`: the elementwise operations applied to them so far. `loss`: the function that computes their loss. Raises
+    UserError "loss-not-in-chunks" for any use that cannot be computed in chunks."""
 
     hidden: Tensor
     post: tuple[Elementwise, ...]
@@ -57,7 +59,8 @@ class ChunkedLogits(torch.Tensor):
     def of(
         hidden: Tensor, vocabulary: int, loss: Loss, dtype: torch.dtype, post: tuple[Elementwise, ...] = ()
     ) -> ChunkedLogits:
-        """The logits of `hidden`; `dtype` is theirs after `post`."""
+        """Logits without data for the head's input `hidden` [..., width]. `dtype`: the dtype of the logits after the
+        operations `post`."""
         make = cast(Any, torch.Tensor)._make_wrapper_subclass
         logits = make(ChunkedLogits, (*hidden.shape[:-1], vocabulary), dtype=dtype, device=hidden.device)
         logits.hidden, logits.post, logits.loss = hidden, post, loss
@@ -120,8 +123,8 @@ def _cross_entropy(
 
 
 def weighted_cross_entropy(logits: Tensor, target: Tensor, shares: Tensor, ignored: int) -> Tensor:
-    """The sum over rows of loss times share, in fp32. `logits` [rows, vocabulary] may be `ChunkedLogits`; `target` and
-    `shares` are [rows]. Rows whose target is `ignored` have no loss."""
+    """The sum over rows of cross entropy times share, in fp32. `logits` [rows, vocabulary] may be `ChunkedLogits`;
+    `target` and `shares` are [rows]. Rows whose target is `ignored` have no loss."""
     if isinstance(logits, ChunkedLogits):
         return logits.loss(logits.hidden, logits.post, target, ignored, shares)
     return (F.cross_entropy(logits, target, ignore_index=ignored, reduction="none") * shares).sum()
@@ -142,16 +145,16 @@ def check_chunked(module: nn.Module) -> None:
 
 
 def chunk_rows(weight: Tensor) -> int:
-    """Rows of a chunk for a head with this weight: so many that a chunk's logits in fp32 take a quarter of the bytes of
-    the weight's gradient in fp32, at least 128. A frozen weight has no gradient, so no sum that every chunk reads and
-    writes: fewer rows are enough to keep a card busy computing."""
+    """The number of rows in a chunk for a head with this weight [vocabulary, width]. A chunk's logits in fp32 take a
+    quarter of the bytes of the weight's gradient in fp32, but a chunk has at least 128 rows. If the weight is frozen,
+    no sum of gradients is read and written with each chunk: fewer rows are enough to keep a card busy computing."""
     rows = max(128, weight.shape[-1] // 4)
     return rows if weight.requires_grad else min(rows, _FROZEN_ROWS)
 
 
 def loss_only(module: nn.Module, count: int) -> Callable[[Tensor], ChunkedLogits]:
-    """A forward of the head `module` for a loss without gradients, in chunks of `count` rows. It uses the weights that
-    `module` has when the forward is called."""
+    """A forward of the head `module` for evaluation: a loss without gradients, computed in chunks of `count` rows. The
+    forward uses the weights that `module` has when it is called."""
 
     def forward(hidden: Tensor) -> ChunkedLogits:
         weight, bias = cast(Tensor, module.weight).detach(), module.bias
@@ -182,10 +185,11 @@ def _chunk_loss(
 
 
 class ChunkedHead(FrameCall, ABC):
-    """The head on one slice, with its loss and gradients in chunks of `chunk_rows` rows.
+    """The call of the head (the last linear layer) for one micro-batch, with loss and gradients in chunks of
+    `chunk_rows` rows.
 
-    Between forward and backward it holds the gradients of the summed loss. Backward multiplies them by the gradient of
-    that sum, `scale`, which arrives from the frame (one over the step's tokens).
+    Between forward and backward it holds the gradients of the summed loss. Backward multiplies them by `scale`, the
+    gradient of that sum, which the rest of the model sends (one over the number of the step's tokens).
     """
 
     def __init__(
@@ -200,10 +204,12 @@ class ChunkedHead(FrameCall, ABC):
 
     @abstractmethod
     def weights(self) -> dict[str, Tensor]:
-        """The weights by local name: weight [vocabulary, width], and bias [vocabulary] if there is one."""
+        """The head's weights by the names they have in the module: weight [vocabulary, width], and bias [vocabulary]
+        if there is one."""
 
     def enter(self, tensors: Sequence[Tensor], mappings: Mappings, anchor: Tensor) -> Any:
-        """The logits, as `ChunkedLogits`: they are computed together with the loss. Raises UserError under autocast."""
+        """The logits as `ChunkedLogits`, without data: they are computed later, together with the loss. Raises
+        UserError under autocast."""
         if torch.is_autocast_enabled(anchor.device.type):
             raise _refused("a loss under autocast")
         self.anchor = anchor
@@ -220,8 +226,9 @@ class ChunkedHead(FrameCall, ABC):
     def compute(
         self, rows: Tensor, post: Sequence[Elementwise], target: Tensor, ignored: int, shares: Tensor | None
     ) -> Tensor:
-        """The summed loss; its gradients stay in this call. Raises UserError for a second loss, which would need its
-        own scale."""
+        """The summed loss of `rows` [rows, width], the head's input; computes the gradients in the same pass and keeps
+        them in this call. Raises UserError for a second loss, which would need its own scale. The arguments are those
+        of `Loss`."""
         if self.of_rows is not None or self.of_weights:
             raise _refused("more than one loss")
         weights = self.weights()
@@ -259,8 +266,9 @@ class ChunkedHead(FrameCall, ABC):
             self.of_weights[name] = part
 
     def finish(self, sink: Sink) -> list[Tensor | None]:
-        """Returns the gradient of the head's input, None where there is none; weights' gradients go to `sink`. All are
-        multiplied by the scale that has arrived. Raises UserError if none has."""
+        """Returns the gradient of the head's input as a list of one, None if the input needs no gradient. Passes the
+        gradient of each weight to `sink`. All are multiplied by the scale that has arrived. Raises UserError if no
+        scale has arrived."""
         scale, of_rows = self.scale, self.of_rows
         if scale is None:
             raise _refused("something else than the loss")

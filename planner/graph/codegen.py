@@ -20,7 +20,7 @@ _aten = torch.ops.aten
 
 @dataclass(frozen=True, slots=True)
 class Rng:
-    """The random generator that the block's operations draw from."""
+    """Reads and sets the state of the random generator that the block's operations draw from."""
 
     get: Callable[[], torch.Tensor]
     set: Callable[[torch.Tensor], None]
@@ -35,8 +35,8 @@ def rng_of(device: torch.device) -> Rng:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One line of the function: its node, the nodes whose values are freed after it, and the weights whose gradient its
-    value is."""
+    """One line of the generated function: its node, the nodes whose values are freed after it, and the names of the
+    weights whose gradient the node's value is."""
 
     node: fx.Node
     dead: tuple[fx.Node, ...]
@@ -45,7 +45,9 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """`function(values, states, sink) -> (results, states)`; empties `values` as it starts."""
+    """A generated function, its source, and its lines as steps. `function(values, states, sink)` returns (results,
+    states). It empties `values` as it starts. `states` are states of the random generator: forward returns them,
+    backward takes them."""
 
     function: Callable[..., tuple[list[torch.Tensor], list[torch.Tensor]]]
     source: str
@@ -53,9 +55,9 @@ class Generated:
 
 
 def cpu_dropout(x: torch.Tensor, p: float, train: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Dropout with eager PyTorch's arithmetic on the CPU. Eager multiplies by a noise rounded to x's dtype;
-    `native_dropout`, which the tracer emits, multiplies by float(1 / (1 - p)). The results differ in bf16, and in fp32
-    for some p (0.15)."""
+    """Dropout of `x` with eager PyTorch's arithmetic on the CPU. Returns the result and the mask. Eager multiplies by
+    a noise that is rounded to x's dtype; `native_dropout`, which the tracer emits, multiplies by float(1 / (1 - p)).
+    The results differ in bf16, and in fp32 for some p (0.15)."""
     mask = torch.empty_like(x, dtype=torch.bool).bernoulli_(1 - p)
     return x * mask.to(x.dtype).div_(1 - p), mask
 
@@ -68,8 +70,9 @@ def _cpu_dropout_backward(p: float) -> Callable[..., torch.Tensor]:
 
 
 def eager_dropouts(graph: fx.Graph) -> dict[fx.Node, Callable[..., Any]]:
-    """Dropout node (forward or backward) -> the function to call for it, where the native operation is not bitwise
-    eager's. Each needs scratch: the noise, as large as its result. On CUDA eager itself calls the native operation."""
+    """Maps each dropout node (forward or backward) to the function to call for it, where the native operation is not
+    bitwise equal to eager PyTorch's. Each such function needs scratch for the noise, as large as its result. On CUDA
+    the table is empty: eager itself calls the native operation."""
     table: dict[fx.Node, Callable[..., Any]] = {}
     for node in graph.nodes:
         if not (is_op(node) and node.target is _aten.native_dropout.default):
@@ -89,8 +92,8 @@ def eager_dropouts(graph: fx.Graph) -> dict[fx.Node, Callable[..., Any]]:
 
 
 def on_demand(nodes: Sequence[fx.Node], forward: set[fx.Node]) -> list[fx.Node]:
-    """`nodes` reordered so that nodes of `forward` among them, which are computed again, run right before their first
-    use."""
+    """Reorders `nodes`, the operations of a backward. Those that are also in `forward`, and so are computed again, run
+    right before their first use."""
     wanted, done, order = set(nodes), set[fx.Node](), list[fx.Node]()
     for root in [*(n for n in nodes if n not in forward), *nodes]:
         stack = [root]
@@ -157,12 +160,13 @@ def generate(
     record: Sequence[fx.Node] = (),
     replay: Sequence[fx.Node] = (),
 ) -> Generated:
-    """The function that computes `nodes` from `inputs` and returns `outputs`.
+    """Generates the Python function that computes `nodes` from `inputs` and returns `outputs`.
 
-    `swap`      what to call instead of a node's target
-    `sinks`     node -> weights: the function calls `sink(weight, value)` as soon as the value exists
+    `swap`      node -> what to call instead of its target
+    `sinks`     node -> weights: the function calls `sink(weight, value)` as soon as the node's value exists
     `record`    random nodes before which the generator's state is kept (in forward)
-    `replay`    the same nodes where they run again: under the kept state, the surrounding state untouched
+    `replay`    the same nodes where they run again (in backward): each runs under the kept state, then the generator's
+                present state is set again
     """
     sinks = sinks or {}
     names = _Names(rng)

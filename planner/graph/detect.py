@@ -1,4 +1,5 @@
-"""Finds the blocks of a model: one forward on fake weights, recorded as operations and module calls."""
+"""Finds the blocks of a model (the parts that run as one unit: embedding, layers, head), by recording one forward with
+fake weights."""
 
 from __future__ import annotations
 
@@ -19,10 +20,11 @@ from planner.graph.segments import segments
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockNames:
-    """Names of the modules that are the blocks, in the order they run; `kinds` has one hash per block.
+    """The names of the modules that are a model's blocks, in the order in which they run. `kinds` has one hash per
+    block. Blocks of one kind do the same operations on the same shapes, strides, dtypes and constants: they share
+    generated code.
 
-    Blocks of one kind do the same operations on the same shapes, strides, dtypes and constants: they share code.
-    `eager`: kind -> its own code, for layers whose code looks at data: detection cannot trace these.
+    `eager`: kind -> the layer's own code, for layers that look at their data and so cannot be traced.
     """
 
     embedding: str
@@ -33,20 +35,20 @@ class BlockNames:
 
     @property
     def all(self) -> tuple[str, ...]:
-        """Embedding, layers, head."""
+        """The names of all blocks: embedding, layers, head."""
         return (self.embedding, *self.layers, self.head)
 
 
 def find_blocks(
     model: nn.Module, batch: Mapping[str, torch.Tensor], *, device: torch.device | None = None
 ) -> BlockNames:
-    """The blocks of `model` (weights on any device, also meta) for a call with `batch`.
+    """The blocks of `model` for a call with `batch`. The model's weights may be on any device, also meta.
 
     Embedding and head are what `get_input_embeddings` and `get_output_embeddings` return. The layers are the largest
     non-leaf sibling modules of one class that together do at least half of the work. In an encoder-decoder the
     decoder's embedding and layers follow the encoder's. If either method returns no module, the blocks are the model's
     segments (`planner.graph.segments`); the first and the last of them take the places of embedding and head. Raises
-    UserError "blocks-not-found", "layers-dropped".
+    UserError "blocks-not-found", "layers-dropped" or "weight-read-outside".
     """
     _refuse_dropped_layers(model)
     device = device or next(iter(batch.values())).device
@@ -89,7 +91,7 @@ def _blocks(model: nn.Module, root: ModuleCall, record: Record) -> list[nn.Modul
 
 
 def _refuse_dropped_layers(model: nn.Module) -> None:
-    """Raise UserError "layers-dropped" for LayerDrop (1909.11556) as transformers has it: each forward leaves out
+    """Raise UserError "layers-dropped" for LayerDrop (1909.11556) as in transformers, where each forward leaves out
     layers at random."""
     for name, module in model.named_modules():
         rate = getattr(module, "layerdrop", 0)

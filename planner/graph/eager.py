@@ -1,4 +1,4 @@
-"""Runs a block that cannot be traced: its own code runs in forward, and again in backward, where autograd runs it."""
+"""Runs a block that cannot be traced by its own code: once in forward, and again in backward, under autograd."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from planner.graph.work import Counting, Work
 
 
 class EagerPair(BlockCode):
-    """One block run by its own code. From forward to backward it keeps the block's arguments, and the random state and
-    the buffers as they were before the forward."""
+    """A block that runs by its own code, because it cannot be traced. From forward to backward it keeps the block's
+    arguments, and the random state and the buffers as they were before the forward."""
 
     recipe = EAGER
     reason = ""
@@ -44,7 +44,7 @@ class EagerPair(BlockCode):
 
     def __init__(self, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, name: str) -> None:
         """The code of `module` for a call with these arguments, which may be fake. Weights are passed with every call,
-        so those of `module` may be on any device. `module.forward` must be the module's own."""
+        so those of `module` may be on any device. `module.forward` must be the module's own, not a replacement."""
         call, tensors = flatten_call(args, kwargs)
         self.name, self._flat, self._fakes = name, Flat(module, call), FakeMode.of(tensors)
         self._device = tensors[0].device
@@ -97,8 +97,8 @@ class EagerPair(BlockCode):
         return tensor.clone() if self.moves and dense else tensor
 
     def lifetimes(self) -> tuple[str, str]:
-        """As for any code of which only the peaks are known, but the area also has room for the results and the input
-        gradients: they are made there and then moved."""
+        """The allocations of forward and backward as two lines of text (see `BlockCode.lifetimes`). The area in them
+        also has room for the results and the input gradients: they are made there and then moved."""
         forward, backward = super().lifetimes()
         working = max(0, self.forward_peak - self.saved_bytes), self.backward_peak[False]
         return _with_area(forward, working[0]), _with_area(backward, working[1])
@@ -156,7 +156,8 @@ class EagerPair(BlockCode):
         return grads
 
     def for_tangents(self, layout: Layout) -> EagerPair:
-        """The same code, which serves any layout, with the arguments whose gradients have begun elsewhere noted."""
+        """This code, which serves gradients of any strides. Only the arguments whose gradients other readers have
+        partly computed before are noted: those in `layout.begun`."""
         begun = tuple(index for index, _ in layout.begun)
         if begun == self._begun:
             return self
@@ -205,13 +206,15 @@ class EagerPair(BlockCode):
     def measured(
         cls, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, name: str, reason: str
     ) -> EagerPair:
-        """The code with its bytes and work measured in runs on random weights and inputs; real arguments are used as
-        they are. `reason`: a sentence that says why the block cannot be traced. Raises UserError "block-not-usable".
+        """The code of `module`, with its bytes and operations measured in runs on random weights and inputs; real
+        arguments are used as they are. `reason`: a sentence that says why the block cannot be traced. Raises UserError
+        "block-not-usable" if the block's code fails.
 
-        If code looks at data, its memory may depend on the data. A mixture of experts needs most where all rows choose
-        the same experts, so one run has equal rows, and the largest need of any run counts. Where code chooses a branch
-        by a number (`if x.sum() > 0`), it is made to take the other branches, too, and what each needs beyond the first
-        is added. Raises UserError "block-depends-on-data" where branches have no end, or give other results.
+        If the code looks at data, its memory may depend on the data. A mixture of experts needs most where all rows
+        choose the same experts, so one run has equal rows, and the largest need of any run counts. Where code chooses
+        a branch by a number (`if x.sum() > 0`), it is made to take the other branches, too, and what each needs beyond
+        the first is added. Raises UserError "block-depends-on-data" if the number of branches has no bound, or they
+        give other results.
         """
         pair = cls(module, args, kwargs, name=name)
         pair.reason = reason
@@ -256,9 +259,9 @@ class EagerPair(BlockCode):
         self.backward_peak = {**self.backward_peak, False: max(self.backward_peak[False], backward)}
 
     def _take_other_ways(self, values: Sequence[Tensor], taken: BranchNumbers) -> None:
-        """For each number that the code looked at, run once more with each alternative number in its place. Do the same
-        for numbers that only such a run looks at. Add to the figures what each branch needs beyond the one that it
-        leaves."""
+        """For each number by which the code chose a branch, run once more with each alternative number in its place,
+        and then the same for numbers that appear only in such a run. Add to the byte counts what each branch needs
+        beyond the one that it replaces."""
         todo, known = [(dict[Site, Number](), taken, self._bytes)], set(taken.times)
         while todo:
             forced, before, base = todo.pop()

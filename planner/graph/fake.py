@@ -1,4 +1,4 @@
-"""Makes tensors without memory; shapes, strides, dtypes, devices and lifetimes are those of real tensors."""
+"""Makes fake tensors: without memory, but with the shapes, strides, dtypes, devices and lifetimes of real tensors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from planner.graph.true_layouts import knows, true_result
 
 FAKE_TYPES: tuple[type, ...] = (Tensor, nn.Parameter, FakeTensor)
-"""The tensor types that a meter must count if it counts fake tensors too."""
+"""The tensor types that a meter of bytes must count if it counts fake tensors too."""
 
 
 class _Mode(FakeTensorMode):
@@ -31,14 +31,15 @@ class _Mode(FakeTensorMode):
 
 
 class FakeMode:
-    """Makes fake tensors. It is never entered: only what is made here, or computed from it, is fake."""
+    """Makes fake tensors (without memory). The mode is never entered: only tensors made by it, or computed from those,
+    are fake."""
 
     def __init__(self, mode: FakeTensorMode | None = None) -> None:
         self.mode = mode or _Mode(allow_non_fake_inputs=True)
 
     @classmethod
     def of(cls, tensors: Sequence[Tensor]) -> FakeMode:
-        """The mode that `tensors` live in, or a new one."""
+        """The mode that the fake tensors among `tensors` belong to, or a new one."""
         return cls(next((t.fake_mode for t in tensors if isinstance(t, FakeTensor)), None))
 
     def empty(self, tensor: Tensor, device: torch.device) -> Tensor:
@@ -47,23 +48,24 @@ class FakeMode:
             return torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
 
     def block(self, size: int, device: torch.device) -> Tensor:
-        """A fake tensor of `size` bytes (uint8)."""
+        """A fake uint8 tensor of `size` bytes on `device`."""
         with self.mode:
             return torch.empty(size, dtype=torch.uint8, device=device)
 
     def scalar(self, device: torch.device) -> Tensor:
-        """A float32 tensor without dimensions."""
+        """A fake float32 tensor without dimensions on `device`."""
         with self.mode:
             return torch.empty((), device=device)
 
     def like(self, tensor: Tensor) -> Tensor:
-        """A fake of a real tensor; a fake tensor as it is. Detached, with the same `requires_grad`."""
+        """A fake tensor with the layout of `tensor`, detached, with the same `requires_grad`. If `tensor` is fake
+        itself, the result shares its storage."""
         fake = tensor if isinstance(tensor, FakeTensor) else self.mode.from_tensor(tensor.detach())
         return fake.detach().requires_grad_(tensor.requires_grad)
 
     def fresh(self, values: Sequence[Tensor], device: torch.device | None = None) -> list[Tensor]:
-        """Fake tensors laid out as `values`, in new storages, on `device` (None: the devices of `values`). Tensors that
-        share a storage in `values` share one in the result."""
+        """Fake tensors laid out as `values`, in new storages, on `device` (None: the devices of `values`). Tensors
+        that share a storage in `values` share one in the result."""
         bases: dict[int, Tensor] = {}
         fakes = []
         for value in values:
@@ -79,11 +81,12 @@ class FakeMode:
 
 
 def keep_device_guard() -> None:
-    """Prevent a crash of PyTorch. Call it in a thread that stays, nearly always the main one, before others trace.
+    """Prevent a crash of PyTorch. Call this function in a thread that stays, nearly always the main one, before others
+    trace.
 
     Where a PyTorch built for CUDA sees no card, FakeTensorMode replaces CUDA's device guard when it is first entered,
     once for the process. But the guard belongs to that thread (`thread_local` in c10/core/impl/
-    DeviceGuardImplInterface.cpp) and is freed when the thread ends, as a slice's thread does with its engine. The next
+    DeviceGuardImplInterface.cpp) and is freed when the thread ends, as the threads that run micro-batches do. The next
     trace then uses freed memory, and the process ends by SIGSEGV.
     """
     ensure = getattr(torch._C, "_ensureCUDADeviceGuardSet", None)  # a private name, which a later PyTorch may not have
@@ -94,15 +97,15 @@ def keep_device_guard() -> None:
 def fake_weights(
     module: nn.Module, mode: FakeMode, device: torch.device, *, buffers: bool = True
 ) -> AbstractContextManager[None]:
-    """Inside, all parameters of `module` (and buffers, if asked) are fake and contiguous, as they are when the block
-    runs. It does not matter whether they were real, on meta, or one-element expands."""
+    """A context in which all parameters of `module` (and buffers, if asked) are fake and contiguous, as they are when
+    the block runs. It does not matter whether they were real, on meta, or expanded from one element."""
     return other_weights(module, lambda tensor: mode.empty(tensor, device), buffers=buffers)
 
 
 @contextlib.contextmanager
 def other_weights(module: nn.Module, make: Callable[[Tensor], Tensor], *, buffers: bool = False) -> Iterator[None]:
-    """Inside, all parameters of `module` (and buffers, if asked) are replaced by `make(tensor)`, called once for tied
-    ones."""
+    """A context in which all parameters of `module` (and buffers, if asked) are replaced by `make(tensor)`. `make` is
+    called once for tied parameters."""
     others: dict[int, Tensor] = {}
     replaced: list[tuple[dict[str, Any], str, Tensor]] = []
     for part in module.modules():
@@ -127,8 +130,8 @@ def other_weights(module: nn.Module, make: Callable[[Tensor], Tensor], *, buffer
 
 @contextlib.contextmanager
 def same_buffers(module: nn.Module) -> Iterator[None]:
-    """Afterwards the buffers of `module` are what they were before, even if code inside changes them (as one that
-    counts its calls)."""
+    """A context after which the buffers of `module` have their earlier values again, even if the code inside changes
+    them (such as a buffer that counts calls)."""
     before = [
         (part._buffers, name, buffer, buffer.clone())
         for part in module.modules()

@@ -1,8 +1,8 @@
-"""Finds views that generated code need not call: each operation takes time to issue, even if it computes nothing.
+"""Finds views that generated code need not compute. Issuing an operation takes time, even if it computes nothing.
 
 A trace of a linear layer's backward transposes a weight twice, and its gradient twice; views follow views. Where only
-views read a view, its name is bound to the tensor that it is a view of instead. So each name refers to the same memory
-as in the trace, over the same lines: results and bytes are those of the whole list.
+other views read a view, its name is bound to the tensor under it instead. So each name refers to the same memory as in
+the trace, over the same lines: results and peak bytes stay those of the traced list.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ _SHAPED = frozenset({_aten.view.default, _aten._unsafe_view.default})
 
 
 def not_called(nodes: Sequence[fx.Node], results: Collection[fx.Node], sinks: Collection[fx.Node]) -> set[fx.Node]:
-    """Those of `nodes` that need no call, because their name can stand for their argument. `results` are made as they
-    were traced: who gets one may ask whether it is a view. `sinks` are handed out while the code runs."""
+    """The views among `nodes` that need no call, because their name can stand for the tensor under them. Views in
+    `results` are always made: who gets one may ask whether it is a view. `sinks`: nodes whose values are handed out
+    while the code runs."""
     among, skipped = set(nodes), set[fx.Node]()
     has: dict[fx.Node, fx.Node] = {}  # node -> the node whose value has its name, where that is not its own value
     for node in nodes:

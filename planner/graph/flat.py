@@ -1,4 +1,4 @@
-"""Presents a block as a function from tensors to tensors."""
+"""Wraps a block as a function from a list of tensors to a tuple of tensors."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from planner.graph.signature import CallShape, left_in, mappings_of
 
 
 class Flat(nn.Module):
-    """Calls the block with a flat list of tensors and returns a flat tuple of tensors. `result`: how the results of the
-    last call were nested. `replaced`: the buffers in whose place that call has put another tensor. It calls the forward
-    that `module` has when this object is made, without the module's hooks: the frame runs these."""
+    """Calls a block with a flat list of tensors, and returns its result as a flat tuple of tensors. `result`: how the
+    last call's result nests. `replaced`: names of the buffers for which that call has put another tensor into the
+    module. It calls the forward that `module` has when this object is made, without the module's hooks, which run in
+    the model's forward."""
 
     def __init__(self, module: nn.Module, call: CallShape) -> None:
         super().__init__()

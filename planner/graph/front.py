@@ -1,7 +1,7 @@
-"""Finds which values of a block are worth saving: the sets that are best at some price of a saved byte.
+"""Finds which values of a block are worth saving for backward: the sets that are best at some price of a saved byte.
 
 A block's forward computes values that its backward reads. Each value is either saved, or computed again from other
-saved values and from the block's input. At a given price in seconds a byte, the best choice is a minimum cut: an
+saved values and from the block's input. At a given price in seconds per byte, the best choice is a minimum cut: an
 operation that runs again costs its time, a saved value costs its bytes, and no operation runs without its inputs. The
 prices at which the cut changes give all points of the lower convex hull of (bytes saved, extra seconds). Rockmate's
 rk-checkmate (thesis, chapter 2) chooses among the same sets, by an integer program.
@@ -30,8 +30,9 @@ _NOTHING = 1e-9  # relative: a smaller gain is a rounding error
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A set of nodes to save. `bytes`: what stays on the device for it, the block's input included where backward reads
-    it. `again`: the time of the operations that run again, in bytes of memory traffic."""
+    """A set of nodes whose values forward saves for backward. `bytes`: what stays on the device for the set, with the
+    block's input if backward reads it. `again`: the time of the operations that run again, expressed as bytes of
+    memory traffic."""
 
     nodes: frozenset[fx.Node]
     bytes: int
@@ -39,8 +40,8 @@ class Saved:
 
 
 def front(joint: Joint) -> list[Saved]:
-    """At most four sets, from the fewest bytes to the fewest seconds, without the empty set. The list is empty for a
-    block with operations in place."""
+    """At most four sets of values to save, ordered from the fewest bytes to the fewest seconds, without the empty set.
+    The list is empty for a block with operations in place."""
     return _front_of(Cutter(joint))
 
 
@@ -51,7 +52,7 @@ def _front_of(cutter: Cutter) -> list[Saved]:
 
 
 def recipes_on_front(joint: Joint) -> Iterator[Recipe]:
-    """Recipes that save the sets of the front, without those that equal a recipe of RECIPES."""
+    """The recipes that save the sets that `front` finds, without those that equal a recipe of RECIPES."""
     cutter = Cutter(joint)
     named = {
         cutter.saved({node for node in cutter.savable if recipe.may_save(node)}).nodes: recipe.saves
@@ -62,11 +63,14 @@ def recipes_on_front(joint: Joint) -> Iterator[Recipe]:
 
 
 class Cutter:
-    """Minimum cuts of one block. The network has a node for each operation and each value of forward, and one for the
-    block's input. The sink's side is what backward has: operations that run again, and values that are saved or
-    computed again. A cut pays for each operation on that side (arc from the source), and for each value on that side
-    whose operation is not (arc from the operation): this value is saved. Arcs without bound from values to their
-    readers bring the inputs of an operation that runs again to the sink's side, too."""
+    """Finds the best set of values to save in one block, for a price of a byte, by a minimum cut.
+
+    The network has a node for each operation and each value of forward, and one for the block's input. On the sink's
+    side are the operations that run again, and the values that backward has: saved or computed again. A cut pays for
+    each operation on that side (arc from the source). For each value on that side whose operation is not, it pays the
+    value's bytes (arc from the operation): this value is saved. Arcs of infinite capacity from values to their readers
+    bring the inputs of an operation that runs again to the sink's side, too.
+    """
 
     def __init__(self, joint: Joint) -> None:
         self.storages = Storages(joint.module.graph)
@@ -102,7 +106,7 @@ class Cutter:
         return storages
 
     def at(self, price: float) -> Saved:
-        """The best set where a byte costs `price`."""
+        """The best set to save if a byte costs `price` (in bytes of memory traffic, the unit of `Saved.again`)."""
         operations = {node: 2 + k for k, node in enumerate(self.operations)}
         known = [s for its in self.operations.values() for s in its] + ([self.input] if self.input is not None else [])
         values = {storage: 2 + len(operations) + k for k, storage in enumerate(known)}
@@ -130,7 +134,7 @@ class Cutter:
         )
 
     def saved(self, chosen: set[fx.Node]) -> Saved:
-        """The set that is really saved if `chosen` may be saved: backward may need only some of them."""
+        """The set that is really saved if the values of `chosen` may be saved: backward may need only some of them."""
         saved, needed = cut(self.grads, chosen)
         ids = {s for node in saved for s in self.storages.of[node]}
         if self.input is not None and any(self.input in self.storages.of[a] for n in needed for a in n.all_input_nodes):
@@ -148,14 +152,14 @@ def _taken(node: fx.Node) -> float:
 
 
 def hull(cutter: Cutter) -> list[Saved]:
-    """All sets that are best at some price, from the fewest bytes to the fewest seconds."""
+    """All sets that are best at some price of a byte, from the fewest bytes to the fewest seconds."""
     most = sum(cutter.takes.values())
     few, many = cutter.at(1e3 * most), cutter.at(1e-9)
     return list(dict.fromkeys((few, *_between(cutter, few, many), many)))
 
 
 def _between(cutter: Cutter, few: Saved, many: Saved) -> list[Saved]:
-    """The sets of the hull strictly between two of its sets."""
+    """The sets of the hull strictly between two sets that are on it."""
     if few.bytes >= many.bytes or few.again <= many.again:
         return []
     price = (few.again - many.again) / (many.bytes - few.bytes)

@@ -1,4 +1,5 @@
-"""Compiles a block's forward and backward by inductor: fewer passes over memory, but other last bits."""
+"""Compiles a block's forward and backward with inductor. Compiled code passes over memory fewer times, but its results
+differ in the last bits."""
 
 from __future__ import annotations
 
@@ -24,11 +25,11 @@ from planner.graph.nodes import is_random
 
 
 class CannotCompileError(Exception):
-    """Says why a block is not compiled, in words for the log."""
+    """A block cannot be compiled. The message says why, in words for the log."""
 
 
 def why_not_compilable(device: torch.device) -> str | None:
-    """What `device` lacks; None when blocks can be compiled for it."""
+    """Why blocks cannot be compiled for `device`; None if they can."""
     if device.type == "cuda":
         return None if has_triton() else "there is no triton for this GPU"
     from torch._inductor.cpp_builder import get_cpp_compiler
@@ -42,16 +43,17 @@ def why_not_compilable(device: torch.device) -> str | None:
 
 
 class CompiledPair(Pair):
-    """A `Pair` whose functions are compiled by inductor; forward hands the same list of tensors to backward.
+    """A block's generated code (`Pair`) compiled by inductor. Forward hands the same list of tensors to backward as
+    the generated code does.
 
-    Its predicted peaks are those of the generated functions. What the compiled functions need is measured: all of a
-    block's weight gradients exist when backward ends. Tensors laid out otherwise than when the block was traced, as the
-    gradient of a tensor that several blocks share may be, go to the generated functions, because a compiled function
-    takes one layout only.
+    Its predicted peaks are those of the generated functions. What the compiled functions really need is measured: when
+    their backward ends, all of the block's weight gradients exist. A compiled function takes one layout only. Tensors
+    with other strides than in the trace go to the generated functions; the gradient of a tensor that several blocks
+    share may have such strides.
     """
 
     def __init__(self, pair: Pair) -> None:
-        """`pair`, compiled. Raises CannotCompileError."""
+        """Compile `pair`. Raises CannotCompileError."""
         self.__dict__.update(pair.__dict__)
         joint = pair.joint
         if any(is_random(node) for node in (*self.forward_nodes, *self.backward_nodes)):

@@ -1,4 +1,4 @@
-"""The interface of a block's code: the planner reads its figures, the engine calls it."""
+"""The interface of a block's generated code. The planner reads its byte counts; the engine of the trainer calls it."""
 
 from __future__ import annotations
 
@@ -14,32 +14,37 @@ from planner.graph.tangents import Layout
 from planner.graph.work import Work
 
 Sink = Callable[[str, Tensor | None], None]
-"""Takes a weight's local name and its gradient, as soon as that exists; None: no gradient reached the weight."""
+"""Takes a weight's name within its block and its gradient, as soon as the gradient exists. None: no gradient reached
+the weight."""
 
 
 class BlockCode(ABC):
-    """One block's forward and backward under one recipe, with the bytes they will allocate.
+    """One block's forward and backward, with the bytes that they will allocate. A block is a part of the model that
+    runs as one unit, as a decoder layer. `recipe` says which values forward saves for backward. "Tensors without data"
+    are fake tensors: they have shape, strides, dtype and device only.
 
     result                 how the value that the block returns nests
-    output_values          tensors without data, laid out as those that the block makes
+    output_values          tensors without data, laid out as the block's outputs
     input_grad_values      tensors without data, laid out as the gradient of each tensor argument; None: no gradient
     primal_values          tensors without data, for [*parameters, *buffers, *inputs]; None: the block does not read it
-    tangent_values         tensors without data, for the gradients of the differentiable outputs, then for those of
-                           arguments that have begun elsewhere
+    tangent_values         tensors without data, for the gradients that backward gets: those of the differentiable
+                           outputs, then the parts of arguments' gradients that other readers have computed before
     saved_bytes            device bytes of what forward hands to backward (weights, buffers and inputs not counted)
-    output_bytes           bytes of the results
-    forward_peak           most bytes alive in forward above its start, results and saved tensors included
+    output_bytes           bytes of the outputs
+    forward_peak           most bytes alive in forward above its start, outputs and saved tensors included
     backward_peak[first]   most bytes alive in backward above its start (where the saved tensors exist already).
-                           True: a first slice, whose weight gradients become the sums and are counted; False: a later
-                           slice, whose gradients are added to sums that exist
-    interface              index of the input whose gradient leads to the block before; None: there is none
+                           True: for the first micro-batch of a step, whose weight gradients become the sums and are
+                           counted; False: for a later one, whose gradients are added to sums that exist
+    interface              index of the input that the block before has computed, and whose gradient goes back to it;
+                           None: there is none
     interface_bytes        bytes of the storage under that input
-    reads_interface        whether backward reads that input. Llama in bf16 casts it first: with everything kept,
-                           backward does not
+    reads_interface        whether backward reads that input. Llama in bf16 casts it first: with everything saved,
+                           backward does not read it
     backward_primals       indices into [*parameters, *buffers, *inputs] of the tensors that backward reads
-    backward_weights       local names of the parameters among them
-    param_grads            local names of the parameters that get a gradient
-    adoptable              local name -> its gradient may become the sum itself: nothing else sees its storage
+    backward_weights       names within the block of the parameters among them
+    param_grads            names within the block of the parameters that get a gradient
+    adoptable              name of a parameter -> whether its gradient may itself become the sum over micro-batches,
+                           because nothing else uses its storage
     """
 
     name: str
@@ -65,21 +70,24 @@ class BlockCode(ABC):
 
     @property
     def keeps_interface(self) -> bool:
-        """Whether the block's input stays on the device from forward to backward."""
+        """Whether the block's input stays on the device from forward to backward: backward reads it, and it is not
+        offloaded."""
         return self.reads_interface and not self.recipe.offloads_input
 
     @property
     def n_outputs(self) -> int:
-        """How many tensors the block makes for its result."""
+        """The number of tensors among the block's outputs."""
         return len(self.output_values)
 
     @abstractmethod
     def for_tangents(self, layout: Layout) -> BlockCode:
-        """The code for gradients that arrive with `layout`. Its forward, and what its backward reads, are the same."""
+        """The code for gradients of outputs that arrive with the strides `layout`. Its forward, and what its backward
+        reads, are the same as here."""
 
     def lifetimes(self) -> tuple[str, str]:
-        """The memory that forward and backward allocate, as two lines of `planner.graph.lifetimes`. This method serves
-        code of which only the peaks are known: one area (`~`) stands for all that it needs while it runs."""
+        """The memory that forward and backward allocate and free, each as a line of text in the form that
+        `planner.graph.lifetimes` describes. This method serves code of which only the peaks are known: one area (`~`)
+        stands for all that it needs while it runs."""
         outputs = [t.untyped_storage().nbytes() for t in self.output_values]
         sizes = [0 if t is None else t.untyped_storage().nbytes() for t in self.input_grad_values]
         working = max(0, self.forward_peak - sum(outputs) - self.saved_bytes)
@@ -105,15 +113,16 @@ class BlockCode(ABC):
 
     @abstractmethod
     def work(self) -> tuple[Sequence[Work], Sequence[Work]]:
-        """The operations of forward and of backward."""
+        """The operations of forward and of backward, each as its FLOPs and bytes of memory traffic."""
 
     @abstractmethod
     def forward(self, values: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """`values` = [*parameters, *buffers, *inputs], emptied. Returns [*outputs, *saved] and the random states that
-        backward replays (host memory). The order of the saved tensors is fixed."""
+        """Compute the block's outputs from `values` = [*parameters, *buffers, *inputs]; empties the list. Returns
+        [*outputs, *saved], always in this order, and the random states (on the host) under which backward repeats
+        random operations."""
 
     @abstractmethod
     def backward(self, values: list[Tensor], states: Sequence[Tensor], sink: Sink) -> list[torch.Tensor | None]:
-        """`values` = [*saved, *primals at `backward_primals`, *tangents], emptied. Returns the gradient of each input,
-        None where there is none. `sink` gets each weight's gradient as soon as it exists, so that at most one is alive
-        beside the sums."""
+        """Compute the gradient of each input, None where there is none. `values` = [*saved, *primals at
+        `backward_primals`, *tangents]; the list is emptied. `states`: the random states that forward returned. `sink`
+        gets each weight's gradient as soon as it exists, so that at most one is alive beside the sums."""

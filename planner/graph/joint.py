@@ -1,4 +1,5 @@
-"""Traces the joint forward and backward graph of one block, without taking memory for its weights."""
+"""Traces the forward and backward of one block (a part of the model that runs as one unit) as one joint graph, without
+allocating memory for its weights."""
 
 from __future__ import annotations
 
@@ -39,16 +40,17 @@ _UNKNOWN = {
 
 @dataclass(slots=True)
 class Joint:
-    """The joint graph of one block, its nodes sorted by role. It holds no data.
+    """The joint forward and backward graph of one block, with its nodes sorted by role. It holds no data. Names are
+    those that parameters and buffers have within the block.
 
-    params, buffers   local name -> placeholder, only for those that the graph reads
+    params, buffers   name -> placeholder, only for those that the graph reads
     inputs            placeholder per tensor argument, None where the block does not read it
     input_bytes       bytes of the storage under each tensor argument
-    tangents          placeholder per differentiable output, then one per gradient that has begun elsewhere
-    outputs           node per tensor that the block makes
-    grads             parameter name or input index -> node, None where there is no gradient
-    for_tangents      traces the block again, for gradients of its results that arrive with the given layout
-    begun             the arguments whose gradients have begun elsewhere
+    tangents          placeholder per differentiable output, for its gradient; then one per argument in `begun`
+    outputs           node per output tensor
+    grads             parameter's name or input's index -> node of its gradient, None where there is none
+    for_tangents      traces the block again, for gradients of its outputs that arrive with the given strides
+    begun             indices of the arguments whose gradient other readers have partly computed before this backward
     """
 
     name: str
@@ -69,12 +71,13 @@ class Joint:
 
     @property
     def output_values(self) -> list[torch.Tensor]:
-        """Tensors (without data) laid out as those that the block makes."""
+        """The block's outputs as fake tensors (without data)."""
         return [node.meta["val"] for node in self.outputs]
 
 
 def trace_block(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, name: str = "block") -> Joint:
-    """The joint graph of `module` for a call with these arguments (real or fake; weights on any device, also meta).
+    """Traces forward and backward of `module` for a call with these arguments, which may be fake. Weights may be on
+    any device, also meta. `name`: the block's name in errors.
 
     Raises UserError "block-not-traceable", which names the block and the cause.
     """
@@ -90,8 +93,8 @@ def trace_block(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any
 
 class _Traced(Flat):
     """The block as a trace runs it. `layout`: the strides with which the gradients of the results arrive, and the
-    arguments whose gradients have begun elsewhere; these gradients are passed after the arguments. None: gradients are
-    laid out as the results, and none has begun."""
+    arguments whose gradients other readers have partly computed before; these partial gradients are passed after the
+    arguments. None: gradients are laid out as the results, and no argument has such a gradient."""
 
     layout: Layout | None = None
 
@@ -145,8 +148,8 @@ def _trace(
 
 
 def _cast_twice(graph: fx.Graph, module: nn.Module) -> str | None:
-    """The name of a trained weight that is cast more than once, None if there is none. Plain autocast casts it once and
-    caches the cast, which a trace cannot do."""
+    """The name of a trained weight that is cast more than once, None if there is none. Plain autocast casts a weight
+    once and caches the cast; a trace cannot do that."""
     trained = {name for name, p in module.named_parameters() if p.requires_grad}
     for node in graph.find_nodes(op="placeholder"):
         role = node.meta["desc"]
@@ -158,7 +161,8 @@ def _cast_twice(graph: fx.Graph, module: nn.Module) -> str | None:
 
 
 def untraceable(name: str, cause: Exception | str) -> UserError:
-    """The error that says why a module cannot be traced."""
+    """Makes the error for a block that cannot be traced, "block-not-traceable". `cause`: the exception, or its reason
+    in words."""
     if isinstance(cause, Exception):
         cause = f"{type(cause).__name__}: {first_line(cause)}"
     return UserError(
@@ -273,12 +277,12 @@ def _clean(joint: Joint) -> None:
 
 
 class OtherLayoutError(Exception):
-    """Says that the trace would go on with a tensor that is laid out otherwise than eager's."""
+    """Raised in a trace when it would go on with a tensor whose strides differ from those in eager PyTorch."""
 
 
 class SameLayouts(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Inside, in a trace, raises OtherLayoutError after an operation that leaves a tensor laid out otherwise than in
-    eager."""
+    """A mode for traces. Raises OtherLayoutError after an operation that leaves a tensor with other strides than in
+    eager PyTorch."""
 
     def __torch_dispatch__(
         self,
@@ -314,7 +318,7 @@ _KEPT = ("aten::dropout", "aten::native_batch_norm", "aten::cudnn_batch_norm")
 
 @functools.cache
 def _in_python() -> tuple[Any, ...]:
-    """The operations that have a Python version, without `_KEPT`."""
+    """The operations that have a Python version in PyTorch, without those in `_KEPT`."""
     operations = []
     for name in torch._C._dispatch_get_all_op_names():
         space, _, qualified = name.partition("::")
@@ -329,7 +333,8 @@ def _in_python() -> tuple[Any, ...]:
 
 @contextlib.contextmanager
 def eager_composites() -> Iterator[None]:
-    """Inside, a trace calls the C++ versions of these operations, as eager does."""
+    """A context in which a trace calls the C++ versions of composite operations, as eager PyTorch does, instead of the
+    Python ones."""
     taken = []
     for operation in _in_python():
         taken.append((operation, {key: operation.py_kernels.pop(key) for key in _KEYS if key in operation.py_kernels}))

@@ -1,19 +1,19 @@
-"""Writes down the memory that a block's generated code allocates and frees, as a line of text for each direction.
+"""Writes the memory that a block's generated code allocates and frees as text: one line for forward, one for backward.
 
     forward    "+0:4096 +1:512 -0 +2:4096 =2 ^1"
     backward   "-t0 +3:4096 !1:3 -1 -3 =t0,-"
 
 `+3:4096`   storage 3, of 4096 bytes, is allocated
 `~3:4096`   an area: at most 4096 bytes in any number of tensors
-`%3:4096`   storage 3 is allocated by an operation for itself: its scratch (`planner.graph.scratch`)
+`%3:4096`   an operation allocates storage 3 as its scratch, for itself alone (`planner.graph.scratch`)
 `-3`        storage 3 is freed: the code does not use it any more, or, for scratch, the operation does not
-`!1:3`      storage 3 is the gradient of the block's parameter 1, and may become the sum itself
+`!1:3`      storage 3 is the gradient of the block's parameter 1, and may itself become the sum over micro-batches
 `?1:512`    the gradient of parameter 1 may not become the sum, which takes 512 bytes of its own
 `=2,-`      results: of forward the block's outputs, of backward the gradients of its arguments; "-": none
 `^1,4`      the storages that forward hands to backward, in order
 
-Storages are numbered through both directions. `a0` is the memory of the block's first tensor argument, `t0` that of the
-first gradient that backward is given. Weights and buffers do not appear.
+Storages are numbered through both lines. `a0` is the memory of the block's first tensor argument, `t0` that of the
+first gradient that backward gets. Weights and buffers do not appear.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from planner.graph.scratch import Scratch
 
 
 class Tape:
-    """Writes the two lines for one block's code. Call `forward` first: `backward` continues its numbers."""
+    """Writes the two lines for one block's code, in the form described at the top of this module. Call `forward`
+    first: `backward` continues its numbers."""
 
     def __init__(
         self, storages: Storages, names_of: Mapping[fx.Node, str | None], scratch: Mapping[fx.Node, Scratch]
@@ -46,7 +47,7 @@ class Tape:
         self._holders: dict[str, set[fx.Node]] = {}
 
     def forward(self, steps: Sequence[Step], outputs: Sequence[fx.Node], saved: Sequence[fx.Node]) -> str:
-        """The line for forward, which returns `outputs` and hands `saved` to backward."""
+        """The line for a forward that runs `steps`, returns `outputs`, and hands `saved` to backward."""
         events = list(self._steps(steps, {}, {}))
         self._holders.clear()
         return " ".join([*events, f"={self._list(outputs)}", f"^{self._list(saved)}"])
@@ -60,8 +61,9 @@ class Tape:
         numbers: Mapping[str, int],
         adoptable: Mapping[str, bool],
     ) -> str:
-        """The line for backward, which is given `saved` and the gradients `tangents` and returns `results`. `numbers`:
-        weight -> its number; `adoptable`: weight -> its gradient may become the sum itself."""
+        """The line for a backward that runs `steps`, gets the values `saved` and the gradients `tangents`, and returns
+        `results`. `numbers`: weight -> its number; `adoptable`: weight -> whether its gradient may itself become the
+        sum over micro-batches."""
         used = {a for step in steps for a in step.node.all_input_nodes} | {r for r in results if r is not None}
         saved_names = {storage: self._names[storage] for node in saved for storage in self._storages.of[node]}
         self._names = self._given | saved_names  # a value that is computed again gets another storage
@@ -138,7 +140,8 @@ class Tape:
 
 
 def with_areas_of(text: str, other: str) -> str:
-    """`text` with the sizes of its areas (`~`) replaced by those of the areas of `other`, in order."""
+    """`text`, a line of lifetimes, with the sizes of its areas (`~`) replaced by those of the areas of the line
+    `other`, in order."""
     sizes = iter(re.findall(r"~\d+:(\d+)", other))
     return re.sub(r"~(\d+):\d+", lambda match: f"~{match[1]}:{next(sizes)}", text)
 

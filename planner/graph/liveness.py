@@ -1,4 +1,4 @@
-"""Computes the most bytes that a generated function has alive, from its steps alone."""
+"""Predicts the peak memory of a generated function from its steps, without running it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from planner.graph.scratch import Scratch
 
 
 class _Live:
-    """Storages that are alive, each with the nodes that hold it. Storages of the caller (`foreign`) are held but not
-    counted."""
+    """The storages that are alive, each with the nodes that hold it. Storages of the caller (`foreign`) are held but
+    not counted."""
 
     def __init__(self, storages: Storages) -> None:
         self.storages = storages
@@ -57,12 +57,13 @@ def peak_bytes(
     adoptable: Mapping[str, bool] | None = None,
     scratch: Mapping[fx.Node, int | Scratch] | None = None,
 ) -> int:
-    """The most bytes that are alive while `steps` run, above what is alive at the start.
+    """The most bytes that are alive while a generated function runs `steps`, above what is alive at its start.
 
-    Values of `borrowed` belong to the caller throughout. Values of `owned` exist at the start and are freed after their
-    last use. With `adoptable` this is a first slice: each weight's gradient stays as its sum, either itself or in a
-    fresh buffer. Otherwise a gradient is added to a sum that is not counted, and is freed. `scratch`: what a node's
-    function needs while it runs, beside its result.
+    Values of `borrowed` belong to the caller throughout. Values of `owned` exist at the start and are freed after
+    their last use. `adoptable`: given for the first micro-batch of a step, where each weight's gradient stays as the
+    sum over micro-batches: either itself (True) or in a fresh buffer (False). None for a later micro-batch, where a
+    gradient is added to a sum that is not counted, and is freed. `scratch`: node -> what its operation allocates while
+    it runs, beside its result; an int in bytes.
     """
     live = _Live(storages)
     again: dict[fx.Node, int] = {}

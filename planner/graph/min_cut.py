@@ -8,7 +8,7 @@ _NOTHING = 1e-15
 
 
 class Network:
-    """A directed network of `nodes` numbered from 0; capacities are floats, infinite ones allowed."""
+    """A directed network of nodes, numbered from 0. The capacities of its arcs are floats and may be infinite."""
 
     def __init__(self, nodes: int) -> None:
         self._out: list[list[int]] = [[] for _ in range(nodes)]
@@ -22,8 +22,8 @@ class Network:
             self._room.append(room)
 
     def cut(self, source: int, sink: int) -> set[int]:
-        """The nodes on the source's side of the minimum cut that is nearest to the source. The capacities are used up.
-        Raises ValueError where no cut is finite."""
+        """The nodes on the source's side of the minimum cut that is nearest to the source. Call it once: it uses up
+        the capacities. Raises ValueError if no cut is finite."""
         while True:
             level = self._levels(source)
             if sink not in level:

@@ -1,4 +1,4 @@
-"""Classifies operations of a traced graph (random, view, in place), and finds the storages that their values fill."""
+"""Classifies operations of a traced graph (random, view, in place), and finds which storages hold their values."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ StorageId = tuple[fx.Node, int]
 
 
 def is_op(node: fx.Node) -> bool:
-    """Whether the node calls a dispatched operation (not `getitem`)."""
+    """Whether the node calls an operation of PyTorch's dispatcher (`getitem` is none)."""
     return node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload)
 
 
 def is_random(node: fx.Node) -> bool:
-    """Whether the node draws random numbers. Attention is tagged as random, but draws none without dropout."""
+    """Whether the node draws random numbers. PyTorch tags attention as random, but without dropout it draws none."""
     if not is_op(node) or torch.Tag.nondeterministic_seeded not in _overload(node).tags:
         return False
     for i, argument in enumerate(_overload(node)._schema.arguments):
@@ -29,7 +29,7 @@ def is_random(node: fx.Node) -> bool:
 
 
 def is_view(node: fx.Node) -> bool:
-    """Whether the node returns memory of its first argument."""
+    """Whether the node's value is a view of its first argument."""
     if node.op != "call_function":
         return False
     if node.target is operator.getitem:
@@ -40,7 +40,7 @@ def is_view(node: fx.Node) -> bool:
 
 
 def is_mutable(node: fx.Node) -> bool:
-    """Whether the node writes into an argument and returns it."""
+    """Whether the node works in place: it writes into an argument and returns it."""
     return is_op(node) and _overload(node)._schema.is_mutable
 
 
@@ -57,7 +57,7 @@ def nbytes(value: Any) -> int:
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Whether its elements lie one after the other, in any order of dimensions, without gaps."""
+    """Whether the tensor's elements fill its memory without gaps, in any order of dimensions."""
     after = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1 and stride != after:
@@ -71,8 +71,8 @@ def _overload(node: fx.Node) -> Any:
 
 
 class Storages:
-    """Which storages each node's value fills, so that liveness counts bytes once. `of`: node -> its storages; a view
-    has those of its base. `bytes`: storage -> its size."""
+    """Which storages hold the value of each node, so that each byte is counted once. `of`: node -> its storages; a
+    view has those of its base. `bytes`: storage -> its size."""
 
     def __init__(self, graph: fx.Graph) -> None:
         self.of: dict[fx.Node, list[StorageId]] = {}
@@ -98,13 +98,14 @@ class Storages:
             self.of[node] = []
 
     def own(self, node: fx.Node) -> bool:
-        """Whether the node's value is contiguous and fills a storage of exactly its size that the graph makes. It may
-        be a view: the gradient of a linear layer's weight is the transpose of a transpose."""
+        """Whether the node's value is contiguous and is all that its storage holds, a storage that the graph itself
+        allocates. The value may still be a view: the gradient of a linear layer's weight is the transpose of a
+        transpose."""
         if node.op != "call_function" or [source.op for source, _ in self.of[node]] != ["call_function"]:
             return False
         value = node.meta["val"]
         return bool(value.is_contiguous() and nbytes(value) == value.numel() * value.element_size())
 
     def saved_bytes(self, nodes: list[fx.Node]) -> int:
-        """Bytes of the storages under the values of `nodes`, each storage once."""
+        """The bytes of the storages that hold the values of `nodes`; a storage that several share counts once."""
         return sum(self.bytes[s] for s in {s: None for node in nodes for s in self.of[node]})

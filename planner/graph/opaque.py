@@ -1,4 +1,5 @@
-"""Records a forward of a model with layers whose code looks at data, which a record on fake weights cannot enter."""
+"""Records a forward of a model some of whose layers look at their data (`if x.sum() > 0`). Such layers fail on fake
+tensors, so they run on random data."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ from planner.graph.signature import flatten_call, mappings_of
 
 
 class Opaque:
-    """Layers whose code looks at data. Equal layers run once, on random data, and the record has one operation for each
-    call. `codes`: id of a layer -> its own code."""
+    """The layers of a model whose code looks at its data, and so cannot run on fake tensors. Of equal layers one runs,
+    on random data; the record has one operation for each call of a layer. `codes`: id of a layer -> its own code."""
 
     def __init__(self, model: nn.Module) -> None:
         self.codes: dict[int, EagerPair] = {}
@@ -29,9 +30,9 @@ class Opaque:
         self._alike: dict[object, EagerPair] = {}
 
     def add(self, names: Sequence[str], error: UserError) -> bool:
-        """Add the layers that failed: the outermost of the modules `names` that is in a list of modules and was not
-        added before, and those of its class in that list. `names`: the modules that were running, outermost first.
-        False if there is no such module, or no other one of its class in the list."""
+        """Add a layer that failed on fake tensors, and its siblings of the same class. `names`: the modules that were
+        running, outermost first. The layer is the outermost of them that is in a ModuleList or Sequential and was not
+        added before. False if there is no such module, or no sibling of its class."""
         for name in names:
             module, parent = (self._model.get_submodule(n) for n in (name, name.rpartition(".")[0]))
             if isinstance(parent, (nn.ModuleList, nn.Sequential)) and id(module) not in self._reasons:
@@ -42,7 +43,7 @@ class Opaque:
 
     @contextlib.contextmanager
     def stand_in(self, record: Record, mode: FakeMode) -> Iterator[None]:
-        """Inside, calls of these layers are recorded as one operation each and return fake results."""
+        """A context in which each call of these layers is recorded as one operation and returns fake results."""
         layers = [(name, module) for name, module in self._model.named_modules() if id(module) in self._reasons]
         own_forwards = [module.__dict__.get("forward") for _, module in layers]
 
@@ -83,8 +84,8 @@ class Opaque:
 def record_with_opaque_layers(
     model: nn.Module, batch: Mapping[str, torch.Tensor], device: torch.device
 ) -> tuple[ModuleCall, Record, Mapping[int, EagerPair]]:
-    """The module calls of a forward with `batch`, the record of its operations, and the own code of each layer that
-    looks at data, by the layer's id. Raises UserError."""
+    """Record a forward with `batch`. Returns the tree of module calls, the record of operations, and the own code of
+    each layer that looks at its data, by the layer's id. Raises UserError."""
     opaque = Opaque(model)
     while True:
         running: list[str] = []

@@ -1,4 +1,4 @@
-"""Finds the results of a layer that runs by its own code, for slices of a shape that was not measured."""
+"""Finds the results of a layer that runs by its own code, for micro-batches of a shape that was not measured."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _CPU = torch.device("cpu")
 
 
 def tried_on_cpu(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, name: str) -> EagerPair:
-    """The layer's code for these arguments (perhaps fake), with its results laid out as those of a forward on random
-    data. That forward runs on the CPU, so it takes no memory of the device; its weights are all zeros, which take no
-    memory of the host. Peaks are not measured. Raises UserError "block-not-usable"."""
+    """The layer's own code (`EagerPair`) for these arguments, which may be fake, with its results laid out as those of
+    a trial forward on random data. The trial runs on the CPU, so it takes no device memory; its weights are zeros,
+    which take no host memory. Peaks are not measured. Raises UserError "block-not-usable" if the trial fails."""
     pair = EagerPair(module, args, kwargs, name=name)
     call, tensors = flatten_call(args, kwargs)
     with _disable_current_modes(), torch.random.fork_rng(devices=[]):

@@ -1,4 +1,5 @@
-"""Divides the frame's graph between blocks into pieces, each of which can run backward once."""
+"""Divides the autograd graph of the frame (the model's own code outside the blocks) into pieces, each of which can run
+backward once, when all its gradients are there."""
 
 from __future__ import annotations
 
@@ -12,28 +13,29 @@ from torch.autograd.graph import GradientEdge, Node
 
 Call = TypeVar("Call")
 Due = tuple[GradientEdge, Tensor]
-"""An edge of the graph, and the gradient that goes into it."""
+"""An edge of the autograd graph, and the gradient that enters the graph there."""
 
 Key = tuple[int, int]
-"""A tensor of the graph: the id of the node that makes it, and which of the node's results it is."""
+"""Identifies a tensor of the autograd graph: the id of the node that makes the tensor, and its index among the node's
+results."""
 
 
 def key_of(edge: GradientEdge) -> Key:
-    """The tensor whose gradient goes into `edge`."""
+    """Identifies the tensor whose gradient enters the graph at `edge`."""
     return id(edge.node), edge.output_nr
 
 
 def place_of(node: Any) -> int:
-    """The node's place in the order in which its thread made nodes. Autograd always runs the last of the nodes that are
-    ready."""
+    """The autograd node's sequence number: its place in the order in which its thread made nodes. Of the nodes that
+    are ready, autograd always runs the one made last."""
     return cast(int, node._sequence_nr())
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """A tensor at which a piece ends: the piece computes from it, but a block has made it or was given it before, and
-    others may read it too. `first`, `last`: the places of the first and the last node of the piece that reads it;
-    `times`: how often the piece reads it."""
+    """A tensor at which a piece of the frame's autograd graph ends. Nodes of the piece read it, but a block has made
+    it or got it as an argument, so that others may read it too. `first`, `last`: the places (`place_of`) of the first
+    and the last node of the piece that reads it; `times`: how often the piece reads it."""
 
     edge: GradientEdge
     first: float
@@ -41,16 +43,16 @@ class End:
     times: int = 1
 
     def together(self, other: End) -> End:
-        """This end with the reads of `other`, an end at the same tensor, added."""
+        """This end with the reads of `other`, an end at the same tensor, counted in."""
         places = min(self.first, other.first), max(self.last, other.last)
         return End(self.edge, *places, self.times + other.times)
 
 
 @dataclass(slots=True, eq=False)
 class _Piece:
-    """Connected nodes of the frame. `first`: the number of the first call that was given one of their tensors. `after`:
-    the number of the last call that owns one of the `ends`, -1 if there is none. `waiting`: gradients that later calls
-    have left here.
+    """Connected nodes of the frame's autograd graph. `first`: the number of the first block's call that got one of
+    their tensors. `after`: the number of the last call that owns one of the `ends`, -1 if there is none. `waiting`:
+    gradients that later calls have left here.
 
     If `after` is not less than `first`, no single time is right for the whole piece: then each call runs the part that
     leads to its own arguments.
@@ -63,20 +65,22 @@ class _Piece:
     ends: dict[Key, End] = field(default_factory=dict)
 
     def add(self, end: End) -> None:
-        """Note that nodes of the piece read this tensor."""
+        """Note that nodes of the piece read the tensor at `end`."""
         known = self.ends.get(key_of(end.edge))
         self.ends[key_of(end.edge)] = end if known is None else known.together(end)
 
 
 class Pieces(Generic[Call]):
-    """What blocks were given in one slice's forward, and the pieces of the frame's graph that made it.
+    """Decides when each piece of the frame's autograd graph runs backward, in one micro-batch. The frame is the
+    model's own code outside the blocks; a piece is a connected part of it that made tensors which blocks got as
+    arguments.
 
-    A model may make a tensor of which every layer is given a part (embeddings per layer), or give one tensor to several
-    layers (what an encoder made). The graph behind that tensor can run backward only once, when the gradients of all
-    these layers are there: after the backward of the layer that is first in the forward. Autograd then runs the nodes
-    in its usual order.
+    A model may make a tensor of which every layer gets a part (embeddings per layer), or pass one tensor to several
+    layers (the output of an encoder). The graph behind that tensor can run backward only once, when the gradients of
+    all these layers are there: after the backward of the layer that is first in the forward. Autograd then runs the
+    nodes in its usual order.
 
-    given        tensor of the graph -> the last call that was given it, and as which argument
+    given        tensor of the graph -> the last call that got it, and the argument's index there
     disordered   how many gradients have arrived in another order than autograd's
     """
 
@@ -90,7 +94,8 @@ class Pieces(Generic[Call]):
         self._arrived: dict[Key, End] = {}  # tensor of a call -> the readers whose gradients have arrived there
 
     def enter(self, edges: Sequence[GradientEdge | None]) -> int:
-        """Note that a call is given tensors with these edges. Returns the call's number."""
+        """Note that a block is called with tensors that have these edges. Returns the call's number, in the order of
+        the forward."""
         number, self._count = self._count, self._count + 1
         for edge in edges:
             if edge is not None:
@@ -98,14 +103,14 @@ class Pieces(Generic[Call]):
         return number
 
     def made(self, number: int, node: Node, call: Call, *, itself: bool = True) -> None:
-        """Note that `node` is that call in the graph, or (not `itself`) a tensor that the call was given: pieces end
-        there."""
+        """Note that `node` of the autograd graph belongs to the call: pieces end there. `itself`: the node is the
+        block's; otherwise it stands for a tensor that the block got as an argument."""
         self._owners[id(node)] = number, call
         if itself:
             self._places[number] = place_of(node)
 
     def owner(self, edge: GradientEdge) -> Call | None:
-        """The call that gets the gradient that goes into `edge`; None if the frame gets it."""
+        """The block's call that gets a gradient entering at `edge`; None if `edge` belongs to the frame."""
         return self._owners[id(edge.node)][1] if id(edge.node) in self._owners else None
 
     def _visit(self, start: GradientEdge, number: int) -> None:
@@ -135,9 +140,9 @@ class Pieces(Generic[Call]):
             self._pieces.update(dict.fromkeys(map(id, other.nodes), piece))
 
     def due(self, number: int, gradients: Sequence[Due]) -> tuple[list[Due], list[End]]:
-        """The gradients to run backward from, and the ends of this run, now that call `number` has its `gradients`.
-        Pieces whose first call is this one run now, from all gradients that were left in them. Gradients that go into
-        other pieces wait there for their first call."""
+        """What to run backward now that call `number` has computed `gradients` of its arguments: the gradients to
+        start from, and the ends of this run. Pieces whose first call is this one run now, from all gradients that were
+        left in them. Gradients that enter other pieces wait there for their first call."""
         now: list[Due] = []
         ends: dict[Key, End] = {}
         place = self._places.get(number, math.inf)
@@ -165,8 +170,9 @@ class Pieces(Generic[Call]):
             self._arrived[key_of(end.edge)] = end
 
     def begins(self, number: int, edge: GradientEdge) -> bool:
-        """Whether the gradient that has arrived at a block for its result `edge`, which call `number` was given, comes
-        before what the call makes, in autograd's order. If so, the call takes it, and it is forgotten here."""
+        """Whether the gradient that has already arrived at a tensor precedes, in autograd's order, the part that call
+        `number` will compute. `edge`: the tensor, which the call got as an argument. If so, the call must take that
+        gradient, and it is forgotten here."""
         arrived = self._arrived.get(key_of(edge))
         if arrived is not None and arrived.first < self._places.get(number, math.inf):
             return False

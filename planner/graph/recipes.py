@@ -1,4 +1,5 @@
-"""Recipes: how to treat the values that a block computes in forward and reads again in backward."""
+"""Recipes: which of the values that a block computes in forward are saved for backward, and which saved values go to
+host memory in between."""
 
 from __future__ import annotations
 
@@ -16,9 +17,10 @@ _SAVES = ("all", "matmul", "none")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """`saves`: the values that forward hands to backward: "all", "matmul", "none", or the names of nodes of the traced
-    graph, separated by spaces. Other values are computed again. `offloads`: saved values go to the host between forward
-    and backward. `offloads_input`: the block's input, which backward reads, goes there too."""
+    """Which values a block's forward saves for its backward. `saves`: "all", "matmul", "none", or the names of nodes
+    of the traced graph, separated by spaces. All other values are computed again in backward. `offloads`: saved values
+    are moved to the host between forward and backward. `offloads_input`: the block's input, which backward reads, is
+    moved there too."""
 
     name: str
     saves: str
@@ -26,7 +28,7 @@ class Recipe:
     offloads_input: bool = False
 
     def may_save(self, node: fx.Node) -> bool:
-        """Whether the value of `node` may be among the saved tensors."""
+        """Whether the recipe allows to save the value of `node`, a node of the traced graph."""
         if self.saves == "matmul":
             source = node.args[0] if node.target is operator.getitem else node
             assert isinstance(source, fx.Node)
@@ -34,13 +36,13 @@ class Recipe:
         return self.saves == "all" or node.name in self.saves.split(" ")
 
     def not_in(self, graph: fx.Graph) -> list[str]:
-        """The names in `saves` that no node of `graph` has."""
+        """The node names in `saves` that no node of `graph` has."""
         names = {node.name for node in graph.nodes}
         return [] if self.saves in _SAVES else [name for name in self.saves.split(" ") if name not in names]
 
     @property
     def text(self) -> str:
-        """The text from which `recipe_of` makes the recipe."""
+        """The recipe as text: `recipe_of(recipe.text, recipe.name)` gives it back."""
         return self.name if self.name in (*RECIPES, EAGER.name) else f"{self.name.rpartition('-')[0]} {self.saves}"
 
 
@@ -57,8 +59,8 @@ RECIPES = {
 
 
 def recipes_saving(number: int, saves: str) -> Iterator[Recipe]:
-    """The recipes "keep", "offload", "offload-input" and "offload-all" with `saves` in place of their own, named with
-    `number` behind ("keep-2"); without those that equal a recipe of RECIPES."""
+    """The recipes "keep", "offload", "offload-input" and "offload-all" changed to save `saves`, and named with
+    `number` at the end ("keep-2"). A recipe that equals one of RECIPES in all but its name is left out."""
     named = {replace(recipe, name="") for recipe in RECIPES.values()}
     for word in ("keep", "offload", "offload-input", "offload-all"):
         recipe = replace(RECIPES[word], name=f"{word}-{number}", saves=saves)
@@ -67,11 +69,12 @@ def recipes_saving(number: int, saves: str) -> Iterator[Recipe]:
 
 
 def recipe_of(text: str, name: str = "") -> Recipe:
-    """The recipe of an option `name`. `text`: the name of one of RECIPES, perhaps followed by a space and what is saved
-    instead. Raises KeyError for another name."""
+    """The recipe that `text` describes, under the name `name` ("": the name in `text`). `text`: the name of one of
+    RECIPES, perhaps followed by a space and the names of the nodes to save instead. Raises KeyError for an unknown
+    name."""
     word, _, nodes = text.partition(" ")
     return replace(RECIPES[word], name=name or word, saves=nodes or RECIPES[word].saves)
 
 
 EAGER = Recipe(name="eager", saves="none")
-"""How a block runs that cannot be traced: by its own code, computed again in backward."""
+"""How a block runs that cannot be traced: by its own code. Forward saves nothing, and backward runs forward again."""

@@ -1,4 +1,4 @@
-"""Records one forward pass of a model on fake weights, as operations and module calls."""
+"""Records one forward pass of a model with fake weights, as a list of operations and a tree of module calls."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ _MATMULS = (_aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.conv
 
 @dataclass(slots=True)
 class ModuleCall:
-    """One call of a module: operations `start` to `end` of the record.
+    """One call of a module in a recorded forward. It covers operations `start` to `end` of the record.
 
-    key     text of the form of its arguments (`CallShape.text`), equal for calls that may share code
-    given   the tables among its arguments, each with a copy of what was in it before
-    made    nesting of what the call returns and of what it leaves in these tables, and the storages (or types) in it
+    key     its arguments' form as text (`CallShape.text`), equal for calls that may share generated code
+    given   the dictionaries among its arguments, each with a copy of its entries before the call
+    made    how the call's result and its new entries in these dictionaries nest, and their storages (or types)
+    kids    the calls of modules that it made itself
     """
 
     name: str
@@ -44,7 +45,7 @@ class ModuleCall:
     kids: list[ModuleCall] = field(default_factory=list)
 
     def walk(self) -> Iterator[ModuleCall]:
-        """This call and all below it, in the order they began."""
+        """Yields this call and all calls below it, in the order in which they began."""
         yield self
         for kid in self.kids:
             yield from kid.walk()
@@ -52,8 +53,9 @@ class ModuleCall:
 
 @dataclass(slots=True)
 class Operation:
-    """One dispatched operation. `text` is equal for equal operations. `inputs` and `outputs` are storages. `cost`: the
-    bytes of its results, 50 times that for matrix products. `reads`: it reads its inputs' values."""
+    """One operation of a recorded forward. `text` is equal for equal operations. `inputs`, `outputs`: ids of storages.
+    `cost`: an estimate of its time, the bytes of its results, times 50 for a matrix product. `reads`: whether it reads
+    the values of its inputs, not only their shapes."""
 
     text: str
     inputs: list[int]
@@ -63,8 +65,8 @@ class Operation:
 
 
 class Record(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records operations. Storages are identified by address, so they are kept alive. `parameters`: storage of a
-    parameter -> its first name."""
+    """A mode that records each operation that runs under it. Storages are identified by address, so all tensors are
+    kept alive. `parameters`: storage of a parameter -> the parameter's first name."""
 
     def __init__(self, parameters: Sequence[tuple[str, torch.Tensor]], others: Sequence[torch.Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -98,8 +100,8 @@ class Record(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _check_rows(self, table: torch.Tensor, indices: torch.Tensor) -> None:
-        """Raise UserError "max-length-too-long" if `indices` go beyond the rows of `table`, as positions do: plain
-        PyTorch fails there, fake weights do not."""
+        """Raise UserError "max-length-too-long" if `indices` go beyond the rows of `table`, as positions do in a text
+        longer than the model allows: plain PyTorch fails there, fake weights do not."""
         if (
             _digest(indices[..., :0]) == "fake"
             or not indices.numel()
@@ -117,7 +119,8 @@ class Record(TorchDispatchMode):  # type: ignore[no-untyped-call]
         )
 
     def add_layer(self, module: nn.Module, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
-        """Record a layer as one operation, at the cost of a matrix product whose result is as large as its weights."""
+        """Record a whole layer as one operation. Its cost is that of a matrix product whose result is as large as the
+        layer's weights."""
         weights = [*module.parameters()]
         self.kept += outputs
         self.known.update(map(storage_of, outputs))
@@ -154,11 +157,11 @@ def record_forward(
     running: list[str],
     around: Callable[[Record, FakeMode], contextlib.AbstractContextManager[None]],
 ) -> tuple[ModuleCall, Record]:
-    """Record one forward, inside the context `around`, with fake parameters but real buffers and a real batch. Only
-    values that depend on weights are fake, so code that looks at positions or masks takes the same branch as in
-    training.
+    """Record one forward of `model` on `batch`, inside the context that `around` makes. Returns the root of the tree
+    of module calls, and the record. Parameters are fake, buffers and the batch are real: only values that depend on
+    weights are fake, so code that looks at positions or masks takes the same branch as in training.
 
-    After a UserError `running` names the modules that were running, outermost first.
+    Raises UserError; afterwards `running` names the modules that were running, outermost first.
     """
     mode = FakeMode()
     batch = {name: tensor.to(device) for name, tensor in batch.items()}
@@ -210,7 +213,8 @@ def _made(
 
 
 def not_found(cause: str) -> UserError:
-    """The error that says why a model cannot be cut into blocks."""
+    """Makes the error for a model that cannot be cut into blocks, "blocks-not-found". `cause`: the reason, as a
+    clause."""
     return UserError(
         f"The model cannot be cut into blocks: {cause}.",
         code="blocks-not-found",

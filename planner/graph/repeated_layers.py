@@ -1,4 +1,5 @@
-"""Turns a layer that runs several times in one forward into as many modules, so that each run is a block of its own."""
+"""Replaces a layer that runs several times in one forward by several modules, so that each run is a block of its own.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +11,9 @@ from torch import nn
 
 
 class Turns(nn.Module):
-    """Replaces a module that runs `count` times a forward. Each call runs the next of its turns: modules that share the
-    parameters and parts of the replaced one. Detection sees the turns, not this module."""
+    """Replaces a layer that runs `count` times in one forward. Holds `count` modules, the turns, which share the
+    layer's parameters and submodules; each call runs the next of them. The search for blocks sees the turns, not this
+    module."""
 
     def __init__(self, module: nn.Module, count: int) -> None:
         super().__init__()
@@ -19,18 +21,20 @@ class Turns(nn.Module):
         self.now = threading.local()  # each slice runs the model's forward in its own thread
 
     def __getattr__(self, name: str) -> Any:
-        """The attribute of the replaced module: the model's code may read attributes of its layers."""
+        """The attribute of the replaced layer, where this module has none: the model's code may read attributes of its
+        layers."""
         try:
             return super().__getattr__(name)
         except AttributeError:
             return getattr(cast(nn.ModuleList, super().__getattr__("turns"))[0], name)
 
     def begin(self) -> None:
-        """Start with the first turn: a forward of the model begins, and the one before may have ended in an error."""
+        """Let the next call run the first turn, because a forward of the model begins. The forward before may have
+        ended in an error."""
         self.now.turn = 0
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the next turn."""
+        """Run the layer's next turn, the first one after the last."""
         turn = getattr(self.now, "turn", 0)
         self.now.turn = (turn + 1) % len(self.turns)
         return self.turns[turn](*args, **kwargs)

@@ -1,4 +1,5 @@
-"""Takes a block's result apart into tensors and nests it again, with what hooks in the block record for the frame."""
+"""Flattens a block's result into tensors and nests it again, with the values that hooks inside the block record for
+the model (router logits, attentions)."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ _running: Any = _active_collector  # of the model's forward that runs in this th
 Mappings = Sequence[MutableMapping[Any, Any]]
 
 Records = Mapping[str, Sequence[Any]]
-"""What was recorded, under the names that transformers' models have for it (router_logits, attentions)."""
+"""What hooks recorded, under the names that transformers' models use (router_logits, attentions)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +37,9 @@ class _Given:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How a block's result, its records, and what it leaves in tables that it is given nest. `leaves`: tensors that the
-    block makes, arguments that it returns as they are, and other values. `differentiable`: for each tensor that the
-    block makes, whether it has a gradient."""
+    """How a block's result nests, together with its recorded values and its new entries in dictionaries among its
+    arguments. `leaves`: marks for tensors that the block computes and for arguments that it returns unchanged; other
+    values as they are. `differentiable`: for each tensor that the block computes, whether it has a gradient."""
 
     spec: TreeSpec
     leaves: tuple[Any, ...]
@@ -48,8 +49,9 @@ class Result:
     def of(
         cls, value: Any, records: Records, tables: Sequence[Mapping[Any, Any]], arguments: Sequence[Tensor]
     ) -> tuple[Result, tuple[Tensor, ...]]:
-        """The `Result` of a call with these tensor arguments, and the tensors that the call made. The call returned
-        `value`; `tables`: what it has put into each table that it was given."""
+        """Flattens the outcome of a block's call. Returns its nesting as a `Result`, and the tensors that the call
+        computed. `value`: what the call returned; `records`: what hooks recorded; `tables`: the new entries in each
+        dictionary among its arguments; `arguments`: its tensor arguments."""
         flat, spec = tree_flatten((value, {key: list(values) for key, values in records.items()}, list(tables)))
         where = {id(tensor): index for index, tensor in enumerate(arguments)}
         tensors = tuple({id(leaf): leaf for leaf in flat if torch.is_tensor(leaf) and id(leaf) not in where}.values())
@@ -61,8 +63,9 @@ class Result:
         return cls(spec, tuple(leaves), tuple(tensor.requires_grad for tensor in tensors)), tensors
 
     def deliver(self, tensors: Sequence[Tensor], arguments: Sequence[Tensor], mappings: Mappings) -> Any:
-        """The block's result with `tensors` and `arguments` in their places. Records are recorded once more, for the
-        frame that is running; what the block leaves in tables is put into `mappings`."""
+        """The block's result, with `tensors` (what the block computed) and its tensor `arguments` put in their places.
+        Recorded values are recorded again for the forward of the model that is running; new entries are written into
+        `mappings`, the dictionaries among the block's arguments."""
         leaves = [
             tensors[leaf.index]
             if isinstance(leaf, _Made)
@@ -81,14 +84,15 @@ class Result:
 
 
 def recorded_names() -> tuple[str, ...]:
-    """The names of what hooks inside a block would record now, but hidden states: blocks' own hooks record these."""
+    """The names of the values that hooks inside a block would record now, without hidden states: these are recorded by
+    hooks on the block itself."""
     running = _running.get() or {}
     return tuple(key for key in running if not key.lstrip("_").startswith("hidden_states"))
 
 
 @contextlib.contextmanager
 def recording(names: Sequence[str]) -> Iterator[Records]:
-    """Inside, hooks record what has these names, into the table that this context returns."""
+    """A context in which hooks record values under these names. Yields the dictionary that they are recorded into."""
     records: dict[str, list[Any]] = {name: [] for name in names}
     token = _running.set(records or None)
     try:

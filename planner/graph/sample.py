@@ -1,4 +1,4 @@
-"""Makes random data to try a block on."""
+"""Makes random data for trial runs of a block."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from torch import Tensor
 
 
 def random_data(value: Tensor, device: torch.device, *, alike: bool = False) -> Tensor:
-    """Data laid out as `value`, which may be fake. Floating point numbers are small, so that no operation meets slow
-    special values; whole numbers are 0, a valid token; masks are True. `alike`: all rows are equal."""
+    """A tensor on `device` with random data, laid out as `value`, which may be fake. Floating point numbers are small,
+    so that no operation meets slow special values; whole numbers are 0, a valid token; masks are True. `alike`: all
+    rows are equal."""
     memory = torch.empty(value.untyped_storage().nbytes() // value.element_size(), dtype=value.dtype, device=device)
     if value.dtype.is_floating_point:
         memory.normal_(std=0.02)

@@ -14,7 +14,7 @@ from planner.graph.nodes import is_op, is_view
 
 
 def forward_nodes(joint: Joint) -> list[fx.Node]:
-    """The nodes that the block's forward computes, in the graph's order."""
+    """The nodes of the joint graph that the block's forward computes, in the graph's order."""
     computed: set[fx.Node] = set()
     todo = list(joint.outputs)
     while todo:
@@ -30,8 +30,8 @@ def forward_nodes(joint: Joint) -> list[fx.Node]:
 
 
 def savable(forward: Sequence[fx.Node]) -> set[fx.Node]:
-    """The nodes of `forward` whose values it can hand to backward. Quantized weights that forward unpacks are not among
-    them: they would take the room that packing frees."""
+    """The nodes of `forward` whose values can be saved for backward. Views cannot, nor weights that forward unpacks
+    from 4 or 8 bits: they would take the memory that packing frees."""
     todo = [n for n in forward if is_op(n) and cast(Any, n.target).namespace in ("bitsandbytes", "offmate")]
     unpacking = set[fx.Node]()
     while todo:
@@ -43,8 +43,9 @@ def savable(forward: Sequence[fx.Node]) -> set[fx.Node]:
 
 
 def cut(grads: Sequence[fx.Node], may_save: Container[fx.Node]) -> tuple[set[fx.Node], set[fx.Node]]:
-    """Walk back from the gradients, and stop at values that exist (inputs, tangents) or may be saved. Returns the nodes
-    that are saved, and the nodes that backward computes."""
+    """Split what backward reads into saved and computed values. Walks back from the gradients `grads`, and stops at
+    values that exist (inputs, incoming gradients) or may be saved. Returns the nodes that are saved, and the nodes
+    that backward computes."""
     saved, needed = set[fx.Node](), set[fx.Node]()
     todo = list(grads)
     while todo:

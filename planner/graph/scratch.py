@@ -1,10 +1,11 @@
-"""Finds the scratch of operations: the GPU memory that an operation allocates for itself and frees before it ends.
+"""Measures scratch: the GPU memory that an operation allocates for itself and frees before it ends.
 
-No trace shows scratch. The backward of fused attention has sums in fp32 and copies of tensors that are not contiguous;
-a sum over rows has one part for each multiprocessor. Their size depends on the card, the kernel, the version of
-PyTorch, and whether deterministic algorithms are asked for. So each operation of a GPU's code runs twice on sample
-data when it is first seen, and in the second run the allocator's history tells what was allocated and freed. The
-planner does that, inside `trials`. A trainer must not: its memory is full, and each of its allocations has a place.
+No trace shows scratch. For example, the backward of fused attention holds sums in fp32 and copies of tensors that are
+not contiguous; a sum over rows has one part for each multiprocessor. Their size depends on the card, the kernel, the
+version of PyTorch, and whether deterministic algorithms are on. So when an operation of a GPU's code is first seen, it
+runs twice on sample data, and the allocator's history of the second run shows what was allocated and freed. The
+planner does that, inside `trials`. A trainer must not: its memory is full, and each of its allocations has a planned
+place.
 """
 
 from __future__ import annotations
@@ -56,10 +57,10 @@ _ENTRIES = 100_000  # most entries in the history of one operation
 
 @dataclass(frozen=True, slots=True)
 class Scratch:
-    """The allocations and frees of one call of an operation, in order.
+    """What one call of an operation allocates and frees, in order.
 
     events     (number, bytes) for an allocation, (number, 0) for its free; results are never freed
-    results    number -> index of the leaf of the returned value that lies in this allocation
+    results    number of an allocation -> index, among the leaves of the returned value, of the tensor that lies in it
     """
 
     events: tuple[tuple[int, int], ...]
@@ -67,7 +68,7 @@ class Scratch:
 
     @property
     def peak_bytes(self) -> int:
-        """Most bytes allocated at one time, results included."""
+        """The most bytes allocated at one time during the call, results included."""
         sizes: dict[int, int] = {}
         most = 0
         for number, size in self.events:
@@ -77,10 +78,10 @@ class Scratch:
 
 
 class AllocationLog(Protocol):
-    """Records what the allocator of this process's device memory does."""
+    """Records the allocations and frees of the allocator of GPU memory in this process."""
 
     def begin(self) -> None:
-        """Begin to record."""
+        """Start recording."""
 
     def end(self) -> list[tuple[int, int]]:
         """Stop recording. Returns (address, bytes) for each allocation since `begin`, (address, 0) for each free, in
@@ -88,10 +89,10 @@ class AllocationLog(Protocol):
 
 
 class History:
-    """The log of PyTorch's own allocator."""
+    """An `AllocationLog` that reads the history of PyTorch's own allocator."""
 
     def begin(self) -> None:
-        """Begin to record. Raises RuntimeError if the allocator's history is recorded already."""
+        """Start recording. Raises RuntimeError if somebody else already records the allocator's history."""
         records = getattr(torch._C, "_cuda_isHistoryEnabled", None)  # a private name of PyTorch
         if records is not None and records():
             raise RuntimeError("somebody else records the history of the allocator")
@@ -115,19 +116,20 @@ _trying = False
 
 
 def ask_allocator(its: AllocationLog) -> None:
-    """Use this log from now on: the process has another allocator."""
+    """Read allocations from the log `its` from now on, because the process does not use PyTorch's own allocator."""
     global _log
     _log = its
 
 
 def forget() -> None:
-    """Forget what is known of operations."""
+    """Forget the scratch of all operations measured so far."""
     _known.clear()
 
 
 @contextlib.contextmanager
 def trials(on: bool = True) -> Iterator[None]:
-    """Inside, operations are tried (run for their scratch), or not tried if `on` is False. By default they are not."""
+    """A context in which `scratch_of` may run operations on sample data to measure their scratch, or (`on` is False)
+    may not. Outside such a context it may not."""
     global _trying
     before, _trying = _trying, on
     try:
@@ -137,14 +139,18 @@ def trials(on: bool = True) -> Iterator[None]:
 
 
 def are_on() -> bool:
-    """Whether operations are tried."""
+    """Whether `scratch_of` may run operations on sample data now (see `trials`)."""
     return _trying
 
 
 def scratch_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Scratch | None:
-    """The scratch of a call with these arguments, whose tensors may be fake. None if the call allocates nothing but its
-    results, in their order, or does not run on a GPU, or is not tried, or the trial failed; the log then says why.
-    Raises RuntimeError if the device cannot be used any more."""
+    """The scratch of a call of the operation `func` with these arguments, whose tensors may be fake. The first call of
+    a kind is run on sample data, later ones are looked up.
+
+    None if the call allocates only its results, in their order; if it does not run on a GPU; if trials are off or not
+    possible for this operation; or if the trial failed (the log then says why). Raises RuntimeError if an error has
+    made the device unusable.
+    """
     if not _trying or not _can_be_tried(func, args, kwargs):
         return None
     args, kwargs = _without_dropout(func, args, kwargs)
@@ -169,7 +175,7 @@ def scratch_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Scr
 
 
 def let_go() -> None:
-    """Free the GPU memory that trials have left allocated: cuBLAS's workspaces and PyTorch's cache."""
+    """Free the GPU memory that trials of operations have left allocated: cuBLAS's workspaces and PyTorch's cache."""
     forget_workspaces()
     torch.cuda.empty_cache()
 
@@ -181,17 +187,18 @@ def forget_workspaces() -> None:
 
 
 class ScratchMeter(Meter):
-    """A meter that counts scratch, too, in the order in which it is allocated and freed."""
+    """A meter of allocated bytes that also counts the scratch of operations, in the order in which it is allocated and
+    freed."""
 
     def come(self, size: int) -> int:
-        """Scratch of `size` bytes is allocated. Returns a number for it."""
+        """Count scratch of `size` bytes as allocated. Returns a number by which `go` knows it."""
         with self._lock:
             self.now += size
             self.peak, self._mark = max(self.peak, self.now), max(self._mark, self.now)
         return 0
 
     def go(self, number: int, size: int) -> None:
-        """The scratch `number`, of `size` bytes, is freed."""
+        """Count the scratch `number`, of `size` bytes, as freed."""
         with self._lock:
             self.now -= size
 
@@ -211,11 +218,14 @@ class ScratchMeter(Meter):
 
 
 def estimate(func: Any, args: Sequence[Any]) -> Scratch | None:
-    """The scratch that a GPU would need for a call of `func` in a trace on the CPU; None if unknown. It is known for
-    attention's backward alone. A GPU would run flash attention's, which holds dq in fp32, rows and columns padded to
-    its block sizes, and dk and dv of all heads where heads are grouped. The kernel for fp32 numbers needs about as
-    much. Under deterministic algorithms flash attention holds several dq, enough to occupy all multiprocessors. No
-    preset has the number of these: the estimate is then too low."""
+    """The scratch that a GPU would need for a call of `func`, estimated from the shapes in a trace on the CPU; None if
+    unknown. It is known only for the backward of attention, as flash attention computes it: dq in fp32, with rows and
+    columns padded to its block sizes, and dk and dv of all heads where heads are grouped. The kernel for fp32 inputs
+    needs about as much.
+
+    Under deterministic algorithms flash attention holds several dq, enough to occupy all multiprocessors. The presets
+    of cards do not say how many there are: the estimate is then too low.
+    """
     if func is not _ON_CPU:
         return None
     query, key = args[1:3]
@@ -250,8 +260,8 @@ def _can_be_tried(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
 def _without_dropout(
     func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[Sequence[Any], Mapping[str, Any]]:
-    """The arguments with a dropout probability of 0, for attention. With dropout attention draws numbers, and the host
-    reads a seed in memory that no trace shows. Scratch is the same without."""
+    """The arguments with a dropout probability of 0, for attention. With dropout, attention draws random numbers, and
+    the host reads a seed in memory that no trace shows. Scratch is the same without dropout."""
     names = [argument.name for argument in func._schema.arguments]
     if "dropout_p" not in names:
         return args, kwargs
@@ -308,8 +318,8 @@ def _aside() -> Iterator[None]:
 
 
 def _read(log: Sequence[tuple[int, int]], starts: Sequence[int]) -> Scratch | None:
-    """The scratch that `log` tells; None if results alone were allocated, in their order. `starts`: the address at
-    which each result's memory begins, 0 for a result that is no tensor."""
+    """The scratch that the allocations in `log` show; None if only the results were allocated, in their order.
+    `starts`: the address at which each result's memory begins, 0 for a result that is no tensor."""
     alive: dict[int, int] = {}
     lives: dict[int, tuple[int, bool]] = {}  # number -> bytes, whether it was freed
     order: list[tuple[int, bool]] = []

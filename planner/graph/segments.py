@@ -1,7 +1,7 @@
-"""Finds the blocks of a model that is no chain of equal layers between embedding and head, as a U-Net or a classifier
-of images.
+"""Finds the blocks of a model that is not a chain of equal layers between embedding and head, such as a U-Net or an
+image classifier.
 
-These blocks, its segments, are modules that run one after the other. Tensors that go past several of them, as skips do,
+Its blocks, called segments, are modules that run one after the other. Tensors that bypass some of them, as skips do,
 are carried by the model's own code.
 """
 
@@ -20,11 +20,12 @@ _COMBINES = ("aten.add", "aten.sub", "aten.mul")
 
 
 def segments(root: ModuleCall, record: Record) -> list[ModuleCall]:
-    """Calls that do not overlap and together have all weights of the modules below the root.
+    """The module calls that become the blocks. They do not overlap, and together they have all weights of the modules
+    below the root.
 
     From the root downwards, equal modules that together do half of the work of the module around them are segments.
-    Other segments are modules that do little of the whole work, modules whose parts have no parts themselves, and
-    modules whose own code combines the results of their parts, as a transformer layer's does.
+    Other segments are modules that do little of the whole work, modules whose submodules have none themselves, and
+    modules whose own code combines the results of their submodules, as a transformer layer's does.
     """
 
     def cost(*calls: ModuleCall) -> int:

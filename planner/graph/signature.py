@@ -25,9 +25,9 @@ if _KeysAndValues is not None and _KeysAndValues not in SUPPORTED_NODES:
 
 @dataclass(frozen=True, slots=True)
 class CallShape:
-    """A call without its tensors. `rest`: the flat arguments, None in place of tensors. `where`: the positions of the
-    tensors. `recorded`: the names of what hooks inside the block record in this call. Calls with equal `key` share
-    code."""
+    """A call of a block without its tensors. `rest`: the flat arguments, None in place of tensors. `where`: the
+    positions of the tensors. `spec`: how the arguments nest. `recorded`: the names of the values that hooks inside the
+    block record in this call (such as hidden states). Calls with equal `key` share generated code."""
 
     rest: tuple[Any, ...]
     where: tuple[int, ...]
@@ -37,11 +37,11 @@ class CallShape:
 
     @property
     def text(self) -> str:
-        """Equal where `key` is, also from one run to the next: measurements are stored under names made from it."""
+        """`key` as text. It is the same in each run of the program: stored measurements are named after it."""
         return repr((self.spec, *self.key[1:]))
 
     def nest(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """(args, kwargs) of the call with `tensors` in their places."""
+        """The (args, kwargs) of the call, with `tensors` put in their places."""
         flat = list(self.rest)
         for position, tensor in zip(self.where, tensors, strict=True):
             flat[position] = tensor
@@ -50,12 +50,13 @@ class CallShape:
 
 
 def mappings_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mappings:
-    """The arguments that are tables: the block may put values into them that later blocks take."""
+    """The dictionaries among a block's arguments. The block may put values into them that later blocks read."""
     return [value for value in (*args, *kwargs.values()) if isinstance(value, MutableMapping)]
 
 
 def left_in(mappings: Mappings, before: Sequence[Mapping[Any, Any]]) -> list[dict[Any, Any]]:
-    """What is new in each of the tables; `before`: what was in them. Raises TypeError if something was taken out."""
+    """For each dictionary in `mappings`, the entries that are new or changed since `before`, a copy of each. Raises
+    TypeError if an entry was removed."""
     if any(old.keys() - mapping.keys() for old, mapping in zip(before, mappings, strict=True)):
         raise TypeError("it takes something out of a table that it is given")
     return [
@@ -65,7 +66,7 @@ def left_in(mappings: Mappings, before: Sequence[Mapping[Any, Any]]) -> list[dic
 
 
 def flatten_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[CallShape, list[torch.Tensor]]:
-    """The shape of a call and its tensors in order."""
+    """The shape of a call (everything but its tensors), and its tensors in order."""
     flat, structure, spec = _flatten((tuple(args), dict(kwargs)))
     where = tuple(i for i, x in enumerate(flat) if torch.is_tensor(x))
     tensors = [flat[i] for i in where]
@@ -101,8 +102,8 @@ _UNUSUAL = "unusual"
 
 
 def _walk(value: Any, flat: list[Any]) -> Hashable:
-    """How `value` nests, None for a leaf; appends its leaves to `flat` in PyTorch's order. Returns `_UNUSUAL` if the
-    nest has other containers than plain tuples, lists and dictionaries."""
+    """How `value` nests, as nested tuples, None for a leaf; appends the leaves to `flat` in PyTorch's order. Returns
+    `_UNUSUAL` if `value` has other containers than plain tuples, lists and dictionaries."""
     kind = type(value)
     if kind is tuple or kind is list:
         parts = [_walk(part, flat) for part in value]

@@ -1,14 +1,15 @@
-"""Lets a block be traced for gradients of other layouts than its results', and for gradients of its arguments that have
-begun elsewhere.
+"""Lets a block be traced for the gradients that its backward will really get: for their strides, and for arguments
+whose gradient other readers have partly computed before.
 
-The frame may transpose or expand the gradient of a result. Autograd's code depends on the layout: it copies where a
-view is not possible, or where a kernel wants its memory in order. So a block is traced once more for such gradients: in
-the trace each result goes through an alias whose backward gives the gradient the strides with which it will arrive.
+The model's code between blocks may transpose or expand the gradient of a block's result. What autograd does depends on
+the layout: it copies where a view is not possible, or where a kernel wants its memory in order. So a block is traced
+once more for such gradients: in the trace each result goes through an alias whose backward gives the gradient the
+strides with which it will arrive.
 
-An argument may be read by others, too: later blocks, or the model's code after the block (a skip of a U-Net, a residual
-around a layer, what an encoder made). Their part of its gradient is there before the block's backward, and autograd
-adds the block's parts to it one by one. So the block's code begins with that part: in the trace the argument has one
-more reader, the last one, whose backward returns it.
+An argument may have other readers, too: later blocks, or the model's code after the block (a skip of a U-Net, a
+residual around a layer, the output of an encoder). Their part of its gradient exists before the block's backward, and
+autograd adds the block's parts to it one by one. So the block's code starts from that part: in the trace the argument
+has one more reader, the last one, whose backward returns it.
 """
 
 from __future__ import annotations
@@ -26,15 +27,16 @@ Strides = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How gradients that a block's backward is given are laid out. `results`: the strides of each result's gradient.
-    `begun`: (argument, strides of its gradient) for each argument whose gradient has begun elsewhere."""
+    """The strides of the gradients that a block's backward gets. `results`: the strides of each result's gradient.
+    `begun`: (argument's index, strides) for each argument whose gradient other readers have partly computed before."""
 
     results: tuple[Strides, ...]
     begun: tuple[tuple[int, Strides], ...] = ()
 
 
 def layout_of(tensors: Sequence[Tensor], begun: Mapping[int, Tensor] | None = None) -> Layout:
-    """The layout of `tensors`, gradients of results, and of gradients that have `begun` elsewhere, by argument."""
+    """The strides of `tensors`, the gradients of a block's results, and of `begun`: argument's index -> the part of
+    its gradient that other readers have computed before."""
     others = tuple((index, _strides(gradient)) for index, gradient in sorted((begun or {}).items()))
     return Layout(tuple(map(_strides, tensors)), others)
 
@@ -44,28 +46,31 @@ def _strides(tensor: Tensor) -> Strides:
 
 
 def begun_gradients(inputs: Sequence[Tensor], layout: Layout | None) -> list[Tensor]:
-    """Fake gradients for those of `inputs` (fake) whose gradients have begun elsewhere."""
+    """Fake tensors for the gradients in `layout.begun`: those of arguments that other readers have partly computed
+    before the block's backward. `inputs`: the block's (fake) arguments."""
     begun = layout.begun if layout is not None else ()
     return [inputs[i].detach().new_empty_strided(inputs[i].shape, strides) for i, strides in begun]
 
 
 def beginning(arguments: Sequence[Tensor], layout: Layout, gradients: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """In a trace, a last reader for each argument whose gradient has begun elsewhere; its backward returns that one of
-    `gradients`."""
+    """Adds to a trace one more reader, the last, of each argument in `layout.begun`. In backward this reader returns
+    the argument's one of `gradients`, the part that others have computed before; autograd then adds the block's own
+    parts to it."""
     reader = cast(Any, _Reader.apply)
     return tuple(reader(arguments[i], gradient) for (i, _), gradient in zip(layout.begun, gradients, strict=True))
 
 
 def arriving(results: Sequence[Tensor], layout: Layout) -> tuple[Tensor, ...]:
-    """`results`, with aliases in place of those that have a gradient: in a trace these gradients get the strides of
-    `layout`."""
+    """Replaces each of `results` that requires grad by an alias: in the traced backward its gradient has the strides
+    that `layout` gives, instead of those of the result."""
     strides = iter(layout.results)
     alias = cast(Any, _Alias.apply)
     return tuple(alias(t, next(strides)) if t.requires_grad else t for t in results)
 
 
 def is_arrival(node: fx.Node) -> bool:
-    """Whether the node gives a gradient, its first argument, the strides with which it will arrive."""
+    """Whether `node` is the operation that gives a gradient (its first argument) the strides with which it will
+    arrive; `arriving` puts this operation into the traced backward."""
     return node.target is torch.ops.offmate.arrival.default
 
 

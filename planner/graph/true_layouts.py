@@ -1,6 +1,6 @@
-"""Corrects the layouts of fake results for operations where torch's fake tensors get them wrong.
+"""Corrects the strides and storages of fake results for operations where torch's fake tensors get them wrong.
 
-Sizes and strides of fake tensors decide what traced code does and how many bytes are predicted for it.
+They decide what traced code does and how many bytes are predicted for it.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ Named = Mapping[str, Any]
 
 @functools.cache
 def knows(func: Any) -> bool:
-    """Whether `true_result` may differ from torch's fake result for `func`."""
+    """Whether `true_result` may differ from torch's own fake result for `func`."""
     return func in _KNOWN or (torch.Tag.pointwise in func.tags and not func._schema.is_mutable)
 
 
 def true_result(func: Any, usual: Usual, args: Arguments, kwargs: Named) -> Any:
-    """The fake result of `func` for fake arguments, laid out as the real one. Called inside their mode; `usual()` gives
-    torch's own fake result."""
+    """The fake result of `func` for fake arguments, laid out as the real result would be. Called inside the arguments'
+    fake mode; `usual()` gives torch's own fake result."""
     return _KNOWN.get(func, _pointwise)(usual, args, kwargs)
 
 

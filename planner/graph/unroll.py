@@ -1,4 +1,4 @@
-"""Replaces layers of a model that run several times in one forward by modules that take turns."""
+"""Replaces layers that run several times in one forward of a model by modules that each run once."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from planner.graph.repeated_layers import Turns
 
 
 def take_turns(model: nn.Module, batch: Mapping[str, torch.Tensor], device: torch.device) -> Callable[[], None]:
-    """Put `Turns` in place of the layers of `model` that run several times in a forward with `batch`. Returns a
-    function that undoes this."""
+    """Replace the layers of `model` that run several times in a forward with `batch` by `Turns`, so that each run is a
+    module of its own. Returns a function that undoes this."""
     times = Counter(id(module) for module in repeated_layers(model, batch, device))
     slots = [
         (parent, name, module)

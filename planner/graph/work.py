@@ -1,4 +1,4 @@
-"""Counts the arithmetic and the memory traffic of operations."""
+"""Counts the floating point operations and the memory traffic of operations."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from planner.graph.nodes import is_op, is_view
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One operation: floating point operations, bytes read and written."""
+    """The work of one operation: its floating point operations, and the bytes that it reads and writes."""
 
     flops: int
     bytes: int
 
 
 def work_of(nodes: Sequence[fx.Node]) -> tuple[Work, ...]:
-    """The work of each operation that does any (views and `getitem` do none)."""
+    """The work of each operation among `nodes`, in order. Views and `getitem` do no work and are left out."""
     works = []
     for node in nodes:
         if is_op(node) and not is_view(node):
@@ -34,7 +34,7 @@ def work_of(nodes: Sequence[fx.Node]) -> tuple[Work, ...]:
 
 
 class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Adds the work of every operation that runs inside to `work`."""
+    """A mode that appends the work of each operation run under it to the list `work`."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
