@@ -1,7 +1,8 @@
-"""Finds places for the tensors of a program's step, so that little of the device's memory is lost.
+"""Gives each tensor of a training step a fixed place (offset) in the device's memory, so that little memory is lost
+between tensors.
 
-This is dynamic storage allocation with known life spans; `pack.c` describes the method. Where there is no C compiler,
-only its first attempts are made, in this module, and more of the memory is lost.
+This is dynamic storage allocation with known life spans; `pack.c` describes the method. Without a C compiler only its
+first attempts are made, in this module, and more memory is lost.
 """
 
 from __future__ import annotations
@@ -39,13 +40,13 @@ class _Span(ctypes.Structure):
 
 
 def can_arrange() -> bool:
-    """Whether good places can be found, and used: both need a C compiler."""
+    """Whether good places for tensors can be found and used: both need a C compiler."""
     return _library() is not None
 
 
 def with_places(plan: Plan, chain: Chain) -> Plan:
-    """The plan with a place for each of its tensors, and the peak that results. The plan is unchanged where the chain
-    does not say what its turns allocate."""
+    """The plan with an offset for each of its tensors, and with the peak bytes that follow. Unchanged if the chain
+    does not say what its blocks allocate."""
     if not chain.lifetimes:
         return plan
     spans = Spans(order_program(plan, chain), chain)
@@ -54,14 +55,15 @@ def with_places(plan: Plan, chain: Chain) -> Plan:
 
 
 def arranged_bytes(program: Program, chain: Chain) -> int:
-    """Bytes that the program takes on the device once its tensors have places."""
+    """Bytes that the program takes on the device once each of its tensors has a fixed place."""
     spans = Spans(program, chain)
     return spans.arrangement(pack(spans)).total_bytes
 
 
 def pack(spans: Spans) -> tuple[int, ...]:
-    """An offset for each span. Equal spans always get equal offsets, on machines with a C compiler and, other ones, on
-    machines without. Raises MemoryError where the host has no memory for the search."""
+    """An offset in bytes for each span (a tensor's bytes, with the time in which it lives). The same spans always get
+    the same offsets; without a C compiler these are other ones than with it. Raises MemoryError if the host has no
+    memory for the search."""
     if not spans.spans:
         return ()
     goal = spans.least_bytes() - spans.below_bytes
@@ -93,7 +95,7 @@ def _library() -> ctypes.CDLL | None:
 
 
 def _without_compiler(spans: Sequence[Span], goal: int) -> tuple[int, ...]:
-    """The best of the first attempts of `pack.c`."""
+    """The best of the first attempts of `pack.c`, made in Python."""
     order = sorted(range(len(spans)), key=lambda i: (-spans[i].bytes, spans[i].start, i))
     attempts = (_attempt(spans, order, goal, side) for side in _SIDES)
     return min(attempts, key=lambda offsets: max(o + s.bytes for o, s in zip(offsets, spans, strict=True)))

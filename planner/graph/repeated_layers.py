@@ -1,5 +1,4 @@
-"""Replaces a layer that runs several times in one forward by several modules, so that each run is a block of its own.
-"""
+"""Replaces a layer that runs several times in one forward by several modules, so that each run is its own block."""
 
 from __future__ import annotations
 

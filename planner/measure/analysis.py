@@ -1,4 +1,5 @@
-"""Analyses a model for the planner: its blocks, tensors, options and bytes. With times added it is a chain."""
+"""Analyses a model for the planner: its blocks, their tensors, and the bytes under each way to treat activations. With
+times added, the analysis becomes a `Chain`, the model as the planner sees it."""
 
 from __future__ import annotations
 
@@ -61,13 +62,14 @@ _ITEMS = 10_007  # larger than the integers that Python caches: `_Watch` looks f
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Analysis:
-    """The bytes of a model's blocks and frame for slices of one shape, and the generated code behind the options.
+    """What the planner must know of a model, for micro-batches ("slices") of one shape: the bytes of its blocks and of
+    its frame, the code outside the blocks.
 
-    `tensors` holds the parameters of each block, `pairs` maps kind -> option -> code. `resident_bytes` stay on the
-    device all the time, beside the frame's tensors: buffers, some scalars, constants of the optimizers.
-    `workspace_bytes` count for each thread that computes, `staged_bytes` for the batch of each slice. `sums_slices`:
-    the model divides its loss by the number of tokens of the whole step, so that the losses of the slices add up to the
-    step's loss. `model` and `batch` are what was analysed.
+    `tensors` holds the parameters of each block; `pairs` maps kind of block -> option (way to treat activations) ->
+    generated code. `resident_bytes` stay on the device all the time, beside the frame's weights: buffers, some
+    scalars, constants of the optimizers. `workspace_bytes` count for each thread that computes, `staged_bytes` for the
+    inputs of each slice. `sums_slices`: the model divides its loss by the number of tokens of the whole step, so that
+    the losses of the slices add up to the step's loss. `model` and `batch` are what was analysed.
     """
 
     names: BlockNames
@@ -88,10 +90,12 @@ class Analysis:
     frame_lifetimes: tuple[str, ...] = ()
 
     def chain(self, times: Times, distinct_tokens: tuple[int, ...] = ()) -> Chain:
-        """The chain with these times. Raises KeyError where `times` lack a kind or an option of this analysis.
+        """The model as the planner sees it: its blocks in order, with their bytes and `times`. Raises KeyError if
+        `times` lack a kind or an option. `distinct_tokens`: passed on to the chain.
 
-        Where a layer may run compiled, tensors get no places: of compiled code only the peak is known, not what it
-        allocates tensor by tensor."""
+        If a layer may run compiled, the chain does not say what is allocated tensor by tensor, so tensors get no fixed
+        places in memory: of compiled code only the peak is known.
+        """
         placed = not any(its.compiled for its in times.options)
         frame_bytes = sum(t.bytes + t.state_bytes for t in self.frame_tensors)
         return Chain(
@@ -110,12 +114,14 @@ class Analysis:
 
     @property
     def updates(self) -> tuple[UpdateTimes, ...]:
-        """See `planner.measure.updates.untimed_updates`."""
+        """The optimizer steps whose seconds depend on the tensor's size (see `untimed_updates`), without their
+        seconds."""
         return untimed_updates((*(t for block in self.tensors for t in block), *self.frame_tensors))
 
     @property
     def inexact(self) -> tuple[str, ...]:
-        """Reasons why results equal those of plain PyTorch only within rounding: gradients add up in another order."""
+        """Reasons why results equal those of plain PyTorch only within rounding: gradients are added up in another
+        order."""
         reasons = []
         if self.frame.disordered:
             reasons.append("the model's code reads what a block is given before the block does, for a later one")
@@ -129,15 +135,15 @@ class Analysis:
 
     @property
     def eager(self) -> Mapping[str, str]:
-        """Block that runs its own code, recomputed in backward -> why it cannot be traced."""
+        """Maps each block that runs by its own code, run again in backward, to the reason why it cannot be traced."""
         names_and_kinds = zip(self.names.all, self.names.kinds, strict=True)
         codes = {name: next(iter(self.pairs[kind].values())) for name, kind in names_and_kinds}
         return {name: code.reason for name, code in codes.items() if isinstance(code, EagerPair)}
 
     @property
     def mixes_slices(self) -> str | None:
-        """The name of a block that changes a buffer shared with another block; None where there is none. With several
-        micro-batches a block runs all of them before the next block does, so that such a buffer changes in another
+        """The name of a block that changes a buffer shared with another block; None if there is none. With several
+        micro-batches each block runs all of them before the next block does, so such a buffer would change in another
         order than in plain PyTorch."""
         of_block = [{id(buffer) for buffer in self.model.get_submodule(name).buffers()} for name in self.names.all]
         users = Counter(buffer for buffers in of_block for buffer in buffers)
@@ -148,7 +154,8 @@ class Analysis:
         return None
 
     def check_slices(self, slices: int) -> None:
-        """Raise UserError "buffer-shared" where `slices` micro-batches would not compute what plain PyTorch does."""
+        """Raise UserError "buffer-shared" if a step of `slices` micro-batches would not compute what plain PyTorch
+        does."""
         if slices > 1 and (name := self.mixes_slices):
             raise UserError(
                 f"Block {name} changes a buffer that another block, or itself again, changes in the same forward.",
@@ -206,8 +213,8 @@ class Analysis:
 
 
 def analyse(job: Job, device: torch.device, *, arranged: bool = False, for_gpu: bool = False) -> Analysis:
-    """Analyse a job's model for slices of its largest shape. Weights take no memory. `arranged` and `for_gpu` are those
-    of `analyse_model`. Raises UserError."""
+    """Analyse a job's model for its largest micro-batch, without memory for weights. `arranged` and `for_gpu` are
+    those of `analyse_model`. Raises UserError."""
     model = skeleton_model(job, device)
     rows = 0 if job.exact else rows_of_a_chunk(cast(Any, model).get_output_embeddings().weight)
     analysis = analyse_model(
@@ -248,12 +255,14 @@ def analyse_model(
     optimizers: Mapping[str, AnyOptimizer] = NONE,
     for_gpu: bool = False,
 ) -> Analysis:
-    """Analyse `model` for slices shaped like `batch`: `input_ids` and `labels` [rows, length], or other arguments of
-    its forward. Weights may be anywhere, also on meta; buffers are on `device`.
+    """Analyse `model` for micro-batches shaped like `batch`: `input_ids` and `labels` [rows, length], or other
+    arguments of its forward. Weights may be on any device, also on meta; buffers are on `device`.
 
-    `chunk_rows`: head and loss run in chunks of so many rows; 0: in one piece. `arranged`: also find which memory each
-    turn allocates, so that tensors get places. `optimizers`: parameter name -> optimizer, for parameters that AdamW
-    does not train. `for_gpu`: the CPU stands for a GPU that is absent or must not be touched. Raises UserError."""
+    `chunk_rows`: head and loss run in chunks of so many rows; 0: in one piece. `arranged`: also find what each block
+    allocates tensor by tensor, so that tensors get fixed places in memory. `optimizers`: parameter name -> optimizer,
+    for parameters that AdamW does not train. `for_gpu`: the CPU stands for a GPU that is absent or must not be
+    touched. Raises UserError.
+    """
     refuse_autocast(device)
     names = find_blocks(model, batch, device=device)
     if chunk_rows:
@@ -337,8 +346,8 @@ def analyse_model(
 def measure_times(
     analysis: Analysis, device: torch.device, hardware: Hardware, *, slices: int, compiling: bool = False
 ) -> Times:
-    """Measure on `device` the seconds of each kind and option, for steps of `slices` slices in all. `compiling`: take
-    the times of compiled layers where these are faster."""
+    """Measure on `device` the seconds of each kind of block and option, for steps of `slices` micro-batches in all.
+    `compiling`: take the times of compiled layers where these are faster."""
     estimate, names = estimate_times(analysis, hardware), analysis.names
     *_, head = names.kinds
     adds, pairs = slices > 1, analysis.pairs
@@ -361,13 +370,15 @@ def measure_times(
 
 
 def estimate_times(analysis: Analysis, hardware: Hardware) -> Times:
-    """Estimate the seconds of each kind and option from arithmetic, memory traffic and the rates of `hardware`."""
+    """Estimate the seconds of each kind of block and option from its arithmetic, its memory traffic and the rates of
+    `hardware`."""
     times = estimate_pairs(analysis.pairs, analysis.names.kinds[-1], hardware)
     return replace(times, updates=estimate_updates(analysis.updates, hardware))
 
 
 class _Watch(TorchFunctionMode):
-    """Sees whether this very object is an operand of a tensor operation: a model may ignore an argument."""
+    """Sees whether the very object `number` is an operand of a tensor operation. A model may accept an argument and
+    ignore it."""
 
     def __init__(self, number: int) -> None:
         super().__init__()
@@ -387,8 +398,9 @@ class _Watch(TorchFunctionMode):
 def describe(
     name: str, p: nn.Parameter, *, trained: bool, tied: bool = False, optimizers: Mapping[str, AnyOptimizer] = NONE
 ) -> Tensor:
-    """Describe the parameter `p` called `name`. A packed parameter (`planner.models.quantized`) counts the elements
-    that it `holds`. Where the working copy is narrower than fp32, the optimizer has a master beside its moments.
+    """Describe the parameter `p` called `name` for the planner. For a weight packed in 4 or 8 bits, the number of
+    elements is that of the unpacked weight, its attribute `holds`. For a trained weight narrower than fp32, the
+    optimizer's states include a master copy in fp32. `tied`: the weight is the embedding's and the head's.
     `optimizers`: parameter name -> optimizer, for parameters that AdamW does not train."""
     count, size = p.numel(), p.element_size()
     optimizer = optimizers.get(name, ADAMW) if trained else ADAMW
@@ -406,6 +418,6 @@ def describe(
 
 
 def buffer_bytes(model: nn.Module) -> int:
-    """The bytes of all buffers; shared ones count once."""
+    """The bytes of all buffers of the model; a shared buffer counts once."""
     storages = {b.untyped_storage()._cdata: b.untyped_storage().nbytes() for b in model.buffers()}
     return sum(storages.values())

@@ -1,4 +1,5 @@
-"""Chooses layers to run compiled: those that compile, agree with the generated code, and are measured to be faster."""
+"""Chooses the layers that run compiled: those that compile, agree with the generated code, and were measured to be
+faster."""
 
 from __future__ import annotations
 
@@ -28,13 +29,14 @@ _T = TypeVar("_T")
 BOUND = 1e-5
 """How far a compiled layer's results and gradients may be off, relative to the greatest number in each tensor."""
 ROUNDINGS = 4
-"""The bound where a layer computes in less than fp32: the norm of the difference, in multiples of the change that one
-more rounding of all inputs makes. Compiled code rounds at other places, mostly less often, so the differences of large
-numbers cannot be foretold."""
+"""The bound for a layer that computes in less than fp32: how many times as large the norm of the difference may be as
+the change that one more rounding of all inputs makes. Compiled code rounds at other places, mostly less often, so the
+differences of large numbers cannot be foretold."""
 
 
 def why_off(setting: str, device: torch.device, *, exact: bool, deterministic: bool = False) -> str | None:
-    """Why no layer is compiled, in words for the log; None where it is tried. `setting`: "auto" or "off"."""
+    """Why no layer is compiled, in words for the log; None if compilation is tried. `setting`: "auto" or "off".
+    `exact`, `deterministic`: those settings of the job."""
     if setting == "off":
         return "so it is set"
     if exact:
@@ -46,8 +48,8 @@ def why_off(setting: str, device: torch.device, *, exact: bool, deterministic: b
 
 @torch.no_grad()
 def with_compiled(pairs: Pairs, layers: Collection[str], times: Times, device: torch.device, *, adds: bool) -> Times:
-    """`times` with the times of compiled code wherever it is faster than generated code. `layers`: the kinds to
-    compile. `adds`: gradients are added to those of an earlier slice. The log has the outcome for each."""
+    """`times` with the times of compiled code wherever it is faster than generated code. `layers`: the kinds of blocks
+    to compile. `adds`: gradients are added to those of an earlier micro-batch. The outcome of each is logged."""
     better: dict[tuple[str, str], OptionTimes] = {}
     for kind in layers:
         # Options share code. Compiling a set of saved values (such as keep-2) takes longer than it is worth.
@@ -88,8 +90,8 @@ def _scaled(times: OptionTimes, runs: Sequence[tuple[Run, Run]]) -> OptionTimes:
 
 
 def tried(pair: Pair, compiled: CompiledPair, device: torch.device) -> CompiledBytes:
-    """Run the compiled code on random data and return its peaks. Raises CannotCompileError where its results differ
-    from those of `pair` by more than the bound, or have another layout."""
+    """Run a block's compiled code on random data and return its peak bytes. Raises CannotCompileError if its results
+    differ from those of the generated code `pair` by more than the bound, or have other strides."""
     room = _Room(device)
     primals = [random_data(t, device) if t is not None else torch.empty(0) for t in pair.primal_values]
     tangents = [random_data(t, device) for t in pair.tangent_values]
@@ -195,7 +197,7 @@ def _layout(tensor: Tensor) -> tuple[object, ...]:
 
 
 class _Room:
-    """Counts the device's bytes: by the allocator, or by a meter where the device is the CPU."""
+    """Measures peak bytes on the device: by PyTorch's allocator on a GPU, by a meter on the CPU."""
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.meter = device, Meter()

@@ -1,4 +1,4 @@
-"""Measures the drives that a job gives for optimizer states, and shares the states out among them."""
+"""Measures the drives that a job names for optimizer states, and divides the states among them."""
 
 from __future__ import annotations
 
@@ -26,14 +26,16 @@ _PATIENCE_S = 1.0
 
 
 def with_drive(job: Job, hardware: Hardware) -> Hardware:
-    """The machine with the disk space that the job gives for states, divided by how many times each state is stored."""
+    """`hardware` with the disk space that the job allows for optimizer states, divided by the number of times that
+    each state is stored."""
     room = (job.disk_budget or _ANY) // job.state_homes
     return _at_most(room, hardware) if job.disk_paths else hardware
 
 
 def with_own_drive(job: Job, hardware: Hardware) -> Hardware:
-    """As `with_drive`, limited by the free space on this machine's drives and, where the job says how many steps it
-    has, by the bytes that may be written to the drives in each step."""
+    """`hardware` with the disk space that the job can really use on this machine: as in `with_drive`, but at most the
+    free space on the drives. If the job says how many steps it has, at most the bytes that may be written to the
+    drives in each step, too."""
     if not job.disk_paths:
         return hardware
     folders = list(map(Path, job.disk_paths))
@@ -53,8 +55,9 @@ def _at_most(room: int, hardware: Hardware) -> Hardware:
 
 
 def with_rates(job: Job, hardware: Hardware) -> Hardware:
-    """The machine with the joint rates of the job's drives, measured with a temporary file, where each drive has its
-    share of every piece. Unchanged where they cannot be measured: the code that stores the states reports why."""
+    """`hardware` with the joint read and write rates of the job's drives, where each drive holds its share of every
+    piece of data. They are measured with a temporary file on each drive. Unchanged if they cannot be measured: the
+    code that stores the states reports why."""
     folders = list(map(Path, job.disk_paths or ()))
     try:
         rates = _rates_of([folders[k] for k in usable(rooms(folders))])
@@ -66,8 +69,9 @@ def with_rates(job: Job, hardware: Hardware) -> Hardware:
 
 
 def shares(folders: Sequence[Path], need_bytes: int) -> list[int]:
-    """Share `need_bytes` out among the folders' drives. All drives take equally long to read and write their share, but
-    none gets more than it has room for. A drive without room for the measurement gets none. Raises OSError."""
+    """Divide `need_bytes` among the folders' drives. Returns one number per folder: its bytes, or 1 and 0 if a single
+    drive takes all. All drives take equally long to read and write their share, but none gets more than it has room
+    for. A drive without room for the measurement gets none. Raises OSError."""
     room = rooms(folders)
     used = usable(room)
     if len(used) == 1:
@@ -81,8 +85,8 @@ def shares(folders: Sequence[Path], need_bytes: int) -> list[int]:
 
 
 def expected_shares(folders: Sequence[Path], need_bytes: int = 0) -> list[int]:
-    """As `shares` for `need_bytes`; 0: for so few bytes that all drives have room. Equal shares where the drives cannot
-    be measured."""
+    """The shares that `shares` would give each folder for `need_bytes`; equal shares if the drives cannot be measured.
+    0: for so few bytes that all drives have room."""
     try:
         for folder in folders:
             check_place(folder)
@@ -92,7 +96,8 @@ def expected_shares(folders: Sequence[Path], need_bytes: int = 0) -> list[int]:
 
 
 def dealt(need_bytes: int, drives: Sequence[tuple[float, int]]) -> list[int]:
-    """Share `need_bytes` out among drives of (speed, room): in proportion to the speeds, as far as there is room."""
+    """Divide `need_bytes` among drives, given as (speed, room in bytes): in proportion to the speeds, as far as there
+    is room. Returns bytes per drive."""
     parts, open_ = [0] * len(drives), {k: drive for k, drive in enumerate(drives) if drive[1]}
     while open_:
         speed_sum = sum(speed for speed, _ in open_.values())
@@ -105,7 +110,7 @@ def dealt(need_bytes: int, drives: Sequence[tuple[float, int]]) -> list[int]:
 
 
 def _speed(rates: tuple[float, float]) -> float:
-    """Bytes a second that are both read and written."""
+    """Bytes per second when each byte is both read and written."""
     return 1 / (1 / rates[0] + 1 / rates[1])
 
 
@@ -127,7 +132,7 @@ def _rates_once(folder: Path) -> tuple[float, float]:
 
 
 def rates(folder: Path) -> tuple[float, float]:
-    """Bytes a second read from and written to a folder's drive, by a temporary file. Raises OSError."""
+    """Bytes per second read from and written to a folder's drive, measured with a temporary file. Raises OSError."""
     memory = torch.frombuffer(mmap.mmap(-1, _BYTES), dtype=torch.uint8).random_(256)
     folder.mkdir(exist_ok=True)  # without parents: the drive may not be mounted
     with tempfile.TemporaryDirectory(prefix=".offmate-", dir=folder) as place:
@@ -144,7 +149,8 @@ def rates(folder: Path) -> tuple[float, float]:
 
 
 def _timed(move: Callable[[int], object]) -> tuple[int, float]:
-    """Move pieces from the file's beginning on, for about a second at most: the bytes moved, and the seconds taken."""
+    """Call `move` for one part of the file after another, for about a second at most. Returns the bytes moved and the
+    seconds taken."""
     began = time.perf_counter()
     for number in range(_TIMES):
         move(number * _BYTES)

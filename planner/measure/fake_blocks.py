@@ -1,4 +1,5 @@
-"""Stand-ins for the blocks while a model's frame is measured: they compute nothing, and their bytes are counted."""
+"""Stand-ins for blocks, used while the memory of the frame (the model's code outside the blocks) is measured. They
+compute nothing, but allocate the fake tensors that the blocks would."""
 
 from __future__ import annotations
 
@@ -14,12 +15,12 @@ from planner.graph.fake import FakeMode
 
 
 class Shared:
-    """What the calls of one run share.
+    """What the stand-ins of one measured run share.
 
     keep_input  whether blocks keep their input for backward
-    given       what blocks were given so far
-    disordered  how many gradients add up in another order than autograd's
-    sums        of the gradients of the head's weights
+    given       the tensors that blocks got as arguments so far
+    disordered  how many gradients are added up in another order than autograd's
+    sums        sums of the gradients of the head's weights
     """
 
     def __init__(self, mode: FakeMode, meter: Meter, *, keep_input: bool) -> None:
@@ -33,12 +34,13 @@ class Shared:
         return self._disordered + self.given.disordered
 
     def add_up(self, old: Tensor) -> Tensor:
-        """A new tensor for the sum of two gradients that autograd would add up in another order; counts it."""
+        """A new fake tensor for the sum of two gradients, laid out as `old`. Also counts the sum as one that autograd
+        would add up in another order."""
         self._disordered += 1
         return self.fresh([old])[0]
 
     def fresh(self, values: Sequence[Tensor]) -> list[Tensor]:
-        """New fake tensors with the layout of `values`. The meter counts them."""
+        """New fake tensors with the layout of `values`, counted by the meter."""
         fakes = self.mode.fresh(values)
         for tensor in fakes:
             self.meter.add(tensor)
@@ -54,8 +56,8 @@ def not_profiled(cause: str) -> UserError:
 
 
 class StandIn(BlockCall):
-    """A block that computes nothing. It makes outputs and gradients of the traced shapes, and keeps what the block
-    keeps of the frame."""
+    """A stand-in for a block: it computes nothing, makes fake outputs and gradients of the traced shapes, and keeps
+    those of its arguments that the block keeps for backward."""
 
     def __init__(self, shared: Shared, name: str, pairs: Sequence[BlockCode], tensors: Sequence[Tensor]) -> None:
         super().__init__(pairs[0], tensors, shared.given)
@@ -84,7 +86,7 @@ class StandIn(BlockCall):
         return self.shared.fresh(self.pair.output_values)
 
     def backward(self, tangents: list[Tensor]) -> list[Tensor | None]:
-        """The gradients of the arguments. Releases what was kept."""
+        """Fake gradients of the block's arguments. Releases the arguments that were kept for backward."""
         self.others, self.x = [], None
         values = self.pair.input_grad_values
         gradients = iter(self.shared.fresh([value for value in values if value is not None]))
@@ -92,7 +94,8 @@ class StandIn(BlockCall):
 
 
 class HeadStandIn(StandIn):
-    """The head, which runs its generated code: its peak depends on what the loss keeps meanwhile."""
+    """A stand-in for the head that runs the head's generated code on fake tensors: the head's peak depends on what the
+    loss keeps meanwhile."""
 
     def __init__(
         self, shared: Shared, name: str, module: nn.Module, pairs: Sequence[BlockCode], tensors: Sequence[Tensor]
@@ -122,7 +125,8 @@ class HeadStandIn(StandIn):
 
 
 class ChunkedStandIn(ChunkedHead):
-    """The head in chunks, which does the same as in training."""
+    """A stand-in for the head with its loss in chunks of rows. It does on fake tensors what the
+    head does in training."""
 
     def __init__(
         self, shared: Shared, module: nn.Module, pairs: Sequence[BlockCode], tensors: Sequence[Tensor], chunk_rows: int
@@ -139,5 +143,5 @@ class ChunkedStandIn(ChunkedHead):
         return []
 
     def backward(self, tangents: list[Tensor]) -> list[Tensor | None]:
-        """The gradients of the arguments. Releases what was kept."""
+        """Fake gradients of the head's arguments. Releases what was kept for backward."""
         return self.finish(lambda name, gradient: self.shared.sums.append(gradient))

@@ -1,4 +1,5 @@
-"""Measures the bytes of a forward without gradients: the model's own code, blocks and frame, runs on fake tensors."""
+"""Measures the bytes that a forward without gradients needs (evaluation, generation), by running the model's own code
+on fake tensors."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from planner.schedule.forward_program import ForwardBytes
 
 @contextlib.contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Inside, the model is in evaluation mode and records no gradients."""
+    """A context in which the model is in evaluation mode and no gradients are recorded."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
@@ -42,10 +43,13 @@ def measure_forward(
     prepare: Callable[[], object] = lambda: None,
     eager: Collection[str] = (),
 ) -> ForwardBytes:
-    """The bytes of `run`, which calls the model once; its result still counts as held at the end. Weights may be
-    anywhere, also on meta. `tensors`: tensors that the caller has on the host or counts elsewhere. `prepare` may call
-    the model, too: what it leaves is counted, its own peak is not. `eager`: names of blocks whose code looks at data;
-    they run on random data. Raises UserError."""
+    """The bytes that `run` needs, which calls the model once, block by block. Its result counts as held at the end.
+    Weights may be on any device, also on meta.
+
+    `tensors`: tensors that are on the host or counted elsewhere, and so are not counted here. `prepare` runs before
+    and may call the model, too: what it leaves is counted, its own peak is not. `eager`: names of blocks whose code
+    looks at its data; they run on random data. Raises UserError.
+    """
     mode, meter = FakeMode(), Meter(device.type, counted=FAKE_TYPES)
     held: list[int] = []
     peaks: list[int] = []
@@ -80,12 +84,14 @@ def measure_forward(
 
 
 def generator(model: nn.Module) -> nn.Module:
-    """The module whose `generate` and `forward` write texts: with peft, the model inside the wrapper."""
+    """The module whose `generate` and `forward` write texts: the model itself or, if peft has wrapped it, the model
+    inside."""
     return next((module for module in model.modules() if isinstance(module, GenerationMixin)), model)
 
 
 def quiet(model: nn.Module) -> dict[str, Any]:
-    """Arguments for a model that writes: they switch off a mixture's auxiliary loss, which fails on masked prompts."""
+    """Keyword arguments for a forward that generates text: they switch off the auxiliary loss of a mixture of experts,
+    which fails on prompts with a mask."""
     known = inspect.signature(generator(model).forward).parameters
     return {"output_router_logits": False} if "output_router_logits" in known else {}
 
@@ -100,11 +106,13 @@ def measure_generation(
     *,
     eager: Collection[str] = (),
 ) -> ForwardBytes:
-    """The bytes of any pass of `model.generate` over `rows` prompts of up to `length` tokens, greedy and with a cache:
-    the first pass, over the prompts, and the last, whose cache is the largest, are measured. `eager` blocks cannot be
-    tried with a cache. With them a pass over prompts and answers is measured, and the cache's bytes by the config are
-    added, which is more. An encoder-decoder has no cache here: one pass over the prompts and all that is written is
-    measured.
+    """The bytes of any pass of `model.generate` over `rows` prompts of up to `length` tokens, greedy and with a cache,
+    that writes `new_tokens` tokens. Two passes are measured: the first, over the prompts, and the last, whose cache is
+    the largest.
+
+    Blocks in `eager` look at their data and cannot be tried with a cache. With them one pass over prompts and answers
+    is measured, and the bytes of the cache are added as the model's config gives them, which is more. For an
+    encoder-decoder no cache is assumed: one pass over the prompts and all that is written is measured.
     """
     pairs = has_pairs(model)
     last = length + (0 if pairs else new_tokens)

@@ -1,8 +1,10 @@
-"""Measures the bytes that a model's frame, its forward outside the blocks, holds and needs.
+"""Measures the bytes that a model's frame holds and needs. The frame is the model's forward outside the blocks, with
+its part of backward.
 
-The model's own forward and the frame's pieces of backward run once for one slice, on fake tensors. Fake tensors have
-shapes, strides and lifetimes, so that a meter can count their bytes, but no memory. Parameters and all that depends on
-them are fake. The batch, positions and masks are real, so that code that looks at them branches as in training.
+The model's own forward, and the parts of backward between the blocks, run once for one micro-batch, on fake tensors.
+Fake tensors have shapes, strides and lifetimes, so that a meter can count their bytes, but no memory. Parameters and
+all that depends on them are fake. The batch, positions and masks are real, so that code that looks at them branches as
+in training.
 """
 
 from __future__ import annotations
@@ -38,19 +40,20 @@ from planner.measure.fake_blocks import ChunkedStandIn, HeadStandIn, Shared, Sta
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameBytes:
-    """Bytes of one slice's frame, per block in order. Weights, sums of gradients and buffers of the frame do not count.
+    """Bytes of the frame (the model's code outside the blocks) for one micro-batch; the tuples have one entry per
+    block, in order. Weights, sums of gradients and buffers of the frame are not counted.
 
-    start           the peak before the slice arrives at its first block
-    forward_held    held when the slice arrives at a block's forward, the block's input included
+    start           the peak before the first block's forward begins
+    forward_held    held when a block's forward begins, the block's input included
     forward_tail    the peak from the end of a block's forward to the next block, without tensors saved by blocks
-    head_peak       the peak from the arrival at the head to the end of the head's backward, all included
-    backward_held, backward_tail
-                    the same for backward, the incoming gradients included; 0 for the head
-    disordered      how many gradients add up in another order than autograd's
-    layouts         how the gradients of each block's results are laid out when they arrive, and which of its arguments
-                    have begun elsewhere; None for the head
-    gradients       gradients of the frame's weights that are made after a block's backward; `backward_tail` counts them
-    spread          the frame's weights that several of its pieces between blocks read
+    head_peak       the peak from the begin of the head's forward to the end of its backward, all included
+    backward_held   held when a block's backward begins, the incoming gradients included; 0 for the head
+    backward_tail   the peak from the end of a block's backward to the next block's backward; 0 for the head
+    disordered      how many gradients are added up in another order than autograd's
+    layouts         the strides with which the gradients of each block's results arrive, and which of its arguments have
+                    a gradient that other readers have partly computed before; None for the head
+    gradients       gradients of the frame's weights that appear after a block's backward; `backward_tail` counts them
+    spread          names of the frame's weights that are read at several places between blocks
     """
 
     start: int
@@ -74,11 +77,11 @@ def trace_blocks(
     *,
     own_code_kinds: Collection[str] = (),
 ) -> dict[str, Joint | EagerPair]:
-    """Trace the joint graph of each kind of block, with the arguments that the model gives to the kind's first block. A
-    layer that cannot be traced gets its own code instead. `own_code_kinds`: kinds that get their own code too, but
-    unmeasured.
+    """Trace the joint graph of each kind of block, with the arguments that the model passes to the first block of the
+    kind. Returns kind -> joint graph; for a layer that cannot be traced, its own code, measured. `own_code_kinds`:
+    kinds that run by their own code, too, but are not measured.
 
-    Raises UserError "block-not-traceable".
+    Raises UserError "block-not-traceable" for an embedding or head that cannot be traced.
     """
     joints: dict[str, Joint | EagerPair] = dict(names.eager)
     mode = FakeMode()
@@ -115,8 +118,9 @@ def measure_frame(
     *,
     chunk_rows: int = 0,
 ) -> FrameBytes:
-    """The frame's bytes where a block may run under any of its kind's `pairs`: where pairs keep different parts of the
-    frame, the largest. `chunk_rows`: the head computes its loss in chunks of so many rows; 0: in one piece."""
+    """Measure the bytes of the model's code outside the blocks. A block may run by any code in `pairs` of its kind: if
+    these keep different parts of the frame's tensors, the largest count is returned. `chunk_rows`: the head computes
+    its loss in chunks of so many rows; 0: in one piece."""
     reading = {pair.keeps_interface for kind in names.kinds for pair in pairs[kind] if pair.interface is not None}
     runs = []
     for keep_input in sorted(reading) or [False]:  # none, where nothing below the head is trained
@@ -146,8 +150,8 @@ def measure_frame(
 def frame_alone(
     model: nn.Module, names: BlockNames, weights: AbstractContextManager[None], enter: Callable[..., Any]
 ) -> Iterator[None]:
-    """Inside, the model's blocks call `enter(index, module, *args, **kwargs)` instead of their forward, and `weights`
-    is entered."""
+    """A context in which the model's blocks call `enter(index, module, *args, **kwargs)` instead of their forward. The
+    context `weights` is entered, too. Raises UserError "frame-not-traceable" if the model's own code fails."""
     modules = [model.get_submodule(name) for name in names.all]
 
     def stand_in(index: int, module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -187,7 +191,7 @@ def frame_alone(
 
 
 class _Run:
-    """One metered forward and backward of the frame."""
+    """One forward and backward of the model's code outside the blocks, with its bytes counted."""
 
     def __init__(
         self,

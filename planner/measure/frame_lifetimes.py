@@ -1,14 +1,14 @@
-"""Records, stage by stage and as text, which memory a model's frame allocates and releases.
+"""Records as text which memory a model's frame allocates and frees, one text for each stage: a block's forward or
+backward with the frame's code after it. The frame is the model's code outside the blocks.
 
-The model's forward outside its blocks and the frame's pieces of backward run once for one slice on fake tensors, as in
-`planner.measure.frame_bytes`. Blocks do not run here: `planner.graph.lifetimes` records them. The text has the words
-of that module and three more.
+The frame's forward and backward run once for one micro-batch on fake tensors, as in `planner.measure.frame_bytes`.
+Blocks do not run here: `planner.graph.lifetimes` records them. The text has the words of that module and three more.
 
     F1  "@3,1>4 -3"
     B1  "@7*>9,- +10:64 $0:10"
 
-`@3,1>4`   the block's turn: it is given storages 3 and 1, and makes storage 4 as its result. In backward these are the
-           incoming gradients and the gradients of the block's arguments. The head's turn is written out in full
+`@3,1>4`   the block runs: it gets storages 3 and 1, and makes storage 4 as its result. In backward these are the
+           incoming gradients and the gradients of the block's arguments. What the head allocates is written in full
 `7*`       only the block still holds this storage: it is freed when the block's code releases it
 `$0:10`    storage 10 is the gradient of the frame's parameter 0, and stays until its update
 """
@@ -52,7 +52,9 @@ def frame_lifetimes(
     *,
     chunk_rows: int = 0,
 ) -> tuple[str, ...]:
-    """The frame's text for each stage of one slice, F0 … H … B0. It is the same for all `pairs` of a kind."""
+    """The allocations of the model's code outside the blocks, as text, for each stage of one micro-batch: forward of
+    each block in order, the head, then backward of each block (F0 … H … B0). All code of a kind in `pairs` gives the
+    same text."""
     run = _Run(model, names, {kind: codes[0] for kind, codes in pairs.items()}, device, chunk_rows)
     run.run(batch, model_kwargs)
     return tuple(" ".join(stage) for stage in run.log.stages)
@@ -61,8 +63,8 @@ def frame_lifetimes(
 def block_lifetimes(
     names: BlockNames, pairs: Mapping[str, Mapping[str, BlockCode]], layouts: Sequence[Layout | None]
 ) -> tuple[Lifetimes, ...]:
-    """The lifetimes of each kind of block under each option. The head is left out: its turn is in the frame's text.
-    `layouts`: those of each block's incoming gradients."""
+    """The allocations of each kind of block under each option (way to treat activations). The head is left out: its
+    allocations are in the text of `frame_lifetimes`. `layouts`: the strides of each block's incoming gradients."""
     lifetimes = []
     for kind in dict.fromkeys(names.kinds[:-1]):
         layout = layouts[names.kinds.index(kind)]
@@ -86,7 +88,8 @@ def block_lifetimes(
 def one_layout_a_kind(
     names: BlockNames, pairs: dict[str, dict[str, BlockCode]], layouts: Sequence[Layout | None]
 ) -> tuple[BlockNames, dict[str, dict[str, BlockCode]]]:
-    """Make one kind a layout of incoming gradients: with another layout a block's backward needs other memory."""
+    """Split kinds of blocks so that all blocks of a kind get gradients with the same strides: with others a block's
+    backward allocates other memory. Returns the names with the new kinds, and the code for each of them."""
     layouts_of: dict[str, list[Layout | None]] = {}
     kinds = []
     for kind, layout in zip(names.kinds, layouts, strict=True):
@@ -110,10 +113,10 @@ def lifetimes_of(
     *,
     chunk_rows: int = 0,
 ) -> tuple[tuple[Lifetimes, ...], tuple[str, ...]]:
-    """The lifetimes of blocks and frame for slices like `batch`, whose shape may differ from that of `names.kinds`.
-    `recipes`: those of each kind, named as its options. Layers that run their own code are not measured: their areas
-    have no size. Raises UserError, also where a layer cannot be traced although the plan has traced ones of its
-    kind."""
+    """What blocks and frame (the model's code outside them) allocate for micro-batches like `batch`, whose shape may
+    differ from the one for which `names.kinds` was found. `recipes`: kind of block -> its recipes, named as its
+    options. Layers that run by their own code are not measured: their areas have size 0. Raises UserError, also if a
+    layer cannot be traced although its kind could when the plan was made."""
     pairs: dict[str, dict[str, BlockCode]] = {}
     own_code_kinds = {kind for kind, its in recipes.items() if EAGER in its}
     for kind, joint in trace_blocks(model, names, batch, device, model_kwargs, own_code_kinds=own_code_kinds).items():
@@ -180,7 +183,7 @@ class _Log(ScratchMeter):
         return "-" if number is None else str(number)
 
     def turn(self, arguments: Sequence[str], results: Sequence[str]) -> None:
-        """Write the turn of a block whose stand-in has just run."""
+        """Write down the run of a block whose stand-in has just returned."""
         marked = [f"{name}*" if name != "-" and int(name) in self.dropped else name for name in arguments]
         others = self.dropped - {int(name) for name in arguments if name != "-"}
         self.quiet, self.dropped = False, set()
@@ -190,7 +193,8 @@ class _Log(ScratchMeter):
 
 
 class _Shared(Shared):
-    """Also knows in `last` what was made last. `locals`: names of the head's parameters, in order."""
+    """A `Shared` that also notes in `last` the storages made last. `locals`: names of the head's
+    parameters, in order."""
 
     def __init__(self, mode: FakeMode, log: _Log, locals: Sequence[str]) -> None:
         super().__init__(mode, log, keep_input=False)

@@ -1,6 +1,5 @@
-"""Describes the graphics card by what its driver says. Nothing here makes a CUDA context: a context would take some
-hundred MiB of the card from a running job, and the memory that is free now is not what will be free for the next
-job."""
+"""Describes the graphics card by what its driver says, without creating a CUDA context. A context would take some
+hundred MiB of the card from a running job; and the memory that is free now is not what the next job will find free."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ _LIGHT_WORKSPACE_BYTES = 2**20  # cuBLASLt's; it is never larger than cuBLAS's
 
 
 def ask_card() -> Card:
-    """The card that a process would use through CUDA."""
+    """The name and memory of the card that a process would use through CUDA, without touching the card."""
     try:
         return driver_card()
     except (OSError, subprocess.SubprocessError, ValueError):  # no such tool; properties need no context either
@@ -38,10 +37,10 @@ def ask_card() -> Card:
 
 
 def workspace_bytes(device: torch.device) -> int:
-    """Bytes that matrix products keep on the device for each thread that issues them, from its first product on; 0
-    where the device is the CPU. They are the workspaces of cuBLAS and cuBLASLt as PyTorch allocates them
-    (`getChosenWorkspaceSize`, `getCUDABlasLtWorkspaceSize` in its CublasHandlePool.cpp): each thread has a handle of
-    its own, and each handle a workspace."""
+    """Bytes that matrix products keep on the device for each thread that issues them, from its first product on; 0 for
+    the CPU. They are the workspaces of cuBLAS and cuBLASLt as PyTorch allocates them (`getChosenWorkspaceSize`,
+    `getCUDABlasLtWorkspaceSize` in its CublasHandlePool.cpp): each thread has its own handle, and each handle a
+    workspace."""
     if device.type != "cuda":
         return 0
     configured = re.findall(r":(\d+):(\d+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
@@ -54,19 +53,21 @@ def workspace_bytes(device: torch.device) -> int:
 
 
 def staged_bytes(batch: Mapping[str, torch.Tensor]) -> int:
-    """Bytes of a slice like `batch` within the one copy that takes all slices to the device before a step begins."""
+    """Device bytes of the inputs of one micro-batch like `batch`. Before a step begins, the inputs of all its
+    micro-batches are copied to the device at once; this is one micro-batch's part, rounded up as PyTorch's allocator
+    does."""
     return -(-sum(staged_size(tensor.nbytes) for tensor in batch.values()) // _GRAIN_BYTES) * _GRAIN_BYTES
 
 
 def scalar_bytes(device: torch.device) -> int:
-    """Bytes of scalars on the device: losses and norm of the previous step, which their reader may still hold, and on
-    CUDA, where copies run asynchronously, the coefficient of its gradients."""
+    """Device bytes of scalars: the losses and the gradient norm of the step before, which somebody may still be
+    reading, and on CUDA, where copies are asynchronous, the coefficient for clipping."""
     return 2 * _GRAIN_BYTES + (_GRAIN_BYTES if device.type == "cuda" else 0)
 
 
 def estimate_card(card: Card, dtype: torch.dtype) -> Hardware:
-    """This host with `card`, computing in `dtype`. Rates are the maker's where they are known, else modest ones. Memory
-    is what is built in, less a reserve."""
+    """This host with the graphics card `card`, for a model that computes in `dtype`. Rates are the maker's if they are
+    known, else modest ones. Its memory is the installed memory, less a reserve."""
     model, bf16 = card.name.removeprefix("NVIDIA "), dtype is not torch.float32
     if is_preset(model):
         known = preset(model, bf16=bf16)

@@ -1,7 +1,8 @@
-"""Runs a slice without its layers, to measure the time of the head with its loss and of the frame.
+"""Runs one micro-batch without the layers, to measure the time of the head, its loss, and the model's code outside the
+blocks.
 
-The model's own forward and backward run on the device, for one slice of random data. The head is real. The other blocks
-compute nothing, but are called as the engine calls them.
+The model's own forward and backward run on the device, on random data. The head is real. The other blocks compute
+nothing, but are called as in training.
 """
 
 from __future__ import annotations
@@ -42,11 +43,12 @@ def rehearsal(
     chunk_rows: int,
     sink: Sink,
 ) -> Iterator[Callable[[], None]]:
-    """Gives a function that, inside, runs one slice of `model` forward and backward. The model's weights may be
-    anywhere. `pairs` has one code for each kind of block. `chunk_rows`: the head computes its loss in chunks of so many
-    rows; 0: in one piece. `sink` takes the gradients of the head's weights.
+    """A context that yields a function to time: it runs one micro-batch of `model` forward and backward without the
+    layers' work. The model's weights may be on any device. `pairs`: kind of block -> one of its codes. `chunk_rows`:
+    the head computes its loss in chunks of so many rows; 0: in one piece. `sink` gets the name and gradient of each of
+    the head's weights.
 
-    Raises torch.OutOfMemoryError where this does not fit the device.
+    Raises torch.OutOfMemoryError if this does not fit the device.
     """
     head = {id(p) for p in model.get_submodule(names.head).parameters()}
     others = {id(p) for name in names.all for p in model.get_submodule(name).parameters()} - head

@@ -1,6 +1,7 @@
-"""Measures the rates of a machine in a few seconds, or estimates them from what the machine says about itself.
+"""Measures a machine's rates (copies, updates, matrix products) in a few seconds, or estimates them from what the
+machine says about itself.
 
-Where the device is the CPU, device memory is a share of host memory, and transfers are copies within host memory.
+If the device is the CPU, its "device memory" is a share of host memory, and transfers are copies within host memory.
 """
 
 from __future__ import annotations
@@ -43,8 +44,9 @@ _COPY_TRAFFIC = 2  # a copy in host memory reads each byte and writes it
 def measure_hardware(
     device: torch.device, dtype: torch.dtype = torch.float32, *, optimizer: Optimizer = ADAMW
 ) -> Hardware:
-    """The machine with rates measured on `device`. Each rate is measured while other copies use the same memory.
-    `dtype`: what blocks compute in. `optimizer`: its updates are measured too, where they have rates of their own."""
+    """The machine with rates measured on `device`, in a few seconds. Each rate is measured while other copies use the
+    same memory. `dtype`: what the model computes in. `optimizer`: its steps are measured, too, if it has rates of its
+    own."""
     watch, on_gpu = Stopwatch(device), device.type == "cuda"
     # Where the device is the CPU, real work passes through its caches as these small copies do.
     copied, updated = (_copied_bytes(), _updated(_last_cache_bytes())) if on_gpu else (_COPY_BYTES, _UPDATED)
@@ -78,7 +80,8 @@ def measure_hardware(
 
 
 def estimate_hardware(device: torch.device, dtype: torch.dtype = torch.float32) -> Hardware:
-    """The machine with cautiously guessed rates, for a first plan before anything has been measured."""
+    """The machine with cautiously guessed rates, for a first plan before anything has been measured. `dtype`: what the
+    model computes in."""
     memory = 20e9
     copies = 12e9 if device.type == "cuda" else memory / 4
     device_memory, flops = _device_rates(device, dtype) if device.type == "cuda" else (memory, _cpu_flops())
@@ -99,14 +102,15 @@ def estimate_hardware(device: torch.device, dtype: torch.dtype = torch.float32) 
 
 
 def machine_name(device: str) -> str:
-    """The machine's name, made from the device's name. It is the same in every run: plans and measurements are found
-    again by it."""
+    """The machine's name: `device`, its name, with the processor and the host's memory. It is the same in every run,
+    because plans and measurements are stored under it."""
     return f"{device} on {_processor()}, {ram_bytes() // 2**30} GiB"
 
 
 def gpu_bytes(device: torch.device) -> int:
-    """Device memory that a job may use by default: free memory less a reserve for the desktop; on the CPU a quarter of
-    host memory. Rounded down to 128 MiB, so that it does not change with every window that opens."""
+    """Bytes of device memory that a job may use by default: the memory that is free now, less a reserve for the
+    desktop; on the CPU a quarter of host memory. Rounded down to 128 MiB, so that it does not change with every window
+    that opens."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         usable = free - max(256 * _MIB, total // 50)
@@ -116,8 +120,8 @@ def gpu_bytes(device: torch.device) -> int:
 
 
 def cpu_bytes(device: torch.device) -> int:
-    """Host memory that a job may use by default: all but the system's share; where the device is the CPU, without the
-    device's share too."""
+    """Bytes of host memory that a job may use by default: all but the system's share. If the device is the CPU, the
+    memory that counts as the device's is subtracted, too."""
     ram = ram_bytes()
     usable = ram - max(2**30, ram // 10) - (0 if device.type == "cuda" else ram // 4)
     return max(_MIB, usable // _MIB * _MIB)
@@ -156,7 +160,8 @@ def _link_bytes_per_s(device: torch.device, watch: Stopwatch) -> tuple[float, fl
 
 
 def _copy_latency_s(device: torch.device, watch: Stopwatch) -> float:
-    """The fixed cost of a copy: on a GPU its start; on the CPU also its way through a queue's thread."""
+    """Seconds that a copy takes whatever its size: on a GPU to start; on the CPU also to pass through a queue's
+    thread."""
     host = torch.ones(1, pin_memory=device.type == "cuda")
     on_device = torch.ones(1, device=device)
     copy_s = _median_s(watch, lambda: on_device.copy_(host, non_blocking=True), repeats=50)
@@ -164,12 +169,12 @@ def _copy_latency_s(device: torch.device, watch: Stopwatch) -> float:
 
 
 def _updated(cache_bytes: int) -> int:
-    """So many parameters that a cache of this size does not speed up their update."""
+    """A number of parameters so large that a cache of this size does not speed up their update."""
     return min(max(_UPDATED, _CACHES * cache_bytes // _UPDATED_BYTES), _MOST_UPDATED)
 
 
 def _copied_bytes() -> int:
-    """The bytes of each of the four tensors that two threads copy."""
+    """The bytes of each of the four tensors that two threads copy during the measurement."""
     return min(max(_COPY_BYTES, _CACHES * _last_cache_bytes() // 4), _MOST_COPY_BYTES)
 
 
@@ -236,7 +241,8 @@ def _cpu_memory_bytes_per_s(size: int) -> float:
 
 
 def _launch_s(device: torch.device) -> float:
-    """Seconds of issuing a block's forward. 0 on the CPU, which computes as it issues: block times have it."""
+    """Seconds that the host takes to issue a block's forward. 0 on the CPU, which computes as it issues: block times
+    include it."""
     if device.type != "cuda":
         return 0.0
     x = torch.ones(64, device=device)

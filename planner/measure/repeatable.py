@@ -1,6 +1,6 @@
-"""Makes PyTorch use deterministic kernels, which give the same bits each time, instead of faster ones.
+"""Makes PyTorch use deterministic kernels, which give the same bits in each run, instead of faster ones.
 
-On CUDA only the strict mode does this: under `warn_only` the backward of fused attention still adds up in any order.
+On CUDA only the strict mode does this: under `warn_only` the backward of fused attention still sums in any order.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _TOLD = " has no deterministic kernel in PyTorch"
 
 
 class NotRepeatableError(UserError):
-    """PyTorch has no deterministic kernel for `operation`, and deterministic kernels are asked for."""
+    """Raised if PyTorch has no deterministic kernel for `operation` although deterministic kernels are asked for."""
 
     def __init__(self, operation: str) -> None:
         self.operation = operation
@@ -48,27 +48,30 @@ class NotRepeatableError(UserError):
 
     @classmethod
     def of(cls, error: UserError) -> NotRepeatableError | None:
-        """This error from `error`, which another process reported; None where that is another error."""
+        """This error made again from `error`, as another process reported it; None if that is a different error."""
         return cls(error.numbers[0].removesuffix(_TOLD)) if error.code == "not-deterministic" else None
 
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """Deterministic kernels. `refused`: the operations that raised for lack of a deterministic kernel, in order.
+    """Which kernels compute when deterministic ones are wanted. `refused`: the operations that raised an error because
+    they have no deterministic kernel, in order.
 
-    Where attention refused, it is computed by matrix products (`SDPBackend.MATH`), which are deterministic. Where
-    another operation refused, PyTorch only warns from then on. Then attention is computed by matrix products, too: its
-    fused kernels add up in any order when PyTorch only warns.
+    If attention is among them, it is computed by matrix products (`SDPBackend.MATH`), which are deterministic. If
+    another operation is, PyTorch only warns from then on. Then attention is computed by matrix products, too: its
+    fused kernels sum in any order when PyTorch only warns.
     """
 
     refused: tuple[str, ...] = ()
 
     @contextlib.contextmanager
     def taken(self) -> Iterator[None]:
-        """Inside, this process computes by these kernels. CUDA must not have multiplied matrices before: at its first
-        product cuBLAS reads the size of its workspaces, CUBLAS_WORKSPACE_CONFIG. Raises NotRepeatableError where one
-        more operation refuses, and UserError where that variable has a value with which PyTorch refuses every
-        product."""
+        """A context in which this process computes with these kernels. CUDA must not have multiplied matrices before:
+        at its first product cuBLAS reads the size of its workspaces, CUBLAS_WORKSPACE_CONFIG.
+
+        Raises NotRepeatableError if one more operation has no deterministic kernel, and UserError if that variable has
+        a value with which PyTorch refuses every product.
+        """
         was_set = "CUBLAS_WORKSPACE_CONFIG" in os.environ
         size = os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", _WORKSPACES[0])
         if size not in _WORKSPACES and torch.cuda.is_available():
@@ -92,7 +95,7 @@ class Kernels:
                 os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
 
     def __str__(self) -> str:
-        """Which kernels these are, in words, in one line."""
+        """These kernels in words, on one line."""
         if not self.refused:
             return "deterministic ones only"
         products = "attention is computed by matrix products (SDPBackend.MATH)"
@@ -104,9 +107,12 @@ class Kernels:
 
 
 def with_fallback(act: Callable[[Kernels], _T], *, required: bool) -> _T:
-    """The result of `act` under deterministic kernels. Where an operation refuses, `act` runs again with the fallback
-    of `Kernels`. Raises NotRepeatableError where an operation refuses twice, or at the first refusal where the job asks
-    for deterministic kernels (`required`), because the job would end so, too."""
+    """The result of `act(kernels)`, called while deterministic kernels compute. If an operation has none, `act` runs
+    again with the fallback that `Kernels` describes.
+
+    Raises NotRepeatableError if an operation still fails under its fallback. If the job itself requires deterministic
+    kernels (`required`), raises it at once, because the job would fail as well.
+    """
     kernels = Kernels()
     while True:
         try:
@@ -122,17 +128,19 @@ def with_fallback(act: Callable[[Kernels], _T], *, required: bool) -> _T:
 
 @contextlib.contextmanager
 def repeatable_on_cpu() -> Iterator[None]:
-    """Inside, this process computes by PyTorch's deterministic kernels. PyTorch warns about an operation that has none.
+    """A context in which this process computes with PyTorch's deterministic kernels. PyTorch warns about an operation
+    that has none.
 
-    For training on a CPU, where these kernels cost little. Without them several threads add up the gradient of an
-    indexed tensor, such as the biases of GPT-OSS's experts, in any order."""
+    It is for training on a CPU, where these kernels cost little. Without them several threads add up the gradient of
+    an indexed tensor, such as the biases of GPT-OSS's experts, in any order.
+    """
     with _repeatable(refuses=False, fused=True):
         yield
 
 
 def kernels_in_force(device: torch.device) -> str:
-    """A short name of the kernels that this process uses on `device`, for keys of measurements. "": those that training
-    uses there by default; on a CPU these are deterministic ones."""
+    """A short name of the kernels that this process uses on `device` now; measurements are stored under it. "": the
+    default ones for training there; on a CPU these are deterministic."""
     enabled = torch.are_deterministic_algorithms_enabled()
     fused = _FUSED[0]()
     if not enabled or (device.type != "cuda" and fused):

@@ -1,4 +1,4 @@
-"""Measures seconds on a device, and warms the device up until its clock is as under load."""
+"""Measures seconds on a device, and warms the device up until its clock rate is as under load."""
 
 from __future__ import annotations
 
@@ -21,19 +21,21 @@ _ALIKE = 0.03
 
 
 class Stopwatch:
-    """Measures the seconds of a function on a device: by events on CUDA, where the host only issues, else by the clock.
+    """Measures how many seconds a function takes on a device: by events on CUDA, where the host only issues work, else
+    by the clock.
 
-    `issued_s`: seconds that the host spent on issuing the last function; 0 where the host computes.
+    `issued_s`: seconds that the host spent issuing the last function's work; 0 where the host itself computes.
     """
 
     def __init__(self, device: torch.device, *, behind: bool = False) -> None:
-        """`behind`: the device begins when all is issued. Otherwise it may wait for the host; that time counts."""
+        """`behind`: the device starts only when all work is issued, so that it never waits for the host. Otherwise it
+        may wait, and that time counts."""
         self.device, self.issued_s, self._behind = device, 0.0, behind
 
     @as_one_error()
     def seconds(self, function: Callable[[], object]) -> float:
-        """Run `function` and wait for it: the seconds that it keeps the device busy. Raises torch.OutOfMemoryError
-        where the device has no room, whichever library says so."""
+        """Run `function`, wait until the device has finished, and return the seconds that the device took. Raises
+        torch.OutOfMemoryError if the device has no room, whichever library reports that."""
         if self.device.type != "cuda":
             start = time.perf_counter()
             function()
@@ -51,16 +53,17 @@ class Stopwatch:
 
 
 def keep_busy(seconds: float) -> None:
-    """Let the device sleep for twice `seconds` and a little more, so that it does not wait for work that is issued
-    meanwhile. `seconds` counts at most as long as issuing takes that loads no kernels."""
+    """Let the device sleep for twice `seconds` and a little more, so that it starts late and never waits for work that
+    is issued meanwhile. `seconds`: how long issuing takes; capped, because issuing that loads kernels for the first
+    time takes far longer."""
     if sleep := getattr(torch._C, "_cuda_sleep", None):  # internal to PyTorch: a later version may not have it
         sleep(int((2 * min(seconds, _MOST_ISSUING_S) + _BUSY_S) * _CYCLES_PER_S))
 
 
 def warm_up(device: torch.device, dtype: torch.dtype) -> None:
-    """Let the device compute until its clock has risen: products in `dtype`, eight in each timing, until two successive
-    timings differ by at most 3%, or there were sixteen. Does nothing on the CPU. Where the device has no room for the
-    products, later measurements may be slower than its clock allows."""
+    """Run matrix products on the device until its clock rate has risen: products in `dtype`, eight per timing, until
+    two successive timings differ by at most 3%, at most 16 timings. Does nothing on the CPU. If the device has no room
+    for the products, it logs a warning and leaves the device as it is."""
     if device.type != "cuda":
         return
     try:
@@ -77,7 +80,8 @@ def warm_up(device: torch.device, dtype: torch.dtype) -> None:
 
 
 def warm_up_by(watch: Stopwatch, work: Callable[[], object]) -> int:
-    """Repeat `work` until two successive timings differ by at most 3%, or there were 16; returns their number."""
+    """Run and time `work` until two successive timings differ by at most 3%, at most 16 times. Returns the number of
+    timings."""
     before = watch.seconds(work)
     for count in range(2, _MOST_TIMES + 1):
         now = watch.seconds(work)

@@ -1,4 +1,4 @@
-"""Finds the target of a plan: the device that blocks are traced on, the machine, and all memory there is."""
+"""Finds what a plan is made for: the device on which blocks are traced, the machine, and its memory."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from planner.measure.machine_rates import estimate_hardware
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanTarget:
-    """What a plan is made for. `machine` has estimated rates; its sizes are the default budgets. `gpu_bytes` and
-    `ram_bytes` are all the memory there is.
+    """What a plan is made for. `device`: where blocks are traced. `machine` has estimated rates; its sizes are the
+    default memory budgets. `gpu_bytes` and `ram_bytes` are all the memory that is installed.
 
-    `final`: plans for the target may be final. They are not where the device must not be touched. Then blocks are
-    traced on the CPU, whose code saves nearly the same bytes, and the default budget is not what will be free.
+    `final`: whether a plan for this target may be used for training. It may not if the GPU must not be touched now:
+    then blocks are traced on the CPU, whose code saves only nearly the same bytes, and the default budget is not what
+    will be free.
     """
 
     device: torch.device
@@ -30,8 +31,8 @@ class PlanTarget:
 
 
 def find_target(device: torch.device, dtype: torch.dtype, *, measure: bool) -> PlanTarget:
-    """The target for plans on `device`. `measure`: the job has the device for itself now. Otherwise another job may be
-    running there: then a GPU is neither touched nor asked how much memory is free."""
+    """What plans for `device` are made for. `measure`: the job has the device for itself now. Otherwise another job
+    may be running there: then a GPU is neither touched nor asked how much memory is free."""
     if device.type != "cuda":
         ram = ram_bytes()
         return PlanTarget(
@@ -52,7 +53,8 @@ def find_target(device: torch.device, dtype: torch.dtype, *, measure: bool) -> P
 
 
 def device_of(name: str | None) -> torch.device:
-    """The device of this name, by default CUDA where there is one. Raises UserError where it is missing."""
+    """The device called `name`; None: CUDA if there is a CUDA device, else the CPU. Raises UserError if a CUDA device
+    is asked for and missing."""
     if name == "cuda" and not torch.cuda.is_available():
         raise UserError(
             "There is no CUDA device here.", code="no-cuda", hint="leave --device out", exit_code=Exit.USAGE

@@ -1,4 +1,8 @@
-"""Measures how long blocks take, per kind and option, with the generated code on the device, or estimates it."""
+"""Measures or estimates how many seconds each block of a model takes, under each way to treat its activations.
+
+A block is a part of the model that runs as one unit, as a decoder layer. Blocks of one `kind` share generated code. An
+`option` is one way to treat a block's activations: keep, recompute, offload and others.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +35,9 @@ _LONG_S = 4.0  # once a kind has taken this long, it is not repeated any more
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompiledBytes:
-    """Peaks of compiled code: the most bytes alive above those before it ran; as in `planner.graph.BlockCode`."""
+    """Peak bytes of a block's compiled code: the most bytes alive above those that were alive before it ran.
+    `backward_first`: for the first micro-batch of a step, whose weight gradients stay as the sums; `backward`: for a
+    later one."""
 
     forward: int
     backward: int
@@ -40,10 +46,13 @@ class CompiledBytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptionTimes:
-    """Seconds of one slice of a block of `kind` under `option`. The head's `forward_s` includes the loss and, where it
-    was measured, the head's backward and the frame. `compiled`: the peaks of compiled code, where the times are those
-    of compiled code. `issue_forward_s`, `issue_backward_s`: what the host spends on issuing; 0 where the host computes,
-    or where it was not measured."""
+    """Seconds that one block of `kind` takes for one micro-batch under `option`. `issue_forward_s`,
+    `issue_backward_s`: seconds that the host spends issuing the operations; 0 where the host itself computes, or where
+    they were not measured. `compiled`: the peaks of compiled code, if the times are those of compiled code.
+
+    The head's `forward_s` includes the loss. If it was measured, it also includes the head's backward and the model's
+    code outside the blocks.
+    """
 
     kind: str
     option: str
@@ -56,7 +65,7 @@ class OptionTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateTimes:
-    """The `optimizer`, which holds the seconds of an update, of tensors with so many `elements`."""
+    """How long the optimizer step of a tensor with `elements` elements takes: `optimizer` holds the seconds."""
 
     optimizer: AnyOptimizer
     elements: int
@@ -64,7 +73,8 @@ class UpdateTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Times:
-    """Times of every kind and option of a model; `device` names the machine, `measured` is False for an estimate."""
+    """The times of every kind of block and every option of a model. `device` names the machine; `measured` is False
+    for an estimate; `updates` has the seconds of optimizer steps that depend on a tensor's size."""
 
     options: tuple[OptionTimes, ...]
     device: str
@@ -72,14 +82,15 @@ class Times:
     updates: tuple[UpdateTimes, ...] = ()
 
     def of(self, kind: str, option: str) -> OptionTimes:
-        """The times of this kind and option. Raises KeyError where there are none."""
+        """The times of blocks of `kind` under `option`. Raises KeyError if there are none."""
         for times in self.options:
             if (times.kind, times.option) == (kind, option):
                 return times
         raise KeyError(f"no times of kind {kind} under option {option}")
 
     def of_update(self, tensor: ChainTensor) -> ChainTensor:
-        """The tensor with its update's seconds, where its optimizer has such. Raises KeyError where none are known."""
+        """The tensor with the seconds of its optimizer step filled in, if its optimizer has such. Raises KeyError if
+        they are not known."""
         if not tensor.optimizer.own_seconds:
             return tensor
         for times in self.updates:
@@ -89,14 +100,14 @@ class Times:
 
 
 Run = tuple[float, float, float, float]
-"""Seconds of a forward and of its backward on the device, then the seconds of issuing each."""
+"""Seconds that forward and backward take on the device, then the seconds that the host takes to issue each."""
 Pairs = Mapping[str, Mapping[str, BlockCode]]
-"""Kind -> option -> code."""
+"""Kind of block -> option -> generated code for forward and backward."""
 
 
 def estimate_pairs(pairs: Pairs, head: str, hardware: Hardware) -> Times:
-    """Estimate the times of all kinds and options: each operation takes as long as its arithmetic or its memory
-    traffic, whichever is longer. `head`: the head's kind, to whose forward the loss is added."""
+    """Estimate the seconds of all kinds and options from their operations: each takes as long as its arithmetic or its
+    memory traffic, whichever is longer. `head`: the kind of the head, to whose forward the loss is added."""
     options = []
     for kind, by_option in pairs.items():
         for option, pair in by_option.items():
@@ -121,9 +132,9 @@ def _loss_work(pair: BlockCode) -> tuple[Work, ...]:
 
 
 def measure_pairs(pairs: Pairs, device: torch.device, estimate: Times, *, adds: bool) -> tuple[OptionTimes, ...]:
-    """Time every pair on random data: the median of a few runs after a warm-up. The options of a kind alternate, so
-    that other work on the machine disturbs all of them alike. Options with the same code share its time. `adds`:
-    gradients are added to those of an earlier slice.
+    """Time all kinds and options on random data: the median of a few runs after a warm-up. The options of a kind
+    alternate, so that other work on the machine disturbs all of them alike. Options with the same code share its time.
+    `adds`: gradients are added to those of an earlier micro-batch.
 
     An option that does not fit the device's memory by itself gets its time from `estimate`; no plan can use it anyhow.
     """
@@ -142,7 +153,8 @@ def measure_pairs(pairs: Pairs, device: torch.device, estimate: Times, *, adds: 
 
 
 def turn_s(run: Run) -> float:
-    """Seconds of both turns. Each takes as long as computing it or as issuing it, whichever is longer."""
+    """Seconds of a block's forward and backward together. Each counts as long as computing it or issuing it takes,
+    whichever is longer."""
     forward_s, backward_s, issue_forward_s, issue_backward_s = run
     return max(forward_s, issue_forward_s) + max(backward_s, issue_backward_s)
 
@@ -162,8 +174,9 @@ def _option_times(kind: str, option: str, runs: Sequence[Run]) -> OptionTimes:
 def measure_rest(
     estimate: OptionTimes, rehearsal: AbstractContextManager[Callable[[], None]], device: torch.device, name: str
 ) -> OptionTimes:
-    """The times of the head `name` and of all that is in no other block: see `planner.measure.head_time`. The times are
-    those of `estimate` where the head does not fit the device."""
+    """The times of the head called `name` together with the model's code outside the blocks. `rehearsal`: a context
+    that yields a function to time, which runs one micro-batch without the layers (`planner.measure.head_time`).
+    Returns `estimate` if the head does not fit the device's memory."""
     watch, runs, issuing = Stopwatch(device), list[float](), list[float]()  # no `behind`: the frame may wait
     try:
         with rehearsal as once:
@@ -183,7 +196,8 @@ def _estimated(times: OptionTimes, name: str) -> OptionTimes:
 
 @torch.no_grad()
 def measure_kind(pairs: Mapping[str, BlockCode], device: torch.device, *, adds: bool) -> dict[str, list[Run]]:
-    """The runs of each pair, the warm-up first; none for a pair that does not fit the device."""
+    """The timed runs of each block's code in `pairs`, the warm-up first; an empty list for code that does not fit the
+    device's memory. `adds`: gradients are added to those of an earlier micro-batch."""
     runs: dict[str, list[Run]] = {name: [] for name in pairs}
     pair = next(iter(pairs.values()))  # inputs and incoming gradients are the same for all
     try:
@@ -219,7 +233,8 @@ def _run(pair: BlockCode, primals: Sequence[Tensor], tangents: Sequence[Tensor],
 
 
 def sums() -> Sink:
-    """A sink that adds up gradients, as the slices of a step do."""
+    """A function that takes a weight's name and gradient and adds the gradients of each weight up, as the
+    micro-batches of a step do."""
     so_far: dict[str, Tensor] = {}
 
     def add(name: str, gradient: Tensor | None) -> None:
@@ -234,11 +249,12 @@ def sums() -> Sink:
 
 
 def forget(name: str, gradient: Tensor | None) -> None:
-    """A sink that drops gradients: a single slice has nothing to add them to."""
+    """Takes a weight's name and gradient and drops them: a single micro-batch has nothing to add a gradient to."""
 
 
 def device_name(device: torch.device) -> str:
-    """The device's name. Times measured on one device say nothing about another."""
+    """A name for the device (of a CPU: with its number of threads). Times measured on one device say nothing about
+    another."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"cpu, {torch.get_num_threads()} threads"

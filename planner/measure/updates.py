@@ -1,4 +1,5 @@
-"""Measures or estimates updates that have seconds of their own, on tensors of the job's own sizes."""
+"""Measures or estimates the seconds of optimizer steps whose duration depends on the tensor's size, for the sizes of
+the job's tensors."""
 
 from __future__ import annotations
 
@@ -20,20 +21,22 @@ _REPEATS = 3
 
 
 def untimed_updates(tensors: Iterable[Tensor]) -> tuple[UpdateTimes, ...]:
-    """The updates of `tensors` that have seconds of their own, each once, in an order fixed by the tensors."""
+    """The optimizer steps of `tensors` that need seconds of their own, each pair of optimizer and size once, in a
+    fixed order. Their seconds are not yet filled in."""
     updates = {UpdateTimes(optimizer=t.optimizer, elements=t.elements) for t in tensors if t.optimizer.own_seconds}
     return tuple(sorted(updates, key=lambda update: str(to_json(update))))
 
 
 def estimate_updates(updates: Sequence[UpdateTimes], hardware: Hardware) -> tuple[UpdateTimes, ...]:
-    """The updates with seconds estimated from arithmetic and memory traffic."""
+    """`updates`, the optimizer steps, with seconds estimated from their arithmetic and memory traffic."""
     return tuple(replace(its, optimizer=its.optimizer.estimated(its.elements, hardware)) for its in updates)
 
 
 def measure_updates(
     updates: Sequence[UpdateTimes], device: torch.device, hardware: Hardware
 ) -> tuple[UpdateTimes, ...]:
-    """The updates with seconds measured on the device and on the CPU. One that does not fit the device is estimated."""
+    """`updates`, the optimizer steps, with seconds measured on the device and on the CPU. One that does not fit the
+    device's memory is estimated."""
     measured = []
     for its in estimate_updates(updates, hardware):
         cpu_s = _seconds(its.optimizer, its.elements, torch.device("cpu"))
