@@ -1,8 +1,9 @@
-"""Sets a loss under which every document counts the same, however many of its tokens are learned.
+"""Sets a loss in which every document counts the same, whatever the number of its tokens that are learned.
 
-transformers' loss is the mean over tokens, so that a document with a thousand of them counts a hundred times as much as
-one with ten. This loss is the mean over documents of the mean over each document's tokens. `position_ids` say where
-documents begin in packed rows. Batches need nothing more: the share of each token is computed when the model is called.
+transformers' loss is the mean over tokens, so that a document with a thousand of them counts a hundred times as much
+as one with ten. This loss is the mean over documents of the mean over each document's tokens. `position_ids` show
+where documents begin in packed rows. Batches need nothing more: the weight of each token is computed when the model is
+called.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from torch.nn import functional as F
 from planner.models.encoder_decoder import IGNORED
 
 _given: ContextVar[tuple[Tensor, Tensor] | None] = ContextVar("given", default=None)
-"""Shares and number of documents of the slice that the model is called with in this thread."""
+"""Token weights and number of documents of the micro-batch with which the model is being called in this thread."""
 
 
 class DocumentLoss:
-    """The mean over documents, which replaces the model's own loss. `used`: the model has called it."""
+    """A loss that is the mean over documents; it replaces the model's own. `used`: the model has called it."""
 
     def __init__(self) -> None:
         from planner.graph.chunks import weighted_cross_entropy  # loads the tracer, which few callers need
@@ -37,8 +38,9 @@ class DocumentLoss:
         num_items_in_batch: Tensor | int | None = None,
         **_: object,
     ) -> Tensor:
-        """The mean over `num_items_in_batch` documents, or over the documents of the slice where that is None. Logits
-        are [rows, length, vocabulary], labels [rows, length]."""
+        """The sum over documents of each document's mean loss, divided by `num_items_in_batch`, here the number of
+        documents in the step; None: in the micro-batch. `logits` [rows, length, vocabulary], `labels` [rows, length].
+        """
         self.used = True
         shares_and_count = _given.get()
         assert shares_and_count is not None
@@ -50,15 +52,16 @@ class DocumentLoss:
 
 
 def set_document_loss(model: nn.Module, causal: nn.Module) -> None:
-    """Let `causal` compute a DocumentLoss when `model` is called, which is `causal` or peft's wrapper of it."""
+    """Let the language model `causal` compute a DocumentLoss when `model` is called; `model` is `causal` or peft's
+    wrapper of it."""
     cast(Any, causal).loss_function = DocumentLoss()
     model.register_forward_pre_hook(_sharing, with_kwargs=True)
 
 
 def shares_of(labels: Tensor, position_ids: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The share of the label that each token predicts, [rows, length] in fp32: 1 / the number of learned tokens in the
-    label's document. Second result: how many documents have learned tokens. `labels` and `position_ids` are
-    [rows, length]; `position_ids` is None where rows are not packed."""
+    """The factor of each label's loss, 1 / the number of learned tokens in its document; [rows, length] in fp32, at
+    the place of the token that predicts the label. Second result: the number of documents that have learned tokens.
+    `labels` and `position_ids` are [rows, length]; `position_ids` is None if rows are not packed."""
     begins = torch.zeros_like(labels) if position_ids is None else (position_ids == 0).long()
     place = (begins.cumsum(1) - 1).clamp(min=0)
     # A document's first token is never learned, so a learned token is predicted by one of the same document.

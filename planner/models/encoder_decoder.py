@@ -20,18 +20,20 @@ IGNORED = -100
 
 
 def is_encoder_decoder(config: PreTrainedConfig) -> bool:
-    """Whether `config` is of an encoder-decoder for which transformers has a head that writes texts."""
+    """Whether `config` describes an encoder-decoder for which transformers has a head that writes texts."""
     declared = bool(getattr(config, "is_encoder_decoder", False))
     return declared and type(config) in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
 
 
 def has_pairs(model: nn.Module) -> bool:
-    """Whether `model`, wrapped by peft or not, is an encoder-decoder."""
+    """Whether `model`, perhaps wrapped by peft, is an encoder-decoder, whose data are pairs of
+    prompt and completion."""
     return is_encoder_decoder(cast(Any, model).config)
 
 
 def check_sides(job: Job, config: PreTrainedConfig) -> None:
-    """Raise UserError for keys that do not apply to an encoder-decoder, or apply to nothing else."""
+    """Raise UserError for keys of the job that do not apply to an encoder-decoder if its model is one, and for keys
+    that apply only to an encoder-decoder if it is none."""
     if not is_encoder_decoder(config):
         if job.max_target_length is not None:
             raise _refused(
@@ -66,8 +68,9 @@ def _refused(job: Job, why: str, number: str, hint: str) -> UserError:
 
 
 def have_mean_of_step(model: Any) -> None:
-    """Make an encoder-decoder's loss the mean over the tokens of the whole step (`num_items_in_batch`). Its own class
-    takes the mean over the micro-batch. With one micro-batch a step, both are the same to the bit."""
+    """Make an encoder-decoder's loss the sum over its micro-batch divided by the tokens of the whole step
+    (`num_items_in_batch`). The model's own loss is the mean over the micro-batch. With one micro-batch a step, both
+    are the same to the bit."""
     own_forward = model.forward
 
     @functools.wraps(own_forward)  # transformers' generate looks for the arguments by name

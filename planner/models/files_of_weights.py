@@ -1,4 +1,4 @@
-"""Tells whether weights can be read from a model's files as they are, and measures how fast."""
+"""Finds out whether weights can be read directly from a model's files, bit by bit, and measures how fast."""
 
 from __future__ import annotations
 
@@ -22,11 +22,13 @@ _MEMORY_BYTES = 64 * 2**20
 
 
 def why_not_in_files(job: Job, model: nn.Module, *, runs: bool = True) -> str | None:
-    """Why the files of the job's model do not hold its weights bit by bit, in words for the log: then weights are made
-    in memory when they are loaded. None where the files hold them and are mapped. The adapters' own weights are in no
-    file, and small.
+    """Why the files of the job's model do not hold its weights bit by bit, in words for the log; None if they do. If
+    they do, weights are mapped from the files; otherwise they are made in memory when they are loaded. Weights of
+    adapters do not count: they are in no file, and small.
 
-    `runs`: the job is to run. Where it is only asked about, a config may stand for its model."""
+    `runs`: whether the job is to run. If the question is only about its plan, a folder may have a config without
+    weights.
+    """
     dtype = working_dtype(job)
     if takes_from_base(job.init_lora_weights):
         return "adapters take over a part of them"
@@ -53,7 +55,8 @@ def _name(dtype: torch.dtype | None) -> str:
 
 
 def model_read_rate(job: Job) -> float:
-    """Measure the bytes a second at which the model's files are read; 0.0 where they are not on this machine yet."""
+    """Measures the bytes per second at which the model's files are read from disk; 0.0 if they are not on this machine
+    yet."""
     memory = torch.frombuffer(mmap.mmap(-1, room(_MEMORY_BYTES)), dtype=torch.uint8)
     try:
         return read_rate(sorted(model_folder(job).glob("*.safetensors")), memory)
@@ -62,7 +65,8 @@ def model_read_rate(job: Job) -> float:
 
 
 def model_folder(job: Job) -> Path:
-    """The folder of the model's files. Raises OSError where the model is a name on the hub that was not downloaded."""
+    """The local folder of the model's files. Raises OSError if the model is a name on the hub that
+    was not downloaded."""
     if (folder := Path(job.model)).is_dir():
         return folder
     from huggingface_hub import snapshot_download
@@ -71,7 +75,8 @@ def model_folder(job: Job) -> Path:
 
 
 def entries_of(file: Path) -> tuple[dict[str, Any], int]:
-    """The header's entry for each weight of a safetensors file, and the byte where the first weight begins."""
+    """Reads the header of a safetensors file. Returns weight's name -> its entry (dtype, shape, offsets), and the byte
+    at which the first weight begins."""
     with file.open("rb") as content:
         length = int.from_bytes(content.read(8), "little")
         entries = json.loads(content.read(length))

@@ -1,4 +1,4 @@
-"""Builds the Hugging Face language model of a job from its config, without memory for its weights."""
+"""Builds a job's Hugging Face language model from its config, without memory for its weights."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ _HINT = "give a folder with config.json, or the id of a language model on huggin
 
 
 def model_config(job: Job) -> PreTrainedConfig:
-    """The config of `job.model`, for training, so without a cache of keys and values; the caller's own to change. A
-    process reads it once, and again when its file has changed. Raises UserError."""
+    """The config of `job.model`, set up for training: without a cache of keys and values. Each call returns a copy
+    that the caller may change. The file is read once per process, and again if it has changed. Raises UserError."""
     folder = Path(job.model)
     stamp = None
     if folder.is_dir():
@@ -84,21 +84,23 @@ def _needed_code(model: str, revision: str | None) -> dict[str, str]:
 
 
 def pairs_of(job: Job) -> bool:
-    """Whether the job's data are pairs, because its model is an encoder-decoder. Raises UserError for a model that
-    cannot be used, and for keys that do not apply to it."""
+    """Whether the job's data are pairs of prompt and completion, because its model is an encoder-decoder. Raises
+    UserError for a model that cannot be used, and for keys of the job that do not apply to it."""
     config = model_config(job)
     check_sides(job, config)
     return is_encoder_decoder(config)
 
 
 def masked_of(job: Job) -> bool:
-    """Whether the job's batches have an attention mask, because a mixture's routers need it. Raises UserError."""
+    """Whether the job's batches need an attention mask, because the loss includes that of the routers of a mixture of
+    experts. Raises UserError."""
     return weighs_routers(job, model_config(job))
 
 
 def beyond_positions(job: Job) -> str | None:
-    """A note on rows longer than the positions that the model's config names; None where no row is. Models with a table
-    of positions cannot run such rows, and are refused when their blocks are looked for."""
+    """A note for the user if the job's rows are longer than the number of positions in the model's config; None if
+    they are not. A model with a table of positions cannot run such rows; it is refused when its blocks are searched
+    for."""
     most = getattr(model_config(job).get_text_config(), "max_position_embeddings", None)
     longest = max(job.max_length, job.max_target_length or 0)
     if not isinstance(most, int) or longest <= most:
@@ -110,15 +112,14 @@ def beyond_positions(job: Job) -> str | None:
 
 
 def working_dtype(job: Job) -> torch.dtype:
-    """The dtype of working copies: the weights that compute and travel."""
+    """The dtype of the weights with which the model computes, and which are copied to the device. (The optimizer may
+    keep an fp32 master of each.)"""
     return torch.bfloat16 if job.bf16 else torch.float32
 
 
 def skeleton_model(job: Job, device: torch.device | str = "cpu") -> nn.Module:
     """The job's model in training mode: parameters on meta (no memory, no initialization), buffers real, on `device`.
-
-    For LoRA it has adapters. Weights are tied as the config says. Raises UserError.
-    """
+    For LoRA it has adapters. Weights are tied as the config says. Raises UserError."""
     config = model_config(job)
     check_sides(job, config)
     with without_weights(), torch.device(device):
@@ -137,8 +138,8 @@ def skeleton_model(job: Job, device: torch.device | str = "cpu") -> nn.Module:
 
 
 def build_model(job: Job, config: PreTrainedConfig, dtype: torch.dtype | None = None) -> nn.Module:
-    """Make the job's model from `config`, initialized by the model's own code, in `dtype` (None: the job's working
-    dtype). Raises UserError."""
+    """Create the job's model from `config`, initialized by the model's own code, in `dtype` (None: the dtype that the
+    job computes in). Raises UserError."""
     # Models that have only eager refuse sdpa by name. With None transformers takes sdpa where the model has it.
     attention = None if job.attn_implementation == "sdpa" else job.attn_implementation
     try:
@@ -155,13 +156,13 @@ def build_model(job: Job, config: PreTrainedConfig, dtype: torch.dtype | None = 
 
 
 def model_class(config: PreTrainedConfig) -> Any:
-    """The class of transformers that loads the model of `config` with its head."""
+    """The auto class of transformers that loads the model of `config` with its head."""
     return AutoModelForSeq2SeqLM if is_encoder_decoder(config) else AutoModelForCausalLM
 
 
 @contextlib.contextmanager
 def without_weights() -> Iterator[None]:
-    """Modules made inside have parameters on meta. Their buffers stay on the device where they were made."""
+    """A context in which new modules get parameters on meta. Their buffers stay on the device where they are made."""
 
     def to_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
         # A parameter that is on meta already may be a tied one: it must stay the same object.
@@ -178,10 +179,10 @@ def without_weights() -> Iterator[None]:
 
 
 def sample_batch(job: Job, model: nn.Module | None = None) -> dict[str, torch.Tensor]:
-    """A slice of the largest shape that the job can have: `input_ids` and `labels`, zeros [rows, max_length], int64.
-    Where documents are packed, `position_ids` has two documents in each row. An encoder-decoder has labels [rows,
-    most_target_tokens]. For it, and where the loss includes a mixture's routers, an `attention_mask` says that each row
-    ends with padding."""
+    """A micro-batch of the largest shape that the job can have: `input_ids` and `labels`, zeros [rows, max_length],
+    int64. If documents are packed, `position_ids` [rows, max_length] has two documents in each row. For an
+    encoder-decoder the labels are [rows, most_target_tokens]. For it, and if the loss includes that of a mixture's
+    routers, there is an `attention_mask` in which each row ends with padding."""
     shape = (job.slice_rows, job.max_length)
     mask = torch.ones(shape, dtype=torch.int64)
     mask[:, -1] = 0

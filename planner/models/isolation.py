@@ -1,4 +1,5 @@
-"""Tries whether a model keeps packed documents apart: it runs two documents in one row, and each alone."""
+"""Tests whether a model keeps documents apart that are packed into one row: it runs two documents in one row, and each
+alone."""
 
 from __future__ import annotations
 
@@ -29,20 +30,22 @@ _REACHES = (
     "floor_scale",
     "log_scaling_n_floor",
 )
-"""Keys of transformers' configs for how many tokens a layer looks back at, picks, or counts before it scales them."""
+"""Keys of transformers' configs for the number of tokens that a layer looks back at, picks, or counts before it scales
+them."""
 _WIDTHS = ("intermediate_size", "ffn_dim", "ffn_hidden_size", "n_inner")
-"""Endings of keys for a layer's inner width, which can change without anything else."""
+"""Endings of config keys for a layer's inner width, which can change without anything else."""
 _WIDTH = 16
 _ROUNDING = 1e-4  # relative to the largest number; fp32 rounding is some 1e-6, seeing another document far more
 _SEEDS = (0, 1)  # a difference by rounding alone, such as a tie in a router, does not occur under both
 
 
 def check_isolation(job: Job, names: BlockNames) -> None:
-    """Raise UserError "packing-not-isolated" where a document gives other results in a row of two than alone.
+    """Raise UserError "packing-not-isolated" if the model gives other results for a document in a row of two than for
+    the document alone.
 
-    The trial runs on the CPU, in fp32 and with random weights, on a model of the job's own config with only two
-    changes: layers are narrower inside, and windows that the job's rows exceed are shorter. `names`: the model's
-    blocks. Of blocks of one kind that are given the same mask only one runs.
+    The test runs on the CPU, in fp32 and with random weights, on a model of the job's own config with two changes:
+    layers are narrower inside, and attention windows that are shorter than the job's rows become shorter still.
+    `names`: the model's blocks. Of blocks of one kind that get the same mask only one runs.
     """
     config = _little(model_config(job), job.max_length)
     with without_weights(), torch.device("cpu"):
@@ -104,7 +107,7 @@ def _fill(model: nn.Module, generator: torch.Generator) -> None:
 
 
 def _run(model: nn.Module, blocks: Mapping[str, str], ids: Tensor, positions: Tensor) -> Tensor:
-    """The head's input."""
+    """The head's input for one row of tokens `ids` [1, length] at `positions`."""
     head_inputs: list[Tensor] = []
     ran: set[object] = set()
     last: list[object] = []

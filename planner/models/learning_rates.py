@@ -1,4 +1,4 @@
-"""Finds, by their names, the weights that have a learning rate of their own."""
+"""Finds, by their names, the weights that get a learning rate of their own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ _ENDS = ("embed_tokens", "lm_head")
 
 
 def embedding_names(model: nn.Module) -> frozenset[str]:
-    """Weights that get axolotl's `embedding_lr`: embedding, head and, with adapters, modules trained as a whole."""
+    """The names of the trained weights that get axolotl's `embedding_lr`: embedding, head and, with adapters, modules
+    trained as a whole."""
     return frozenset(
         name
         for name, p in model.named_parameters()
@@ -23,9 +24,10 @@ def embedding_names(model: nn.Module) -> frozenset[str]:
 
 
 def loraplus_names(model: nn.Module) -> tuple[frozenset[str], frozenset[str], frozenset[str], frozenset[str]]:
-    """The groups of LoRA+ (Hayou et al., 2024) as in peft 0.21, before which no group had the adapters of embeddings:
-    matrices A and modules trained as a whole; adapters of embeddings; matrices B and all weights of one dimension, if
-    they decay; the same if they do not decay."""
+    """The names of trained weights in the four groups of LoRA+ (Hayou et al., 2024), as peft 0.21 makes them: (1)
+    matrices A and modules trained as a whole; (2) adapters of embeddings, which earlier versions of peft put in no
+    group; (3) matrices B and all weights of one dimension, if they have weight decay; (4) the same if they have none.
+    """
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     norms = {name for name, module in model.named_modules() if isinstance(module, nn.LayerNorm)}
     embedding = frozenset(name for name in trained if ".lora_embedding_" in name)
@@ -35,7 +37,7 @@ def loraplus_names(model: nn.Module) -> tuple[frozenset[str], frozenset[str], fr
 
 
 def check_rates(model: nn.Module, job: Job) -> None:
-    """Raise UserError where the job gives embedding and head a rate that no trained weight gets."""
+    """Raise UserError if the job sets a learning rate for embedding and head, but no trained weight gets it."""
     key = next((key for key in ("embedding_lr", "embedding_lr_scale") if getattr(job, key) is not None), None)
     if key is None or embedding_names(model):
         return

@@ -1,9 +1,10 @@
-"""Packs the experts of a frozen base in 4 bits: their weights [experts, rows, columns] wait and travel packed, like
-those of linear layers (`planner.models.quantized`), and are unpacked whole where the experts are computed.
+"""Packs the experts of a frozen mixture of experts in 4 bits. Their weights [experts, rows, columns] stay packed in
+host memory and while they are copied, like those of linear layers (`planner.models.quantized`), and are unpacked whole
+where the experts are computed.
 
 By itself bitsandbytes quantizes no parameters outside linear layers. For others it has
-`bitsandbytes.nn.parametrize.replace_parameter_4bit`. This module does the same with the same numbers, as each weight is
-read.
+`bitsandbytes.nn.parametrize.replace_parameter_4bit`. This module does the same with the same numbers, as each weight
+is read.
 """
 
 from __future__ import annotations
@@ -29,10 +30,12 @@ from planner.models.quantized import (
 
 
 class Unpacking(nn.Module):
-    """The parametrization that unpacks a packed weight of experts when it is read, in its shape and computing dtype."""
+    """The torch parametrization that unpacks a packed weight of experts whenever it is read, in its original shape and
+    the dtype in which the experts compute."""
 
     def __init__(self, shape: Sequence[int], job: Job, code: Tensor) -> None:
-        """`shape` of the weight; `code`: the numbers that the bytes of doubly quantized scales stand for."""
+        """`shape`: the weight's original shape. `code`: the numbers that the bytes of scales stand for if scales are
+        quantized."""
         super().__init__()
         self.shape, self.kind, self.dtype = tuple(shape), job.bnb_4bit_quant_type, computes_in(job)
         self.nested = job.bnb_4bit_use_double_quant
@@ -42,7 +45,8 @@ class Unpacking(nn.Module):
             self.register_buffer("code", code, persistent=False)
 
     def forward(self, packed: Tensor) -> Tensor:
-        """The weight unpacked from the bytes `packed`, and passed through `followed_by` where that is set."""
+        """The weight unpacked from the bytes `packed`, and passed through the function that `followed_by` has set, if
+        any."""
         parts = [packed[start:end] for start, end in self.places]
         code = cast(Tensor, self.code) if self.nested else None
         weight = unpacked_4bit(parts, code, self.kind, self.shape, self.dtype)
@@ -54,7 +58,7 @@ class Unpacking(nn.Module):
 
     @contextlib.contextmanager
     def followed_by(self, then: Callable[[Tensor], Tensor] | None) -> Iterator[None]:
-        """Inside, the unpacked weight passes through `then`, such as an adapter, whenever it is read."""
+        """A context in which the unpacked weight passes through `then`, such as an adapter, whenever it is read."""
         before, self._then = self._then, then
         try:
             yield
@@ -63,7 +67,7 @@ class Unpacking(nn.Module):
 
     @classmethod
     def of(cls, module: nn.Module, name: str) -> Unpacking | None:
-        """The Unpacking of the parameter `name` of `module`; None where it is not packed."""
+        """The Unpacking of the parameter `name` of `module`; None if that parameter is not packed."""
         if not parametrize.is_parametrized(module, name):
             return None
         unpacking = cast(Any, module.parametrizations)[name][0]
@@ -71,14 +75,14 @@ class Unpacking(nn.Module):
 
 
 def holds_experts(module: nn.Module, parameter: Tensor | None) -> bool:
-    """Whether `parameter` holds the weights of a layer's experts."""
+    """Whether `parameter` of `module` holds the weights of all experts of a layer, [experts, rows, columns]."""
     return parameter is not None and parameter.dim() == 3 and "expert" in type(module).__name__.lower()
 
 
 @contextlib.contextmanager
 def experts_packed_as_read(job: Job) -> Iterator[None]:
-    """Inside, weights of experts are packed as soon as a module gets them, so that only one of them is in memory
-    unpacked. `unpack_where_read` makes them usable."""
+    """A context in which weights of experts are packed as soon as they are set in a module, so that only one of them
+    at a time is in memory unpacked. `unpack_where_read` makes them usable."""
 
     def pack(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
         if parameter is None or parameter.is_meta or not holds_experts(module, parameter):
@@ -94,8 +98,8 @@ def experts_packed_as_read(job: Job) -> Iterator[None]:
 
 @contextlib.contextmanager
 def experts_shown(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
-    """Inside, packed weights of experts have their old shapes, without memory or values: peft needs the shapes to make
-    adapters on them."""
+    """A context in which packed weights of experts have their original shapes, without memory or values. peft needs
+    the shapes to create adapters on them."""
     packed = [
         (module, name, parameter)
         for module in model.modules()
@@ -113,8 +117,8 @@ def experts_shown(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
 
 
 def unpack_where_read(model: nn.Module, job: Job) -> int:
-    """Let the experts of `model` unpack their weights whenever they read them. The bytes are those that
-    `experts_packed_as_read` made; on meta new ones replace the weights. Returns how many weights these are."""
+    """Let the experts of `model` unpack their weights whenever they read them. Returns the number of such weights.
+    They were packed by `experts_packed_as_read`; weights on meta are replaced by bytes on meta."""
     from bitsandbytes.functional import create_dynamic_map
 
     code: Tensor | None = None

@@ -1,4 +1,4 @@
-"""Adds LoRA adapters to a model by peft: the adapters are trained, the model's own weights are frozen."""
+"""Adds LoRA adapters to a model with peft: the adapters are trained, the model's own weights are frozen."""
 
 from __future__ import annotations
 
@@ -32,11 +32,12 @@ log = logging.getLogger(__name__)
 def with_adapters(
     model: nn.Module, job: Job, *, layers: int | None = None, begun: Mapping[str, Tensor] | None = None
 ) -> nn.Module:
-    """`model` wrapped by peft: with fresh adapters under `job.seed`, in fp32 as peft makes them, and all else frozen.
+    """`model` wrapped by peft, with new LoRA adapters as the job says and all else frozen. The adapters are
+    initialized under `job.seed`, in fp32 as peft does.
 
-    `layers`: how many layers the whole model has, where `model` has only the first ones; keys of the job may then be
-    about the others. `begun`: initial values of adapters that took over a part of the model's own weights, from which
-    they begin again. Raises UserError where peft is missing, or a target is not in the model.
+    `layers`: the number of layers of the whole model if `model` has only the first ones; then names and patterns in
+    the job may be about the others. `begun`: the initial values of adapters that took over a part of the model's
+    weights (PiSSA, OLoRA), to start from again. Raises UserError if peft is missing, or a target is not in the model.
     """
     try:
         from peft import LoraConfig, get_peft_model
@@ -180,13 +181,14 @@ def _check_matches(adapted: nn.Module, job: Job) -> None:
 
 
 def plain_name(name: str) -> str:
-    """The name that a module inside peft's model has in the plain model. Layers on parameters wrap one another."""
+    """The name that a module of peft's wrapped model has in the plain model. If an adapter is on a parameter, peft
+    wraps a module several times."""
     return name.removeprefix("base_model.model.").replace(".base_layer", "")
 
 
 def check_adapter(job: Job) -> None:
-    """Raise UserError where the adapter that the job continues has other settings now than at the submission: its
-    weights would be trained under the settings of the submission."""
+    """Raise UserError if the settings of the adapter that the job continues have changed since the job was submitted:
+    its weights would be trained under the old settings."""
     folder = job.adapter_name_or_path
     assert folder is not None
     try:
@@ -215,12 +217,13 @@ def _sorted(value: object) -> object:
 
 
 def load_adapter(adapted: nn.Module, folder: str, *, layers: int | None = None, as_ordinary: bool = False) -> None:
-    """Load the adapter in `folder` into `adapted`, which `with_adapters` made. `layers`: `adapted` has only so many
-    first layers of the model. `as_ordinary`: the adapter was written by `planner.models.peft_parts`.
+    """Load the adapter in `folder` into `adapted`, a model that `with_adapters` made. `layers`: `adapted` has only the
+    first so many layers of the model. `as_ordinary`: the adapter's file was written for the published model by
+    `planner.models.peft_parts`, with twice the rank.
 
-    Raises UserError where it cannot be read, belongs to another model, or comes with weights of the model that differ
-    from the model's: training would use them, but nothing that is written would hold them. peft writes such weights
-    with `save_embedding_layers`; equal ones are fine.
+    Raises UserError if the adapter cannot be read or belongs to another model. Also if its file has weights of the
+    model itself that differ from the model's: training would use them, but no file that it writes would hold them.
+    peft writes such weights with `save_embedding_layers`; equal ones are fine.
     """
     from peft import set_peft_model_state_dict
 
@@ -255,7 +258,7 @@ def load_adapter(adapted: nn.Module, folder: str, *, layers: int | None = None, 
 
 
 def _is_beyond(name: str, layers: int, adapted: nn.Module) -> bool:
-    """Whether a weight belongs to a layer beyond the first `layers`, which are all that `adapted` has."""
+    """Whether the weight `name` belongs to a layer beyond the first `layers`, which are all that `adapted` has."""
     parts = name.split(".")
     for place, part in enumerate(parts):
         if part.isdecimal() and int(part) >= layers:
@@ -288,11 +291,12 @@ def _not_usable(folder: str, cause: str) -> UserError:
 
 
 def keep_modules(adapted: nn.Module) -> None:
-    """Let peft's layers on parameters compute the same results without changing the modules that they wrap.
+    """Let peft's adapters on parameters (such as the experts of a mixture) compute the same results without changing
+    the modules that they wrap.
 
     peft's own code turns each such weight into a parametrization during a forward, and back into a plain parameter
     after it. In a trace other tensors stand in for weights, and peft's code would put them back as buffers. Also torch
-    computes a parametrization once more when it is made.
+    computes a parametrization once more when it is registered.
     """
     from peft.tuners.lora.layer import ParamWrapper
 
@@ -333,8 +337,8 @@ def _adapted(layer: Any, weight: Tensor) -> Tensor:
 
 
 def targets_of(job: Job) -> Any:
-    """`target_modules` for a peft config; None: peft's own choice for the model's type. Where a job names all linear
-    layers and others, only all linear layers: `add_others` adds the others."""
+    """The value of `target_modules` for a peft config; None: peft's own choice for the model's type. If a job names
+    all linear layers and others, only all linear layers: `add_others` adds the others."""
     targets = job.lora_target_modules
     if targets == PEFTS_OWN:
         return None
@@ -344,7 +348,8 @@ def targets_of(job: Job) -> Any:
 
 
 def add_others(config: Any, model: nn.Module, job: Job) -> None:
-    """Add to peft's `config`, made with `targets_of`, what the job names beside all linear layers of `model`."""
+    """Add to peft's `config` the modules that the job names beside "all-linear", which stands for all linear layers of
+    `model`. `config` was made with `targets_of`."""
     from peft.tuners.tuners_utils import _maybe_include_all_linear_layers  # as in get_peft_model
 
     if isinstance(job.lora_target_modules, tuple) and ALL_LINEAR in job.lora_target_modules:
@@ -353,8 +358,8 @@ def add_others(config: Any, model: nn.Module, job: Job) -> None:
 
 
 def no_such_target(job: Job, model: nn.Module) -> UserError | None:
-    """The error where no module in `model` fits the names or the pattern in the job's `lora_target_modules`; None where
-    one does."""
+    """The error for a job none of whose `lora_target_modules` (names or a pattern) fits a module in `model`; None if
+    one fits."""
     targets, places = job.lora_target_modules, [name for name, _ in model.named_modules()]
     if isinstance(targets, str) and targets not in (ALL_LINEAR, PEFTS_OWN):
         if any(re.fullmatch(targets, place) for place in places):
@@ -377,7 +382,7 @@ def no_such_target(job: Job, model: nn.Module) -> UserError | None:
 
 
 def near_target(name: str, model: nn.Module) -> str | None:
-    """The name of a layer of `model` that is nearly `name`; None where there is none."""
+    """The name of a layer of `model` that is similar to `name`; None if there is none."""
     return next(iter(difflib.get_close_matches(name, _weighted(model), n=1)), None)
 
 

@@ -1,9 +1,10 @@
-"""Handles adapters that take over a part of the model's own weights at the beginning, which become W - scale B A.
+"""Handles LoRA adapters that take over a part of the model's own weights at the beginning of training. The model's
+weight W then becomes W - scale B A.
 
-PiSSA (Meng et al. 2024, eq. 2 to 4: the part of the largest singular values) and OLoRA (Büyükakyüz 2024: the first
-columns of the QR decomposition), by peft's own functions. The trained adapters would fit only the reduced weights,
-which nobody can rebuild without the initial A0 and B0. So they are written as an equal ordinary LoRA on the published
-weights: with A and B at the end it adds B A - B0 A0, which has twice the rank.
+They are PiSSA (Meng et al. 2024, eq. 2 to 4: the part of the largest singular values) and OLoRA (Büyükakyüz 2024: the
+first columns of the QR decomposition), by peft's own functions. The trained adapters would fit only the reduced
+weights, which nobody can rebuild without the initial A0 and B0. So they are written as an equal ordinary LoRA on the
+published weights: with A and B at the end it adds B A - B0 A0, which has twice the rank.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from planner.errors import Exit, UserError, disk_full, first_line, is_disk_full
 
 
 def check_parts(adapted: nn.Module, begin: object) -> None:
-    """Raise UserError for a layer of `adapted` whose adapter cannot take over a part of its weight."""
+    """Raise UserError for a layer of `adapted` whose adapter cannot take over a part of its weight. `begin`: "pissa"
+    or "olora", for the error."""
     from peft.tuners.lora import LoraLayer
     from peft.tuners.lora.layer import Linear
 
@@ -55,7 +57,7 @@ def check_parts(adapted: nn.Module, begin: object) -> None:
 
 
 def beginnings(adapted: nn.Module) -> dict[str, Tensor]:
-    """Name of each A and B -> its present value."""
+    """The present values of all adapters: name -> A or B."""
     return {
         name: parameter.detach().contiguous()
         for name, parameter in adapted.named_parameters()
@@ -65,8 +67,8 @@ def beginnings(adapted: nn.Module) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def take_parts(adapted: nn.Module, begun: Mapping[str, Tensor]) -> None:
-    """Set the A and B in `begun`, and take their part out of the base of `adapted`, which is as published. The numbers
-    are those of peft's functions."""
+    """Give the adapters the values in `begun` (name -> A or B), and subtract their product from the weights of
+    `adapted`, which are as published. The result equals that of peft's functions."""
     from peft.tuners.lora import LoraLayer
     from peft.utils.other import transpose
 
@@ -81,13 +83,14 @@ def take_parts(adapted: nn.Module, begun: Mapping[str, Tensor]) -> None:
 
 
 def lay_out(adapted: nn.Module) -> None:
-    """Make all weights contiguous: peft leaves transposed weights of the base as views."""
+    """Make all weights contiguous: peft leaves transposed weights of the model as views."""
     for parameter in adapted.parameters():
         parameter.data = parameter.data.contiguous()
 
 
 def write_begun(file: Path, begun: Mapping[str, Tensor]) -> None:
-    """Write `begun` into `file`: the file is complete or absent. Raises OSError; UserError for a full disk."""
+    """Write `begun` (name -> initial A or B) into `file`, which is then either complete or absent. Raises OSError;
+    UserError for a full disk."""
     draft = file.with_name(f"{file.name}.new")
     try:
         save_file(dict(begun), draft)
@@ -101,7 +104,7 @@ def write_begun(file: Path, begun: Mapping[str, Tensor]) -> None:
 
 
 def read_begun(file: Path) -> dict[str, Tensor]:
-    """What `write_begun` wrote. Raises UserError."""
+    """The initial values of adapters that `write_begun` wrote: name -> A or B. Raises UserError."""
     try:
         return load_file(file)
     except (OSError, SafetensorError) as error:
@@ -128,7 +131,8 @@ def _as_ordinary(weights: Mapping[str, Tensor], begun: Mapping[str, Tensor]) -> 
 
 
 def trained_halves(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The trained A and B within the weights that `as_published` gives, and the rest as it is."""
+    """The reverse of `as_published`: the trained A and B, which are the first halves of those in `weights`; other
+    weights as they are."""
     return {
         name: w[: len(w) // 2]
         if ".lora_A." in name
@@ -141,7 +145,8 @@ def trained_halves(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 @contextlib.contextmanager
 def _config_of_ordinary(adapted: Any) -> Iterator[None]:
-    """Inside, the config of `adapted` fits the weights that `as_published` gives: twice the rank, the same scale."""
+    """A context in which the config of `adapted` fits the weights that `as_published` gives: twice the rank, the same
+    scale."""
     config = adapted.peft_config["default"]
     ordinary = copy.deepcopy(config)
     times = 2**0.5 if config.use_rslora else 2  # alpha / sqrt(r), alpha / r
@@ -158,8 +163,9 @@ def _config_of_ordinary(adapted: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def as_published(begun: Path, adapted: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
-    """Gives the trained `weights` as they are for the published model. The file `begun` has their initial values.
-    Inside, the config of `adapted` fits them. Raises UserError."""
+    """A context that yields the trained adapter `weights` converted to an ordinary LoRA on the published model, with
+    twice the rank. The file `begun` has their initial values. Inside, the config of `adapted` fits the converted
+    weights. Raises UserError."""
     ordinary = _as_ordinary(weights, read_begun(begun))
     with _config_of_ordinary(adapted):
         yield ordinary

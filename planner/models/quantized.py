@@ -1,8 +1,9 @@
-"""Packs the linear layers of a frozen base in 4 or 8 bits, by bitsandbytes; their weights wait and travel packed.
+"""Packs the linear layers of a frozen model in 4 or 8 bits, quantized by bitsandbytes. The weights stay packed in host
+memory and while they are copied to the device.
 
-A packed weight is one tensor of bytes (`planner.models.quantized`), and so one item of a plan. The operations that
-unpack it are in the block's graph. So a plan counts the packed bytes that travel and, beside them, the unpacked weight,
-which lives for one product. Backward unpacks again (`planner.graph.block_code`).
+A packed weight is one tensor of bytes, so a plan treats it as one weight. The operations that unpack it are in the
+traced graph of its block. So a plan counts the packed bytes that are copied and, beside them, the unpacked weight,
+which lives for one matrix product. Backward unpacks again (`planner.graph.block_code`).
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ _SAVED = (
     "llm_int8_skip_modules",
 )
 _UNPACKED = {"mxfp4": "Mxfp4Config", "fp8": "FineGrainedFP8Config"}
-"""Formats that models such as gpt-oss and DeepSeek's are published in -> the transformers class that unpacks them as
+"""Formats in which models such as gpt-oss and DeepSeek's are published -> the transformers class that unpacks them as
 they are read. After that the model is like any other of its dtype."""
 _PACKED_NAMES = ("_blocks", "_scales", "_scale_inv", "activation_scale")
 
 
 @torch.library.custom_op("offmate::unpack_int8", mutates_args=())
 def unpack_int8(numbers: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
-    """The weight [rows, columns] from int8 `numbers` and fp32 `scales` [rows], by bitsandbytes' operations, in place as
-    there. Traced one by one, these operations would make a second copy in fp32."""
+    """The weight [rows, columns] in `dtype`, from int8 `numbers` [rows, columns] and fp32 `scales` [rows], by
+    bitsandbytes' operations. It is one custom operation: traced one by one, they would make a second copy in fp32."""
     return numbers.to(dtype).mul_(scales.unsqueeze(1))
 
 
@@ -48,14 +49,14 @@ def _(numbers: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class Packed(nn.Module):
-    """A frozen linear layer whose weight is stored as packed bytes; subclasses define the format."""
+    """A frozen linear layer whose weight is stored as one tensor of bytes, `packed`; subclasses define the format."""
 
     packed: nn.Parameter
     bias: Tensor | None
 
     def __init__(self, layer: nn.Module, sizes: Sequence[int]) -> None:
         """`layer`: the bitsandbytes layer that this one replaces, on meta or quantized on the CPU. `sizes`: the bytes
-        of each part that the weight is unpacked from."""
+        of each part from which the weight is unpacked (numbers, scales)."""
         super().__init__()
         its = cast(Any, layer)
         self.in_features, self.out_features = its.in_features, its.out_features
@@ -67,7 +68,7 @@ class Packed(nn.Module):
         self.bias = its.bias
 
     def parts(self) -> list[Tensor]:
-        """The parts as views of `packed`, in order."""
+        """The parts from which the weight is unpacked (numbers, scales), as views of `packed`."""
         return [self.packed[start:end] for start, end in self._places]
 
     @staticmethod
@@ -77,9 +78,9 @@ class Packed(nn.Module):
 
 
 class Packed8bit(Packed):
-    """A frozen linear layer in 8 bits. It computes what `bitsandbytes.nn.Linear8bitLt` does on a CPU in training, by
-    the same operations in the same order. On CUDA Linear8bitLt also rounds the layer's input to 8 bits; this layer does
-    not."""
+    """A frozen linear layer with a weight in 8 bits. It computes what `bitsandbytes.nn.Linear8bitLt` does on a CPU in
+    training, by the same operations in the same order. On CUDA Linear8bitLt also rounds the layer's input to 8 bits;
+    this layer does not."""
 
     def __init__(self, layer: nn.Module) -> None:
         its = cast(Any, layer)
@@ -91,28 +92,28 @@ class Packed8bit(Packed):
         return [weight.data, weight.SCB.mul(1.0 / 127.0)]
 
     def unpacked(self, dtype: torch.dtype) -> Tensor:
-        """The weight [out_features, in_features]."""
+        """The unpacked weight [out_features, in_features] in `dtype`."""
         numbers, scales = self.parts()
         shape = (self.out_features, self.in_features)
         return cast(Tensor, unpack_int8(numbers.view(torch.int8).view(shape), scales.view(torch.float32), dtype))
 
     def forward(self, x: Tensor) -> Tensor:
-        """As `nn.Linear`."""
+        """The linear layer's result for `x` [..., in_features], in the dtype of `x`."""
         return functional.linear(x, self.unpacked(x.dtype), self.bias)
 
     def extra_repr(self) -> str:
-        """What the repr of the module shows."""
+        """The layer's sizes, for its repr."""
         return f"{self.in_features}, {self.out_features}"
 
 
 class Packed4bit(Packed):
-    """A frozen linear layer in 4 bits. It computes what `bitsandbytes.nn.Linear4bit` does, by the same operations in
-    the same order. Results differ by rounding where bitsandbytes has a kernel for few tokens that unpacks inside the
-    product, as on CUDA."""
+    """A frozen linear layer with a weight in 4 bits. It computes what `bitsandbytes.nn.Linear4bit` does, by the same
+    operations in the same order. Results differ by rounding where bitsandbytes has a kernel for few tokens that
+    unpacks inside the matrix product, as on CUDA."""
 
     def __init__(self, layer: nn.Module, code: Tensor, dtype: torch.dtype) -> None:
-        """`layer`: the Linear4bit that this one replaces, on meta or quantized on the CPU. `code`: the numbers that the
-        bytes of doubly quantized scales stand for. `dtype`: in which it computes."""
+        """`layer`: the Linear4bit that this one replaces, on meta or quantized on the CPU. `code`: the 256 numbers
+        that the bytes of scales stand for if the scales are quantized, too. `dtype`: the dtype in which it computes."""
         its = cast(Any, layer)
         self.kind: str = its.weight.quant_type
         self.nested: bool = its.weight.compress_statistics
@@ -126,30 +127,31 @@ class Packed4bit(Packed):
         return parts_of_4bit(weight.data, weight.quant_state)
 
     def unpacked(self) -> Tensor:
-        """The weight [out_features, in_features]."""
+        """The unpacked weight [out_features, in_features]."""
         code = cast(Tensor, self.code) if self.nested else None
         return unpacked_4bit(self.parts(), code, self.kind, (self.out_features, self.in_features), self.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        """As `nn.Linear`."""
+        """The linear layer's result for `x` [..., in_features], computed in the layer's dtype and converted to the
+        dtype of `x`."""
         return functional.linear(x.to(self.dtype), self.unpacked(), self.bias).to(x.dtype)
 
     def extra_repr(self) -> str:
-        """What the repr of the module shows."""
+        """The layer's sizes and format, for its repr."""
         return f"{self.in_features}, {self.out_features}, {self.kind}, nested={self.nested}"
 
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """How a base is quantized. `saved`: its weights were saved quantized."""
+    """How the frozen model is quantized by bitsandbytes. `saved`: its weights were saved quantized."""
 
     config: BitsAndBytesConfig
     saved: bool
 
     @classmethod
     def of(cls, job: Job, config: PreTrainedConfig) -> Quantization | None:
-        """The quantization that the job asks for, or with which bitsandbytes saved the model of this config; None for
-        no quantization. Raises UserError for one that is not supported, and where bitsandbytes is missing."""
+        """The quantization that the job asks for, or the one with which bitsandbytes saved the model of this config;
+        None for no quantization. Raises UserError for one that is not supported, and if bitsandbytes is missing."""
         its = _saved(config)
         by = its.get("quant_method") or ("bitsandbytes" if its.get("load_in_4bit") or its.get("load_in_8bit") else None)
         if by in _UNPACKED and not (job.load_in_4bit or job.load_in_8bit):
@@ -190,12 +192,12 @@ class Quantization:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Arguments for `from_pretrained`. Weights are quantized one by one as they are read, on the CPU, because a GPU
-        may be busy with another job."""
+        """Keyword arguments for `from_pretrained`. They make it quantize weights one by one as they are read, on the
+        CPU, because a GPU may be busy with another job."""
         return {"device_map": {"": "cpu"}} | ({} if self.saved else {"quantization_config": self.config})
 
     def apply(self, model: nn.Module) -> None:
-        """Put bitsandbytes' layers, without memory, where `from_pretrained` puts them in `model`."""
+        """Put bitsandbytes' layers into `model` where `from_pretrained` puts them, without memory for their weights."""
         from transformers.quantizers.quantizer_bnb_4bit import Bnb4BitHfQuantizer
         from transformers.quantizers.quantizer_bnb_8bit import Bnb8BitHfQuantizer
 
@@ -206,8 +208,8 @@ class Quantization:
 
 
 def loading_options(job: Job, config: PreTrainedConfig) -> dict[str, Any]:
-    """Arguments for `from_pretrained` that say whether the model's weights are to be packed, or unpacked as they are
-    read. Raises UserError as `Quantization.of` does."""
+    """Keyword arguments for `from_pretrained`, so that it quantizes the weights as the job asks, or unpacks those that
+    were published packed. Raises UserError for a quantization that is not supported, and if bitsandbytes is missing."""
     if (quantized := Quantization.of(job, config)) is not None:
         return quantized.options
     if not unpacks(config):
@@ -219,14 +221,16 @@ def loading_options(job: Job, config: PreTrainedConfig) -> dict[str, Any]:
 
 
 def unpacks(config: PreTrainedConfig) -> bool:
-    """Whether the weights of the model with this config are unpacked as they are read."""
+    """Whether the weights of the model with this config were published packed, in a format that transformers unpacks
+    as it reads them."""
     return _saved(config).get("quant_method") in _UNPACKED
 
 
 def as_unpacked(model: nn.Module, alike: nn.Module) -> None:
-    """Make a model whose weights were unpacked as they were read like one that was published unpacked. Its parameters
-    get the dtypes of `alike`: transformers leaves those that were not packed in their own. It is saved under the names
-    of an unpacked model: transformers would take the names of packed weights, under which nothing is found again."""
+    """Make a model whose weights were unpacked as they were read like one that was published unpacked. Each parameter
+    gets the dtype of that of `alike`; transformers leaves parameters that were not packed in their own dtype. The
+    model will also be saved under the names of an unpacked model; transformers would save it under the names of packed
+    weights, where no loading code finds them."""
     from transformers.conversion_mapping import get_model_conversion_mapping
 
     for p, wanted in zip(model.parameters(), alike.parameters(), strict=True):
@@ -253,12 +257,13 @@ def _config(**values: Any) -> BitsAndBytesConfig:
 
 
 def computes_in(job: Job) -> torch.dtype:
-    """The dtype that weights are unpacked to."""
+    """The dtype to which quantized weights are unpacked, and in which their layers compute."""
     return torch.bfloat16 if job.bf16 else torch.float32
 
 
 def compute_in(model: nn.Module, dtype: torch.dtype) -> None:
-    """Let bitsandbytes' layers compute in `dtype`, however they were saved: peft makes adapters in that dtype."""
+    """Let bitsandbytes' 4-bit layers in `model` compute in `dtype`, however they were saved. peft creates adapters in
+    that dtype."""
     from bitsandbytes.nn.modules import Linear4bit
 
     for layer in model.modules():
@@ -267,21 +272,22 @@ def compute_in(model: nn.Module, dtype: torch.dtype) -> None:
 
 
 def is_quantized(model: nn.Module) -> bool:
-    """Whether `Quantization.apply` or `from_pretrained` has put bitsandbytes' layers into `model`."""
+    """Whether `model` has bitsandbytes' layers, put there by `Quantization.apply` or `from_pretrained`."""
     return any(getattr(model, f"is_loaded_in_{bits}bit", False) for bits in (4, 8))
 
 
 def parameters_of(model: nn.Module) -> int:
-    """The number of a model's parameters, also where some are quantized."""
+    """The number of a model's parameters; a quantized weight counts with the elements that it has unpacked."""
     return sum(
         p.nbytes * 2 if hasattr(p, "quant_state") else getattr(p, "holds", p.numel()) for p in model.parameters()
     )
 
 
 def pack(model: nn.Module, dtype: torch.dtype) -> None:
-    """Replace all bitsandbytes layers in `model` by `Packed4bit`, which computes in `dtype`, and `Packed8bit`, which
-    computes in the dtype of its input. One layer is replaced after another, and its old weight is freed. Raises
-    UserError for weights that were quantized with other settings."""
+    """Replace all bitsandbytes layers in `model` by layers whose weight is one tensor of bytes: `Packed4bit`, which
+    computes in `dtype`, and `Packed8bit`, which computes in the dtype of its input. Layers are replaced one after
+    another, and each old weight is freed. Raises UserError for weights that were quantized with other settings than
+    bitsandbytes' own."""
     from bitsandbytes.functional import create_dynamic_map
     from bitsandbytes.nn.modules import Linear4bit, Linear8bitLt
 
@@ -308,7 +314,7 @@ def pack(model: nn.Module, dtype: torch.dtype) -> None:
 
 
 def other_on_cuda(model: nn.Module) -> str | None:
-    """How the results of a packed `model` differ from those of bitsandbytes on CUDA; None where nothing is packed."""
+    """How the results of `model` differ from those of bitsandbytes on CUDA, in words; None if no layer is quantized."""
     kinds = {type(module) for module in model.modules()}
     if Packed8bit in kinds:
         return (
@@ -326,7 +332,8 @@ def _is_usual(state: Any, code: Tensor) -> bool:
     return not state.nested or (state.state2.blocksize == GROUPS and torch.equal(state.state2.code, code))
 
 
-# ---- lays out all parts of a quantized weight in one tensor of bytes: [numbers | scales]. With double quantization the
+# ---- lays out all parts of a quantized weight in one tensor of bytes: [numbers | scales]. With double quantization:
+# [numbers | scales of the scales | offset of the scales | quantized scales]
 
 
 GROUP, GROUPS = 64, 256
@@ -335,7 +342,8 @@ _ALIGNED = 16
 
 
 def places_of_parts(sizes: Sequence[int]) -> list[tuple[int, int]]:
-    """Start and end of each part, for parts of these sizes in bytes. Starts are aligned."""
+    """Start and end, in bytes, of each part when parts of these sizes are laid out one after another. Starts are
+    multiples of 16."""
     places: list[tuple[int, int]] = []
     end = 0
     for size in sizes:
@@ -346,7 +354,8 @@ def places_of_parts(sizes: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def packed_bytes(sizes: Sequence[int], parts: Sequence[Tensor] | None, device: torch.device) -> Tensor:
-    """The bytes [n] of `parts`, which have these `sizes` in bytes; zeros where `parts` is None."""
+    """One uint8 tensor that holds the bytes of all `parts`, at the places that `places_of_parts` gives; zeros if
+    `parts` is None. `sizes`: the bytes of each part."""
     places = places_of_parts(sizes)
     packed = torch.zeros(places[-1][1], dtype=torch.uint8, device=device)
     for (start, end), part in zip(places, parts or (), strict=parts is not None):
@@ -355,22 +364,24 @@ def packed_bytes(sizes: Sequence[int], parts: Sequence[Tensor] | None, device: t
 
 
 def sizes_of_4bit(count: int, *, nested: bool) -> list[int]:
-    """Bytes of the parts of a weight of `count` elements in 4 bits; `nested`: doubly quantized."""
+    """Bytes of each part of a 4-bit weight with `count` elements: numbers and scales. `nested`: the scales are
+    quantized, too, which adds parts."""
     scales = -(-count // GROUP)
     groups = -(-scales // GROUPS)
     return [-(-count // 2), *([4 * groups, 4, scales] if nested else [4 * scales])]
 
 
 def parts_of_4bit(numbers: Tensor, state: Any) -> list[Tensor]:
-    """The parts of a weight in 4 bits, in order: from `numbers` and the `state` that bitsandbytes keeps beside them."""
+    """The tensors of a 4-bit weight, in the order in which they are laid out. `numbers`: the quantized weight;
+    `state`: the quantization state that bitsandbytes keeps with it, which has the scales."""
     return [numbers, *([state.state2.absmax, state.offset.reshape(1)] if state.nested else []), state.absmax]
 
 
 def unpacked_4bit(
     parts: Sequence[Tensor], code: Tensor | None, kind: str, shape: Sequence[int], dtype: torch.dtype
 ) -> Tensor:
-    """Unpack the weight of this `shape`, by bitsandbytes' operations. `code`: the numbers that the bytes of doubly
-    quantized scales stand for; None where scales are not quantized. `kind`: nf4 or fp4."""
+    """The unpacked weight of this `shape` and `dtype`, computed by bitsandbytes' operations from its `parts`. `code`:
+    the numbers that the bytes of scales stand for if scales are quantized, else None. `kind`: nf4 or fp4."""
     operations: Any = torch.ops.bitsandbytes
     numbers, *others = parts
     if code is not None:

@@ -1,4 +1,5 @@
-"""Finds models whose rotary positions have frequencies that depend on a row's length, padding included."""
+"""Finds models whose rotary position embeddings (RoPE) use frequencies that depend on a row's length, padding
+included."""
 
 from __future__ import annotations
 
@@ -10,13 +11,15 @@ from planner.models.hf_model import model_config
 
 
 def rope_border(job: Job) -> RopeBorder | None:
-    """The border of the job's model; None where frequencies are always the same. Raises UserError."""
+    """The row length, in tokens, above which the job's model uses other rotary frequencies; None if they never change.
+    Raises UserError."""
     return border_of(model_config(job))
 
 
 def border_of(config: PreTrainedConfig) -> RopeBorder | None:
-    """As `rope_border`, for a config of transformers (`modeling_rope_utils.dynamic_rope_update`). Where kinds of layers
-    have different borders, the smallest."""
+    """The row length, in tokens, above which a model with this config uses other rotary frequencies; None if they
+    never change. If kinds of layers have different borders, the smallest. As in transformers'
+    `modeling_rope_utils.dynamic_rope_update`."""
     text = config.get_text_config()
     parameters = getattr(text, "rope_parameters", None) or {}
     borders: list[RopeBorder] = []

@@ -1,8 +1,8 @@
-"""Adds the auxiliary loss of a mixture's routers, which makes them choose all experts equally often.
+"""Adds the auxiliary loss of the routers in a mixture of experts, which makes them choose all experts equally often.
 
-transformers' models compute it: they count how often each expert is chosen, without the tokens that the attention mask
-says are padding. Rows of a job are padded on the right, where causal attention needs no mask; with a mask it would run
-in another kernel. So the mask serves only for that count, and the layers never get it.
+transformers' models compute that loss: they count how often each expert is chosen, without the tokens that the
+attention mask marks as padding. Rows of a job are padded on the right, where causal attention needs no mask; with a
+mask it would run in another kernel. So the mask serves only for that count, and the layers never get it.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _SHARES = (_TRLS, "aux_loss_coef")
 
 
 def weighs_routers(job: Job, config: PreTrainedConfig) -> bool:
-    """Whether the loss of the job's model includes its routers' loss. A smoothed loss never does: Trainer computes it
-    from the logits only."""
+    """Whether the loss of the job's model includes the auxiliary loss of its routers (mixture of experts). A smoothed
+    loss never does: Trainer computes it from the logits only."""
     wanted, text = job.router_aux_loss_coef, config.get_text_config()
     enabled = getattr(text, _ASKS, False) if wanted is None else wanted
     if wanted == "auto" and job.router_aux_loss_mean:  # as in TRL, which looks only for its own name
@@ -35,8 +35,8 @@ def weighs_routers(job: Job, config: PreTrainedConfig) -> bool:
 
 
 def set_router_loss(model: nn.Module, job: Job) -> None:
-    """Let `model` (peft's wrapper, where it has adapters) add its routers' loss as the job says. Raises UserError where
-    it has no such loss."""
+    """Let `model` (perhaps wrapped by peft) add the auxiliary loss of its routers, with the factor that the job sets.
+    Raises UserError if the job sets a factor and the model has no such loss."""
     causal: Any = cast(Any, model).get_base_model() if hasattr(model, "get_base_model") else model
     wanted = 0.0 if job.label_smoothing_factor else job.router_aux_loss_coef
     shares = {name: share for name in _SHARES if isinstance(share := getattr(causal, name, None), (int, float))}
@@ -71,7 +71,8 @@ def _may_ask(config: PreTrainedConfig) -> bool:
 
 
 def _divided(causal: nn.Module, shares: Mapping[str, float], slices: int) -> Callable[[nn.Module, Any], None]:
-    """A hook that, like TRL, divides the shares by a training step's micro-batches, but not in an evaluation."""
+    """A hook that, like TRL, divides the factors `shares` by the number of a training step's micro-batches, but not in
+    an evaluation."""
 
     def divide(module: nn.Module, _: object) -> None:
         for name, share in shares.items():

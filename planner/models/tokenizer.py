@@ -1,4 +1,5 @@
-"""Loads the tokenizer of a job with the tokens that the job adds, and gives the model rows for these tokens."""
+"""Loads a job's tokenizer with the tokens that the job adds, and adds rows for them to the model's
+embedding and head."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ from planner.models.hf_names import own_code, own_code_refused
 
 
 def load_tokenizer(job: Job) -> PreTrainedTokenizerBase:
-    """The job's tokenizer, with the job's chat template where it gives one. Raises UserError."""
+    """The job's tokenizer, with the tokens that the job adds and, if the job gives one, its chat template. Raises
+    UserError."""
     its_name = f"the tokenizer {job.tokenizer}"
     if not is_local(job.tokenizer):
         check_reached(its_name, job.tokenizer)
@@ -85,9 +87,9 @@ def _added(token: str, *, special: bool = False) -> AddedToken:
 
 
 def with_rows_for_tokens(model: nn.Module, job: Job) -> None:
-    """Where a token that the job adds has no row in the embedding and the head of `model`, give every token one. This
-    is `resize_token_embeddings` under the job's seed, which draws new rows around the mean of the present ones; on meta
-    the rows are made without values. Raises UserError where only adapters are trained, which would never learn the
+    """Add rows to the embedding and head of `model` if a token that the job adds has none. This is
+    `resize_token_embeddings` under the job's seed, which draws new rows around the mean of the present ones; on meta
+    the rows are made without values. Raises UserError if only adapters are trained, which would never learn the
     tokens."""
     if not job.add_tokens:
         return

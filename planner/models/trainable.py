@@ -1,4 +1,4 @@
-"""Freezes the weights that full fine-tuning of some weights leaves out."""
+"""Freezes the weights that a job leaves out of full fine-tuning (`trainable`)."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from planner.units import counted
 
 
 def freeze_others(model: nn.Module, job: Job, *, layers: int | None = None) -> None:
-    """Freeze all parameters of `model` except those whose names a pattern in `job.trainable` matches from the
-    beginning. A tied parameter has its first name. `layers`: how many layers the whole model has, where `model` has
-    only the first ones; then patterns may be of the others.
+    """Freeze all parameters of `model` except those whose names match a pattern in `job.trainable` from the beginning.
+    A tied parameter goes by its first name. `layers`: the number of layers of the whole model if `model` has only the
+    first ones; then patterns may be about the others.
 
-    Raises UserError for a pattern that matches no parameter, where no parameter is left to train, and, with adapters,
-    for patterns that mean other parameters than the adapters'.
+    Raises UserError for a pattern that matches no parameter, if no parameter is left to train, and, with adapters, for
+    patterns that match other parameters than the adapters'.
     """
     if not job.trainable:
         return
@@ -63,7 +63,7 @@ def freeze_others(model: nn.Module, job: Job, *, layers: int | None = None) -> N
 
 
 def _check_adapters_alone(model: nn.Module, job: Job) -> None:
-    """Raise UserError where the patterns mean other parameters than those that the adapters train. As in axolotl,
+    """Raise UserError if the patterns match other parameters than those that the adapters train. As in axolotl,
     patterns match the names in peft's model."""
     patterns = [re.compile(text) for text in job.trainable or ()]
     parameters = dict(model.named_parameters())
@@ -93,8 +93,8 @@ def _check_adapters_alone(model: nn.Module, job: Job) -> None:
 
 
 def check_patterns(as_written: Iterable[str], patterns: Iterable[str], names: Iterable[str]) -> None:
-    """Raise UserError where one of the `patterns` takes too long to match these names of a model. `as_written`: each
-    pattern as the job has it, for the error."""
+    """Raise UserError if one of the regular expressions `patterns` takes too long to match the `names` of a model's
+    modules or parameters. `as_written`: each pattern as the job has it, for the error."""
     known = dict(zip(patterns, as_written, strict=True))
     if (slow := too_slow(known, names)) is not None:
         raise UserError(
@@ -107,7 +107,7 @@ def check_patterns(as_written: Iterable[str], patterns: Iterable[str], names: It
 
 
 def none_kept(model: nn.Module, layers: int) -> UserError:
-    """The error where `model` has only the first of `layers` layers, and the job trains only others of them."""
+    """Makes the error for a `model` that has only some of its `layers` layers, none of which the job trains."""
     kept_layers = _layers_of(model)
     return UserError(
         "--layers leaves out every layer that this job trains.",
@@ -119,8 +119,8 @@ def none_kept(model: nn.Module, layers: int) -> UserError:
 
 
 def check_tokens_learned(model: nn.Module, job: Job, rows: int) -> None:
-    """Raise UserError where full fine-tuning freezes the embedding or the head, and the job adds tokens that are new to
-    the tokenizer or to the model, whose embedding has `rows` rows before: their rows would stay frozen."""
+    """Raise UserError if full fine-tuning freezes the embedding or the head although the job adds tokens to them,
+    whose rows would never be trained. `rows`: the embedding's rows before tokens were added."""
     if job.method != "full" or not job.trainable or not job.add_tokens:
         return
     vocabulary = load_tokenizer(job.model_copy(update={"add_tokens": None, "special_tokens": None})).get_vocab()

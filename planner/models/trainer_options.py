@@ -1,7 +1,7 @@
-"""Sets a job's changes to a model in training: noise on its embeddings (NEFTune), another loss.
+"""Applies to a model what a job changes in training: noise on its embeddings (NEFTune), or another loss.
 
-Noise and the smoothed loss are transformers' own code. All changes run in the model's frame, between its blocks, so
-that a recomputed block does not repeat them.
+Noise and the smoothed loss are transformers' own code. All changes run in the model's code outside its blocks, so that
+a recomputed block does not repeat them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from planner.models.router_loss import set_router_loss
 
 
 class SmoothedLoss:
-    """Trainer's loss with `label_smoothing_factor`, which replaces the model's own. `used`: the model has called it."""
+    """The loss that transformers' Trainer uses with `label_smoothing_factor`; it replaces the model's own. `used`: the
+    model has called it."""
 
     def __init__(self, factor: float) -> None:
         from transformers.trainer_pt_utils import LabelSmoother  # loads peft, which few jobs need
@@ -34,7 +35,8 @@ class SmoothedLoss:
         num_items_in_batch: Tensor | int | None = None,
         **_: object,
     ) -> Tensor:
-        """The mean over `num_items_in_batch` tokens; logits [rows, length, vocabulary], labels [rows, length]."""
+        """The sum of the smoothed loss over tokens, divided by `num_items_in_batch`. `logits` [rows, length,
+        vocabulary], `labels` [rows, length]."""
         self.used = True
         smoother: Any = self._smoother
         loss = smoother({"logits": logits.float()}, labels, shift_labels=True, num_items_in_batch=num_items_in_batch)
@@ -42,7 +44,8 @@ class SmoothedLoss:
 
 
 def set_trainer_options(model: nn.Module, job: Job) -> None:
-    """Let `model` (peft's wrapper, where it has adapters) train as the job's keys say."""
+    """Set noise and loss of `model` (perhaps wrapped by peft) as the job's keys say. Raises UserError if the job sets
+    a routers' loss and the model has none."""
     if has_pairs(model):
         have_mean_of_step(_causal(model))
     if job.neftune_noise_alpha is not None:
@@ -57,8 +60,8 @@ def set_trainer_options(model: nn.Module, job: Job) -> None:
 
 
 def check_trainer_options(model: nn.Module, job: Job) -> None:
-    """Raise UserError where the job sets another loss, but `model` computes its own. `set_trainer_options` was called
-    with `model`, and `model` has been called since."""
+    """Raise UserError if the job sets another loss, but `model` does not call it and computes its own. Call this after
+    `set_trainer_options` and a forward of `model`."""
     loss = getattr(_causal(model), "loss_function", None)
     used = isinstance(loss, (SmoothedLoss, DocumentLoss)) and loss.used
     if job.label_smoothing_factor and not used:

@@ -1,4 +1,4 @@
-"""Finds the dtype that a trained model is written in: its base's, unless the job asks for another."""
+"""Finds the dtype in which a trained model is saved: that of the published model, unless the job asks for another."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _WRITTEN = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
 def written_dtype(job: Job) -> torch.dtype:
-    """The dtype that the weights are written in: fp32 for adapters; for a model that is trained as a whole
-    `save_dtype`, or else the dtype that its base is published in. Raises UserError."""
+    """The dtype in which the trained weights are saved: fp32 for adapters; for a model trained as a whole
+    `save_dtype`, else the dtype in which the model was published. Raises UserError."""
     if job.method == "lora":
         return torch.float32
     if job.save_dtype is not None:
@@ -29,8 +29,8 @@ def written_dtype(job: Job) -> torch.dtype:
 
 
 def said_of_dtype(job: Job) -> str | None:
-    """A note for the user where the job computes in another dtype than its base is published in, or writes a model
-    trained as a whole in another dtype; None where all are the same. Raises UserError."""
+    """A note for the user if the job computes in another dtype than the model was published in, or saves the model in
+    another dtype; None if all are the same. Raises UserError."""
     published, computes, written = published_dtype(job), working_dtype(job), written_dtype(job)
     if published in (None, computes) and (job.method == "lora" or written == computes):
         return None
@@ -47,8 +47,8 @@ def said_of_dtype(job: Job) -> str | None:
 
 
 def published_dtype(job: Job) -> torch.dtype | None:
-    """The dtype of most bytes of the base's weights, packed ones not counted. Where its files are not here, or are not
-    safetensors, the dtype that its config names, or None. Raises UserError."""
+    """The dtype of most bytes of the published model's weights, not counting quantized ones. If its files are not on
+    this machine, or are not safetensors, the dtype in its config, or None. Raises UserError."""
     counts = dict.fromkeys(_WRITTEN, 0)
     try:
         folder = model_folder(job)
