@@ -1,8 +1,9 @@
-"""Updates tensors in host memory as PyTorch's AdamW(fused=True) does, bit for bit, and computes norms of gradients.
+"""Does AdamW steps on tensors in host memory, bit for bit as PyTorch's AdamW(fused=True), and computes norms of
+gradients.
 
-Where there is a C compiler, an update is one pass over memory. `cpu_kernel()` gives the fastest kernel that this
-machine has. Both kernels split tensors only at multiples of a cache line, and never join tensors: the last elements of
-each take another path, which rounds otherwise.
+If there is a C compiler, an update is one pass over memory. `cpu_kernel()` returns the fastest kernel on this machine.
+Both kernels split tensors only at multiples of a cache line, and never join tensors: PyTorch computes the last
+elements of a tensor in another way, which rounds otherwise.
 """
 
 from __future__ import annotations
@@ -33,13 +34,15 @@ SOURCE = Path(__file__).with_name("adamw.c")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Target:
-    """A tensor to update, with all tensors that the update reads, on one device. Moments have the master's dtype, fp32
-    where that is packed; they are bytes where they are in 8 bits (`planner.cpu.rounded`).
+    """A tensor to update, with all tensors that the update reads, on one device. The moments `exp_avg` and
+    `exp_avg_sq` have the master's dtype (fp32 if the master is packed), or are bytes if they are in 8 bits
+    (`planner.cpu.rounded`).
 
-    `master` is what the optimizer works on, contiguous like the moments. `work` is the working copy, with which the
-    model computes: `master` itself where both have one dtype. Where states are packed (`planner.cpu.packed`, on the CPU
-    only), `master` is the int16 `low`. `before` (on the CPU only): master, moments and, where packed, working copy to
-    read in place of the tensors here, which are then only written.
+    `master` is the tensor that the optimizer updates, contiguous like the moments. `work` is the working copy, with
+    which the model computes: `master` itself if both have one dtype. If states are packed (`planner.cpu.packed`, on
+    the CPU only), `master` is int16 and holds only the lower halves of the fp32 master. `before` (on the CPU only):
+    master, moments and, if packed, working copy to read from, in place of the tensors here, which are then only
+    written.
     """
 
     name: str
@@ -53,19 +56,20 @@ class Target:
 
     @property
     def packed(self) -> bool:
-        """Whether states are packed: `master` is only the master's lower half."""
+        """Whether states are packed: then `master` holds only the lower halves of the fp32 master."""
         return self.master.dtype == torch.int16
 
     @property
     def rounded(self) -> bool:
-        """Whether moments are in 8 bits."""
+        """Whether the moments are stored in 8 bits."""
         return self.exp_avg.dtype == torch.uint8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What an update reads beside its tensors. `count`: the step's number. `coefficient`: what gradients are multiplied
-    by, None without clipping. Both are float32 without dimensions, on the device of the tensors."""
+    """The numbers of one AdamW step that are the same for all tensors. `count`: the step's number, from 1.
+    `coefficient`: the factor by which gradients are multiplied for clipping, None without clipping. Both are float32
+    tensors without dimensions, on the device of the updated tensors."""
 
     learning_rate: float
     betas: tuple[float, float]
@@ -75,7 +79,7 @@ class Step:
 
 
 class Kernel(Protocol):
-    """Updates tensors in host memory, by as many threads as torch has in the calling thread.
+    """Does AdamW steps on tensors in host memory, with as many threads as torch uses in the calling thread.
 
     `description` says in a few words what the kernel is. `shortcoming` says why it is not a better one, "" for the
     best. `packs`: whether the kernel updates packed states as fast as others.
@@ -86,15 +90,16 @@ class Kernel(Protocol):
     packs: bool
 
     def update(self, targets: Sequence[Target], step: Step) -> None:
-        """Do one step of AdamW on every target. Gradients are not changed."""
+        """Do one AdamW step on every target. Gradients are not changed."""
 
     def norms(self, gradients: Sequence[Tensor]) -> list[Tensor]:
-        """The 2-norm of each gradient, as `torch.linalg.vector_norm` gives it for the gradient converted to fp32;
-        float32 tensors without dimensions."""
+        """The 2-norm of each gradient, equal to `torch.linalg.vector_norm` of the gradient converted to fp32; float32
+        tensors without dimensions."""
 
 
 class ChunkedKernel:
-    """PyTorch's own kernel, a chunk at a time, so that conversion, scaling and update find their data in the cache."""
+    """Does AdamW steps with PyTorch's own kernel, one chunk of a tensor at a time, so that conversion, scaling and
+    update find their data in the cache."""
 
     description = "PyTorch's, in chunks"
     packs = False
@@ -103,7 +108,7 @@ class ChunkedKernel:
         self.shortcoming = shortcoming
 
     def update(self, targets: Sequence[Target], step: Step) -> None:
-        """See `Kernel`."""
+        """Do one AdamW step on every target. Gradients are not changed."""
         for target in targets:
             if target.rounded:
                 update_rounded(target, step, CHUNK // 4, both_numbers())
@@ -111,7 +116,7 @@ class ChunkedKernel:
                 _update_in_chunks(target, step)
 
     def norms(self, gradients: Sequence[Tensor]) -> list[Tensor]:
-        """See `Kernel`."""
+        """The 2-norm of each gradient, computed in fp32; float32 tensors without dimensions."""
         return [torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in gradients]
 
 
@@ -143,8 +148,8 @@ def _update_in_chunks(target: Target, step: Step) -> None:
 
 
 def update_rounded(target: Target, step: Step, chunk: int, known: tuple[Numbers, Numbers]) -> None:
-    """Do one step of AdamW on a tensor whose moments are in 8 bits, on any device, `chunk` elements at a time. `known`:
-    the numbers of first and second moment, on that device."""
+    """Do one AdamW step on a tensor whose moments are in 8 bits, on any device, `chunk` elements at a time. `known`:
+    for the first and the second moment, the 256 numbers that a byte stands for, on that device."""
     master, gradient, work = (tensor.reshape(-1) for tensor in (target.master, target.gradient, target.work))
     for old, new in zip(target.before or (), (target.master, target.exp_avg, target.exp_avg_sq), strict=False):
         new.copy_(old)
@@ -168,7 +173,8 @@ def fused(
     step: Step,
     weight_decay: float,
 ) -> None:
-    """PyTorch's fused AdamW, called as `torch.optim` calls it, on any device."""
+    """Do one step of PyTorch's fused AdamW on these tensors, in place, called as `torch.optim` calls it, on any
+    device."""
     torch._fused_adamw_(
         masters,
         gradients,
@@ -213,21 +219,22 @@ _LAYOUTS = {
     (torch.bfloat16, torch.bfloat16, torch.bfloat16): 2,
     (torch.int16, torch.bfloat16, torch.bfloat16): 3,
 }
-"""Dtypes of master, gradient and working copy -> the number of this layout in adamw.c. Moments have the master's dtype,
-fp32 where the master is packed."""
+"""Dtypes of master, gradient and working copy -> the number of this combination in adamw.c. Moments have the master's
+dtype, fp32 if the master is packed (int16)."""
 _WIDE = torch.float32
 _ROUNDED = 4  # added to a layout's number where moments are in 8 bits; then masters are fp32
 
 
 class NativeKernel:
-    """One pass over memory by `adamw.c`: it moves 28 bytes a parameter, for bf16 with fp32 master and for all fp32."""
+    """Does AdamW steps in C (`adamw.c`), in one pass over memory. It moves 28 bytes per parameter, both for bf16 with
+    an fp32 master and for all fp32."""
 
     description = "one pass, built for this processor"
     shortcoming = ""
     packs = True
 
     def __init__(self) -> None:
-        """Raises CannotBuildError."""
+        """Build and load adamw.c. Raises CannotBuildError if that is not possible."""
         library = build.load(SOURCE)
         self._update, self._norm = library.offmate_adamw, library.offmate_norm
         self._update.argtypes = (ctypes.c_void_p, ctypes.c_long, ctypes.c_void_p, ctypes.c_long, ctypes.c_void_p)
@@ -237,7 +244,8 @@ class NativeKernel:
         self._others = ChunkedKernel()
 
     def update(self, targets: Sequence[Target], step: Step) -> None:
-        """See `Kernel`."""
+        """Do one AdamW step on every target. Gradients are not changed. Targets with dtypes that adamw.c does not
+        handle are updated by PyTorch."""
         known = [(t, layout) for t in targets if (layout := _layout(t)) is not None]
         if len(known) < len(targets):
             self._others.update([t for t in targets if _layout(t) is None], step)
@@ -249,7 +257,8 @@ class NativeKernel:
         self._update(ctypes.byref(tensors), len(known), ctypes.byref(constants), torch.get_num_threads(), _numbers())
 
     def norms(self, gradients: Sequence[Tensor]) -> list[Tensor]:
-        """See `Kernel`. For a bf16 gradient PyTorch would make an fp32 copy; for an fp32 one its norm is as good."""
+        """The 2-norm of each gradient; float32 tensors without dimensions. A bf16 gradient is summed in C, because
+        PyTorch would make an fp32 copy; for an fp32 one PyTorch's own norm is as good."""
         return [
             torch.tensor(self._norm(gradient.data_ptr(), gradient.numel()), dtype=torch.float32)
             if gradient.dtype == torch.bfloat16 and gradient.is_contiguous()
@@ -260,7 +269,8 @@ class NativeKernel:
 
 @functools.cache
 def _numbers() -> ctypes.Array[ctypes.c_void_p]:
-    """Addresses of the tables in which adamw.c looks numbers up, that of signed and that of unsigned ones."""
+    """Addresses of the two tables in which adamw.c looks up the numbers that bytes stand for: signed ones for the
+    first moment, unsigned ones for the second."""
     return (ctypes.c_void_p * 2)(*(table(signed=signed).data_ptr() for signed in (True, False)))
 
 
@@ -308,8 +318,8 @@ _choosing = threading.Lock()  # building takes a second, and several threads may
 
 
 def cpu_kernel() -> Kernel:
-    """The fastest exact kernel that this machine has. The first call in a process compares the native kernel with
-    PyTorch's, and logs which one is used."""
+    """The fastest kernel on this machine whose results equal PyTorch's bit for bit. The first call in a process
+    compares the kernel in C with PyTorch's, and logs which one is used."""
     with _choosing:
         return _chosen()
 
@@ -329,8 +339,9 @@ def _chosen() -> Kernel:
 
 
 def check(kernel: Kernel) -> None:
-    """Update small tensors of every layout by `kernel` and by PyTorch. Raises ArithmeticError if a bit differs: another
-    processor, another PyTorch, or ATEN_CPU_CAPABILITY may lead to another order of the same arithmetic."""
+    """Raise ArithmeticError if `kernel` gives other bits than PyTorch, on small tensors of every combination of
+    dtypes. Another processor, another PyTorch, or ATEN_CPU_CAPABILITY may lead to another order of the same
+    arithmetic."""
     plain, draw, same = ChunkedKernel(), torch.Generator().manual_seed(0), True
     layouts = [(False, dtypes) for dtypes in _LAYOUTS] + [(True, dtypes) for dtypes in _LAYOUTS if dtypes[0] == _WIDE]
     for rounded, dtypes in layouts:
@@ -361,7 +372,7 @@ def check(kernel: Kernel) -> None:
 def _sample(
     master_dtype: torch.dtype, gradient_dtype: torch.dtype, work_dtype: torch.dtype, *, rounded: bool
 ) -> list[Target]:
-    """Targets with and without whole groups of elements, with remainders of several lengths."""
+    """Targets of several lengths: with and without whole groups of elements, and with different remainders."""
     targets = []
     for size in (3, 77, 1003):
         packed = master_dtype == torch.int16

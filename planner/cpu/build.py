@@ -1,7 +1,8 @@
-"""Builds C code on the machine where it runs, by the compiler that is there, and keeps it in the user's cache.
+"""Compiles C code on the machine where it runs, with a compiler found there, and keeps the library in the user's
+cache.
 
 The name of a built file contains a hash of all that the code depends on: source, flags, compiler, the processor's
-instructions. So a file that exists is the right one, even in a home that several machines share.
+instructions. So a file that exists is the right one, even in a home directory that several machines share.
 """
 
 from __future__ import annotations
@@ -27,14 +28,12 @@ _INCLUDED = re.compile(r'^#include "(.+)"$', re.MULTILINE)
 
 
 class CannotBuildError(Exception):
-    """Says why there is no library, in words for the log."""
+    """A C library cannot be built or loaded. The message says why, in words for the log."""
 
 
 def load(source: Path) -> ctypes.CDLL:
-    """The library built from `source`, now or earlier. Functions called through it release Python's lock.
-
-    Raises CannotBuildError.
-    """
+    """Load the library compiled from `source`, compiling it first if the cache does not have it. Functions called
+    through it release Python's lock. Raises CannotBuildError."""
     try:
         return ctypes.CDLL(str(_built(source)))
     except (OSError, RuntimeError) as error:  # RuntimeError: a user without a home
@@ -42,7 +41,8 @@ def load(source: Path) -> ctypes.CDLL:
 
 
 def cache_folder() -> Path:
-    """$XDG_CACHE_HOME/offmate, or ~/.cache/offmate: shared by all installations, and safe to delete."""
+    """The folder of cached files, $XDG_CACHE_HOME/offmate or ~/.cache/offmate. All installations share it, and it is
+    safe to delete."""
     caches = Path(os.environ.get("XDG_CACHE_HOME", ""))
     return (caches if caches.is_absolute() else Path.home() / ".cache") / "offmate"
 

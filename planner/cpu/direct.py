@@ -1,7 +1,7 @@
-"""Reads parts of files into host memory past the page cache (O_DIRECT), several blocks at a time.
+"""Reads parts of files into host memory without the page cache (O_DIRECT), several blocks at a time.
 
 Weights that every step reads again would only push each other out of the page cache, and everything else with them;
-copies out of it also cost processor time. Where a file system does not support O_DIRECT, files are read through the
+copies out of it also cost processor time. If a file system does not support O_DIRECT, its files are read through the
 page cache.
 """
 
@@ -32,12 +32,14 @@ _PROBED_S = 0.5
 
 
 def room(size: int) -> int:
-    """Bytes of memory that are enough to read `size` bytes from any offset of a file."""
+    """Bytes of memory that are enough to read `size` bytes from any offset of a file, since reads begin and end at
+    multiples of 4096 bytes."""
     return -(-size // ALIGNMENT) * ALIGNMENT + ALIGNMENT
 
 
 class OpenFile:
-    """A file that is open for reading as long as this object lives. Raises OSError if it cannot be opened."""
+    """A file that stays open for reading as long as this object lives. Creating one raises OSError if the file cannot
+    be opened."""
 
     def __init__(self, path: Path) -> None:
         self.path, self._direct = path, True
@@ -52,8 +54,8 @@ class OpenFile:
             os.close(self._fd)
 
     def read(self, offset: int, size: int, memory: Tensor) -> Tensor:
-        """Read `size` bytes of the file from `offset` on into `memory` (at least `room(size)` bytes, which begin at a
-        page). Returns the part of `memory` that holds them. Raises OSError."""
+        """Read `size` bytes of the file from `offset` on into `memory`. Returns the part of `memory` that holds them.
+        `memory` has at least `room(size)` bytes and begins at a multiple of 4096. Raises OSError."""
         first = offset // ALIGNMENT * ALIGNMENT
         lead = offset - first
         span = -(-(lead + size) // ALIGNMENT) * ALIGNMENT
@@ -95,7 +97,7 @@ class _Native:
 
 
 class _InPython:
-    """The same as `_Native` by Python's threads: another busy Python thread slows them down."""
+    """Reads like `_Native`, but by Python's threads: another busy Python thread slows them down."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(DEPTH, "offmate-read")
@@ -128,8 +130,8 @@ def _reader() -> _Native | _InPython:
 
 
 def mapped_at(tensor: Tensor) -> tuple[Path, int] | None:
-    """The file from which the memory of a contiguous tensor is mapped, and the offset in it; None if it is not mapped
-    from a file."""
+    """The file from which the memory of a contiguous tensor is mapped, and the tensor's offset in that file in bytes;
+    None if the memory is not mapped from a file."""
     start = tensor.data_ptr()
     for low, high, offset, path in _mappings():
         if low <= start and start + tensor.nbytes <= high and path is not None and path.is_file():
@@ -146,8 +148,8 @@ def _mappings() -> Iterator[tuple[int, int, int, Path | None]]:
 
 
 def read_rate(paths: Iterable[Path], memory: Tensor) -> float:
-    """The rate, in bytes a second, at which the files are read from their beginnings, measured for half a second; 0.0
-    if there is nothing to read."""
+    """The rate, in bytes per second, at which the files are read from their beginnings into `memory`, measured for
+    half a second; 0.0 if there is nothing to read. Raises OSError."""
     began, size = time.perf_counter(), 0
     for path in paths:
         file, length = OpenFile(path), path.stat().st_size

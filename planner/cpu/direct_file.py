@@ -1,7 +1,8 @@
-"""Reads and writes a file past the page cache (O_DIRECT), in whole pages, with a checksum of the bytes that pass.
+"""Reads and writes a file without the page cache (O_DIRECT), in whole pages, and computes a checksum of the bytes on
+the way.
 
-Transfers are done by threads in C, which do not need Python's lock; where there is no compiler, by Python's threads.
-Both compute the same sum: 32 lanes of h = h * odd + x over every 2^20 bytes, mixed, and the sums of these pieces added.
+Threads in C move the bytes, which do not need Python's lock; without a compiler Python's threads do. Both compute the
+same checksum: 32 lanes of h = h * odd + x over every 2^20 bytes, mixed, and the sums of these pieces added.
 """
 
 from __future__ import annotations
@@ -35,16 +36,17 @@ _EXPONENT = 0x7F800000
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """A checksum of bytes that passed. `sum`: 64 bits that depend on their content and order. `finite`: whether all of
-    their fp32 numbers are finite."""
+    """A checksum of bytes that were read or written. `sum`: 64 bits that depend on the bytes and their order.
+    `finite`: whether all fp32 numbers among them are finite."""
 
     sum: int
     finite: bool
 
 
 class DirectFile:
-    """A file of this process, created if it does not exist. This class and its methods raise OSError: EINVAL where the
-    file system does not support direct transfers. Any number of threads may move different parts at the same time."""
+    """A file that is read and written without the page cache, created if it does not exist. The class and its methods
+    raise OSError, with EINVAL if the file system does not support O_DIRECT. Any number of threads may move different
+    parts of the file at the same time."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -61,7 +63,7 @@ class DirectFile:
             self.close()
 
     def reserve(self, size: int) -> None:
-        """Reserve `size` bytes of the disk for the file, durably: no write into them will find the disk full."""
+        """Reserve `size` bytes on the disk for the file, durably: no later write into them will find the disk full."""
         # Not through the direct descriptor: where the space is reserved by writing, single bytes are written.
         usual = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
         try:
@@ -71,16 +73,19 @@ class DirectFile:
             os.close(usual)
 
     def read(self, offset: int, memory: Tensor, *, floats: int | None = None) -> Sum | None:
-        """Fill `memory` (bytes, in whole pages) from `offset` on. With `floats` returns the sum of its bytes, the first
-        `floats` of which are fp32 numbers."""
+        """Fill `memory` with the file's bytes from `offset` on. `memory` is uint8, and `offset`, its address and its
+        size are multiples of 4096 bytes. With `floats`, returns the checksum of these bytes, the first `floats` of
+        which are fp32 numbers; else None."""
         return self._move(False, offset, memory, floats)
 
     def write(self, offset: int, memory: Tensor, *, floats: int | None = None) -> Sum | None:
-        """Write all of `memory` (as for `read`), which must not change meanwhile. It is durable after `flush`."""
+        """Write all of `memory` to the file from `offset` on; `memory` must not change meanwhile. The data are durable
+        only after `flush`. `offset`, the address and the size of `memory` are multiples of 4096 bytes. With `floats`,
+        returns the checksum of the bytes, the first `floats` of which are fp32 numbers; else None."""
         return self._move(True, offset, memory, floats)
 
     def flush(self) -> None:
-        """Return when all bytes written are durable, those in the drive's own memory too."""
+        """Wait until all bytes written are durable, also those in the drive's own cache."""
         os.fdatasync(self._fd)
 
     def _move(self, write: bool, offset: int, memory: Tensor, floats: int | None) -> Sum | None:
@@ -116,7 +121,7 @@ class _Native:
 
 
 class _InPython:
-    """The same as `_Native` by Python's threads: another busy Python thread slows them down."""
+    """Moves bytes like `_Native`, but by Python's threads: another busy Python thread slows them down."""
 
     def __init__(self) -> None:
         self._pools = {write: ThreadPoolExecutor(DEPTH, f"offmate-{write}") for write in (False, True)}
@@ -143,8 +148,8 @@ class _InPython:
 
 
 def sum_of(memory: NDArray[np.uint8], floats: int) -> Sum:
-    """The sum that `DirectFile` computes for the bytes of `memory` (whole pages), the first `floats` of which are fp32
-    numbers."""
+    """The checksum that `DirectFile` would compute for `memory` (uint8, whole pages of 4096 bytes), the first `floats`
+    bytes of which are fp32 numbers."""
     return _together(_sums(memory, 0, memory.nbytes, floats))
 
 

@@ -1,33 +1,35 @@
-"""Says which tensors have AdamW moments in 8 bits, and how many bytes these take. It does not import torch.
+"""Says how many bytes AdamW's moments in 8 bits take, and which tensors have them. This module does not import torch.
 
-A moment is one tensor of bytes: an fp32 scale for each 256 elements, then a byte for each element.
-`planner.cpu.rounded` says what they mean.
+A moment is one tensor of bytes: an fp32 scale for each 256 elements, then one byte per element. `planner.cpu.rounded`
+says what the bytes mean.
 """
 
 from __future__ import annotations
 
 BLOCK = 256
-"""Elements that share a scale."""
+"""Number of elements that share a scale."""
 LEAST_ELEMENTS = 4096
-"""Smaller tensors keep fp32 moments, as in bitsandbytes; in transformers' Trainer embeddings do, too."""
+"""Tensors with fewer elements keep fp32 moments, as in bitsandbytes. In transformers' Trainer embeddings do, too."""
 CHUNK = 4 * 2**20
-"""Most elements that an update on the device handles at once."""
+"""The most elements that an optimizer step on the device handles at once."""
 NUMBERS_BYTES = 4 * 1024
-"""Bytes on the device of the numbers that bytes stand for and of the points halfway between them, for both moments."""
+"""Device bytes of the tables for both moments: the 256 numbers that bytes stand for, and the points halfway between
+them."""
 _SCRATCH = 4  # values of 4 bytes for each element: gradient, two moments, place of the number
 
 
 def scale_count(elements: int) -> int:
-    """The number of scales of a moment."""
+    """The number of fp32 scales in one moment of a tensor with `elements` elements."""
     return -(-elements // BLOCK)
 
 
 def moment_bytes(elements: int) -> int:
-    """Bytes of one moment of a tensor."""
+    """The bytes of one 8-bit moment of a tensor with `elements` elements: its scales, then one byte per element."""
     return 4 * scale_count(elements) + elements
 
 
 def scratch_bytes(elements: int) -> int:
-    """Bytes that an update on the device needs beside the tensor's items."""
+    """The bytes of temporary memory that an optimizer step on the device needs for a tensor with `elements` elements
+    and 8-bit moments."""
     most = min(elements, CHUNK)
     return 4 * (_SCRATCH * most + scale_count(most))

@@ -1,9 +1,9 @@
-"""Recognizes the sums of gradients that autograd makes in place, but not under a dispatch mode.
+"""Recognizes the additions of gradients that autograd does in place, but not while a dispatch mode is on.
 
-Where a tensor is used twice, autograd adds the second gradient to the first, in the first one's memory if nothing else
-holds it (`InputBuffer::accumulate` in PyTorch). Under a dispatch mode, or for a subclass of tensors, it always makes a
-new tensor. So a mode that counts memory must do the sum in place itself. Otherwise it counts a tensor that training
-never has.
+If a tensor is used twice, autograd adds the second gradient to the first, in the first one's memory if nothing else
+holds it (`InputBuffer::accumulate` in PyTorch). While a dispatch mode is on, or for a subclass of tensors, it always
+makes a new tensor. So a mode that counts memory must do the addition in place itself. Otherwise it counts a tensor
+that training never has.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _ADD = torch.ops.aten.add.Tensor
 
 
 def adds_in_place(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bool:
-    """Whether a call that is being dispatched is a sum that autograd makes in place: in a backward, of two tensors of
-    one shape and dtype, the first of which only autograd holds. Call it directly in the dispatch function: that
-    function's own references are counted."""
+    """Whether an operation that is being dispatched is an addition of gradients that autograd does in place when no
+    mode is on: in a backward, of two tensors of one shape and dtype, the first of which only autograd holds. Call this
+    function directly in `__torch_dispatch__`, because it counts that function's own references to the tensor."""
     if func is not _ADD or kwargs or torch._C._current_graph_task_id() < 0 or torch.is_grad_enabled():
         return False
     first, second = args
@@ -58,9 +58,10 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @functools.cache
 def _of_a_sum() -> tuple[int, int, int] | None:
-    """The holders of the first gradient in a sum that autograd makes in place. There is more than one; how many depends
-    on the version of PyTorch and the calls in Python. They are found by making such a sum, in a thread where nothing is
-    being dispatched, and only when they are needed: the first backward of a process initializes CUDA."""
+    """The numbers of references to the first gradient in an addition that autograd does in place. There is more than
+    one; how many depends on the version of PyTorch and the calls in Python. They are found by making such an addition,
+    in a thread where nothing is being dispatched, and only when they are needed: the first backward of a process
+    initializes CUDA."""
     holders: list[tuple[int, int, int] | None] = []
 
     def make() -> None:

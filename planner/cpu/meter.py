@@ -1,4 +1,5 @@
-"""Counts live device bytes by storage. Where the device is the CPU, this meter defines what "on the device" means."""
+"""Counts the bytes of live tensors on a device, by storage. Where the CPU is the training device, the bytes that this
+meter counts are the "device memory"."""
 
 from __future__ import annotations
 
@@ -18,17 +19,19 @@ from planner.cpu.in_place_sums import adds_in_place
 
 
 class Meter:
-    """Counts the bytes of every storage that an operation returned while a `watch()` was on, until the storage dies.
+    """Counts the bytes of every storage that an operation returns inside a `watch()`, until the storage is freed.
 
-    The counts are shared by all threads. A dispatch mode belongs to one thread, so each thread that computes enters
-    its own `watch()`; `host()` is per thread too. The scratch of operations and `resize_` of storages are not counted.
+    All threads share the counts. A dispatch mode belongs to one thread, so each thread that computes enters its own
+    `watch()`; `host()` is per thread, too. Memory that operations allocate for themselves, and `resize_` of storages,
+    are not counted.
 
     now         bytes alive
     peak        most bytes alive since the start or since `reset_peak()`
     """
 
     def __init__(self, device: str = "cpu", counted: tuple[type, ...] = (torch.Tensor, nn.Parameter)) -> None:
-        """`device`: the type of device to count; `counted`: the exact tensor types (a profile counts fake ones)."""
+        """`device`: the type of device to count. `counted`: the exact tensor types to count; code that runs on fake
+        tensors counts these, too."""
         self.device, self.counted = device, counted
         self.now = self.peak = self._mark = 0
         self._sizes: dict[int, int] = {}
@@ -59,19 +62,19 @@ class Meter:
             del self._alive[key]
 
     def returned(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
-        """Count what an operation has returned: `result`."""
+        """Count the tensors in `result`, which the operation `func` has returned. Subclasses also use the arguments."""
         for leaf in tree_leaves(result):
             if type(leaf) in self.counted:
                 self.add(leaf)
 
     def bytes_of(self, tensor: torch.Tensor) -> int:
-        """The bytes counted for the storage of `tensor`: 0 on the host or if it was never seen."""
+        """The bytes counted for the storage of `tensor`; 0 if it is host memory or was never seen."""
         return self._sizes.get(tensor.untyped_storage()._cdata, 0)
 
     def mark(self, *, alive: bool = True) -> int:
-        """The peak since the last mark; sets a new mark. With `alive` False, bytes that are alive now do not count as a
-        peak by themselves: the next mark gives the peak over the moments at which something new was made, 0 if nothing
-        was."""
+        """The most bytes alive since the last mark; sets a new mark. `alive`: the new mark starts from the bytes alive
+        now. False: it starts from 0, so that the next mark gives the most bytes alive at a moment at which something
+        was allocated, 0 if nothing was."""
         with self._lock:
             peak, self._mark = self._mark, self.now if alive else 0
             return peak
@@ -83,7 +86,7 @@ class Meter:
 
     @contextlib.contextmanager
     def host(self) -> Iterator[None]:
-        """Inside, storages that this thread makes are host memory: they are never counted."""
+        """A context in which storages that this thread makes count as host memory: they are never counted."""
         before = getattr(self._thread, "on_host", False)
         self._thread.on_host = True
         try:

@@ -1,10 +1,10 @@
-"""Packs optimizer states into ten bytes a parameter in place of twelve, without loss.
+"""Packs the optimizer states of bf16 weights into ten bytes per parameter instead of twelve, without loss.
 
-A bf16 working copy is the upper half of its fp32 master, rounded to the nearest. So the master follows from the working
-copy, the master's lower half, and whether the rounding went up. The sign of the second moment, which is never negative,
-says the latter. Thus exp_avg, exp_avg_sq and `low` (int16) stand for exp_avg, exp_avg_sq and master. The functions here
-convert whole tensors by PyTorch, where masters are saved and loaded; the kernel in adamw.c updates packed states as
-they are.
+A bf16 working copy is the upper half of its fp32 master, rounded to the nearest. So the master follows from the
+working copy, the master's lower half, and one bit: whether the rounding went up. The sign of the second moment, which
+is never negative, holds that bit. Thus exp_avg, exp_avg_sq and `low` (int16) are stored in place of exp_avg,
+exp_avg_sq and master. The functions here convert whole tensors with PyTorch, where masters are saved and loaded; the
+kernel in adamw.c updates packed states as they are.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ _SIGN = 1 << 31
 
 
 def unpack(work: Tensor, low: Tensor, exp_avg_sq: Tensor, master: Tensor) -> None:
-    """Write the fp32 `master` from the packed states, and make `exp_avg_sq` positive again. `low` may be the second
-    half of the memory of `master`: it is read before it is overwritten."""
+    """Write the fp32 `master` from the packed states: the bf16 `work`, the int16 `low`, and the sign of `exp_avg_sq`,
+    which is made positive again. All have the same number of elements. `low` may be the second half of the memory of
+    `master`: it is read before it is overwritten."""
     for part in _pieces(master):
         _join(*(tensor.view(-1)[part] for tensor in (work, low, exp_avg_sq, master)))
 
 
 def pack(master: Tensor, work: Tensor, low: Tensor, exp_avg_sq: Tensor) -> None:
-    """The reverse: write `low` and the sign of `exp_avg_sq` from `master`; `work` becomes `master`, rounded."""
+    """Pack the fp32 `master`: write its lower halves to `low` (int16), `master` rounded to bf16 to `work`, and into
+    the sign of `exp_avg_sq` whether the rounding went up."""
     for part in reversed(_pieces(master)):
         _part(*(tensor.view(-1)[part] for tensor in (master, work, low, exp_avg_sq)))
 

@@ -1,10 +1,10 @@
-"""Expands and rounds AdamW's moments in 8 bits, in blocks of 256 elements: the method of Dettmers et al. (2022),
-section 2, with the numbers, block size and exceptions of bitsandbytes' AdamW8bit.
+"""Stores AdamW's moments in 8 bits and expands them to fp32, in blocks of 256 elements: the method of Dettmers et al.
+(2022), section 2, with the numbers, block size and exceptions of bitsandbytes' AdamW8bit.
 
-An update expands a block's moments to fp32, does what AdamW(fused=True) does with fp32 moments, and rounds them again:
-each moment is divided by the largest absolute value of its block, which is kept as the scale, and becomes the nearest
-of 256 numbers. The master is never rounded. This file uses PyTorch's operations, for any device; adamw.c does the same,
-bit for bit, in one pass.
+An optimizer step expands a block's moments to fp32, does what AdamW(fused=True) does with fp32 moments, and rounds
+them again: each moment is divided by the largest absolute value of its block, which is kept as the scale, and becomes
+the nearest of 256 numbers. The master is never rounded. This file uses PyTorch's operations, for any device; adamw.c
+does the same, bit for bit, in one pass.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _LEAST = 1e-38  # least divisor: a block of zeros has the scale 0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Numbers:
-    """The 256 numbers that a byte stands for, ascending, and the points halfway between neighbours. A value up to and
-    including a halfway point becomes the lower neighbour."""
+    """The 256 numbers that a byte stands for, ascending (`values` [256]), and the points halfway between neighbours
+    (`halfway` [255]). A value up to and including a halfway point is rounded to the lower neighbour."""
 
     values: Tensor
     halfway: Tensor
 
     def on(self, place: Callable[[Tensor], Tensor]) -> Numbers:
-        """The same numbers, each tensor put on a device by `place`."""
+        """A copy of these numbers with each tensor put on a device by `place`."""
         return Numbers(place(self.values), place(self.halfway))
 
 
@@ -39,10 +39,10 @@ _FIRST_CELL, CELLS = 103 << 7, 25 << 7  # cells are named by the upper 16 bits o
 
 @functools.cache
 def table(*, signed: bool) -> Tensor:
-    """The table in which adamw.c looks numbers up (`struct numbers` there), as bytes: the values, the halfway points,
-    and for each cell the place (index of the number) of its least float. A cell is the floats that share their upper 16
-    bits; positive cells come first, then negative ones. A cell has at most one halfway point in it, so one more
-    comparison gives the place."""
+    """The table in which adamw.c looks up numbers (`struct numbers` there), as bytes: the 256 values, the halfway
+    points, and for each cell the index of the number to which the cell's least float is rounded. A cell is the set of
+    floats that share their upper 16 bits; cells of positive floats come first, then negative ones. A cell has at most
+    one halfway point in it, so one more comparison gives the index. `signed`: for the first moment."""
     known = numbers(signed=signed)
     ends = (torch.arange(_FIRST_CELL, _FIRST_CELL + CELLS + 1, dtype=torch.int32) << 16).view(torch.float32)
     ends[0] = 0.0  # the first cell has all smaller floats, too
@@ -57,8 +57,9 @@ def table(*, signed: bool) -> Tensor:
 
 @functools.cache
 def numbers(*, signed: bool) -> Numbers:
-    """The numbers of the first moment (`signed`), or of the second, which is never negative; in host memory. They are
-    0, 1 and seven decades, each ten times the one below and divided twice as finely (section 1.3)."""
+    """The 256 numbers that a byte of the first moment (`signed`) stands for, or of the second, which is never
+    negative; in host memory. They are 0, 1 and seven decades, each ten times the one below and divided twice as finely
+    (Dettmers et al. 2022, section 1.3)."""
     points = [0.0, 1.0]
     for decade in range(7):
         edges = torch.linspace(0.1, 1, 2 ** (decade + (not signed)) + 1, dtype=torch.float32)
@@ -70,26 +71,30 @@ def numbers(*, signed: bool) -> Numbers:
 
 
 def both_numbers(place: Callable[[Tensor], Tensor] = lambda tensor: tensor) -> tuple[Numbers, Numbers]:
-    """The numbers of first and second moment, each tensor put on a device by `place`."""
+    """The 256 numbers that a byte stands for, in the first moment and in the second, with each tensor put on a device
+    by `place`."""
     return numbers(signed=True).on(place), numbers(signed=False).on(place)
 
 
 def split(moment: Tensor, elements: int) -> tuple[Tensor, Tensor]:
-    """The scales (fp32) and the bytes of a moment of so many `elements`, as views of its memory."""
+    """The two parts of an 8-bit moment of a tensor with `elements` elements, as views: its scales (fp32, one per 256
+    elements) and its bytes [elements]."""
     assert moment.dtype == torch.uint8 and moment.numel() == moment_bytes(elements), moment.shape
     start = 4 * scale_count(elements)
     return moment[:start].view(torch.float32), moment[start:]
 
 
 def expand(scales: Tensor, places: Tensor, *, signed: bool) -> Tensor:
-    """A moment as fp32 numbers, flat, in host memory, from its scales and its bytes (`places`)."""
+    """An 8-bit moment as fp32 numbers [elements], in host memory. `scales`: one fp32 scale per 256 elements; `places`:
+    its bytes [elements], indices of the numbers. `signed`: it is the first moment."""
     moment = torch.empty(places.shape)
     _expand(places, scales, numbers(signed=signed), moment, torch.empty_like(moment, dtype=torch.int32))
     return moment
 
 
 def rounded(wide: Tensor, *, signed: bool) -> Tensor:
-    """An fp32 moment, rounded to 8 bits and expanded again."""
+    """The fp32 moment `wide` rounded to 8 bits and expanded to fp32 again, in the same shape. `signed`: it is the
+    first moment."""
     known, flat = numbers(signed=signed).on(lambda tensor: tensor.to(wide.device)), wide.reshape(-1)
     blocks = torch.nn.functional.pad(flat, (0, -flat.numel() % BLOCK)).view(-1, BLOCK)
     scales = blocks.abs().amax(1, keepdim=True)
@@ -98,7 +103,8 @@ def rounded(wide: Tensor, *, signed: bool) -> Tensor:
 
 
 class Scratch:
-    """Memory for updates of up to `elements` elements at a time, allocated in one piece."""
+    """Temporary memory on `device` for an optimizer step on up to `elements` elements at a time, allocated as one
+    tensor."""
 
     def __init__(self, elements: int, device: torch.device) -> None:
         whole = torch.empty(scratch_bytes(elements), dtype=torch.uint8, device=device).view(torch.float32)
@@ -108,8 +114,8 @@ class Scratch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Chunk:
-    """Some blocks of a tensor, flat, with moments expanded to fp32 for an update; `store` rounds the moments again.
-    `span`: the elements of the tensor."""
+    """Some consecutive blocks (of 256 elements) of a tensor for an optimizer step: gradient and moments as flat fp32
+    tensors. `store` rounds the moments to 8 bits again. `span`: which elements of the tensor they are."""
 
     span: slice
     gradient: Tensor
@@ -127,8 +133,9 @@ class Chunk:
         start: int,
         scratch: Scratch,
     ) -> Chunk:
-        """The elements from `start` (a multiple of 256) on of a tensor with this flat `gradient`: up to the tensor's
-        end, or as many as `scratch` holds."""
+        """Expand the moments of the next elements of a tensor, from `start` (a multiple of 256) on: up to the tensor's
+        end, or as many as `scratch` holds. `gradient`: the whole tensor's gradient, flat. `moments`: its two 8-bit
+        moments. `known`: the numbers that their bytes stand for."""
         stop = min(start + scratch.gradient.numel(), gradient.numel())
         blocks, count, stored = slice(start // BLOCK, scale_count(stop)), stop - start, []
         wide = [part[:count] for part in (scratch.gradient, scratch.exp_avg, scratch.exp_avg_sq)]
@@ -140,7 +147,7 @@ class Chunk:
         return cls(slice(start, stop), wide[0], wide[1], wide[2], tuple(stored), scratch)
 
     def store(self) -> None:
-        """Round the moments into the tensor's own. Overwrites the gradient."""
+        """Round the moments to 8 bits and write them into the tensor's stored moments. Overwrites `gradient`."""
         for wide, (places, scales, known) in zip((self.exp_avg, self.exp_avg_sq), self._stored, strict=True):
             _round(wide, places, scales, known, self._scratch)
 
@@ -153,7 +160,7 @@ def _expand(places: Tensor, scales: Tensor, known: Numbers, wide: Tensor, its_pl
 
 
 def _round(wide: Tensor, places: Tensor, scales: Tensor, known: Numbers, scratch: Scratch) -> None:
-    """Round `wide` to `places` and `scales`. Overwrites `scratch.gradient`."""
+    """Round `wide` to 8 bits: write its bytes to `places` and its scales to `scales`. Overwrites `scratch.gradient`."""
     scaled, inverse = scratch.gradient[: wide.numel()], scratch.inverse[: scales.numel()]
     torch.abs(wide, out=scaled)
     for part, scale in zip(_blocks(scaled), _of_blocks(scales, wide), strict=True):

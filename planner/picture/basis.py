@@ -1,4 +1,4 @@
-"""Names what the times of a picture rest on."""
+"""Says where the times in a drawing of a plan come from."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Basis(StrEnum):
-    """What times rest on, in words for the page."""
+    """Where the times come from, in words for the page."""
 
     MEASURED = "measured on this machine"
     ESTIMATED = "estimated from operations and bytes"
@@ -14,5 +14,5 @@ class Basis(StrEnum):
 
     @classmethod
     def of(cls, measured: bool) -> Basis:
-        """MEASURED or ESTIMATED."""
+        """MEASURED if the times were measured, else ESTIMATED."""
         return cls.MEASURED if measured else cls.ESTIMATED

@@ -1,4 +1,5 @@
-"""Makes the page's data: columns of operations, samples of memory, figures and decisions, as one JSON object."""
+"""Makes the data of the HTML page that shows a plan: operations, memory over time, figures and decisions, as one JSON
+object."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ FORMAT = 1
 
 
 def document(drawing: Drawing) -> dict[str, Json]:
-    """The object that the page's script reads. Times are whole nanoseconds from the start of the first step shown."""
+    """The JSON object that the page's script reads. Times are whole nanoseconds from the start of the first training
+    step shown."""
     plan = drawing.plan
     return {
         "format": FORMAT,
@@ -60,7 +62,7 @@ def _as_used(drawing: Drawing) -> Hardware:
 
 
 def _operations(drawing: Drawing) -> dict[str, Json]:
-    """Columns with one entry per operation, in program order. `start_ns` and `end_ns` have one column per step.
+    """Columns with one entry per operation, in program order. `start_ns` and `end_ns` have one such column per step.
 
     A wait is the number of an operation. A number that is not smaller than the waiting operation's own means that
     operation in the step before.
@@ -87,7 +89,8 @@ def _operations(drawing: Drawing) -> dict[str, Json]:
 
 
 def _measured(drawing: Drawing) -> Json:
-    """The first measured step, a step's length, and columns as in `_operations`; null where none was measured."""
+    """The number of the first measured step, the length of a step, and columns as in `_operations`; null if nothing
+    was measured."""
     measured = drawing.measured
     if measured is None:
         return None

@@ -1,4 +1,5 @@
-"""Computes all that is shown of a plan: two steady steps on the queues, device memory, how busy each resource is."""
+"""Computes all that is shown of a plan: two training steps in steady state, with the operations on each queue, device
+memory, and how busy each resource is."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ AROUND = 1  # further steps on each side: a queue may still be in the step befor
 
 
 class Sort(StrEnum):
-    """What an operation is about, which sets its colour on the page and its category in the trace."""
+    """What an operation is about. The sort sets its colour on the page and its category in the trace."""
 
     FORWARD = "forward"
     HEAD = "head"
@@ -41,7 +42,7 @@ _ITEMS = {WEIGHT: Sort.WEIGHTS, GRADIENT: Sort.GRADIENTS, STATES: Sort.STATES, A
 
 
 def sort_of(op: Op) -> Sort:
-    """The sort of an operation."""
+    """What the operation `op` is about: a kind of computing, the kind of tensor that it moves, or memory."""
     match op.kind:
         case OpKind.RUN:
             return TURNS[op.turn[0]]
@@ -56,7 +57,8 @@ def sort_of(op: Op) -> Sort:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """What the device holds from `start_s` to `end_s`. A sample of length zero is a peak at one moment."""
+    """What device memory holds from `start_s` to `end_s`, in seconds from the start of the first step shown. A sample
+    of length zero is a peak at one moment."""
 
     start_s: float
     end_s: float
@@ -65,12 +67,14 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawing:
-    """A plan with its program and the simulation of that.
+    """All that is shown of a plan: the plan, its program (the operations on each queue), and the program's simulated
+    times.
 
-    `steps` holds the spans of each step in program order, in seconds from the start of the first step shown, which is
-    number `AROUND`. `memory` has one breakdown per operation of the computing queue, the same in every step. `loads`
-    begins with the resource that limits. `queues_step_s` is the step by the queues alone. `step_s` is the predicted
-    step, which the host's memory bandwidth may make longer. `measured`: two steps of a real run of this program.
+    `steps` holds each step's operations with start and end, in program order, in seconds from the start of the first
+    step shown, which is number `AROUND`. `memory` has one breakdown per operation of the computing queue, the same in
+    every step. `loads`: how busy each resource is, the busiest first. `queues_step_s`: seconds of a step by the queues
+    alone. `step_s`: the predicted seconds of a step, which the host's memory bandwidth may make longer. `measured`:
+    two steps of a real run of this program.
     """
 
     title: str
@@ -88,24 +92,26 @@ class Drawing:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Tokens a second at the largest shape; None where the chain does not say how many a slice has."""
+        """Tokens per second for micro-batches of the largest shape; None if the chain does not say how many tokens one
+        has."""
         tokens = self.plan.rounds * self.plan.slices * self.chain.slice_tokens
         return tokens / self.step_s if tokens and self.step_s else None
 
     @property
     def end_s(self) -> float:
-        """When the computing of the last step shown ends."""
+        """When the device stops computing in the last step shown, in seconds from the start of the first."""
         return max(span.end_s for span in self.steps[AROUND + STEPS - 1] if span.op.queue is Queue.COMPUTE)
 
     def occasions(self) -> Iterator[tuple[int, Span]]:
-        """Step and span of all operations in the steps shown, and of operations of other steps that run meanwhile."""
+        """Yields (step's number, operation with its times) for all operations in the steps shown, and for operations
+        of other steps that run meanwhile."""
         end_s = self.end_s
         for step, spans in enumerate(self.steps):
             shown = AROUND <= step < AROUND + STEPS
             yield from ((step, span) for span in spans if shown or (span.end_s > 0 and span.start_s < end_s))
 
     def samples(self) -> Iterator[Sample]:
-        """Device memory over the steps shown, without overlaps, in order of time."""
+        """Yields what device memory holds over the steps shown, without overlaps, in order of time."""
         for step in self.steps[AROUND : AROUND + STEPS]:
             spans = [span for span in step if span.op.queue is Queue.COMPUTE]
             yield from _samples(spans, self.memory)
@@ -114,8 +120,8 @@ class Drawing:
 def draw(
     plan: Plan, chain: Chain, hardware: Hardware, *, title: str, basis: Basis, measured: Measured | None = None
 ) -> Drawing:
-    """Compile and simulate the plan, and count its memory. `measured` is left out where it is of another program.
-    Raises ValueError for a plan that does not fit this chain."""
+    """Compile the plan to a program, simulate it, and count its memory over time. `measured`: times of a real run,
+    ignored if they are of another program. Raises ValueError for a plan that does not fit this chain."""
     program = compile_program(plan, chain)
     timeline = simulate(program, chain, hardware)
     host_s = host_traffic_bytes(program, chain) / hardware.cpu_memory_bytes_per_s

@@ -1,4 +1,4 @@
-"""Writes the pictures that a command line asks for into files."""
+"""Writes a plan as a timeline and as an HTML page, if the command line asks for them."""
 
 from __future__ import annotations
 
@@ -18,21 +18,22 @@ from planner.schedule.plan import Plan
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options --trace and --html."""
+    """Add the options --trace (timeline) and --html (page) to `parser`."""
     parser.add_argument("--trace", type=Path, metavar="FILE", help="write the timeline for Perfetto")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write the plan as a page")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pictures:
-    """The files for a trace and for a page; None: it is not written."""
+    """The files to write a plan's timeline (`trace`) and its HTML page (`html`) to; None: it is not written."""
 
     trace: Path | None = None
     html: Path | None = None
 
     @classmethod
     def wanted(cls, options: argparse.Namespace) -> Pictures:
-        """The pictures that `options` ask for. Raises UserError (exit 2) for a missing folder, before any planning."""
+        """The files that the command line's `options` name. Raises UserError (exit 2) for a folder that does not
+        exist, before any planning."""
         for path in (options.trace, options.html):
             if path is not None and not path.absolute().parent.is_dir():
                 raise _cannot_write(path, "there is no such folder")
@@ -48,7 +49,8 @@ class Pictures:
         basis: Basis = Basis.ESTIMATED,
         measured: Measured | None = None,
     ) -> None:
-        """Draw the plan into the files. Raises UserError (exit 2) for a file that cannot be written."""
+        """Write the plan's timeline and page to these files. `measured`: times of a real run to show beside the
+        planned ones. Raises UserError (exit 2) for a file that cannot be written."""
         if self.trace is None and self.html is None:
             return
         from planner.picture.drawing import draw
@@ -66,7 +68,8 @@ NO_PICTURES = Pictures()
 
 
 def redraw(file: Path, pictures: Pictures, *, title: str) -> None:
-    """Draw the plan in a plan.json with its run's recorded times. Raises UserError (exit 2) where it has none."""
+    """Write the pictures of the plan in `file`, a plan.json, with the times that its run has recorded. Raises
+    UserError (exit 2) if there is no plan in it."""
     try:
         document = json.loads(file.read_text("utf-8"))
         plan, chain = from_json(Plan, document["plan"]), chain_of(document["chain"])
@@ -79,7 +82,7 @@ def redraw(file: Path, pictures: Pictures, *, title: str) -> None:
 
 
 def _measured(file: Path) -> Measured | None:
-    """The times that a run has recorded; None where there are none, or none that can be read."""
+    """The times that a run has recorded in `file`; None if there are none, or none that can be read."""
     try:
         return from_json(Measured, json.loads(file.read_text("utf-8")))
     except (OSError, ValueError, KeyError, TypeError):

@@ -1,4 +1,4 @@
-"""Makes the page's first lines: headline figures and a summary, in words."""
+"""Makes the first lines of a plan's page: headline figures, and a summary in words."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from planner.units import counted, format_bytes, format_bytes_down, format_secon
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One headline figure. `share`, from 0 to 1, fills a bar; None: no bar."""
+    """One headline figure of the page. `share`, from 0 to 1, fills a bar; None: no bar."""
 
     name: str
     value: str
@@ -23,7 +23,8 @@ class Figure:
 
 
 def figures(drawing: Drawing) -> tuple[Figure, ...]:
-    """Step time, throughput, memory on both sides, and what limits the step."""
+    """The headline figures: step time, throughput, peak memory on the GPU and the host, and the resource that limits
+    the step."""
     plan = drawing.plan
     shown = [Figure(name="step time", value=format_seconds(drawing.step_s), note=_against_bound(drawing))]
     if drawing.tokens_per_s is not None:
@@ -46,7 +47,8 @@ def figures(drawing: Drawing) -> tuple[Figure, ...]:
 
 
 def summary(drawing: Drawing) -> str:
-    """What the plan does, in three sentences."""
+    """What the plan does, as text: how blocks treat their activations, which side updates parameters, and how much is
+    copied."""
     plan, chain = drawing.plan, drawing.chain
     elements = {t.name: t.elements for t in chain.tensors() if t.trainable}
     on_cpu = sum(elements.get(name, 0) for name in plan.cpu_updated())
@@ -79,7 +81,7 @@ def _words(option: str) -> str:
 
 
 def _of_one(words: str) -> str:
-    """Words of `_TREATMENTS` and `_PARTS`, which are about several blocks, turned to one block."""
+    """Turns a phrase of `_TREATMENTS` or `_PARTS`, which is about several blocks, into one about a single block."""
     return re.sub(r"\b(keep|recompute|offload)\b", r"\1s", words).replace("their", "its")
 
 

@@ -1,4 +1,4 @@
-"""Writes a drawing as one HTML page that needs nothing else: no server, no network, no second file."""
+"""Writes a plan's drawing as one self-contained HTML page: it needs no server, no network and no second file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PLACE = re.compile(r"\{\{(\w+)\}\}")
 
 
 def page(drawing: Drawing) -> str:
-    """The page's text."""
+    """The page as HTML text."""
     parts = {
         "title": html.escape(printable(drawing.title or "A plan")),
         "style": _read("page.css"),

@@ -1,4 +1,4 @@
-"""Collects a plan's decisions, block by block and tensor by tensor, for the page's table."""
+"""Collects what a plan decides for each block and tensor, for the table on the page."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from planner.schedule.plan import Plan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Absence:
-    """An absence of a weight or of optimizer states from the device, by the names of its stages. `next_step`: the item
-    returns in the next step."""
+    """A time in which a weight or its optimizer states are away from the device. `leaves`, `returns`: the stages
+    (forward or backward of a block) after which they leave and for which they return. `next_step`: they return in the
+    next step."""
 
     leaves: str
     returns: str
@@ -25,9 +26,10 @@ class Absence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorDecision:
-    """One tensor's decisions in a step. `updated` is "gpu", "cpu", or "" for a frozen tensor. `sent` is the stage in
-    which its gradient leaves the device. `stored`: its states are on disk. `trails`: these are updated in the next
-    step."""
+    """What the plan decides for one tensor in a training step. `updated`: which side does its optimizer step, "gpu",
+    "cpu", or "" for a frozen tensor. `update_stage`: the stage in which that is done. `sent`: the stage in which its
+    gradient leaves the device. `stored`: its optimizer states are on disk. `trails`: these are updated only in the
+    next step."""
 
     name: str
     elements: int
@@ -45,11 +47,11 @@ class TensorDecision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockDecision:
-    """One block's decisions in a step. Of its weights `resident_bytes` never leave the device, `away_once_bytes` are
-    away once, between two passes, and `away_twice_bytes` travel for each pass. `up_bytes` and `down_bytes` are all
-    bytes that travel in a step. A tied tensor counts with its first block. `treatment` says what the option does with
-    activations.
-    """
+    """What the plan decides for one block in a training step. `option` names the way to treat its activations,
+    `treatment` says it in words. Of its weights, `resident_bytes` never leave the device, `away_once_bytes` are away
+    once, between forward and backward or the reverse, and `away_twice_bytes` are copied for each pass. `up_bytes` and
+    `down_bytes` are all bytes copied to and from the device in a step. A tensor that several blocks share counts with
+    the first of them."""
 
     name: str
     kind: str
@@ -87,8 +89,8 @@ _PART = {
 
 
 def treatment(option: Option) -> str:
-    """What the option does with a block's activations, in words. Where the option has a set of saved values, it names
-    the operations that make them (`planner.graph.front`)."""
+    """What `option` does with a block's activations, in words. If it saves a set of values, the words name the
+    operations that compute them (`planner.graph.front`)."""
     return _treatment(option) + (", and on to disk" if option.on_disk else "")
 
 
@@ -104,7 +106,7 @@ def _treatment(option: Option) -> str:
 
 
 def decisions(plan: Plan, chain: Chain) -> tuple[BlockDecision, ...]:
-    """The decisions of each block, in order."""
+    """What the plan decides for each block, in the order of the blocks."""
     reader = _Reader(plan, chain)
     return tuple(reader.block(index) for index in range(len(chain.blocks)))
 
@@ -180,7 +182,7 @@ class _Reader:
         return [self.names[number] for number in self.moves.get((word, item), ())]
 
     def _absences(self, item: Item) -> tuple[Absence, ...]:
-        """The absences of an item: each release with the next fetch, which may be in the next step."""
+        """The times in which an item is away: each release with the next fetch, which may be in the next step."""
         back = self.moves.get(("prefetch", item), [])
         absences = []
         for departure in self.moves.get(("evict", item), []):

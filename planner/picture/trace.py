@@ -1,8 +1,9 @@
-"""Writes a drawing in the Trace Event format, which Perfetto and chrome://tracing open.
+"""Writes a drawing of a plan as a timeline in the Trace Event format, which Perfetto and chrome://tracing open.
 
-It has one track per queue, a track of stages above them, device memory as counters, and an arrow for every wait.
-Operations that take no time, such as allocations and releases, are grouped by their moment on a track of their own: as
-slices they would pile up.
+The timeline has one track per queue, a track of stages (forward or backward of a block) above them, device memory as
+counters, and an arrow for every wait. Operations that take no time, such as allocations and releases, are grouped by
+their moment on a track of their own: as slices of the trace they would pile up.
+
 https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 """
 
@@ -39,7 +40,7 @@ _COLOURS = {  # names chrome://tracing knows; Perfetto chooses by the event's na
 
 
 def trace(drawing: Drawing) -> dict[str, Json]:
-    """The trace as a JSON object. Times are in microseconds, exact to the nanosecond."""
+    """The timeline as a JSON object. Times are in microseconds, exact to the nanosecond."""
     events: list[Json] = [*_names(drawing)]
     clock = _Clock(min(ns(span.start_s) for _, span in drawing.occasions()))
     for step in range(AROUND, AROUND + STEPS):
@@ -81,7 +82,8 @@ def _slice(name: str, sort: Sort, track: int, args: dict[str, Json]) -> dict[str
 
 
 def _stages(drawing: Drawing, step: int, clock: _Clock) -> Iterator[Json]:
-    """Slices for stages: each from its first turn to the end of what the computing queue does for the stage."""
+    """Slices of the trace for stages: each from the first computation for the stage to the end of what the computing
+    queue does for it."""
     began: dict[str, float] = {}
     ended: dict[str, float] = {}
     for span in drawing.steps[step]:
@@ -154,8 +156,8 @@ def _memory(drawing: Drawing, clock: _Clock) -> Iterator[Json]:
 
 
 def _waits(drawing: Drawing, clock: _Clock) -> Iterator[Json]:
-    """Arrows from each operation that was waited for. A wait for an operation later in the program means the step
-    before.
+    """Arrows from each operation to those that waited for it. A wait for an operation later in the program means the
+    step before.
 
     An arrow is tied to the slice around its time stamp. An operation that takes no time has no such slice: its arrows
     begin at the operation before it on its queue, and end at the one after it.
@@ -181,7 +183,8 @@ def _waits(drawing: Drawing, clock: _Clock) -> Iterator[Json]:
 
 
 def _timed(spans: Sequence[Span]) -> list[Span | None]:
-    """For each span: itself if it takes time, else the last span before it on its queue that does; None for none."""
+    """For each operation: itself if it takes time, else the last one before it on its queue that does; None if there
+    is none."""
     last: dict[Queue, Span] = {}
     timed: list[Span | None] = []
     for span in spans:
@@ -214,5 +217,5 @@ def _arrow(source: Span, target: Span, number: int, clock: _Clock) -> Iterator[J
 
 
 def ns(seconds: float) -> int:
-    """Whole nanoseconds: spans that touch still touch after rounding."""
+    """`seconds` in whole nanoseconds. Operations that touch still touch after rounding."""
     return round(seconds * 1e9)
