@@ -102,8 +102,8 @@ def _without_compiler(spans: Sequence[Span], goal: int) -> tuple[int, ...]:
 
 
 def _attempt(spans: Sequence[Span], order: Sequence[int], goal: int, side: Callable[[Span], bool]) -> tuple[int, ...]:
-    """Put each span, in this order, at the lowest place that is free throughout its life, or (where `side` says so) at
-    the highest below the goal."""
+    """The offsets if each span, in this order, is put at the lowest place that is free throughout its life, or (if
+    `side` says so) at the highest below the goal."""
     offsets = [0] * len(spans)
     placed: list[tuple[int, int]] = []
     for i in order:

@@ -1,2 +1,2 @@
-"""Uses the CPU as optimizer (AdamW in C, bit for bit PyTorch's) and as device (a meter of its bytes). Imports only the
-root of the package."""
+"""Uses the CPU as optimizer (AdamW in C, equal to PyTorch's bit for bit) and as device (a meter of its bytes). Imports
+only modules in the root of `planner`."""

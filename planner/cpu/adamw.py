@@ -28,7 +28,7 @@ from planner.cpu.rounded import Chunk, Numbers, Scratch, both_numbers, table
 
 log = logging.getLogger(__name__)
 
-CHUNK = 1 << 19  # elements: few enough that a pass finds in the cache what the pass before has left there
+CHUNK = 1 << 19  # elements: few enough that each pass finds the data of the pass before in the cache
 SOURCE = Path(__file__).with_name("adamw.c")
 
 

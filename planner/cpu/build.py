@@ -82,7 +82,7 @@ def _build(compiler: list[str], source: Path, built: Path) -> None:
 
 
 def _compiler() -> list[str]:
-    """$CC, or the first of COMPILERS that is in PATH."""
+    """The command of the C compiler: $CC, or the first of COMPILERS that is in PATH. Raises CannotBuildError."""
     if command := shlex.split(os.environ.get("CC", "")):
         return command
     for name in COMPILERS:

@@ -72,7 +72,8 @@ class OpenFile:
         return memory[lead : lead + size]
 
     def _read_cached(self) -> None:
-        """Read through the page cache from now on. It is the same file, even if another one has its name by now."""
+        """Read through the page cache from now on. The descriptor still belongs to the same file, even if another file
+        has got its name."""
         cached = os.open(f"/proc/self/fd/{self._fd}", os.O_RDONLY | os.O_CLOEXEC)
         os.dup2(cached, self._fd, inheritable=False)
         os.close(cached)
@@ -87,7 +88,7 @@ def _tell_cached(folder: Path) -> None:
 
 class _Native:
     def __init__(self) -> None:
-        """Raises CannotBuildError."""
+        """Build and load direct.c. Raises CannotBuildError."""
         self._read = build.load(SOURCE).offmate_read
         self._read.argtypes = (ctypes.c_int, ctypes.c_void_p, *[ctypes.c_long] * 5)
         self._read.restype = ctypes.c_int

@@ -101,7 +101,7 @@ _Mover = Callable[[int, bool, Tensor, int, int | None], tuple[int, Sum | None]]
 
 class _Native:
     def __init__(self) -> None:
-        """Raises CannotBuildError."""
+        """Build and load direct.c. Raises CannotBuildError."""
         self._move = build.load(SOURCE).offmate_move
         self._move.argtypes = (
             ctypes.c_int,
@@ -180,7 +180,7 @@ def _one_sum(memory: NDArray[np.uint8], floats: int, seed: int) -> Sum:
 
 @functools.cache
 def _powers() -> NDArray[np.uint32]:
-    """odd^(n-1), …, odd, 1."""
+    """The weights of a lane's words in the checksum: odd^(n-1), …, odd, 1."""
     rising = np.full(_SUMMED // 4 // _LANES, _ODD, dtype=np.uint32)
     rising[0] = 1
     return np.cumprod(rising, dtype=np.uint32)[::-1]

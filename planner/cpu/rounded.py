@@ -174,7 +174,8 @@ def _round(wide: Tensor, places: Tensor, scales: Tensor, known: Numbers, scratch
 
 
 def _blocks(flat: Tensor) -> list[Tensor]:
-    """The whole blocks as rows of one tensor, and the rest as one row of another; empty ones are left out."""
+    """The whole blocks of 256 elements as rows of one tensor, and the rest as one row of another; empty ones are left
+    out."""
     whole = flat.numel() // BLOCK * BLOCK
     parts = [flat[:whole].view(-1, BLOCK), flat[whole:].view(1, -1)]
     return [part for part in parts if part.numel()]

@@ -44,7 +44,7 @@ def _found(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], value: A
 
 
 class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the operations of aten that are called inside."""
+    """A mode that notes the aten operations called under it, each with its arguments."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -67,7 +67,8 @@ def _calls(call: Callable[..., Any], arguments: Any) -> list[Any]:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether tensors are the same objects, and all other values equal and of the same type: 2 is not 2.0."""
+    """Whether two values are the same: tensors as objects, all other values equal and of the same
+    type (2 is not 2.0)."""
     if isinstance(one, Tensor) or isinstance(other, Tensor):
         return one is other
     if type(one) is not type(other):
@@ -80,8 +81,8 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _kind(value: Any) -> object:
-    """A key for what a binding can tell apart: types, and the contents of lists and dictionaries; of a tensor also its
-    dtype and number of dimensions."""
+    """A key for the properties of a value by which a binding may choose an overload: its type, the contents of lists
+    and dictionaries, and a tensor's dtype and number of dimensions."""
     if isinstance(value, (list, tuple)):
         return type(value), tuple(map(_kind, value))
     if isinstance(value, dict):

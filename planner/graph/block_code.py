@@ -146,8 +146,8 @@ class Pair(BlockCode):
         return self._others[layout]
 
     def _handed_over(self) -> object:
-        """Layouts of the saved tensors, and indices of the primals that backward reads: equal for all layouts of
-        tangents."""
+        """The layouts of the saved tensors, and the indices of the primals that backward reads. They must be equal
+        whatever strides the incoming gradients have, because forward is the same."""
         saved = [n.meta["val"] for n in self.saved]
         return [(t.shape, t.stride(), t.dtype) for t in saved], self.backward_primals
 
@@ -193,7 +193,8 @@ def _result_bytes(node: fx.Node) -> int:
 
 
 def _scratch(node: fx.Node, for_gpu: bool) -> Scratch | None:
-    """The scratch of the node's operation with the arguments that were traced; None if it has none or is unknown."""
+    """The memory that the node's operation allocates for itself and frees, with the arguments that were traced; None
+    if it allocates none or that is unknown."""
     if not is_op(node) or not all("val" in n.meta for n in node.all_input_nodes):
         return None
     args, kwargs = map_arg((node.args, node.kwargs), lambda n: n.meta["val"])

@@ -51,7 +51,7 @@ class BranchNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _site() -> Site:
-    """The site in code outside of torch that asked for the number."""
+    """Where in the code, outside of torch, the number was asked for."""
     frame = sys._getframe(2)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_TORCH):
         frame = frame.f_back

@@ -131,7 +131,8 @@ class FrameCall:
         return [*taken, *(begun[index] for index in sorted(begun))]
 
     def _take_begun(self, index: int, edge: GradientEdge) -> Tensor | None:
-        """The part of an argument's gradient that is there before the block's backward, None if there is none."""
+        """The part of an argument's gradient that other readers have computed before the block's backward; None if
+        there is none."""
         maker = self.pieces.owner(edge)
         if maker is not None and index not in self.later and self.pieces.begins(self.number, edge):
             return maker.take_arrived(edge)
@@ -167,10 +168,10 @@ class FrameCall:
             before.complete()
 
     def _own(self, grads: Sequence[Tensor | None]) -> Iterator[tuple[GradientEdge, Tensor]]:
-        """The gradients that go on from this call, with those of later readers added. The gradient of an argument that
-        an earlier call shares is left to that call."""
+        """Yields (edge, gradient) for each argument's gradient that goes on from this call, with the parts from later
+        readers added. If an earlier call got the same tensor, the gradient is handed to that call instead."""
         for index, (edge, grad) in enumerate(zip(self.edges, grads, strict=True)):
-            total = self.later.pop(index, None)  # only where the block's code has not begun with it
+            total = self.later.pop(index, None)  # set only if the block's code did not start from it
             if grad is not None:
                 total = grad if total is None else total + grad
             if edge is None or total is None:
@@ -230,7 +231,8 @@ class BlockCall(FrameCall, ABC):
 
 
 class _Given(torch.autograd.Function):
-    """Marks a tensor that a block was given: the gradients of those who read it later go to the call."""
+    """An autograd function that marks a tensor as a block's argument: gradients from those who read the tensor later
+    go to the block's call."""
 
     @staticmethod
     def forward(ctx: Any, call: FrameCall, argument: int, anchor: Tensor, tensor: Tensor) -> Tensor:
@@ -246,7 +248,8 @@ class _Given(torch.autograd.Function):
 
 
 class _Cut(torch.autograd.Function):
-    """The block's node: forward computes, backward only hands the gradients to the call."""
+    """An autograd function for a whole block: its forward computes the block, its backward only hands the gradients to
+    the call."""
 
     @staticmethod
     def forward(ctx: Any, call: BlockCall, anchor: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -326,7 +329,7 @@ def run_slice(
         model(**{name: t.to(device, copy=True, non_blocking=True) for name, t in batch.items()}, **model_kwargs)
     )
     value = loss.detach()
-    with autocast_off(device.type):  # as plain code, which leaves autocast before backward
+    with autocast_off(device.type):  # because plain training code leaves autocast before backward
         edge = get_gradient_edge(loss)
         run_backward(pieces, *pieces.due(pieces.enter([edge]), [(edge, torch.ones_like(loss))]))
     return value

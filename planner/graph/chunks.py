@@ -24,8 +24,8 @@ from planner.graph.interface import BlockCode
 from planner.graph.result import Mappings
 
 _FROZEN_ROWS = 256
-"""Most rows of a chunk where the head's weight is frozen. A product with 256 rows is 256 FLOPs for each byte of a
-16-bit weight; an RTX 4090 computes 164 in the time in which it reads a byte."""
+"""The most rows in a chunk if the head's weight is frozen. A matrix product with 256 rows does 256 FLOPs for each byte
+of a 16-bit weight; an RTX 4090 does 164 in the time in which it reads a byte."""
 
 Elementwise = Callable[[Tensor], Tensor]
 Sink = Callable[[str, Tensor], None]
@@ -286,7 +286,7 @@ class ChunkedHead(FrameCall, ABC):
 
 
 class _ChunkedLoss(torch.autograd.Function):
-    """The loss as a node of autograd: forward computes loss and gradients, backward only stores the scale."""
+    """The loss as an autograd function: its forward computes loss and gradients, its backward only stores the scale."""
 
     @staticmethod
     def forward(

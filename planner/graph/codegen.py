@@ -1,5 +1,5 @@
-"""Generates, from a list of traced operations, a straight-line Python function that frees every value after its last
-use."""
+"""Generates a straight-line Python function from a list of traced operations; the function frees every value after its
+last use."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Rng:
 
 
 def rng_of(device: torch.device) -> Rng:
-    """The default generator of `device`. Its state is a small tensor on the host for every kind of device."""
+    """The default random generator of `device`. For every kind of device its state is a small tensor on the host."""
     if device.type == "cuda":
         return Rng(lambda: torch.cuda.get_rng_state(device), lambda state: torch.cuda.set_rng_state(state, device))
     return Rng(torch.get_rng_state, torch.set_rng_state)
@@ -111,7 +111,7 @@ def on_demand(nodes: Sequence[fx.Node], forward: set[fx.Node]) -> list[fx.Node]:
 
 
 class _Names:
-    """The function's globals: operations and constants under short names."""
+    """The globals of a generated function: operations and constants under short names."""
 
     def __init__(self, rng: Rng) -> None:
         self.env: dict[str, Any] = {"get_rng": rng.get, "set_rng": rng.set}

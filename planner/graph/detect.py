@@ -76,7 +76,8 @@ def find_blocks(
 
 
 def _blocks(model: nn.Module, root: ModuleCall, record: Record) -> list[nn.Module]:
-    """Embedding, layers and head, or the segments. Raises UserError "blocks-not-found"."""
+    """The modules that become the blocks: embedding, layers and head, or the model's segments. Raises UserError
+    "blocks-not-found"."""
     head = _own_module(model, "get_output_embeddings")
     if head is None or _own_module(model, "get_input_embeddings") is None:
         blocks = [call.module for call in segments(root, record)]
@@ -147,7 +148,8 @@ def _own_module(model: nn.Module, getter: str) -> nn.Module | None:
 
 
 def _embeddings(root: ModuleCall, model: nn.Module, head: nn.Module) -> list[nn.Module]:
-    """The input embedding. If it never runs itself, the modules that run with its weight, in the order they run."""
+    """The input embedding in a list. If it never runs itself, the modules that run with its weight, in the order in
+    which they run."""
     embedding = _own_module(model, "get_input_embeddings")
     assert embedding is not None
     ran = list({id(call.module): call.module for call in root.walk()}.values())
@@ -159,9 +161,9 @@ def _embeddings(root: ModuleCall, model: nn.Module, head: nn.Module) -> list[nn.
 
 
 def _layers(root: ModuleCall, record: Record, taken: set[int]) -> list[ModuleCall]:
-    """Descend from the root to repeated calls that do at least half of the work of the module around them, head and
-    embeddings aside. Where the descent splits, as into encoder and decoder, each part may have layers. A group of
-    layers with less than a tenth of all layers' work is dropped."""
+    """The calls of the model's layers. From the root downwards, these are repeated calls that do at least half of the
+    work of the module around them, head and embeddings aside. Where the descent splits, as into encoder and decoder,
+    each part may have layers. A group of layers with less than a tenth of all layers' work is dropped."""
 
     def cost(*calls: ModuleCall) -> int:
         return sum(operation.cost for call in calls for operation in record.operations[call.start : call.end])
@@ -182,13 +184,13 @@ def _layers(root: ModuleCall, record: Record, taken: set[int]) -> list[ModuleCal
 
 
 def _may_be_layer(module: nn.Module) -> bool:
-    """Whether `module` has parts and weights."""
+    """Whether `module` has submodules and weights."""
     return any(True for _ in module.children()) and any(True for _ in module.parameters())
 
 
 def _kind(call: ModuleCall, record: Record) -> str:
     """A hash of the call: its class, arguments, parameters and buffers, its operations and how they feed each other,
-    and which values it returns or leaves in tables that it is given."""
+    and the values that it returns or puts into dictionaries among its arguments."""
     index: dict[int, int] = {}
     roles = {storage_of(t): name for name, t in (*call.module.named_parameters(), *call.module.named_buffers())}
     lines = [

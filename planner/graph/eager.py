@@ -37,7 +37,7 @@ class EagerPair(BlockCode):
     reason = ""
     moves = False  # results are copied to the place that the plan has for them, out of the area of all other tensors
     changes_buffers = False  # whether a measured run has changed a buffer
-    _begun: tuple[int, ...] = ()  # arguments whose gradients have begun elsewhere
+    _begun: tuple[int, ...] = ()  # arguments whose gradients others have partly computed
     output_bytes = forward_peak = 0
     _work: tuple[Sequence[Work], Sequence[Work]] = (), ()
     _bytes: tuple[int, int, int] = 0, 0, 0  # of the last run: forward's peak, results, backward's peak
@@ -49,7 +49,7 @@ class EagerPair(BlockCode):
         self.name, self._flat, self._fakes = name, Flat(module, call), FakeMode.of(tensors)
         self._device = tensors[0].device
         self._rng = rng_of(self._device)
-        self.own_code: Callable[[bool], None] = lambda on: None  # called with True where the block's code allocates
+        self.own_code: Callable[[bool], None] = lambda on: None  # True: the block's code allocates now
         kind = self._device.type
         self._autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
         self._anchor = torch.zeros((), requires_grad=True)
@@ -92,7 +92,8 @@ class EagerPair(BlockCode):
         return [*(self._settled(t.detach()) for t in results), *buffers], states
 
     def _settled(self, tensor: Tensor) -> Tensor:
-        """`tensor`, copied to memory of its own if results are moved and it fills its storage."""
+        """`tensor`, copied to new memory if the plan has a fixed place for results (`moves`) and the tensor fills its
+        storage."""
         dense = tensor.untyped_storage().nbytes() == tensor.nbytes
         return tensor.clone() if self.moves and dense else tensor
 
@@ -104,7 +105,7 @@ class EagerPair(BlockCode):
         return _with_area(forward, working[0]), _with_area(backward, working[1])
 
     def _as_before(self, results: Sequence[Tensor]) -> bool:
-        """Whether the last result nests as the first one did, and its tensors with a gradient have the same places,
+        """Whether the last result nests as the first one did, and its tensors with a gradient have the same positions,
         shapes and dtypes."""
         now = self._flat.result
         if now.spec != self.result.spec or now.differentiable != self.result.differentiable:
@@ -169,8 +170,9 @@ class EagerPair(BlockCode):
         return self._work
 
     def _given(self, values: Sequence[Tensor], grads: list[Tensor | None]) -> list[Tensor]:
-        """The tensors that the code gets: weights and buffers as autograd leaves, and inputs whose gradients go to
-        `grads` with the strides that backward gives them. Autograd may change the strides of a leaf's gradient."""
+        """The tensors that the block's code runs on: weights and buffers as autograd leaves, and inputs as non-leaves
+        whose gradients go to `grads` with the strides that backward gives them. Autograd may change the strides of a
+        leaf's gradient."""
         n_weights = self.n_params + self.n_buffers
         leaves = [v.detach().requires_grad_(t) for v, t in zip(values[:n_weights], self._trained, strict=False)]
         with torch.enable_grad():
@@ -180,7 +182,7 @@ class EagerPair(BlockCode):
 
     @contextlib.contextmanager
     def _holding(self, leaves: Sequence[Tensor], *, keep: bool = False) -> Iterator[None]:
-        """Inside, the module's weights and buffers are those of `leaves`. `keep`: where the code puts another tensor in
+        """A context in which the module's weights and buffers are `leaves`. `keep`: if the code puts another tensor in
         a buffer's place, its values are copied to the buffer. Backward does not keep them: it reads the old values."""
         weights = dict(zip(self._names, leaves, strict=False))
         with _reparametrize_module(self._flat, weights, tie_weights=True):
@@ -194,10 +196,10 @@ class EagerPair(BlockCode):
                     leaf.data.copy_(weights[name].detach())
 
     def _run(self, leaves: Sequence[Tensor], *, keep: bool = False) -> tuple[Tensor, ...]:
-        """Run the block's code. `keep`: as the forward, not again in backward."""
+        """Run the block's code. `keep`: it is the forward, not the second run in backward."""
         kind, dtype = self._device.type, self._autocast
-        # Autocast caches one cast of each weight, so gradients add up before they are cast. In forward nobody asks for
-        # gradients, and the cache would hold the cast weights until the model's forward ends: there it is off.
+        # Autocast caches one cast of each weight, so gradients add up before they are cast. In forward no gradients are
+        # needed, and the cache would hold the cast weights until the model's forward ends: there it is off.
         with torch.autocast(kind, dtype=dtype, enabled=dtype is not None, cache_enabled=not keep):
             results: tuple[Tensor, ...] = self._flat(*leaves[len(self._names) :])
         return results
@@ -253,7 +255,7 @@ class EagerPair(BlockCode):
         return pair
 
     def _take(self, needed: tuple[int, int, int]) -> None:
-        """Raise the figures to at least the bytes `needed`: forward's peak, results, backward's peak."""
+        """Raise the measured byte counts to at least `needed`: forward's peak, outputs, backward's peak."""
         forward, output, backward = needed
         self.forward_peak, self.output_bytes = max(self.forward_peak, forward), max(self.output_bytes, output)
         self.backward_peak = {**self.backward_peak, False: max(self.backward_peak[False], backward)}
@@ -287,8 +289,8 @@ class EagerPair(BlockCode):
                         todo.append((way, after, self._bytes))
 
     def _measure(self, values: Sequence[Tensor], forced: Mapping[Site, Number]) -> BranchNumbers:
-        """Run forward and backward; at each site of `forced` the first number that the code gets is the forced one.
-        Sets `_bytes` to what the run needs."""
+        """Run forward and backward, and set `_bytes` to what they need. At each site in `forced` the code gets the
+        forced number the first time that it asks."""
         torch.manual_seed(0)  # so that branches differ by the forced numbers only
         meter, numbers = ScratchMeter(self._device.type), BranchNumbers(forced)
         with contextlib.ExitStack() as stack:
@@ -329,8 +331,8 @@ def _real(tensor: Tensor, device: torch.device, *, alike: bool = False) -> Tenso
 
 
 class _Input(torch.autograd.Function):
-    """Makes a block's input a non-leaf, as other code's results are. Its gradient is stored in `grads` as autograd has
-    it."""
+    """An autograd function that makes a block's input a non-leaf, as results of other code are. It stores the input's
+    gradient in `grads` with the strides that autograd gave it."""
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, value: Tensor, grads: list[Tensor | None], index: int) -> Tensor:
@@ -348,7 +350,7 @@ _input = cast(Callable[..., Tensor], _Input.apply)
 
 
 def _with_area(text: str, size: int) -> str:
-    """The lifetimes with an area of `size` bytes and a quarter more, for gaps between tensors."""
+    """The line of lifetimes `text` with an area of `size` bytes and a quarter more, for gaps between tensors."""
     return re.sub(r"~(\d+):\d+", lambda match: f"~{match[1]}:{size + size // 4}", text)
 
 

@@ -147,7 +147,7 @@ class Cutter:
 
 
 def _taken(node: fx.Node) -> float:
-    """How long an operation takes, in bytes of memory traffic."""
+    """The time of an operation, expressed as bytes of memory traffic."""
     return max([1.0, *(max(work.bytes, work.flops / _FLOPS_PER_BYTE) for work in work_of([node]))])
 
 
@@ -171,7 +171,8 @@ def _between(cutter: Cutter, few: Saved, many: Saved) -> list[Saved]:
 
 
 def _thinned(points: list[Saved]) -> list[Saved]:
-    """At most `_MOST` sets of a hull: remove, one by one, the set that a mixture of its neighbours replaces best."""
+    """At most `_MOST` sets of a hull. Sets are removed one by one, always the one that a mixture of its neighbours
+    replaces best."""
     hull = list(points)
     while len(hull) > _MOST:
         hull.pop(min(range(1, len(hull) - 1), key=lambda k: _above(hull[k - 1], hull[k], hull[k + 1])))
@@ -179,6 +180,6 @@ def _thinned(points: list[Saved]) -> list[Saved]:
 
 
 def _above(few: Saved, point: Saved, many: Saved) -> float:
-    """How much longer a mixture of `few` and `many` with the bytes of `point` takes than `point`."""
+    """How much longer a mixture of `few` and `many` that saves as many bytes as `point` would take than `point`."""
     share = (point.bytes - few.bytes) / (many.bytes - few.bytes)
     return few.again + share * (many.again - few.again) - point.again

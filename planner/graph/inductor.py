@@ -87,7 +87,8 @@ class CompiledPair(Pair):
 
 
 def _as_traced(values: Sequence[Tensor], nodes: Sequence[fx.Node | None]) -> bool:
-    """Whether the strides are those the code was compiled for; strides of dimensions of one element do not count."""
+    """Whether the strides are those for which the code was compiled; strides of dimensions of one element do not
+    count."""
     return all(
         node is None
         or all(
@@ -99,14 +100,15 @@ def _as_traced(values: Sequence[Tensor], nodes: Sequence[fx.Node | None]) -> boo
 
 
 def _own(tensor: Tensor, *, shared: bool) -> Tensor:
-    """The tensor, copied if needed, in a storage of its own of exactly its size, because it may become a sum. Inductor
-    returns one buffer for two results that are always equal (`shared`)."""
+    """The tensor in a storage that is its own and exactly as large, copied if needed, because it may become a sum of
+    gradients. Inductor returns one buffer for two results that are always equal (`shared`)."""
     whole = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
     return tensor if whole and not shared else tensor.clone(memory_format=torch.contiguous_format)
 
 
 class _Function:
-    """`nodes` compiled. Takes a list of values, which it empties; returns a list of the `outputs` that are not None."""
+    """The operations `nodes` compiled to a function. It takes a list of values, which it empties, and returns a list
+    of the `outputs` that are not None."""
 
     def __init__(
         self,
@@ -182,7 +184,7 @@ def _compile(module: fx.GraphModule, examples: Sequence[Tensor], device: torch.d
 
 @contextlib.contextmanager
 def _inductor_cache() -> Iterator[None]:
-    """Inside, inductor keeps what it compiles beside the CPU kernel, unless the user says where."""
+    """A context in which inductor keeps compiled code in offmate's cache folder, unless the user has set another."""
     name = "TORCHINDUCTOR_CACHE_DIR"
     if name in os.environ:
         yield

@@ -107,7 +107,8 @@ class BlockCode(ABC):
         return " ".join(forward), " ".join(backward)
 
     def _gradient_bytes(self) -> Sequence[int]:
-        """Bytes of each parameter's gradient, 0 where the block does not read it; empty if nothing is trained."""
+        """Bytes of each parameter's gradient, 0 for a parameter that the block does not read; empty if nothing is
+        trained."""
         values = self.primal_values[: self.n_params]
         return [v.numel() * v.element_size() if v is not None else 0 for v in values] if self.param_grads else ()
 

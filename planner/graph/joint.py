@@ -35,7 +35,7 @@ _UNKNOWN = {
     _aten.mkldnn_rnn_layer.default: "only {} itself knows what it saves for backward",  # laid out as oneDNN likes
     _aten.rrelu_with_noise_functional.default: "{} lays its result out otherwise than the operation it stands for",
 }
-"""Operations that a trace cannot reproduce -> the reason, with {} for the operation."""
+"""Operations that a trace cannot reproduce -> the reason, in which {} stands for the operation's name."""
 
 
 @dataclass(slots=True)
@@ -228,7 +228,7 @@ def _by_role(
         buffers=buffers,
         inputs=[inputs.get(i) for i in range(len(input_bytes))],
         input_bytes=input_bytes,
-        # Placeholders after those of the arguments are the gradients that have begun elsewhere.
+        # Placeholders after those of the arguments are gradients of arguments that other readers have partly computed.
         tangents=[
             *(tangents[i] for i in sorted(tangents) if i < len(flat.result.differentiable)),
             *(inputs[i] for i in sorted(inputs) if i >= len(input_bytes)),
@@ -273,7 +273,7 @@ def _clean(joint: Joint) -> None:
     joint.grads = {k: final(n) if isinstance(n, fx.Node) else None for k, n in joint.grads.items()}
 
 
-# ---- checks in a trace that tensors which eager changes in place keep their layout
+# ---- checks in a trace that tensors keep their strides if eager PyTorch changes them in place
 
 
 class OtherLayoutError(Exception):

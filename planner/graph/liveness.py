@@ -75,7 +75,7 @@ def peak_bytes(
     for step in steps:
         for a in step.node.all_input_nodes:
             if not any(s in live.holders for s in storages.of[a]):
-                live.borrow(a)  # neither saved nor made here: a weight, an input, a tangent
+                live.borrow(a)  # neither saved nor made here: a weight, an input, an incoming gradient
         # The node runs again although one of its results was saved: the storage of that result exists twice.
         twice = sum(storages.bytes.get(s, 0) for s in storages.of[step.node] if s[0] is step.node and s in live.holders)
         again[step.node] = twice

@@ -88,7 +88,7 @@ class Pieces(Generic[Call]):
         self.given: dict[Key, tuple[Call, int]] = {}
         self.disordered = 0
         self._count = 0
-        self._owners: dict[int, tuple[int, Call]] = {}  # id of a node that is a call's -> the call's number, the call
+        self._owners: dict[int, tuple[int, Call]] = {}  # id of a call's node -> the call's number, the call
         self._places: dict[int, int] = {}  # number of a call -> the place of its node
         self._pieces: dict[int, _Piece] = {}  # id of a node -> its piece, which keeps the node alive
         self._arrived: dict[Key, End] = {}  # tensor of a call -> the readers whose gradients have arrived there
@@ -125,7 +125,7 @@ class Pieces(Generic[Call]):
                 piece.after = max(piece.after, self._owners[id(node)][0])
             elif id(node) in self._pieces:
                 met[id(self._pieces[id(node)])] = self._pieces[id(node)]
-            elif node.next_functions:  # else a leaf, which adds up its gradients in any case
+            elif node.next_functions:  # else a leaf: it adds up its gradients in any case
                 self._pieces[id(node)] = piece
                 piece.nodes.append(node)
                 todo += [(GradientEdge(n, k), place_of(node)) for n, k in node.next_functions if n is not None]

@@ -130,7 +130,7 @@ class Record(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _reads_values(func: Any) -> bool:
-    """Whether an operation looks at its inputs' values, not only at their shapes, dtypes and devices."""
+    """Whether an operation reads the values of its inputs, not only their shapes, dtypes and devices."""
     space, _, name = func._schema.name.partition("::")
     return not (func.is_view or space == "prim" or name.endswith("_like") or name.startswith(("new_", "sym_")))
 
@@ -224,7 +224,7 @@ def not_found(cause: str) -> UserError:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Inside, torch does not log what its fake tensors cannot do: our own error says it."""
+    """A context in which torch does not log what its fake tensors cannot do, because the error that follows says it."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     before = logger.level
     logger.setLevel(logging.CRITICAL)

@@ -40,7 +40,7 @@ class Turns(nn.Module):
 
 
 def _twin(module: nn.Module) -> nn.Module:
-    """A copy of the module with the same parameters, buffers and parts, but its own forward and hooks."""
+    """A copy of the module with the same parameters, buffers and submodules, but its own forward and hooks."""
     twin = copy.copy(module)
     for key, value in module.__dict__.items():
         if isinstance(value, dict):

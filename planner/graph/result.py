@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from transformers.utils.output_capturing import _active_collector
 
-_running: Any = _active_collector  # of the model's forward that runs in this thread: what its hooks record into
+_running: Any = _active_collector  # what hooks record into, for the model's forward that runs in this thread
 
 Mappings = Sequence[MutableMapping[Any, Any]]
 
@@ -23,14 +23,14 @@ Records = Mapping[str, Sequence[Any]]
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """Stands for tensor `index` of those that the block makes."""
+    """Marks the place of output tensor `index` of the block in its nested result."""
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """Stands for the block's tensor argument `index`, returned as it is."""
+    """Marks a place in the block's nested result where its tensor argument `index` is returned unchanged."""
 
     index: int
 

@@ -34,7 +34,7 @@ _NOT_TRIED = frozenset(
     (
         torch.Tag.pointwise,  # one kernel, which needs no scratch
         torch.Tag.data_dependent_output,
-        torch.Tag.dynamic_output_shape,  # the host would wait
+        torch.Tag.dynamic_output_shape,  # the host would wait for the result
     )
 )
 # These check the values of their data. On a GPU a failed check (a device assertion) ends all use of the device by this
@@ -100,7 +100,8 @@ class History:
         record("all", context=None, stacks="python", max_entries=_ENTRIES)  # C++ stacks would load symbols
 
     def end(self) -> list[tuple[int, int]]:
-        """See `AllocationLog`."""
+        """Stop recording. Returns (address, bytes) for each allocation since `begin`, (address, 0) for each free, in
+        order."""
         memory: Any = torch.cuda.memory
         try:
             entries = memory._snapshot()["device_traces"][torch.cuda.current_device()]
@@ -243,14 +244,14 @@ def _up(size: int, unit: int) -> int:
 
 
 def _can_be_tried(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether the call can run on sample data: an operation of aten that computes something, on a GPU alone, and does
-    not check the values of its data."""
+    """Whether the operation can run on sample data: it must be of aten, compute something, run on a GPU alone, and not
+    check the values of its data."""
     if not isinstance(func, OpOverload) or func.namespace != "aten" or func.is_view or _NOT_TRIED & set(func.tags):
         return False
     if func._schema.name.removeprefix("aten::").rstrip("_") in _LOOK_AT_DATA:
         return False
     if torch.Tag.nondeterministic_seeded in func.tags and "attention" not in func._schema.name:
-        return False  # operations that draw check first that their data are probabilities
+        return False  # operations that draw random numbers check first that their data are probabilities
     leaves = tree_leaves((args, kwargs))
     devices = [leaf.device for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()]
     devices += [leaf for leaf in leaves if isinstance(leaf, torch.device)]
@@ -272,8 +273,8 @@ def _without_dropout(
 
 
 def _data(value: Tensor) -> Tensor:
-    """Sample data laid out as `value`: random for floating point of two bytes or more, True for bool, else zeros. Other
-    data than random are filled in as bytes, which works for every dtype."""
+    """Sample data laid out as `value`: random for floating point of two bytes or more, True for bool, else zeros. Data
+    that are not random are filled in as bytes, which works for every dtype."""
     if value.dtype.is_floating_point and value.dtype.itemsize > 1:
         return random_data(value, value.device)
     size = value.untyped_storage().nbytes()
@@ -295,7 +296,7 @@ def _key(value: Any) -> Any:
 def _tried(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Scratch | None:
     with _aside():
         its, named = tree_map_only(Tensor, _data, (tuple(args), dict(kwargs)))
-        func(*its, **named)  # now libraries allocate what they keep for later calls
+        func(*its, **named)  # the first call: libraries allocate what they keep for later ones
         _log.begin()
         try:
             result = func(*its, **named)
@@ -308,7 +309,8 @@ def _tried(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
 
 @contextlib.contextmanager
 def _aside() -> Iterator[None]:
-    """Inside, operations really run, unseen by traces and meters outside. Afterwards the random state is as before."""
+    """A context in which operations really run, unseen by traces and meters around it. Afterwards the random state is
+    as before."""
     state = torch.cuda.get_rng_state()
     try:
         with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
@@ -335,6 +337,6 @@ def _read(log: Sequence[tuple[int, int]], starts: Sequence[int]) -> Scratch | No
     inner = {number for number, (_, went) in lives.items() if went}
     if not inner and list(results.values()) == sorted(results.values()):
         return None
-    counted = inner | results.keys()  # other allocations are what a library keeps
+    counted = inner | results.keys()  # other allocations are kept by a library
     events = ((number, lives[number][0] if comes else 0) for number, comes in order if number in counted)
     return Scratch(tuple(events), results)

@@ -52,12 +52,12 @@ def segments(root: ModuleCall, record: Record) -> list[ModuleCall]:
 
 
 def _with_weights(call: ModuleCall) -> list[ModuleCall]:
-    """The calls right below that have weights."""
+    """The calls that `call` made itself, of modules that have weights."""
     return [kid for kid in call.kids if any(True for _ in kid.module.parameters())]
 
 
 def _looks(call: ModuleCall) -> tuple[type[nn.Module], tuple[tuple[int, ...], ...]]:
-    """What makes modules equal here: their class and the shapes of their parameters."""
+    """The properties by which two modules count as equal here: their class and the shapes of their parameters."""
     return type(call.module), tuple(tuple(p.shape) for p in call.module.parameters())
 
 

@@ -1,4 +1,5 @@
-"""How a call's arguments nest, which of them are tensors, and when two calls may share generated code."""
+"""Describes how a call's arguments nest and which of them are tensors, so that calls of equal form can share generated
+code."""
 
 from __future__ import annotations
 
@@ -86,8 +87,9 @@ _specs: dict[Hashable, TreeSpec] = {}
 
 
 def _flatten(value: Any) -> tuple[list[Any], Hashable, TreeSpec]:
-    """The leaves of `value`, its nesting as a value that is quick to compare, and its nesting as PyTorch's spec. Every
-    call of every block is flattened, and PyTorch's own flattening takes a tenth of a millisecond."""
+    """The leaves of `value`, its nesting as a value that is quick to compare, and its nesting as PyTorch's spec. It is
+    quicker than PyTorch's own flattening, which takes a tenth of a millisecond, because every call of every block is
+    flattened."""
     flat: list[Any] = []
     structure = _walk(value, flat)
     if structure is _UNUSUAL:

@@ -38,10 +38,10 @@ def true_result(func: Any, usual: Usual, args: Arguments, kwargs: Named) -> Any:
 
 
 def _pointwise(usual: Usual, args: Arguments, kwargs: Named) -> Any:
-    """The result's strides follow from those of the arguments as the kernel reads them. An expanded argument that is
-    converted to another dtype becomes dense, in an order of its own. Torch's fakes convert every argument that is
-    computed in another dtype. Kernels convert only arguments of another dtype than the common one, and only on the
-    CPU."""
+    """An elementwise operation: the result's strides follow from those of the arguments as the kernel reads them. An
+    expanded argument that is converted to another dtype becomes dense, in an order of its own. Torch's fake tensors
+    convert every argument if the operation computes in another dtype. Kernels convert only arguments whose dtype is
+    not the common one, and only on the CPU."""
     fake = usual()
     tensors = [value for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
     arrays = [tensor for tensor in tensors if tensor.dim()]
@@ -55,7 +55,8 @@ def _pointwise(usual: Usual, args: Arguments, kwargs: Named) -> Any:
 
 
 def _input_first(usual: Usual, args: Arguments, kwargs: Named) -> Any:
-    """The kernel takes the strides of the forward's input first, and then those of the gradient."""
+    """An elementwise backward whose kernel looks at the strides of the forward's input first, and then at those of the
+    gradient."""
     return _pointwise(usual, (args[1], args[0]), kwargs)
 
 
@@ -65,8 +66,8 @@ def _in_order(usual: Usual, args: Arguments, kwargs: Named) -> Any:
 
 
 def _bincount(usual: Usual, args: Arguments, kwargs: Named) -> Any:
-    """Where code gives `minlength`, as a mixture's auxiliary loss gives the number of its experts, the result has this
-    length. The true length depends on data, which fakes do not have."""
+    """`bincount`: if code passes `minlength`, as a mixture's auxiliary loss passes the number of its experts, the
+    result gets this length. The true length depends on data, which fake tensors do not have."""
     arguments = dict(zip(("self", "weights", "minlength"), args, strict=False)) | dict(kwargs)
     if not arguments.get("minlength") or arguments.get("weights") is not None:
         return usual()
@@ -79,13 +80,13 @@ def _native_dropout_backward(usual: Usual, args: Arguments, kwargs: Named) -> An
 
 
 def _col2im(usual: Usual, args: Arguments, kwargs: Named) -> Any:
-    """The folded result lies in a storage as large as that of the columns."""
+    """`col2im`: the folded result lies in a storage as large as that of the columns."""
     fake = usual()
     return torch.empty_like(args[0]).as_strided(fake.shape, fake.stride())
 
 
 def _copy(usual: Usual, args: Arguments, kwargs: Named) -> Any:
-    """The result is a part of a copy of the whole storage under the first argument, as that is a part of its own."""
+    """`copy`: the result is a part of a copy of the whole storage under the first argument, at the same place in it."""
     into, fake = args[0], usual()
     size = into.untyped_storage().nbytes() // into.element_size()
     if size < fake.untyped_storage().nbytes() // fake.element_size() or fake.stride() != into.stride():

@@ -61,8 +61,8 @@ def _work(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], value: Any)
 
 
 def _one_head_a_query(func: Any, args: Sequence[Any]) -> Sequence[Any]:
-    """The arguments; those of fused attention with as many heads of keys and values as of queries, since it computes
-    that many. PyTorch's formulas before 2.13 raise AssertionError where heads are grouped."""
+    """The arguments for a FLOP formula. For fused attention, keys and values are given as many heads as queries, since
+    the kernel computes that many. PyTorch's formulas before 2.13 raise AssertionError if heads are grouped."""
     if not func._schema.name.startswith("aten::_scaled_dot_product"):
         return args
     names = [argument.name for argument in func._schema.arguments]

@@ -1,2 +1,2 @@
-"""Turns a Hugging Face model and this machine into a chain and a hardware. Imports `graph`, `cpu`, `job`, `schedule`
-and `machine`."""
+"""Measures a Hugging Face model and this machine, and describes them for the planner as a `Chain` and a `Hardware`.
+Imports `graph`, `cpu`, `job`, `schedule` and `machine`."""

@@ -78,7 +78,7 @@ def with_compiled(pairs: Pairs, layers: Collection[str], times: Times, device: t
 
 
 def _scaled(times: OptionTimes, runs: Sequence[tuple[Run, Run]]) -> OptionTimes:
-    """`times` scaled by how much shorter the second of each pair in `runs` is than the first."""
+    """`times` scaled by how much shorter the second run of each pair in `runs` is than the first."""
     shares = [statistics.median(new[i] / old[i] if old[i] else 1.0 for old, new in runs) for i in range(4)]
     return replace(
         times,
@@ -161,13 +161,15 @@ def _rounded(tensor: Tensor) -> Tensor:
 
 
 def _distances(results: Sequence[Tensor], wanted: Sequence[Tensor]) -> list[float]:
-    """The norm of each difference."""
+    """The 2-norm of the difference between each result and the wanted tensor; 0.0 for tensors that are not floating
+    point."""
     pairs = zip(results, wanted, strict=True)
     return [float(torch.dist(new.float(), old.float())) if old.is_floating_point() else 0.0 for new, old in pairs]
 
 
 def _compare(results: Sequence[Tensor], wanted: Sequence[Tensor], rounding: Sequence[float]) -> None:
-    """Raise CannotCompileError where tensors differ too much. `rounding`: the change that one more rounding makes."""
+    """Raise CannotCompileError if results differ too much from the wanted tensors. `rounding`: for each, the norm of
+    the change that one more rounding of the inputs makes."""
     for new, old, noise in zip(results, wanted, rounding, strict=True):
         if _layout(new) != _layout(old):
             raise CannotCompileError("its results are laid out otherwise")
@@ -191,7 +193,8 @@ def _is_unused_seed(node: fx.Node) -> bool:
 
 
 def _layout(tensor: Tensor) -> tuple[object, ...]:
-    """What tensors with the same layout share. Strides of dimensions with one element mean nothing and are left out."""
+    """The properties in which results must agree: dtype, shape, strides and bytes of the storage. Strides of
+    dimensions of one element mean nothing and are left out."""
     strides = [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
     return tensor.dtype, tensor.shape, strides, tensor.untyped_storage().nbytes()
 
@@ -203,8 +206,8 @@ class _Room:
         self.device, self.meter = device, Meter()
 
     def peak(self, function: Callable[[], _T]) -> tuple[_T, int]:
-        """The result of `function`, which runs compiled code, and its peak: the most bytes alive above those before.
-        Raises CannotCompileError where `function` fails."""
+        """The result of `function`, which runs compiled code, and its peak: the most bytes alive above those that were
+        alive before. Raises CannotCompileError if `function` fails."""
         on_gpu = self.device.type == "cuda"
         if on_gpu:
             torch.cuda.synchronize(self.device)

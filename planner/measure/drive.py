@@ -115,7 +115,8 @@ def _speed(rates: tuple[float, float]) -> float:
 
 
 def _rates_of(folders: Sequence[Path]) -> list[tuple[float, float]]:
-    """The rates of each folder's drive. Folders on one drive get equal parts of its rates. Raises OSError."""
+    """Bytes per second read from and written to each folder's drive. Folders on one drive get equal parts of its
+    rates. Raises OSError."""
     alone: dict[int, tuple[float, float]] = {}
     for folder in folders:
         folder.mkdir(exist_ok=True)
@@ -127,7 +128,7 @@ def _rates_of(folders: Sequence[Path]) -> list[tuple[float, float]]:
 
 @functools.cache
 def _rates_once(folder: Path) -> tuple[float, float]:
-    """`rates`, kept: a process that asks several times writes the file once."""
+    """The result of `rates`, cached, so that a process that asks several times writes its file once."""
     return rates(folder)
 
 

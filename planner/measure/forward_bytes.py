@@ -58,10 +58,10 @@ def measure_forward(
         peaks.append(meter.mark())
         held.append(meter.now)
         if names.all[index] not in eager:
-            return module.forward(*args, **kwargs)  # not the module itself: its hooks have run, in the frame
+            return module.forward(*args, **kwargs)  # not the module itself, whose hooks have run already
         code = EagerPair.measured(module, args, kwargs, name=names.all[index], reason="its code looks at data")
         outputs = mode.fresh(code.output_values)
-        meter.add(mode.block(code.forward_peak, device))  # and is freed again
+        meter.add(mode.block(code.forward_peak, device))  # stands for the block's peak, and is freed at once
         for tensor in outputs:
             meter.add(tensor)
         return code.result.deliver(outputs, flatten_call(args, kwargs)[1], mappings_of(args, kwargs))
@@ -151,7 +151,8 @@ def measure_generation(
 
 
 def _cache_bytes(model: Any, tokens: int) -> int:
-    """Bytes of the keys and values of all layers, and of one layer again: the one that is extending its cache."""
+    """Bytes of the cached keys and values of all layers, and of one layer again: the one that is
+    extending its cache."""
     config = model.config
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads

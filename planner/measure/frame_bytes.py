@@ -215,8 +215,8 @@ class _Run:
         self.gradients: dict[int, int] = {}
         self.layouts: dict[int, Layout] = {}
         self.own: list[nn.Parameter] = []  # parameters outside the blocks: blocks compute no gradients here
-        self.read: dict[str, set[int]] = {}  # a weight of the frame -> the pieces that have a gradient for it
-        self.piece = len(names.all)  # the piece that backward is in, by the number of the block above it
+        self.read: dict[str, set[int]] = {}  # weight outside the blocks -> parts of backward with a gradient for it
+        self.piece = len(names.all)  # the part of backward that runs now, by the number of the block after it
         self.last: tuple[str, int, int] | None = None
         self.base = 0
 
@@ -284,16 +284,17 @@ class _Run:
             raise not_profiled(f"the block {name} is given one tensor twice")
         self.calls[index] = call
         result = call.enter(tensors, mappings_of(args, kwargs), self.anchor)
-        if index != self.head:  # the head's turn goes on until its backward is done
+        if index != self.head:  # the head goes on until its backward is done
             self.leave("F", index)
         return result
 
     def reads(self, name: str, parameter: Tensor) -> None:
-        """Note that the current piece has made a gradient for this weight of the frame."""
+        """Note that the part of backward that runs now has made a gradient for the weight `name` outside the blocks."""
         self.read.setdefault(name, set()).add(self.piece)
 
     def arrive(self, direction: str, index: int) -> None:
-        """Where a block begins: note what is held now, and the peak since the last block."""
+        """Note, as a block begins, which bytes are held now, and the peak since the last block. `direction`: "F" or
+        "B"."""
         self.close_tail()
         self.base = self.charged_elsewhere()
         self.held[direction][index] = self.meter.now - self.base
@@ -315,8 +316,8 @@ class _Run:
             self.gradients[index] = gradient_bytes - sum(self.gradients.values())
 
     def charged_elsewhere(self) -> int:
-        """Bytes that are not counted for the frame: inputs that wait for their block's backward, sums of the head's
-        gradients, and gradients of the frame's weights, which count once for all slices."""
+        """Bytes that do not count for the code outside the blocks: inputs kept for their block's backward, sums of the
+        head's gradients, and gradients of weights outside the blocks, which count once for all micro-batches."""
         inputs = (call.x for call in self.calls.values())
         grads = (p.grad for p in self.own)
         tensors = [t for t in (*inputs, *grads, *self.shared.sums) if t is not None]

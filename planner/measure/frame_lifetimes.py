@@ -133,7 +133,7 @@ def lifetimes_of(
 
 
 class _Log(ScratchMeter):
-    """A meter that writes down each allocation and release."""
+    """A meter that writes each allocation and release into a text."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device.type, counted=FAKE_TYPES)
@@ -207,7 +207,8 @@ class _Shared(Shared):
 
 
 class _Aside(StandIn):
-    """A stand-in that keeps nothing of the frame: the lifetimes of the block's code have what it keeps."""
+    """A stand-in for a block that keeps none of its arguments: what the block keeps is in the lifetimes of its own
+    code."""
 
     def forward(self, tensors: list[Tensor]) -> list[Tensor]:
         tensors.clear()
@@ -226,7 +227,7 @@ class _ChunkedHead(ChunkedStandIn):
 
 
 def _tell(head: _Head | _ChunkedHead, local: str, gradient: Tensor, *, adoptable: bool) -> None:
-    """Write a gradient of one of the head's weights."""
+    """Write down the gradient of one of the head's weights."""
     assert isinstance(head.shared, _Shared)
     k, log = head.shared.locals.index(local), head.shared.log
     if adoptable and gradient.is_contiguous():
@@ -236,7 +237,7 @@ def _tell(head: _Head | _ChunkedHead, local: str, gradient: Tensor, *, adoptable
 
 
 class _Run:
-    """One forward and backward of the frame."""
+    """One forward and backward of the model's code outside the blocks, with its allocations written down."""
 
     def __init__(
         self,
@@ -289,7 +290,8 @@ class _Run:
         return [p for p in self.model.parameters() if id(p) not in blocks]
 
     def _gradients(self, parameters: Sequence[nn.Parameter], before: frozenset[int] = frozenset()) -> frozenset[int]:
-        """Write the frame's gradients that are new since `before`; return all that are there now."""
+        """Write down the gradients of weights outside the blocks that are new since `before`; return all that exist
+        now."""
         new = {k for k, p in enumerate(parameters) if p.grad is not None} - before
         for k in sorted(new):
             self.log.write(f"${k}:{self.log.number(parameters[k].grad)}")
@@ -298,7 +300,7 @@ class _Run:
     def enter(self, index: int, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         log, name, tensors = self.log, self.names.all[index], flatten_call(args, kwargs)[1]
         mappings, pair = mappings_of(args, kwargs), self.pairs[self.names.kinds[index]]
-        if index:  # what comes before the first block belongs to its turn
+        if index:  # what comes before the first block belongs to its stage
             log.stages.append([])
         if index < len(self.names.all) - 1:
             call = self.calls[index] = _Aside(self.shared, name, (pair,), tensors)

@@ -113,7 +113,7 @@ class _Run:
 
 
 class _Silent(BlockCall):
-    """A block that computes nothing: its results and gradients were made beforehand."""
+    """A stand-in for a block that computes nothing: its results and gradients were made beforehand."""
 
     def __init__(
         self,
@@ -131,13 +131,13 @@ class _Silent(BlockCall):
         return [tensor.detach() for tensor in self._outputs]
 
     def backward(self) -> list[Tensor | None]:
-        """Gradients of the arguments."""
+        """The gradients of the block's arguments, made beforehand."""
         self.take_tangents()
         return list(self._gradients)
 
 
 class _Head(BlockCall):
-    """The head's generated code."""
+    """The head, run by its generated code."""
 
     def __init__(
         self, pair: BlockCode, tensors: Sequence[Tensor], pieces: Given, module: nn.Module, sink: Sink
@@ -154,14 +154,14 @@ class _Head(BlockCall):
         return results[: self.pair.n_outputs]
 
     def backward(self) -> list[Tensor | None]:
-        """Gradients of the arguments."""
+        """The gradients of the head's arguments; those of its weights go to the sink."""
         values = [*self._saved, *self.take_tangents()]
         self._saved = []
         return self.pair.backward(values, self._states, self._sink)
 
 
 class _Chunks(ChunkedHead):
-    """The head with its loss in chunks."""
+    """The head with its loss in chunks of rows."""
 
     def __init__(
         self, pair: BlockCode, tensors: Sequence[Tensor], pieces: Given, chunk_rows: int, module: nn.Module, sink: Sink

@@ -136,7 +136,7 @@ def _processor() -> str:
 
 
 def _link_bytes_per_s(device: torch.device, watch: Stopwatch) -> tuple[float, float]:
-    """The rates host to device and device to host, each measured while the other direction is busy."""
+    """Bytes per second from host to device and from device to host, each measured while the other direction is busy."""
     host, back = (torch.ones(_COPY_BYTES, dtype=torch.uint8, pin_memory=device.type == "cuda") for _ in range(2))
     if device.type != "cuda":
         # Copy into newly allocated memory, as a fetch does: the first write to each page waits for the system.
@@ -199,7 +199,8 @@ def _random(count: int, dtype: torch.dtype = torch.float32, device: torch.device
 
 
 def _cpu_update_parameters_per_s(count: int, dtype: torch.dtype, optimizer: Optimizer = ADAMW) -> float:
-    """The rate of the kernel that the worker will use, with the masters that weights of `dtype` have."""
+    """Parameters per second that the CPU updates with the kernel used in training, with an fp32 master if weights have
+    another `dtype`. `count`: how many parameters are updated for the measurement."""
     work, gradient = (_random(count, dtype) for _ in range(2))
     master = work if dtype == torch.float32 else work.float()
     exp_avg, exp_avg_sq = (torch.zeros(shape, dtype=kind) for kind, shape in optimizer.moment_layouts(work))
@@ -253,8 +254,8 @@ def _launch_s(device: torch.device) -> float:
 
 
 def _operation_s(device: torch.device) -> float:
-    """Seconds that the host spends to issue one operation of a weight that is on the device for a while: allocation,
-    fetch or release, with its events. 0 where the CPU is the device: the times of its copies include it."""
+    """Seconds that the host spends to issue one operation on a weight that is on the device for a while: allocation,
+    fetch or release, with its events. 0 if the CPU is the device: the times of its copies include it."""
     if device.type != "cuda":
         return 0.0
     host, other = torch.zeros(_RANDOM // 4, pin_memory=True), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -294,7 +295,8 @@ def _shared_compute(device: torch.device) -> float:
 
 
 def _device_rates(device: torch.device, dtype: torch.dtype) -> tuple[float, float]:
-    """A GPU's memory bytes per second, which is a guess, and its operations per second, by its multiprocessors."""
+    """A GPU's memory traffic in bytes per second, which is a guess, and its FLOPs per second, from the number of its
+    multiprocessors."""
     properties = torch.cuda.get_device_properties(device)
     flops = properties.multi_processor_count * 128 * 2 * 1.4e9  # fp32 lanes at a usual clock
     return 300e9, flops * (4 if dtype is not torch.float32 else 1)
@@ -311,7 +313,7 @@ def _median_s(watch: Stopwatch, function: Callable[[], object], repeats: int = _
 
 @contextlib.contextmanager
 def _copying(size: int) -> Iterator[None]:
-    """Inside, another thread copies `size` bytes in host memory again and again."""
+    """A context in which another thread copies `size` bytes in host memory again and again."""
     source, target = torch.ones(size, dtype=torch.uint8), torch.ones(size, dtype=torch.uint8)
     done, begun = threading.Event(), threading.Event()
 

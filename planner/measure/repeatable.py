@@ -151,8 +151,8 @@ def kernels_in_force(device: torch.device) -> str:
 
 @contextlib.contextmanager
 def _repeatable(*, refuses: bool, fused: bool) -> Iterator[None]:
-    """Inside, operations without a deterministic kernel raise RuntimeError if `refuses`, else they warn. `fused`:
-    attention may use fused kernels."""
+    """A context in which operations without a deterministic kernel raise RuntimeError if `refuses`, else they warn.
+    `fused`: attention may use fused kernels."""
     before = torch.are_deterministic_algorithms_enabled()
     warned = torch.is_deterministic_algorithms_warn_only_enabled()
     fills = deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
@@ -177,7 +177,8 @@ def _fuse(flash: bool, efficient: bool, cudnn: bool) -> None:
 
 
 def _refusing(error: BaseException) -> str | None:
-    """The operation without a deterministic kernel that `error`, or an error that led to it, names; else None."""
+    """The name of the operation without a deterministic kernel in the text of `error` or of an error that led to it;
+    None if there is none."""
     known: set[int] = set()
     link: BaseException | None = error
     while link is not None and id(link) not in known:

@@ -126,7 +126,8 @@ def _seconds(work: Iterable[Work], hardware: Hardware) -> float:
 
 
 def _loss_work(pair: BlockCode) -> tuple[Work, ...]:
-    """Cross entropy: to float, log-softmax and the backward of both, each reading and writing the logits once."""
+    """The work of cross entropy: conversion to fp32, log-softmax, and the backward of both, each reading and writing
+    the logits once."""
     logits = pair.output_values[0]
     return tuple(Work(0, logits.numel() * (4 + size)) for size in (logits.element_size(), 4, 4, logits.element_size()))
 
@@ -177,7 +178,7 @@ def measure_rest(
     """The times of the head called `name` together with the model's code outside the blocks. `rehearsal`: a context
     that yields a function to time, which runs one micro-batch without the layers (`planner.measure.head_time`).
     Returns `estimate` if the head does not fit the device's memory."""
-    watch, runs, issuing = Stopwatch(device), list[float](), list[float]()  # no `behind`: the frame may wait
+    watch, runs, issuing = Stopwatch(device), list[float](), list[float]()  # no `behind`: model code may wait
     try:
         with rehearsal as once:
             while len(runs) <= _REPEATS and sum(runs) < _LONG_S:

@@ -1,1 +1,1 @@
-"""From a job to its model: configs, tokenizers, adapters, quantized bases, losses."""
+"""Builds the model that a job trains: its config, tokenizer, adapters, quantized weights and loss."""

@@ -44,7 +44,7 @@ class DocumentLoss:
         self.used = True
         shares_and_count = _given.get()
         assert shares_and_count is not None
-        _given.set(None)  # otherwise they would take memory until the next slice
+        _given.set(None)  # otherwise they would take memory until the next micro-batch
         shares, count = shares_and_count
         flat = logits.float().view(-1, logits.shape[-1])
         total = self._weighted_sum(flat, _shifted(labels).reshape(-1), shares.reshape(-1), IGNORED)
@@ -71,7 +71,7 @@ def shares_of(labels: Tensor, position_ids: Tensor | None) -> tuple[Tensor, Tens
 
 
 def _shifted(labels: Tensor) -> Tensor:
-    """The label that each token predicts; none for the last."""
+    """The label that each token predicts, [rows, length]; IGNORED for the last token of a row."""
     return F.pad(labels, (0, 1), value=IGNORED)[:, 1:]
 
 

@@ -73,7 +73,8 @@ def _read_config(model: str, revision: str | None, stamp: object) -> PreTrainedC
 
 
 def _needed_code(model: str, revision: str | None) -> dict[str, str]:
-    """The code that comes with a model whose type transformers does not know; empty for other models."""
+    """The code that a model brings with it (`auto_map`) if transformers does not know the model's type; empty for
+    other models."""
     try:
         config: object = PreTrainedConfig.get_config_dict(model, revision=revision)[0]
     except Exception:  # there is no config: the caller says so
@@ -140,7 +141,7 @@ def skeleton_model(job: Job, device: torch.device | str = "cpu") -> nn.Module:
 def build_model(job: Job, config: PreTrainedConfig, dtype: torch.dtype | None = None) -> nn.Module:
     """Create the job's model from `config`, initialized by the model's own code, in `dtype` (None: the dtype that the
     job computes in). Raises UserError."""
-    # Models that have only eager refuse sdpa by name. With None transformers takes sdpa where the model has it.
+    # Models that have only eager attention refuse the name sdpa. With None transformers takes sdpa if the model has it.
     attention = None if job.attn_implementation == "sdpa" else job.attn_implementation
     try:
         model = model_class(config).from_config(

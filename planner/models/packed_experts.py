@@ -140,7 +140,8 @@ def unpack_where_read(model: nn.Module, job: Job) -> int:
 
 
 def _packed(weight: nn.Parameter, job: Job) -> nn.Parameter:
-    """A weight's bytes as a parameter. Its attributes `holds` and `of_shape`: the weight's elements and shape."""
+    """The bytes of a weight, packed in 4 bits, as a parameter. Its attribute `holds` is the weight's number of
+    elements, `of_shape` its shape."""
     nested = job.bnb_4bit_use_double_quant
     sizes = sizes_of_4bit(weight.numel(), nested=nested)
     parts: list[Tensor] | None = None

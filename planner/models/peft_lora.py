@@ -131,7 +131,7 @@ def with_adapters(
 
 
 def _matched(job: Job) -> dict[str, str]:
-    """Patterns that peft matches with module names, in the form that peft builds -> the text that the job has."""
+    """The patterns that peft matches with module names: pattern as peft builds it -> the text in the job."""
     whole = [text for text in (job.lora_target_modules, job.exclude_modules) if isinstance(text, str)]
     layers = [job.layers_pattern] if isinstance(job.layers_pattern, str) else job.layers_pattern or ()
     return {
@@ -251,7 +251,7 @@ def load_adapter(adapted: nn.Module, folder: str, *, layers: int | None = None, 
         )
     try:
         result: Any = set_peft_model_state_dict(adapted, weights)
-    except (RuntimeError, KeyError, ValueError, TypeError) as error:  # TypeError: a peft of other transformers
+    except (RuntimeError, KeyError, ValueError, TypeError) as error:  # TypeError: peft and transformers do not fit
         raise _not_usable(folder, first_line(error)) from error
     if wrong := [*result.unexpected_keys, *sorted(trained & set(result.missing_keys))]:
         raise _not_usable(folder, f"{wrong[0]} is not in both")
@@ -321,7 +321,8 @@ def _forward(self: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
 
 
 def _adapted(layer: Any, weight: Tensor) -> Tensor:
-    """The weight with its adapter, by peft's own operation: since peft 0.21 one operation for all experts at once."""
+    """The weight with its adapter added, by peft's own operation: since peft 0.21 one operation for all experts at
+    once."""
     from peft.tuners.lora import layer as peft_layer
 
     untyped: Any = peft_layer
@@ -387,6 +388,6 @@ def near_target(name: str, model: nn.Module) -> str | None:
 
 
 def _weighted(model: nn.Module) -> list[str]:
-    """The last names of all modules that have a matrix of their own, in the model's order."""
+    """The last part of the names of all modules that have a matrix of their own, in the model's order."""
     matrices = [name for name, parameter in model.named_parameters() if parameter.dim() == 2]
     return list(dict.fromkeys(name.split(".")[-2] for name in matrices if name.count(".")))

@@ -73,7 +73,7 @@ class Packed(nn.Module):
 
     @staticmethod
     def _quantized(weight: Any) -> list[Tensor]:
-        """The tensors whose bytes are the parts."""
+        """The tensors whose bytes are stored: the quantized numbers and their scales."""
         raise NotImplementedError
 
 
@@ -247,7 +247,7 @@ def _is_of_packed(conversion: Any) -> bool:
 
 
 def _saved(config: PreTrainedConfig) -> dict[str, Any]:
-    """The quantization config of the saved weights; empty where they were not saved quantized."""
+    """The quantization config with which the model's weights were saved; empty if they were not saved quantized."""
     quantization = getattr(config, "quantization_config", None) or {}
     return quantization if isinstance(quantization, dict) else cast(Any, quantization).to_dict()
 

@@ -21,7 +21,7 @@ from planner.job.schema import Job
 _ASKS = "output_router_logits"
 _TRLS = "router_aux_loss_coef"
 _SHARES = (_TRLS, "aux_loss_coef")
-"""Attributes of transformers' mixtures for the factor of the routers' loss within the model's loss."""
+"""Attributes of transformers' mixtures of experts that hold the factor of the routers' loss in the model's loss."""
 
 
 def weighs_routers(job: Job, config: PreTrainedConfig) -> bool:
@@ -86,5 +86,6 @@ def _asking(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 def _without_mask(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
-    """Drops the mask where routers are asked for. Generation, which pads on the left, does not ask for them."""
+    """Drops the attention mask if the routers' loss is asked for. Generation, which pads on the left, does not ask for
+    it."""
     return (args, {**kwargs, "attention_mask": None}) if kwargs.get(_ASKS) else None

@@ -52,14 +52,15 @@ def load_tokenizer(job: Job) -> PreTrainedTokenizerBase:
         tokenizer.chat_template = named_template("chatml")  # as LLaMA-Factory's v1 does for such a tokenizer
     tokenizer.add_tokens([_added(token) for token in job.add_tokens or ()])
     _set_special_tokens(tokenizer, job)
-    named = slots is not None and job.chat_template != PARSED  # which is what the tool makes of the tokenizer's own
+    named = slots is not None and job.chat_template != PARSED  # PARSED: made from the tokenizer's own
     if slots is not None and named and (tokenizer.chat_template is None or slots.replaces_jinja):
         tokenizer.chat_template = slots.jinja(tokenizer.bos_token or "", tokenizer.eos_token or "")
     return tokenizer
 
 
 def _set_special_tokens(tokenizer: PreTrainedTokenizerBase, job: Job) -> None:
-    """Make existing tokens the job's `special_tokens`. Raises UserError for tokens that the tokenizer does not have."""
+    """Set the job's `special_tokens`, which are existing tokens of the tokenizer. Raises UserError for tokens that it
+    does not have."""
     special_tokens = dict(job.special_tokens or {})
     if not special_tokens:
         return
@@ -106,7 +107,7 @@ def with_rows_for_tokens(model: nn.Module, job: Job) -> None:
         rows = len(bare) + len(added)
         logger = logging.getLogger("transformers.modeling_utils")
         before = logger.level
-        # It tells each time how it draws rows, also where trained ones will replace them.
+        # transformers logs each time how it draws rows, even if trained rows will replace them.
         logger.setLevel(logging.ERROR)
         try:
             cast(Any, model).resize_token_embeddings(rows, mean_resizing=not embedding.weight.is_meta)

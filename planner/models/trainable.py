@@ -145,7 +145,8 @@ def _layers_of(model: nn.Module) -> int:
 
 
 def _layers(job: Job, count: int) -> range:
-    """The layers that the job means: the last `trainable_layers` of `count`, or, for a negative number, the first."""
+    """The numbers of the layers that the job trains: the last `trainable_layers` of `count`, or the first if that is
+    negative."""
     wanted = job.trainable_layers
     if wanted is None:
         return range(0)

@@ -1,1 +1,1 @@
-"""Draws a plan as a page and as a trace. Imports `reports`, `schedule` and `machine`."""
+"""Draws a plan as an HTML page and as a timeline. Imports `reports`, `schedule` and `machine`."""

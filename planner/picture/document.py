@@ -56,7 +56,7 @@ def document(drawing: Drawing) -> dict[str, Json]:
 
 
 def _as_used(drawing: Drawing) -> Hardware:
-    """The machine with the update rates that the plan counts on."""
+    """The machine with the update rates that the plan assumes."""
     updates = drawing.chain.update_rates(drawing.hardware)
     return replace(drawing.hardware, gpu_update_parameters_per_s=updates.gpu, cpu_update_parameters_per_s=updates.cpu)
 
@@ -104,7 +104,7 @@ def _measured(drawing: Drawing) -> Json:
 
 
 def _computed_ns(drawing: Drawing) -> int:
-    """When the last measured step ends its computing; 0 where none was measured."""
+    """When computing ends in the last measured step, in nanoseconds; 0 if nothing was measured."""
     if drawing.measured is None:
         return 0
     ends_ns = zip(drawing.program.ops, drawing.measured.end_ns[-1], strict=True)

@@ -86,7 +86,7 @@ def _of_one(words: str) -> str:
 
 
 def _treated(drawing: Drawing) -> str:
-    """A sentence on what the blocks that have a choice do with their activations."""
+    """A sentence on how blocks with several options treat their activations."""
     pairs = zip(drawing.chain.blocks, drawing.plan.options, strict=True)
     counts = Counter(_words(name) for block, name in pairs if len(block.options) > 1)
     if not counts:

@@ -64,7 +64,8 @@ def _names(drawing: Drawing) -> Iterator[Json]:
 
 @dataclass(frozen=True, slots=True)
 class _Clock:
-    """Microseconds since the first operation: a copy may begin before its step computes, and none may be negative."""
+    """Converts times to microseconds since the first operation. A copy may begin before its step computes, and no time
+    in the file may be negative."""
 
     zero_ns: int
 
@@ -121,7 +122,8 @@ def _operations(drawing: Drawing, clock: _Clock) -> Iterator[Json]:
 
 
 def _moments(drawing: Drawing, clock: _Clock) -> Iterator[Json]:
-    """One instant for all operations that take no time at one moment: how many of each kind, on what."""
+    """One instant for all operations that take no time at one moment. It says how many of each kind there are, and on
+    which tensors."""
     moments: dict[int, dict[str, list[str]]] = {}
     for _, span in drawing.occasions():
         if not _takes_time(span):
