@@ -158,7 +158,7 @@ class Analysis:
         does."""
         if slices > 1 and (name := self.mixes_slices):
             raise UserError(
-                f"Block {name} changes a buffer that another block, or itself again, changes in the same forward.",
+                f"Block {name} changes a buffer that it shares with another block, or with another run of itself.",
                 code="buffer-shared",
                 exit_code=Exit.USAGE,
                 numbers=(f"{slices} micro-batches, whose changes would come in another order than in plain PyTorch",),

@@ -179,8 +179,8 @@ def frame_alone(
         cause = f"{type(error).__name__}: {first_line(error)}"
         if "backward through the graph a second time" in cause or "a block that has run backward" in cause:
             cause = (
-                "the model's code reads something before a block and once more after it, which the block is not "
-                "given; their gradients cannot be added up in plain PyTorch's order"
+                "the model's code reads a tensor before a block and again after it, but does not pass it to the block; "
+                "the two gradients cannot be added in plain PyTorch's order"
             )
         raise not_profiled(cause) from error
     finally:

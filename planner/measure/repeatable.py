@@ -76,7 +76,7 @@ class Kernels:
         size = os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", _WORKSPACES[0])
         if size not in _WORKSPACES and torch.cuda.is_available():
             raise UserError(
-                "The environment has cuBLAS multiply matrices in ways that do not give the same bits each time.",
+                "An environment variable lets the results of cuBLAS differ from run to run.",
                 code="cublas-workspace",
                 numbers=(f'CUBLAS_WORKSPACE_CONFIG is "{size}"',),
                 exit_code=Exit.USAGE,

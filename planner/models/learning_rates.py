@@ -52,7 +52,7 @@ def check_rates(model: nn.Module, job: Job) -> None:
         hint = f"let trainable have one of them, or leave {key} out"
     of = "embed_tokens, lm_head" + (", or one of lora_modules_to_save" if job.method == "lora" else "")
     raise UserError(
-        f"No weight that is trained would have the rate of {key}.",
+        f"{key} is set, but none of the weights that it is for is trained.",
         code="rate-of-nothing",
         exit_code=Exit.USAGE,
         numbers=(f"{key}: {getattr(job, key)} is for {of}; embedding and head are {', '.join(names)} here",),

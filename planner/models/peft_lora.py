@@ -172,7 +172,7 @@ def _check_matches(adapted: nn.Module, job: Job) -> None:
     for key, name, known, pattern in wanted:
         if not any(re.fullmatch(rf"(.*\.)?({pattern})", place) for place in known):
             raise UserError(
-                f"Nothing in this model that gets an adapter is a {name}.",
+                f"No layer or parameter of this model that gets an adapter matches {name}.",
                 code="lora-targets",
                 exit_code=Exit.USAGE,
                 numbers=(f"{key}: {name}",),

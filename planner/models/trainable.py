@@ -41,7 +41,7 @@ def freeze_others(model: nn.Module, job: Job, *, layers: int | None = None) -> N
             other = next((f"{name} is tied: give {tied[name]}" for name in filter(pattern.match, tied)), None)
             numbers = (f"trainable: {text}", f"some that it has: {', '.join(names[:1] + names[-2:])}")
             raise UserError(
-                "A pattern of what is trained matches no parameter of this model.",
+                "A pattern in trainable matches no parameter of this model.",
                 code="trainable-not-there",
                 exit_code=Exit.USAGE,
                 numbers=numbers,
@@ -74,11 +74,11 @@ def _check_adapters_alone(model: nn.Module, job: Job) -> None:
         return
     more, less = sorted(meant - trained), sorted(trained - meant)
     what = (
-        "Beside adapters, training weights of the base is not supported: a file of adapters cannot hold them."
+        "With LoRA, no weights of the model itself can be trained: a file of adapters cannot hold them."
         if more
-        else "Adapters of which some are frozen are not there."
+        else "LoRA cannot train some adapters and freeze others."
         if meant
-        else "No parameter of the adapters is trained: their names begin with base_model.model."
+        else "The patterns match no adapter: names of adapters begin with base_model.model."
     )
     raise UserError(
         what,
@@ -88,7 +88,7 @@ def _check_adapters_alone(model: nn.Module, job: Job) -> None:
             f"trainable (unfrozen_parameters): {', '.join(job.trainable or ())}",
             f"it matches {more[0]}" if more else f"it does not match {less[0]}",
         ),
-        hint="leave it out, or give ['.+lora_']: which layers get adapters lora_target_modules says",
+        hint="leave it out, or give ['.+lora_']; lora_target_modules says which layers get adapters",
     )
 
 

@@ -349,7 +349,7 @@ def test_the_rehearsal_runs_the_frame_and_the_head_and_no_other_block(name, chun
 
 def test_a_residual_around_layers_that_are_given_views_of_it_is_refused_with_its_reason():
     case = replace(case_of(0), patterns=((),), features=frozenset({"residual", "turned"}), frozen="", layers=3)
-    with pytest.raises(UserError, match="reads something before a block and once more after it") as told:
+    with pytest.raises(UserError, match="reads a tensor before a block and again after it") as told:
         analyse_model(model_of(case), batches_of(case, 0)[0], device=CPU)
     assert told.value.code == "frame-not-traceable"
 

@@ -88,7 +88,7 @@ def test_a_size_of_cublas_workspaces_that_pytorch_refuses_is_named(monkeypatch: 
     with pytest.raises(UserError) as told, Kernels().taken():
         pytest.fail("it was taken")
     assert str(told.value) == (
-        "The environment has cuBLAS multiply matrices in ways that do not give the same bits each time.\n"
+        "An environment variable lets the results of cuBLAS differ from run to run.\n"
         '  CUBLAS_WORKSPACE_CONFIG is ":0:0"\n'
         "  hint: unset CUBLAS_WORKSPACE_CONFIG, or set it to :4096:8 or :16:8; start offmate again   "
         "[cublas-workspace]"

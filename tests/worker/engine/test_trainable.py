@@ -179,7 +179,7 @@ unfrozen_parameters: {patterns}
     [
         ("['.+lora_']", ""),
         ("['^base_model.+lora_A', '.+.lora_B']", ""),
-        ("['^model.layers.*', '^lm_head.*']", "their names begin with base_model.model."),
+        ("['^model.layers.*', '^lm_head.*']", "names of adapters begin with base_model.model."),
         ("['.+layers.1.+lora_']", "does not match base_model.model.model.layers.0.mlp.down_proj.lora_A.default.weight"),
         ("['.+lora_', '.+lm_head']", "it matches base_model.model.lm_head.weight"),
         ("['.+layers.']", "it matches base_model.model.model.layers.0.input_layernorm.weight"),
