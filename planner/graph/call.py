@@ -97,7 +97,8 @@ class FrameCall:
         return old + new
 
     def complete(self) -> None:
-        """Replace missing gradients of outputs by zeros, as autograd would, once no more can arrive."""
+        """Replace missing gradients of the block's outputs by zeros, as autograd would. Call it when no more gradients
+        can arrive."""
         if self.tangents is not None:
             outputs, differentiable = self.pair.output_values, self.pair.result.differentiable
             self.tangents = [
@@ -206,7 +207,7 @@ class BlockCall(FrameCall, ABC):
 
     @abstractmethod
     def forward(self, tensors: list[Tensor]) -> list[Tensor]:
-        """The block's outputs for its detached tensor arguments. A subclass may empty the list."""
+        """Compute the block's outputs for its detached tensor arguments, `tensors`. A subclass may empty that list."""
 
     def enter(self, tensors: Sequence[Tensor], mappings: Mappings, anchor: Tensor) -> Any:
         """Run `forward` as one node of the frame's autograd graph. Returns the outputs, nested as the block's own

@@ -106,7 +106,8 @@ class Cutter:
         return storages
 
     def at(self, price: float) -> Saved:
-        """The best set to save if a byte costs `price` (in bytes of memory traffic, the unit of `Saved.again`)."""
+        """The set of values that is best to save if a byte costs `price`. The price is in bytes of memory traffic, the
+        unit in which `Saved.again` expresses time."""
         operations = {node: 2 + k for k, node in enumerate(self.operations)}
         known = [s for its in self.operations.values() for s in its] + ([self.input] if self.input is not None else [])
         values = {storage: 2 + len(operations) + k for k, storage in enumerate(known)}

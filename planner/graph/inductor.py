@@ -25,7 +25,7 @@ from planner.graph.nodes import is_random
 
 
 class CannotCompileError(Exception):
-    """A block cannot be compiled. The message says why, in words for the log."""
+    """A block's code cannot be compiled. The message says why, in words for the log."""
 
 
 def why_not_compilable(device: torch.device) -> str | None:

@@ -84,8 +84,9 @@ class Opaque:
 def record_with_opaque_layers(
     model: nn.Module, batch: Mapping[str, torch.Tensor], device: torch.device
 ) -> tuple[ModuleCall, Record, Mapping[int, EagerPair]]:
-    """Record a forward with `batch`. Returns the tree of module calls, the record of operations, and the own code of
-    each layer that looks at its data, by the layer's id. Raises UserError."""
+    """Record a forward of `model` with `batch`. Returns the tree of module calls; the record of operations; and, for
+    each layer whose code looks at its data (`if x.sum() > 0`), the code that runs it, by the layer's id. Raises
+    UserError."""
     opaque = Opaque(model)
     while True:
         running: list[str] = []

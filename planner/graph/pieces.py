@@ -21,7 +21,7 @@ results."""
 
 
 def key_of(edge: GradientEdge) -> Key:
-    """Identifies the tensor whose gradient enters the graph at `edge`."""
+    """The key of the tensor whose gradient enters the autograd graph at `edge`."""
     return id(edge.node), edge.output_nr
 
 

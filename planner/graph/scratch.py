@@ -129,8 +129,8 @@ def forget() -> None:
 
 @contextlib.contextmanager
 def trials(on: bool = True) -> Iterator[None]:
-    """A context in which `scratch_of` may run operations on sample data to measure their scratch, or (`on` is False)
-    may not. Outside such a context it may not."""
+    """A context in which `scratch_of` may run operations on sample data, to measure the memory that they allocate for
+    themselves, or (`on` is False) may not. Outside such a context it may not."""
     global _trying
     before, _trying = _trying, on
     try:
@@ -145,8 +145,9 @@ def are_on() -> bool:
 
 
 def scratch_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Scratch | None:
-    """The scratch of a call of the operation `func` with these arguments, whose tensors may be fake. The first call of
-    a kind is run on sample data, later ones are looked up.
+    """The scratch (memory that an operation allocates for itself and frees before it ends) of a call of `func` with
+    these arguments, whose tensors may be fake. The first call of a kind is run on sample data, later ones are looked
+    up.
 
     None if the call allocates only its results, in their order; if it does not run on a GPU; if trials are off or not
     possible for this operation; or if the trial failed (the log then says why). Raises RuntimeError if an error has

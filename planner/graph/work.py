@@ -34,7 +34,7 @@ def work_of(nodes: Sequence[fx.Node]) -> tuple[Work, ...]:
 
 
 class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A mode that appends the work of each operation run under it to the list `work`."""
+    """A dispatch mode that appends the work (FLOPs and bytes) of each operation run under it to the list `work`."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -91,7 +91,8 @@ class Analysis:
 
     def chain(self, times: Times, distinct_tokens: tuple[int, ...] = ()) -> Chain:
         """The model as the planner sees it: its blocks in order, with their bytes and `times`. Raises KeyError if
-        `times` lack a kind or an option. `distinct_tokens`: passed on to the chain.
+        `times` lack a kind or an option. `distinct_tokens[k]`: the most distinct tokens in the first k + 1
+        micro-batches of a step; empty if unknown.
 
         If a layer may run compiled, the chain does not say what is allocated tensor by tensor, so tensors get no fixed
         places in memory: of compiled code only the peak is known.

@@ -55,9 +55,9 @@ def _at_most(room: int, hardware: Hardware) -> Hardware:
 
 
 def with_rates(job: Job, hardware: Hardware) -> Hardware:
-    """`hardware` with the joint read and write rates of the job's drives, where each drive holds its share of every
-    piece of data. They are measured with a temporary file on each drive. Unchanged if they cannot be measured: the
-    code that stores the states reports why."""
+    """`hardware` with the bytes per second that the job's drives read and write together, where each drive holds its
+    share of every piece of data. They are measured with a temporary file on each drive. Unchanged if they cannot be
+    measured: the code that stores the states reports why."""
     folders = list(map(Path, job.disk_paths or ()))
     try:
         rates = _rates_of([folders[k] for k in usable(rooms(folders))])

@@ -66,8 +66,8 @@ def scalar_bytes(device: torch.device) -> int:
 
 
 def estimate_card(card: Card, dtype: torch.dtype) -> Hardware:
-    """This host with the graphics card `card`, for a model that computes in `dtype`. Rates are the maker's if they are
-    known, else modest ones. Its memory is the installed memory, less a reserve."""
+    """This host with the graphics card `card`, with estimated rates for a model that computes in `dtype`. Rates are
+    the maker's if the card is known, else those of a small card. Its memory is the installed memory, less a reserve."""
     model, bf16 = card.name.removeprefix("NVIDIA "), dtype is not torch.float32
     if is_preset(model):
         known = preset(model, bf16=bf16)

@@ -359,8 +359,8 @@ def add_others(config: Any, model: nn.Module, job: Job) -> None:
 
 
 def no_such_target(job: Job, model: nn.Module) -> UserError | None:
-    """The error for a job none of whose `lora_target_modules` (names or a pattern) fits a module in `model`; None if
-    one fits."""
+    """The error for a job whose `lora_target_modules` (names or a pattern) fit no module in
+    `model`; None if one fits."""
     targets, places = job.lora_target_modules, [name for name, _ in model.named_modules()]
     if isinstance(targets, str) and targets not in (ALL_LINEAR, PEFTS_OWN):
         if any(re.fullmatch(targets, place) for place in places):

@@ -57,7 +57,7 @@ def check_parts(adapted: nn.Module, begin: object) -> None:
 
 
 def beginnings(adapted: nn.Module) -> dict[str, Tensor]:
-    """The present values of all adapters: name -> A or B."""
+    """The present LoRA matrices of all adapters in the model: parameter's name -> A or B."""
     return {
         name: parameter.detach().contiguous()
         for name, parameter in adapted.named_parameters()

@@ -17,7 +17,7 @@ _PLACE = re.compile(r"\{\{(\w+)\}\}")
 
 
 def page(drawing: Drawing) -> str:
-    """The page as HTML text."""
+    """The HTML page that shows the plan in `drawing`, as text."""
     parts = {
         "title": html.escape(printable(drawing.title or "A plan")),
         "style": _read("page.css"),
