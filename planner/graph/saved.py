@@ -14,7 +14,7 @@ from planner.graph.nodes import is_op, is_view
 
 
 def forward_nodes(joint: Joint) -> list[fx.Node]:
-    """The nodes of the joint graph that the block's forward computes, in the graph's order."""
+    """The nodes of the joint (forward and backward) graph that the block's forward computes, in the graph's order."""
     computed: set[fx.Node] = set()
     todo = list(joint.outputs)
     while todo:

@@ -81,7 +81,7 @@ class AllocationLog(Protocol):
     """Records the allocations and frees of the allocator of GPU memory in this process."""
 
     def begin(self) -> None:
-        """Start recording."""
+        """Start recording allocations and frees of device memory."""
 
     def end(self) -> list[tuple[int, int]]:
         """Stop recording. Returns (address, bytes) for each allocation since `begin`, (address, 0) for each free, in

@@ -293,8 +293,8 @@ class _Run:
         self.read.setdefault(name, set()).add(self.piece)
 
     def arrive(self, direction: str, index: int) -> None:
-        """Note, as a block begins, which bytes are held now, and the peak since the last block. `direction`: "F" or
-        "B"."""
+        """Note, as a block begins, which bytes are held now, and the peak since the last block. `direction`: "F" for
+        its forward or "B" for its backward."""
         self.close_tail()
         self.base = self.charged_elsewhere()
         self.held[direction][index] = self.meter.now - self.base

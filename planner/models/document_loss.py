@@ -22,7 +22,8 @@ _given: ContextVar[tuple[Tensor, Tensor] | None] = ContextVar("given", default=N
 
 
 class DocumentLoss:
-    """A loss that is the mean over documents; it replaces the model's own. `used`: the model has called it."""
+    """A loss that is the mean over documents of the mean over each document's tokens; it replaces the model's own.
+    `used`: the model has called it."""
 
     def __init__(self) -> None:
         from planner.graph.chunks import weighted_cross_entropy  # loads the tracer, which few callers need

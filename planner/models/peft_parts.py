@@ -67,8 +67,8 @@ def beginnings(adapted: nn.Module) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def take_parts(adapted: nn.Module, begun: Mapping[str, Tensor]) -> None:
-    """Give the adapters the values in `begun` (name -> A or B), and subtract their product from the weights of
-    `adapted`, which are as published. The result equals that of peft's functions."""
+    """Give the adapters the values in `begun` (name -> A or B), and subtract their scaled product B A from the weights
+    of `adapted`, which are as published. The result equals that of peft's functions."""
     from peft.tuners.lora import LoraLayer
     from peft.utils.other import transpose
 
