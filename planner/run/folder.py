@@ -28,57 +28,61 @@ _ERROR_FIELDS = {"what", "numbers", "hint", "code", "exit_code"}
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """The folder `runs/<id>/`. Readers return None or something empty for a file that is not written yet, or broken."""
+    """The folder of one job, `runs/<id>/` in the state folder. The properties are paths in it. A `read_` method returns
+    None or something empty for a file that is not written yet, or that is broken."""
 
     path: Path
 
     @property
     def submitted(self) -> Path:
-        """The job file as handed in."""
+        """Path of the job file, exactly as the user submitted it."""
         return self.path / "job.yaml"
 
     @property
     def resolved(self) -> Path:
-        """The job with canonical names, defaults filled in, absolute paths."""
+        """Path of the job file as offmate understands it: canonical key names, defaults filled in, absolute paths."""
         return self.path / "resolved.yaml"
 
     @property
     def plan(self) -> Path:
-        """The planner's answer."""
+        """Path of plan.json, which the planner writes and the trainer follows."""
         return self.path / "plan.json"
 
     @property
     def tokens(self) -> Path:
-        """Counts of the data's rows and tokens (`planner.counted.Counted`)."""
+        """Path of the counts of the data's rows and tokens (a `planner.counted.Counted` in JSON)."""
         return self.path / "tokens.json"
 
     @property
     def frozen(self) -> Path:
-        """A record of the job's data as they were when it was handed in."""
+        """Path of a record that identifies the job's data files as they were when the job was submitted."""
         return self.path / "frozen.json"
 
     @property
     def base(self) -> Path:
-        """A record of the files of the job's model and tokenizer as they were when it was handed in."""
+        """Path of a record that identifies the files of the job's model and tokenizer as they were when the job was
+        submitted."""
         return self.path / "base.json"
 
     @property
     def begun(self) -> Path:
-        """The adapters as they began, where they took over a part of the model's own weights."""
+        """Path of the adapters' initial values. The file exists only if initialization also changed the base weights
+        (PiSSA, for example): then a merge needs these values."""
         return self.path / "begun.safetensors"
 
     @property
     def goes_on(self) -> Path:
-        """This file exists where the run continues a shorter run, from the checkpoint that it has been given."""
+        """Path of an empty file. It exists if this run continues an earlier, shorter run, from a copy of that run's
+        checkpoint."""
         return self.path / "goes-on"
 
     @property
     def name(self) -> Path:
-        """The job's name in lists, kept here in case the database is lost."""
+        """Path of the job's name as lists show it, kept here in case the database is lost."""
         return self.path / "name.txt"
 
     def read_name(self) -> str | None:
-        """The text of name.txt; None for a job from before this file existed."""
+        """The job's name from name.txt; None if the file is missing, as for jobs of older versions, or empty."""
         try:
             return self.name.read_text("utf-8").strip() or None
         except (OSError, UnicodeDecodeError):
@@ -86,82 +90,89 @@ class RunFolder:
 
     @property
     def packages(self) -> Path:
-        """The versions of the packages that train, as of when the job was handed in."""
+        """Path of the versions of the Python packages that train, as they were when the job was submitted."""
         return self.path / "packages.json"
 
     @property
     def is_tokenized(self) -> bool:
-        """Whether the data have been read and tokenized, which happens once."""
+        """Whether the data have been read and tokenized, which happens once per job."""
         return (self.path / "data" / "corpus.json").exists()
 
     @property
     def timeline(self) -> Path:
-        """When the operations of two steps ran (`planner.schedule.measured`), for drawing them with the plan."""
+        """Path of timeline.json: when the operations of two training steps ran (see `planner.schedule.measured`). It is
+        drawn beside the plan."""
         return self.path / "timeline.json"
 
     @property
     def metrics(self) -> Path:
-        """The trainer's events, one JSON object a line."""
+        """Path of metrics.jsonl: the trainer's events (losses, times, evaluations), one JSON object per line."""
         return self.path / "metrics.jsonl"
 
     @property
     def log(self) -> Path:
-        """The job's log: what planner and trainer say."""
+        """Path of the job's log, with the output of the planner and the trainer."""
         return self.path / "log.txt"
 
     @property
     def error(self) -> Path:
-        """The last UserError."""
+        """Path of error.json, the last `UserError` of the planner or the trainer."""
         return self.path / "error.json"
 
     @property
     def looks_at(self) -> Path:
-        """What the process that checks a submission is reading now, in words."""
+        """Path of a file with the name of what the process that checks a submission is reading at the moment, such as a
+        data file. If that process is killed, the error names it."""
         return self.path / "looks_at.txt"
 
     @property
     def first_notes(self) -> Path:
-        """Notes on the job's first records, which are shown to the person who submits it."""
+        """Path of notes on the job's first records, which are shown to the person who submits it."""
         return self.path / "first_notes.json"
 
     @property
     def checkpoints(self) -> Path:
-        """Parent of `step-N/`; a folder of that name is complete."""
+        """Folder of the checkpoints, one subfolder `step-N/` each. A subfolder with such a name is complete."""
         return self.path / "checkpoints"
 
     @property
     def trained(self) -> Path:
-        """Parent of `step-N/`, the trained weights between the last step and the model folder."""
+        """Folder of the trained weights, in a subfolder `step-N/`, from the last step until the model folder is
+        written."""
         return self.path / "trained"
 
     @property
     def best(self) -> Path:
-        """Parent of `step-N/`, the weights of the best evaluation so far, where the job wants these as its result."""
+        """Folder of the weights with the best evaluation so far, in a subfolder `step-N/`, if the job wants these as
+        its result."""
         return self.path / "best"
 
     @property
     def output(self) -> Path:
-        """Where the trained model goes if the job names no other place, or if it cannot be written there."""
+        """Folder for the trained model if the job names no other `output_dir`, or if that one cannot be written."""
         return self.path / "output"
 
     @property
     def process(self) -> Path:
-        """Identity of the living planner or trainer process, so that the next watcher can find it."""
+        """Path of the identity (`planner.run.processes.Process`) of the running planner or trainer, so that a restarted
+        daemon can find the process."""
         return self.path / "process"
 
     def last_checkpoint_step(self) -> int | None:
-        """The latest step of the checkpoints and the trained weights; None where there are none."""
+        """The number N of the latest `step-N/` among checkpoints and trained weights; None if there is none."""
         folders = (folder for parent in (self.checkpoints, self.trained) for folder in parent.glob("step-*"))
         names = (folder.name.removeprefix("step-") for folder in folders)
         return max((int(name) for name in names if name.isdigit()), default=None)
 
     def has_saved(self) -> bool:
-        """Whether the run has a checkpoint or trained weights of its own, not only the one that it was given."""
+        """Whether the run has saved a checkpoint or trained weights. A checkpoint copied from the run that it continues
+        does not count."""
         only_given = self.goes_on.exists() and not self.metrics.exists()
         return not only_given and self.last_checkpoint_step() is not None
 
     def token(self) -> str:
-        """An unguessable word by which the run recognizes what it made outside its folder; made at the first call."""
+        """A random hexadecimal word by which the run recognizes files and folders that it made outside its own folder.
+        The first call makes the word."""
         path = self.path / "token"
         if not path.exists():
             mine = self.path / f".token-{secrets.token_hex(4)}{_NEW}"
@@ -175,7 +186,7 @@ class RunFolder:
         return path.read_text("utf-8")
 
     def states_on(self, disk: str) -> Path:
-        """This run's own folder within the folder `disk`, for its optimizer states on that drive."""
+        """The subfolder of `disk` for this run's optimizer states on that drive."""
         return Path(disk) / f"offmate-{self.token()}"
 
     def read_plan(self) -> dict[str, Any] | None:
@@ -199,18 +210,18 @@ class RunFolder:
         return _read_object(self.base)
 
     def write_base(self, base: Mapping[str, Mapping[str, Any]] | None) -> None:
-        """Write base.json if its content changes; None: nothing is known, and nothing is written. A reader finds the
-        old file or the new one, complete."""
+        """Write base.json if `base` differs from its content. None means that nothing is known, and nothing is written.
+        A concurrent reader finds the old file or the new one, complete."""
         if base is not None and base != self.read_base():
             _write_object(self.base, base)
 
     def forget_tokens(self) -> None:
-        """Remove the data and their counts, so that the next start reads the data again."""
+        """Delete the tokenized data and their counts, so that the next start reads and tokenizes the data again."""
         shutil.rmtree(self.path / "data", ignore_errors=True)
         self.tokens.unlink(missing_ok=True)
 
     def has_trained(self) -> bool:
-        """Whether there are trained weights from after the last step."""
+        """Whether the trained weights from after the last step are there."""
         return any(self.trained.glob("step-*"))
 
     def read_packages(self) -> dict[str, Any] | None:
@@ -222,25 +233,26 @@ class RunFolder:
         _write_object(self.frozen, frozen)
 
     def read_notches(self) -> list[dict[str, Any]]:
-        """How budgets were lowered each time that memory had run out, in order."""
+        """How the memory budgets were lowered, one entry for each time that the job ran out of memory, in order."""
         notches = (_read_object(self.path / "notches.json") or {}).get("notches")
         return notches if isinstance(notches, list) else []
 
     def write_notches(self, notches: list[dict[str, Any]]) -> None:
-        """Write notches.json; a reader finds the old file or the new one, complete."""
+        """Write notches.json, the record of lowered memory budgets; a concurrent reader finds the old file or the new
+        one, complete."""
         _write_object(self.path / "notches.json", {"notches": notches})
 
     def forget_notches(self) -> None:
-        """Remove notches.json; budgets stay as they are."""
+        """Delete the record of lowered memory budgets, so that the job's full budgets hold again."""
         (self.path / "notches.json").unlink(missing_ok=True)
 
     def read_error(self) -> dict[str, Any] | None:
-        """The content of error.json; None where it is not there or incomplete."""
+        """The content of error.json, a `UserError` in JSON form; None if the file is missing, broken, or lacks a field."""
         error = _read_object(self.error)
         return error if error is not None and error.keys() >= _ERROR_FIELDS else None
 
     def read_first_notes(self) -> tuple[str, ...] | None:
-        """The notes in first_notes.json."""
+        """The notes in first_notes.json; None if there is no such file."""
         notes = (_read_object(self.first_notes) or {}).get("notes")
         return tuple(map(str, notes)) if isinstance(notes, list) else None
 
@@ -269,18 +281,21 @@ class RunFolder:
         _write_object(self.error, error.to_json())
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """All events. Broken lines are left out, and so is a last line that is still being written."""
+        """All events in metrics.jsonl, in order. Broken lines are left out, and so is a last line that is still being
+        written."""
         return self.all_metrics().events
 
     def all_metrics(self) -> Piece:
-        """All lines of metrics.jsonl, without a last one that is still being written."""
+        """All lines of metrics.jsonl as one `Piece`: events, positions and broken lines. A last line that is still
+        being written is left out."""
         content = self.metrics.read_bytes() if self.metrics.exists() else b""
         lines = content.split(b"\n")[:-1]
         return Piece.of(lines, sum(map(len, lines)) + len(lines))
 
     def metrics_after(self, position: int) -> Piece:
-        """The lines from byte `position` on, about a mebibyte of them. The piece's own `position` is the byte to go on
-        from; it is `position` itself where there are no more lines."""
+        """The lines of metrics.jsonl from byte `position` on, at most about 1 MiB of them. To read on, pass the
+        returned `Piece.position`, which is the byte after the last line; it equals `position` if there are no more
+        lines."""
         nothing = Piece(events=[], position=position)
         if not self.metrics.exists():
             return nothing
@@ -293,8 +308,8 @@ class RunFolder:
         return Piece.of(lines, position + sum(map(len, lines)) + len(lines))
 
     def recent_metrics(self) -> list[dict[str, Any]]:
-        """The first event, the last evaluation, and the events near the end of metrics.jsonl. Only a bounded piece is
-        read for the latter, so that listing stays quick."""
+        """The first event, the last evaluation, and the events in the last 16 KiB of metrics.jsonl. The file is not
+        read as a whole, so that listing many jobs stays quick."""
         if not self.metrics.exists():
             return []
         with self.metrics.open("rb") as file:
@@ -308,14 +323,15 @@ class RunFolder:
         return events_of([head, *lines] if head.endswith(b"\n") else [])
 
     def first_metrics(self) -> list[dict[str, Any]]:
-        """The events in a bounded piece at the beginning of metrics.jsonl."""
+        """The events in the first 16 KiB of metrics.jsonl."""
         if not self.metrics.exists():
             return []
         with self.metrics.open("rb") as file:
             return events_of(file.read(_TAIL_BYTES).split(b"\n")[:-1])
 
     def metrics_end(self) -> int:
-        """The byte where the next event will begin once the writer has ended: it overwrites a torn last line."""
+        """The byte offset in metrics.jsonl after its last complete line. A restarted trainer writes its first event
+        there, over a half-written last line, if any."""
         if not self.metrics.exists():
             return 0
         with self.metrics.open("rb") as file:
@@ -324,7 +340,8 @@ class RunFolder:
                 return content.rfind(b"\n") + 1
 
     def last_event(self, kind: str, since: int) -> dict[str, Any] | None:
-        """The last event of a kind from byte `since` on, within a bounded piece at the end; None where none is."""
+        """The last event whose "event" field is `kind`, at byte `since` or later; None if there is none. Only the last
+        16 KiB of metrics.jsonl are searched."""
         if not self.metrics.exists():
             return None
         with self.metrics.open("rb") as file:
@@ -334,7 +351,8 @@ class RunFolder:
         return next((event for event in reversed(events) if event["event"] == kind), None)
 
     def say(self, text: str) -> None:
-        """Add a line of offmate's own to log.txt. A full disk is ignored: a job does not end because of its log."""
+        """Append `text` to the job's log, with the time and the mark [offmate]. If the disk is full, the line is lost:
+        a job must not fail because of its log."""
         try:
             with self.log.open("a", encoding="utf-8") as log:
                 log.write(f"[offmate] {time.strftime('%Y-%m-%d %H:%M:%S')} {printable(text)}\n")
@@ -343,12 +361,13 @@ class RunFolder:
                 raise
 
     def tidy(self) -> None:
-        """Remove the drafts of a process that was killed while it wrote. Call it only when no process writes."""
+        """Delete unfinished files that a process left when it was killed while it wrote. Call this only when no process
+        writes."""
         for draft in self.path.glob(f".*{_NEW}"):
             draft.unlink()
 
     def tail_of_log(self, lines: int) -> tuple[str, ...]:
-        """The last lines of log.txt."""
+        """The last `lines` lines of the job's log, from at most its last 16 KiB."""
         if not self.log.exists():
             return ()
         with self.log.open("rb") as file:

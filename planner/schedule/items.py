@@ -1,18 +1,19 @@
-"""Items: the names that plans and programs give to the weights, gradients, states and activations they move."""
+"""Defines items: the names under which plans and programs move weights, gradients, optimizer states and activations."""
 
 from __future__ import annotations
 
 WEIGHT, GRADIENT, STATES, ACTIVATIONS = "w", "g", "s", "a"
-"""Kinds of items."""
+"""The four kinds of items, as the first letter of an item's text."""
 
 
 class Item(str):
-    """One item: a text, the same in plans, programs, logs and files, with properties for its parts.
+    """What a plan moves between host and device, written as a text. The text is the same in plans, programs, logs and
+    files.
 
     weight        "w:NAME": the working copy of the tensor NAME
     gradient      "g:NAME"
-    states        "s:NAME": the optimizer states, the master included; "s:NAME#3": piece 3 of them
-    activations   "a:3.1": what block 3 offloads of slice 1
+    states        "s:NAME": its optimizer states, the fp32 master included; "s:NAME#3": piece 3 of them, if on disk
+    activations   "a:3.1": what block 3 offloads of slice (micro-batch) 1
     """
 
     __slots__ = ("kind", "name")
@@ -20,48 +21,49 @@ class Item(str):
     kind: str
     """WEIGHT, GRADIENT, STATES or ACTIVATIONS."""
     name: str
-    """The name of the tensor."""
+    """The name of the tensor; for activations, block and slice ("3.1")."""
 
     def __new__(cls, text: str = "") -> Item:
-        """The item that is written so."""
+        """The item with this text, such as "w:l2.up"."""
         item = super().__new__(cls, text)
         item.kind, item.name = text[:1], text[2:].partition("#")[0]
         return item
 
     @staticmethod
     def of(kind: str, name: str) -> Item:
-        """The item of this kind of a tensor."""
+        """The weight, gradient or states of the tensor `name`; `kind` is WEIGHT, GRADIENT or STATES."""
         return _OF_TENSORS[kind][name]
 
     @staticmethod
     def weight(name: str) -> Item:
-        """The working copy of a tensor."""
+        """The item for the working copy of the tensor `name`."""
         return _WEIGHTS[name]
 
     @staticmethod
     def gradient(name: str) -> Item:
-        """The gradient of a tensor."""
+        """The item for the gradient of the tensor `name`."""
         return _GRADIENTS[name]
 
     @staticmethod
     def states(name: str, piece: int | None = None) -> Item:
-        """The optimizer states of a tensor, or one piece of them."""
+        """The item for the optimizer states of the tensor `name`, or for one numbered piece of them."""
         return _STATES[name] if piece is None else Item(f"{STATES}:{name}#{piece}")
 
     @staticmethod
     def activations(block: int, k: int) -> Item:
-        """What a block offloads of slice `k`."""
+        """The item for what block `block` offloads of slice (micro-batch) `k`."""
         return Item(f"{ACTIVATIONS}:{block}.{k}")
 
     @property
     def piece(self) -> int | None:
-        """Which piece of the states it is; None: all of them."""
+        """The number of the piece of optimizer states that this item is; None if it is all of them, or another kind of
+        item."""
         number = self.partition("#")[2]
         return int(number) if number else None
 
     @property
     def turn(self) -> tuple[int, int]:
-        """Block and slice of activations."""
+        """The indices (block, slice) of an activations item."""
         block, _, k = self[2:].partition(".")
         return int(block), int(k)
 

@@ -1,7 +1,7 @@
-"""How many bytes a program takes on the device, operation by operation, and on the host.
+"""Computes how many bytes a program takes on the device, operation by operation, and on the host.
 
-Only the computing queue allocates and frees, so its order alone fixes what is on the device at any time. Walking that
-order gives the exact peak, however fast copies and CPU updates are.
+Only the computing queue allocates and frees, so its order alone fixes what is on the device at any time. Walking
+through that order gives the exact peak, however fast copies and CPU updates are.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ _BETWEEN = 4 * PAGE  # for gaps between tensors, which begin at multiples of 64 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Device bytes around one operation of the computing queue: the most during it, and those after it."""
+    """Bytes on the device around one operation of the computing queue: the most during the operation, and those after
+    it."""
 
     op: Op
     peak_bytes: int
@@ -31,15 +32,17 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """Device bytes by what they are for; `total_bytes` is their sum.
+    """Bytes on the device, by what they are for. A slice is one micro-batch; the frame is all of the model outside its
+    blocks.
 
     frame_bytes      the frame's weights, states and sums of gradients, and norms
-    weights_bytes, gradients_bytes, states_bytes    of the blocks' tensors; gradients include rows kept aside
+    weights_bytes, gradients_bytes, states_bytes    of the blocks' tensors; for a tied embedding, gradients include the
+                     rows kept for each token (`planner.schedule.peak_moments.Rows`)
     saved_bytes      activations that stay from forward to backward, block inputs included
     offloaded_bytes  activations on their way to the host or back
     waiting_bytes    what slices between two blocks hold, the next block's input included
-    running_bytes    what the running operation needs beside all that: a turn's working memory, outputs and gradients
-                     not finished yet, an update's scratch
+    running_bytes    what the running operation needs beside all that: temporary memory of a block on a slice, its
+                     outputs and unfinished gradients, or an update's scratch
     """
 
     frame_bytes: int = 0
@@ -53,13 +56,13 @@ class Parts:
 
     @property
     def total_bytes(self) -> int:
-        """The sum of all parts."""
+        """The sum of all parts, in bytes."""
         return sum(getattr(self, field.name) for field in fields(self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Breakdown:
-    """A `Usage` by parts: `peak.total_bytes == usage.peak_bytes`, `after.total_bytes == usage.after_bytes`."""
+    """A `Usage` divided by purpose: `peak` adds up to `usage.peak_bytes`, `after` to `usage.after_bytes`."""
 
     usage: Usage
     peak: Parts
@@ -67,22 +70,23 @@ class Breakdown:
 
 
 def gpu_usage(program: Program, chain: Chain) -> Iterator[Usage]:
-    """Device bytes at each operation of the computing queue, for a program that `planner.schedule.verify` accepts."""
+    """The bytes on the device at each operation of the computing queue. `program` must be one that
+    `planner.schedule.verify` accepts."""
     return (Usage(op=op, peak_bytes=peak, after_bytes=after) for op, peak, after in _Walk(program, chain).run())
 
 
 def gpu_peaks(program: Program, chain: Chain) -> Iterator[tuple[str, int]]:
-    """(stage, most bytes during the operation) for each operation of `gpu_usage`."""
+    """A pair (stage, most bytes on the device during the operation) for each operation of the computing queue."""
     return ((op.stage, peak) for op, peak, _ in _Walk(program, chain).run())
 
 
 def gpu_peak_bytes(program: Program, chain: Chain) -> int:
-    """The most bytes on the device at any time of a step."""
+    """The most bytes on the device at any time of a step of `program`."""
     return max(peak for _, peak, _ in _Walk(program, chain).run())
 
 
 def gpu_breakdown(program: Program, chain: Chain) -> Iterator[Breakdown]:
-    """`gpu_usage`, divided into parts."""
+    """The bytes on the device at each operation of the computing queue, divided by what they are for."""
     walk = _Walk(program, chain)
     before = walk.parts()
     for op, peak_bytes, after_bytes in walk.run():
@@ -97,7 +101,7 @@ def gpu_breakdown(program: Program, chain: Chain) -> Iterator[Breakdown]:
 
 
 def parts_at_peak(program: Program, chain: Chain) -> Breakdown:
-    """What the device holds at the first operation with the most bytes of the step."""
+    """What the device holds at the peak of a step: at the first operation with the most bytes on the device."""
     return max(gpu_breakdown(program, chain), key=lambda breakdown: breakdown.usage.peak_bytes)
 
 
@@ -173,7 +177,8 @@ class _Walk:
             yield op, max(peak, after), after
 
     def _run(self, op: Op, stage: int) -> int:
-        """The peak of one turn, without waiting slices; records what the turn makes and what it releases."""
+        """The peak, in bytes, of running a block on a slice, without what waiting slices hold. Records what the run
+        allocates and what it releases."""
         direction, index, k = op.turn
         block, option = self.chain.blocks[index], self.options[index]
         peak = self.now + self.chain.start_bytes if stage == 0 else 0
@@ -199,7 +204,8 @@ class _Walk:
         return max(peak, self.now + after)
 
     def _frame_gradients(self, op: Op) -> int:
-        """Bytes of the frame's gradient sums new after this turn; while it ran, its slice held them."""
+        """Bytes of the gradient sums of the frame (the model outside its blocks) that exist after this run of a block
+        on a slice and did not before. During the run they count to what the slice holds."""
         direction, index, k = op.turn
         return 0 if op.round or k or direction is Direction.FORWARD else self.chain.blocks[index].frame_gradient_bytes
 
@@ -210,7 +216,8 @@ class _Walk:
         return option.backward_peak_bytes + sums if first is None else first
 
     def _gradients(self, op: Op) -> int:
-        """Records the gradients that a turn makes; returns the bytes it needs beside them while it makes them."""
+        """Records the gradients that a block's backward on one slice makes; returns the bytes it needs in addition
+        while it makes them."""
         _, index, k = op.turn
         transient = 0
         for tensor in self.chain.blocks[index].tensors:
@@ -244,18 +251,19 @@ class _Walk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostParts:
-    """Host bytes of a plan by what they are for: thesis (4.18), with gradients. All of them are there all the time.
+    """Bytes on the host under a plan, by what they are for: thesis (4.18), with gradients added. All of them are taken
+    during the whole run.
 
     weights_bytes      working copies of weights that ever leave the device or that the CPU updates
-    states_bytes       optimizer states that ever leave the device or that the CPU updates, but for those on disk; less
+    states_bytes       optimizer states that ever leave the device or that the CPU updates, except those on disk; less
                        what packing saves (`Chain.packed_bytes`)
     gradients_bytes    gradients of tensors that the CPU updates, and others that leave between rounds, except those
-                       that take the working copy's place
-    offloaded_bytes    activations of a round's slices, except those that go on to a disk
+                       that overwrite the working copy
+    offloaded_bytes    activations of a round's slices (micro-batches), except those that go on to a disk
     ring_bytes         slots through which weights come from disk, and gradients go to disk and come back
-    state_ring_bytes   slots through which states come from disk and go back
+    state_ring_bytes   slots through which optimizer states come from disk and go back
     activation_ring_bytes    slots through which activations go to disk and come back
-    kept_bytes         the old weights and states, kept by updates that run ahead of the norm
+    kept_bytes         the old weights and states, kept by updates that run before the gradient norm is known
     products_bytes     scratch of the CPU update that needs most (`Tensor.host_scratch_bytes`)
     """
 
@@ -271,12 +279,12 @@ class HostParts:
 
     @property
     def total_bytes(self) -> int:
-        """The sum of all parts."""
+        """The sum of all parts, in bytes."""
         return sum(getattr(self, field.name) for field in fields(self))
 
 
 def cpu_parts(plan: Plan, chain: Chain) -> HostParts:
-    """The host bytes of a plan, by what they are for."""
+    """The bytes on the host under a plan, by what they are for."""
     updated, ahead = plan.cpu_updated(), plan.ahead()
     again = ahead | plan.trailing()  # tensors whose gradient is read a second time
     moved = {item for stage in plan.stages for item in (*stage.prefetch, *stage.offload)}
@@ -312,42 +320,46 @@ def cpu_parts(plan: Plan, chain: Chain) -> HostParts:
 
 
 def slot_bytes(chain: Chain) -> int:
-    """Bytes of a slot that any weight on disk fits into, wherever it begins in a file; 0 where no weight is on disk."""
+    """Bytes of one slot of host memory into which any weight on disk fits, wherever it begins in a file; 0 if no weight
+    is on disk."""
     return max((whole_pages(t.bytes) + PAGE for t in chain.tensors() if t.on_disk), default=0)
 
 
 def gradient_slot_bytes(chain: Chain) -> int:
-    """Bytes of a slot that any gradient of a tensor wholly on disk fits into; 0 where there is no such tensor."""
+    """Bytes of one slot of host memory into which any gradient fits, of the tensors that have weight, gradient and
+    states on disk; 0 if there are none."""
     return max((whole_pages(t.bytes) for t in chain.tensors() if t.wholly_on_disk), default=0)
 
 
 def ring_bytes(chain: Chain) -> int:
-    """Bytes of all slots for weights and for gradients."""
+    """Bytes of host memory for all slots through which weights and gradients come from disk and go there."""
     return SLOTS * slot_bytes(chain) + GRADIENT_SLOTS * gradient_slot_bytes(chain)
 
 
 def state_slot_bytes(chain: Chain) -> int:
-    """Bytes of a slot that any piece of states on disk fits into; 0 where no states are on disk."""
+    """Bytes of one slot of host memory into which any piece of optimizer states on disk fits; 0 if no states are on
+    disk."""
     return max((chain.state_pieces(t)[0].bytes for t in chain.tensors() if t.states_on_disk), default=0)
 
 
 def state_ring_bytes(chain: Chain) -> int:
-    """Bytes of all slots for pieces of states."""
+    """Bytes of host memory for all slots through which pieces of optimizer states come from disk and go back."""
     return STATE_SLOTS * state_slot_bytes(chain)
 
 
 def activation_slot_bytes(option: Option) -> int:
-    """Bytes of a slot that a slice's activations under this option fit into, with gaps between tensors; 0 where none
-    go to disk."""
+    """Bytes of one slot of host memory for the activations of one block and one slice under this option, with gaps
+    between tensors; 0 if they do not go to disk."""
     return option.stored_bytes + _BETWEEN if option.on_disk else 0
 
 
 def products_bytes(chain: Chain, updated: Collection[str] | None = None) -> int:
-    """Bytes that CPU updates, one after another, need beside their items: of the tensors `updated`; None: of all."""
+    """The most bytes of scratch that a CPU update needs among the tensors named in `updated` (None: among all). The
+    updates run one after another and share this memory."""
     named = (t for t in chain.tensors() if updated is None or t.name in updated)
     return max((t.host_scratch_bytes for t in named), default=0)
 
 
 def cpu_peak_bytes(plan: Plan, chain: Chain) -> int:
-    """The total host bytes of a plan."""
+    """The total bytes on the host under a plan."""
     return cpu_parts(plan, chain).total_bytes

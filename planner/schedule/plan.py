@@ -1,6 +1,7 @@
-"""The plan: all decisions about a step, for whole tensors. An immutable value; each stage has a one-line text form:
+"""Defines the plan: all decisions about a training step, for whole tensors. It is an immutable value. Each stage has a
+text form of one line:
 
-B3 prefetch=w:l2.up,s:l2.up offload=g:l3.up evict=w:l3.up,g:l3.up cpu=l3.up gpu=l3.norm states=l2.down
+    B3 prefetch=w:l2.up,s:l2.up offload=g:l3.up evict=w:l3.up,g:l3.up cpu=l3.up gpu=l3.norm states=l2.down
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from planner.schedule.items import Item
 
 
 class Direction(StrEnum):
-    """FORWARD and BACKWARD of a block; HEAD is head and loss, both directions in one stage."""
+    """The direction of a stage: FORWARD or BACKWARD of a block; HEAD is the head with its loss, both directions in one
+    stage."""
 
     FORWARD = "F"
     HEAD = "H"
@@ -33,23 +35,26 @@ _OF_ITEMS = frozenset(("prefetch", "offload", "evict"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """One block's forward or backward on all slices of a round, and what happens beside it.
+    """One block's forward or backward on all slices (micro-batches) of a round, with the transfers and updates beside
+    it.
 
     prefetch    items whose device copy is allocated at the stage's start and filled during it (from the host); the
-                stage waits for those it reads itself
+                stage waits for those that it reads itself
     offload     items copied to the host during the stage; an item that the stage itself completes, at its end
     evict       items whose device copy is released at the stage's end (after their copies are done)
-    cpu_update  tensors that the CPU updates during the stage, their gradients being on the host; with clipping, an
-                update before the last stage does not wait for the norm, and is replayed if the norm clips
+    cpu_update  tensors that the CPU updates during the stage, after their gradients have come to the host; with
+                clipping, an update before the last stage does not wait for the gradient norm, and is done again if
+                the norm clips
     gpu_update  tensors updated on the GPU at the stage's end
-    states_update  tensors whose states on disk trail their weight: with clipping, the CPU computes the new weight after
-                the last stage, when the norm is known, and leaves the states as they are; the states are updated in the
-                next step, from this stage's start on, before the tensor's next gradient comes
+    states_update  tensors whose optimizer states on disk are updated one step after their weight: with clipping, the
+                CPU computes the new weight after the last stage, when the norm is known, and leaves the states as
+                they are; the states are updated in the next step, from this stage's start on, before the tensor's
+                next gradient comes
 
-    All rounds have the same stages. But updates, transfers of states and copies of what was updated belong to the last
-    round (or, if they are listed before the update's stage, to the first round of the next step), and gradients come
-    back from the second round on. In the last round, a gradient that the device's update needs is neither sent nor
-    released before the update.
+    All rounds of a step have the same stages, with two exceptions. Updates, transfers of states and copies of updated
+    weights belong to the last round (if they are listed before the update's stage, to the first round of the next
+    step). Gradients come back to the device from the second round on. In the last round, a gradient that the device's
+    update needs is neither sent nor released before the update.
     """
 
     block: int
@@ -63,7 +68,7 @@ class Stage:
 
     @property
     def name(self) -> str:
-        """ "F3": direction and block."""
+        """Direction and block of the stage, such as "F3"."""
         return f"{self.direction}{self.block}"
 
     def __str__(self) -> str:
@@ -85,7 +90,7 @@ class Stage:
 
 
 def stage_order(blocks: int) -> tuple[tuple[Direction, int], ...]:
-    """Stages of one cycle over `blocks` blocks: F0 … F(n-2), H(n-1), B(n-2) … B0."""
+    """The (direction, block) of each stage in a cycle over n = `blocks` blocks: F0 … F(n-2), H(n-1), B(n-2) … B0."""
     last = blocks - 1
     return (
         *((Direction.FORWARD, i) for i in range(last)),
@@ -96,15 +101,14 @@ def stage_order(blocks: int) -> tuple[tuple[Direction, int], ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a step does, as data. `options[i]`: the name of block i's option. `resident`: the items on the device when a
-    step begins. `clip`: updates depend on the gradients' global norm. A step has `rounds` × `slices` micro-batches.
+    """All that a training step does, as data. A step has `rounds` × `slices` micro-batches.
 
-    `offsets`: where tensors lie in the device's memory, in the order of `planner.schedule.places.Spans`; empty where
-    memory is not arranged.
-
-    `step_s`: seconds of the simulated step. `lp_step_s`: the solver's objective before rounding. `bound_s`: a lower
-    bound for any schedule. `solver_gap`: the solver's own gap (0.01 = 1%). `source`: who proposed the candidate that
-    won. `cut_short`: a time limit ended the search, and another run may find a better plan.
+    `options[i]`: the name of block i's `Option`. `resident`: the items on the device when a step begins. `clip`:
+    updates depend on the global norm of the gradients. `offsets`: byte offsets of tensors in the device's memory, in
+    the order of `planner.schedule.places.Spans`; empty if tensors have no fixed places. `step_s`: seconds of the
+    simulated step. `lp_step_s`: the solver's objective before rounding, in seconds. `bound_s`: a lower bound in seconds
+    for any schedule. `solver_gap`: the solver's own gap (0.01 = 1%). `source`: the method that proposed the chosen
+    candidate. `cut_short`: a time limit ended the search, so another run may find a better plan.
     """
 
     stages: tuple[Stage, ...]
@@ -132,13 +136,14 @@ class Plan:
             raise ValueError(f"rounds × slices are {self.rounds} × {self.slices}; each is at least 1")
 
     def ahead(self) -> frozenset[str]:
-        """Names of the tensors the CPU updates before the norm is known: with clipping, before the last stage."""
+        """Names of the tensors that the CPU updates before the gradient norm is known: with clipping, all those that it
+        updates before the last stage. Empty without clipping."""
         return frozenset(name for stage in self.stages[:-1] for name in stage.cpu_update) if self.clip else frozenset()
 
     def trailing(self) -> frozenset[str]:
-        """Names of the tensors whose states on disk are updated in the step after."""
+        """Names of the tensors whose optimizer states on disk are updated one step after their weight."""
         return frozenset(name for stage in self.stages for name in stage.states_update)
 
     def cpu_updated(self) -> frozenset[str]:
-        """Names of the tensors the CPU updates."""
+        """Names of the tensors that the CPU updates."""
         return frozenset(name for stage in self.stages for name in stage.cpu_update)
