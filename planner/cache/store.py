@@ -1,7 +1,8 @@
-"""Keeps plans, measurements and receipts between jobs, in tables of the job database. Imports neither torch nor PuLP.
+"""Keeps plans, measurements and receipts (answers of `offmate plan`) between jobs, in tables of the job database.
+Imports neither torch nor PuLP.
 
-`planner/cache/tables.py` declares the tables. A plan is found by what it was made for, never by the rates it was made
-with: rates differ a little with every measurement, and a plan stays right when they do.
+`planner/cache/tables.py` declares the tables. The key of a plan covers the model's sizes, the budgets and the machine's
+name, never measured rates: rates differ a little with every measurement, and a plan stays right when they do.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from planner.schedule.plan import Plan
 log = logging.getLogger(__name__)
 
 PLANNER = 16
-"""The planner's version in the key: raise it when the same question gets another answer."""
+"""The planner's version, a part of every key. Raise it when the planner answers the same question in another way."""
 
 _BUSY_S = 30.0
 _NO_TABLE = ("no such table", "does not exist", "doesn't exist")  # SQLite, PostgreSQL, MySQL
@@ -39,8 +40,8 @@ _NO_TABLE = ("no such table", "does not exist", "doesn't exist")  # SQLite, Post
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachedPlan:
-    """A plan with the chain and the machine it was made for. `solve_s`: seconds that finding it took. `measurement`:
-    the key of the measurement it rests on, None for an estimate."""
+    """A plan with the chain (the model's blocks) and the machine it was made for. `solve_s`: seconds that finding it
+    took. `measurement`: key of the measurement on which it rests; None if the times were estimated."""
 
     plan: Plan
     chain: Chain
@@ -51,10 +52,11 @@ class CachedPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """All that a plan depends on. Times and rates are left out, except whether they are measured. `weights_in_files`:
-    whether frozen weights may be read from the model's files; it does not matter where `chain` says which are.
-    `disk_bytes`: the room that optimizer states and activations may take on the disks together. `kernels`: see
-    `planner.measure.repeatable.kernels_in_force`."""
+    """All on which a plan depends; its digest is the plan's key. Times and rates are left out, except whether they are
+    measured. `weights_in_files`: whether frozen weights may be read from the model's files during training; which of
+    them are (`on_disk` in `chain`) is left out of the key. `disk_bytes`: the room that optimizer states and activations
+    may take on all disks together. `kernels`: which kernels PyTorch may choose
+    (`planner.measure.repeatable.kernels_in_force`)."""
 
     chain: Chain
     machine: str
@@ -72,13 +74,13 @@ class Question:
     kernels: str = ""
 
     def key(self) -> str:
-        """Digest of the question, the planner's and torch's versions included."""
+        """A hexadecimal digest of the question and of the planner's and torch's versions."""
         parts = cast(dict[str, Any], to_json(replace(self, chain=without_times(self.chain))))
         return _digest({"question": parts, "planner": PLANNER, "torch": version("torch")})
 
 
 def without_times(chain: Chain) -> Chain:
-    """The chain with all times zero."""
+    """The chain with all times, and all optimizer seconds, set to zero."""
     blocks = tuple(replace(block, options=tuple(map(_option_without_times, block.options))) for block in chain.blocks)
     return replace(
         chain,
@@ -96,15 +98,15 @@ def _timeless(tensor: Tensor) -> Tensor:
 
 
 def measurement_key(kinds: dict[str, list[str]], *, machine: str, threads: int, slices: int) -> str:
-    """Digest of what is measured and where: option names per kind of block (which fixes shapes and dtypes), the slices
-    of a step, the machine and its threads."""
+    """A hexadecimal digest of what is measured and where: the names of the options per kind of block (which fix shapes
+    and dtypes), the slices (micro-batches) of a step, the machine and its number of threads."""
     parts = {"kinds": kinds, "machine": machine, "threads": threads, "slices": slices}
     return _digest({"measurement": parts, "planner": PLANNER, "torch": version("torch")})
 
 
 def answer_key(job: str, config: str, hardware: Hardware) -> str:
-    """Digest of a question as it is asked: the job's keys, the text of the model's config, the machine's figures, and
-    the versions of all that makes an answer."""
+    """A hexadecimal digest of a user's question: the job's keys, the text of the model's config, the machine's figures,
+    and the versions of all packages on which the answer depends."""
     versions = {name: version(name) for name in ("offmate", "torch", "transformers")}
     parts = {"job": job, "config": config, "hardware": to_json(hardware)}
     return _digest({"answer": parts, "planner": PLANNER, "versions": versions})
@@ -116,8 +118,8 @@ def _digest(parts: dict[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptPlan:
-    """The entry of one plan in a list of plans. `slices` are those of a step. `hits`: how often the plan was found.
-    `created_at`, `used_at`: seconds since 1970."""
+    """One line in the list of kept plans. `slices`: micro-batches of a step. `hits`: how often the plan was found.
+    `solve_s`, `step_s`: seconds; `created_at`, `used_at`: seconds since 1970."""
 
     key: str
     model: str
@@ -166,17 +168,19 @@ _Row = TypeVar("_Row", PlanRow, MeasurementRow, AnswerRow)
 
 
 class Cache:
-    """The three tables of one database. Every method raises UserError when the tables are not there."""
+    """The kept plans, measurements and receipts of one database. Every method raises UserError `database-not-ready` if
+    the tables are missing."""
 
     def __init__(self, database: str | Engine) -> None:
-        """`database`: a SQLAlchemy URL or engine; the daemon's, whose migrations made the tables."""
+        """`database`: a SQLAlchemy URL or engine of the job database, whose migrations made the tables."""
         if isinstance(database, str):
             wait = {"timeout": _BUSY_S} if database.startswith("sqlite") else {}
             database = create_engine(database, connect_args=wait)
         self._engine = database
 
     def find_plan(self, key: str) -> CachedPlan | None:
-        """The plan kept under `key`; counts a hit. None where there is none, or it has the form of another version."""
+        """The plan kept under `key`, and its count of hits rises by one. None if there is none, or if another version
+        wrote it in a form that this one does not read."""
         row = self._find(PlanRow, key)
         if row is None:
             return None
@@ -194,15 +198,15 @@ class Cache:
             return None
 
     def keep_plan(self, key: str, cached: CachedPlan, *, model: str) -> None:
-        """Keep a plan under `key`, in place of what was there. One whose search was cut short is not kept: it would
-        stand in for the better one that another search finds."""
+        """Keep a plan under `key`, in place of what was there. A plan whose search a time limit ended is not kept,
+        because it would be used instead of the better one that another search finds."""
         if cached.plan.cut_short:
             return
         document = {name: to_json(getattr(cached, name)) for name in ("plan", "chain", "hardware", "measurement")}
         self._keep(PlanRow, key, {"model": model, "document": document, "solve_s": cached.solve_s})
 
     def find_measurement(self, key: str) -> dict[str, Any] | None:
-        """The measurement kept under `key`, None where there is none; counts a hit."""
+        """The measurement kept under `key`, and its count of hits rises by one; None if there is none."""
         row = self._find(MeasurementRow, key)
         return None if row is None else row.document
 
@@ -211,30 +215,32 @@ class Cache:
         self._keep(MeasurementRow, key, {"device": device[:255], "document": document})
 
     def find_answer(self, key: str) -> dict[str, Any] | None:
-        """The receipt kept under `key`, None where there is none; counts a hit."""
+        """The receipt kept under `key`, a `planner.reports.receipt.Receipt` in JSON form, and its count of hits rises
+        by one; None if there is none."""
         row = self._find(AnswerRow, key)
         return None if row is None else row.document
 
     def keep_answer(self, key: str, document: dict[str, Any]) -> None:
-        """Keep a receipt under `key`, in place of what was there."""
+        """Keep a receipt, in JSON form, under `key`, in place of what was there."""
         self._keep(AnswerRow, key, {"document": document})
 
     def plans(self) -> list[KeptPlan]:
-        """The plans that are kept, the one used last first. Those in the form of another version are left out."""
+        """All kept plans, the most recently used first. Plans that another version wrote in an unreadable form are left
+        out."""
         with self._transaction() as session:
             rows = session.scalars(select(PlanRow).order_by(PlanRow.used_at.desc(), PlanRow.id.desc())).all()
             return [_kept(row) for row in rows if _is_known(row)]
 
     def show_plan(self, key: str) -> dict[str, Any]:
-        """`KeptPlan` and the document (see `PlanRow`) of the one plan whose key begins with `key`; no hit is
-        counted. Raises UserError."""
+        """The fields of `KeptPlan` and of the document (see `PlanRow`) of the one plan whose key begins with `key`.
+        This does not count as a hit. Raises UserError if no plan, or more than one, has such a key."""
         with self._transaction() as session:
             row = self._one(session, key)
             return {**cast(dict[str, Any], to_json(_kept(row))), **row.document}
 
     def forget_plan(self, key: str) -> None:
-        """Delete the one plan whose key begins with `key`, its measurement, and the receipts made of it: the next job
-        that needs them is measured and planned anew. Raises UserError."""
+        """Delete the one plan whose key begins with `key`, its measurement, and the receipts made from it. The next job
+        that needs them is measured and planned anew. Raises UserError if no plan, or more than one, has such a key."""
         with self._transaction() as session:
             row = self._one(session, key)
             for answer in session.scalars(select(AnswerRow)).all():
@@ -251,7 +257,7 @@ class Cache:
             return len(session.scalars(delete(PlanRow).returning(PlanRow.id)).all())
 
     def forget_measurement(self, key: str) -> None:
-        """Delete a measurement, if it is there, and every plan that rests on it."""
+        """Delete the measurement under `key`, if there is one, and every plan that was made with it."""
         with self._transaction() as session:
             session.execute(delete(MeasurementRow).where(MeasurementRow.key == key))
             for row in session.scalars(select(PlanRow)).all():

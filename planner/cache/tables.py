@@ -1,5 +1,5 @@
-"""The cache's tables in the job database, which the migrations in alembic/ create. `planner/cache/store.py` uses
-them."""
+"""Declares the tables of kept plans, measurements and receipts in the job database. Migrations in alembic/ create them;
+`planner/cache/store.py` reads and writes them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 
 class Base(DeclarativeBase):
-    """Tables of the planner."""
+    """Base class of the planner's tables."""
 
 
 class PlanRow(Base):
-    """One plan: `document` is `{"plan", "chain", "hardware", "measurement"}` in JSON forms, `key` the digest of what it
-    answers."""
+    """One plan. `key`: digest of the question that it answers (`planner.cache.store.Question`). `document`: an object
+    `{"plan", "chain", "hardware", "measurement"}`, each in JSON form. `solve_s`: seconds that finding the plan took."""
 
     __tablename__ = "plans"
 
@@ -31,7 +31,7 @@ class PlanRow(Base):
 
 
 class MeasurementRow(Base):
-    """What was measured for one set of blocks on one machine: `document` is `{"times", "hardware"}`."""
+    """What was measured for one set of blocks on one machine. `document`: an object `{"times", "hardware"}`."""
 
     __tablename__ = "measurements"
 
@@ -45,8 +45,8 @@ class MeasurementRow(Base):
 
 
 class AnswerRow(Base):
-    """One receipt: `document` is a `planner.reports.receipt.Receipt` in JSON, `key` the digest of the question as it
-    was asked. It can be found without tracing the model; a plan's key needs the trace."""
+    """One receipt. `document`: a `planner.reports.receipt.Receipt` in JSON form. `key`: digest of the question as the
+    user asked it; unlike a plan's key it is known before the model is traced."""
 
     __tablename__ = "answers"
 

@@ -1,2 +1,2 @@
-"""Describes machines as values: rates and budgets, cards by name, the memory of this machine. Imports the package's
-root only, and no torch."""
+"""Describes machines as values: rates and budgets, graphics cards by name, the memory of this machine. Imports only
+modules directly in `planner/`, and no torch."""

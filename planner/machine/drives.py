@@ -1,8 +1,9 @@
-"""Finds the drives of this machine: which one a folder is on, and how much may be written to it. Linux, by /proc, /sys.
+"""Finds this machine's drives on Linux (by /proc and /sys): on which drive a folder is, and how much may be written to
+it.
 
-Makers say in their data sheets how much may be written (TBW); a drive does not tell. Where the job does not say it
-either, it is taken as 600 times the drive's size, the usual figure for consumer drives with three bits a cell; with
-four bits a cell it is a third to two thirds of that.
+Makers state in data sheets how many bytes may be written in a drive's life (TBW); the drive itself does not report it.
+If the job does not state it either, it is taken as 600 times the drive's size, the usual figure for consumer drives
+with three bits a cell; with four bits a cell it is a third to two thirds of that.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from planner.errors import UserError
 
 RATED_SIZES = 600
 MEASURED_BYTES = 2**30
-"""Size of the file by which a drive is measured."""
+"""Size in bytes of the test file with which a drive's rates are measured."""
 _FULL = 0.98
 IN_MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs"})
 MOUNTS = Path("/proc/self/mountinfo")
@@ -27,9 +28,9 @@ _ESCAPES = {r"\040": " ", r"\011": "\t", r"\012": "\n", r"\134": "\\"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drive:
-    """The drive that a folder is on. `source`: the file system's source, as the system names it. `device`: name of the
-    whole drive, empty where there is none, or several, as in a raid. `bytes`: size of the drive, or of the file system
-    where the drive's is not known."""
+    """The drive that holds a folder. `source`: the mounted file system's source, as the system names it (such as
+    /dev/nvme0n1p2). `device`: name of the whole drive; empty if there is none, or several, as in a RAID. `bytes`: size
+    of the drive, or of the file system if the drive's is not known."""
 
     source: str
     mount: str
@@ -40,12 +41,13 @@ class Drive:
 
     @property
     def rated_bytes(self) -> int:
-        """Bytes that may be written to the drive in its life, estimated from its size."""
+        """Bytes that may be written to the drive in its life, estimated as 600 times its size."""
         return RATED_SIZES * self.bytes
 
 
 def drive_of(folder: Path, *, mounts: Path = MOUNTS, blocks: Path = BLOCKS) -> Drive:
-    """The drive of a folder, or of the nearest folder above it that exists. Raises OSError."""
+    """The drive that holds `folder` or, if that does not exist, the nearest existing folder above it. Raises
+    OSError."""
     folder = next(path for path in (folder, *folder.parents) if path.exists()).resolve()
     mount, file_system, source = _mounted(folder, mounts)
     device = _whole(source, blocks)
@@ -57,9 +59,9 @@ def drive_of(folder: Path, *, mounts: Path = MOUNTS, blocks: Path = BLOCKS) -> D
 
 
 def check_place(folder: Path, *, table: Path = Path("/etc/fstab")) -> None:
-    """Raise UserError "disk-failed" where the drive that `folder` is meant to be on is not mounted, so that files would
-    go to the disk below: the folder above does not exist, or nothing is mounted at a mount point of the table
-    `table`."""
+    """Raise UserError "disk-failed" if the drive meant for `folder` is not mounted, so that files would go to the disk
+    below. That is so if the parent folder does not exist, or if nothing is mounted at a mount point above `folder` that
+    the file system table `table` lists."""
     what, hint = "A folder for optimizer states cannot be used.", f"mount the drive that {folder} is on"
     if not folder.parent.is_dir():
         raise UserError(
@@ -81,15 +83,16 @@ def check_place(folder: Path, *, table: Path = Path("/etc/fstab")) -> None:
 
 
 def rooms(folders: Sequence[Path]) -> list[int]:
-    """Bytes that each folder may take of the free space on its drive. Several folders on one drive have equal parts of
-    its free space. Raises OSError."""
+    """Bytes that each folder may use of the free space on its drive. Folders on the same drive get equal parts of its
+    free space. Raises OSError."""
     here = devices(folders)
     free = (int(_FULL * shutil.disk_usage(_there(folder)).free) for folder in folders)
     return [size // here.count(drive) for size, drive in zip(free, here, strict=True)]
 
 
 def devices(folders: Sequence[Path]) -> list[int]:
-    """The number of each folder's file system, equal for folders on the same one. Raises OSError."""
+    """The device number (`st_dev`) of the file system of each folder; folders on the same one have equal numbers.
+    Raises OSError."""
     return [_there(folder).stat().st_dev for folder in folders]
 
 
@@ -98,14 +101,14 @@ def _there(folder: Path) -> Path:
 
 
 def usable(rooms: Sequence[int]) -> list[int]:
-    """The indices of the drives that get a part of the states, given the room of each: those with enough room for the
-    file that measures them; all where none has enough."""
+    """The indices of the drives that can hold optimizer states, given the free bytes of each: those with room for the
+    file with which a drive is measured; all drives if none has that much."""
     return [k for k, room in enumerate(rooms) if room >= MEASURED_BYTES] or list(range(len(rooms)))
 
 
 def rated_bytes(folders: Sequence[Path], parts: Sequence[float] | None = None) -> int:
-    """Bytes that may be written to the drives of these folders together until the first is worn. `parts`: the relative
-    parts of them that the folders get; None: equal parts. Raises OSError."""
+    """Bytes that may be written to the drives of these folders, all together, until the first drive is worn out.
+    `parts`: the relative amounts written to each folder; None: equal amounts. Raises OSError."""
     parts = [1.0] * len(folders) if parts is None else parts
     takes: dict[str, float] = {}
     rated: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""Finds how much memory this machine has, as far as possible without torch, and refuses budgets above it."""
+"""Finds how much memory this machine has, without torch as far as possible, and refuses memory budgets above it."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ _PATIENCE_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """Name and built-in memory of a card."""
+    """A graphics card: its name and its built-in memory in bytes."""
 
     name: str
     memory_bytes: int
 
 
 def driver_card() -> Card:
-    """The card that a process with CUDA would use, as the driver's tool says. Raises OSError, SubprocessError or
-    ValueError when the tool does not say."""
+    """The graphics card that a process with CUDA would use, according to nvidia-smi. Raises OSError, SubprocessError or
+    ValueError if that gives no answer."""
     return parse_card(_asked("memory.total,name"))
 
 
 def computes_bf16() -> bool | None:
-    """Whether jobs compute in bf16 here: cards can from the RTX 30 (compute capability 8) on. None where there is no
-    card, or no driver that answers, as when a plan is made for another machine."""
+    """Whether jobs on this machine compute in bf16: cards can from the RTX 30 series (compute capability 8) on. None if
+    there is no card, or no driver that answers, as when a plan is made for another machine."""
     if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         return None
     try:
@@ -43,7 +43,8 @@ def computes_bf16() -> bool | None:
 
 
 def has_gpu() -> bool:
-    """Whether a driver has made a device file for a card here, whether or not the card answers."""
+    """Whether the driver has made a device file for a graphics card on this machine, whether or not the card
+    answers."""
     return any(Path(device).exists() for device in _GPU_DEVICES)
 
 
@@ -56,7 +57,8 @@ def _asked(field: str) -> str:
 
 
 def parse_card(text: str) -> Card:
-    """The card of a line "12288, NVIDIA GeForce RTX 3060" (MiB). Raises ValueError."""
+    """The graphics card described by a line such as "12288, NVIDIA GeForce RTX 3060", with memory in MiB. Raises
+    ValueError."""
     size, comma, name = text.strip().partition("\n")[0].partition(",")
     if not (comma and size.strip().isdigit() and name.strip()):
         raise ValueError(f"not a card: {text[:80].strip()}")
@@ -64,7 +66,7 @@ def parse_card(text: str) -> Card:
 
 
 def ram_bytes() -> int:
-    """The host's memory, or what this process's control group may use of it."""
+    """The host's memory in bytes, or the limit of this process's control group if that is lower."""
     total = int(psutil.virtual_memory().total)
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         with contextlib.suppress(OSError, ValueError):  # no such group, or "max"
@@ -73,13 +75,14 @@ def ram_bytes() -> int:
 
 
 def free_ram_bytes() -> int:
-    """Bytes of `ram_bytes` that are free now; what others in a control group use is not known."""
+    """The free part of the host's memory, in bytes. Inside a control group, what its other processes use is not
+    subtracted."""
     return min(int(psutil.virtual_memory().available), ram_bytes())
 
 
 def device_bytes() -> int | None:
-    """The memory of the device that jobs run on: a card's, or the host's where there is no GPU. None where there seems
-    to be a card, but its driver does not answer."""
+    """Bytes of the memory of the device on which jobs run: the graphics card's, or the host's if there is no GPU. None
+    if there seems to be a card, but its driver does not answer."""
     if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         return ram_bytes()
     try:
@@ -89,8 +92,8 @@ def device_bytes() -> int | None:
 
 
 def check_budgets_here(gpu_budget: int | None, cpu_budget: int | None) -> None:
-    """`check_budgets` for this machine, as far as it is known without torch. Also raises UserError for numbers so small
-    that their unit must have been forgotten."""
+    """Raise UserError if a memory budget (bytes; None: not given) is above what this machine has, as far as that is
+    known without torch, or so small that its unit must have been forgotten."""
     for key, budget in (("gpu_budget", gpu_budget), ("cpu_budget", cpu_budget)):
         if budget is not None and budget < SMALLEST_BUDGET_BYTES:
             raise UserError(
@@ -104,7 +107,8 @@ def check_budgets_here(gpu_budget: int | None, cpu_budget: int | None) -> None:
 
 
 def check_budgets(gpu_budget: int | None, cpu_budget: int | None, *, gpu_bytes: int | None, ram_bytes: int) -> None:
-    """Raise UserError when a budget is more than the device or the host has (None: not known)."""
+    """Raise UserError if a budget exceeds the memory of the device (`gpu_bytes`; None: not known) or of the host
+    (`ram_bytes`). All in bytes."""
     for key, budget, limit, of in (
         ("gpu_budget", gpu_budget, gpu_bytes, "the device"),
         ("cpu_budget", cpu_budget, ram_bytes, "the host"),

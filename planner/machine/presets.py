@@ -34,7 +34,8 @@ _MIB = 2**20
 BF16_SHARE = 0.8
 """The share of the makers' rates that large matrix products reach: an H200 does 790 of 989 TFLOP/s."""
 FP32_SHARE = 0.7
-"""The same without tensor cores: Llama2-7B on an RTX 3060 came to 8.1 of 12.7 TFLOP/s with all other operations."""
+"""The share of the makers' FP32 rates (without tensor cores) that a training step reaches: Llama2-7B on an RTX 3060
+came to 8.1 of 12.7 TFLOP/s with all other operations."""
 MEMORY_SHARE = 0.8
 """The share of the device's memory bandwidth that element-wise operations and updates reach."""
 HOST_SHARE = 0.75
@@ -52,12 +53,13 @@ LINKS = {
     for generation, transfers_per_s in ((3, 8e9), (4, 16e9), (5, 32e9))
     for lanes in (4, 8, 16)
 }
-"""Raw bytes per second and direction."""
+"""Raw bytes per second in each direction, by the name of the link, such as "pcie4x16"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """A graphics card in its usual machine. `host_bytes_per_s` is the host's memory bandwidth."""
+    """A graphics card in a typical machine. `link`: a name of `LINKS`. `host_bytes_per_s`: the host's memory
+    bandwidth."""
 
     name: str
     memory_bytes: int
@@ -71,7 +73,8 @@ class Card:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriveRates:
-    """Rates of a usual NVMe drive in bytes per second. `sustained`: writing for hours, with its fast cache full."""
+    """Rates of an ordinary NVMe drive in bytes per second. `sustained`: writing for hours, when its fast cache
+    is full."""
 
     read: float
     write: float
@@ -130,11 +133,11 @@ CARDS = {
 
 
 def preset(name: str, *, bf16: bool, cpu_memory_bytes: int | None = None, link: str | None = None) -> Hardware:
-    """The machine called `name` ("rtx3060", "RTX 3060"), computing in bf16 or fp32.
+    """The machine with the graphics card called `name` ("rtx3060", "RTX 3060"), computing in bf16 or fp32.
 
-    `cpu_memory_bytes` is the host's whole memory; `link` a name of `LINKS`, or bytes per second like "12GB". What a job
-    may use is less than what is built in, as in `planner.measure.machine_rates`. Raises UserError for names that are
-    not known.
+    `cpu_memory_bytes`: the host's whole memory (None: a typical host's). `link`: a name of `LINKS`, or bytes per second
+    like "12GB". The memory that a job may use is less than what is built in, as in `planner.measure.machine_rates`.
+    Raises UserError for names that are not known.
     """
     card = CARDS[_known(name, CARDS, "hardware")]
     rate = _link_bytes_per_s(link or card.link)
@@ -163,8 +166,9 @@ def preset(name: str, *, bf16: bool, cpu_memory_bytes: int | None = None, link: 
 
 
 def with_drives(hardware: Hardware, name: str) -> Hardware:
-    """The machine with a drive of `DRIVES` for optimizer states, or with several ("2xpcie4"), which count as one drive
-    so many times as fast and as large. Raises UserError for names that are not known."""
+    """The machine with a drive for optimizer states; `name` is one of `DRIVES` ("pcie4"), or several of one kind
+    ("2xpcie4"), which count as one drive that is so many times as fast and as large. Raises UserError for names that
+    are not known."""
     count, _, kind = name.rpartition("x")
     number = int(count) if count.isdigit() else 0
     rates = DRIVES[_known(kind if number else name, DRIVES, "drive")]
@@ -180,23 +184,24 @@ def with_drives(hardware: Hardware, name: str) -> Hardware:
 
 
 def is_preset(name: str) -> bool:
-    """Whether `name` is one of the cards here."""
+    """Whether `name` is the name of a known graphics card, such as "rtx3060"."""
     return _plain(name) in CARDS
 
 
 def usable_gpu_bytes(memory_bytes: int) -> int:
-    """What a job may use of a card that also serves the desktop, rounded down to 128 MiB."""
+    """Bytes that a job may use of a card with `memory_bytes`, if the card also serves the desktop; rounded down to 128
+    MiB."""
     usable = memory_bytes - _CONTEXT_BYTES - max(256 * _MIB, memory_bytes // 50)
     return usable // (128 * _MIB) * 128 * _MIB
 
 
 def usable_cpu_bytes(memory_bytes: int) -> int:
-    """What a job may use of a host's memory: all but the system's share."""
+    """Bytes that a job may use of a host's memory of `memory_bytes`: all except the system's share."""
     return (memory_bytes - max(_GIB, memory_bytes // 10)) // _MIB * _MIB
 
 
 def needed_cpu_memory(usable_bytes: int) -> int:
-    """The least host memory, of the sizes people buy, of which a job may use `usable_bytes`."""
+    """Bytes of the smallest host memory, of the sizes that are sold, of which a job may use `usable_bytes`."""
     sizes = itertools.chain((8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768), itertools.count(1024, 512))
     return next(size * _GIB for size in sizes if usable_cpu_bytes(size * _GIB) >= usable_bytes)
 

@@ -1,4 +1,4 @@
-"""Memory traffic of an optimizer update, and how often one is done twice."""
+"""Constants: the memory traffic of an optimizer update, and how often an update is done twice."""
 
 UPDATE_TRAFFIC_BYTES = 28  # of AdamW, per parameter: master and moments there and back, gradient, copy
 AHEAD_TRAFFIC_BYTES = 40  # of one ahead of the norm, which writes master and moments to other memory than it reads

@@ -1,7 +1,7 @@
-"""Limits the processor time and memory of a process that reads somebody's files.
+"""Limits the processor time and memory of a process that reads files from unknown sources.
 
-A small file may be made to fill any memory, or to keep a program computing for ever. Only the kernel sees all that the
-process takes.
+A small file can be made to fill any memory, or to keep a program computing for ever. Only the kernel sees all memory
+that a process takes, so the kernel's limits are used.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pathlib import Path
 from planner.errors import Exit, UserError
 
 MOST_S = 30
-"""Seconds of processor time for each thing that is read, such as an entry of `dataset`."""
+"""Seconds of processor time allowed for each thing that is read, such as an entry of `dataset`."""
 MOST_BYTES = 2 * 2**30
-"""Bytes of writable memory that the process may take beside what it has."""
+"""Bytes of writable memory that the process may take in addition to what it has when the limit is set."""
 OUT_OF_MEMORY = f"more than {MOST_BYTES // 2**30} GiB of memory"
 _BY_SIGNAL = {
     signal.SIGXCPU: f"more than {MOST_S} s of the processor's time",
@@ -28,9 +28,9 @@ _BY_SIGNAL = {
 
 @contextmanager
 def bounded(*, memory: bool = True, things: int = 1) -> Iterator[None]:
-    """Inside, the kernel ends this process (SIGXCPU) once it has computed for `things` times `MOST_S` seconds. With
-    `memory`, an allocation beyond `MOST_BYTES` raises MemoryError. Only private writable memory counts, not all that is
-    mapped: torch and Arrow map far more than they use."""
+    """A context in which the kernel ends this process (signal SIGXCPU) once it has used `things` × `MOST_S` seconds of
+    processor time. With `memory`, an allocation beyond `MOST_BYTES` raises MemoryError there. Only private writable
+    memory counts, not everything that is mapped: torch and Arrow map far more than they use."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     seconds = math.ceil(used.ru_utime + used.ru_stime) + things * MOST_S  # the kernel counts whole seconds: round up
     limits = {resource.RLIMIT_CPU: seconds, resource.RLIMIT_CORE: 0}
@@ -52,7 +52,7 @@ def _taken_bytes() -> int:
 
 
 def takes_too_much(source: str, number: str) -> UserError:
-    """The error where reading `source`, such as a file, takes more than the limit `number`, which is in words."""
+    """The UserError for a file or other `source` whose reading exceeds a limit. `number`: the limit, in words."""
     return UserError(
         f"Reading {source} takes too much time or memory.",
         code="takes-too-much",
@@ -63,9 +63,12 @@ def takes_too_much(source: str, number: str) -> UserError:
 
 
 def ended_by(number: int, source: str, *, kernel_kills: bool = False) -> UserError | None:
-    """The error where the signal `number` ended a process that was reading `source`; None for signals that have other
-    reasons. The sender of a SIGKILL is not known, and `source` need not be its reason. `kernel_kills`: meanwhile the
-    kernel has killed some process for its memory."""
+    """The UserError for a process that the signal `number` ended while it was reading `source`; None if the signal is
+    none that a limit sends.
+
+    The sender of a SIGKILL is not known, and `source` need not be its cause. `kernel_kills`: in the meantime the kernel
+    has killed some process because memory ran out.
+    """
     if number == signal.SIGKILL:
         who = (
             "the kernel killed a process just then, as the machine had no memory left"

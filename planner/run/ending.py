@@ -1,4 +1,4 @@
-"""Ends the processes of a job with an exit code and, where there is one, an error that a person can act on."""
+"""Ends a job's processes with an exit code and, if something failed, an error text on which a person can act."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class _Left(SystemExit):
 
 @contextmanager
 def leaving_on_signals() -> Iterator[None]:
-    """Within, SIGTERM, SIGHUP and SIGINT end the process as `sys.exit` does, with 128 plus the signal's number, so that
-    temporary folders are removed. Only the first signal counts: later ones are ignored until the process has ended.
-    Signals that are ignored already, as under nohup, stay ignored."""
+    """A context in which SIGTERM, SIGHUP and SIGINT end the process as `sys.exit` does, so that temporary folders are
+    removed. The exit code is 128 plus the signal's number. Only the first signal counts: later ones are ignored until
+    the process has ended. Signals that are ignored already, as under nohup, stay ignored."""
     leaving, report = False, sys.unraisablehook
 
     def leave(number: int, _: FrameType | None) -> None:
@@ -57,7 +57,7 @@ def leaving_on_signals() -> Iterator[None]:
 
 @contextmanager
 def signals_wait() -> Iterator[None]:
-    """Within, SIGTERM, SIGHUP and SIGINT wait until the end: for work that must not be left half done."""
+    """A context that delays SIGTERM, SIGHUP and SIGINT until its end, for work that must not be left half done."""
     came: list[int] = []
     before = _heard_by(lambda number, _: came.append(number))
     try:
@@ -86,10 +86,12 @@ def _restore(handlers: dict[int, Any]) -> None:
 
 
 def exit_code_of(act: Callable[[], int], run: RunFolder | None) -> int:
-    """What `act` returns, or the exit code of the UserError that it raises. The error is written to stderr and to the
-    run folder. A full disk counts as such an error, wherever it was met. With a run folder, the error that the hub is
-    not reached is not printed: the process that started this one reports it, in one line with the time of the next try.
-    Any other exception is our bug, and is raised."""
+    """Call `act` and return its exit code, or the exit code of the UserError that it raises.
+
+    The error is written to stderr and to the run folder. A full disk counts as a UserError, wherever it is met. With a
+    run folder, the error that the model hub is not reached is not printed: the parent process reports it, in one line
+    with the time of the next try. Any other exception is a bug of offmate, and is raised.
+    """
     try:
         return act()
     except UserError as error:

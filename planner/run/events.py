@@ -1,6 +1,7 @@
-"""Reads lines of metrics.jsonl as events, and skips lines that are none: no run needs an event in order to go on.
+"""Reads lines of metrics.jsonl (the trainer's events) and skips lines that are no events: no run needs an event in
+order to continue.
 
-A power cut may leave zeros in a file, a full disk half a line, an editor or another program anything at all.
+A power cut may leave zeros in the file, a full disk half a line, an editor or another program anything at all.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _NEEDED: dict[str, dict[str, type]] = {
     "sample": {"prompt": str, "text": str},
     "rehearsed": {"tried": str},
 }
-"""Fields that events of a kind must have beside their step, with their types."""
+"""Per kind of event: the fields that it must have in addition to its step, with their types."""
 _NUMBERS = (
     "time",
     "resumed_from",
@@ -40,8 +41,9 @@ _NUMBERS = (
 
 
 def event_of(line: bytes) -> Event | None:
-    """The event in a line; None where the line is no event. An event has "event", the name of its kind, and "step",
-    from 0 on. Numbers that are not finite become null, which is also how they are written."""
+    """The event in a line of metrics.jsonl; None if the line is not a valid event. An event has the fields "event" (its
+    kind) and "step" (counted from 0). Numbers that are not finite become null, which is also how the trainer writes
+    them."""
     try:
         event = json.loads(line.decode("utf-8"), parse_constant=lambda _: None, parse_float=_finite)
     except (ValueError, RecursionError):
@@ -64,8 +66,8 @@ def events_of(lines: Iterable[bytes]) -> list[Event]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """Successive lines of metrics.jsonl. `position`: the byte behind the last one. `lines`: how many there are.
-    `broken`: the numbers of the lines that are no events, from 1 on."""
+    """Consecutive lines of metrics.jsonl, read in one go. `position`: byte offset after the last line. `lines`: their
+    number. `broken`: the numbers (from 1) of the lines that are no events."""
 
     events: list[Event]
     position: int
@@ -74,7 +76,7 @@ class Piece:
 
     @classmethod
     def of(cls, lines: Sequence[bytes], position: int) -> Piece:
-        """The piece of these lines, which end before byte `position`."""
+        """The events in `lines`, the last of which ends before byte `position` of the file."""
         events = [event_of(line) for line in lines]
         broken = [number for number, event in enumerate(events, start=1) if event is None]
         return cls(events=[e for e in events if e is not None], position=position, lines=len(lines), broken=broken)

@@ -247,7 +247,8 @@ class RunFolder:
         (self.path / "notches.json").unlink(missing_ok=True)
 
     def read_error(self) -> dict[str, Any] | None:
-        """The content of error.json, a `UserError` in JSON form; None if the file is missing, broken, or lacks a field."""
+        """The content of error.json, a `UserError` in JSON form; None if the file is missing, broken, or lacks a
+        field."""
         error = _read_object(self.error)
         return error if error is not None and error.keys() >= _ERROR_FIELDS else None
 

@@ -1,7 +1,6 @@
-"""Tells the kernel's out-of-memory killer which process to choose, and finds out whether it has killed. Linux counts
-the killed processes of a control group (memory.events; memory.oom_control in version 1) and of the machine
-(/proc/vmstat).
-"""
+"""Tells the kernel's out-of-memory killer which process to choose first, and finds out whether it has killed any. Linux
+counts the killed processes of a control group (memory.events; memory.oom_control in version 1) and of the machine
+(/proc/vmstat)."""
 
 from __future__ import annotations
 
@@ -16,8 +15,8 @@ _ROOT, _GROUPS, _VMSTAT = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"), Pat
 
 
 def kills() -> int:
-    """How many processes of this control group the kernel has killed for their memory; those of the whole machine where
-    the group has no such counter."""
+    """How many processes the kernel has killed because memory ran out: those of this process's control group or, if the
+    group has no such counter, those of the whole machine."""
     for file in _counters():
         with suppress(OSError, ValueError):
             words = dict(line.split()[:2] for line in file.read_text("ascii").splitlines())
@@ -27,13 +26,14 @@ def kills() -> int:
 
 
 def be_first(pid: int) -> None:
-    """Let the kernel choose this user's process `pid` before others when it must kill one for memory."""
+    """Ask the kernel to kill the process `pid` of this user before others when memory runs out."""
     with suppress(OSError):  # it has ended already
         Path(f"/proc/{pid}/oom_score_adj").write_text(_FIRST_VICTIM, "ascii")
 
 
 def killed_for_memory(who: str, step: int | None) -> UserError:
-    """The error where the kernel has killed the process `who`. `step`: that of the last checkpoint; None for none."""
+    """The UserError that the kernel has killed the process `who` because memory ran out. `step`: step number of the
+    last checkpoint; None if there is none."""
     last_checkpoint = "there was no checkpoint yet" if step is None else f"the last checkpoint is that of step {step}"
     return UserError(
         f"The kernel killed the {who}: the machine had no memory left.",

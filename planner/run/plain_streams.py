@@ -12,31 +12,32 @@ from planner.units import printable
 
 
 class PlainStream(io.TextIOBase):
-    """Writes to `stream` without characters that would steer a terminal: data and models may contain anything. Text
-    that a full disk does not take is lost: a job does not end because of its log."""
+    """A text stream that writes to `stream` without control characters, since data and models may contain anything that
+    steers a terminal. If the disk is full, the text is lost: a job must not fail because of its log."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write `text` without control characters; returns its length."""
+        """Write `text` without control characters; returns the length of `text`."""
         self._try(lambda: self._stream.write(printable(text)))
         return len(text)
 
     def write_styled(self, text: str) -> None:
-        """Write `text` of offmate's own, which has colours, and whose parts from data and models are plain already."""
+        """Write `text` as it is, with colours. The caller has removed control characters from what data and models
+        contain."""
         self._try(lambda: self._stream.write(text))
 
     def flush(self) -> None:
-        """Flush the stream."""
+        """Flush the underlying stream; a full disk is ignored."""
         self._try(self._stream.flush)
 
     def fileno(self) -> int:
-        """The stream's file descriptor."""
+        """The file descriptor of the underlying stream."""
         return self._stream.fileno()
 
     def isatty(self) -> bool:
-        """Whether the stream is a terminal."""
+        """Whether the underlying stream is a terminal."""
         return self._stream.isatty()
 
     def _try(self, act: Callable[[], object]) -> None:
@@ -48,5 +49,6 @@ class PlainStream(io.TextIOBase):
 
 
 def speak_plainly() -> None:
-    """From now on, Python in this process writes to stdout and stderr through PlainStream, tracebacks too."""
+    """Let all that Python writes to stdout and stderr in this process, tracebacks included, go through a PlainStream,
+    which removes control characters."""
     sys.stdout, sys.stderr = PlainStream(sys.stdout), PlainStream(sys.stderr)

@@ -24,7 +24,8 @@ _GONE = (errno.ESRCH, errno.ENOENT, errno.EINVAL)  # depending on the kernel, th
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """A process. Its start (clock ticks after boot) and the boot's id tell it from a later one with the same pid."""
+    """The identity of a process: its pid, its start in clock ticks after boot, and the boot's id. Start and boot
+    distinguish the process from a later one with the same pid."""
 
     pid: int
     started: int
@@ -32,7 +33,7 @@ class Process:
 
     @classmethod
     def of(cls, pid: int) -> Process | None:
-        """The process with this pid; None when there is none, or only its zombie."""
+        """The process with this pid; None if there is none, or only a zombie."""
         try:
             stat = Path(f"/proc/{pid}/stat").read_text()
         except (FileNotFoundError, ProcessLookupError):
@@ -44,7 +45,7 @@ class Process:
 
     @classmethod
     def current(cls) -> Process:
-        """This process."""
+        """The identity of the calling process."""
         process = cls.of(os.getpid())
         assert process is not None
         return process
@@ -59,15 +60,15 @@ class Process:
         return f"{self.pid}:{self.started}:{self.boot}"
 
     def alive(self) -> bool:
-        """Whether this very process still runs."""
+        """Whether this very process still runs, not only another one with its pid."""
         return Process.of(self.pid) == self
 
     def this_boot(self) -> bool:
-        """Whether the process was started in the present boot of the machine."""
+        """Whether the process was started since the machine's last boot."""
         return self.boot == _boot()
 
     def send(self, number: int) -> bool:
-        """Send a signal; False when the process is gone."""
+        """Send the signal `number` to the process; returns False if the process has ended."""
         try:
             descriptor = os.pidfd_open(self.pid)
         except OSError as error:
@@ -85,7 +86,7 @@ class Process:
         return True
 
     def kill(self, patience_s: float = 10.0) -> None:
-        """Send SIGKILL and wait until the process is gone. Raises TimeoutError after `patience_s`."""
+        """Send SIGKILL and wait until the process has ended. Raises TimeoutError after `patience_s` seconds."""
         deadline = time.monotonic() + patience_s
         while self.send(signal.SIGKILL):
             if time.monotonic() > deadline:
@@ -94,10 +95,12 @@ class Process:
 
 
 def end_session(leader: int, folder: Path, patience_s: float = 10.0) -> None:
-    """Send SIGKILL to all processes of this user in the session that the process `leader` began in `folder`, and wait
-    until they are gone; they may start children meanwhile. `leader` itself may have ended. Processes that work in
-    another folder are left alone: the session's number may belong to somebody else by now. Raises TimeoutError after
-    `patience_s`."""
+    """Send SIGKILL to the processes of a session (`setsid`) that work in `folder`, and wait until they have ended.
+
+    `leader`: pid of the process that began the session; it may have ended already. Processes in other folders are left
+    alone, because the session's number may belong to another program by now. Processes that are started in the meantime
+    are killed, too. Raises TimeoutError after `patience_s` seconds.
+    """
     deadline = time.monotonic() + patience_s
     while processes := [process for process in _session(leader) if _works_in(process.pid, folder)]:
         for process in processes:
@@ -135,7 +138,8 @@ def _boot() -> str:
 
 
 def die_with(parent: int) -> None:
-    """Let the kernel SIGKILL this process when the thread that started it ends. Ends at once if `parent` is gone."""
+    """Let the kernel send SIGKILL to this process when the thread that started it ends. Ends this process at once if
+    `parent` is no longer its parent. Raises OSError if the kernel refuses."""
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     if os.getppid() != parent:
@@ -150,12 +154,13 @@ def spawn(
     errors: IO[bytes] | int | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start `command` in `folder`, in a session of its own and with empty input. It dies with the calling thread.
+    """Start `command` in `folder`, in a session of its own and with empty input. The kernel kills it when the calling
+    thread ends.
 
     A short Python program calls prctl and then becomes the command, because code between fork and exec (`preexec_fn`)
-    is not safe where there are threads. It also clears the signal mask that a caller who waits with sigtimedwait has
-    set. `output`, `errors`: where stdout and stderr go; None: where the caller's go. `environment` is added to the
-    caller's.
+    is not safe in a process with threads. That program also clears the signal mask that a caller who waits with
+    sigtimedwait has set. `output`, `errors`: files for stdout and stderr; None: the caller's. `environment`: variables
+    to add to the caller's.
     """
     return subprocess.Popen(
         [sys.executable, "-I", "-S", __file__, str(os.getpid()), *command],

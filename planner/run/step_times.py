@@ -13,12 +13,13 @@ _FEW = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimes:
-    """Medians over the same `steps` steps, and the largest device peak of steps and evaluations; None: not known.
+    """Median seconds of a run's steps, measured and predicted, over the same `steps` steps; and the largest device
+    memory of steps and evaluations. None: not known.
 
-    A step's time is that of its forward, backward and updates; evaluations, samples and checkpoints lie between steps.
-    Two sorts of steps are left out: the first two after a start, in which blocks are traced, and metered ones, because
-    the meter takes time. Where there are no other steps the metered ones count, and without these the first two.
-    `free`: the medians are over steps that are neither.
+    A step's time covers its forward, backward and updates; evaluations, samples and checkpoints lie between steps. Two
+    sorts of steps are left out: the first two after a start, in which blocks are traced, and steps in which every
+    allocation on the device is counted, because counting takes time. If there are no other steps, the counted ones are
+    used, and without these the first two. `free`: the medians are over steps of neither sort.
     """
 
     step_s: float | None
@@ -29,12 +30,12 @@ class StepTimes:
 
     @property
     def steady(self) -> bool:
-        """Whether these steps did nothing but training, and are enough to rely on."""
+        """Whether these times are reliable: there are enough steps, and nothing but training took time in them."""
         return self.free and self.steps >= _FEW
 
 
 def step_times(events: Iterable[Mapping[str, Any]]) -> StepTimes:
-    """The step times from events of `metrics.jsonl`: a series of them, or the first one and some later ones."""
+    """The step times from events of metrics.jsonl: a consecutive series, or the first event and some later ones."""
     free: list[Mapping[str, Any]] = []
     metered: list[Mapping[str, Any]] = []
     cold: list[Mapping[str, Any]] = []

@@ -1,7 +1,7 @@
-"""Runs the processes of a job one after the other, and passes requests to stop on to them. No threads.
+"""Runs a job's processes one after the other, and passes stop requests (SIGTERM) on to them. No threads.
 
 SIGTERM and SIGCHLD are blocked and fetched with sigtimedwait, so that no signal is lost between a check and a wait. The
-caller decides what a SIGTERM means: stop for good, or stop and go on later.
+caller decides what a SIGTERM means: to end the job for good, or to stop it and continue later.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ INSIST_PATIENCE_S = 30.0
 
 
 class Watch:
-    """Runs children and passes SIGTERM on. Once entered, a SIGTERM does not end this process: it goes to the running
-    child, or keeps the next child from starting.
+    """A context that runs child processes and passes SIGTERM on to them. In it, a SIGTERM does not end this process: it
+    goes to the running child, or keeps the next child from starting.
 
-    `for_good()` is asked after a SIGTERM: whether the job is to end without a checkpoint.
+    `for_good`: called after a SIGTERM; returns whether the job is to end without a checkpoint.
     """
 
     def __init__(self, for_good: Callable[[], bool]) -> None:
@@ -47,12 +47,11 @@ class Watch:
     def run(
         self, command: Sequence[str], run: RunFolder, *, keep_output: bool = True, limit_s: float = float("inf")
     ) -> int:
-        """Run `command` in the run folder. Its errors and, with `keep_output`, its output go to the job's log. If it
-        has not ended after `limit_s` it is killed, and the job's error says so. However it ends, all processes that it
-        started end with it.
+        """Run `command` in the run folder until it ends, and return its exit code. A negative one is the number of the
+        signal that ended it; -15 can also mean that a stop was requested before it started.
 
-        Returns its exit code. A negative one is the number of the signal that ended it; -15 also means that a stop was
-        asked for before it started.
+        Its stderr and, with `keep_output`, its stdout are appended to the job's log. After `limit_s` seconds it is
+        killed, and the job's error says so. However it ends, all processes that it started are ended, too.
         """
         end_leftover(run)
         if self._stop_pending():
@@ -127,8 +126,8 @@ def _name(command: Sequence[str]) -> str:
 
 
 def end_leftover(run: RunFolder) -> None:
-    """End the process that an earlier watcher of this run folder may have left behind, and remove its unfinished files.
-    Raises TimeoutError where it does not end."""
+    """End the process that an earlier daemon may have left running for this run folder, and remove its unfinished
+    files. Raises TimeoutError if the process does not end."""
     try:
         leftover = Process.parse(run.process.read_text())
     except FileNotFoundError:

@@ -97,7 +97,8 @@ class Tensor:
 
     @property
     def scratch_bytes(self) -> int:
-        """Bytes of temporary memory that an update on the device needs beside weight, gradient and states; 0 if frozen."""
+        """Bytes of temporary memory that an update on the device needs beside weight, gradient and states; 0 if
+        frozen."""
         return self.optimizer.scratch_bytes(self.elements, narrow=self._narrow) if self.trainable else 0
 
     @property
@@ -127,7 +128,8 @@ class Tensor:
 
     @property
     def master_bytes(self) -> int:
-        """Bytes from which training can continue: the optimizer states, and the weight itself if it has no fp32 master."""
+        """Bytes from which training can continue: the optimizer states, and the weight itself if it has no fp32
+        master."""
         return self.state_bytes + (0 if self.has_master else self.bytes)
 
 
@@ -248,7 +250,8 @@ def slice_size(shapes: Mapping[str, Sequence[int]]) -> int:
 
 
 class _Derived:
-    """What a chain computes from its fields when first asked. These are not dataclass fields: == and JSON ignore them."""
+    """What a chain computes from its fields when first asked. These are not dataclass fields: == and JSON ignore
+    them."""
 
     __slots__ = ("_optimizers", "_pieces", "_users")
     _users: dict[str, tuple[int, ...]]

@@ -36,5 +36,6 @@ def gpu_work(tensor: Tensor, chain: Chain, hardware: Hardware) -> float:
 
 
 def cpu_work(tensor: Tensor, chain: Chain, hardware: Hardware) -> float:
-    """The work of one tensor's update on the CPU: the number of parameters that the chain's rate updates in that time."""
+    """The work of one tensor's update on the CPU: the number of parameters that the chain's rate updates in that
+    time."""
     return tensor.optimizer.cpu_s * chain.update_rates(hardware).cpu or tensor.elements
