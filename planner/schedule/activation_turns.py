@@ -1,4 +1,5 @@
-"""When offloaded activations come back and are released, and how those on disk pass through their ring."""
+"""Decides when offloaded activations come back and are released, and how those on disk pass through host memory. A turn
+is one block's run on one slice (micro-batch); turns are numbered from 0 through all stages."""
 
 from __future__ import annotations
 
@@ -11,9 +12,11 @@ _Turns = dict[int, list[tuple[Item, int]]]
 
 
 class StoredActivations:
-    """Activations that go to disk and come back in each round, through the slots of a ring. In forward they use the
-    slots in turn. Those that backward fetches first are still in the ring when it begins: they stay there and are not
-    written. Each later item is read into a slot as soon as another item has been fetched from it.
+    """The activations that go to disk and come back in each round, and the host memory slots through which they pass.
+
+    Forward uses the slots in rotation. The activations that backward fetches first are still in their slots when it
+    begins: they stay there and are not written. Each later item is read into a slot as soon as another item has been
+    fetched from it. A turn is one block's run on one slice.
 
     slots       item -> its slot on its way from the device; items in `reads` have another slot on their way back
     sizes       item -> bytes on disk, for items that are written
@@ -46,16 +49,18 @@ class StoredActivations:
 
 
 def stored_activations(plan: Plan, chain: Chain) -> dict[Item, int]:
-    """Item -> bytes of the activations that each round of the plan writes to disk."""
+    """Maps each activations item that a round of the plan writes to disk to its bytes there."""
     if not any(block.option(name).on_disk for block, name in zip(chain.blocks, plan.options, strict=True)):
         return {}
     return StoredActivations(plan, chain, activation_turns(plan, chain)[0]).sizes
 
 
 def activation_turns(plan: Plan, chain: Chain) -> tuple[_Turns, _Turns]:
-    """Turn number -> offloaded activations that come back before it; and turn number -> those released after it.
+    """Two maps from a turn number (a turn is one block's run on one slice) to offloaded activations, as pairs (item,
+    bytes): those fetched before that turn, and those released after it.
 
-    Both turns are one turn away from the block's own, so that the copies overlap with that turn's computing.
+    Activations are released one turn after the forward that made them and fetched one turn before the backward that
+    reads them, so that the copies overlap with the computation of that turn.
     """
     numbers = {stage.name: n for n, stage in enumerate(plan.stages)}
     back: dict[int, list[tuple[Item, int]]] = {}

@@ -1,8 +1,10 @@
-"""Which memory a step allocates and releases on the device, tensor by tensor, in the host's order.
+"""Lists which memory a step allocates and releases on the device, tensor by tensor, in the order in which Python issues
+the operations.
 
 `planner.schedule.memory_use` counts bytes; this module is for callers that must know where the bytes are. Only the
-computing queue allocates and frees, so its order is the host's. The chain's lifetimes say what turns do. This module
-combines them with what the program says of items, of gradients and of what blocks pass to their backward.
+computing queue allocates and frees, so its order is that of the allocations. The chain's `lifetimes` say what each
+block allocates. This module combines them with the program's items, with gradients, and with what a block's forward
+keeps for its backward.
 """
 
 from __future__ import annotations
@@ -22,9 +24,9 @@ _INDEX_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Tensor `number` is allocated with `bytes`; with 0 bytes it is released. `most`: it may have fewer bytes, or be
-    several tensors that have no more together. `own`: it is scratch of one operation alone. `sum_of`: it is a copy of
-    this weight's first gradient, to which others are added."""
+    """Tensor `number` is allocated with `bytes`; 0 bytes mean that it is released. `most`: it may have fewer bytes, or
+    stand for several tensors with at most that many together. `own`: it is scratch of one operation alone. `sum_of`:
+    name of a weight; the tensor is a copy of that weight's first gradient, to which later gradients are added."""
 
     number: int
     bytes: int
@@ -35,8 +37,9 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Allocations:
-    """`standing`: item -> tensors (number, bytes) on the device when a step begins; `others_bytes`: buffers and scalars
-    beside them. `steps`: each operation of the computing queue with its events, in order."""
+    """All device allocations of one step. `standing`: maps each item on the device when the step begins to its tensors
+    (number and bytes). `others_bytes`: bytes of buffers and scalars beside them. `steps`: each operation of the
+    computing queue with its allocations and releases, in order."""
 
     standing: dict[str, tuple[Event, ...]]
     others_bytes: int
@@ -44,7 +47,8 @@ class Allocations:
 
 
 def allocations(program: Program, chain: Chain) -> Allocations:
-    """The allocations of one step. `planner.schedule.verify` accepts the program, and the chain has lifetimes."""
+    """The device allocations of one step. `program` must be one that `planner.schedule.verify` accepts, and the chain
+    must have `lifetimes`."""
     host = _Host(program, chain)
     standing = {item: tuple(Event(n, host.sizes[n]) for n in numbers) for item, numbers in host.items.items()}
     steps = tuple((op, tuple(host.perform(op))) for op in program.ops if op.queue is Queue.COMPUTE)
@@ -76,7 +80,7 @@ class _Call:
 
 
 class _Host:
-    """What the host holds; a tensor is released when its last holder releases it."""
+    """The tensors that Python holds references to; a tensor is released when its last holder releases it."""
 
     def __init__(self, program: Program, chain: Chain) -> None:
         self.program, self.chain = program, chain

@@ -1,8 +1,9 @@
-"""A plan spelled out as operations on queues, with what each waits for.
+"""Turns a plan into a program: operations on queues, with what each waits for.
 
 `planner.schedule.serial_order` writes the operations in a serial order that is correct without any waits, if one step
-follows another. From the data that each operation touches follows what it must wait for on other queues. Waits implied
-by others are dropped. A wait on an operation that stands later in the program means the one of the step before.
+follows another. The data that each operation touches determine for which operations on other queues it must wait. Waits
+implied by others are dropped. If an operation waits for one that stands later in the program, the one of the step
+before is meant.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ __all__ = [
 
 
 def compile_program(plan: Plan, chain: Chain) -> Program:
-    """The operations of one step under `plan`, with their waits. Raises ValueError for a plan of another chain.
+    """The program of one step under `plan`: its operations, with their waits. Raises ValueError for a plan of another
+    chain.
 
     This does not check whether the plan makes sense: `planner.schedule.verify` does.
     """
@@ -39,8 +41,9 @@ def compile_program(plan: Plan, chain: Chain) -> Program:
 
 
 def order_program(plan: Plan, chain: Chain, *, by_pieces: bool = True) -> Program:
-    """`compile_program` without the waits: all that `planner.schedule.memory_use` needs, in a fraction of the time. To
-    count the device's memory, updates of states on disk need not even be `by_pieces`, of which there are thousands."""
+    """The program of one step under `plan`, without waits: enough for `planner.schedule.memory_use`, in a fraction of
+    the time. Without `by_pieces`, each update of states on disk is one operation instead of thousands; the device's
+    memory is the same."""
     if len(plan.options) != len(chain.blocks):
         raise ValueError(f"the plan has {len(plan.options)} blocks, the chain {len(chain.blocks)}")
     return Program(
@@ -54,7 +57,8 @@ def order_program(plan: Plan, chain: Chain, *, by_pieces: bool = True) -> Progra
 
 
 def with_waits(serial: tuple[Op, ...], chain: Chain, options: Sequence[str]) -> tuple[Op, ...]:
-    """The operations with what each must wait for on other queues in the steady state, transitively reduced.
+    """The operations, each with those on other queues for which it must wait once steps follow each other. Waits
+    implied by others are left out.
 
     Three steps are unrolled. Of the operations of one queue that touch the same copies only the latest counts, since a
     queue runs in order. Neighbours wait as one where that delays nothing. Of several fetches the first waits for the

@@ -1,4 +1,4 @@
-"""What lies on the device, in host memory and on disk as a program runs, operation by operation."""
+"""Tracks what is on the device, in host memory and on disk as a program runs, operation by operation."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _NOTHING = Item(), 0  # an empty slot
 
 
 class InvalidProgram(ValueError):
-    """The program would compute something else than it should, or not fit."""
+    """The program would compute something wrong, or would not fit its memory budget."""
 
 
 class Contents:
-    """Where each item is, and in which version, during a serial walk over some steps.
+    """Where each item is, and in which version, while a program's operations are applied one by one over some steps.
 
-    `apply` and `end_step` raise InvalidProgram where an operation would read data that is missing or not current.
+    `apply` and `end_step` raise InvalidProgram if an operation would read data that is missing or not current.
     """
 
     def __init__(self, program: Program, chain: Chain) -> None:
@@ -67,7 +67,7 @@ class Contents:
             raise InvalidProgram(f"{op.name} needs {item}, which is not on the device")
 
     def apply(self, op: Op) -> None:
-        """Do one operation."""
+        """Apply one operation. Raises InvalidProgram if it would read data that is missing or not current."""
         match op.kind:
             case OpKind.ALLOC:
                 if op.subject in self.device:
@@ -338,7 +338,7 @@ class Contents:
                 self.gradient[tensor.name] = self.device[Item.gradient(tensor.name)] = before + 1
 
     def end_step(self) -> None:
-        """Close a step, so that the next can begin."""
+        """Check that a step is complete, and prepare for the next one. Raises InvalidProgram."""
         if set(self.device) != set(self.program.resident):
             odd = min(set(self.device) ^ set(self.program.resident))
             raise InvalidProgram(f"the cycle does not close: {odd} is on the device at one end of the step only")

@@ -1,4 +1,4 @@
-"""What a run writes to its drives, and how much of their rated life that takes. Light: no torch."""
+"""Computes what a run writes to its drives, and how much of their rated life that takes. Does not import torch."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from planner.units import counted
 ACCEPT = "accept"
 _UNITS = (("PB", 1e15), ("TB", 1e12), ("GB", 1e9), ("MB", 1e6))
 MOST_WORN = 0.1
-"""Share of a drive's rated life: a run that takes more must be allowed by the job."""
+"""Share of a drive's rated life that a run may use without the job's explicit consent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskUse:
-    """How a run uses disks. `written_bytes`: written in each step; as much is read. `again_bytes`: states that trail
-    their weight, and so are read twice. `activation_bytes`: activations among the written bytes. `weight_bytes`:
-    gradients and working copies among them; the working copies are read in each pass. `rated_bytes`: all that may be
-    written to the drives until the first is worn; 0: not known. `stated`: the job stated it; else it is estimated from
-    the drives' sizes. `accepted`: the job accepts any wear. `steps`: steps of the whole run; None: not known yet."""
+    """How a run uses its drives. `written_bytes`: bytes written in each step; as many are read. Of these are
+    `activation_bytes` of activations, and `weight_bytes` of gradients and working copies of weights (the working copies
+    are read in each pass). `again_bytes`: optimizer states that are read twice, because they are updated a step after
+    their weight. `rated_bytes`: bytes that may be written until the first drive is worn out; 0: not known. `stated`:
+    the job states that number; otherwise it is estimated from the drives' sizes. `accepted`: the job accepts any wear.
+    `steps`: steps of the whole run; None: not known yet."""
 
     written_bytes: int
     rated_bytes: int = 0
@@ -38,17 +39,17 @@ class DiskUse:
 
     @property
     def share(self) -> float | None:
-        """The share of the drives' life that the run takes; None where it is not known."""
+        """The share of the drives' rated life that the run uses, from 0; None if it is not known."""
         return self.written_bytes * self.steps / self.rated_bytes if self.rated_bytes and self.steps else None
 
     @property
     def steps_of_life(self) -> int | None:
-        """After how many steps all that may be written is written; None where it is not known."""
+        """The number of steps after which the drives' rated bytes are written; None if those are not known."""
         return self.rated_bytes // self.written_bytes if self.rated_bytes else None
 
     def check(self) -> None:
-        """Raises UserError "disk-worn" where the run takes more than a tenth of the drives' life and the job does not
-        accept it."""
+        """Raise UserError "disk-worn" if the run uses more than a tenth of the drives' rated life and the job does not
+        accept that."""
         if self.accepted or self.share is None or self.share <= MOST_WORN:
             return
         raise UserError(
@@ -60,7 +61,8 @@ class DiskUse:
         )
 
     def lines(self) -> Iterator[str]:
-        """Lines of text for people, with sizes in powers of ten, as makers of drives count."""
+        """Lines of text for the user that describe the disk use, with sizes in powers of ten, as makers of drives
+        count."""
         states = self.written_bytes - self.activation_bytes - self.weight_bytes
         twice = f" ({_decimal(self.again_bytes)} read twice)" if self.again_bytes else ""
         each = {
@@ -93,9 +95,12 @@ def disk_use(
     steps: int | None,
     parts: Callable[[], Sequence[float]] | None = None,
 ) -> DiskUse | None:
-    """The disk use of a run of `steps` steps on this machine, with states or activations in `folders`; None where the
-    run writes none there. `rated_writes`: the job's `disk_rated_writes`. `parts`: called only where that is no
-    number; returns the relative share of the writes that each of `folders` has; None: equal shares."""
+    """How a run of `steps` steps uses this machine's drives, with optimizer states or activations in `folders`; None if
+    the run writes nothing there.
+
+    `rated_writes`: the job's key `disk_rated_writes`. `parts`: called only if that is not a number; returns the
+    relative share of the writes that each of `folders` gets; None: equal shares.
+    """
     activations, weights = step_activation_bytes(plan, chain), step_weight_bytes(plan, chain)
     written = chain.stored_bytes(plan.cpu_updated()) + weights + activations
     if not written:
@@ -120,7 +125,8 @@ def step_activation_bytes(plan: Plan, chain: Chain) -> int:
 
 
 def step_weight_bytes(plan: Plan, chain: Chain) -> int:
-    """Bytes that a step writes of tensors wholly on disk: working copies, and the gradients of each round."""
+    """Bytes that a step writes to disk of tensors that are entirely there: their working copies once, and their
+    gradients in each round."""
     stored = [t for t in chain.tensors() if t.wholly_on_disk and t.name in plan.cpu_updated()]
     return sum(t.bytes + plan.rounds * t.gradient_bytes for t in stored)
 
@@ -132,8 +138,8 @@ def most_written_bytes(
     steps: int | None,
     parts: Callable[[], Sequence[float]] | None = None,
 ) -> int | None:
-    """Bytes that each of `steps` steps may write without a need for the job to accept the wear; None where the job
-    accepts any wear, or where the limit is not known. Other arguments are those of `disk_use`."""
+    """Bytes that each of `steps` steps may write to disk before the job must accept the wear explicitly; None if the
+    job accepts any wear, or if the limit is not known. The other arguments are those of `disk_use`."""
     if not steps or rated_writes == ACCEPT:
         return None
     rated = rated_writes if isinstance(rated_writes, int) else _rated(folders, parts)

@@ -1,4 +1,4 @@
-"""Reads the chain of a plan.json, also of earlier versions."""
+"""Reads the chain of a plan.json, including those of earlier versions."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from planner.schedule.chain import Chain
 
 
 def chain_of(data: dict[str, Any]) -> Chain:
-    """The chain that `data`, its JSON, describes. Earlier versions wrote four fields in place of a tensor's
-    `optimizer`. Raises ValueError, KeyError or TypeError for what is no chain."""
+    """The chain that `data`, parsed JSON, describes; `data` is changed. Earlier versions wrote four fields instead of a
+    tensor's `optimizer`. Raises ValueError, KeyError or TypeError if `data` describes no chain."""
     for tensor in [*(t for block in data["blocks"] for t in block["tensors"]), *data.get("frame_tensors", ())]:
         if "optimizer" not in tensor:
             tensor["optimizer"] = _optimizer_of(tensor)

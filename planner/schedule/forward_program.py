@@ -1,7 +1,7 @@
-"""The forward program: it serves evaluation and generation with a plan's resident items and budget.
+"""Makes the program for a forward pass alone, for evaluation and generation, within a training plan's memory budget.
 
-It starts and ends at the drained state. What a plan keeps on the device between steps stays there. The other weights
-come block by block, as early as there is room, and leave again.
+The program starts and ends between two steps, with no update pending. What the plan keeps on the device between steps
+stays there. The other weights come block by block, as early as there is room, and leave again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from planner.schedule.plan import Plan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardBytes:
-    """Device bytes of one slice in a forward without gradients, weights and buffers not counted.
+    """Bytes on the device for one slice (micro-batch) in a forward without gradients; weights and buffers are not
+    counted.
 
     start   the most before the slice arrives at its first block
     held    what the slice holds when it arrives at each block, and at the end
@@ -30,14 +31,14 @@ class ForwardBytes:
     peak: tuple[int, ...]
 
     def stage_bytes(self, index: int, slices: int) -> int:
-        """The most that all slices together hold while block `index` runs them: those before the running one wait for
-        the next block, those after it for this one, or have not begun."""
+        """The most bytes that all slices together hold while block `index` runs them one after another. Slices that it
+        has run wait for the next block; the others wait for this one, or have not begun."""
         before, after = self.held[index + 1], self.held[index] if index else 0
         others = max((slices - 1) * before, (slices - 1) * after)
         return others + max(self.peak[index], 0 if index else self.start)
 
     def together(self, other: ForwardBytes, more_bytes: int = 0) -> ForwardBytes:
-        """The most of both at every place, and `more_bytes` all the time."""
+        """The larger of the two figures at every place, plus `more_bytes` everywhere."""
         return ForwardBytes(
             start=max(self.start, other.start) + more_bytes,
             held=tuple(max(pair) + more_bytes for pair in zip(self.held, other.held, strict=True)),
@@ -46,7 +47,7 @@ class ForwardBytes:
 
 
 class TooLarge(ValueError):
-    """No forward program fits the budget; `least_bytes` would do."""
+    """No forward program fits the budget. `least_bytes`: the smallest budget that would do."""
 
     def __init__(self, least_bytes: int) -> None:
         super().__init__(f"a forward needs {least_bytes} bytes")
@@ -54,11 +55,12 @@ class TooLarge(ValueError):
 
 
 def forward_program(plan: Plan, chain: Chain, measured: ForwardBytes, *, slices: int, budget_bytes: int) -> Program:
-    """The operations of one forward over `slices` slices in lockstep; each weight travels once.
+    """The program of one forward pass over `slices` slices (micro-batches): each block runs all slices before the next
+    block starts, so each weight is copied to the device once.
 
-    The program's `resident` is what stays on the device. Where the plan's resident items leave too little room, first
-    the states and then also the weights that have a place on the host are not among them: the caller moves them away,
-    and brings them back afterwards. Raises TooLarge.
+    The program's `resident` items stay on the device. If the plan's resident items leave too little room, optimizer
+    states and then also weights that have a place on the host are left out: the caller must move them to the host
+    before, and back afterwards. Raises TooLarge if even that does not fit `budget_bytes`.
     """
     moved = {item for stage in plan.stages for item in (*stage.prefetch, *stage.offload)}
     states = {item for item in moved if item.kind == STATES}

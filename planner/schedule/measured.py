@@ -1,4 +1,4 @@
-"""The times at which the operations of two steps of a real run began and ended."""
+"""Stores the times at which the operations of two steps of a real run began and ended."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ from dataclasses import dataclass
 from planner.schedule.compile import OpKind, Program, Queue
 
 TIMELINE = "timeline.json"
-"""The file with these times, beside the run's plan.json."""
+"""The name of the file with these times, beside the run's plan.json."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Times of two steps. `first_step`: the number of the first one, counted from 1. `program`: `digest` of the program
-    that ran. `start_ns`, `end_ns`: a row for each step, with each operation in the program's order, in whole
-    nanoseconds from the moment at which the first step began to compute. Both are 0 for an operation that did not run
-    in the step, or whose times are not known. `paused`: a checkpoint or an evaluation came between the two steps; it is
-    not recorded here."""
+    """The times of all operations in two consecutive steps. `first_step`: the number of the first one, counted from 1.
+    `program`: the `digest` of the program that ran. `start_ns`, `end_ns`: [steps, operations] in program order, whole
+    nanoseconds from the moment at which the first step began to compute; both are 0 for an operation that did not run
+    in the step, or whose times are not known. `paused`: a checkpoint or an evaluation came between the two steps."""
 
     first_step: int
     program: str
@@ -26,17 +25,17 @@ class Measured:
     paused: bool = False
 
     def step_ns(self, program: Program) -> int:
-        """Nanoseconds from the start of the first step's computing to that of the second's."""
+        """Nanoseconds from the first step's first computation to the second step's."""
         first, second = (_begin_ns(program, row) for row in self.start_ns)
         return second - first
 
     def is_of(self, program: Program) -> bool:
-        """Whether `program` is the one that ran."""
+        """Whether `program` is the program whose times these are."""
         return self.program == digest(program) and all(len(row) == len(program.ops) for row in self.start_ns)
 
 
 def digest(program: Program) -> str:
-    """A hash of a program's operations and their order."""
+    """A SHA-256 in hexadecimal of a program's operations in their order."""
     return hashlib.sha256("\n".join(op.name for op in program.ops).encode()).hexdigest()
 
 
@@ -47,8 +46,9 @@ def _begin_ns(program: Program, starts_ns: tuple[int, ...]) -> int:
 def measured(
     program: Program, first_step: int, spans: dict[tuple[int, int], tuple[int, int]], *, paused: bool = False
 ) -> Measured:
-    """The times of step `first_step` and the next. `spans`: (number of the step, place in the program) -> begin and end
-    in nanoseconds of any clock. Raises ValueError where a turn of one of the two steps is missing."""
+    """The `Measured` times of step `first_step` and the next step. `spans`: maps (number of the step, index of the
+    operation in the program) to its begin and end, in nanoseconds of any one clock. Raises ValueError if the times of a
+    block's run are missing."""
     turns = [(n, op) for n, op in enumerate(program.ops) if op.queue is Queue.COMPUTE and op.kind is OpKind.RUN]
     steps = first_step, first_step + 1
     if missing := [op.name for step in steps for n, op in turns if (step, n) not in spans]:

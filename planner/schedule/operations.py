@@ -1,4 +1,5 @@
-"""Operations of a program: their queues, their text, and the copies that each reads and writes."""
+"""Defines the operations of a program: their queues, their text form, and the copies of data that each reads and
+writes."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ from planner.schedule.state_pieces import Piece
 
 
 class Queue(StrEnum):
-    """COMPUTE: the device; H2D, D2H: copies; CPU: updates; DISK_READ, DISK_WRITE: the drive. Each queue runs its
-    operations in program order."""
+    """The queues of a program: COMPUTE (the device), H2D and D2H (copies to and from the device), CPU (updates),
+    DISK_READ and DISK_WRITE (the drive). Each queue runs its operations one after another, in program order."""
 
     COMPUTE = "compute"
     H2D = "h2d"
@@ -26,7 +27,7 @@ class Queue(StrEnum):
 
 
 class OpKind(StrEnum):
-    """What an operation does; the kind fixes the queue."""
+    """What an operation does. The kind determines the queue."""
 
     ALLOC = "alloc"  # device copy of an item
     FREE = "free"
@@ -66,14 +67,15 @@ _WHOLE = ((OpKind.READ, GRADIENT), (OpKind.WRITE, GRADIENT), (OpKind.WRITE, WEIG
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Op:
-    """One operation; `Op.parse(str(op)) == op`.
+    """One operation of a program. `Op.parse(str(op)) == op`.
 
-    `stage` and `round` say where in the step it stands; `place` is both ("F3", and "F3/1" in the second round).
-    `subject`: an item, a turn ("F3.1"), tensor names, comma-separated, or "all"; "NAME#3" in an update is piece 3 of
-    the tensor. `bytes`: moved, allocated or freed; for an update its scratch.
-    `slot`: which slot of the host's rings the operation reads into, takes data from, or works in.
-    A `carried` CPU update works on the gradient of the step before. A drain runs it, so the step right after a drain
-    leaves it out.
+    `stage` and `round` say where in the step the operation stands; `place` is both ("F3", and "F3/1" in the second
+    round). `subject`: an item ("w:NAME"), a block's run on a slice ("F3.1": forward of block 3 on slice 1),
+    comma-separated tensor names, or "all"; "NAME#3" in an update is piece 3 of the tensor. `bytes`: moved, allocated or
+    freed; for an update, its scratch. `waits`: the names of the operations that must end before it starts. `slot`: the
+    number of the host memory slot (a reused buffer) that the operation reads into, takes data from, or works in. A
+    `carried` CPU update works on the gradient of the step before. A drain (finishing all pending updates) runs it, too,
+    so the step right after a drain leaves it out.
     """
 
     kind: OpKind
@@ -88,29 +90,29 @@ class Op:
 
     @property
     def queue(self) -> Queue:
-        """The queue that runs it."""
+        """The queue that runs the operation."""
         return _QUEUES.get(self.kind, Queue.COMPUTE)
 
     @property
     def place(self) -> str:
-        """ "F3": the stage, in rounds after the first with the round's number."""
+        """The stage ("F3"), followed in rounds after the first by the round's number ("F3/1")."""
         return f"{self.stage}/{self.round}" if self.round else self.stage
 
     @property
     def name(self) -> str:
-        """ "fetch@F3:w:l2.up", unique in a program."""
+        """Kind, place and subject, such as "fetch@F3:w:l2.up"; unique in a program."""
         if not self._name:
             object.__setattr__(self, "_name", f"{self.kind.value}@{self.place}:{self.subject}")
         return self._name
 
     @property
     def item(self) -> Item:
-        """What it allocates, frees or moves."""
+        """The item that the operation allocates, frees or moves."""
         return self.subject if isinstance(self.subject, Item) else Item(self.subject)
 
     @property
     def moves_activations(self) -> bool:
-        """Whether it allocates, frees or moves activations."""
+        """Whether the operation allocates, frees or moves activations."""
         return self.kind in _OF_ITEMS and self.item.kind == ACTIVATIONS
 
     @property
@@ -120,19 +122,21 @@ class Op:
 
     @property
     def piece(self) -> int | None:
-        """Which piece of the states it reads, updates or writes; None where it concerns all states, or none."""
+        """The number of the piece of optimizer states that the operation reads, updates or writes; None if it concerns
+        all of a tensor's states, or none."""
         number = self.subject.partition("#")[2]
         return int(number) if number else None
 
     @property
     def passes_whole(self) -> bool:
-        """Whether it concerns a tensor wholly on disk and reads or writes its whole gradient, or writes the weight that
-        has taken the gradient's place in its slot."""
+        """Whether the operation reads or writes a whole gradient, or writes a whole updated weight, of a tensor that is
+        entirely on disk. (The states of such a tensor pass piece by piece.)"""
         return self.kind in _OF_ITEMS and (self.kind, self.item.kind) in _WHOLE
 
     @property
     def turn(self) -> tuple[Direction, int, int]:
-        """(direction, block, slice) of a RUN; (FORWARD, block, slice) of activations."""
+        """The triple (direction, block, slice) of a RUN, which runs one block on one slice; (FORWARD, block, slice) if
+        the operation moves activations."""
         if self.kind is not OpKind.RUN:
             return Direction.FORWARD, *self.item.turn
         block, _, k = self.subject[1:].partition(".")
@@ -150,7 +154,7 @@ class Op:
 
     @classmethod
     def parse(cls, text: str) -> Op:
-        """The operation `text` describes. Raises ValueError."""
+        """The operation that `text`, a result of `str(op)`, describes. Raises ValueError."""
         head, _, after = text.partition(" after ")
         name, size, *flags = head.split()
         kind, _, location = name.partition("@")
@@ -170,9 +174,12 @@ class Op:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """Operations of one step in serial order. `resident`: the items on the device when the step begins and ends.
-    `slices`: slices of one round. A program without `options` is one of `planner.schedule.forward_program`: every block
-    runs forward, and nothing is kept for backward."""
+    """The operations of one step, in a serial order that is valid by itself.
+
+    `resident`: the items on the device when the step begins and when it ends. `options`: the option's name per block.
+    `slices`: micro-batches of one round. A program without `options` is one of `planner.schedule.forward_program`:
+    every block runs forward, and nothing is kept for backward.
+    """
 
     ops: tuple[Op, ...]
     resident: tuple[Item, ...]
@@ -183,11 +190,11 @@ class Program:
 
     @property
     def trains(self) -> bool:
-        """Whether there is a backward."""
+        """Whether the program has a backward pass."""
         return bool(self.options)
 
     def queue(self, queue: Queue) -> tuple[Op, ...]:
-        """The operations of one queue in order."""
+        """The operations of one queue, in the order in which they run."""
         return tuple(op for op in self.ops if op.queue is queue)
 
 
@@ -195,8 +202,11 @@ Access = tuple[str, bool]  # (resource, written)
 
 
 def overwritten(chain: Chain, ops: Sequence[Op]) -> frozenset[str]:
-    """Names of the tensors whose gradient takes their working copy's place on the host. Tensors with a replay or with
-    trailing states are not among them: these read the gradient after the update has made the working copy anew."""
+    """Names of the tensors whose gradient overwrites their working copy on the host.
+
+    Not among them are tensors whose update is done again if the norm clips, or whose states on disk are updated a step
+    later: these read the gradient after the update has computed the working copy anew.
+    """
     rounds = ops[-1].round + 1
     again = {name for op in ops if op.kind in (OpKind.CPU_REPLAY, OpKind.CPU_STATES) for name in op.names}
     lost = {t.name for t in chain.tensors() if t.trainable and not (t.on_disk or t.host_gradient_bytes(rounds))}
@@ -204,17 +214,20 @@ def overwritten(chain: Chain, ops: Sequence[Op]) -> frozenset[str]:
 
 
 def packed(chain: Chain, ops: Sequence[Op]) -> frozenset[str]:
-    """Names of the tensors whose states are packed on the host (`Chain.packs`): the CPU updates them, and their working
-    copy is still there at the update."""
+    """Names of the tensors whose fp32 masters are kept without their upper halves on the host (`Chain.packs`): the CPU
+    updates them, and their working copy, which restores the upper halves, is still there at the update."""
     updated = {name for op in ops if op.queue is Queue.CPU for name in op.names}
     able = {t.name for t in chain.tensors() if chain.packs and t.shared_bytes and not t.states_on_disk}
     return frozenset((updated & able) - overwritten(chain, ops))
 
 
 def accesses(op: Op, chain: Chain, options: Sequence[str], overwritten: Collection[str]) -> Iterator[Access]:
-    """The copies that an operation reads or writes: "d:" + item on the device, "h:" + item on the host, "slot:" +
-    number, "disk:" + piece or item, "clip". For a tensor wholly on disk, "h:g:" and "h:w:" are what its slot holds for
-    its update."""
+    """The copies of data that an operation reads or writes, each as (name, whether it is written).
+
+    Names are "d:" + item for a copy on the device, "h:" + item for one on the host, "slot:" + number for a host memory
+    slot, "disk:" + piece or item, and "clip" for the clip coefficient. For a tensor that is entirely on disk, "h:g:"
+    and "h:w:" stand for what its slot holds for its update. `overwritten`: see the function of that name.
+    """
     match op.kind:
         case OpKind.ALLOC | OpKind.FREE:
             yield f"d:{op.subject}", True
@@ -275,7 +288,7 @@ def _turn_accesses(op: Op, chain: Chain, options: Sequence[str]) -> Iterator[Acc
 
 
 def reads(chain: Chain, options: Sequence[str], direction: Direction, index: int) -> tuple[str, ...]:
-    """Names of the weights a stage reads."""
+    """Names of the weights that the forward or backward of block `index` reads."""
     block = chain.blocks[index]
     if direction is Direction.BACKWARD:
         read = block.option(options[index]).reads_weights
@@ -285,23 +298,28 @@ def reads(chain: Chain, options: Sequence[str], direction: Direction, index: int
 
 
 SLOTS = 4
-"""Slots of the ring of host memory through which weights come from disk, one tensor each: while one is copied to the
-device, the others are read ahead."""
+"""Number of host memory slots through which weights come from disk, one tensor each: while one is copied to the device,
+the others are read ahead."""
 
 
 def slots_of(chain: Chain) -> dict[str, int]:
-    """Tensor on disk -> its slot. Slots are assigned in turn: neighbours have different ones in either direction."""
+    """Maps each tensor on disk to the number of its host memory slot. Slots are assigned in rotation, so that
+    neighbours have different ones in forward and in backward."""
     return {t.name: number % SLOTS for number, t in enumerate(t for t in chain.tensors() if t.on_disk)}
 
 
 STATE_SLOTS = 6
-"""Slots of the ring of host memory through which states come from disk and go back, one piece each: while one is
+"""Number of host memory slots through which optimizer states come from disk and go back, one piece each: while one is
 updated, others are read ahead of it and written behind it."""
 
 
 def state_slots_of(chain: Chain, *, clip: bool) -> dict[str, tuple[tuple[Piece, int], ...]]:
-    """Tensor whose states may be on disk -> its pieces, each with its slot. Slots are assigned in the order of updates:
-    from the chain's last tensor to its first, as backward gives gradients; after the norm, from first to last."""
+    """Maps each tensor whose optimizer states may be on disk to its pieces, each with the number of its host memory
+    slot.
+
+    Slots are assigned in the order of updates: without clipping from the chain's last tensor to its first, as backward
+    produces gradients; with clipping, where updates follow the norm, from first to last.
+    """
     each = [(t.name, piece) for t in chain.tensors() if t.states_on_disk for piece in chain.state_pieces(t)]
     slots: dict[str, list[tuple[Piece, int]]] = {}
     for number, (name, piece) in enumerate(each if clip else reversed(each)):
@@ -310,29 +328,31 @@ def state_slots_of(chain: Chain, *, clip: bool) -> dict[str, tuple[tuple[Piece, 
 
 
 ACTIVATION_SLOTS = 3
-"""Slots of the ring of host memory through which activations go to disk and come back: while those of one turn are
-written (or read), others are copied from the device (or to it)."""
+"""Number of host memory slots through which activations go to disk and come back, those of one block and slice each:
+while one slot is written (or read), others are copied from the device (or to it)."""
 FIRST_ACTIVATION_SLOT = SLOTS + STATE_SLOTS
 
 
 def activation_slots() -> Iterator[int]:
-    """The slots of that ring, in turn, for items one after another: each is used again after all others."""
+    """The numbers of the slots for activations, endlessly in rotation: each is used again after all others."""
     return itertools.cycle(range(FIRST_ACTIVATION_SLOT, FIRST_ACTIVATION_SLOT + ACTIVATION_SLOTS))
 
 
 GRADIENT_SLOTS = 3
-"""Slots of the ring of host memory through which gradients of tensors wholly on disk go there and come back for their
+"""Number of host memory slots through which gradients of tensors entirely on disk go there and come back for their
 updates: while one is updated, the next is read, and the new weight of the one before is written."""
 FIRST_GRADIENT_SLOT = FIRST_ACTIVATION_SLOT + ACTIVATION_SLOTS
 
 
 def gradient_slots_of(chain: Chain) -> dict[str, int]:
-    """Tensor wholly on disk -> the slot of its gradient. Slots are assigned in turn, as in `slots_of`."""
+    """Maps each trained tensor that is entirely on disk to the number of the slot for its gradient. Slots are assigned
+    in rotation, as in `slots_of`."""
     stored = (t for t in chain.tensors() if t.wholly_on_disk)
     return {t.name: FIRST_GRADIENT_SLOT + number % GRADIENT_SLOTS for number, t in enumerate(stored)}
 
 
 def ring_at_turn(slices: int, items: int = ACTIVATION_SLOTS) -> int:
-    """How many of `items` activations stay in the activation ring when forward ends: those of the last blocks, which
-    backward fetches first, for as many blocks as have room there with all their slices."""
+    """How many of `items` stored activations stay in the host memory slots between forward and backward, instead of
+    going to disk. They are those of the last blocks, which backward fetches first: as many blocks as fit with all their
+    slices."""
     return min(items, ACTIVATION_SLOTS // slices * slices)

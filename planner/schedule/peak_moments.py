@@ -1,10 +1,11 @@
-"""The moments of each stage at which device memory may peak, linear in the options, for `planner.ilp.program` and
-`planner.ilp.lower_bound`.
+"""Lists the moments of each stage at which device memory may peak, as linear functions of the blocks' options, for
+`planner.ilp.program` and `planner.ilp.lower_bound`.
 
-`planner.schedule.memory_use` walks a finished program and counts to the byte. A solver needs the same before there is a
-program: for each stage, a few moments of which one is its peak. Weights, states and gradients that may be elsewhere are
-left out. Slices run one after another, and from slice to slice each figure changes by an equal or a growing amount, so
-the first and the last slices of a stage decide. Only the rows of a tied embedding decrease in another way.
+`planner.schedule.memory_use` walks through a finished program and counts to the byte. A solver needs the same before
+there is a program: for each stage, a few moments of which one is its peak. Weights, states and gradients that may be
+elsewhere are left out. Slices (micro-batches) run one after another, and from slice to slice each figure changes by an
+equal or a growing amount, so the first and the last slices of a stage decide. Only the gradient rows of a tied
+embedding decrease in another way.
 
 Symbols: L blocks, m slices, T = 2L - 1 stages, i the block of a stage, k the running slice.
 """
@@ -26,9 +27,11 @@ ROWS_AT_ONCE = 1024  # rows of a tied embedding's gradient that are added togeth
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """Device bytes at one moment of stage `stage`: `fixed_bytes` + `bytes_of[block, option]` of the options chosen +
-    what the options of blocks `before` … 0 keep for all slices. The gradient sums that the stage makes are included.
-    `update`: the optimizer runs, with scratch for the largest tensor it may have to update.
+    """The bytes on the device at one moment of stage number `stage`, as a linear function of the chosen options.
+
+    They are the sum of `fixed_bytes`, of `bytes_of[block, option]` for each chosen option, and of what the options of
+    blocks 0 … `before` keep for all slices. The gradient sums that the stage makes are included. `update`: the
+    optimizer runs at this moment, and also needs scratch for the largest tensor that it may have to update.
     """
 
     stage: int
@@ -39,18 +42,19 @@ class Moment:
 
 
 def kept_bytes(block: Block, option: Option) -> int:
-    """Bytes that one slice keeps on the device from forward to backward under this option."""
+    """Bytes that one slice (micro-batch) of this block keeps on the device from forward to backward under this
+    option."""
     return option.saved_bytes + (block.input_bytes if option.reads_input else 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Bytes of a tied embedding's gradient rows, which each slice keeps aside from the head's backward to the
-    embedding's backward.
+    """The rows of a tied embedding's gradient that the head's backward leaves, kept until the embedding's backward adds
+    them up; sizes in bytes.
 
-    Slice k keeps a row, with its number, for each distinct token of slices 0 … k of its round. The first slice of a
-    step keeps only the numbers, since its rows begin the sum (`worker.engine.gradients`). `begun`: an earlier round
-    began the sum.
+    With several slices (micro-batches), slice k keeps a row, with its number, for each distinct token of slices 0 … k
+    of its round: `counts[k]` rows. The first slice of a step keeps only the numbers, since its gradient begins the sum
+    (`worker.engine.gradients`). `all_rows`: rows of the embedding. `begun`: an earlier round has begun the sum.
     """
 
     row_bytes: int
@@ -60,21 +64,22 @@ class Rows:
     begun: bool
 
     def aside_bytes(self, k: int) -> int:
-        """Bytes that slice k keeps aside."""
+        """Bytes of the gradient rows that slice `k` keeps from the head's backward to the embedding's."""
         return self.counts[k] * (_INDEX_BYTES + (self.row_bytes if k or self.begun else 0))
 
     def masking_bytes(self, k: int) -> int:
-        """Bytes that the head's turn needs in addition, to add the other rows to the sum."""
+        """Bytes that the head's backward on slice `k` needs in addition, to add the rows that are not kept to
+        the sum."""
         return self.all_rows * self.element_bytes if k or self.begun else 0
 
     def taking_bytes(self, k: int) -> int:
-        """Bytes that the embedding's turn needs in addition, to add the rows kept aside."""
+        """Bytes that the embedding's backward on slice `k` needs in addition, to add the rows that were kept."""
         return min(self.counts[k], ROWS_AT_ONCE) * self.row_bytes
 
 
 def tied_rows(chain: Chain, slices: int, rounds: int, *, begun: bool) -> dict[str, Rows]:
-    """Name -> rows of each tied embedding whose gradients are added by rows; none where a step has only one slice.
-    `begun`: in rounds after the first."""
+    """Maps the name of each tied embedding whose gradient is added by rows to its `Rows`. Empty if a step has only one
+    slice (micro-batch). `begun`: whether the round is not the first of a step."""
     users = chain.users()
     rows = {}
     for tensor in chain.tensors():
@@ -87,8 +92,9 @@ def tied_rows(chain: Chain, slices: int, rounds: int, *, begun: bool) -> dict[st
 
 
 def distinct_tokens(chain: Chain, slices: int) -> tuple[int, ...]:
-    """For each slice of a round, the most distinct tokens that it and the slices before it have together. The chain's
-    numbers are those of a step of one round. Where the data is not known, every token may be a different one."""
+    """For each slice k of a round, the largest number of distinct tokens that slices 0 … k have together. If the data
+    are not known, every token may be a different one. For a step of several rounds the chain's numbers, which are those
+    of one round, give only an upper limit."""
     if len(chain.distinct_tokens) == slices:
         return chain.distinct_tokens
     most = max(chain.distinct_tokens, default=slices * chain.slice_tokens)
@@ -96,8 +102,8 @@ def distinct_tokens(chain: Chain, slices: int) -> tuple[int, ...]:
 
 
 def staged_bytes(chain: Chain, slices: int, rounds: int) -> int:
-    """Bytes brought to the device before a step's first fetch: each slice's batch, and row numbers of tied
-    embeddings."""
+    """Bytes brought to the device before a step begins: the batches of all its slices (micro-batches), and the row
+    numbers of tied embeddings."""
     if not chain.staged_bytes:  # nothing is staged
         return 0
     rows = tied_rows(chain, slices, rounds, begun=False).values()
@@ -106,21 +112,26 @@ def staged_bytes(chain: Chain, slices: int, rounds: int) -> int:
 
 
 def lasting_bytes(chain: Chain, slices: int, rounds: int) -> int:
-    """Bytes on the device from a step's start to its end: the frame, what is staged, and, where a round has several
-    slices, what matrix products keep for each slice's thread. These threads are not the one that runs backward."""
+    """Bytes on the device from a step's start to its end: weights and states outside the blocks, the batches, and, with
+    several slices per round, the workspace of matrix products for the thread of each slice. These threads are others
+    than the one that runs backward."""
     threads = slices if slices > 1 else 0
     return chain.frame_bytes + staged_bytes(chain, slices, rounds) + threads * chain.thread_bytes
 
 
 def staged_size(size: int) -> int:
-    """Bytes that a staged tensor of `size` bytes takes: whole words, since the next one may have any dtype."""
+    """Bytes that a tensor of `size` bytes takes among those brought to the device before a step: rounded up to whole
+    words, since the next one may have any dtype."""
     return -(-size // _WORD_BYTES) * _WORD_BYTES
 
 
 def standing_bytes(chain: Chain, slices: int, clip: bool, rounds: int = 1) -> list[int]:
-    """Bytes per stage of the frame, norms, losses of earlier rounds, and gradients of tied tensors and of the frame.
+    """Bytes per stage that are on the device whatever is decided: the frame (the model outside its blocks), norms,
+    losses of earlier rounds, and gradients of tied tensors and of the frame.
+
     These gradients count from the stage after the one that makes them to their last use; with several rounds, in all
-    stages except the one that adds to them."""
+    stages except the one that adds to them.
+    """
     last, rows = len(chain.blocks) - 1, tied_rows(chain, slices, rounds, begun=rounds > 1)
     fixed = lasting_bytes(chain, slices, rounds)
     bytes_at = [fixed + (rounds - 1) * slices * LOSS_BYTES] * (2 * last + 1)
@@ -187,8 +198,12 @@ class _Made:
 
 
 def moments(chain: Chain, slices: int, clip: bool, rounds: int = 1) -> Iterator[Moment]:
-    """All moments of a cycle, stage by stage. `slices`: slices of a round. With several rounds, the moments are those
-    of a round after the first, when sums of gradients exist. Sums that other stages make are in `standing_bytes`."""
+    """All moments of a step's stages at which device memory may peak, stage by stage. `slices`: micro-batches of a
+    round.
+
+    With several rounds, the moments are those of a round after the first, when sums of gradients exist. Sums that other
+    stages make are in `standing_bytes`.
+    """
     rows = tied_rows(chain, slices, rounds, begun=rounds > 1)
     for stage, (direction, index) in enumerate(stage_order(len(chain.blocks))):
         made = _Made.of(chain, index, rounds, rows)

@@ -1,12 +1,12 @@
-"""Where each tensor of a step lies in the device's memory: the spans that need places, and the proof that places do not
+"""Decides which tensors of a step need fixed places in the device's memory and when, and proves that places do not
 overlap.
 
 PyTorch's allocator takes the smallest gap that is large enough, and does not know what comes next. So it loses a fifth
-to a half of a plan's memory between its blocks. But a program's order is known, and with it when each tensor comes and
-goes: `planner.arrange` finds places in which nearly nothing is lost.
+to a half of a plan's memory to gaps. But a program's order is known, and with it when each tensor comes and goes:
+`planner.arrange` finds places in which nearly nothing is lost.
 
-Tensors that are there all the time lie below, all others above. Tensors of up to a megabyte are not placed: together
-they are small beside the others, and share a part of the memory, the loose part.
+Tensors that are there all the time lie at the beginning, all others after them. Tensors of up to a megabyte are not
+placed: together they are small beside the others, and share a part of the memory, the loose part.
 """
 
 from __future__ import annotations
@@ -22,22 +22,25 @@ from planner.schedule.compile import Op, OpKind, Program
 GRAIN_BYTES = 512
 """PyTorch's allocators round sizes up to a multiple of this; addresses are multiples of it, too."""
 SMALL_BYTES = 2**20
-"""Tensors of up to this size are not placed."""
+"""Tensors of up to this many bytes get no fixed place."""
 
 PAGE_BYTES = 2**21
 _LOOSE_GAPS = 4  # the loose part loses a quarter between its blocks, and two gaps just too small
 
 
 class Misplaced(ValueError):
-    """Two tensors would lie in the same memory."""
+    """Two tensors that exist at the same time would overlap in memory."""
 
 
 @dataclass(slots=True)
 class Span:
-    """A tensor's life, from `start` to before `end`, counted in placed allocations since the step began. A tensor that
-    does not outlive its turn has one span for all slices of the stage: `group` numbers the stage, `low` and `high` are
-    its life within the turn. A tensor that is there when a step begins and leaves is also there until `before`.
-    `most`: as in `Place`."""
+    """The lifetime of a tensor that needs a place, from `start` to before `end`. Times are counted in placed
+    allocations since the step began.
+
+    A tensor that does not outlive one run of a block on a slice has one span for all slices of the stage: `group`
+    numbers the stage, `low` and `high` are its life within the run. A tensor that is there when a step begins, leaves
+    and comes back is also there until `before`. `most`: the tensor has at most `bytes`, or stands for several.
+    """
 
     bytes: int
     start: int
@@ -51,8 +54,8 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a tensor of `bytes` lies: `offset` bytes from the beginning. `most`: the place is for one tensor of at most
-    `bytes`, or for several. `own`: the place is for what an operation allocates for itself."""
+    """The place of a tensor of `bytes` in the device's memory, `offset` bytes from the beginning. `most`: the place is
+    for one tensor of at most `bytes`, or for several. `own`: the place is for scratch of a single operation."""
 
     bytes: int
     offset: int
@@ -62,11 +65,11 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrangement:
-    """An arrangement of a step's tensors. `placed_bytes`: for tensors that have a place. `loose_bytes`: for those that
-    have none, each of at most `small_bytes`.
+    """The places of all tensors of a step in the device's memory. `placed_bytes`: memory for tensors with a fixed
+    place. `loose_bytes`: memory for the others, each of at most `small_bytes`.
 
-    `standing`: item -> places of its tensors, for items on the device when a step begins. `steps`: operation (its
-    `key_of`) -> places of what it allocates, in order.
+    `standing`: maps each item on the device when a step begins to the places of its tensors. `steps`: maps each
+    operation (its `key_of`) to the places of what it allocates, in order.
     """
 
     placed_bytes: int
@@ -77,24 +80,26 @@ class Arrangement:
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of the whole arrangement."""
+        """Bytes of memory that the arrangement takes, with the part for small tensors."""
         return self.placed_bytes + self.loose_bytes
 
 
 def key_of(op: Op, rounds: int) -> str:
-    """An operation's name in `Arrangement.steps`: rounds between the second and the last one share the second's."""
+    """An operation's name in `Arrangement.steps`. Rounds from the second to the last but one share the second's names,
+    because they allocate the same."""
     number = 1 if 1 < op.round < rounds - 1 else op.round
     return f"{op.kind.value}@{op.stage}/{number}:{op.subject}"
 
 
 def few_rounds(program: Program) -> Program:
-    """The program without the rounds that are like the second. The waits of the result are not valid."""
+    """The program with only its first two rounds and its last, because the others allocate the same as the second. The
+    waits of the result are not valid."""
     ops = tuple(op for op in program.ops if op.round < 2 or op.round == program.rounds - 1)
     return replace(program, ops=ops)
 
 
 def grains(size: int) -> int:
-    """`size`, rounded up to a multiple of the grain."""
+    """`size` in bytes, rounded up to a multiple of `GRAIN_BYTES`."""
     return -(-size // GRAIN_BYTES) * GRAIN_BYTES
 
 
@@ -111,14 +116,15 @@ class _Birth:
 
 
 class Spans:
-    """The spans of a step that need places, in an order that depends on the program alone.
+    """The lifetimes of a step's tensors that need places, in an order that depends on the program alone.
 
     below_bytes     bytes of placed tensors that are always there
     loose_bytes     bytes for all tensors that are not placed
     """
 
     def __init__(self, program: Program, chain: Chain) -> None:
-        """`planner.schedule.verify` accepts the program, and the chain has lifetimes."""
+        """Collect the spans. `program` must be one that `planner.schedule.verify` accepts, and the chain must have
+        `lifetimes`."""
         self.spans: list[Span] = []
         self._rounds = program.rounds
         self._found = allocated = allocations(few_rounds(program), chain)
@@ -198,7 +204,7 @@ class Spans:
                     self._span(birth, self._clock)
 
     def least_bytes(self) -> int:
-        """The most placed bytes that are there at the same time: no arrangement has fewer."""
+        """The most bytes of placed tensors that exist at the same time, which no arrangement can undercut."""
         changes: dict[int, int] = {}
 
         def there(start: int, end: int, size: int) -> None:
@@ -219,7 +225,8 @@ class Spans:
         return self.below_bytes + most
 
     def arrangement(self, offsets: Sequence[int]) -> Arrangement:
-        """The places for `offsets`, one for each span, counted from above what is always there."""
+        """The arrangement with these byte offsets, one for each span; they are counted from the end of the tensors that
+        are always there."""
         standing: dict[str, tuple[Place, ...]] = {}
         below, above = 0, self.below_bytes
         for item, events in self._found.standing.items():
@@ -247,8 +254,8 @@ class Spans:
         )
 
     def prove(self, arrangement: Arrangement) -> None:
-        """Play a step. Raises Misplaced where a tensor would overlap another one that is alive, or where the next step
-        would not find what stays in its place."""
+        """Play through a step. Raises Misplaced if a tensor would overlap another that exists at the same time, or if
+        the next step would not find in its place what stays on the device."""
         live = _Live()
         for item, events in self._found.standing.items():
             for event, place in zip(_large(events), arrangement.standing[item], strict=True):

@@ -1,9 +1,9 @@
-"""The operations of a plan's step in a serial order that is correct without any waits.
+"""Writes the operations of a plan's step in a serial order that is correct without any waits.
 
-A step is `plan.rounds` rounds, each through all stages with `plan.slices` slices. Weights come and go in every round,
-and gradients that leave come back for the next one. What belongs to the update happens once a step: the update, the
-transfers of its states and the copies of what it changed. It happens in the last round or, past the step's end, in the
-first round of the next step.
+A step is `plan.rounds` rounds, each through all stages with `plan.slices` slices (micro-batches). Weights come and go
+in every round, and gradients that leave come back for the next one. What belongs to the update happens once a step: the
+update, the transfers of its states and the copies of what it changed. It happens in the last round or, past the step's
+end, in the first round of the next step.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ from planner.schedule.plan import Direction, Plan, Stage
 
 
 def serial_order(plan: Plan, chain: Chain, *, by_pieces: bool = True) -> Iterator[Op]:
-    """All operations of a step. Without `by_pieces`, each update of states on disk is one operation, and nothing is
-    read or written for it. Raises ValueError for a plan that moves items the chain does not have."""
+    """All operations of a step, in serial order. Without `by_pieces`, each update of optimizer states on disk is one
+    operation, and nothing is read or written for it. Raises ValueError for a plan that moves items that the chain does
+    not have."""
     order = SerialOrder(plan, chain, by_pieces=by_pieces)
     for number in range(plan.rounds):
         for n in range(len(plan.stages)):
@@ -67,7 +68,8 @@ class SerialOrder:
         self.stored = StoredActivations(plan, chain, self.back_at)
 
     def replace(self, changed: Mapping[int, Stage]) -> None:
-        """Replace the stages with these numbers. Which items move and who updates which tensor must stay the same."""
+        """Replace the stages with these numbers. The same items must move as before, and the same side (CPU or GPU)
+        must update each tensor."""
         for n, stage in changed.items():
             self.stages[n] = stage
             self.sent |= {item: n for item in stage.offload if item.kind == GRADIENT}
@@ -76,7 +78,7 @@ class SerialOrder:
             self.dropped |= {item: n for item in stage.evict if n >= self.sent.get(item, len(self.stages))}
 
     def stage(self, n: int, r: int) -> Iterator[Op]:
-        """The operations of stage `n` in round `r`, in order."""
+        """The operations of stage number `n` in round `r`, in serial order."""
         plan, stage = self.plan, self.stages[n]
         gradients = self._made(stage, r)
         yield from self._stage_start(n, stage, r, gradients)

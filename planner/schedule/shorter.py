@@ -1,11 +1,11 @@
-"""Places for the tensors of slices that are shorter than the plan's.
+"""Finds places in the device's memory for the tensors of slices (micro-batches) with fewer tokens than the plan's.
 
 A plan's places are for slices of the largest shape. Code for a shorter slice is traced anew, and nearly always does the
-same with smaller tensors: then each lies where the larger one would. Sometimes it does something else: a row shorter
-than the attention window needs no mask. Then a tensor that outlives its turn takes the place of one that stays as long,
-and a tensor that the turn makes and releases takes what is left of the turn's own places. What kernels allocate for
-themselves is not known for a shorter slice. It is hardly ever more than in the longest one, and lies where the same
-lies there. So a short slice takes only memory of the long one in its stead, whatever the other slices of the step are.
+same with smaller tensors: then each lies in the larger one's place. Sometimes it does something else: a row shorter
+than the attention window needs no mask. Then a tensor that outlives the block's run takes the place of one that stays
+as long, and a tensor that does not takes any free part of the run's temporary places. What kernels allocate internally
+is not known for a shorter slice; it is hardly ever more than for the longest one, and gets the same places. So a short
+slice uses only memory that a long one in its stead would use, whatever the other slices of the step are.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from planner.schedule.compile import Program
 from planner.schedule.places import Arrangement, Place, few_rounds, grains, key_of
 
 LOOSE = -1
-"""The offset of a tensor that has no place."""
+"""The offset that stands for a tensor without a fixed place."""
 _NEVER = 2**62
 _Taken = tuple[int, int, int, int]
 """Memory taken for a time: first byte, end byte, first event and end event of an operation."""
@@ -42,8 +42,11 @@ class _Life:
 def places_of_shorter(
     program: Program, chain: Chain, arrangement: Arrangement, shorter: Chain
 ) -> dict[str, tuple[Place, ...]]:
-    """Operation (its `key_of`) -> the places of all tensors that it allocates if its slice has the lifetimes of
-    `shorter`, in order. They lie within the places that `arrangement` has for slices of `chain`."""
+    """Maps each operation (its `key_of`) to the places of all tensors that it allocates for a shorter slice, in order.
+
+    `shorter`: the chain whose `lifetimes` are those of the shorter slice. The places lie within those that
+    `arrangement` has for slices of `chain`.
+    """
     few = few_rounds(program)
     planned, actual = allocations(few, chain), allocations(few, shorter)
     extents: dict[int, tuple[int, int]] = {}  # tensor -> where it begins and ends

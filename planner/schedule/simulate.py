@@ -1,4 +1,4 @@
-"""The timeline of a program: when each operation runs, and how long a step takes once steps follow each other."""
+"""Simulates a program: when each operation runs, and how long a step takes when steps follow each other."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _UPDATE_BYTES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """One operation on the timeline, seconds from the step's start."""
+    """When one operation runs, in seconds from the step's start."""
 
     op: Op
     start_s: float
@@ -37,7 +37,8 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """One step of the steady state; `busy_s` is each queue's work in it. Spans of the CPU may end in the next step."""
+    """One simulated step after enough others that steps repeat. `step_s`: seconds from one step to the next. `busy_s`:
+    seconds of work per queue in a step. Spans of the CPU may end in the next step."""
 
     spans: tuple[Span, ...]
     step_s: float
@@ -45,7 +46,7 @@ class Timeline:
 
 
 class Durations:
-    """How long operations take on their queues when nothing makes them wait, and nothing shares their cores."""
+    """How long operations take on their queues if they need not wait and share no cores with others."""
 
     def __init__(self, options: Sequence[str], chain: Chain, hardware: Hardware) -> None:
         self.hardware = hardware
@@ -54,7 +55,8 @@ class Durations:
         self.options = [block.option(name) for block, name in zip(chain.blocks, options, strict=True)]
 
     def of(self, op: Op, share: float = 1.0) -> float:
-        """Seconds of `op`. `share`: which part of a full slice's tokens the operation's slice has."""
+        """Seconds that `op` takes. `share`: the number of tokens in the operation's slice (micro-batch), relative to a
+        full slice."""
         machine = self.hardware
         match op.kind:
             case OpKind.FETCH:
@@ -81,7 +83,7 @@ class Durations:
         return 0.0
 
     def issuing(self, op: Op) -> float:
-        """Seconds to issue a turn itself."""
+        """Seconds that Python needs to launch the kernels of `op`, a block's run on a slice."""
         direction, index, _ = op.turn
         return issue_s(self.options[index], direction, self.hardware)
 
@@ -96,8 +98,9 @@ def _sum(work: Mapping[str, float], op: Op) -> float:
 
 
 def durations_s(program: Program, chain: Chain, hardware: Hardware, shares: Sequence[float] = ()) -> list[float]:
-    """How long each operation takes on its queue when nothing makes it wait. `shares`: for each slice of the step,
-    which part of a full slice's tokens it has; computing and activations are taken to be proportional to it."""
+    """Seconds that each operation takes on its queue if it need not wait. `shares`: for each slice (micro-batch) of the
+    step, its number of tokens relative to a full slice; computation and activations are taken to be proportional to it.
+    """
     durations = Durations(program.options, chain, hardware)
     alone = [durations.of(op, _share(op, program, shares)) for op in program.ops]
     if hardware.operation_s:
@@ -106,8 +109,9 @@ def durations_s(program: Program, chain: Chain, hardware: Hardware, shares: Sequ
 
 
 def issuing_s(program: Program, chain: Chain, hardware: Hardware) -> list[float]:
-    """Seconds in which the host issues each turn and what is issued between the turn before and this one. Other threads
-    issue the latter, but they share Python's lock. 0 for operations that are no turns."""
+    """For each operation, in program order: the seconds that Python needs to issue it and all operations since the
+    previous run of a block, if it is a block's run; 0 for other operations. Other threads issue the latter, but they
+    share Python's lock."""
     durations = Durations(program.options, chain, hardware)
     seconds, between = [0.0] * len(program.ops), 0
     turns = [number for number, op in enumerate(program.ops) if op.kind is OpKind.RUN]
@@ -142,8 +146,8 @@ def _share(op: Op, program: Program, shares: Sequence[float]) -> float:
 
 
 def host_traffic_bytes(program: Program, chain: Chain, shares: Sequence[float] = ()) -> float:
-    """Bytes that a step moves through the host's memory: copies and CPU updates; replays count by the share of steps
-    that need them. `shares`: see `durations_s`."""
+    """Bytes that a step moves through the host's memory: copies and CPU updates. Updates that are done again because
+    the norm clips count by the share of steps that clip. `shares`: see `durations_s`."""
     parameters = parameters_of(chain)
     moves = (OpKind.FETCH, OpKind.SEND, OpKind.READ, OpKind.PEEK, OpKind.WRITE)
     moved = (op for op in program.ops if op.kind in moves)
@@ -158,8 +162,9 @@ def written_bytes(program: Program) -> int:
 
 
 def least_step_s(program: Program, chain: Chain, hardware: Hardware) -> float:
-    """The least seconds of a step: for what the host's memory moves; if the step writes to the drive, for what the
-    drive reads and writes, one thing at a time; and for what it writes, at the rate it sustains for hours."""
+    """A lower limit of a step's seconds, the largest of three: the time for what moves through the host's memory; if
+    the step writes to the drive, the time for all reads and writes, one at a time; and the time to write at the rate
+    that the drive sustains for hours."""
     memory_s = host_traffic_bytes(program, chain) / hardware.cpu_memory_bytes_per_s
     sustained = hardware.disk_sustained_bytes_per_s
     written = written_bytes(program)
@@ -169,8 +174,8 @@ def least_step_s(program: Program, chain: Chain, hardware: Hardware) -> float:
 
 
 def simulate(program: Program, chain: Chain, hardware: Hardware, shares: Sequence[float] = ()) -> Timeline:
-    """Simulate the program. Each queue does one operation at a time, in order, each after those it waits for.
-    `shares`: see `durations_s`."""
+    """Simulate the program over several steps and return the last one. Each queue does one operation at a time, in
+    order, and each operation starts after those for which it waits. `shares`: see `durations_s`."""
     durations = durations_s(program, chain, hardware, shares)
     *_, before, last = _run(program, durations, STEPS)
     busy = {queue: sum(d for d, op in zip(durations, program.ops, strict=True) if op.queue is queue) for queue in Queue}
@@ -182,9 +187,8 @@ def simulate(program: Program, chain: Chain, hardware: Hardware, shares: Sequenc
 def last_steps(
     program: Program, chain: Chain, hardware: Hardware, count: int, *, around: int = 0
 ) -> tuple[tuple[Span, ...], ...]:
-    """The spans of the last `count` simulated steps, and of `around` more steps before and after, whose operations may
-    overlap them in time. Seconds count from the start of the first of the `count` steps.
-    """
+    """The spans of the last `count` simulated steps, one tuple per step, with `around` more steps before and after,
+    whose operations may overlap them in time. Seconds count from the start of the first of the `count` steps."""
     every = count + 2 * around
     steps = _run(program, durations_s(program, chain, hardware), STEPS - 2 + every)[-every:]
     return tuple(step.spans(program, steps[around].origin_s) for step in steps)

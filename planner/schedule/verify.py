@@ -1,10 +1,10 @@
-"""Proof, before anything runs, that a program is right.
+"""Proves, before anything runs, that a program is right.
 
-Order: any two operations that touch the same copy, one of them writing, are ordered by queues and waits, whatever the
-queues' speeds. A drain and the step after it leave operations out, but these keep their places, so the order holds.
-Content: every read finds current data. Updates: every trainable tensor is updated exactly once a step. Memory: the peak
-is within the budget, and where tensors have places, no two that are there at the same time overlap. The cycle closes:
-a step ends with the same items on the device with which it begins.
+Order: any two operations that touch the same copy of data, one of them writing, are ordered by queues and waits,
+whatever the queues' speeds. A drain (finishing all pending updates) and the step after it leave operations out, but the
+others keep their places, so the order holds. Content: every read finds current data. Updates: every trainable tensor is
+updated exactly once a step. Memory: the peak is within the budget, and if tensors have fixed places, no two that exist
+at the same time overlap. Cycle: a step ends with the same items on the device with which it begins.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ def verify(
     measured: ForwardBytes | None = None,
     offsets: Sequence[int] = (),
 ) -> None:
-    """Raises InvalidProgram with the first thing that is wrong. `measured`: the bytes of a forward program; None for a
-    step. `offsets`: where tensors lie, in the order of `Spans`; empty where memory is not arranged."""
+    """Check a program; raises InvalidProgram with the first thing that is wrong. `measured`: the bytes of a program
+    that only runs forward; None for a training step. `offsets`: byte offsets of tensors in the device's memory, in the
+    order of `Spans`; empty if tensors have no fixed places."""
     names = [op.name for op in program.ops]
     if len(set(names)) != len(names):
         raise InvalidProgram(f"an operation stands twice: {next(n for n in names if names.count(n) > 1)}")
