@@ -44,7 +44,7 @@ _STARTED_S = time.monotonic()
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line `arguments`, by default the process's own; returns the exit code."""
+    """Run the planner with the command line `arguments` (None: the process's own); returns the exit code."""
     options = _parser().parse_args(arguments)
     answers = sys.stdout
     with contextlib.redirect_stdout(sys.stderr):  # what libraries print must not mix with the answer

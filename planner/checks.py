@@ -1,4 +1,4 @@
-"""Checks the numbers of dataclasses when these are made."""
+"""Checks the numbers in dataclasses when an instance is made."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import fields
 
 
 def check_numbers(value: object) -> None:
-    """Raise ValueError naming the field when a number of `value` (a dataclass) is negative or not finite."""
+    """Raise ValueError if a number in the dataclass instance `value` is negative or not finite. The error names the
+    field."""
     for field in fields(value):  # type: ignore[arg-type]
         number = getattr(value, field.name)
         if isinstance(number, (int, float)) and not (math.isfinite(number) and number >= 0):

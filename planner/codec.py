@@ -1,4 +1,4 @@
-"""Turns dataclasses into JSON values with the same field names and back; errors give the path of the field."""
+"""Turns dataclasses into JSON values with the same field names and back. Errors give the path of the wrong field."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ Json = dict[str, "Json"] | list["Json"] | str | int | float | bool | None
 
 
 def json_object(text: str | bytes) -> dict[str, Any] | None:
-    """The object in the JSON `text`; None where it is not JSON, or no object."""
+    """The object that the JSON text contains; None if the text is not JSON, or contains something else than an
+    object."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -38,7 +39,8 @@ def to_json(value: object) -> Json:
 
 
 def from_json(cls: type[T], data: object, path: str = "$") -> T:
-    """The `cls` that `data` describes. Raises ValueError naming the path of the field that is wrong."""
+    """The instance of `cls` that `data`, a parsed JSON value, describes. Raises ValueError that names the path of a
+    wrong field."""
     return typing.cast(T, _decode(cls, data, path))
 
 

@@ -1,4 +1,4 @@
-"""Holds the counts of a job's data that its plan depends on."""
+"""Defines the counts of a job's data on which its plan depends."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counted:
-    """Counts of a job's data. `longest`: tokens of the longest row that is trained or evaluated on. `lengths`: tokens
-    of a row in the largest slice, padding included, of what is read and of the labels; the two differ only for an
-    encoder-decoder. `distinct_tokens`: see `planner.schedule.chain.Chain`; empty where a plan cannot depend on them.
-    `cut`: how many training documents are cut at `max_length`; None where `long_rows` says not to cut. No plan depends
-    on `cut`."""
+    """Token counts of a job's data. `longest`: tokens of the longest row that is trained or evaluated on. `lengths`:
+    tokens per row in the largest slice (micro-batch), padding included, for the inputs and for the labels; the two
+    differ only for an encoder-decoder. `distinct_tokens`: see `planner.schedule.chain.Chain`; empty if a plan cannot
+    depend on them. `cut`: how many training documents are cut at `max_length`; None if the key `long_rows` says not to
+    cut. No plan depends on `cut`."""
 
     longest: int
     lengths: tuple[int, int]

@@ -12,7 +12,7 @@ from planner.units import format_bytes
 
 
 def sync(path: Path) -> None:
-    """Flush a file or a folder to disk; a folder only where its file system can do that."""
+    """Flush a file or a folder to disk (fsync). A folder whose file system cannot do that is skipped."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -31,7 +31,8 @@ def sync_tree(folder: Path) -> None:
 
 
 def check_space(folder: Path, needed_bytes: int, purpose: str) -> None:
-    """Raise UserError when `folder`'s disk has less than `needed_bytes` left for `purpose`."""
+    """Raise UserError if the disk of `folder` has less than `needed_bytes` free. `purpose`: what the space is for, in
+    words."""
     free = shutil.disk_usage(folder).free
     if free < needed_bytes:
         raise UserError(

@@ -22,8 +22,8 @@ _FULL_TEXT = re.compile(rf"\(os error ({'|'.join(map(str, _FULL))})\)|database o
 
 
 class Exit(IntEnum):
-    """Exit codes of all commands and processes. Only processes have STOPPED, and NO_ROOM_TO_SAY, which means that the
-    disk was too full to write down the error."""
+    """Exit codes of all commands and processes. STOPPED and NO_ROOM_TO_SAY occur only for processes that the daemon
+    starts; the latter means that the disk was too full to write down the error."""
 
     DONE = 0
     FAILED = 1
@@ -37,13 +37,13 @@ class Exit(IntEnum):
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text, 300 characters at most; the error's class name where it has no text."""
+    """The first line of an error's text, 300 characters at most; the name of the error's class if it has no text."""
     return str(error).strip().partition("\n")[0][:300] or type(error).__name__
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Whether the error, or one that led to it, says that a disk, a quota or the largest size of a file is used up. It
-    may be an error of the system, or have the words of SQLite or of libraries in Rust."""
+    """Whether `error`, or an error that caused it, says that a disk, a quota or the largest size of a file is used up.
+    The error may be an OSError, or have the words of SQLite or of libraries in Rust."""
     return any(
         (isinstance(link, OSError) and link.errno in _FULL) or _FULL_TEXT.search(str(link)) for link in _links(error)
     )
@@ -60,8 +60,8 @@ def _links(error: BaseException) -> Iterator[BaseException]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the error, or one that led to it, says that the system gave this process no memory, or no thread, which
-    needs memory."""
+    """Whether `error`, or an error that caused it, says that the system gave this process no memory, or no thread,
+    which needs memory."""
     return any(
         isinstance(link, MemoryError)
         or (isinstance(link, RuntimeError) and "can't start new thread" in str(link))
@@ -72,7 +72,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def out_of_memory(purpose: str) -> UserError:
-    """The error for people when `is_out_of_memory(error)`; `purpose`: what the process needed the memory for."""
+    """The UserError that the system has no memory; for errors for which `is_out_of_memory` holds. `purpose`: what the
+    process needed the memory for."""
     allowed, _ = resource.getrlimit(resource.RLIMIT_AS)
     limited = allowed != resource.RLIM_INFINITY
     return UserError(
@@ -84,7 +85,7 @@ def out_of_memory(purpose: str) -> UserError:
 
 
 def disk_full(error: BaseException, purpose: str = "what the job writes") -> UserError:
-    """The error for people when `is_disk_full(error)`: there was no room for `purpose`."""
+    """The UserError that the disk has no room for `purpose`; for errors for which `is_disk_full` holds."""
     of_user = next((link for link in _links(error) if isinstance(link, OSError) and link.errno in _UNSEEN), None)
     return UserError(
         f"The disk has no room for {purpose}.",
@@ -97,8 +98,8 @@ def disk_full(error: BaseException, purpose: str = "what the job writes") -> Use
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Room that is needed on the disk of `folder`: so many free bytes, and so many more files. Both 0: some room, but
-    nobody knows how much, such as where a quota ran out."""
+    """Space that is needed on the disk of `folder`: `bytes` free bytes, and `files` more files. Both 0: an unknown
+    amount, as when a quota is used up."""
 
     folder: str
     bytes: int
@@ -106,16 +107,16 @@ class Room:
 
     @property
     def is_unseen(self) -> bool:
-        """Whether the disk does not show when this room is there."""
+        """Whether the amount is unknown, so that the disk's free space does not show whether there is room."""
         return self.bytes == self.files == 0
 
     def to_json(self) -> dict[str, Any]:
-        """The JSON object that `of` reads."""
+        """This room as a JSON object, which `Room.of` reads."""
         return {"folder": self.folder, "bytes": self.bytes, **({"files": self.files} if self.files else {})}
 
     @classmethod
     def of(cls, fields: object) -> Room | None:
-        """The room in an object that `to_json` wrote; None for anything else."""
+        """The `Room` that a JSON object from `to_json` describes; None for anything else."""
         entries = fields if isinstance(fields, dict) else {}
         folder, size, files = entries.get("folder"), entries.get("bytes"), entries.get("files", 0)
         if isinstance(folder, str) and isinstance(size, int) and isinstance(files, int):
@@ -124,8 +125,8 @@ class Room:
 
 
 class UserError(Exception):
-    """An error that a person can act on. Where known, `needs` is the free space without which the error comes again,
-    and `had_bytes` how many bytes there were of the memory that was too little.
+    """An error that a person can act on. `needs`: the free space without which the error will happen again, if known.
+    `had_bytes`: if some memory was too small, how many bytes it had, if known.
 
     `str()` gives the full text as printed: the sentence, its numbers one per line, the hint, the code. Characters that
     would steer a terminal are replaced: the text may contain names and data.
@@ -154,7 +155,8 @@ class UserError(Exception):
         super().__init__("\n".join(lines))
 
     def to_json(self) -> dict[str, Any]:
-        """The JSON object that `from_json` reads, in error.json, the API's refusals and a job's database row."""
+        """This error as a JSON object, which `from_json` reads. It is stored in error.json and in a job's database row,
+        and the API answers with it."""
         return {
             "what": self.what,
             "numbers": list(self.numbers),
@@ -166,7 +168,8 @@ class UserError(Exception):
         }
 
     def of_job(self, number: str | int) -> UserError:
-        """This error with the job's number in place of `ID` in its hint, where the number was not known before."""
+        """This error with the job's number in place of `ID` in its hint. The error may have been made before the number
+        was known."""
         if not self._has_id():
             return self
         document = self.to_json()
@@ -179,7 +182,7 @@ class UserError(Exception):
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> UserError:
-        """The error whose `to_json` gave `fields`. Raises KeyError or ValueError for other objects."""
+        """The error whose `to_json` returned `fields`. Raises KeyError or ValueError for other objects."""
         if several := fields.get("errors"):
             return SeveralErrors([cls.from_json(each) for each in several])
         return UserError(
@@ -194,8 +197,8 @@ class UserError(Exception):
 
 
 class SeveralErrors(UserError):
-    """Errors that were found independently and are reported together, each with its numbers, hint and code. The code
-    and the exit code of the whole are those of the first error."""
+    """Several independent errors as one, each with its numbers, hint and code. The code and the exit code of the whole
+    are those of the first error."""
 
     def __init__(self, errors: Sequence[UserError]) -> None:
         lines = []
@@ -215,19 +218,21 @@ class SeveralErrors(UserError):
         return any(error._has_id() for error in self.errors)
 
     def to_json(self) -> dict[str, Any]:
-        """As for other errors, with the JSON objects of the single errors in `errors`."""
+        """This error as a JSON object, like those of other errors, with the objects of the single errors in
+        `errors`."""
         return {**super().to_json(), "errors": [error.to_json() for error in self.errors]}
 
 
 class Errors:
-    """Collects the errors of independent checks, to report them together."""
+    """Collects the errors of independent checks, in order to report them together."""
 
     def __init__(self) -> None:
         self.found: list[UserError] = []
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """Inside, a UserError ends the block and is kept; the code after the block goes on."""
+        """A context for one check: a UserError in it ends the check and is collected; the code after the context goes
+        on."""
         try:
             yield
         except SeveralErrors as several:
@@ -236,10 +241,10 @@ class Errors:
             self.found.append(error)
 
     def told(self) -> UserError:
-        """The errors found, of which there is at least one: that one, or all of them as one error."""
+        """The collected error, or all of them as one `SeveralErrors`. There must be at least one."""
         return self.found[0] if len(self.found) == 1 else SeveralErrors(self.found)
 
     def refuse(self) -> None:
-        """Raise the errors found, if there are any."""
+        """Raise the collected errors, if there are any, as one."""
         if self.found:
             raise self.told()

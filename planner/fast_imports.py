@@ -10,10 +10,11 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def lasting_imports() -> Iterator[None]:
-    """Inside, the garbage collector is off, and later it never visits the objects made inside. torch and transformers
-    make a million objects that live as long as the process. Searching these for garbage, meanwhile and later, takes a
-    third of the time of importing them. Does nothing in a process that has torch already: objects that live there may
-    end.
+    """A context for large imports: the garbage collector is off, and never visits the objects made in it later.
+
+    torch and transformers make a million objects that live as long as the process. Searching these for garbage, during
+    the imports and later, takes a third of the time of importing them. Does nothing in a process that has already
+    loaded torch, because objects that are alive there may still become garbage.
     """
     if "torch" in sys.modules:
         yield

@@ -1,4 +1,5 @@
-"""Finds out why the hub does not give something: it cannot be reached, which passes by itself, or refuses."""
+"""Finds out why the Hugging Face hub does not give something: it cannot be reached, which passes by itself, or it
+refuses."""
 
 from __future__ import annotations
 
@@ -12,11 +13,11 @@ from typing import Literal
 from planner.errors import Exit, UserError, first_line
 
 NOT_REACHED = "hub-not-reached"
-"""Error code: the hub cannot be reached. A job that ends with it asks again later."""
+"""Error code: the Hugging Face hub cannot be reached. A job that ends with this code tries again later."""
 OFFLINE = "hub-offline"
-"""Error code: this machine does not have something, and the hub is not to be asked."""
+"""Error code: something is not on this machine, and the Hugging Face hub is not to be asked (HF_HUB_OFFLINE)."""
 ANSWER_S = 10.0
-"""Seconds that the hub has for a question with a short answer."""
+"""Seconds that the Hugging Face hub has to answer a short request."""
 Kind = Literal["model", "dataset"]
 _NETWORK = {("httpx", "TransportError"), ("httpx2", "TransportError"), ("requests", "RequestException")}
 _NEVER = {(module, name) for module in ("httpx", "httpx2") for name in ("UnsupportedProtocol", "LocalProtocolError")}
@@ -29,15 +30,16 @@ class _Speaker:
 
 
 def speak_for_a_job() -> None:
-    """From now on this process's errors have hints for a job that nobody is watching. The hub's own library asks again
-    for half a minute: what it logs about that stays out of the job's log, and its other log records appear once."""
+    """Let this process's errors have hints for a job that nobody is watching, from now on. huggingface_hub retries for
+    half a minute: what it logs about that stays out of the job's log, and its other log records appear once."""
     _Speaker.is_a_job = True
     logging.getLogger("huggingface_hub.utils._http").setLevel(logging.ERROR)
     logging.getLogger("huggingface_hub").propagate = False  # it has a handler of its own
 
 
 def is_downloaded(name: str, kind: Kind = "model") -> bool:
-    """Whether this machine has files of a hub repository, of any revision, or `datasets` has prepared some."""
+    """Whether this machine has files of a Hugging Face hub repository, of any revision, or `datasets` has
+    prepared it."""
     from huggingface_hub import constants
 
     if Path(constants.HF_HUB_CACHE, f"{kind}s--{name.replace('/', '--')}", "snapshots").is_dir():
@@ -47,8 +49,8 @@ def is_downloaded(name: str, kind: Kind = "model") -> bool:
 
 
 def check_reached(source: str, name: str, kind: Kind = "model") -> None:
-    """Raise the UserError `hub-not-reached` where this machine has nothing of a repository and the hub does not answer
-    at all. The hub's own library would ask for half a minute before it says so."""
+    """Raise the UserError `hub-not-reached` if this machine has nothing of a hub repository and the hub does not answer
+    at all. This is quick, while huggingface_hub would retry for half a minute. `source`: the repository in words."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE or is_downloaded(name, kind):
@@ -61,7 +63,8 @@ def check_reached(source: str, name: str, kind: Kind = "model") -> None:
 
 
 def why_not_reached() -> UserError | None:
-    """The error where the hub does not answer; None where it does, or is not to be asked. Asks only once."""
+    """The UserError if the Hugging Face hub does not answer; None if it does, or is not to be asked. Asks only once per
+    process."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
@@ -75,9 +78,9 @@ def why_not_reached() -> UserError | None:
 
 
 def ask_no_more() -> None:
-    """From now on this process uses only what this machine has of the hub, without waiting. For when the hub does not
-    answer: its own library would ask for half a minute for each file. Call it before transformers and datasets are
-    imported."""
+    """Let this process use only files of the Hugging Face hub that are on this machine, from now on, without waiting.
+    Used when the hub does not answer, because huggingface_hub would retry for half a minute for each file. Call this
+    before transformers and datasets are imported."""
     from huggingface_hub import constants
 
     os.environ["HF_HUB_OFFLINE"] = "1"
@@ -92,7 +95,7 @@ def _ask(endpoint: str) -> None:
 
 
 def not_reached(source: str, error: BaseException) -> UserError:
-    """The error for people when `unreachable(error)`."""
+    """The UserError that the Hugging Face hub cannot be reached for `source`, if `unreachable(error)`."""
     advice = "it is asked again by itself" if _Speaker.is_a_job else "check the network, then submit again"
     return UserError(
         f"The Hugging Face hub cannot be reached for {source}.",
@@ -103,8 +106,8 @@ def not_reached(source: str, error: BaseException) -> UserError:
 
 
 def not_given(source: str, error: BaseException) -> UserError | None:
-    """The error for people where `error` says that the hub does not give `source` ("the dataset a/b"): it cannot be
-    reached, is not to be asked, or refuses. None for errors of other kinds."""
+    """The UserError if `error` says that the Hugging Face hub does not give `source` ("the dataset a/b"): the hub
+    cannot be reached, is not to be asked, or refuses. None for other errors."""
     from huggingface_hub import constants
 
     if unreachable(error):
@@ -140,8 +143,8 @@ def not_given(source: str, error: BaseException) -> UserError | None:
 
 
 def unreachable(error: BaseException) -> bool:
-    """Whether an error, or one that led to it, says that the hub did not answer or was too busy. Always False where the
-    hub is not to be asked (HF_HUB_OFFLINE)."""
+    """Whether `error`, or an error that caused it, says that the Hugging Face hub did not answer or was too busy.
+    Always False if the hub is not to be asked (HF_HUB_OFFLINE)."""
     from huggingface_hub import constants
 
     return not constants.HF_HUB_OFFLINE and any(_is_network(link) for link in _links(error))

@@ -1,4 +1,5 @@
-"""Recognizes every way in which CUDA, its libraries and PyTorch say that no memory is left. Loads torch only in use."""
+"""Recognizes every way in which CUDA, its libraries and PyTorch report that no memory is left. Imports torch only when
+a function is called."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ _LIBRARY_BYTES = 2**28  # more than a library takes from the driver as it begins
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the error says that the device had no room."""
+    """Whether the error says that the device had no memory left."""
     import torch
 
     if isinstance(error, torch.OutOfMemoryError):
@@ -47,7 +48,8 @@ def _is_full() -> bool:
 
 @contextlib.contextmanager
 def as_one_error() -> Iterator[None]:
-    """Inside, torch.OutOfMemoryError is raised where the device has no room, whichever library says so."""
+    """A context in which torch.OutOfMemoryError is raised if the device has no memory left, whichever library reports
+    it."""
     import torch
 
     try:
@@ -59,15 +61,17 @@ def as_one_error() -> Iterator[None]:
 
 
 def forget_frames(error: BaseException) -> None:
-    """Clear the local variables in the frames of an error and of its cause. While the error is handled, the activations
-    in them would take the memory of what is tried instead. Frames that still run are not changed."""
+    """Clear the local variables in the stack frames of an error and of its cause. Otherwise the activations in them
+    would stay on the device while the error is handled, and take the memory of what is tried instead. Running frames
+    are not changed."""
     for link in (error, error.__cause__):
         traceback.clear_frames(None if link is None else link.__traceback__)
 
 
 @contextlib.contextmanager
 def told_to_people(what: str, hint: str) -> Iterator[None]:
-    """Inside, UserError "out-of-memory" with the texts `what` and `hint` is raised where the device has no room."""
+    """A context in which UserError "out-of-memory" with the texts `what` and `hint` is raised if the device has no
+    memory left."""
     try:
         yield
     except RuntimeError as error:
@@ -77,7 +81,7 @@ def told_to_people(what: str, hint: str) -> Iterator[None]:
 
 
 def host_memory_not_registered(asked_bytes: int, had_bytes: int, error: BaseException) -> UserError:
-    """The error for people where CUDA refuses to lock `asked_bytes` of host memory; `had_bytes` are locked already."""
+    """The UserError that CUDA refuses to lock (pin) `asked_bytes` of host memory; `had_bytes` are locked already."""
     return UserError(
         "CUDA cannot register as much host memory as the plan needs.",
         code=HOST_MEMORY_NOT_REGISTERED,

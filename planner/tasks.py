@@ -1,5 +1,5 @@
-"""Runs the planner worker's task: a process of its own plans a job. Before it, another process counts the job's data
-where these are at hand, or where a plan for rows of `max_length` does not fit."""
+"""Runs the task of the planner's worker: a process of its own plans a job. Before, another process counts the tokens of
+the job's data, if these are on this machine, or if a plan for rows of `max_length` does not fit."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ from planner.run.processes import Process
 from planner.run.watch import Watch
 
 PLAN_LIMIT_S = 2 * 3600.0
-"""Limit of a planner that hangs. The largest models take minutes to plan, and as long again to be measured."""
+"""Seconds after which a planner that hangs is ended. The largest models take minutes to plan, and as long again to be
+measured."""
 
 
 def plan_job(job_id: int) -> None:
-    """Plan a submitted job. Does nothing where the job is not due: messages may come twice, or late."""
+    """Plan a submitted job. Does nothing if the job is not due for planning: the queue may send a message twice, or
+    late."""
     store = Store.from_environment()
     with Watch(lambda: cancelled(store, job_id)) as watch:
         row = store.take(job_id, JobState.PLANNING, Process.current())
@@ -50,14 +52,14 @@ def plan_job(job_id: int) -> None:
 
 
 def say_what_is_waited_for(store: Store, job_id: int, run: RunFolder) -> None:
-    """Where a job waits for the hub, say so in its log, one line for each time."""
+    """If a job waits for the Hugging Face hub, write that to its log, one line for each try."""
     if (line := waiting_line(store.job(job_id))) is not None:
         run.say(line)
 
 
 def cancelled(store: Store, job_id: int) -> bool:
-    """Whether the job is to end for good. False while the database does not answer, as it is not known then: a job that
-    is being cancelled gets the signal again and again."""
+    """Whether the user has cancelled the job. False while the database does not answer, since it is not known then; a
+    job that is being cancelled gets the signal repeatedly."""
     try:
         return store.job(job_id).stop_reason is StopReason.CANCEL
     except SQLAlchemyError:
@@ -65,14 +67,14 @@ def cancelled(store: Store, job_id: int) -> bool:
 
 
 def count_data(run: RunFolder, watch: Watch, *, limit_s: float = float("inf")) -> int:
-    """Run the process that reads a run folder's data and counts their tokens; returns what `Watch.run` does."""
+    """Run the process that reads a job's data and counts their tokens; returns its exit code as `Watch.run` does."""
     run.say("reading the data and counting their tokens")
     return watch.run([sys.executable, "-P", "-m", "worker.prepare", str(run.path)], run, limit_s=limit_s)
 
 
 def run_planner(run: RunFolder, database_url: str, watch: Watch, *, measure: bool = False) -> int:
-    """Run the planner process on a run folder; returns what `Watch.run` does. Its output, the plan for programs, is
-    dropped: plan.json has it too. Its messages for people, on stderr, go to the job's log."""
+    """Run the planner process on a run folder; returns its exit code as `Watch.run` does. Its stdout, a plan in JSON,
+    is dropped, because plan.json has it too. Its messages for people, on stderr, go to the job's log."""
     options = ["--measure"] if measure else []
     command = [sys.executable, "-P", "-m", "planner", "plan", str(run.path), "--database", database_url, *options]
     return watch.run(command, run, keep_output=False, limit_s=PLAN_LIMIT_S)

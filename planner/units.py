@@ -1,4 +1,5 @@
-"""Formats and parses sizes and durations, and makes foreign text printable. Sizes round up, budgets round down."""
+"""Formats and parses sizes and durations, and makes text from elsewhere safe to print. Sizes are rounded up, budgets
+down."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import unicodedata
 from decimal import Decimal, InvalidOperation
 
 SMALLEST_BUDGET_BYTES = 512
-"""No job fits into fewer bytes: a smaller number has lost its unit."""
+"""A memory budget below this many bytes is refused: no job fits into it, so its unit must have been forgotten."""
 _FACTORS = {
     "": 1,
     "b": 1,
@@ -29,14 +30,16 @@ _SIZE = re.compile(r"\s*([0-9.]+)\s*([a-zA-Z]*)\s*")
 
 
 def printable(text: str) -> str:
-    """`text` with characters replaced that steer a terminal or are invisible: a model may say anything."""
+    """`text` with each character that steers a terminal or is invisible replaced by U+FFFD, since models and data may
+    contain anything."""
     if text.isprintable():
         return text
     return "".join(c if _is_shown(c) or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def escaped(text: str) -> str:
-    """The JSON `text` with ASCII escapes for what `printable` would replace; its value is the same."""
+    """The JSON `text` with ASCII escapes for characters that `printable` would replace; its parsed value is the
+    same."""
     if text.isprintable():
         return text
     return "".join(c if _is_shown(c) or c == "\n" else json.dumps(c)[1:-1] for c in text)
@@ -48,13 +51,14 @@ def _is_shown(character: str) -> bool:
 
 
 def counted(count: float, one: str, many: str | None = None) -> str:
-    """ "1 row", "12 rows", "1.5 epochs". `many` is for a plural that is not `one` with an s: "2 entries"."""
+    """A number with its noun: "1 row", "12 rows", "1.5 epochs". `many`: the plural if it is not `one` with an s, such
+    as "entries"."""
     shown = f"{count:g}" if isinstance(count, float) else str(count)
     return f"{shown} {one if count == 1 else many or f'{one}s'}"
 
 
 def parse_bytes(text: str | int) -> int:
-    """Bytes of "10GiB", "500 MB" or 1024, rounded down. Raises ValueError."""
+    """The bytes that "10GiB", "500 MB" or 1024 stand for, rounded down. Raises ValueError."""
     if isinstance(text, bool):
         raise ValueError(f"not a size: {json.dumps(text)}")
     if isinstance(text, int):
@@ -71,7 +75,7 @@ def parse_bytes(text: str | int) -> int:
 
 
 def format_bytes(count: int) -> str:
-    """ "7.4 GiB": one decimal, rounded up, so that a size is never understated."""
+    """A size as text, such as "7.4 GiB": one decimal, rounded up, so that a size is never understated."""
     for unit, factor in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if count >= factor:
             tenths = -(-count * 10 // factor)
@@ -80,7 +84,8 @@ def format_bytes(count: int) -> str:
 
 
 def format_bytes_down(count: int) -> str:
-    """ "11.9 GiB": one decimal, rounded down, so that a budget never looks larger than it is."""
+    """A budget as text, such as "11.9 GiB": one decimal, rounded down, so that a budget never looks larger than
+    it is."""
     for unit, factor in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if count >= factor:
             tenths = count * 10 // factor
@@ -89,14 +94,15 @@ def format_bytes_down(count: int) -> str:
 
 
 def format_part(used: int, budget: int) -> str:
-    """ "6.1 GiB of 11.9 GiB"; "all of 11.9 GiB" where rounding would make `used` look larger than `budget`."""
+    """A used part of a budget as text: "6.1 GiB of 11.9 GiB"; "all of 11.9 GiB" if rounding would make `used` look
+    larger than `budget`. Both are in bytes."""
     full, part = format_bytes_down(budget), format_bytes(used)
     near = format_bytes(budget)
     return f"all of {full}" if used <= budget and part == near != full else f"{part} of {full}"
 
 
 def format_seconds(seconds: float) -> str:
-    """ "1.2 ms", "3.4 s", "2 h 05 min"."""
+    """A duration as text, such as "1.2 ms", "3.4 s" or "2 h 05 min"."""
     if seconds < 1e-3:
         return f"{seconds * 1e6:.0f} µs"
     if seconds < 1:

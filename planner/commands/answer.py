@@ -1,4 +1,4 @@
-"""Defines the content of plan.json: a plan, what it is for, and where it comes from."""
+"""Defines the content of plan.json: a plan, what it was made for, and what it rests on."""
 
 from __future__ import annotations
 
@@ -16,13 +16,17 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """A plan and where it comes from: the content of plan.json.
+    """The content of plan.json: a plan, the chain (the model's blocks) and the machine it was made for, and what it
+    rests on.
 
-    `rows`: rows of a slice. `lengths`: the most tokens of a row, of what is read and of the labels. `measured`: the
-    plan is final. `solve_s`: seconds spent on it this time. `measurement`: the key of the measurement that it rests on;
-    None for an estimate. `splits`: the splits of a step that the planner compared, the best estimate first; empty where
-    the job gives the split. `disk`: what the plan does to the drives over the job's steps. `kernels`: the kernels that
-    PyTorch used when the plan was made, see `planner.measure.repeatable.kernels_in_force`."""
+    `rows`: rows of a slice (micro-batch). `lengths`: the largest number of tokens of a row, for the inputs and for the
+    labels. `measured`: the times were measured, so the plan is final. `cached`: the plan was kept from an earlier
+    question. `solve_s`: seconds spent on the plan this time. `key`: its key among the kept plans. `measurement`: the
+    key of the measurement that it uses; None if times were estimated. `splits`: the splits of a step into micro-batches
+    that the planner compared, the fastest by estimate first; empty if the job gives the split. `disk`: what the plan
+    does to the drives over the job's steps. `kernels`: the PyTorch kernels in force when the plan was made
+    (`planner.measure.repeatable.kernels_in_force`).
+    """
 
     rows: int
     lengths: tuple[int, int]
@@ -39,7 +43,7 @@ class Answer:
     kernels: str = ""
 
     def to_json(self, *, with_chain: bool = True) -> dict[str, Json]:
-        """The JSON object of plan.json; without its chain where not `with_chain`."""
+        """The JSON object of plan.json; without `with_chain`, the chain is left out."""
         parts: dict[str, Json] = {
             "format": FORMAT,
             "plan": to_json(self.plan),

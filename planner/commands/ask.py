@@ -33,7 +33,8 @@ from planner.whatif.ways_to_fit import problem_of, ways_to_fit
 from planner.whatif.what_helps import Variations, carried_over
 
 PATIENCE_S = 17.0
-"""When to answer: seconds since the process's start, on a quiet machine. What is not planned by then is left out."""
+"""Seconds from the process's start after which the answer is given, on a machine that does nothing else. What is not
+planned by then is left out."""
 _DEVICE = torch.device("cpu")  # blocks are traced there
 _WAYS_S = 15.0  # to look for changes that fit, where the job does not: enough to trace both LoRA and a packed base
 _PLAN_S = 5.0  # for the solver to make the plan itself
@@ -45,11 +46,11 @@ _NEAR = 0.03  # splits this near the best are all planned before one is chosen: 
 def ask(
     job: Job, hardware: Hardware, *, started_s: float, pictures: Pictures = NO_PICTURES, cache: Cache | None = None
 ) -> Receipt:
-    """The receipt of `job` on `hardware`. It comes within `PATIENCE_S` of `started_s` (monotonic) where the model's
-    size allows, and some seconds later where the job does not fit. Its plan is taken from the cache, or kept there
-    unless its search was cut short.
+    """The receipt of `job` on `hardware`: whether it fits, how fast it is, and what limits it.
 
-    Raises UserError for a model that cannot be used.
+    The answer is given within `PATIENCE_S` of `started_s` (monotonic clock, seconds) if the model's size allows, and
+    some seconds later if the job does not fit. Its plan is taken from `cache`, or kept there unless a time limit ended
+    the search. Raises UserError for a model that cannot be used.
     """
     with Variations() as others:
         clock, plan = _Clock(started_s), None

@@ -39,7 +39,7 @@ _T = TypeVar("_T", Chain, Hardware)
 
 
 def load_chain(path: Path) -> Chain:
-    """The chain in the file `path`. Raises UserError (exit 2) naming the path of the field that is wrong."""
+    """The chain in the JSON file `path`. Raises UserError (exit code 2) that names the path of a wrong field."""
     data = _read(path)
     if isinstance(data, dict) and isinstance(data.get("blocks"), list):
         blocks = data["blocks"]
@@ -51,7 +51,7 @@ def load_chain(path: Path) -> Chain:
 
 
 def load_hardware(path: Path) -> Hardware:
-    """The machine in the file `path`. Raises UserError (exit 2) naming the path of the field that is wrong."""
+    """The machine in the JSON file `path`. Raises UserError (exit code 2) that names the path of a wrong field."""
     data = _read(path)
     if isinstance(data, dict):
         data = _hardware(data, path)

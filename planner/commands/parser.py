@@ -36,7 +36,7 @@ from planner.units import parse_bytes
 
 
 def add_parsers(commands: Any) -> None:
-    """Add the subcommands to `commands`, which `add_subparsers` returned."""
+    """Add the subcommands solve, ask, plans and picture to `commands`, a result of `ArgumentParser.add_subparsers`."""
     solve = commands.add_parser("solve", help="plan a chain on a machine, both from files")
     solve.add_argument("--chain", type=Path, required=True, metavar="FILE")
     _machine(solve)
@@ -72,8 +72,8 @@ def _machine(parser: argparse.ArgumentParser) -> None:
 
 
 def answer(options: argparse.Namespace, started_s: float, answers: TextIO) -> int:
-    """Print the answer to the command line's question on `answers`; returns the exit code. `started_s`: when the
-    process began (monotonic)."""
+    """Write the answer to the parsed command line to `answers`, one JSON object in one line; returns the exit code.
+    `started_s`: when the process began (monotonic clock, seconds)."""
     try:
         if options.command == "ask":
             code, document = _ask(options, started_s)

@@ -1,4 +1,5 @@
-"""Plans a job: analyses it, finds, measures or estimates times, and takes a kept plan or solves."""
+"""Plans a job: analyses the model, measures times or estimates them, and takes a kept plan or searches for a new
+one."""
 
 from __future__ import annotations
 
@@ -55,20 +56,21 @@ _WAYS_S = 10.0  # to look for changes that fit, where the job does not
 def plan_job(
     job: Job, device: torch.device, *, cache: Cache | None, measure: bool, counted: Counted | None = None
 ) -> Answer:
-    """The plan of a job on this machine. Raises UserError; where no plan fits, it names changes of the job that do.
+    """The plan of a job on this machine. Raises UserError; if no plan fits, the error names changes of the job that
+    would fit.
 
     A kept plan made from measurements is taken first. Otherwise a plan is made from a kept measurement. Otherwise, with
-    `measure`, the blocks are measured now; without it, the plan rests on an estimate. Without `measure` a GPU is not
-    touched, because a job may be running on it: there the plan is always an estimate. It is an estimate, too, where the
+    `measure`, the blocks are measured now; without it, the plan's times are estimated. Without `measure` a GPU is not
+    touched, because a job may be running on it: then the plan is always an estimate. It is an estimate, too, if the
     plan depends on the job's tokens and these are not counted yet (`planner.schedule.chain.Chain`).
 
-    The plan is for rows as long as the longest one `counted`, or as long as `max_length` where nothing was counted.
+    The plan is for rows as long as the longest one `counted`, or as long as `max_length` if nothing was counted.
 
-    Where the job leaves the split of a step to the planner, the splits that are fastest by the estimate are measured,
-    and the fastest of them is taken. Without `measure` the first split by the estimate is taken, and the plan is an
-    estimate.
+    If the job leaves the split of a step into micro-batches to the planner, the splits that are fastest by the estimate
+    are measured, and the fastest of them is taken. Without `measure` the first split by the estimate is taken, and the
+    plan is an estimate.
 
-    Measurements run under the kernels that the process uses: deterministic ones where the job asks for them.
+    Measurements use the kernels that the job will use: deterministic ones if it asks for them.
     """
     with _its_kernels(job):
         answer = _planned(_as_long_as_its_rows(job, counted), device, cache, measure, _distinct_tokens(counted))
@@ -76,16 +78,16 @@ def plan_job(
 
 
 def check_fits(job: Job, device: torch.device) -> None:
-    """Raise the UserError with which `plan_job` would refuse a job, as far as its blocks and their bytes show it. No
-    plan is searched for, nothing is measured, and a GPU is not touched."""
+    """Raise the UserError with which `plan_job` would refuse a job that does not fit, as far as its blocks and their
+    bytes show this. No plan is searched for, nothing is measured, and a GPU is not touched."""
     with _its_kernels(job):
         smallest = _smallest(lambda of: _Planning(of, device, None, measure=False, distinct_tokens=()), job)
         smallest.check_fits()
 
 
 def kept_plan(job: Job, device: torch.device, cache: Cache, counted: Counted | None = None) -> Answer | None:
-    """The plan that `plan_job` would find without measuring or solving; None where it would have to make one. The job
-    itself gives the split of its step. Raises UserError."""
+    """The plan that `plan_job` would take from `cache`; None if it would have to measure or search. The job itself must
+    give the split of its step into micro-batches. Raises UserError."""
     assert job.is_split
     job, distinct_tokens = _as_long_as_its_rows(job, counted), _distinct_tokens(counted)
     with _its_kernels(job):

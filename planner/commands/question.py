@@ -1,4 +1,4 @@
-"""Finds what is known of a question's model without torch: the text of its config, and a title for pictures."""
+"""Finds what a question needs to know of its model, without torch: the text of its config, and a title for pictures."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from planner.job.schema import Job
 
 
 def config_text(model: str) -> str | None:
-    """The text of a model's config if it is on this machine: a file, a folder or a downloaded id; else None."""
+    """The text of a model's config if it is on this machine (as a file, a folder or a downloaded model); otherwise
+    None."""
     path = Path(model)
     if path.is_file() or path.is_dir():
         file = path if path.is_file() else path / "config.json"
@@ -24,5 +25,5 @@ def config_text(model: str) -> str | None:
 
 
 def title_of(job: Job) -> str:
-    """The title of a picture of the job's plan."""
+    """The title for a picture of the job's plan: the run's name, or the model's."""
     return job.run_name or Path(job.model).name.removesuffix(".json")

@@ -1,2 +1,2 @@
-"""Values that are shown to people: the receipt of a plan, the certificate of a comparison. Imports `schedule` and
-`machine`, and no torch."""
+"""Defines values that are shown to people: the receipt of a plan, the certificate of a comparison with plain PyTorch.
+Imports `schedule` and `machine`, and no torch."""

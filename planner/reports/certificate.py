@@ -1,4 +1,4 @@
-"""Holds what a comparison with plain PyTorch found, as values to be shown."""
+"""Defines the result of comparing a job's first steps with plain PyTorch's, as values to be shown."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """The comparison of all numbers of one sort. `greatest` is the greatest absolute difference, at `at`. `size` is the
-    greatest absolute value of plain PyTorch at `at`, or of all where there is no difference. `equal` of `count` numbers
-    or tensors agree in every bit. Numbers that are not finite count as the largest float."""
+    """The comparison of all numbers of one sort (`what`), such as losses. `greatest`: the greatest absolute difference,
+    found at `at`. `size`: the greatest absolute value of plain PyTorch at `at`, or of all numbers if there is no
+    difference. `equal` of `count` numbers or tensors agree in every bit. Numbers that are not finite count as the
+    largest float."""
 
     what: str
     greatest: float
@@ -21,7 +22,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """The greatest absolute difference within one parameter."""
+    """The greatest absolute difference between offmate's and plain PyTorch's values of one parameter."""
 
     parameter: str
     greatest: float
@@ -31,20 +32,21 @@ class Difference:
 class Certificate:
     """A comparison of a job's first `steps` steps, done by offmate and by plain PyTorch.
 
-    `layers` of the model's `all_layers` were compared: fewer than all where the whole model has no room in plain
-    PyTorch, which would take `plain_bytes` on the device, which has `there_bytes`. `moved_bytes` a step are copied
-    between host and device under the plan, and `cpu_updated` tensors are updated on the CPU.
+    `layers` of the model's `all_layers` were compared: fewer than all if plain PyTorch has no room for the whole model.
+    It would take `plain_bytes` on the device, which has `there_bytes`. `moved_bytes`: bytes copied between host and
+    device in each step of the plan. `cpu_updated`: number of tensors that the CPU updates.
 
     `reasons`: why results may differ within rounding; without a reason every bit must be equal. With one, the losses
-    and the norm of the first step may differ by `allowed` of their size; `first` is by how much they differ. Later
-    steps are not judged: they start from other weights, and AdamW makes whole steps of gradients that are nearly zero.
-    Without clipping the norm is that of the first moments, which are then the gradients but for a factor.
+    and the gradient norm of the first step may differ by the fraction `allowed` of their size; `first` is the fraction
+    by which they differ. Later steps are not judged: they start from other weights, and AdamW makes whole steps of
+    gradients that are nearly zero. Without clipping the norm is that of the first moments, which are then the gradients
+    times a constant.
 
     `rounded`: AdamW's moments are in 8 bits, and plain PyTorch rounded its moments in the same way after each update.
-    `decided`: the plan was kept before, and the submitted job trains under it; else it was made for the certificate, as
-    a job's plan is made when it has its turn. `other_kernels`: the job's own plan is for the faster kernels that it
-    takes, which need other memory. `kernels`: the PyTorch kernels that both used, in a line. `refused`: operations that
-    have no deterministic kernels.
+    `decided`: the plan was kept before, and the submitted job trains under it; otherwise it was made for the
+    certificate, as a job's plan is made when the job starts. `other_kernels`: the job itself uses faster kernels, which
+    need other memory, so its own plan differs. `kernels`: the PyTorch kernels that both used, in one line. `refused`:
+    operations that have no deterministic kernels.
     """
 
     model: str
@@ -73,10 +75,10 @@ class Certificate:
 
     @property
     def holds(self) -> bool:
-        """Whether no difference is greater than it may be."""
+        """Whether no difference is greater than allowed."""
         return self.bitwise or (bool(self.reasons) and self.first <= self.allowed)
 
     @property
     def bitwise(self) -> bool:
-        """Whether all is equal in every bit."""
+        """Whether all compared numbers are equal in every bit."""
         return all(finding.equal == finding.count for finding in self.findings)

@@ -1,4 +1,5 @@
-"""Computes what a plan costs: where each byte goes, and what limits it. Makes values of `planner.reports.receipt`."""
+"""Computes what a plan costs, where each byte goes, and what limits the speed, as values of
+`planner.reports.receipt`."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ LAUNCHING = "launching the GPU's operations"
 
 
 def status_of(plan: Plan, gap: float) -> str:
-    """ "optimal" when it is proven that the plan is within `gap` of the O-ILP's optimum or of the best schedule."""
+    """The status of a plan: "optimal" if its step time is proven to be within `gap` (0.01 = 1%) of the optimum of the
+    integer program, or of the lower bound for any schedule; otherwise "feasible"."""
     near_solver = plan.step_s <= plan.lp_step_s * (1 - plan.solver_gap) * (1 + gap)
     near_bound = plan.step_s <= plan.bound_s * (1 + gap)
     return "optimal" if near_solver or near_bound else "feasible"
@@ -36,7 +38,8 @@ def cpu_update_share(plan: Plan, chain: Chain) -> float:
 def receipt(
     plan: Plan, chain: Chain, hardware: Hardware, asked: Asked, *, gap: float, rated_writes: int | str | None = None
 ) -> Receipt:
-    """The receipt of a plan, without changes. `rated_writes`: the job's `disk_rated_writes`."""
+    """The receipt of a plan: its status, speed, and use of memory and disks. Changes that would help are not included.
+    `rated_writes`: the job's key `disk_rated_writes`."""
     program = compile_program(plan, chain)
     tokens = plan.rounds * plan.slices * chain.slice_tokens
     return Receipt(
@@ -75,7 +78,8 @@ def receipt(
 def no_fit(
     chain: Chain, hardware: Hardware, asked: Asked, *, budgets: tuple[int, int], least: tuple[int | None, int | None]
 ) -> Receipt:
-    """The receipt of a job that does not fit; `budgets` and `least` are bytes of the device and of the host."""
+    """The receipt of a job that does not fit. `budgets`, `least`: bytes of the device and of the host, as given and as
+    needed (None: no budget is enough)."""
     return Receipt(
         status="infeasible",
         asked=asked,
@@ -96,7 +100,7 @@ def _tensors(chain: Chain) -> tuple[Tensor, ...]:
 
 
 def gpu_shares(program: Program, chain: Chain) -> tuple[Share, ...]:
-    """What the device holds at its peak; the bytes add up to it."""
+    """What the device holds at its peak, by purpose; the bytes add up to the peak."""
     peak = parts_at_peak(program, chain).peak
     moving = {op.subject for op in program.ops if op.kind is OpKind.FREE}
     staying = sum(t.bytes for t in chain.tensors() if Item.weight(t.name) not in moving)
@@ -114,7 +118,7 @@ def gpu_shares(program: Program, chain: Chain) -> tuple[Share, ...]:
 
 
 def host_shares(plan: Plan, chain: Chain) -> tuple[Share, ...]:
-    """What the host holds; the bytes add up to its peak."""
+    """What the host holds, by purpose; the bytes add up to the plan's host memory."""
     parts = cpu_parts(plan, chain)
     update = next((kind.host_scratch for kind in chain.optimizers if kind.host_scratch), "")
     passing = "weights and gradients" if chain.passing_bytes(plan.cpu_updated()) else "weights"
@@ -134,9 +138,13 @@ def host_shares(plan: Plan, chain: Chain) -> tuple[Share, ...]:
 def disk_shares(
     chain: Chain, asked: Asked, stored: int = 0, activations: int = 0, weights: int = 0
 ) -> tuple[Share, ...]:
-    """What a run takes of disks: checkpoints, the one that is being written while the others are still there, and the
-    trained model. `stored`: bytes of optimizer states on drives; where a single checkpoint is kept it names them, and
-    they are there twice. `activations`: bytes of a round. `weights`: gradients and working copies wholly on disk."""
+    """The most that a run takes on disks, by purpose: the kept checkpoints, one that is being written while the others
+    are still there, the trained model, and what is on drives during training.
+
+    `stored`: bytes of optimizer states on drives; if only a single checkpoint is kept, the states are its content, and
+    take their space twice. `activations`: bytes of the activations of one round. `weights`: bytes of gradients and
+    working copies of tensors that are entirely on disk.
+    """
     named = asked.keep == 1
     checkpoint = chain.saved_bytes - stored * named
     model = sum(t.bytes for t in _tensors(chain) if t.trainable or asked.whole)
@@ -184,7 +192,7 @@ def _issued_in_no_time(chain: Chain) -> Chain:
 
 
 def loads(program: Program, chain: Chain, hardware: Hardware, step_s: float) -> tuple[Load, ...]:
-    """How long each resource works in a step, the busiest first."""
+    """How long each resource (GPU, CPU, link, drive, …) works in a step, the busiest first."""
     timeline = simulate(program, chain, hardware)
     on_device = sum(s.end_s - s.start_s for s in timeline.spans if s.op.kind is OpKind.UPDATE)
     busy = dict(timeline.busy_s)
@@ -209,7 +217,7 @@ def loads(program: Program, chain: Chain, hardware: Hardware, step_s: float) -> 
 
 
 def solved(plan: Plan, chain: Chain, *, gap: float, solve_s: float) -> Solved:
-    """The answer about a chain from a file, made of its plan."""
+    """The answer to `solve`: the figures and stages of `plan`, made for a chain from a file."""
     return Solved(
         status=status_of(plan, gap),
         step_s=plan.step_s,

@@ -1,4 +1,4 @@
-"""Holds the answers to "how is it done?" and "will it fit, and how fast?" as values to be shown."""
+"""Defines the answers to "will this job fit, how fast, and how is it done?" as values to be shown."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from planner.schedule.plan import Stage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What was asked about: `rows` × `length` tokens a slice, `slices` of them a step. `keep`: checkpoints that are
-    kept, None for all. `whole`: the model is written, not adapters alone."""
+    """The question of a receipt: a step has `slices` micro-batches of `rows` × `length` tokens. `keep`: how many
+    checkpoints are kept; None for all. `whole`: the whole model is written at the end, not only adapters."""
 
     model: str
     dtype: str
@@ -26,7 +26,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """A part of a memory or disk, under a name for people."""
+    """A part of a memory or disk: its purpose in words, and its bytes."""
 
     name: str
     bytes: int
@@ -34,7 +34,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """How long a resource works in a step, in seconds and as a `share` of the step's time."""
+    """How long one resource works in a step: in seconds, and as a share (0 to 1) of the step's time."""
 
     resource: str
     busy_s: float
@@ -43,7 +43,8 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """A change of machine or job: `factor` times as many tokens per second, planned anew, or by the same plan there."""
+    """A change of the machine or the job, and the speed with it: `factor` times as many tokens per second as without,
+    with a new plan, or with the same plan under the change."""
 
     text: str
     factor: float
@@ -53,7 +54,8 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prospect:
-    """A change that was not planned: no schedule gets more than `most` times as many tokens per second from it."""
+    """A change of the machine or the job for which no plan was made. No schedule gets more than `most` times as many
+    tokens per second from it."""
 
     text: str
     most: float
@@ -61,18 +63,18 @@ class Prospect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """What a job costs on a machine. `status`: "optimal" (proven to be within the gap of the O-ILP's optimum, or of the
-    bound for any schedule), "feasible", or "infeasible"; where infeasible, no figures of a plan are set, but `least_…`,
-    `fits_with` and `disk` are.
+    """What a job costs on a machine. `status`: "optimal" (proven to be within the gap of the optimum of the integer
+    program, or of the lower bound for any schedule), "feasible", or "infeasible". If it is infeasible, no figures of a
+    plan are set, but `least_…`, `fits_with` and `disk` are.
 
-    `gpu` is what the device holds at its peak, `host` what the host holds all the time, `disk` what the run leaves on
-    it at most, `disk_use` what each step does to drives with optimizer states. `loads` begins with the resource that
-    limits, `changes` with the change that helps most. `unplanned`: changes that may help and were not planned.
-    `untried`: ways that may fit and were not looked into. `notes`: what else to know about the job.
-    `plan_key` is that of the kept plan, empty where none is kept. `cut_short`: a time limit ended the search for the
-    plan, which is not kept then. `complete`: nothing was left out for lack of time.
+    `gpu`: what the device holds at its peak; `host`: what the host holds all the time; `disk`: the most that the run
+    takes on disk; `disk_use`: what each step does to drives with optimizer states. `loads` begins with the resource
+    that limits, `changes` with the change that helps most. `unplanned`: changes that may help and were not planned.
+    `fits_with`: changes with which the job fits. `untried`: changes with which it may fit, not looked into. `notes`:
+    what else to know about the job. `plan_key`: the key of the kept plan; empty if none is kept. `cut_short`: a time
+    limit ended the search for the plan, which is then not kept. `complete`: nothing was left out for lack of time.
     `least_gpu_budget_bytes` is for the given host budget, `least_cpu_budget_bytes` for the given GPU budget; None: no
-    budget is enough.
+    budget is enough. `step_s`, `lp_step_s`, `bound_s`, `solver_gap`: as in `planner.schedule.plan.Plan`.
     """
 
     status: str
@@ -112,10 +114,10 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solved:
-    """A chain planned on a machine, both from files. `status` as in `Receipt`; `step_s` is the plan under the
-    simulator, `lp_step_s` the solver's objective before rounding, `solver_gap` the solver's own, `bound_s` a bound for
-    any schedule, `cpu_update_share` the share of the trained parameters that the CPU updates, `rounds` × `slices` how
-    the step is cut, `resident` the items on the device when a step begins."""
+    """The plan of a chain on a machine, both read from files. `status`: as in `Receipt`. `step_s`: seconds of the
+    simulated step; `lp_step_s`: the solver's objective before rounding; `bound_s`: a lower bound for any schedule;
+    `solver_gap`: the solver's own gap. `cpu_update_share`: the share of the trained parameters that the CPU updates.
+    The step has `rounds` × `slices` micro-batches. `resident`: the items on the device when a step begins."""
 
     status: str
     step_s: float

@@ -63,8 +63,8 @@ def takes_too_much(source: str, number: str) -> UserError:
 
 
 def ended_by(number: int, source: str, *, kernel_kills: bool = False) -> UserError | None:
-    """The UserError for a process that the signal `number` ended while it was reading `source`; None if the signal is
-    none that a limit sends.
+    """The UserError for a process that the signal `number` ended while it was reading `source`; None for signals that
+    neither a limit nor a lack of memory explains.
 
     The sender of a SIGKILL is not known, and `source` need not be its cause. `kernel_kills`: in the meantime the kernel
     has killed some process because memory ran out.

@@ -92,9 +92,9 @@ def tied_rows(chain: Chain, slices: int, rounds: int, *, begun: bool) -> dict[st
 
 
 def distinct_tokens(chain: Chain, slices: int) -> tuple[int, ...]:
-    """For each slice k of a round, the largest number of distinct tokens that slices 0 … k have together. If the data
-    are not known, every token may be a different one. For a step of several rounds the chain's numbers, which are those
-    of one round, give only an upper limit."""
+    """For each slice k of a round, the largest number of distinct tokens that slices 0 … k have together. The chain's
+    own numbers are for a step of one round; for several rounds the result is an upper limit made from them. If the data
+    are not known, every token may be a different one."""
     if len(chain.distinct_tokens) == slices:
         return chain.distinct_tokens
     most = max(chain.distinct_tokens, default=slices * chain.slice_tokens)

@@ -1,2 +1,2 @@
-"""Answers the same question with something changed: another batch size, what would fit, what would help. Imports
+"""Answers a planning question with something changed: another batch size, what would fit, what would be faster. Imports
 `search`, `measure`, `reports` and what they import."""

@@ -2,9 +2,9 @@
 
 The job fixes the rows of a step, so learning stays as it is, and the best split is the one with the shortest step. The
 thesis makes 1/b a variable of its program, takes all times as proportional to b, and rounds the answer. Here every
-divisor of the rows is a candidate. A block's bytes and estimated times are affine in the rows, so two traces give the
-chains of all candidates. The solver's step of each candidate says in which order to plan them, and when no other is
-likely to be better.
+divisor of the rows is a candidate. A block's bytes and estimated times are affine functions of the rows, so tracing the
+model for two numbers of rows gives the chains of all candidates. The time of a step that the solver finds for each
+candidate says in which order to plan them, and when no other is likely to be better.
 """
 
 from __future__ import annotations
@@ -33,14 +33,15 @@ _MOST_ROWS = 1024  # of a micro-batch, unless the model needs all in one: far mo
 _PLAN_S = 10.0  # for one candidate
 PATIENCE_S = 60.0
 WANTED = 3
-"""Splits that are compared, and measured where possible: estimates do not see the time that small kernels waste."""
+"""The number of splits that are compared, and measured if possible: estimates do not see the time that small kernels
+waste."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSplit:
-    """A split of a step: `slices` micro-batches of `rows` rows; `step_s` by the planner's estimate."""
+    """One split of a step: `slices` micro-batches of `rows` rows each. `step_s`: estimated seconds of a step."""
 
     rows: int
     slices: int
@@ -49,8 +50,9 @@ class BatchSplit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """A split with its problem and the step that the solver hopes for: see `Problem.hope_s`. `traced`: its chain was
-    traced, not interpolated between the traced ones."""
+    """One split of a step into micro-batches of `rows` rows, with its planning problem. `hope_s`: the seconds of a step
+    that the solver hopes for (`Problem.hope_s`). `traced`: the model was traced with this many rows; otherwise its
+    figures are interpolated."""
 
     rows: int
     problem: Problem
@@ -66,8 +68,8 @@ def hopeful(
     distinct_tokens: tuple[int, ...] = (),
     runs: bool = False,
 ) -> list[Split]:
-    """All splits of the job's `train_batch_size`, ordered by the step that the solver hopes for. `runs`: the job is to
-    run, and is not only asked about.
+    """All splits of the job's `train_batch_size` into micro-batches, ordered by the step time that the solver hopes
+    for. `runs`: the job is to run, and is not only asked about.
 
     Raises UserError for a model that cannot be used.
     """
@@ -98,11 +100,12 @@ def ranked(
     distinct_tokens: tuple[int, ...] = (),
     patience_s: float = PATIENCE_S,
 ) -> list[BatchSplit]:
-    """Splits of the job's `train_batch_size` that fit the budgets, the fastest by estimate first; of those within the
-    gap of the fastest, the one with most rows first. Empty: none fits. Once there are `WANTED` splits, those are left
-    out for which the solver hopes for no shorter step; once there is one, those for which `patience_s` left no time.
+    """Splits of the job's `train_batch_size` into micro-batches that fit the budgets, the fastest by estimate first; of
+    those within the gap of the fastest, the one with most rows first. Empty: none fits.
 
-    Raises UserError for a model that cannot be used.
+    Once there are `WANTED` splits, those for which the solver hopes for no shorter step are left out. Once there is
+    one, those for which `patience_s` seconds left no time are left out. Raises UserError for a model that cannot be
+    used.
     """
     deadline = time.monotonic() + patience_s
     splits: list[BatchSplit] = []
@@ -121,7 +124,7 @@ def ranked(
 
 
 def best_first(splits: list[BatchSplit]) -> list[BatchSplit]:
-    """Ordered by step; but those within the gap of the fastest come first, most rows first."""
+    """The splits ordered by the time of a step, but those within the gap of the fastest come first, most rows first."""
     best_s = min((c.step_s for c in splits), default=math.inf)
     equal = [c for c in splits if c.step_s <= best_s * (1 + GAP)]
     slower = [c for c in splits if c not in equal]
@@ -169,8 +172,8 @@ class _Chains:
 
 
 def candidates(total: int) -> list[int]:
-    """The numbers of rows that a micro-batch may have where a step has `total` rows, ascending: the divisors of `total`
-    up to 1024, or 16 of them, spread evenly over their logarithms."""
+    """The numbers of rows that a micro-batch may have if a step has `total` rows, ascending: the divisors of `total` up
+    to 1024, or 16 of them, spread evenly over their logarithms."""
     small = [d for d in range(1, math.isqrt(total) + 1) if total % d == 0]
     divisors = sorted(d for d in {*small, *(total // d for d in small)} if d <= _MOST_ROWS)
     wanted = [divisors[-1] ** (step / (_MOST - 1)) for step in range(_MOST)]
@@ -178,8 +181,8 @@ def candidates(total: int) -> list[int]:
 
 
 def alike(low: Chain, high: Chain) -> tuple[Chain, Chain]:
-    """Two chains of a model, with only the options that both have: which values are worth saving depends on the rows of
-    a slice."""
+    """Two chains of the same model for different numbers of rows, reduced to the options that both have. (Which values
+    are worth saving depends on the rows of a micro-batch, so the options differ.)"""
     shared: list[tuple[Block, Block]] = []
     for a, b in zip(low.blocks, high.blocks, strict=True):
         others = {option.recipe: option for option in b.options}
@@ -195,8 +198,8 @@ def alike(low: Chain, high: Chain) -> tuple[Chain, Chain]:
 
 
 def between(low: T, high: T, share: float) -> T:
-    """The value whose numbers are `share` of the way from those of `low` to those of `high`, two values alike in form;
-    whole numbers, such as bytes, round up."""
+    """A value of the same structure as `low` and `high`, each number at the fraction `share` of the way from `low` to
+    `high`. Whole numbers, such as bytes, are rounded up."""
     if isinstance(low, (bool, str)) or low is None:
         return low  # names are those of `low`: a kind is of one shape
     if isinstance(low, (int, float)):

@@ -1,4 +1,4 @@
-"""Finds changes of a job with which it fits where it did not: each was planned, none is guessed."""
+"""Finds changes with which a job fits that does not fit as it is. Each change was planned; none is guessed."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _SHORTEST = 256  # tokens; below that nobody trains
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """A change with which a job fits, and the least device memory it then needs. None: there was no time to find out;
-    then `keys` are the job's keys to ask about."""
+    """A change with which a job fits. `least_bytes`: the smallest device memory with which it then fits; None: there
+    was no time to find out whether it fits, and `keys` are the changed keys of the job, with which to ask again."""
 
     text: str
     least_bytes: int | None
@@ -46,8 +46,8 @@ class Way:
 
 
 def problem_of(job: Job, hardware: Hardware, device: torch.device, *, runs: bool = False) -> Problem:
-    """The problem of planning a job with known slices on `hardware`, with its blocks traced on `device`. `runs`: the
-    job is to run, and is not only asked about. Raises UserError."""
+    """The problem of planning a job, whose split into micro-batches is given, on `hardware`. The model's blocks are
+    traced on `device`. `runs`: the job is to run, and is not only asked about. Raises UserError."""
     analysis = analyse(job, device, for_gpu=device.type == "cpu" and hardware.is_gpu)
     problem = Problem(
         chain=analysis.chain(estimate_times(analysis, hardware)),
@@ -62,14 +62,14 @@ def problem_of(job: Job, hardware: Hardware, device: torch.device, *, runs: bool
 
 
 def ways_to_fit(job: Job, problem: Problem, device: torch.device, last_trace: float, *, runs: bool) -> Iterator[Way]:
-    """Ways to train that fit the budgets as they are, in the keys of a job, with the most rows and the longest rows
-    that fit. Drives and adapters come first, which help where little else does, then ways that help a little.
+    """Changes of the job's keys with which it fits the budgets as they are, with the most and the longest rows that
+    fit. Drives and adapters come first, which help where little else does, then changes that help a little.
 
-    `runs`: the job is to run. Adapters need a model's weights, so LoRA is then no way where the model has none. Where
-    the job is only asked about, a config stands for its model.
+    `runs`: the job is to run. Adapters need a model's weights, so LoRA is then not proposed if the model has none. If
+    the job is only asked about, the model's config is enough.
 
-    Most ways take a trace of the model's blocks. No trace is begun after `last_trace` (monotonic clock): after that,
-    ways come untried.
+    Most changes need a trace of the model's blocks. No trace is begun after `last_trace` (monotonic clock, seconds);
+    later changes are returned untried.
     """
 
     def tried(text: str, **keys: object) -> Iterator[Way]:

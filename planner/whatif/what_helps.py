@@ -1,7 +1,8 @@
-"""Finds what would help, and by how much: plans other machines and jobs beside the question's own plan.
+"""Finds which changes of the machine or the job would make it faster, and by how much, by planning them beside the
+job's own plan.
 
-Other processes do this, because one thread solves one program. Changes that were not planned, as they promised little
-or time was short, are reported with what they could gain at most.
+Other processes do this, because one thread solves one program. Changes that were not planned, because they promised
+little or time was short, are reported with the most that they could gain.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _USED = 0.8  # of a budget: where a plan uses less, more memory is no help, what
 
 
 def variations(problem: Problem) -> Iterator[tuple[str, Problem]]:
-    """The problem with one thing changed at a time, each with a text for people."""
+    """The problem with one thing changed at a time, each with a description for people."""
     hardware, chain = problem.hardware, problem.chain
     slow = any(optimizer.own_seconds for optimizer in chain.optimizers)  # products, of which a CPU does one in hundreds
     if problem.clip and slow:  # the GPU then does them
@@ -103,7 +104,8 @@ def _pool() -> Pool:
 
 
 class Variations:
-    """What variations of a problem gain, found in other processes until the context ends."""
+    """A context with a pool of processes that plan changed problems, to find what a change would gain. The processes
+    end with the context."""
 
     def __init__(self) -> None:
         self._running: list[tuple[Prospect, Problem, AsyncResult[float]]] = []
@@ -122,19 +124,22 @@ class Variations:
         self._pool.join()
 
     def plans(self, problems: Sequence[Problem], time_limit_s: float) -> list[Plan | None]:
-        """The plans of several problems at once; None where nothing fits."""
+        """The plans of several problems, made in parallel; None for a problem that fits no plan."""
         return self._pool.starmap(_plan, [(problem, time_limit_s) for problem in problems], chunksize=1)
 
     def least_cpu_bytes(self, problem: Problem) -> AsyncResult[int | None]:
-        """The result of `Problem.least_cpu_bytes`, to be fetched later."""
+        """Start `Problem.least_cpu_bytes` in another process; `get()` of the result waits for it."""
         return self._pool.apply_async(_least_cpu_bytes, (problem,))
 
     def start(
         self, problem: Problem, plan: Plan, time_limit_s: float, *, more: Sequence[tuple[str, Problem]] = ()
     ) -> None:
-        """Begin to look into variations, and `more` of them that have chains of their own, the most promising by their
-        lower bounds first. Only four are planned, however much time there is, so that the answer does not depend on the
-        time where it suffices. For all of them, planned or not, the step of `plan` itself under the change is found."""
+        """Start to plan the problem's variations, and those in `more`, in other processes, the most promising by their
+        lower bounds first.
+
+        Only four are planned, however much time there is, so that the answer does not depend on the time if that
+        suffices. For all of them, planned or not, the time of a step with `plan` itself under the change is computed.
+        """
         prospects, tasks = [], []
         for text, other in (*variations(problem), *more):
             most = (other.tokens / other.bound_s()) / (problem.tokens / plan.step_s)
@@ -150,8 +155,8 @@ class Variations:
             self._running.append((prospect, other, self._pool.apply_async(_step_s, task)))
 
     def changes(self, problem: Problem, plan: Plan, deadline: float) -> tuple[tuple[Change, ...], tuple[Prospect, ...]]:
-        """The changes that help, the best first, and the prospects that may help more but were not planned, or not in
-        time. `deadline` is by the monotonic clock."""
+        """The changes that help, the best first; and the changes that might help more but were not planned, or not in
+        time. `deadline`: seconds of the monotonic clock."""
         helpful, late = [], []
         for prospect, other, result in self._running:
             try:
@@ -200,8 +205,8 @@ def _step_s(problem: Problem, plan: Plan, other: Problem, time_limit_s: float) -
 
 
 def carried_over(plan: Plan, other: Problem) -> Plan | None:
-    """The plan, made for a chain alike in form, as a plan of the other problem; None where it does not fit there. What
-    the solver proved is left out, as it holds for the plan's own chain."""
+    """The plan, used for another problem whose chain has the same blocks and tensors; None if it does not fit there.
+    What the solver proved is left out, because it holds for the plan's own chain."""
     program = compile_program(plan, other.chain)
     device, host = gpu_peak_bytes(program, other.chain), cpu_peak_bytes(plan, other.chain)
     if device > other.gpu_budget_bytes or host > other.cpu_budget_bytes:
