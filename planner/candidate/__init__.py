@@ -1,2 +1,2 @@
-"""Candidates before they become plans: the problem they answer, a schedule per tensor, and what a candidate costs.
+"""Defines candidates for a plan: the problem that they solve, a schedule per tensor, and what a candidate costs.
 Imports `schedule` and `machine`."""

@@ -1,5 +1,5 @@
-"""Windows: the absences of a candidate's items, one by one. Once it is known which items move, the stages of these
-absences are left to decide."""
+"""Lists the windows of a candidate: for each time that a weight, gradient or states leave the device, the stages
+between which this absence may lie. Once it is known which items move, only these stages are left to decide."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from planner.schedule.update_work import cpu_work
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Window:
-    """One absence of one item. Stage numbers count on past a step's end.
+    """One absence of one item (weight, gradient or optimizer states) from the device, and the stages between which it
+    may lie. Stage numbers count on past a step's end.
 
-    `last`: the last stage that touches the item before the absence. `use`: the stage that needs it back (for a
-    gradient: that needs its weight). `evict`, `fetch`: these stages as the candidate has them. `copy`: the stage that
-    makes what the host must get; None where the host's copy is current. `update_s`: seconds of the CPU's work before
-    the item may come back; `drive_s`: those of the drive, where the states are on disk. `sent` and the fields after it
-    are for `planner.search.list_schedule`, which decides them.
+    `last`: the last stage that uses the item before the absence. `use`: the stage that needs it back (for a gradient:
+    that needs its weight). `evict`, `fetch`: the stages at which the candidate releases and fetches it. `copy`: the
+    stage that computes what the host must get; None if the host's copy is current. `size`: bytes. `absence`: its index
+    in the tensor's schedule. `update_s`: seconds of CPU work before the item may come back; `drive_s`: those of the
+    drive, if the states are on disk. `sent` and the fields after it are set by `planner.search.list_schedule`.
     """
 
     key: int  # orders items that are needed in the same stage: weights before states
@@ -48,11 +49,11 @@ class Window:
 
     @property
     def is_gradient(self) -> bool:
-        """Whether the item is a gradient, which only leaves."""
+        """Whether the item is a gradient; a gradient leaves the device and does not come back."""
         return self.item.kind == GRADIENT
 
     def after(self, stages: int) -> Window:
-        """The same window so many stages later, with nothing decided."""
+        """The same window `stages` stages later, with nothing decided."""
         return Window(
             key=self.key,
             item=self.item,
@@ -69,7 +70,7 @@ class Window:
 
 
 def windows_of(setting: Setting, candidate: Candidate) -> list[Window]:
-    """All absences of one step, schedule by schedule."""
+    """All absences of items from the device in one step, schedule by schedule."""
     users, stages = setting.chain.users(), 2 * len(setting.chain.blocks) - 1
     windows: list[Window] = []
     for number, schedule in enumerate(candidate.schedules):
@@ -129,10 +130,9 @@ def _absences(
 
 
 def with_lead(setting: Setting, candidate: Candidate, lead: int) -> Candidate:
-    """The candidate with every item fetched `lead` stages before its use and, if it is copied to the host, released
-    `lead` stages after its last one. With 0, both happen in these stages: that is slow, but no order has less on the
-    device.
-    """
+    """The candidate with every item fetched `lead` stages before its use and, if it must be copied to the host,
+    released `lead` stages after its last use. With 0, copies and uses share a stage: that is slow, but no other order
+    has less on the device."""
     stages = 2 * len(setting.chain.blocks) - 1
     windows: dict[str, list[Window]] = {}
     for window in windows_of(setting, candidate):
@@ -161,7 +161,7 @@ def _led(schedule: TensorSchedule, window: Window, lead: int, stages: int) -> Te
 
 
 def with_absence(schedule: TensorSchedule, window: Window, absence: Absence) -> TensorSchedule:
-    """The schedule with another absence in the window's place."""
+    """The schedule with `absence` in place of the absence that `window` describes."""
     absences = schedule.weight if window.item.kind == WEIGHT else schedule.states
     absences = (*absences[: window.absence], absence, *absences[window.absence + 1 :])
     return replace(schedule, weight=absences) if window.item.kind == WEIGHT else replace(schedule, states=absences)

@@ -1,7 +1,8 @@
-"""Candidates: a schedule per tensor that says where the tensor is during a step, and the plan made of all schedules.
+"""Defines candidates: a schedule per tensor that says when the tensor is on the device, and the plan made of all
+schedules.
 
-Every candidate, greedy or solved, is a list of schedules. `assemble` writes them into the stages of a `Plan`.
-Stages are numbered 0 … T-1 in `stage_order`; T = 2L - 1 for L blocks.
+Every candidate, whether found by a heuristic or a solver, is a list of schedules. `assemble` writes them into the
+stages of a `Plan`. Stages are numbered 0 … T-1 in `stage_order`; T = 2L - 1 for L blocks.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from planner.schedule.plan import Direction, Plan, Stage, stage_order
 
 
 class Side(StrEnum):
-    """Who updates a tensor."""
+    """Who updates a tensor: the CPU, the GPU, or nobody, if it is frozen."""
 
     CPU = "cpu"
     GPU = "gpu"
@@ -27,9 +28,9 @@ class Side(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Absence:
-    """An absence from the device: from the end of stage `evict` to stage `prefetch`, perhaps of the next step.
+    """An absence from the device, from the end of stage `evict` to stage `prefetch`, which may be in the next step.
 
-    `offload` is the stage that copies to the host before; None where the host's copy is current.
+    `offload`: the stage in which the item is copied to the host before; None if the host's copy is current.
     """
 
     evict: int
@@ -39,11 +40,12 @@ class Absence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSchedule:
-    """What one tensor does in a step. `update`: the stage at which the update is listed. `send`: the stage that copies
-    the gradient to the host. `drop`: the stage that releases the gradient's device copy. If the GPU updates the tensor,
-    these two apply only between rounds. `fetch`: the stage that brings the gradient back for the next round (None: the
-    stage that adds to it). `trails`: its states on disk are updated in the next step.
-    """
+    """What happens to one tensor in a step; numbers are those of stages. `side`: who updates it. `update`: the stage at
+    which the update is listed. `send`: the stage that copies the gradient to the host. `drop`: the stage that releases
+    the gradient's device copy. If the GPU updates the tensor, these two apply only between rounds. `fetch`: the stage
+    that brings the gradient back for the next round (None: the stage that adds to it). `trails`: its states on disk are
+    updated in the next step. `weight`, `states`: the absences of the weight and of the optimizer states from the
+    device."""
 
     tensor: Tensor
     side: Side
@@ -57,12 +59,13 @@ class TensorSchedule:
 
 
 def backward_stage(chain: Chain, block: int) -> int:
-    """The stage that makes the gradients of `block`."""
+    """The number of the stage that runs the backward of `block`."""
     return 2 * (len(chain.blocks) - 1) - block
 
 
 def movable(chain: Chain, hardware: Hardware) -> list[list[Tensor]]:
-    """Per block, the tensors that may leave the device: used by this block only, and large enough for a transfer."""
+    """Per block, the tensors that may leave the device: those that only this block uses and that are large enough for a
+    transfer."""
     users = chain.users()
     return [
         [t for t in block.tensors if len(users[t.name]) == 1 and t.bytes >= max(1, hardware.min_transfer_bytes)]
@@ -71,8 +74,8 @@ def movable(chain: Chain, hardware: Hardware) -> list[list[Tensor]]:
 
 
 def settled(chain: Chain, hardware: Hardware) -> list[list[Tensor]]:
-    """Per block, the tensors whose states may leave, but not the weight, as later blocks use it, too; this is the first
-    block that uses it."""
+    """Per block, the tensors whose optimizer states may leave the device, but not the weight, because later blocks use
+    it, too. Each is listed at the first block that uses it."""
     users = chain.users()
     return [
         [
@@ -87,8 +90,8 @@ def settled(chain: Chain, hardware: Hardware) -> list[list[Tensor]]:
 
 
 def at_home(chain: Chain, tensor: Tensor, clip: bool) -> TensorSchedule:
-    """The schedule of a tensor that is always on the device. It is updated there as soon as its gradient is complete,
-    with clipping at the step's end."""
+    """The schedule of a tensor that is always on the device. The device updates it as soon as its gradient is complete;
+    with clipping, at the step's end. A frozen tensor is not updated."""
     if not tensor.trainable:
         return TensorSchedule(tensor=tensor, side=Side.NOBODY)
     first = chain.users()[tensor.name][0]
@@ -97,7 +100,8 @@ def at_home(chain: Chain, tensor: Tensor, clip: bool) -> TensorSchedule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A candidate: an option name per block and a schedule per tensor. `source` says who proposes it."""
+    """A candidate for the plan: an option name per block and a schedule per tensor. `source`: the method that proposed
+    it."""
 
     options: tuple[str, ...]
     schedules: tuple[TensorSchedule, ...]
@@ -109,7 +113,8 @@ WORDS = ("prefetch", "offload", "evict", "cpu_update", "gpu_update", "states_upd
 
 class Entry(NamedTuple):
     """An item, or a tensor's name, in one of a stage's lists. A list is sorted by urgency, then by number and place.
-    `word`: which list. `number`: the schedule's, in its candidate. `place`: among the schedule's entries."""
+    `word`: which list ("prefetch", "evict", …). `number`: the index of the schedule in its candidate. `place`: the
+    index among the schedule's entries."""
 
     stage: int
     word: str
@@ -120,7 +125,7 @@ class Entry(NamedTuple):
 
 
 def entries_of(chain: Chain, schedule: TensorSchedule, number: int, *, rounds: int) -> list[Entry]:
-    """What `schedule`, number `number` of its candidate, puts into the lists of the stages."""
+    """What one schedule puts into the lists of the stages. `number`: the schedule's index in its candidate."""
     entries: list[Entry] = []
     stages = 2 * len(chain.blocks) - 1
     name = schedule.tensor.name
@@ -172,7 +177,8 @@ def _residents(schedule: TensorSchedule) -> list[Item]:
 
 
 def assemble(chain: Chain, candidate: Candidate, *, slices: int, clip: bool, rounds: int = 1) -> Plan:
-    """The plan in which every tensor follows its schedule. Within a stage, items are in the order of their next use."""
+    """The plan in which every tensor follows its schedule in `candidate`. Within a stage, items are in the order of
+    their next use."""
     lists: list[dict[str, list[Entry]]] = [{word: [] for word in WORDS} for _ in range(2 * len(chain.blocks) - 1)]
     for number, schedule in enumerate(candidate.schedules):
         for entry in entries_of(chain, schedule, number, rounds=rounds):
@@ -194,6 +200,6 @@ def assemble(chain: Chain, candidate: Candidate, *, slices: int, clip: bool, rou
 
 
 def stage_of(block: int, direction: Direction, words: Mapping[str, Sequence[Entry]]) -> Stage:
-    """The stage with these lists."""
+    """The stage with these lists, each sorted; `words` maps the name of a list ("prefetch", …) to its entries."""
     lists: dict[str, Any] = {word: tuple([each.item for each in sorted(entries)]) for word, entries in words.items()}
     return Stage(block=block, direction=direction, **lists)

@@ -1,4 +1,4 @@
-"""What a candidate costs: bytes and seconds; and the proof that its program is right."""
+"""Computes what a candidate costs in bytes and seconds, and proves that its program is right."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from planner.schedule.verify import verify
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """What a candidate costs. `room_bytes`, `host_bytes`, `disk_bytes`: bytes left on the device per stage, on the
-    host, and on disk for activations; below 0 where it does not fit. `step_s`: seconds of a step. `operations`: how
-    many operations its stage model has."""
+    """What a candidate costs. `room_bytes`: bytes left of the budget on the device, per stage; `host_bytes`: on the
+    host; `disk_bytes`: on disk, for activations. They are below 0 if the candidate does not fit. `step_s`: seconds of a
+    step. `operations`: how many operations its stage model (`planner.candidate.stage_model`) has."""
 
     candidate: Candidate
     plan: Plan
@@ -34,12 +34,12 @@ class Evaluation:
 
     @property
     def fits(self) -> bool:
-        """Whether the budgets are kept."""
+        """Whether the candidate fits the budgets of the device, the host and the disk."""
         return min(*self.room_bytes, self.host_bytes, self.disk_bytes) >= 0
 
 
 def evaluate(setting: Setting, candidate: Candidate) -> Evaluation:
-    """What the candidate costs. This does not prove that its program is right: see `proven`."""
+    """Compute what the candidate costs. This does not prove that its program is right: `proven` does."""
     model = StageModel(setting, candidate)
     chain, hardware = setting.chain, setting.hardware
     return Evaluation(
@@ -64,18 +64,18 @@ def _disk_room(plan: Plan, setting: Setting) -> int:
 
 
 def predicted_step_s(program: Program, chain: Chain, hardware: Hardware) -> float:
-    """Seconds of the simulated step, but at least what the host's memory takes for all transfers and CPU updates of a
-    step, and what the drive takes (`least_step_s`)."""
+    """Seconds of the simulated step, or, if that is longer, what the host's memory or the drive takes for all that a
+    step moves (`least_step_s`)."""
     return max(simulate(program, chain, hardware).step_s, least_step_s(program, chain, hardware))
 
 
 def assembled(candidate: Candidate, setting: Setting) -> Plan:
-    """The candidate's plan."""
+    """The plan that the candidate's schedules make."""
     return assemble(setting.chain, candidate, slices=setting.slices, rounds=setting.rounds, clip=setting.clip)
 
 
 def device_bytes(candidate: Candidate, setting: Setting) -> int:
-    """The candidate's peak on the device."""
+    """The candidate's peak on the device, in bytes."""
     return _peak_bytes(assembled(candidate, setting), setting.chain)
 
 
@@ -85,7 +85,7 @@ def host_bytes(candidate: Candidate, setting: Setting) -> int:
 
 
 def fits(candidate: Candidate, setting: Setting) -> bool:
-    """Whether the budgets are kept."""
+    """Whether the candidate fits the budgets of the device and the host."""
     plan = assembled(candidate, setting)
     if cpu_peak_bytes(plan, setting.chain) > setting.budgets.cpu_bytes:
         return False
@@ -109,7 +109,8 @@ def _room_bytes(plan: Plan, program: Program, setting: Setting) -> list[int]:
 
 
 def proven(candidate: Candidate, setting: Setting) -> Plan:
-    """The candidate's plan with its prediction. Raises InvalidProgram if `verify` rejects it, which is our bug."""
+    """The candidate's plan with its predicted time and memory. Raises InvalidProgram if `verify` rejects its program,
+    which is a bug of the planner."""
     plan = assembled(candidate, setting)
     program = compile_program(plan, setting.chain)
     verify(program, setting.chain, gpu_budget_bytes=setting.budgets.gpu_bytes)

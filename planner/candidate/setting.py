@@ -1,4 +1,4 @@
-"""The problem that the solver and all candidates for a plan answer: the chain, the machine, budgets and freedoms."""
+"""Defines the problem that the solver and all candidates solve: chain, machine, budgets, and what is allowed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from planner.schedule.chain import Block, Chain, Option
 
 @dataclass(frozen=True, slots=True)
 class RateScale:
-    """The share of each queue's rate that the solver counts on, since whole tensors waste some of it."""
+    """The share (0 to 1) of each queue's rate on which the solver counts, because whole tensors waste some of it."""
 
     h2d: float = 1.0
     d2h: float = 1.0
@@ -22,7 +22,7 @@ FULL_RATES = RateScale()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budgets:
-    """Bytes the job may use, and the freedoms the solver has."""
+    """Bytes that the job may use on the device and on the host, and what the solver is allowed to do."""
 
     gpu_bytes: int
     cpu_bytes: int
@@ -33,8 +33,9 @@ class Budgets:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What all candidates of one problem share. `slices`: slices of a round. `states_anywhere`: which states are on
-    disk is still to be decided, whatever the chain's tensors say."""
+    """What all candidates for one plan share. `slices`: micro-batches of a round. `clip`: gradients are clipped by
+    their global norm. `states_anywhere`: the solver decides which optimizer states are on disk, whatever the chain's
+    tensors say."""
 
     chain: Chain
     hardware: Hardware
@@ -45,6 +46,7 @@ class Setting:
     states_anywhere: bool = False
 
     def options(self, block: Block) -> list[Option]:
-        """The options the job may use; all of them where activation offload is off and nothing else is left."""
+        """The options that the job may use for `block`. If activation offload is not allowed, those that offload are
+        left out, unless no others are left."""
         allowed = [o for o in block.options if self.budgets.activation_offload or not o.offloaded_bytes]
         return allowed or list(block.options)

@@ -1,4 +1,4 @@
-"""A model of a candidate, stage by stage: what each stage does, in numbers, and how long a step takes.
+"""Models a candidate stage by stage in numbers, to compute the time of a step quickly while schedules change.
 
 The operations of every stage are those of `planner.schedule.serial_order`. The step is as long as in
 `planner.schedule.simulate`, to the last bit: clipping, rounds, shared cores and offloaded activations included. When a
@@ -50,7 +50,8 @@ class _Copies:
 
 
 class StageModel:
-    """One candidate's stages, with `schedules` that may change. `program`: its operations before any change."""
+    """The stages of one candidate in numbers, with `schedules` that may be changed. `program`: the operations before
+    any change."""
 
     def __init__(self, setting: Setting, candidate: Candidate) -> None:
         chain = setting.chain
@@ -123,7 +124,8 @@ class StageModel:
         return works
 
     def change(self, changed: Iterable[tuple[int, TensorSchedule]]) -> None:
-        """Give the schedules with these numbers other stages. What moves at all, and who updates what, must stay."""
+        """Replace the schedules with these numbers by others with other stages. The same items must move as before, and
+        the same side must update each tensor."""
         if not self._lists:
             self._list()
         stages: set[int] = set()
@@ -161,17 +163,17 @@ class StageModel:
                 self._lists[entry.stage][entry.word].append(entry)
 
     def step_s(self) -> float:
-        """Seconds of a step, as simulated."""
+        """Seconds of a step, as `planner.schedule.simulate` would compute them."""
         return _played_s(self._step(), len(self._copies.number))
 
     @property
     def size(self) -> int:
-        """How many operations a step has."""
+        """The number of operations in a step."""
         return sum(len(stage) for stages in self._work for stage in stages)
 
     def critical(self) -> list[tuple[str, str]]:
-        """What determines the step's length and could change: ("fetch", item) where the fetch waited for the device,
-        ("evict", item) where the release waited for the item's copy to the host."""
+        """What determines the step's length and could be moved: ("fetch", item) if the item's fetch waited for the
+        device, ("evict", item) if the item's release waited for its copy to the host."""
         return _critical(self._step(), len(self._copies.number))
 
     def _step(self) -> list[_Work]:

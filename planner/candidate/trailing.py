@@ -1,8 +1,8 @@
-"""Which of a candidate's states on disk trail their weight.
+"""Chooses which of a candidate's optimizer states on disk trail their weight, that is, are updated one step after it.
 
 With clipping an update waits for the norm of all gradients, and the drive idles during the backward pass. States that
 trail are read when the norm is known, to update the weight alone. During the next step they are read again, updated and
-written. The price is a second read, and memory of its own for the gradient until then.
+written. The price is a second read, and host memory of its own for the gradient until then.
 """
 
 from __future__ import annotations
@@ -17,15 +17,17 @@ _PARTS = 6
 
 
 def trailing_bytes(tensor: Tensor, rounds: int) -> int:
-    """Bytes more on the host for a tensor whose states trail: a gradient beside the working copy, which is made anew
-    while the states still need the gradient."""
+    """Additional bytes on the host if a tensor's states are updated one step after its weight. The gradient, still
+    needed for the states, then cannot overwrite the working copy."""
     return tensor.gradient_bytes - tensor.host_gradient_bytes(rounds)
 
 
 def ways_to_trail(chain: Chain, candidate: Candidate, *, rounds: int, host_bytes: int) -> Iterator[Candidate]:
-    """The candidate with states of more or fewer tensors trailing: none, and growing parts of those for which
-    `host_bytes` more on the host are enough. Tensors whose next gradients come last are the first to trail. Yields
-    nothing where no states can trail."""
+    """The candidate with the states of more or fewer tensors updated one step after their weight: first none, then
+    growing parts of those for which `host_bytes` more host memory are enough.
+
+    Tensors whose next gradients come last are chosen first. Yields nothing if no states can be updated so.
+    """
     users, last = chain.users(), len(chain.blocks) - 1
     host_bytes += sum(trailing_bytes(j.tensor, rounds) for j in candidate.schedules if j.trails)
     chosen: list[str] = []

@@ -1,4 +1,4 @@
-"""Which of a candidate's CPU updates run ahead of the norm.
+"""Chooses which of a candidate's CPU updates run ahead, that is, before the gradient norm is known.
 
 With clipping an update waits for the norm of all gradients, so the CPU idles during the backward pass. An update ahead
 starts when its gradient has come, as if the norm did not clip. It writes to other memory than it reads, so that it can
@@ -17,18 +17,23 @@ _PARTS = 4
 
 
 def ahead_bytes(chain: Chain, tensor: Tensor, rounds: int) -> int:
-    """Bytes more on the host for an update ahead: another master and moments, and the gradient beside the working copy,
-    which the update makes anew before a replay reads the gradient again; less the bytes that packed states save."""
+    """Additional bytes on the host if the CPU updates a tensor before the gradient norm is known, so that the update
+    can be repeated.
+
+    They are a second master and moments, and memory of its own for the gradient (otherwise it may overwrite the working
+    copy), less the bytes that packed states save.
+    """
     beside = tensor.gradient_bytes - tensor.host_gradient_bytes(rounds)
     packed = chain.packed_bytes(tensor, rounds, ahead=True) - chain.packed_bytes(tensor, rounds)
     return tensor.master_bytes + beside - packed
 
 
 def ahead_of_norm(chain: Chain, candidate: Candidate, *, rounds: int, host_bytes: int) -> Iterator[Candidate]:
-    """The candidate with some updates ahead: a quarter to all of those for which `host_bytes` more on the host are
-    enough. Tensors whose gradients come first are chosen first. Yields nothing where no update can run ahead.
+    """The candidate with some CPU updates before the gradient norm is known: a quarter to all of those for which
+    `host_bytes` more host memory are enough.
 
-    A replay takes longer than an update that waits. So waiting may be better for what the next step needs first.
+    Tensors whose gradients come first are chosen first. Yields nothing if no update can run so early. Repeating an
+    update takes longer than waiting for the norm, so waiting may be better for what the next step needs first.
     """
     last = 2 * len(chain.blocks) - 2
     users = chain.users()

@@ -1,4 +1,5 @@
-"""The columns of the O-ILP: the bytes of each block per placement, the bytes that each stage moves, and running sums.
+"""Defines the variables of the integer program (O-ILP): bytes of each block per placement, bytes moved in each stage,
+and running sums of both.
 
 Symbols are those of the legend in `planner.ilp.program`.
 """
@@ -15,7 +16,8 @@ FETCHES = ("fetch_X", "fetch_N", "fetch_R")
 
 
 def limits_of(p: Instance) -> dict[str, list[float]]:
-    """The upper limit of each kind of total, per block: 0 where the block has no gap for it, or clipping forbids it."""
+    """The upper limits of the totals, in scaled bytes: for each kind of total ("X", "N", …: see `planner.ilp.program`)
+    a list over blocks. A limit is 0 if the block has no time for such an absence, or if clipping forbids it."""
     last = p.blocks - 1
     stored = {"V": p.stored.may} if p.stored else {}
     if p.stored and p.clip and p.rounds == 1:  # the head's next gradient comes at once: no states trail
@@ -32,7 +34,7 @@ def limits_of(p: Instance) -> dict[str, list[float]]:
 
 
 class Columns:
-    """All columns and running sums of one instance."""
+    """All variables of one integer program, and their running sums."""
 
     def __init__(self, rows: Rows, p: Instance) -> None:
         L, T = p.blocks, p.stages
@@ -74,29 +76,32 @@ class Columns:
         self.own_update = rows.variable("own_update_0")  # in block 0's forward: block 0 has no gap before it
 
     def step_time(self) -> Term:
-        """Duration of a step: the round with the updates, and all other rounds."""
+        """The expression for the duration of a step: one round with the updates, and all other rounds."""
         return pulp.lpSum(self.time) + (self.p.rounds - 1) * pulp.lpSum(self.round_time)
 
     def gradients_coming(self, s: int) -> Term:
-        """Gradient bytes fetched in stage s. In rounds, a gradient that the CPU gets in the end comes back in the stage
-        before the one that adds to it."""
+        """The expression for the gradient bytes fetched in stage `s`. With several rounds, a gradient that is sent to
+        the CPU comes back in the stage before the one that adds to it."""
         p, i = self.p, self.p.stages - 2 - s
         return p.gradient_ratio * self.total["X"][i] if p.rounds > 1 and 0 <= i < p.blocks else 0
 
     def choice(self, i: int, figure: str) -> Term:
-        """The chosen option's `figure` (a field of `Choice`), of block i."""
+        """The expression for a figure of block i's chosen option; `figure` names a field of `Choice`."""
         return pulp.lpSum(getattr(c, figure) * x for c, x in zip(self.p.choices[i], self.comp[i], strict=True))
 
     def states_on_host(self, i: int) -> Term:
-        """States of block i's weights that the CPU updates: they are on the host, or on its disk, for good."""
+        """The expression for the optimizer state bytes of those of block i's weights that the CPU updates: the states
+        are always on the host, or on its disk."""
         return self.p.state_ratio[i] * self.total["X"][i]
 
     def released(self, kind: str, u: int) -> Term:
-        """Sum of `kind` over blocks whose backward has ended by the end of position u."""
+        """The expression for the sum of the total `kind` (such as "X") over the blocks whose backward has ended by the
+        end of position `u`; positions count stages from the head's on."""
         return self.sum[kind].since(max(0, self.p.blocks - 1 - u)) if u >= 0 else 0
 
     def dropped(self, v: int) -> Term:
-        """Sum of E + D over blocks whose forward has ended by the end of stage v."""
+        """The expression for the weight bytes that may be away after forward (E + D in the legend), of the blocks whose
+        forward has ended by the end of stage `v`."""
         return self.sum["ED"].upto(v)
 
 

@@ -1,8 +1,9 @@
-"""The numbers of the O-ILP: a chain on a machine, per block, in units that suit a solver.
+"""Computes the numbers of the integer program (O-ILP) from a chain on a machine: per block, in units that suit a
+solver.
 
 Solvers work with absolute tolerances near 1e-7 and go wrong on numbers as large as bytes. `unit_bytes` and `unit_s` are
-chosen so that a model has a few units of bytes and a step a few units of time: about GB and seconds for a 7B model at
-home.
+chosen so that a model has a few units of bytes and a step a few units of time: about GB and seconds for a 7B model on a
+home machine.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ from planner.schedule.update_work import update_work
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """One option of a block for all slices: computing time and transfers, scaled. `hosted`: the offloaded bytes that
-    stay on the host; `stored`: the bytes that go on to disk, through slots of size `slot`."""
+    """One option of a block, for all slices (micro-batches) of a round: computing time and transfers, in scaled units.
+    `hosted`: the offloaded bytes that stay on the host; `stored`: those that go on to disk, through host memory slots
+    of size `slot`."""
 
     index: int
     forward: float
@@ -39,7 +41,8 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """The least and the most of something per byte of weight, over a block's trainable tensors that may leave."""
+    """The smallest and the largest value of a ratio (something per byte of weight) over those trainable tensors of a
+    block that may leave the device."""
 
     least: float
     most: float
@@ -47,11 +50,12 @@ class Spread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instance:
-    """The numbers of one O-ILP: see the legend of `planner.ilp.program`. Lists are per block; `stage_…` are per stage.
+    """The numbers of one integer program, in scaled units; the legend in `planner.ilp.program` explains the symbols.
+    Lists are per block; `stage_…` are per stage.
 
-    The solver treats every trainable weight as an average one (`gradient_ratio`, `parameter_ratio`, `cpu_ratio`). This
-    is exact where all have one dtype and are AdamW's. The spreads are for `planner.ilp.lower_bound`, which must be
-    right in any case.
+    The program treats every trainable weight as an average one (`gradient_ratio`, `parameter_ratio`, `cpu_ratio`). This
+    is exact if all have one dtype and AdamW as their optimizer. The spreads are for `planner.ilp.lower_bound`, which
+    must be right in any case.
     """
 
     unit_bytes: float
@@ -106,22 +110,22 @@ class Instance:
 
     @property
     def stores_activations(self) -> bool:
-        """Whether any activations may go to disk."""
+        """Whether any block has an option whose activations go to disk."""
         return any(choice.stored for choices in self.choices for choice in choices)
 
     @property
     def blocks(self) -> int:
-        """L."""
+        """The number of blocks, L in the legend."""
         return len(self.weights)
 
     @property
     def stages(self) -> int:
-        """T = 2L - 1."""
+        """The number of stages in a cycle, T = 2L - 1 for L blocks."""
         return 2 * self.blocks - 1
 
 
 def make_instance(setting: Setting) -> Instance:
-    """The scaled numbers of one problem."""
+    """The scaled numbers of the integer program for one planning problem."""
     chain, hardware, budgets = setting.chain, setting.hardware, setting.budgets
     slices, clip, rounds = setting.slices, setting.clip, setting.rounds
     free = movable(chain, hardware)
@@ -285,7 +289,7 @@ def _standing(
 
 
 def tensor_lists(chain: Chain, hardware: Hardware) -> tuple[list[list[Tensor]], list[list[Tensor]]]:
-    """Per block the tensors that may leave: trainable ones, and frozen ones."""
+    """Two lists over blocks: the trainable tensors that may leave the device, and the frozen ones."""
     free = movable(chain, hardware)
     return (
         [[t for t in tensors if t.trainable] for tensors in free],

@@ -1,14 +1,15 @@
-"""A lower bound on the step of any schedule: each resource's total work, under the memory of two instants.
+"""Computes a lower bound on the time of a step under any schedule, from each resource's total work and the memory at
+two instants.
 
 Whatever the order of operations, three things hold in a step. Every queue does all its work. At the head the saved
 activations of all blocks are on the device at once. At block 0's backward all weights are there that do not leave after
-their own backward. The bound is one linear program over classes of identical blocks, with their options relaxed. It is
-valid for the asynchronous program, not only for the stages of `planner.ilp.program`.
+their own backward. The bound is one linear program over classes of identical blocks, with their options relaxed to
+fractions. It is valid for the asynchronous program, not only for the stages of `planner.ilp.program`.
 
 Symbols are those of that module's legend, but D stands for D and K together. New here are A, the part of X that is
-updated ahead of the norm, and S and V, the states of X on the host and on disk. With clipping there is a window:
-updates that wait for the norm are done between the end of one step's backward and the head's turn in the next step, as
-every weight is read by then.
+updated before the gradient norm is known, and S and V, the states of X on the host and on disk. With clipping there is
+a window: updates that wait for the norm are done between the end of one step's backward and the head's run in the next
+step, because every weight has been read by then.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ class _Class:
 
 
 def lower_bound_s(setting: Setting, *, time_limit_s: float = 300.0) -> float:
-    """Seconds that no schedule of a step with rounds all alike can beat. 0 where the solver finds no bound in time,
-    infinity where it proves that there is no schedule."""
+    """A lower bound in seconds on the time of a step, for any schedule whose rounds are all alike. 0 if the solver
+    finds no bound within `time_limit_s` seconds; infinity if it proves that there is no schedule."""
     p = make_instance(setting)
     rows = Rows("bound")
     time = rows.variable("Time")

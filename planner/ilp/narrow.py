@@ -1,4 +1,4 @@
-"""Fewer options for the integer program: those that its linear relaxation uses."""
+"""Reduces the options of the integer program to those that its linear relaxation uses."""
 
 from __future__ import annotations
 
@@ -15,17 +15,19 @@ from planner.ilp.solver import solve
 from planner.ilp.stored_rows import price_of_writing
 
 _ENOUGH = 6
-"""Up to so many options are all kept: with them the integer program takes no longer than its relaxation."""
+"""A block with at most so many options keeps them all: the integer program then takes no longer than its relaxation."""
 _LIMIT_S = 120.0
 _USED = 0.01  # share of a block: a smaller one is the solver's rounding
 
 
 def narrowed(setting: Setting, *always: Sequence[str]) -> Setting:
-    """`setting` with fewer options: blocks of each kind keep the options to which the relaxation of the O-ILP gives a
-    share of any block of that kind, and those of `always`, lists of one option per block. The relaxation mixes options
-    at will, so an option that it does not use is not missed where each whole block has one.
+    """The same planning problem with fewer options per block. Blocks of each kind keep the options that the linear
+    relaxation of the integer program uses, even in part, for any block of that kind, and those in `always`, lists of
+    one option name per block.
 
-    The same setting where no block has more than six options, or the relaxation has no answer.
+    The relaxation may mix options within a block, so an option that it does not use is not needed if each block must
+    have one. The setting is returned unchanged if no block has more than six options, or if the relaxation finds no
+    solution.
     """
     chain = setting.chain
     if max(len(setting.options(block)) for block in chain.blocks) <= _ENOUGH:

@@ -1,14 +1,15 @@
-"""The O-ILP of the papers, summed over weights: how many bytes are where and when, in O(L) columns.
+"""Solves the integer program of the papers (O-ILP), summed over weights: how many bytes are where and when, with a
+number of variables that grows linearly with the number of blocks.
 
 The printed program (thesis 4.1-4.23) has a variable per weight and stage. Its memory rows and link rows depend only on
 sums over weights, and the gaps between the uses of weights are nested. So this program has totals per block and sums
-per stage, and Hall rows guarantee that the sums can be handed out to tensors by earliest deadline
-(`planner.search.place_transfers`). Beyond the thesis it has gradient bytes, each option's own peak, slices, the frame,
-pinned and tied tensors, both directions of the link, host-memory bandwidth, clipping, and launching as total work of
-a step instead of a constant under every stage.
+per stage, and Hall rows (after Hall's theorem) guarantee that the sums can be handed out to tensors by earliest
+deadline (`planner.search.place_transfers`). Beyond the thesis it has gradient bytes, each option's own peak, slices,
+the frame, pinned and tied tensors, both directions of the link, host-memory bandwidth, clipping, and launching as total
+work of a step instead of a constant under every stage.
 
 Symbols
-    L, T, m     blocks, stages 2L - 1 (head and loss are one stage), slices
+    L, T, m     blocks, stages 2L - 1 (head and loss are one stage), slices (micro-batches) of a round
     i, s        block; stage 0 … T-1 as in `stage_order`: the forward of i is stage i, its backward stage T-1-i
     u           position after backward: u = 0 is the head's stage L-1, and so on around the cycle
     g, f        positions of a block's backward, L-1-i, and of its next forward, L+i
@@ -24,13 +25,13 @@ Symbols
     Z, R        frozen weight that leaves at all; the part of Z away after backward
     E           weight away after forward whose copy on the host is current by then (part of X, N and Z)
     D, K        weight away after forward only; its copy is sent to the host before (D) or after (K) the forward's end
-    Y           states that travel
+    Y           states that leave the device and come back for each update
     V           part of X whose states are on disk (`planner.ilp.stored_rows`); updV: its updates
     S           activations that a block's option keeps on the device
     send_*      copies to the host; update: CPU updates; fetch_*: copies to the device; per position   Ofl, Opt, Prf
     own_*       the part of a send or fetch that belongs to the running block: it overlaps nothing (thesis L_t)
 
-Sizes and times are in the units of `planner.ilp.instance`. Solver variables never leave this module.
+Sizes and times are in the units of `planner.ilp.instance`. Solver variables never leave this folder.
 """
 
 from __future__ import annotations
@@ -52,17 +53,22 @@ _EXCESS_PRICE = 10.0  # times the transfer of a byte: exceeding the budget costs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
-    """Bytes per block of each kind: "X", "N", "R", "E", "D", "K" of weights, "Y" of states; "V", and "U" where states
-    may trail, only where states may be on disk."""
+    """How many bytes of each block get which placement; `of[kind]` is a list over blocks.
+
+    Kinds, as in the module's legend: "X", "N", "R", "E", "D", "K" of weights, "Y" of states. "V" (states on disk) and
+    "U" (states on disk that are updated a step after their weight) are there only if the problem allows them.
+    """
 
     of: dict[str, list[float]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solution:
-    """What the solver found. `flows[name][position]` is in bytes. `states_waiting_bytes` are the states that wait to be
-    sent when position 0 begins, `states_back_bytes` those that have come back by then: see
-    `planner.search.place_transfers`.
+    """The solver's result. `options`: index of the chosen option per block. `flows[name][position]`: bytes moved at
+    each position, by the names of the module's legend. `step_s`: seconds. `gap`: the solver's own (0.01 = 1%).
+
+    `states_waiting_bytes`: states that wait to be sent to the host when position 0 begins; `states_back_bytes`: those
+    that have come back by then (see `planner.search.place_transfers`).
     """
 
     options: tuple[int, ...]
@@ -75,7 +81,7 @@ class Solution:
 
 
 def build(p: Instance) -> Columns:
-    """The columns of the problem, with all rows added but no objective."""
+    """The variables of the problem, with all constraint rows added but no objective."""
     v = Columns(Rows("oilp"), p)
     add_rows(v)
     return v
@@ -90,8 +96,8 @@ def solve_oilp(
     totals: Totals | None = None,
     more: Callable[[Columns], object] | None = None,
 ) -> Solution | None:
-    """The shortest step of this instance, to within `gap`; None when there is none, or none was found in time. `more`
-    adds rows to the program.
+    """The solution with the shortest step of this instance, to within `gap` (0.01 = 1%); None if there is none, or none
+    was found within `time_limit_s` seconds. `more`: a function that adds rows to the program.
 
     With `options` and `totals` given, only the flows remain to be decided. Among the flows of the shortest step, those
     are taken that send and update early and fetch late. Stages in which whole tensors do not fit exceed the budget by

@@ -1,4 +1,5 @@
-"""The rows of the O-ILP: when bytes leave and must be back, and what fits into device and host memory.
+"""Adds the constraint rows of the integer program (O-ILP): when bytes leave and must be back, and what fits into device
+and host memory.
 
 Symbols are those of the legend in `planner.ilp.program`; the rows of time are in `planner.ilp.stage_times`.
 """
@@ -21,7 +22,7 @@ from planner.ilp.sums import Term
 
 
 def add_rows(v: Columns) -> None:
-    """Add all rows to the problem of `v`."""
+    """Add all constraint rows to the problem of `v`."""
     one_option_per_block(v)
     totals_are_parts_of_blocks(v)
     weights_leave_after_their_backward(v)
@@ -42,17 +43,18 @@ def add_rows(v: Columns) -> None:
 
 
 def one_option_per_block(v: Columns) -> None:
-    """Σ_c Comp[i, c] = 1 for each block i.
-
-    (4.1): each block has one option."""
+    """Add (4.1): each block i has exactly one option, Σ_c Comp[i, c] = 1."""
     for i, chosen in enumerate(v.comp):
         v.rows.equal(f"eq4_1_option_b{i}", pulp.lpSum(chosen), 1)
 
 
 def totals_are_parts_of_blocks(v: Columns) -> None:
-    """X + N + D + K ≤ w, R ≤ Z, E ≤ X + N + Z, Y + states of X ≤ y, X ≥ w without copies on the host, in each block.
+    """Add (4.3), (4.6): each byte of a block has one placement, and states of weights that the CPU updates stay on the
+    host.
 
-    (4.3), (4.6): a byte has one placement. States of weights that the CPU updates stay on the host."""
+    X + N + D + K ≤ w, R ≤ Z, E ≤ X + N + Z, Y + states of X ≤ y, and X ≥ the weights without a copy on the host, in
+    each block.
+    """
     p, t = v.p, v.total
     for i in range(p.blocks):
         v.rows.at_most(f"eq4_3_weights_b{i}", t["X"][i] + t["N"][i] + t["D"][i] + t["K"][i], p.weights[i])
@@ -72,11 +74,11 @@ def _own_part(v: Columns, name: str, kind: str, i: int, u: int) -> Term:
 
 
 def weights_leave_after_their_backward(v: Columns) -> None:
-    """send[≤u] ≤ X[≥L-1-u], send[≤g] ≤ X[≥i+1] + own[i], X[≤i] ≤ own[i] + send[g+1…last]; the same for N and D.
+    """Add (4.7), (4.12): trainable weights and gradients are sent only after they are made, and all in time.
 
-    (4.7), (4.12): nothing is sent before it is made, and everything is sent in time. A gradient leaves between its
-    backward and the end of block 0's backward (`last` = L-1), a weight before the stage that needs it (N: f-1, D: f).
-    What the running block itself sends waits for the end of its turns.
+    send[≤u] ≤ X[≥L-1-u], send[≤g] ≤ X[≥i+1] + own[i], X[≤i] ≤ own[i] + send[g+1…last]; the same for N and D. A gradient
+    leaves between its backward and the end of block 0's backward (`last` = L-1), a weight before the stage that needs
+    it (N: f-1, D: f). What the running block itself sends waits until its stage has computed.
     """
     p = v.p
     for name, kind in (("send_X", "X"), ("send_N", "N"), ("send_D", "D")):
@@ -93,11 +95,11 @@ def weights_leave_after_their_backward(v: Columns) -> None:
 
 
 def cpu_updates_follow_their_gradients(v: Columns) -> None:
-    """update[≤u] ≤ send_X[≤u], fetch_X[≤u] ≤ update[≤u], fetch_X[≤u] ≤ X[≥L-u], X[≤i] ≤ update[g+1…f-1].
+    """Add (4.4), (4.12), (4.13): the CPU updates a weight after its gradient has come, with clipping after block 0's
+    backward, and the weight is fetched after its update.
 
-    (4.4), (4.12), (4.13): a weight is updated after its gradient has come, with clipping after block 0's backward, and
-    fetched after its update. Block 0's next forward follows its backward at once, so it waits for gradient, update
-    (own_update) and weight, one after another.
+    update[≤u] ≤ send_X[≤u], fetch_X[≤u] ≤ update[≤u], fetch_X[≤u] ≤ X[≥L-u], X[≤i] ≤ update[g+1…f-1]. Block 0's next
+    forward follows its backward at once, so it waits for gradient, update (own_update) and weight, one after another.
     """
     p, update, send = v.p, v.flow["update"], v.flow["send_X"]
     for u in range(p.stages):
@@ -116,10 +118,11 @@ def cpu_updates_follow_their_gradients(v: Columns) -> None:
 
 
 def weights_are_back_for_their_forward(v: Columns) -> None:
-    """fetch_N[≤u] ≤ send_N[≤u-1], fetch_R[≤u] ≤ R[≥L-u], X[≤i] ≤ own[i] + fetch_X[g+1…f-1]; the last also for N, R.
+    """Add (4.5) for forward, (4.9), (4.11): weights that were away after backward are back by their next forward, the
+    last of them in that stage itself (own).
 
-    (4.5) forward, (4.9), (4.11): weights that were away after backward are back by their forward, the last of them in
-    that stage itself (own)."""
+    fetch_N[≤u] ≤ send_N[≤u-1], fetch_R[≤u] ≤ R[≥L-u], X[≤i] ≤ own[i] + fetch_X[g+1…f-1]; the last also for N and R.
+    """
     p = v.p
     for u in range(p.stages + 1):
         v.rows.at_most(f"eq4_9_fetch_N_u{u}", v.flow["fetch_N"].upto(u), v.flow["send_N"].upto(u - 1))
@@ -134,10 +137,11 @@ def weights_are_back_for_their_forward(v: Columns) -> None:
 
 
 def weights_are_back_for_their_backward(v: Columns) -> None:
-    """send_K[≤s] ≤ K[≤s-1], fetch_E[≤s] ≤ (E+D)[≤s-1] + send_K[≤s-1], (E+D+K)[≥i] ≤ own[i] + fetch_E[i+1…T-2-i].
+    """Add (4.5) for backward, (4.7), (4.9): weights that were away after forward are back by their backward.
 
-    (4.5) backward, (4.7), (4.9): weights that were away after forward are back by their backward. K is sent in time:
-    K[≥i] ≤ send_K[i+1…T-2-i]."""
+    send_K[≤s] ≤ K[≤s-1], fetch_E[≤s] ≤ (E+D)[≤s-1] + send_K[≤s-1], (E+D+K)[≥i] ≤ own[i] + fetch_E[i+1…T-2-i]. K is sent
+    in time: K[≥i] ≤ send_K[i+1…T-2-i].
+    """
     p, send, fetch = v.p, v.flow["send_K"], v.flow["fetch_E"]
     for s in range(p.stages):
         v.rows.at_most(f"eq4_7_send_K_s{s}", send.upto(s), v.sum["K"].upto(s - 1))
@@ -154,10 +158,11 @@ def weights_are_back_for_their_backward(v: Columns) -> None:
 
 
 def states_are_there_for_their_update(v: Columns) -> None:
-    """waiting[u] = waiting[u-1] + use - send_Y[u], back[u] = back[u-1] - use + fetch_Y[u], use ≤ back[u-1] + own.
+    """Add (4.6), (4.8), (4.10): optimizer states that leave the device wait to leave, are away, come back, and wait for
+    their update on the device, again and again.
 
-    (4.6), (4.8), (4.10): states that travel go round: waiting to leave, away, then back and waiting for their update.
-    `use` is Y of the block updated at u, else 0, and away[u] = away[u-1] + send_Y[u-1] - fetch_Y[u], with u-1 modulo T.
+    waiting[u] = waiting[u-1] + use - send_Y[u], back[u] = back[u-1] - use + fetch_Y[u], use ≤ back[u-1] + own. `use` is
+    Y of the block updated at u, else 0, and away[u] = away[u-1] + send_Y[u-1] - fetch_Y[u], with u-1 modulo T.
     """
     p = v.p
     used = {(p.blocks - 1 if p.clip else backward_position(p, i)): i for i in ([0] if p.clip else range(p.blocks))}
@@ -181,9 +186,11 @@ def states_are_there_for_their_update(v: Columns) -> None:
 
 
 def gpu_memory_fits(v: Columns) -> None:
-    """standing + moment + S[≤before] + weights - away + states - away_Y[u] + gradients ≤ gpu_budget, at each moment.
+    """Add (4.14)-(4.17): at every moment of a stage all that is on the device fits the budget (plus the stage's
+    `excess`).
 
-    (4.14)-(4.17): at every moment of a stage all that is on the device fits the budget (plus the stage's `excess`)."""
+    standing + moment + S[≤before] + weights - away + states - away_Y[u] + gradients ≤ gpu_budget, at each moment.
+    """
     p = v.p
     weights = sum(p.weights) + sum(p.frozen)
     states = sum(p.states) - pulp.lpSum(v.states_on_host(i) for i in range(p.blocks))
@@ -233,11 +240,13 @@ def _gradients_left(v: Columns, s: int, u: int) -> Term:
 
 
 def host_memory_fits(v: Columns) -> None:
-    """Σ_i (X + its gradients and states + Z + N + D + K + Y + hosted activations) - parts on disk ≤ cpu_budget - ring.
+    """Add (4.18): all that the host holds fits its budget.
 
-    (4.18): the host keeps a copy of all weights and states that ever leave, the gradients and states of the weights
-    that the CPU updates, except states on disk, and offloaded activations. It also has ring_S, and the scratch memory
-    of the largest CPU update that needs any (`products`)."""
+    Σ_i (X + its gradients and states + Z + N + D + K + Y + hosted activations) - parts on disk ≤ cpu_budget - ring. The
+    host keeps a copy of all weights and states that ever leave the device, the gradients and states of the weights that
+    the CPU updates, except states on disk, and offloaded activations. It also has ring_S, the buffers for activations
+    on disk, and the scratch memory of the largest CPU update that needs any (`products`).
+    """
     p, t = v.p, v.total
     used: list[Term] = []
     for i in range(p.blocks):
@@ -256,10 +265,10 @@ def host_memory_fits(v: Columns) -> None:
 
 
 def update_of_first_on_device(v: Columns) -> None:
-    """X[0] = 0: the CPU updates nothing of the first block."""
+    """Add X[0] = 0: the CPU updates no weights of the first block."""
     v.rows.equal("side_of_b0", v.total["X"][0], 0)
 
 
 def update_of_first_on_cpu(v: Columns) -> None:
-    """X[0] = w[0]: the CPU updates all of the first block that may leave."""
+    """Add X[0] = w[0]: the CPU updates all weights of the first block that may leave the device."""
     v.rows.equal("side_of_b0", v.total["X"][0], v.p.weights[0])

@@ -1,4 +1,4 @@
-"""Solving a PuLP problem: HiGHS, with CBC as fallback. Statuses are read, not believed."""
+"""Solves a PuLP problem with HiGHS or, if that is not installed, with CBC. The outcome says what was proven."""
 
 from __future__ import annotations
 
@@ -20,15 +20,14 @@ _PRESOLVE_RULE_OFF = 1 << 6
 
 
 class SolverError(RuntimeError):
-    """The solver broke: it gave neither a solution nor a proof that there is none, and its time had not ended."""
+    """The solver failed: it gave neither a solution nor a proof that there is none, although it had time left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a solver said. `found`: the variables hold a solution. `infeasible`: it is proven that there is none. After
-    a time limit both may be False. `gap` is between the solution and the solver's bound, 0.01 = 1%; `bound` is in the
-    objective's unit.
-    """
+    """The result of a solver run. `found`: the variables hold a solution. `infeasible`: it is proven that there is
+    none. After a time limit both may be False. `gap`: between the solution and the solver's bound, 0.01 = 1%. `bound`:
+    the best possible objective, in its own unit."""
 
     found: bool
     infeasible: bool
@@ -37,7 +36,7 @@ class Outcome:
 
 
 def solve(problem: pulp.LpProblem, *, time_limit_s: float, gap: float) -> Outcome:
-    """Solve in place, to within `gap` of the optimum. Raises SolverError."""
+    """Solve `problem` in place, to within `gap` (0.01 = 1%) of the optimum. Raises SolverError."""
     start = time.monotonic()
     integer = any(variable.cat == pulp.LpInteger for variable in problem.variables())
     if pulp.HiGHS().available():

@@ -1,6 +1,7 @@
-"""How long stages last: the O-ILP's rows of time, thesis (4.19)-(4.23).
+"""Adds the integer program's rows for the duration of stages, thesis (4.19)-(4.23).
 
-Symbols are those of the legend in `planner.ilp.program`."""
+Symbols are those of the legend in `planner.ilp.program`.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +15,12 @@ from planner.machine.traffic import UPDATE_TRAFFIC_BYTES
 
 
 def stages_last_as_long_as_their_work(v: Columns) -> None:
-    """work[s] ≤ rate · Time[s] for each resource and stage, launch ≤ Σ_s Time[s]; in other rounds with RoundTime.
+    """Add (4.19)-(4.23): a stage lasts as long as the slowest of the device, both directions of the link, the drive,
+    host memory and the CPU.
 
-    (4.19)-(4.23): a stage lasts as long as the slowest of the device, both directions of the link, the drive, host
-    memory and the CPU."""
+    work[s] ≤ rate · Time[s] for each resource and stage, launch ≤ Σ_s Time[s]; the same with RoundTime in rounds
+    without updates.
+    """
     p = v.p
     for s in range(p.stages):
         _stage_lasts(v, s, v.time[s], "", updates=True)

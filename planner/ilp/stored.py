@@ -1,4 +1,4 @@
-"""Which optimizer states may be on disk, in numbers of the O-ILP."""
+"""Computes which optimizer states may be on disk, in scaled numbers for the integer program (O-ILP)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from planner.schedule.chain import Chain, Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """Which states may be on disk. Lists are per block, scaled: bytes of weights, and `…_states` of their states."""
+    """Which optimizer states may be on disk. Lists are per block, in scaled bytes of weights; `…_states` are bytes of
+    the states of these weights."""
 
     may: list[float]
     must: list[float]  # weights whose states are on disk if the CPU updates them
@@ -35,9 +36,12 @@ def stored_of(
     anywhere: bool,
     room_bytes: int,
 ) -> Stored | None:
-    """`Stored` of the trainable tensors that may leave; None where no states may be on disk. `anywhere`: the states of
-    every storable tensor may be on disk or not, within `room_bytes` for all together. Otherwise the states of the
-    tensors that the chain names are on disk."""
+    """Which states of the trainable tensors that may leave the device may be on disk; None if none may.
+
+    `trainable`: those tensors, per block. `anywhere`: the solver decides for every storable tensor whether its states
+    are on disk, within `room_bytes` for all together. Otherwise the states of exactly the tensors that the chain names
+    are on disk.
+    """
     if not any(t.states_on_disk for tensors in trainable for t in tensors):
         return None
     may = [[t for t in tensors if (t.storable if anywhere else t.states_on_disk)] for tensors in trainable]
@@ -60,7 +64,7 @@ def stored_of(
 
 
 def beside_bytes(chain: Chain, tensor: Tensor, rounds: int, *, stored: bool) -> int:
-    """Bytes that a CPU update takes on the host beside the working copy and states of full size. `stored`: the tensor's
-    states are on disk."""
+    """Bytes that a CPU update of `tensor` takes on the host in addition to the working copy and unpacked states;
+    negative if packing saves more. `stored`: the tensor's states are on disk."""
     placed = tensor.with_states(on_disk=stored and tensor.state_bytes > 0)
     return tensor.host_gradient_bytes(rounds) - chain.packed_bytes(placed, rounds)

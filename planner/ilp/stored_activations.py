@@ -1,4 +1,5 @@
-"""The rows of activations on disk: they go to the disk through a ring of host memory, and come back through it.
+"""Adds the integer program's rows for activations on disk, which pass through a ring of host memory slots in both
+directions.
 
 A block's option says which activations those are. Activations that are in the ring when backward begins may stay there.
 
@@ -18,10 +19,12 @@ from planner.schedule.operations import ACTIVATION_SLOTS, ring_at_turn
 
 
 def stored_activations_pass_through_their_ring(v: Columns) -> None:
-    """write_S[≤s] ≤ left[≤s] ≤ write_S[≤s] + ring_S; came[≤s] ≤ stay_S + read_S[≤s] ≤ came[≤s] + ring_S.
+    """Add rows: activations that have left the device and are not written to disk yet (stages s < L), or were read and
+    not fetched yet (s ≥ L-1), fit into the host memory of the ring.
 
-    Activations that have left the device and are not written yet are in the ring (s < L), and so are those that were
-    read and not fetched yet (s ≥ L-1). The ring's slots are as large as the activations of the largest turn."""
+    write_S[≤s] ≤ left[≤s] ≤ write_S[≤s] + ring_S; came[≤s] ≤ stay_S + read_S[≤s] ≤ came[≤s] + ring_S. The ring's slots
+    are as large as the largest activations of one block and slice.
+    """
     p = v.p
     write, read = v.flow["write_S"], v.flow["read_S"]
     left: Term = 0
@@ -46,7 +49,8 @@ def stored_activations_pass_through_their_ring(v: Columns) -> None:
 
 
 def leaving(v: Columns, s: int, figure: str = "offloaded") -> Term:
-    """Activation bytes sent to the host in stage s: a slice's activations leave in the turn after its own."""
+    """The expression for the activation bytes sent to the host in stage `s`. A slice's activations leave while the
+    block runs the next slice, those of the last slice while the next block runs. `figure`: a field of `Choice`."""
     p = v.p
     own = v.choice(s, figure) if s < p.blocks - 1 else 0
     below = v.choice(s - 1, figure) if 0 < s < p.blocks else 0
@@ -54,7 +58,8 @@ def leaving(v: Columns, s: int, figure: str = "offloaded") -> Term:
 
 
 def coming(v: Columns, s: int, figure: str = "offloaded") -> Term:
-    """Activation bytes fetched in stage s: a slice's activations come in the turn before its own. See `awaited`."""
+    """The expression for the activation bytes fetched in stage `s`. A slice's activations come while the slice before
+    it runs. `figure`: a field of `Choice`. See `awaited` for those that the device waits for."""
     p = v.p
     if s < p.blocks - 1:
         return 0
@@ -67,19 +72,19 @@ def coming(v: Columns, s: int, figure: str = "offloaded") -> Term:
 
 
 def awaited(v: Columns, s: int, figure: str = "offloaded") -> Term:
-    """Activation bytes that the device waits for in stage s: with a single slice, the last layer's activations leave in
-    the turn just before its backward, so they come back in that backward itself."""
+    """The expression for the activation bytes that the device waits for in stage `s`. With a single slice, the last
+    layer's activations are still leaving just before its backward, so they come back in that backward itself."""
     p = v.p
     return v.choice(p.blocks - 2, figure) if p.slices == 1 and s == p.blocks else 0
 
 
 def written_activations(v: Columns) -> Term:
-    """Activation bytes that a round writes to disk."""
+    """The expression for the activation bytes that a round writes to disk."""
     return v.flow["write_S"].upto(v.p.stages - 1) if v.p.stores_activations else 0
 
 
 def moved_activations(v: Columns, s: int) -> tuple[Term, Term]:
-    """Bytes that stage s reads from disk, and those that it writes there."""
+    """The expressions for the activation bytes that stage `s` reads from disk, and for those that it writes there."""
     if not v.p.stores_activations:
         return 0, 0
     return v.flow["read_S"].moved(s), v.flow["write_S"].moved(s)

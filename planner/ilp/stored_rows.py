@@ -1,8 +1,8 @@
-"""The rows of optimizer states on disk: a part of the weights that the CPU updates has its states there.
+"""Adds the integer program's rows for optimizer states on disk, for a part of the weights that the CPU updates.
 
     V           part of X whose states are on disk
     updV        its updates; each reads the states and writes them again
-    U           part of V whose states trail, with clipping only
+    U           part of V whose states are updated one step after their weight, with clipping only
     updU        part of updV: once the norm is known, the states of U are read to update the weight alone
     restU       the rest of that update: in the next step, before the next gradient comes, the states of U are read
                 again, updated and written
@@ -25,10 +25,11 @@ _ACTIVATIONS_PRICE = 0.05  # 51 GB a step in place of 34 made one 0.9% shorter
 
 
 def stored_states_follow_their_gradients(v: Columns) -> None:
-    """updV[≤u] ≤ V[≥L-1-u], V[≤i] ≤ updV[g+1…f-1], and the same for X - V and update - updV; own parts for block 0.
+    """Add rows: weights with states on disk are updated after their own backward and before their next forward.
 
-    Weights with states on disk are updated after their own backward and before their own forward, and so are the other
-    weights of X: the Hall rows of X hold for each of the two. V ≤ X, and X - V ≤ w - must."""
+    updV[≤u] ≤ V[≥L-1-u], V[≤i] ≤ updV[g+1…f-1], and the same for X - V and update - updV; own parts for block 0. So the
+    Hall rows of X hold for each of the two groups. V ≤ X, and X - V ≤ w - must.
+    """
     p, update, stored = v.p, v.flow["update"], v.flow["updV"]
     assert p.stored is not None
     for i in range(p.blocks):
@@ -54,11 +55,13 @@ def stored_states_follow_their_gradients(v: Columns) -> None:
 
 
 def states_trail_their_weights(v: Columns) -> None:
-    """U ≤ V, U[≤i] ≤ updU[g+1…f-1], (V-U)[≤i] ≤ (updV-updU)[g+1…f-1], U[≥i] ≤ restU[≤g-1]; own parts for block 0.
+    """Add rows for states on disk that are updated one step after their weights: the weights before their next forward,
+    the states in the next backward, before the next gradient comes.
 
-    The weights of U, and the other weights of V, are updated before their forward: the Hall rows of V hold for each of
-    the two. The states of U are updated in the next backward (restU is 0 from u = L on), before the next gradient
-    comes: until that backward the drive has other states to read and write."""
+    U ≤ V, U[≤i] ≤ updU[g+1…f-1], (V-U)[≤i] ≤ (updV-updU)[g+1…f-1], U[≥i] ≤ restU[≤g-1]; own parts for block 0. So the
+    Hall rows of V hold for U and for V - U. restU is 0 from u = L on: until that backward the drive has other states to
+    read and write.
+    """
     p = v.p
     if "U" not in v.total:
         return
@@ -85,10 +88,11 @@ def states_trail_their_weights(v: Columns) -> None:
 
 
 def room_on_disk(v: Columns) -> None:
-    """states of V ≤ room, and rounds · write_S[≤T-1] ≤ disk_room - states of V.
+    """Add rows: the disk has room for all states together, if it is not decided yet which states are there, and for
+    activations beside them.
 
-    The disk has room for all states together, where it is not decided yet which states are there, and for activations
-    beside them."""
+    states of V ≤ room, and rounds · write_S[≤T-1] ≤ disk_room - states of V.
+    """
     p = v.p
     states = (p.stored.ratio + 2 * p.stored.wholly) * v.sum["V"].all() if p.stored else 0
     if p.stored and p.stored.room is not None:
@@ -98,10 +102,11 @@ def room_on_disk(v: Columns) -> None:
 
 
 def large_tensors_are_whole(v: Columns) -> None:
-    """total[i] ∈ {0, limit[i]} for X, N, D, K, V, Y, U of each block i of one tensor.
+    """Add total[i] ∈ {0, limit[i]} for X, N, D, K, V, Y, U of each block i that is one tensor.
 
-    Embedding and head are placed as wholes: where the host is full, having room for a part of one is far from having
-    room for all of it."""
+    Such tensors, embedding and head, are placed as wholes: on a full host, room for a part of one is far from room for
+    all of it.
+    """
     p = v.p
     assert p.stored is not None
     for i in p.stored.whole:
@@ -113,7 +118,7 @@ def large_tensors_are_whole(v: Columns) -> None:
 
 
 def host_spares(v: Columns, i: int) -> Term:
-    """Bytes that block i saves in host memory because its states are on disk."""
+    """The expression for the bytes of host memory that block `i` saves because its states are on disk."""
     p = v.p
     if p.stored is None:
         return 0
@@ -123,8 +128,9 @@ def host_spares(v: Columns, i: int) -> Term:
 
 @dataclass(frozen=True, slots=True)
 class Passes:
-    """Bytes of weight whose states the drive moves at a position. `whole`: states read and written; `read`: states only
-    read, to update the weight alone; `again`: the part of `whole` that trails, from the step before."""
+    """Expressions for the bytes of weight whose optimizer states the drive moves at one position (stage). `whole`:
+    states are read and written; `read`: states are only read, to update the weight alone; `again`: the part of `whole`
+    that completes such updates of the step before."""
 
     whole: Term = 0
     read: Term = 0
@@ -132,7 +138,7 @@ class Passes:
 
     @classmethod
     def at(cls, v: Columns, u: int) -> Passes:
-        """The passes at position u."""
+        """What the drive moves at position `u`, counted in stages from the head's."""
         if not v.p.stored:
             return cls()
         every = v.flow["updV"].moved(u)
@@ -142,7 +148,7 @@ class Passes:
         return cls(every - read + again, read, again)
 
     def drive_bytes(self, v: Columns) -> Term:
-        """The drive's work, as the number of bytes that would take as long to read."""
+        """The expression for the drive's work, as the number of bytes that would take as long to read."""
         p = v.p
         if not p.stored:
             return 0
@@ -150,13 +156,14 @@ class Passes:
         return p.stored.ratio * ((p.disk / p.disk_both) * self.whole + self.read) + passing * self.whole
 
     def host_bytes(self, v: Columns) -> Term:
-        """Bytes that pass through the host's memory."""
+        """The expression for the bytes that these reads and writes move through the host's memory."""
         stored = v.p.stored
         return stored.ratio * (2 * self.whole + self.read) + 3 * stored.wholly * self.whole if stored else 0
 
 
 def own_drive_time(v: Columns) -> Term:
-    """Time that block 0's forward waits for the drive, as there is no time for its update before that forward."""
+    """The expression for the time that block 0's forward waits for the drive: its update comes directly before that
+    forward, and overlaps nothing."""
     p = v.p
     assert p.stored is not None
     spared = (1 / p.disk_both - 1 / p.disk) * v.own_trailing if "U" in v.total else 0
@@ -164,17 +171,18 @@ def own_drive_time(v: Columns) -> Term:
 
 
 def gradients_between_rounds(v: Columns, u: int) -> Term:
-    """Gradient bytes that a round without updates writes to disk at position u, and that are read for the next round:
-    the share of the gradients sent there that belongs to weights wholly on disk."""
+    """The expression for the gradient bytes that a round without updates writes to disk at position `u`, to be read
+    again for the next round: those of weights that are entirely on disk, a share of the gradients sent there."""
     p = v.p
     share = sum(p.wholly_on_disk) / max(1e-12, sum(p.weights))
     return share * p.gradient_ratio * v.flow["send_X"].moved(u)
 
 
 def drive_keeps_its_rate(v: Columns) -> None:
-    """written bytes of a step ≤ disk_sustained · step time.
+    """Add a row: a step writes no more than the drive sustains for hours, with its fast cache full.
 
-    A step writes no more than the drive sustains once its fast cache is full."""
+    written bytes of a step ≤ disk_sustained · step time.
+    """
     p = v.p
     if p.disk_sustained and (p.stored or p.stores_activations):
         v.rows.at_most("disk_sustained", _written(v), p.disk_sustained * v.step_time())
@@ -189,8 +197,8 @@ def _written(v: Columns) -> Term:
 
 
 def price_of_writing(v: Columns) -> Term:
-    """A small price in the objective: without one, a drive is written to for nothing. It is higher for activations,
-    which need not be written for a plan to fit."""
+    """A small term of the objective for each byte written to a drive; without it, solutions would write for nothing. It
+    is higher for activations, which need not be written for a plan to fit."""
     p = v.p
     states = _PRICE * p.stored.ratio / p.disk_both * pulp.lpSum(v.total["V"]) if p.stored else 0
     return states + _ACTIVATIONS_PRICE * p.rounds / p.disk_both * written_activations(v)
