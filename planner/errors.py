@@ -50,7 +50,7 @@ def is_disk_full(error: BaseException) -> bool:
 
 
 def _links(error: BaseException) -> Iterator[BaseException]:
-    """The error, then the errors that led to it."""
+    """The error, then each error that led to it."""
     known: set[int] = set()
     link: BaseException | None = error
     while link is not None and id(link) not in known:

@@ -101,7 +101,7 @@ def not_reached(source: str, error: BaseException) -> UserError:
         f"The Hugging Face hub cannot be reached for {source}.",
         code=NOT_REACHED,
         numbers=(first_line(error),),
-        hint=f"{advice}; what is not of the hub is the path of a folder on this machine",
+        hint=f"{advice}; for a folder on this machine, give its path, such as ./name",
     )
 
 
@@ -124,12 +124,12 @@ def not_given(source: str, error: BaseException) -> UserError | None:
         )
     if kinds & {"RepositoryNotFoundError", "RevisionNotFoundError", "DatasetNotFoundError"}:
         return UserError(
-            f"The Hugging Face hub does not have {source}, or not for everybody.",
+            f"The Hugging Face hub does not have {source}, or it is private.",
             code="hub-not-found",
             exit_code=Exit.USAGE,
             numbers=(first_line(error),),
-            hint="check the name (owner/name) and the revision; of a private one type: hf auth login; a folder is a"
-            " path, such as ./name",
+            hint="check the name (owner/name) and the revision; if it is private, type: hf auth login; for a folder on"
+            " this machine, give its path, such as ./name",
         )
     if constants.HF_HUB_OFFLINE and kinds & {"LocalEntryNotFoundError", "OfflineModeIsEnabled", "ConnectionError"}:
         return UserError(

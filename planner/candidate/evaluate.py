@@ -54,8 +54,8 @@ def evaluate(setting: Setting, candidate: Candidate) -> Evaluation:
 
 
 def _disk_room(plan: Plan, setting: Setting) -> int:
-    """Bytes left on disk beside states and activations, all of which a step writes; 0 where no activations are on disk.
-    (If states alone have no room, an error elsewhere says so, with how much they need.)"""
+    """Bytes left on disk beside states and activations; 0 if no activations are on disk. (If states alone have no room,
+    an error elsewhere says so, and how much they need.)"""
     stored = plan.rounds * sum(stored_activations(plan, setting.chain).values())
     if not stored:
         return 0

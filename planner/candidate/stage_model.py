@@ -25,7 +25,7 @@ _Work = tuple[int, float, _Numbers, _Numbers, tuple[str, ...]]  # kind, seconds,
 
 @dataclass(slots=True)
 class _Copies:
-    """Numbers of copies ("d:" + item, "h:" + item ...). Copies that only one queue touches have no number."""
+    """Numbers for copies of data ("d:" + item, "h:" + item, …). Copies that only one queue touches have no number."""
 
     number: dict[str, int] = field(default_factory=dict)
 
@@ -90,8 +90,8 @@ class StageModel:
         return list(accesses(op, self.setting.chain, self.candidate.options, self._lost))
 
     def _encoded(self, ops: Sequence[Op], touched: Sequence[list[tuple[str, bool]]]) -> list[_Work]:
-        """A stage's operations in numbers. A release only waits. What is fetched has to be allocated before, so its
-        copy waits until the device has got there."""
+        """A stage's operations in numbers. A release only waits. What is fetched must be allocated before, so its fetch
+        waits until the computing queue has got there."""
         works: list[_Work] = []
         freed: list[int] = []
         gone: list[str] = []
@@ -183,7 +183,8 @@ class StageModel:
 
 
 def _sharing(work: Sequence[_Work], part: float) -> list[_Work]:
-    """Turns take longer by a part of what other queues do at about that time, as in `planner.schedule.simulate`."""
+    """The work, in which a block's run takes longer by a part of what other queues do at about that time, as in
+    `planner.schedule.simulate`."""
     turns = [number for number, item in enumerate(work) if item[0] == _TURN]
     shared, pending = list(work), 0.0
     for number in (*range(turns[-1] + 1, len(work)), *range(turns[-1] + 1)):
@@ -251,8 +252,8 @@ def _played_s(work: Sequence[_Work], copies: int) -> float:
 
 
 def _critical(work: Sequence[_Work], copies: int) -> list[tuple[str, str]]:
-    """The longest path to the end of a few steps, followed back over two of them. Each operation depends on the one
-    that it waited for last: the one before it in its queue, where no other ended later."""
+    """The longest path to the end of a few steps, followed back over two of them. Each operation depends on the one for
+    which it waited last: the one before it in its queue, if no other ended later."""
     written, used = [0.0] * copies, [0.0] * copies
     wrote, last_use = [-1] * copies, [-1] * copies  # numbers of operations
     free, last = [0.0] * 6, [-1] * 6  # computing, and the other queues

@@ -53,8 +53,9 @@ def ahead_of_norm(chain: Chain, candidate: Candidate, *, rounds: int, host_bytes
 
 
 def _earliest(chain: Chain, block: int, schedule: TensorSchedule) -> int | None:
-    """The first stage after the gradient is sent and the weight released. None for tensors that the CPU does not update
-    or whose optimizer cannot update ahead, and for states on disk, where no old values are kept."""
+    """The first stage in which an update before the norm could run: after the gradient is sent and the weight released.
+    None for tensors that the CPU does not update or whose optimizer cannot update so, and for states on disk, where no
+    old values are kept."""
     tensor = schedule.tensor
     if schedule.side is not Side.CPU or schedule.send is None or tensor.states_on_disk or not tensor.optimizer.ahead:
         return None

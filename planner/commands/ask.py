@@ -81,7 +81,7 @@ def ask(
 
 
 def _kept(job: Job, problem: Problem, plan: Plan | None, limit_s: float, cache: Cache | None) -> tuple[Plan, str]:
-    """The plan and the key under which it is kept, "" where it is not kept. The plan is the cache's, or else `plan`, or
+    """The plan, and the key under which it is kept ("" if it is not kept). The plan is the cache's, or else `plan`, or
     else one made now."""
     if cache is None:
         return plan or problem.plan(limit_s), ""
@@ -124,17 +124,18 @@ class _Clock:
         self._last_trace_s = self.deadline - _TRACES * took_s
 
     def stretched_s(self, limit_s: float) -> float:
-        """The limit in wall-clock time."""
+        """The limit `limit_s`, made longer as the machine is slower, in seconds of wall-clock time."""
         return limit_s * self.slower
 
     @property
     def deadline(self) -> float:
-        """When to answer, by the monotonic clock."""
+        """The time by which to answer, in seconds of the monotonic clock."""
         return self._started_s + self.stretched_s(PATIENCE_S)
 
     @property
     def last_trace(self) -> float:
-        """When to stop tracing changes of the job (monotonic): a later one would miss the deadline."""
+        """The time after which no changed job is traced, since that would miss the deadline; in seconds of the
+        monotonic clock."""
         return self._last_trace_s
 
 
@@ -159,10 +160,13 @@ def _chosen(job: Job, hardware: Hardware, others: Variations, clock: _Clock) -> 
 
 
 def _larger_slices(job: Job, hardware: Hardware, answer: Receipt, clock: _Clock) -> list[tuple[str, Problem]] | None:
-    """Larger slices for a step that launching limits: the same rows in fewer slices, until launching does not limit any
-    more, or more rows where there is a single slice. A slice then has as many operations, but longer ones. None: there
-    was no time to look. Empty for a mixture that learns with its routers' loss: that loss is of each slice, so the
-    mixture would learn something else."""
+    """Problems with larger slices (micro-batches), with a description each, for a step that takes as long as Python
+    needs to launch its kernels.
+
+    They have the same rows in fewer slices, until launching does not limit any more, or more rows if there is a single
+    slice: a slice then has as many operations, but longer ones. None: there was no time to look. Empty for a mixture of
+    experts that trains with its router loss: that loss is computed per slice, so the model would learn something else.
+    """
     busy_s = {load.resource: load.busy_s for load in answer.loads}
     if answer.loads[0].resource != LAUNCHING or masked_of(job):
         return []
@@ -212,7 +216,7 @@ def _too_large(job: Job, problem: Problem, least: int | None, others: Variations
 
 
 def _more_machine(problem: Problem, least: int | None, least_cpu: int | None) -> Iterator[str]:
-    """Machines, in words, on which the job fits as it is."""
+    """Descriptions of machines with more memory, on which the job fits as it is."""
     if least_cpu is not None and least_cpu > problem.cpu_budget_bytes:
         yield f"{needed_cpu_memory(least_cpu) // 2**30} GiB of RAM"
         parameters = sum(t.elements for t in problem.chain.tensors()) * problem.cpu_budget_bytes / least_cpu

@@ -158,7 +158,7 @@ def _ask(options: argparse.Namespace, started_s: float) -> tuple[Exit, Json]:
         hardware = replace(hardware, disk_bytes=0)  # a machine's file may give some
     if missing := [field for field in ("flops_per_s", "launch_s") if not getattr(hardware, field)]:
         raise UserError(
-            "Times of a model are estimated from a GPU's arithmetic and what it takes to issue a block.",
+            "A model's times cannot be estimated without the GPU's flops_per_s and launch_s.",
             code="bad-file",
             exit_code=Exit.USAGE,
             numbers=(f"{options.hardware} has no {' and no '.join(missing)}",),

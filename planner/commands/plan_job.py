@@ -107,8 +107,8 @@ def _its_kernels(job: Job) -> AbstractContextManager[None]:
 
 
 def _told_use(job: Job, plan: Plan, chain: Chain) -> DiskUse | None:
-    """How much of the optimizer states and activations is on disk, and what that does to the drives; also logged.
-    Raises UserError where the job's disk_budget has no room for it."""
+    """How much of the optimizer states and activations is on disk, and what that does to the drives; also logged. None
+    if nothing is. Raises UserError if the job's disk_budget has no room for it."""
     need = disk_need_bytes(plan, chain, homes=job.state_homes)
     need += sum(stored_activations(plan, chain).values())
     use = disk_use(
@@ -205,7 +205,7 @@ class _Planning:
         self.compiling = self.target.final and _why_not_compiled(job, self.target.device) is None
 
     def answer(self) -> Answer:
-        """A final plan where one is possible, else an estimate."""
+        """A final plan if one is possible, else an estimate."""
         knows_enough = self.measure or not self.asks_for_data or self.distinct_tokens
         final = self._final() if self.target.final and knows_enough else None
         return final or self.preview()
@@ -216,8 +216,8 @@ class _Planning:
         return measured or self._found(self._question(self.machine, measured=False))
 
     def answer_or_ways(self) -> Answer:
-        """As `answer`. Where nothing fits, the error names what does: more memory, if the machine has it, or changes of
-        the job, each planned by the estimate."""
+        """A final plan if one is possible, else an estimate. If nothing fits, the UserError names what does: more
+        memory, if the machine has it, or changes of the job, each planned by the estimate."""
         try:
             return self.answer()
         except UserError as error:

@@ -226,7 +226,7 @@ def _spread(ratios: list[float]) -> Spread:
 
 
 def _need_bytes(chain: Chain, slices: int, rounds: int) -> int:
-    """Bytes that no plan of the chain could use up, on the device or on the host."""
+    """More bytes than any plan of the chain could use, on the device or on the host."""
     tensors = sum(t.bytes + t.state_bytes + t.gradient_bytes for t in chain.tensors())
     activations = sum(max(kept_bytes(b, o) + o.offloaded_bytes for o in b.options) for b in chain.blocks)
     every = moments(chain, slices, True, rounds)

@@ -103,8 +103,8 @@ def _classes(rows: Rows, p: Instance) -> list[_Class]:
 def _states_of_cpu_updates(
     rows: Rows, p: Instance, number: int, first: int, count: int, updated: Term
 ) -> dict[str, Term]:
-    """S, states on the host, and V, states read from disk and written again, of the weights that the CPU updates. The
-    weights that it does not update may be of either kind."""
+    """The variables S, states on the host, and V, states read from disk and written again, of the weights that the CPU
+    updates. States of the weights that it does not update may be of either kind."""
     states = p.state_spread[first].least * updated
     if p.stored is None or not p.stored.may_states[first]:
         return {"S": states, "V": 0}
@@ -177,10 +177,12 @@ def _work_takes_time(rows: Rows, p: Instance, classes: list[_Class], between: Te
 
 
 def _memory_fits_at_the_turns(rows: Rows, p: Instance, classes: list[_Class], between: Term) -> None:
-    """standing + moment + weights + states + kept or - away + gradients ≤ gpu_budget, at stages L-1 and T-1.
+    """Add the memory rows of two instants: at the head all activations are on the device; at block 0's backward, all
+    weights that stay after their own.
 
-    At the head all activations are on the device; at block 0's backward, all weights that stay after their own. Both
-    have the gradients that stay between rounds, without counting those of the running block twice."""
+    standing + moment + weights + states + kept or - away + gradients ≤ gpu_budget, at stages L-1 and T-1. Both have the
+    gradients that stay between rounds, without counting those of the running block twice.
+    """
     of_block = {i: c for c in classes for i in c.blocks}
     weights = sum(p.weights) + sum(p.frozen)
     states = sum(p.states) - pulp.lpSum(p.state_spread[c.blocks[0]].most * c.total["X"] + c.total["Y"] for c in classes)

@@ -49,7 +49,7 @@ def narrowed(setting: Setting, *always: Sequence[str]) -> Setting:
 
 
 def _relaxed(instance: Instance) -> Columns | None:
-    """The solved relaxation; None where it has no answer."""
+    """The solved linear relaxation; None if the solver found no solution."""
     columns = build(instance)
     for chosen in columns.comp:
         for x in chosen:

@@ -127,7 +127,7 @@ def solve_oilp(
 
 
 def _regular(v: Columns) -> Term:
-    """A small price on sending and updating late and on fetching early."""
+    """A small term of the objective that makes sending and updating late, and fetching early, cost something."""
     p = v.p
     price = 1e-4 / (p.stages * max(1e-9, sum(p.weights) + sum(p.frozen)))
     late = [v.flow[name].upto(u) for name in (*SENDS, "update", "send_K") for u in range(p.stages)]

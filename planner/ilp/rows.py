@@ -66,7 +66,8 @@ def totals_are_parts_of_blocks(v: Columns) -> None:
 
 
 def _own_part(v: Columns, name: str, kind: str, i: int, u: int) -> Term:
-    """own ≤ total[i] and own ≤ flow[u]: the part of a flow at position u that is block i's own."""
+    """The part of a flow at position `u` that belongs to block `i` itself, with rows own ≤ total[i] and own ≤
+    flow[u]."""
     own = v.own[name][i]
     v.rows.at_most(f"own_{name}_of_b{i}", own, v.total[kind][i])
     v.rows.at_most(f"own_{name}_at_b{i}", own, v.flow[name].moved(u))

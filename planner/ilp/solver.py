@@ -20,7 +20,7 @@ _PRESOLVE_RULE_OFF = 1 << 6
 
 
 class SolverError(RuntimeError):
-    """The solver failed: it gave neither a solution nor a proof that there is none, although it had time left."""
+    """The problem is unbounded: its rows must be wrong. (An infeasible problem is an `Outcome`, not an error.)"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,9 +33,11 @@ def stages_last_as_long_as_their_work(v: Columns) -> None:
 
 
 def _stage_lasts(v: Columns, s: int, time: Term, name: str, *, updates: bool) -> None:
-    """compute ≤ time, and bytes ≤ rate · time for h2d, d2h, CPU, disk and host memory, in stage s.
+    """Add rows by which stage `s` lasts as long as its work: compute ≤ time, and bytes ≤ rate · time for h2d, d2h, CPU,
+    disk and host memory.
 
-    With `updates` it is a stage of the round with the updates, whose work is added; else of the other rounds."""
+    With `updates` it is a stage of the round with the updates, whose work is added; otherwise of the other rounds.
+    """
     p, u = v.p, position(v.p, s)
     compute, h2d, d2h = _work(v, s, u)
     backward = s >= p.blocks - 1

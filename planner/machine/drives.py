@@ -68,7 +68,7 @@ def check_place(folder: Path, *, table: Path = Path("/etc/fstab")) -> None:
             what,
             code="disk-failed",
             numbers=(f"there is no {folder.parent}",),
-            hint=f"{hint}; nothing above this folder is made",
+            hint=f"{hint}; offmate makes this folder, but none above it",
         )
     place = folder.resolve()
     lines = (line.split() for line in _read(table).splitlines() if not line.lstrip().startswith("#"))

@@ -97,7 +97,7 @@ def check_budgets_here(gpu_budget: int | None, cpu_budget: int | None) -> None:
     for key, budget in (("gpu_budget", gpu_budget), ("cpu_budget", cpu_budget)):
         if budget is not None and budget < SMALLEST_BUDGET_BYTES:
             raise UserError(
-                f"{key} is {budget} bytes, as a number without a unit is.",
+                f"{key} is {budget} bytes: a number without a unit counts bytes.",
                 code="bad-value",
                 exit_code=Exit.USAGE,
                 hint=f"give it with its unit: {budget}GB",

@@ -144,10 +144,10 @@ def preset(name: str, *, bf16: bool, cpu_memory_bytes: int | None = None, link: 
     host = card.host_memory_bytes if cpu_memory_bytes is None else cpu_memory_bytes
     if usable_cpu_bytes(host) <= 0:
         raise UserError(
-            f"--cpu-memory is {format_bytes(host)}, of which nothing is left for a job.",
+            f"--cpu-memory {format_bytes(host)} leaves no memory for a job.",
             code="bad-value",
             exit_code=Exit.USAGE,
-            numbers=(f"{format_bytes(host - usable_cpu_bytes(host))} are the system's",),
+            numbers=(f"the system needs {format_bytes(host - usable_cpu_bytes(host))}",),
             hint="give the machine's whole memory with its unit: --cpu-memory 32GiB",
         )
     return Hardware(

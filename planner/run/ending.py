@@ -69,8 +69,8 @@ def signals_wait() -> Iterator[None]:
 
 
 def _heard_by(handler: Callable[[int, FrameType | None], None]) -> dict[int, Any]:
-    """Let `handler` handle these three signals. Returns the former handlers; without ignored signals, and empty outside
-    the main thread, which alone gets signals."""
+    """Let `handler` handle SIGTERM, SIGHUP and SIGINT. Returns their former handlers, without those of ignored signals;
+    empty outside the main thread, which alone gets signals."""
     if threading.current_thread() is not threading.main_thread():
         return {}
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}

@@ -378,7 +378,7 @@ class RunFolder:
 
 
 def _last_line(file: BinaryIO, beginning: bytes, *, end: int) -> bytes:
-    """The last line with this beginning that starts at or before byte `end`; empty when there is none."""
+    """The last line that starts with `beginning`, at or before byte `end`; empty if there is none."""
     with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         at = content.rfind(b"\n" + beginning, 0, end + len(beginning))
         content.seek(at + 1)

@@ -45,7 +45,7 @@ def killed_for_memory(who: str, step: int | None) -> UserError:
 
 
 def _counters() -> list[Path]:
-    """Files that may have the counter, those of the narrowest group first."""
+    """Files that may have the kernel's counter of killed processes, those of the narrowest control group first."""
     files = []
     with suppress(OSError):
         for line in _GROUPS.read_text("utf-8").splitlines():

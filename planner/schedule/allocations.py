@@ -59,18 +59,18 @@ def allocations(program: Program, chain: Chain) -> Allocations:
 
 @functools.cache
 def _events(text: str) -> tuple[tuple[str, str, str], ...]:
-    """The words of a text of lifetimes, each as (kind, what, of what)."""
+    """The words of a text of `Lifetimes`, each as (kind, what, of what)."""
     return tuple((word[0], *word[1:].partition(":")[::2]) for word in text.split())
 
 
 def _names(text: str) -> list[str]:
-    """The names between commas; none in an empty text, as for the gradients that come to a frozen embedding."""
+    """The names between commas; none if the text is empty, as for the gradients that come to a frozen embedding."""
     return text.split(",") if text else []
 
 
 @dataclass(slots=True)
 class _Call:
-    """What a block's forward on a slice passes to its backward."""
+    """What a block's forward on a slice (micro-batch) keeps for its backward."""
 
     lifetimes: Lifetimes
     names: Sequence[str]  # of the saved tensors, in the lifetimes' words
@@ -105,7 +105,7 @@ class _Host:
         self.events.clear()
 
     def perform(self, op: Op) -> Iterator[Event]:
-        """The events of one operation."""
+        """The allocations and releases of one operation."""
         match op.kind:
             case OpKind.ALLOC:
                 self._allocate(op.item)
@@ -142,7 +142,8 @@ class _Host:
         self.items[item] = [self._new(size) for size in self._sizes(item) if size]
 
     def _sizes(self, item: Item) -> Sequence[int]:
-        """Bytes of the item's tensors: a weight or gradient is one, states are moments and perhaps a master."""
+        """Bytes of each of the item's tensors: a weight or gradient is one tensor, states are moments and perhaps a
+        master."""
         if item.kind == ACTIVATIONS:
             block, k = item.turn
             return self.calls[block, k].sizes
@@ -152,8 +153,8 @@ class _Host:
         return tensor.state_sizes
 
     def _update(self, op: Op) -> None:
-        """Narrow gradients are copied to fp32, together in at most as many bytes as the largest copy takes. Then come,
-        one by one, tensors that are not updated together."""
+        """Perform an update on the device. Gradients narrower than fp32 are copied to fp32, together in at most as many
+        bytes as the largest copy takes; then come, one by one, tensors that are not updated together."""
         tensors = [self.tensors[name] for name in op.names]
         sizes = [tensor.scratch_bytes for tensor in tensors if tensor.optimizer.together]
         batch: list[int] = []
@@ -269,7 +270,8 @@ class _Host:
         return self.lifetimes[self.chain.blocks[block].kind, self.program.options[block]]
 
     def _sum(self, op: Op, which: int, gradient: int | None, size: int = 0) -> None:
-        """A slice's gradient of the block's tensor `which` becomes the sum (if None: its copy does), or is added."""
+        """Make a slice's gradient of the block's tensor number `which` the sum of gradients (if None: a copy of it), or
+        add it to the sum."""
         _, block, k = op.turn
         tensor = self.chain.blocks[block].tensors[which]
         rows = self.rows[op.round > 0].get(tensor.name)
@@ -287,7 +289,8 @@ class _Host:
                 self.items[item] = [self._hold(gradient)]
 
     def _put_aside(self, name: str, k: int, rows: Rows) -> bool:
-        """Put the head's rows aside until the embedding's come. False: they begin the sum instead."""
+        """Keep the gradient rows that the head's backward made of a tied embedding until the embedding's backward.
+        Returns False if they begin the sum instead."""
         self.aside[name, k] = put = [self._new(rows.counts[k] * _INDEX_BYTES, most=True)]
         if Item.gradient(name) not in self.items:
             return False
@@ -301,7 +304,8 @@ class _Host:
         self._release_all(self.aside.pop((name, k)))
 
     def _frame_sum(self, name: str, frame: dict[str, int], gradient_name: str) -> None:
-        """Autograd adds up the frame's gradients: the first slice's tensor stays as the sum."""
+        """Add up a gradient of the frame (the model outside its blocks), as autograd does: the first slice's tensor
+        stays as the sum."""
         if Item.gradient(name) not in self.items:
             self.items[Item.gradient(name)] = [self._hold(frame[gradient_name])]
         else:

@@ -108,7 +108,8 @@ def with_waits(serial: tuple[Op, ...], chain: Chain, options: Sequence[str]) -> 
 
 
 def _neighbours(serial: Sequence[Op]) -> list[int]:
-    """For each operation, how many fetches, or releases, of its stage follow each other from it on; 1 for others."""
+    """For each fetch or release: how many operations of the same kind and stage follow directly, itself included; 1 for
+    other operations."""
     lengths = [1] * len(serial)
     for number in reversed(range(len(serial) - 1)):
         op, following = serial[number : number + 2]

@@ -59,7 +59,7 @@ class Contents:
         return self.gradient.get(name, 0) == self._of_round(name) * self.program.rounds
 
     def _of_round(self, name: str) -> int:
-        """How many contributions a round adds to the gradient."""
+        """The number of contributions that a round adds to the gradient of the tensor `name`."""
         return len(self.users[name]) * self.program.slices
 
     def gone(self, op: Op, item: Item) -> None:
@@ -125,7 +125,7 @@ class Contents:
                 self._run(op)
 
     def _used(self, item: Item) -> bool:
-        """Whether the gradient has been used: its sum is on the host, or the update is done."""
+        """Whether the gradient is no longer needed on the device: its sum is on the host, or the update is done."""
         on_host = item in self.host and self.host[item] == self.gradient.get(item.name)
         return on_host or (self.complete(item.name) and bool(self.updated.get(item.name)))
 
@@ -184,8 +184,8 @@ class Contents:
         self.host[item] = self.device[item]
 
     def _pass_whole(self, op: Op) -> None:
-        """Read a gradient from its drive, or write it there, or write the weight that has taken its place in the slot.
-        What is on the drive counts as the host's copy."""
+        """For a tensor entirely on disk: read or write its gradient, or write the weight that has taken the gradient's
+        place in the slot. What is on the drive counts as the host's copy."""
         item = op.item
         if op.kind is OpKind.READ:
             if item not in self.host:
@@ -198,7 +198,7 @@ class Contents:
         self.host[item] = version
 
     def _pass(self, op: Op) -> None:
-        """Write activations to a drive, or read them back. Each write is read once."""
+        """Write activations to a drive, or read them back. What is written once is read once."""
         item = op.item
         if op.kind is OpKind.WRITE:
             if self.passing.get(op.slot) != (item, OpKind.SEND):
@@ -255,7 +255,8 @@ class Contents:
                 raise InvalidProgram(f"{op.name}: {item} is on the device, and would be stale there")
 
     def _update_piece(self, op: Op, name: str, piece: int | None, *, trails: bool = False) -> None:
-        """Update one piece; the tensor is updated when all its pieces are. `trails`: its states are not updated yet."""
+        """Update one piece of a tensor's states; the tensor is updated when all its pieces are. `trails`: only the
+        weight is updated now, the states in the next step."""
         if piece is None or op.kind not in (OpKind.CPU_UPDATE, OpKind.CPU_WEIGHT):
             raise InvalidProgram(f"{op.name}: states on disk are updated once, when the norm is known")
         if trails and not (self.program.clip and name in self.can_trail):
@@ -287,7 +288,8 @@ class Contents:
                 self.sent.discard(Item.gradient(name))
 
     def _follow(self, op: Op, name: str, piece: int | None) -> None:
-        """Update one piece of trailing states. When all pieces are updated, nobody needs the gradient any more."""
+        """Update one piece of states whose weight was updated in the step before. When all pieces are updated, the
+        gradient is no longer needed."""
         if name not in self.trailing or Item.gradient(name) not in self.sent:
             raise InvalidProgram(f"{op.name}: the states of {name} are not behind, or its gradient is not on the host")
         if self.in_ring.get(op.slot) != (Item.states(name, piece), self.version[name] - 1):

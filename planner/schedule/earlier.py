@@ -21,7 +21,8 @@ def chain_of(data: dict[str, Any]) -> Chain:
 
 
 def _optimizer_of(tensor: dict[str, Any]) -> dict[str, Any]:
-    """The JSON of the optimizer that an earlier tensor's fields stand for; takes these fields out."""
+    """The JSON of the optimizer that four fields of an earlier version stand for; removes these fields from
+    `tensor`."""
     rounded, side = tensor.pop("rounded", False), tensor.pop("shorter_side", 0)
     seconds = {f"{where}_s": tensor.pop(f"{where}_update_s", 0.0) for where in ("gpu", "cpu")}
     if side:

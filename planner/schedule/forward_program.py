@@ -95,7 +95,8 @@ def forward_peak_bytes(program: Program, chain: Chain, measured: ForwardBytes) -
 
 
 class _Layout:
-    """When each weight that is not resident comes, so that every stage stays within the budget."""
+    """Decides when each weight that is not resident is copied to the device, so that every stage stays within the
+    budget."""
 
     def __init__(self, chain: Chain, measured: ForwardBytes, resident: Sequence[Item], slices: int) -> None:
         self.chain, self.slices, self.slots = chain, slices, slots_of(chain)
@@ -131,7 +132,8 @@ class _Layout:
                     yield Op(kind=OpKind.FREE, stage=label, subject=Item.weight(name), bytes=self.sizes[name])
 
     def _comes(self, budget_bytes: int) -> dict[str, int]:
-        """Weight -> the stage at whose start its copy is issued: as early as it fits, in the order of first use."""
+        """Maps each weight to the stage at whose start its copy is issued: as early as it fits, in the order of first
+        use."""
         comes: dict[str, int] = {}
         earliest = 0
         for name, (first, _) in self.travelling.items():

@@ -69,7 +69,8 @@ class Item(str):
 
 
 class _Made(dict[str, Item]):
-    """The items of one kind by the name of their tensor. Each is made once: a search asks for it a million times."""
+    """The items of one kind by the name of their tensor. Each is made once, because a search asks for it a million
+    times."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()

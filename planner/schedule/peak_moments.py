@@ -156,8 +156,8 @@ def standing_bytes(chain: Chain, slices: int, clip: bool, rounds: int = 1) -> li
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """Gradients of a stage: the sums it makes, those of the frame after it, and rows of tied embeddings that its slices
-    put aside or take up. `begun`: these sums exist from an earlier round."""
+    """The gradients that a stage makes: the sums, those of the frame (the model outside its blocks) after it, and rows
+    of tied embeddings that its slices keep for later or add up. `begun`: these sums exist from an earlier round."""
 
     begun: bool
     sums: int
@@ -178,19 +178,20 @@ class _Made:
         )
 
     def during(self, k: int) -> int:
-        """Bytes of rows and of the frame's sums while slice k runs. Rows that an earlier stage put aside
+        """Bytes of kept gradient rows and of the frame's sums while slice `k` runs. Rows that an earlier stage kept
         count relative to those of all slices."""
         beside = sum(r.masking_bytes(k) for r in self.put) + sum(r.taking_bytes(k) for r in self.taken)
         put = sum(r.aside_bytes(j) for r in self.put for j in range(k + 1))
         return beside + put - self._gone(k - 1) + self.frame - self.new(k)
 
     def after(self, k: int) -> int:
-        """The same after slice k, without the frame's new sums."""
+        """Bytes of kept gradient rows and of the frame's sums after slice `k`, without sums that this slice begins."""
         put = sum(r.aside_bytes(j) for r in self.put for j in range(k + 1))
         return put - self._gone(k) + self.frame - self.new(k)
 
     def new(self, k: int) -> int:
-        """Bytes of the frame's sums that slice k begins. Until the next block's turn, what the frame holds has them."""
+        """Bytes of the frame's gradient sums that slice `k` begins. Until the next block runs, they count to what the
+        frame holds."""
         return 0 if k or self.begun else self.frame
 
     def _gone(self, k: int) -> int:
@@ -277,9 +278,9 @@ def _backward(chain: Chain, stage: int, i: int, m: int, k: int, made: _Made) -> 
 
 
 def _update(chain: Chain, stage: int, i: int, m: int, made: _Made, clip: bool) -> Moment:
-    """The end of a backward stage: all slices wait for the next block while the optimizer works.
+    """The moment at the end of a backward stage: all slices wait for the next block while the optimizer works.
 
-    With clipping this is only at the end of block 0's backward, for all that the device updates.
+    With clipping this is only at the end of block 0's backward, for all tensors that the device updates.
     """
     held = m * (chain.blocks[i - 1].backward_held_bytes if i else LOSS_BYTES)
     norms = _norm_bytes(chain, i) if clip else 0

@@ -105,7 +105,8 @@ def grains(size: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Birth:
-    """A tensor's size, when it came, and which of its operation's placed tensors it is. `item`: the item allocated."""
+    """The allocation of a tensor: its size, when it came, and its number among the placed tensors of its operation.
+    `item`: the item allocated."""
 
     bytes: int
     clock: int
@@ -148,7 +149,7 @@ class Spans:
         self.loose_bytes = -(-loose // PAGE_BYTES) * PAGE_BYTES
 
     def _read(self, op: Op, events: Sequence[Event], group: int) -> None:
-        """The spans that begin or end with one operation."""
+        """Begin or end spans with the allocations and releases of one operation."""
         key, base, count = key_of(op, self._rounds), self._clock, 0
         self._where[key] = [-1] * len(_large(events))
         mine = set()
@@ -183,7 +184,8 @@ class Spans:
         self.spans.append(Span(grains(birth.bytes), birth.clock, end, most=birth.most))
 
     def _share(self, birth: _Birth, group: int, high: int, end: int) -> None:
-        """The span of a turn's own tensor; that of another slice lies in the same place."""
+        """The span of a tensor that does not outlive one run of a block; the other slices' tensors lie in the same
+        place."""
         at = self._shared.get((group, birth.number))
         size = grains(birth.bytes)
         if at is None or (self.spans[at].bytes, self.spans[at].high) != (size, high):
@@ -193,7 +195,7 @@ class Spans:
         self._where[birth.key][birth.number] = at
 
     def _end(self) -> None:
-        """The spans of tensors that are there when the step ends: each came in the step and stays, or is back."""
+        """End the spans of tensors that are there when the step ends: each came in the step and stays, or is back."""
         for birth in self._alive.values():
             if birth.key and birth.bytes > SMALL_BYTES:
                 if birth.item in self._left:

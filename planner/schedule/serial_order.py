@@ -204,8 +204,9 @@ class SerialOrder:
             yield Op(kind=OpKind.UPDATE, stage=self.names[n], subject=",".join(names), bytes=scratch, round=r)
 
     def _apart(self, names: Sequence[str], n: int) -> Iterator[tuple[str, ...]]:
-        """Groups of tensors that are updated together in stage `n`: first all that stay, then each travelling tensor
-        alone, in order of arrival. So its update waits for its own states only, and its copies for its own update."""
+        """Groups of tensors that are updated together in stage `n`: first all whose states stay on the device, then
+        each other tensor alone, in order of arrival. So its update waits for its own states only, and its copies for
+        its own update."""
 
         def waits(name: str) -> tuple[int, int]:
             fetched, place = self.arrival.get(Item.states(name), (n + 1, 0))  # states that never leave come first
@@ -217,8 +218,8 @@ class SerialOrder:
             yield (name,)
 
     def _cpu_updates(self, n: int, stage: Stage, r: int, gradients: frozenset[Item]) -> Iterator[Op]:
-        """CPU updates at the stage's end: those of gradients that the stage made. With clipping, the last stage has all
-        updates that waited for the norm, and the replays of those that ran ahead."""
+        """CPU updates at the stage's end: those whose gradients the stage made. With clipping, the last stage has all
+        updates that waited for the norm, and repeats those that ran before it was known."""
         for name in stage.cpu_update:
             if Item.gradient(name) in gradients and not self._waits_for_norm(name):
                 yield from self._update_on_cpu(self.early, n, name, r)
@@ -228,8 +229,8 @@ class SerialOrder:
 
     def _of_block(self, names: Sequence[str], n: int, r: int) -> Iterator[Op]:
         """The operations that waited for the norm, for tensors that are needed at the same time. Updates of whole
-        tensors are spread evenly between those of pieces: in one run they would make the drive wait, whose slots would
-        be full."""
+        tensors are spread evenly between those of pieces from disk: one after another they would make the drive wait,
+        whose slots would be full."""
         parts: list[tuple[float, tuple[Op, ...]]] = []
         for stored in (False, True):
             ops = [op for name in names if (name in self.pieces) == stored for op in self._after_norm(name, n, r)]
@@ -253,8 +254,9 @@ class SerialOrder:
             yield replace(send, kind=OpKind.WRITE)
 
     def _update_on_cpu(self, kind: OpKind, n: int, name: str, r: int, *, carried: bool = False) -> Iterator[Op]:
-        """The update on the CPU. If the states are on disk, it goes piece by piece: read, update, write. If the tensor
-        is wholly on disk, its gradient is read first, and the new weight is written from the gradient's slot."""
+        """The update of a tensor on the CPU. If its states are on disk, it goes piece by piece: read, update, write. If
+        the tensor is entirely on disk, its gradient is read first, and the new weight is written from the gradient's
+        slot."""
         update = Op(kind=kind, stage=self.names[n], subject=name, carried=carried, round=r)
         if name not in self.pieces:
             yield update

@@ -90,11 +90,14 @@ def _with_own(
     scratch: Sequence[tuple[int, Place | None]],
     sizes: Mapping[int, int],
 ) -> tuple[Place, ...]:
-    """The `places`, together with those of the `scratch` of the longest slice's operation. The latter are for any
-    scratch of no more bytes. So that scratch does not take a tensor's place, a place for its most likely size also has
-    its turn in the `order`. `sizes`: size of a tensor in the longest slice -> in the shorter one. Scratch as large as a
-    tensor in the longest slice, as a copy is, will be so here, too. Else its size may come from the card or from whole
-    blocks, and is the same."""
+    """The `places`, together with those of the `scratch` of the longest slice's operation, which serve any scratch of
+    at most as many bytes.
+
+    So that scratch does not take a tensor's place, a place for its most likely size is also in the `order`. `sizes`:
+    size of a tensor in the longest slice -> in the shorter one. If scratch is as large as a tensor in the longest
+    slice, as a copy is, it is taken to be so here, too. Otherwise its size may come from the card or from whole blocks,
+    and stays.
+    """
     merged: list[Place] = []
     remaining, its = iter(places), iter(scratch)
     for is_own in order:
@@ -124,7 +127,7 @@ def _lives(allocated: Allocations) -> Iterator[list[_Life]]:
 
 
 def _alike(its: Sequence[_Life], lives: Sequence[_Life]) -> bool:
-    """Whether the shorter slice does the same as the longest one, with tensors that are no larger."""
+    """Whether the shorter slice allocates and releases in the same order as the longest one, with no larger tensors."""
     return len(its) == len(lives) and all(
         (one.until, one.most) == (other.until, other.most) and one.bytes >= other.bytes
         for one, other in zip(its, lives, strict=True)
@@ -148,8 +151,8 @@ def _leaving(events: Sequence[Event], lives: Sequence[_Life]) -> Iterator[tuple[
 def _chosen(
     at: int, its: Sequence[_Life], places: Sequence[Place | None], lives: Sequence[_Life], leaving: Sequence[_Taken]
 ) -> list[Place | None]:
-    """A place for each of the `lives` of operation number `at`, within the `places` planned for `its` lives; None where
-    there is none. `leaving`: memory of tensors that were there before and leave."""
+    """A place for each of the `lives` of operation number `at`, within the `places` planned for `its` lives; None for a
+    tensor that gets no place. `leaving`: memory of tensors that were there before and leave."""
     chosen: list[Place | None] = [None] * len(lives)
     unused = [(planned, place) for planned, place in zip(its, places, strict=True) if place is not None]
     busy = list(leaving)

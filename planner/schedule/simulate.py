@@ -89,7 +89,7 @@ class Durations:
 
     def _on_drive(self, op: Op) -> float:
         """Seconds to read or write a piece. Each piece is read and written, and the drive does one thing at a time: so
-        each of the two is taken to last as long as both together."""
+        each of the two is taken to last as long as both together, as if they ran beside each other."""
         return op.bytes * self.hardware.disk_s_per_byte
 
 
@@ -125,8 +125,9 @@ def issuing_s(program: Program, chain: Chain, hardware: Hardware) -> list[float]
 
 
 def _sharing(program: Program, durations: list[float], part: float) -> list[float]:
-    """Where computing shares its cores, a turn takes longer by a part of what other queues do at about that time: what
-    is issued after the turn before. What follows the last turn delays the first turn of the next step."""
+    """The durations if computing shares its cores with other queues: a block's run takes longer by a part of the work
+    that other queues do at about that time, that is, of what is issued after the run before. What follows the last run
+    delays the first run of the next step."""
     turns = [number for number, op in enumerate(program.ops) if op.kind is OpKind.RUN]
     shared, pending = list(durations), 0.0
     for number in (*range(turns[-1] + 1, len(durations)), *range(turns[-1] + 1)):
@@ -196,7 +197,8 @@ def last_steps(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Step:
-    """One simulated step: start and end of each operation. The computing queue's work begins and ends the step."""
+    """The start and end of each operation in one simulated step, in seconds. The computing queue's work begins and ends
+    it."""
 
     starts_s: list[float]
     ends_s: list[float]

@@ -121,7 +121,8 @@ def _conflicts_are_ordered(program: Program, chain: Chain) -> None:
 
 
 def _contents_are_right(program: Program, chain: Chain) -> None:
-    """Check what is where: from the drained state into the steady one, then through a drain and one more step."""
+    """Check what is where over several steps: from a state without pending updates into the steady one, then through a
+    drain (which finishes all pending updates) and one more step."""
     contents = Contents(program, chain)
     carried = tuple(op for op in program.ops if op.carried)
     for cycle in range(_CYCLES):
@@ -132,7 +133,8 @@ def _contents_are_right(program: Program, chain: Chain) -> None:
 
 
 def _one_step(contents: Contents, *, drained: bool) -> None:
-    """Apply a step's operations; after a drain, those that are carried have nothing to do."""
+    """Apply a step's operations; after a drain, carried operations, which belong to the step before, have nothing to
+    do."""
     contents.updated = {}
     for op in contents.program.ops:
         if not (drained and op.carried):

@@ -78,7 +78,7 @@ def hopeful(
             "The planner cannot choose the micro-batches of a mixture that trains with its router loss.",
             code="router-loss-per-slice",
             exit_code=Exit.USAGE,
-            numbers=(f"train_batch_size: {job.train_batch_size}, in micro-batches of which each adds its own",),
+            numbers=(f"train_batch_size: {job.train_batch_size}, and each micro-batch adds its own router loss",),
             hint="give per_device_train_batch_size and gradient_accumulation_steps, or router_aux_loss_coef: 0",
         )
     chains = _Chains(job, device, hardware, distinct_tokens, runs=runs)
@@ -156,7 +156,7 @@ class _Chains:
         return analyse(self.job.model_copy(update={"per_device_train_batch_size": rows}), device, for_gpu=for_gpu)
 
     def problem(self, rows: int) -> Problem:
-        """The problem of this split."""
+        """The planning problem with micro-batches of `rows` rows."""
         job, machine = self.job, self.hardware
         share = (rows - self.few) / (self.many - self.few) if self.many > self.few else 1.0
         problem = Problem(

@@ -102,7 +102,8 @@ def ways_to_fit(job: Job, problem: Problem, device: torch.device, last_trace: fl
 
 
 def _adapters(job: Job, tried: Callable[..., Iterator[Way]], *, runs: bool) -> Iterator[Way]:
-    """LoRA, with smaller slices or on a packed base where it has no room otherwise; for LoRA the packed base."""
+    """LoRA or, if that does not fit, LoRA with slices of one row or on a base in 4 bits. For a job that uses LoRA
+    already, a base in 4 bits."""
     if job.method == "lora" and not (job.load_in_4bit or job.use_dora):
         other = {"load_in_8bit": False} if job.load_in_8bit else {}
         yield from tried("a base in 4 bits (load_in_4bit: true)", load_in_4bit=True, **other)
@@ -138,8 +139,8 @@ def _tried(
 def _smaller_slices(
     job: Job, problem: Problem, device: torch.device, last_trace: float, *, runs: bool
 ) -> Iterator[Way]:
-    """The same step in more slices. There is no such way for a mixture that learns with its routers' loss: that loss is
-    computed per slice, so other slices learn something else."""
+    """The same step in more and smaller slices (micro-batches). Nothing for a mixture of experts that trains with its
+    router loss: that loss is computed per slice, so the model would learn something else."""
     if job.slice_rows == 1 or masked_of(job):
         return
     if time.monotonic() >= last_trace:
@@ -160,7 +161,7 @@ def _smaller_slices(
 def _shorter_slices(
     job: Job, problem: Problem, device: torch.device, last_trace: float, *, runs: bool
 ) -> Iterator[Way]:
-    """Where not even slices of one row fit: head and loss in chunks, or shorter rows."""
+    """Changes for when not even slices of one row fit: head and loss in chunks, or shorter rows."""
     if not masked_of(job):
         job = job.model_copy(update=_rows(job, 1))
     if job.exact:

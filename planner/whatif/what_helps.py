@@ -177,16 +177,19 @@ class Variations:
 
 
 def _is_idle(problem: Problem, plan: Plan, other: Problem) -> bool:
-    """The other problem has more memory than this one, of a kind that the plan does not use up."""
+    """Whether the other problem has more memory than this one, of a kind that the plan does not use up."""
     return (
         other.cpu_budget_bytes > problem.cpu_budget_bytes and plan.cpu_peak_bytes < _USED * problem.cpu_budget_bytes
     ) or (other.gpu_budget_bytes > problem.gpu_budget_bytes and plan.gpu_peak_bytes < _USED * problem.gpu_budget_bytes)
 
 
 def _step_s(problem: Problem, plan: Plan, other: Problem, time_limit_s: float) -> float:
-    """In another process: seconds of the other problem's step, infinity where nothing is known. It is planned in as
-    many rounds as `plan` has; with other slices, where these do not fit, in rounds scaled with the slices, then in one.
-    With the same slices it is at most the step of `plan` itself there, as no variation takes anything away."""
+    """Seconds of the other problem's step, computed in another process; infinity if nothing is known.
+
+    It is planned in as many rounds as `plan` has; with other slices, if these do not fit, in rounds scaled with the
+    slices, then in one. With the same slices the result is at most the step of `plan` itself there, as no variation
+    takes anything away.
+    """
     step_s = math.inf
     if (other.slices, other.chain.slice_tokens) == (problem.slices, problem.chain.slice_tokens):
         step_s = predicted_step_s(compile_program(plan, other.chain), other.chain, other.hardware)
@@ -224,7 +227,7 @@ def carried_over(plan: Plan, other: Problem) -> Plan | None:
 
 
 def _plan(problem: Problem, time_limit_s: float) -> Plan | None:
-    """In another process: the problem's plan, None where there is none."""
+    """The problem's plan, made in another process; None if there is none."""
     try:
         return problem.plan(time_limit_s)
     except UserError:
@@ -232,5 +235,5 @@ def _plan(problem: Problem, time_limit_s: float) -> Plan | None:
 
 
 def _least_cpu_bytes(problem: Problem) -> int | None:
-    """In another process."""
+    """Call `Problem.least_cpu_bytes` in another process."""
     return problem.least_cpu_bytes()

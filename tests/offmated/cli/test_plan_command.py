@@ -167,7 +167,7 @@ def test_a_field_that_is_wrong_exits_with_2_and_its_path(shell: Shell) -> None:
         ([*CHAIN[1:], "--set", "max_length=8"], "--set does not go with offmate plan --chain --hardware."),
         (["--model", "me/none", "--hardware", "rtx9"], "There is no hardware called rtx9."),
         ([*CHAIN[1:], "--cpu-memory", "8GiB"], "--cpu-memory and --link are for machines given by name."),
-        (["--model", "m", "--hardware", "hardware.json"], "Times of a model are estimated from a GPU's"),
+        (["--model", "m", "--hardware", "hardware.json"], "A model's times cannot be estimated without"),
         (
             ["--model", "me/none", "--hardware", "rtx3060", "--drive", "pcie4", "--set", "optim=adamw_8bit"],
             "--drive is for optimizer states, and states in 8 bits stay in memory.",

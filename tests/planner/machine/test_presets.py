@@ -51,7 +51,7 @@ def test_memory_and_link_of_the_host_can_be_said() -> None:
 
 @pytest.mark.parametrize("size", [0, 32, 500 * 10**6, 2**30])
 def test_memory_of_which_nothing_is_left_is_refused(size: int) -> None:
-    with pytest.raises(UserError, match="nothing is left for a job") as found:
+    with pytest.raises(UserError, match="leaves no memory for a job") as found:
         preset("rtx3060", bf16=True, cpu_memory_bytes=size)
     assert "--cpu-memory 32GiB" in str(found.value.hint)
 

@@ -192,5 +192,5 @@ def test_a_run_that_would_wear_the_drive_is_refused_before_anything_is_written_a
     document = run.read_plan()
     assert document is not None and document["disk"]["steps"] == 7
     elsewhere = job.model_copy(update={"disk_paths": (str(tmp_path / "gone" / "drive"),)})
-    with pytest.raises(UserError, match="nothing above this folder is made"):
+    with pytest.raises(UserError, match="but none above it"):
         plan_job(elsewhere, torch.device("cpu"), cache=None, measure=False)
