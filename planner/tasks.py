@@ -34,7 +34,7 @@ def plan_job(job_id: int) -> None:
         with store.handling(row):
             run = RunFolder(Path(row.run_dir))
             run.error.unlink(missing_ok=True)
-            if not waits_for_hub(row.error):  # the log says that already
+            if not waits_for_hub(row.error):  # otherwise the log says that already
                 run.say("planning")
             process, code = "data", int(Exit.DONE)
             if run.read_counted() is None and why_not_at_hand(Job.from_resolved(run.resolved)) is None:

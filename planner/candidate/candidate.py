@@ -158,7 +158,7 @@ def entries_of(chain: Chain, schedule: TensorSchedule, number: int, *, rounds: i
             put(0, "states_update", stages - blocks[0], name)
     if schedule.send is not None:
         assert schedule.drop is not None
-        put(schedule.send, "offload", 0, Item.gradient(name))  # first: the CPU waits for it
+        put(schedule.send, "offload", 0, Item.gradient(name))  # urgency 0, first in the list: the CPU waits for it
         put(schedule.drop, "evict", 0, Item.gradient(name))
         if rounds > 1:
             fetch = backward[0] if schedule.fetch is None else schedule.fetch

@@ -153,7 +153,7 @@ def _planned(
         try:
             its = planning(job.with_slices(split.rows))
             answers.append(its.answer() if measure else its.preview())
-        except UserError as error:  # its bytes were computed from two other splits, and really are a little more
+        except UserError as error:  # its interpolated bytes were a little too low: the traced ones do not fit
             if error.exit_code is not Exit.DOES_NOT_FIT:
                 raise
         if len(answers) == (WANTED if measure else 1):

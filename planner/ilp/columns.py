@@ -20,7 +20,7 @@ def limits_of(p: Instance) -> dict[str, list[float]]:
     a list over blocks. A limit is 0 if the block has no time for such an absence, or if clipping forbids it."""
     last = p.blocks - 1
     stored = {"V": p.stored.may} if p.stored else {}
-    if p.stored and p.clip and p.rounds == 1:  # the head's next gradient comes at once: no states trail
+    if p.stored and p.clip and p.rounds == 1:  # the head's next gradient comes at once: its states cannot wait
         stored["U"] = [0.0 if i == last else w for i, w in enumerate(p.stored.trails)]
     return stored | {
         "X": [w if able else 0.0 for w, able in zip(p.weights, p.cpu_updatable, strict=True)],
@@ -105,7 +105,7 @@ class Columns:
         return self.sum["ED"].upto(v)
 
 
-# Positions after backward; after forward they are stages.
+# Keys: positions after backward; for flows after forward, stages.
 
 
 def backward_position(p: Instance, i: int) -> int:

@@ -68,7 +68,7 @@ class Instance:
     frozen: list[float]  # of frozen tensors that may leave
     on_disk: list[float]  # the fraction of `frozen` that the host reads from disk
     ring: float  # host memory through which weights and states on disk pass
-    products: float  # scratch host memory of the largest CPU update that needs any
+    products: float  # host memory for scratch of the CPU update that needs most
     apart: list[float]  # part of `weights` whose CPU updates need no scratch memory
     stored: Stored | None  # which states of the trainable tensors that may leave are on disk
     states: list[float]  # of these trainable tensors, and of those of which only the states may leave
@@ -78,7 +78,7 @@ class Instance:
     choices: list[list[Choice]]
     state_ratio: list[float]  # bytes of states per byte of weight, of the trainable tensors that may leave
     gradient_ratio: float  # bytes of gradient per byte of trainable weight
-    host_gradient_ratio: float  # of gradients with host memory of their own, less what packed states spare
+    host_gradient_ratio: float  # bytes of gradients that do not overwrite the weight, less what packing saves
     parameter_ratio: float  # parameters, in unit_bytes, per byte of trainable weight
     gpu_ratio: float  # work of an update on the device (`planner.schedule.update_work`) per byte of weight
     cpu_ratio: float  # work of an update on the CPU per byte of weight
@@ -238,7 +238,7 @@ def _need_bytes(chain: Chain, slices: int, rounds: int) -> int:
 def _choices(chain: Chain, index: int, budgets: Budgets, slices: int, unit_bytes: float, unit_s: float) -> list[Choice]:
     block = chain.blocks[index]
     allowed = [o for o in block.options if budgets.activation_offload or not o.offloaded_bytes] or list(block.options)
-    # The head runs both directions at once: nothing of it is kept.
+    # The head runs forward and backward in one stage: nothing is kept in between.
     bytes_scale = 0.0 if index == len(chain.blocks) - 1 else slices / unit_bytes
     return [
         Choice(

@@ -19,7 +19,7 @@ class Stored:
     trails: list[float]  # part of `may` whose states can be a step behind the weight (`Tensor.can_trail`)
     may_states: list[float]
     must_states: list[float]
-    whole: list[int]  # blocks of one tensor: embedding and head, each larger than all of a layer
+    whole: list[int]  # blocks that are one tensor: embedding and head, each larger than a whole layer
     ratio: float  # bytes of states per byte of weight
     beside_ratio: float  # an instance's `host_gradient_ratio`, for tensors whose states are on disk
     trailing_ratio: float  # added where states trail, as the gradient then has memory of its own

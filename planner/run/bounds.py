@@ -22,7 +22,7 @@ MOST_BYTES = 2 * 2**30
 OUT_OF_MEMORY = f"more than {MOST_BYTES // 2**30} GiB of memory"
 _BY_SIGNAL = {
     signal.SIGXCPU: f"more than {MOST_S} s of the processor's time",
-    signal.SIGABRT: OUT_OF_MEMORY,  # libraries in C++ and Rust end with it where they get no memory
+    signal.SIGABRT: OUT_OF_MEMORY,  # libraries in C++ and Rust abort if they get no memory
 }
 
 

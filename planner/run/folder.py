@@ -22,7 +22,7 @@ from planner.units import printable
 
 _TAIL_BYTES = 16 * 1024
 _PIECE_BYTES = 2**20
-_NEW = ".new"  # ends the name of a file on its way
+_NEW = ".new"  # ends the name of a file that is being written
 _ERROR_FIELDS = {"what", "numbers", "hint", "code", "exit_code"}
 
 

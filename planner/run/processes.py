@@ -76,7 +76,7 @@ class Process:
                 return False
             raise
         try:
-            if not self.alive():  # asked only now: the descriptor cannot pass to another process any more
+            if not self.alive():  # checked after opening the descriptor, which cannot come to mean another process
                 return False
             signal.pidfd_send_signal(descriptor, number)
         except ProcessLookupError:

@@ -103,7 +103,7 @@ class Watch:
                 self._asked = True
                 if insist_at == float("inf") and self._for_good():
                     insist_at, deadline = now + INSIST_EVERY_S, now + INSIST_PATIENCE_S
-            if now >= insist_at:  # by the clock, as signals may keep ending the wait early
+            if now >= insist_at:  # by the clock, because signals may end each wait early
                 child.terminate()
                 insist_at = now + INSIST_EVERY_S
             if now > deadline:

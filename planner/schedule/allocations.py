@@ -73,9 +73,9 @@ class _Call:
     """What a block's forward on a slice (micro-batch) keeps for its backward."""
 
     lifetimes: Lifetimes
-    names: Sequence[str]  # of the saved tensors, in the lifetimes' words
-    saved: list[int]  # saved tensors that stay
-    sizes: Sequence[int]  # of saved tensors that travel, for their return
+    names: Sequence[str]  # of the saved tensors, as `lifetimes` names them
+    saved: list[int]  # numbers of saved tensors that stay on the device
+    sizes: Sequence[int]  # bytes of offloaded saved tensors, which come back
     kept: list[int]
 
 
@@ -220,12 +220,12 @@ class _Host:
         on_device = [self._hold(names[name]) for name in saved]
         sent = [self._hold(names[f"a{its.sent}"])] if its.sent is not None else []
         saved = [*saved, *([f"a{its.sent}"] if sent else [])]
-        for name, number in names.items():  # the frame or the call now holds what the code made
+        for name, number in names.items():  # the frame, or `_Call`, now holds what the block's code made
             if name[0] != "a":
                 self._release(number)
         inputs = [self._hold(names[f"a{j}"]) for j in its.kept if f"a{j}" in names]
         option = self.chain.blocks[block].option(its.option)
-        if option.offloaded_bytes and not option.saved_bytes:  # the saved tensors travel, too
+        if option.offloaded_bytes and not option.saved_bytes:  # the saved tensors are offloaded, too
             on_device, sent = [], [*on_device, *sent]
         self.calls[block, k] = _Call(its, saved, on_device, [self.sizes[number] for number in sent], inputs)
         if option.offloaded_bytes:

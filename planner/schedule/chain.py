@@ -162,9 +162,9 @@ class Option:
     reads_input: bool = True  # the block's input stays on the device from F to B: backward reads it
     reads_weights: tuple[str, ...] | None = None  # tensors backward reads; None: all of the block's
     recipe: str = "keep"
-    chunk_rows: int = 0  # the head computes its loss in chunks of so many rows; 0: in one piece
+    chunk_rows: int = 0  # the head computes its loss in chunks of this many rows; 0: all at once
     on_disk: bool = False
-    compiled: bool = False  # slices of the largest shape run compiled; the peaks cover generated code, too
+    compiled: bool = False  # slices of the largest shape run torch.compile's code; the peaks hold for both codes
     issue_forward_s: float = 0.0
     issue_backward_s: float = 0.0
 

@@ -70,13 +70,13 @@ def with_waits(serial: tuple[Op, ...], chain: Chain, options: Sequence[str]) -> 
     lost = overwritten(chain, serial)
     touched = [tuple(accesses(op, chain, options, lost)) for op in serial]
     count = len(serial)
-    clocks: list[list[int]] = []  # per unrolled op: the last position known done, per queue
+    clocks: list[list[int]] = []  # per unrolled op: for each queue, the last operation known to have ended
     last_of = [-1] * len(numbers)
     writer: dict[str, int] = {}
     readers: dict[str, list[int]] = {}
     waits: list[tuple[str, ...]] = [()] * count
     lengths = _neighbours(serial)
-    needs: list[list[int]] = []  # of the neighbours that come next, the last one's first
+    needs: list[list[int]] = []  # what the neighbours that come next wait for, the last neighbour first
     for at in range(3 * count):
         number = at % count
         queue = queue_of[number]

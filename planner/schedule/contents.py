@@ -8,7 +8,7 @@ from planner.schedule.items import ACTIVATIONS, GRADIENT, STATES, WEIGHT, Item
 from planner.schedule.operations import gradient_slots_of
 from planner.schedule.plan import Direction
 
-_GRADIENT = -1  # in place of a weight's version: the gradient has overwritten it
+_GRADIENT = -1  # instead of a weight's version: the gradient has overwritten the weight
 _NOTHING = Item(), 0  # an empty slot
 
 
@@ -48,7 +48,7 @@ class Contents:
         self.followed_pieces: dict[str, set[int]] = {}  # of tensors whose trailing states are being updated
         self.updated_pieces: dict[str, set[int]] = {}  # of tensors whose update has begun
         self.trailing: set[str] = set()  # tensors whose states are one version behind the weight
-        self.tentative: set[str] = set()  # tensors updated ahead of the norm, not replayed yet
+        self.tentative: set[str] = set()  # tensors updated before the norm was known, whose CPU_REPLAY has not come yet
         self.updated: dict[str, int] = {}
         self.normed: set[str] = set()
         self.clipped = False
@@ -172,14 +172,14 @@ class Contents:
                 raise InvalidProgram(f"{op.name}: the gradient is not complete")
             if item.name in self.trailing:
                 raise InvalidProgram(f"{op.name}: states of {item.name} still need the gradient of the step before")
-            self.sent.discard(item)  # of the step before, if no update has taken it
+            self.sent.discard(item)  # the gradient of the step before, if no update has used it
             if self.complete(item.name):
                 self.sent.add(item)
             if item.name in self.overwritten:
                 self.host[Item.weight(item.name)] = _GRADIENT
             if op.slot is not None:
                 self.in_gradient_slot[op.slot] = item, self.device[item]
-                self.host.pop(item, None)  # until it is written
+                self.host.pop(item, None)  # its copy on the host is current again when the write is done
                 return
         self.host[item] = self.device[item]
 
@@ -236,7 +236,9 @@ class Contents:
             self._ready_on_host(op, name, WEIGHT, STATES)
             self.version[name] += 1
             self.host[Item.weight(name)] = self.host[Item.states(name)] = self.version[name]
-            if op.kind is not OpKind.CPU_AHEAD:  # a replay reads the gradient once more
+            if (
+                op.kind is not OpKind.CPU_AHEAD
+            ):  # an update ahead may be done again, and then reads the gradient once more
                 self.sent.discard(Item.gradient(name))
 
     def _ready_on_host(self, op: Op, name: str, *kinds: str) -> None:

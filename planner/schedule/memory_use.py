@@ -105,7 +105,10 @@ def parts_at_peak(program: Program, chain: Chain) -> Breakdown:
     return max(gpu_breakdown(program, chain), key=lambda breakdown: breakdown.usage.peak_bytes)
 
 
-_ROWS, _SAVED = "rows", "saved"  # counted beside items: rows of tied gradients, and what stays for backward
+_ROWS, _SAVED = (
+    "rows",
+    "saved",
+)  # keys beside the items: kept rows of tied gradients, and activations saved for backward
 
 
 class _Walk:
@@ -123,7 +126,7 @@ class _Walk:
             self._add(item, self.tensors[item.name].item_bytes(item.kind), item.kind)
         self.frame = lasting_bytes(chain, program.slices, program.rounds)
         self.frame_names = frozenset(t.name for t in chain.frame_tensors)
-        self.others = self.waiting = 0  # held by slices between blocks: while the last turn ran, and after it
+        self.others = self.waiting = 0  # bytes held by slices between blocks: while the last block ran, and after it
 
     def parts(self) -> Parts:
         """The bytes on the device now, by what they are for."""

@@ -29,19 +29,19 @@ class Queue(StrEnum):
 class OpKind(StrEnum):
     """What an operation does. The kind determines the queue."""
 
-    ALLOC = "alloc"  # device copy of an item
-    FREE = "free"
-    RUN = "run"  # one turn: a block on a slice
-    NORM = "norm"  # norm of a complete gradient
-    CLIP = "clip"  # global norm and clip coefficient
+    ALLOC = "alloc"  # allocate the device copy of an item
+    FREE = "free"  # release the device copy of an item
+    RUN = "run"  # run a block on a slice (micro-batch), forward or backward
+    NORM = "norm"  # compute the norm of a complete gradient
+    CLIP = "clip"  # compute the global norm and the clip coefficient
     UPDATE = "update"  # optimizer on the device, for one or more tensors
-    FETCH = "fetch"
-    SEND = "send"
-    CPU_UPDATE = "cpu_update"
+    FETCH = "fetch"  # copy an item from the host to the device
+    SEND = "send"  # copy an item from the device to the host
+    CPU_UPDATE = "cpu_update"  # optimizer on the CPU
     CPU_AHEAD = "cpu_ahead"  # a CPU update before the norm is known, as if it did not clip; the old values are kept
-    READ = "read"  # of a file, into a slot of host memory; a fetch follows, or an update
-    WRITE = "write"  # from its slot: what was sent, an updated piece of states, a working copy that an update made
-    PEEK = "peek"  # a read of a piece of states that is not updated
+    READ = "read"  # read from disk into a host memory slot; a fetch or an update follows
+    WRITE = "write"  # write from a slot to disk: what was sent, updated states, or an updated working copy
+    PEEK = "peek"  # read a piece of states from disk that the following operation does not change
     CPU_WEIGHT = "cpu_weight"  # a CPU update whose new states are not kept: the states on disk trail the weight
     CPU_STATES = "cpu_states"  # the same update in the next step, from the same gradient, to keep the new states
     CPU_REPLAY = "cpu_replay"  # the update ahead done again from the old values, if the norm does clip
@@ -254,7 +254,7 @@ def accesses(op: Op, chain: Chain, options: Sequence[str], overwritten: Collecti
                 yield f"d:g:{name}", False
         case OpKind.CLIP:
             yield "clip", True
-        case OpKind.CPU_STATES:  # it counts as a write of the gradient, which nobody needs after it
+        case OpKind.CPU_STATES:  # counts as a write of the gradient, so that the next gradient waits for it
             for name in op.names:
                 yield f"h:g:{name}", True
             yield f"slot:{op.slot}", True

@@ -250,7 +250,7 @@ def _head(chain: Chain, stage: int, i: int, m: int, k: int, made: _Made) -> Mome
         )
         for o, option in enumerate(block.options)
     }
-    if k == 0 or k == m - 1:  # the last forward's activations still leave, or the first backward's come back
+    if k == 0 or k == m - 1:  # activations of the forward before still leave, or those of the next backward come
         _add_offloaded(bytes_of, chain, i - 1)
     return Moment(stage=stage, before=i - 1, fixed_bytes=fixed, bytes_of=bytes_of)
 

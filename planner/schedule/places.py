@@ -25,7 +25,7 @@ SMALL_BYTES = 2**20
 """Tensors of up to this many bytes get no fixed place."""
 
 PAGE_BYTES = 2**21
-_LOOSE_GAPS = 4  # the loose part loses a quarter between its blocks, and two gaps just too small
+_LOOSE_GAPS = 4  # the loose part loses a quarter to gaps, and two gaps that are just too small
 
 
 class Misplaced(ValueError):

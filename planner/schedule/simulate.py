@@ -13,7 +13,7 @@ from planner.schedule.issuing import issue_s
 from planner.schedule.plan import Direction
 from planner.schedule.update_work import parameters_of, update_work
 
-STEPS = 4  # a step depends only on the one before; from the third on, steps are alike
+STEPS = 4  # a step depends only on the one before it; from the third on, all steps are alike
 
 
 # Host memory traffic per parameter. In most plans it determines how long an update takes.

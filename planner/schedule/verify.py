@@ -42,7 +42,7 @@ def verify(
     _conflicts_are_ordered(program, chain)
     _contents_are_right(program, chain)
     if gpu_budget_bytes is not None:
-        if offsets:  # counted tensor by tensor: closer than the sum of what turns need at most
+        if offsets:  # counted tensor by tensor: more exact than adding up what blocks need at most
             peak = _proven_places(program, chain, offsets)
         else:
             peak = gpu_peak_bytes(program, chain) if measured is None else forward_peak_bytes(program, chain, measured)

@@ -88,7 +88,7 @@ def hopeful(
         splits.append(
             Split(rows=rows, problem=problem, hope_s=problem.hope_s(), traced=rows in (chains.few, chains.many))
         )
-    # The larger first where hopes are equal: fewer slices are less to launch.
+    # Of equal hopes the most rows first: fewer slices launch fewer kernels.
     return sorted(splits, key=lambda split: (split.hope_s, -split.rows))
 
 
@@ -201,7 +201,7 @@ def between(low: T, high: T, share: float) -> T:
     """A value of the same structure as `low` and `high`, each number at the fraction `share` of the way from `low` to
     `high`. Whole numbers, such as bytes, are rounded up."""
     if isinstance(low, (bool, str)) or low is None:
-        return low  # names are those of `low`: a kind is of one shape
+        return low  # text, such as a kind that names a shape, is taken from `low`
     if isinstance(low, (int, float)):
         number = low + (cast(float, high) - low) * share
         return cast(T, max(0, math.ceil(number - 1e-6)) if isinstance(low, int) else max(0.0, number))

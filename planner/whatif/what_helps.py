@@ -38,14 +38,16 @@ _UNCLIPPED = "no clipping (--clip none, max_grad_norm: 0)"
 _WORTH = 1.02  # a smaller gain is no help
 _PROMISING = 1.05  # a change that cannot gain more is not planned
 _PLANNED = 4
-_USED = 0.8  # of a budget: where a plan uses less, more memory is no help, whatever a luckier search finds
+_USED = 0.8  # share of a budget: if a plan uses less, more memory counts as no help
 
 
 def variations(problem: Problem) -> Iterator[tuple[str, Problem]]:
     """The problem with one thing changed at a time, each with a description for people."""
     hardware, chain = problem.hardware, problem.chain
-    slow = any(optimizer.own_seconds for optimizer in chain.optimizers)  # products, of which a CPU does one in hundreds
-    if problem.clip and slow:  # the GPU then does them
+    slow = any(
+        optimizer.own_seconds for optimizer in chain.optimizers
+    )  # matrix products, which a CPU computes at a hundredth of a GPU's speed
+    if problem.clip and slow:  # without clipping the GPU can do them
         yield _UNCLIPPED, replace(problem, clip=False)
     more = usable_cpu_bytes(64 * _GIB)
     yield "64 GiB more RAM", replace(problem, cpu_budget_bytes=problem.cpu_budget_bytes + more)
