@@ -199,9 +199,8 @@ def _asked(job: Job) -> Asked:
 
 
 def _too_large(job: Job, problem: Problem, least: int | None, others: Variations, clock: _Clock) -> Receipt:
-    stored = (
-        with_all_on_disk(problem) if problem.hardware.disk_bytes else problem
-    )  # with all states on disk, less host memory is enough
+    # With all states on disk, less host memory is enough.
+    stored = with_all_on_disk(problem) if problem.hardware.disk_bytes else problem
     cpu_bytes = others.least_cpu_bytes(stored)  # computed while the ways are searched
     last_trace = max(clock.last_trace, time.monotonic() + clock.stretched_s(_WAYS_S))
     ways = list(ways_to_fit(job, problem, _DEVICE, last_trace, runs=False))

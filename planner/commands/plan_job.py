@@ -261,7 +261,7 @@ class _Planning:
         ).check_fits()
 
     def preview(self) -> Answer:
-        """A plan that rests on an estimate."""
+        """A plan made from estimated times, kept or new."""
         question = self._question(self.machine, measured=False)
         return self._found(question) or self._solve(question, self.estimate, self.machine)
 

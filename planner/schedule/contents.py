@@ -236,9 +236,7 @@ class Contents:
             self._ready_on_host(op, name, WEIGHT, STATES)
             self.version[name] += 1
             self.host[Item.weight(name)] = self.host[Item.states(name)] = self.version[name]
-            if (
-                op.kind is not OpKind.CPU_AHEAD
-            ):  # an update ahead may be done again, and then reads the gradient once more
+            if op.kind is not OpKind.CPU_AHEAD:  # which may be done again, and then reads the gradient once more
                 self.sent.discard(Item.gradient(name))
 
     def _ready_on_host(self, op: Op, name: str, *kinds: str) -> None:

@@ -17,8 +17,8 @@ def issue_s(option: Option, direction: Direction, hardware: Hardware) -> float:
 
 
 def least_issue_s(chain: Chain, hardware: Hardware, slices: int) -> float:
-    """Seconds that Python needs to launch all blocks of a round, each under the option that takes least. Operations
-    between blocks, such as copies, are not counted."""
+    """Seconds that Python needs to launch the kernels of all blocks for all slices (micro-batches) of a round, each
+    block under the option that takes least. Operations between blocks, such as copies, are not counted."""
     stages = stage_order(len(chain.blocks))
     if not any(o.issue_forward_s or o.issue_backward_s for block in chain.blocks for o in block.options):
         return hardware.launch_s * slices * len(stages)

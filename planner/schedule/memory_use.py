@@ -105,10 +105,7 @@ def parts_at_peak(program: Program, chain: Chain) -> Breakdown:
     return max(gpu_breakdown(program, chain), key=lambda breakdown: breakdown.usage.peak_bytes)
 
 
-_ROWS, _SAVED = (
-    "rows",
-    "saved",
-)  # keys beside the items: kept rows of tied gradients, and activations saved for backward
+_ROWS, _SAVED = "rows", "saved"  # keys beside the items: rows of tied gradients, activations saved for backward
 
 
 class _Walk:

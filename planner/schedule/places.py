@@ -206,7 +206,7 @@ class Spans:
                     self._span(birth, self._clock)
 
     def least_bytes(self) -> int:
-        """The most bytes of placed tensors that exist at the same time, which no arrangement can undercut."""
+        """The most bytes that tensors with a fixed place take at the same time; no arrangement of places needs less."""
         changes: dict[int, int] = {}
 
         def there(start: int, end: int, size: int) -> None:

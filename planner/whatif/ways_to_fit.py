@@ -62,8 +62,8 @@ def problem_of(job: Job, hardware: Hardware, device: torch.device, *, runs: bool
 
 
 def ways_to_fit(job: Job, problem: Problem, device: torch.device, last_trace: float, *, runs: bool) -> Iterator[Way]:
-    """Changes of the job's keys with which it fits the budgets as they are, with the most and the longest rows that
-    fit. Drives and adapters come first, which help where little else does, then changes that help a little.
+    """Changes of the job's keys with which the job fits the budgets as they are, with the most and the longest rows
+    that fit. Drives and adapters come first, which help where little else does, then changes that help a little.
 
     `runs`: the job is to run. Adapters need a model's weights, so LoRA is then not proposed if the model has none. If
     the job is only asked about, the model's config is enough.

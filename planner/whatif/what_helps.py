@@ -44,9 +44,8 @@ _USED = 0.8  # share of a budget: if a plan uses less, more memory counts as no 
 def variations(problem: Problem) -> Iterator[tuple[str, Problem]]:
     """The problem with one thing changed at a time, each with a description for people."""
     hardware, chain = problem.hardware, problem.chain
-    slow = any(
-        optimizer.own_seconds for optimizer in chain.optimizers
-    )  # matrix products, which a CPU computes at a hundredth of a GPU's speed
+    # Such updates are matrix products, which a CPU computes at a hundredth of a GPU's speed.
+    slow = any(optimizer.own_seconds for optimizer in chain.optimizers)
     if problem.clip and slow:  # without clipping the GPU can do them
         yield _UNCLIPPED, replace(problem, clip=False)
     more = usable_cpu_bytes(64 * _GIB)
