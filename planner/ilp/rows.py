@@ -49,8 +49,8 @@ def one_option_per_block(v: Columns) -> None:
 
 
 def totals_are_parts_of_blocks(v: Columns) -> None:
-    """Add thesis rows (4.3), (4.6): each byte of a block has one placement, and states of weights that the CPU updates stay on the
-    host.
+    """Add thesis rows (4.3), (4.6): each byte of a block has one placement, and states of weights that the CPU updates
+    stay on the host.
 
     X + N + D + K ≤ w, R ≤ Z, E ≤ X + N + Z, Y + states of X ≤ y, and X ≥ the weights without a copy on the host, in
     each block.
@@ -75,7 +75,8 @@ def _own_part(v: Columns, name: str, kind: str, i: int, u: int) -> Term:
 
 
 def weights_leave_after_their_backward(v: Columns) -> None:
-    """Add thesis rows (4.7), (4.12): trainable weights and gradients are sent only after they are made, and all in time.
+    """Add thesis rows (4.7), (4.12): trainable weights and gradients are sent only after they are made, and all in
+    time.
 
     send[≤u] ≤ X[≥L-1-u], send[≤g] ≤ X[≥i+1] + own[i], X[≤i] ≤ own[i] + send[g+1…last]; the same for N and D. A gradient
     leaves between its backward and the end of block 0's backward (`last` = L-1), a weight before the stage that needs
@@ -96,8 +97,8 @@ def weights_leave_after_their_backward(v: Columns) -> None:
 
 
 def cpu_updates_follow_their_gradients(v: Columns) -> None:
-    """Add thesis rows (4.4), (4.12), (4.13): the CPU updates a weight after its gradient has come, with clipping after block 0's
-    backward, and the weight is fetched after its update.
+    """Add thesis rows (4.4), (4.12), (4.13): the CPU updates a weight after its gradient has come, with clipping after
+    block 0's backward, and the weight is fetched after its update.
 
     update[≤u] ≤ send_X[≤u], fetch_X[≤u] ≤ update[≤u], fetch_X[≤u] ≤ X[≥L-u], X[≤i] ≤ update[g+1…f-1]. Block 0's next
     forward follows its backward at once, so it waits for gradient, update (own_update) and weight, one after another.
@@ -119,8 +120,8 @@ def cpu_updates_follow_their_gradients(v: Columns) -> None:
 
 
 def weights_are_back_for_their_forward(v: Columns) -> None:
-    """Add thesis rows (4.5) for forward, (4.9), (4.11): weights that were away after backward are back by their next forward, the
-    last of them in that stage itself (own).
+    """Add thesis rows (4.5) for forward, (4.9), (4.11): weights that were away after backward are back by their next
+    forward, the last of them in that stage itself (own).
 
     fetch_N[≤u] ≤ send_N[≤u-1], fetch_R[≤u] ≤ R[≥L-u], X[≤i] ≤ own[i] + fetch_X[g+1…f-1]; the last also for N and R.
     """
@@ -138,7 +139,8 @@ def weights_are_back_for_their_forward(v: Columns) -> None:
 
 
 def weights_are_back_for_their_backward(v: Columns) -> None:
-    """Add thesis rows (4.5) for backward, (4.7), (4.9): weights that were away after forward are back by their backward.
+    """Add thesis rows (4.5) for backward, (4.7), (4.9): weights that were away after forward are back by their
+    backward.
 
     send_K[≤s] ≤ K[≤s-1], fetch_E[≤s] ≤ (E+D)[≤s-1] + send_K[≤s-1], (E+D+K)[≥i] ≤ own[i] + fetch_E[i+1…T-2-i]. K is sent
     in time: K[≥i] ≤ send_K[i+1…T-2-i].
@@ -159,8 +161,8 @@ def weights_are_back_for_their_backward(v: Columns) -> None:
 
 
 def states_are_there_for_their_update(v: Columns) -> None:
-    """Add thesis rows (4.6), (4.8), (4.10): optimizer states that leave the device wait to leave, are away, come back, and wait for
-    their update on the device, again and again.
+    """Add thesis rows (4.6), (4.8), (4.10): optimizer states that leave the device wait to leave, are away, come back,
+    and wait for their update on the device, again and again.
 
     waiting[u] = waiting[u-1] + use - send_Y[u], back[u] = back[u-1] - use + fetch_Y[u], use ≤ back[u-1] + own. `use` is
     Y of the block updated at u, else 0, and away[u] = away[u-1] + send_Y[u-1] - fetch_Y[u], with u-1 modulo T.
@@ -187,8 +189,8 @@ def states_are_there_for_their_update(v: Columns) -> None:
 
 
 def gpu_memory_fits(v: Columns) -> None:
-    """Add thesis rows (4.14)-(4.17): at every moment of a stage all that is on the device fits the budget (plus the stage's
-    `excess`).
+    """Add thesis rows (4.14)-(4.17): at every moment of a stage all that is on the device fits the budget (plus the
+    stage's `excess`).
 
     standing + moment + S[≤before] + weights - away + states - away_Y[u] + gradients ≤ gpu_budget, at each moment.
     """

@@ -15,8 +15,8 @@ from planner.machine.traffic import UPDATE_TRAFFIC_BYTES
 
 
 def stages_last_as_long_as_their_work(v: Columns) -> None:
-    """Add thesis rows (4.19)-(4.23): a stage lasts as long as the slowest of the device, both directions of the link, the drive,
-    host memory and the CPU.
+    """Add thesis rows (4.19)-(4.23): a stage lasts as long as the slowest of the device, both directions of the link,
+    the drive, host memory and the CPU.
 
     work[s] ≤ rate · Time[s] for each resource and stage, launch ≤ Σ_s Time[s]; the same with RoundTime in rounds
     without updates.

@@ -36,7 +36,8 @@ def leaving_on_signals() -> Iterator[None]:
             raise _Left(128 + number)
 
     def swallowed(unraisable: sys.UnraisableHookArgs) -> None:
-        """Python drops an exception raised while it removes an object: then the signal is sent again a moment later."""
+        """Send the signal again a moment later if Python has dropped the exception that it raised. Python drops an
+        exception that is raised while it removes an object."""
         nonlocal leaving
         if isinstance(unraisable.exc_value, _Left):
             leaving = False

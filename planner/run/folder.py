@@ -190,7 +190,7 @@ class RunFolder:
         return Path(disk) / f"offmate-{self.token()}"
 
     def read_plan(self) -> dict[str, Any] | None:
-        """The content of plan.json."""
+        """The content of plan.json; None if it is not there or broken."""
         return _read_object(self.plan)
 
     def read_counted(self) -> Counted | None:
@@ -229,7 +229,8 @@ class RunFolder:
         return _read_object(self.packages)
 
     def write_frozen(self, frozen: dict[str, dict[str, Any]]) -> None:
-        """Write frozen.json; a reader finds the old file or the new one, complete."""
+        """Write frozen.json, the record of the job's data; a concurrent reader finds the old file or the new one,
+        complete."""
         _write_object(self.frozen, frozen)
 
     def read_notches(self) -> list[dict[str, Any]]:
@@ -258,27 +259,31 @@ class RunFolder:
         return tuple(map(str, notes)) if isinstance(notes, list) else None
 
     def write_first_notes(self, notes: Sequence[str]) -> None:
-        """Write first_notes.json; a reader finds the old file or the new one, complete."""
+        """Write the notes on the job's first records; a concurrent reader finds the old file or the new one,
+        complete."""
         _write_object(self.first_notes, {"notes": list(notes)})
 
     def write_plan(self, plan: dict[str, Any]) -> None:
-        """Write plan.json; a reader finds the old file or the new one, complete."""
+        """Write plan.json, the planner's answer; a concurrent reader finds the old file or the new one, complete."""
         _write_object(self.plan, plan)
 
     def write_timeline(self, timeline: dict[str, Any]) -> None:
-        """Write timeline.json; a reader finds the old file or the new one, complete."""
+        """Write timeline.json, the times of two steps; a concurrent reader finds the old file or the new one,
+        complete."""
         _write_object(self.timeline, timeline)
 
     def write_counted(self, counted: Counted) -> None:
-        """Write tokens.json; a reader finds the old file or the new one, complete."""
+        """Write tokens.json, the counts of the data; a concurrent reader finds the old file or the new one,
+        complete."""
         _write_object(self.tokens, asdict(counted))
 
     def write_resolved(self, text: str) -> None:
-        """Write resolved.yaml; a reader finds the old file or the new one, complete."""
+        """Write resolved.yaml, the job with its defaults; a concurrent reader finds the old file or the new one,
+        complete."""
         _write_text(self.resolved, text)
 
     def write_error(self, error: UserError) -> None:
-        """Write error.json; a reader finds the old file or the new one, complete."""
+        """Write error.json, the last error; a concurrent reader finds the old file or the new one, complete."""
         _write_object(self.error, error.to_json())
 
     def read_metrics(self) -> list[dict[str, Any]]:
