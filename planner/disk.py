@@ -24,7 +24,7 @@ def sync(path: Path) -> None:
 
 
 def sync_tree(folder: Path) -> None:
-    """Flush every file and folder in `folder`, and `folder` itself."""
+    """Flush every file and folder in `folder`, and `folder` itself, to disk (fsync)."""
     for path in folder.rglob("*"):
         sync(path)
     sync(folder)

@@ -1,1 +1,1 @@
-"""Plans, measurements and receipts that are kept in the database. Imports `schedule` and `machine`."""
+"""Keeps plans, measurements and receipts in the database. Imports `schedule` and `machine`."""

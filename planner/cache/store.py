@@ -211,7 +211,8 @@ class Cache:
         return None if row is None else row.document
 
     def keep_measurement(self, key: str, document: dict[str, Any], *, device: str) -> None:
-        """Keep a measurement under `key`, in place of what was there."""
+        """Keep a measurement, in JSON form, under `key`, in place of what was there. `device`: name of the measured
+        device."""
         self._keep(MeasurementRow, key, {"device": device[:255], "document": document})
 
     def find_answer(self, key: str) -> dict[str, Any] | None:
@@ -277,7 +278,7 @@ class Cache:
         )
 
     def hits(self, key: str) -> int:
-        """How often the plan under `key` was found; 0 when there is none."""
+        """How often the plan under `key` was found in the cache; 0 if there is none."""
         with self._transaction() as session:
             return session.scalar(select(PlanRow.hits).where(PlanRow.key == key)) or 0
 

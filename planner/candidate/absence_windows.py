@@ -44,7 +44,7 @@ class Window:
 
     @property
     def order(self) -> tuple[int, int]:
-        """A sort key: windows whose items are needed first come first."""
+        """The sort key (stage of need, `key`) by which windows whose items are needed first come first."""
         return self.use, self.key
 
     @property

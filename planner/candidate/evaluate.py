@@ -80,7 +80,7 @@ def device_bytes(candidate: Candidate, setting: Setting) -> int:
 
 
 def host_bytes(candidate: Candidate, setting: Setting) -> int:
-    """The candidate's bytes on the host."""
+    """The total bytes that the candidate's plan needs on the host."""
     return cpu_peak_bytes(assembled(candidate, setting), setting.chain)
 
 

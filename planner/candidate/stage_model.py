@@ -40,7 +40,8 @@ class _Copies:
         return numbered
 
     def these(self, copies: Iterable[tuple[str, bool]]) -> tuple[_Numbers, _Numbers]:
-        """Numbers of the copies that are read, and of those that are written."""
+        """The numbers of the copies of data that are read, and of those that are written. `copies`: pairs (name,
+        whether it is written)."""
         read: list[int] = []
         written: list[int] = []
         for copy, writes in copies:

@@ -117,8 +117,8 @@ class _Clock:
         self._last_trace_s = self.deadline
 
     def look(self) -> None:
-        """Find out how much slower the machine is, from wall-clock and processor time since the beginning. To be called
-        once the model is traced: until then the process only computes."""
+        """Find out how much slower the machine is than an idle one, by comparing wall-clock and processor time since
+        the beginning. Call this once the model is traced: until then the process only computes."""
         took_s = time.monotonic() - self._began_s
         self.slower = max(1.0, took_s / max(time.process_time() - self._worked_s, 1e-3))
         self._last_trace_s = self.deadline - _TRACES * took_s

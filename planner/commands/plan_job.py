@@ -211,7 +211,7 @@ class _Planning:
         return final or self.preview()
 
     def kept(self) -> Answer | None:
-        """A plan that was made earlier: from measurements, or else from an estimate; None where there is neither."""
+        """The kept plan of this job, from measurements or else from an estimate; None if there is neither."""
         measured = self._found(self._question(self.machine, measured=True)) if self.target.final else None
         return measured or self._found(self._question(self.machine, measured=False))
 
@@ -246,7 +246,7 @@ class _Planning:
             ) from None
 
     def check_fits(self) -> None:
-        """Raise UserError where no plan fits."""
+        """Raise UserError if no plan fits the budgets."""
         job, machine = self.job, self.machine
         with_disk(
             Problem(

@@ -125,7 +125,7 @@ def _work_takes_time(rows: Rows, p: Instance, classes: list[_Class], between: Te
         return pulp.lpSum(getattr(spreads[c.blocks[0]], which) * c.total[kind] for c in classes)
 
     def work(spreads: list[Spread]) -> tuple[Term, Term]:
-        """Work of the updates that wait for the norm, and of all updates."""
+        """The expressions for the work of the updates that wait for the gradient norm, and for that of all updates."""
         ahead = on_cpu(spreads, "least", "A")
         waiting = on_cpu(spreads, "least") - ahead + _REPLAY * ahead
         return waiting, waiting + _AHEAD * ahead

@@ -1,4 +1,4 @@
-"""Machines people have, by name: graphics cards with their makers' figures, links to the host, usual hosts.
+"""Lists machines that people have, by name: graphics cards with their makers' figures, links to the host, usual hosts.
 
 Cards: memory, memory bandwidth, FP32 rate (at the boost clock) and link are those of NVIDIA's product pages and
 architecture papers: Ampere GA102 v2.0 and A100, Ada v1.1, RTX Blackwell, Hopper H100, the H200 data sheet. BF16 with
@@ -8,8 +8,8 @@ multiply-adds per clock and multiprocessor against 128 lanes; Ada and Blackwell 
 Links: PCIe's raw rate per direction (8, 16 and 32 GT/s per lane, 128b/130b), of which large copies from pinned memory
 reach about 80% while the other direction is busy.
 
-Drives: makers' rates of 2 TB drives of each generation, three bits a cell; sustained is what filling a whole one comes
-to in TechPowerUp's reviews ("write intensive usage"): 0.4 to 0.8 GB/s, 1.0 to 1.5 (the best 3), 1.1 to 1.5.
+Drives: makers' rates of 2 TB drives of each generation, three bits a cell. The sustained rate is that of filling a
+whole drive in TechPowerUp's reviews ("write intensive usage"): 0.4 to 0.8 GB/s, 1.0 to 1.5 (the best 3), 1.1 to 1.5.
 
 Hosts: two channels of DDR4-3200 (51.2 GB/s) beside PCIe 3 and 4 cards of the 30 series, of DDR5-5600 (89.6 GB/s) beside
 later ones; eight channels of DDR4-3200 or DDR5-4800 (204.8, 307.2 GB/s) in a server.

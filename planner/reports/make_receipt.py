@@ -29,7 +29,7 @@ def status_of(plan: Plan, gap: float) -> str:
 
 
 def cpu_update_share(plan: Plan, chain: Chain) -> float:
-    """The share of the trained parameters that the CPU updates."""
+    """The share (0 to 1) of the trained parameters that the CPU updates under the plan."""
     updated = plan.cpu_updated()
     trained = [t for t in _tensors(chain) if t.trainable]
     return sum(t.elements for t in trained if t.name in updated) / max(1, sum(t.elements for t in trained))

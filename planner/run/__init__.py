@@ -1,2 +1,2 @@
-"""Holds what daemon, planner and trainer share about a run: its folder, processes and step times. Imports only the
-package's root, and no torch."""
+"""Holds what daemon, planner and trainer share about a run: its folder, processes and step times. Imports only modules
+directly in `planner/`, and no torch."""

@@ -60,7 +60,7 @@ def event_of(line: bytes) -> Event | None:
 
 
 def events_of(lines: Iterable[bytes]) -> list[Event]:
-    """The events in `lines`; other lines are left out."""
+    """The events in `lines` of metrics.jsonl; lines that are no valid event are left out."""
     return [event for line in lines if (event := event_of(line)) is not None]
 
 

@@ -194,19 +194,21 @@ class RunFolder:
         return _read_object(self.plan)
 
     def read_counted(self) -> Counted | None:
-        """The content of tokens.json; None where the data have not been counted, or were counted by a version that did
-        not note the lengths of rows."""
+        """The content of tokens.json, the counts of the job's data; None if the data have not been counted, or were
+        counted by a version that did not note the lengths of rows."""
         try:
             return from_json(Counted, _read_object(self.tokens))
         except ValueError:
             return None
 
     def read_frozen(self) -> dict[str, Any] | None:
-        """The content of frozen.json; None for a job from before this file existed."""
+        """The content of frozen.json, the record of the job's data; None for jobs of older versions, which have no such
+        file."""
         return _read_object(self.frozen)
 
     def read_base(self) -> dict[str, Any] | None:
-        """The content of base.json; None for a job from before this file existed."""
+        """The content of base.json, the record of the model's files; None for jobs of older versions, which have no
+        such file."""
         return _read_object(self.base)
 
     def write_base(self, base: Mapping[str, Mapping[str, Any]] | None) -> None:
@@ -225,7 +227,8 @@ class RunFolder:
         return any(self.trained.glob("step-*"))
 
     def read_packages(self) -> dict[str, Any] | None:
-        """The content of packages.json; None for a job from before this file existed."""
+        """The content of packages.json, package names and versions; None for jobs of older versions, which have no such
+        file."""
         return _read_object(self.packages)
 
     def write_frozen(self, frozen: dict[str, dict[str, Any]]) -> None:

@@ -52,7 +52,7 @@ class Process:
 
     @classmethod
     def parse(cls, text: str) -> Process:
-        """The process that `str` wrote: `Process.parse(str(process)) == process`. Raises ValueError."""
+        """The process that `text` describes, a result of `str(process)`. Raises ValueError."""
         pid, started, boot = text.split(":")
         return cls(pid=int(pid), started=int(started), boot=boot)
 

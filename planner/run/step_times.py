@@ -1,4 +1,5 @@
-"""Computes from a run's events how long its steps took and what was predicted for them. Imports no torch."""
+"""Computes how long a run's steps took, and how long they were predicted to take, from the run's events. Imports no
+torch."""
 
 from __future__ import annotations
 

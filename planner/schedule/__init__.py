@@ -1,2 +1,2 @@
-"""Chain, plan and program, with the bytes and seconds that a program takes, and the proof that it is right. Imports
-`machine` and `optimizers`; needs neither torch nor a solver."""
+"""Defines chain, plan and program, computes the bytes and seconds that a program takes, and proves that it is right.
+Imports `machine` and `optimizers`; needs neither torch nor a solver."""

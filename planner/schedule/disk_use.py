@@ -120,7 +120,7 @@ def disk_use(
 
 
 def step_activation_bytes(plan: Plan, chain: Chain) -> int:
-    """Bytes of activations that a step writes to disk."""
+    """Bytes of activations that a step of the plan writes to disk, all its rounds together."""
     return plan.rounds * sum(stored_activations(plan, chain).values())
 
 

@@ -80,7 +80,8 @@ def forward_program(plan: Plan, chain: Chain, measured: ForwardBytes, *, slices:
 
 
 def forward_peak_bytes(program: Program, chain: Chain, measured: ForwardBytes) -> int:
-    """The most bytes on the device at any time of a forward program."""
+    """The most bytes on the device at any time of a program that only runs forward. `measured`: bytes of one slice
+    (micro-batch) in it."""
     layout = _Layout(chain, measured, program.resident, program.slices)
     now = peak = layout.fixed_bytes
     for op in program.ops:

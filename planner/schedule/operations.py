@@ -117,7 +117,7 @@ class Op:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The tensor names of an update, norm or clip."""
+        """The names of the tensors that an update, norm or clip works on, or ("all",)."""
         return tuple(self.subject.partition("#")[0].split(","))
 
     @property

@@ -39,7 +39,8 @@ def serial_order(plan: Plan, chain: Chain, *, by_pieces: bool = True) -> Iterato
 
 
 class SerialOrder:
-    """The operations of a plan, stage by stage; `replace` changes single stages."""
+    """The operations of a plan in serial order, generated stage by stage. `replace` changes single stages of the
+    plan."""
 
     def __init__(self, plan: Plan, chain: Chain, *, by_pieces: bool = True) -> None:
         self.plan, self.chain = plan, chain

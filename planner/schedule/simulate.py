@@ -158,7 +158,7 @@ def host_traffic_bytes(program: Program, chain: Chain, shares: Sequence[float] =
 
 
 def written_bytes(program: Program) -> int:
-    """Bytes that a step writes to disk."""
+    """Bytes that a step of the program writes to disk."""
     return sum(op.bytes for op in program.queue(Queue.DISK_WRITE))
 
 

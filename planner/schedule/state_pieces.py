@@ -1,4 +1,4 @@
-"""Optimizer states on disk: the pieces in which they are read, updated and written, and the bytes of these pieces."""
+"""Defines the pieces in which optimizer states on disk are read, updated and written, and computes their bytes."""
 
 from __future__ import annotations
 
