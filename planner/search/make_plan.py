@@ -259,7 +259,7 @@ def _meant(setting: Setting) -> str:
     for key, budget in (("gpu_budget", setting.budgets.gpu_bytes), ("cpu_budget", setting.budgets.cpu_bytes)):
         if 0 < budget < 2**20 <= model_bytes:
             meant = f"{budget}{'GB' if budget < 1000 else 'MB'}"
-            return f"{key} is {budget} bytes, as a number without a unit is: did you mean {meant}? Else "
+            return f"{key} is {budget} bytes, as a number without a unit counts bytes: did you mean {meant}? Else "
     return ""
 
 

@@ -124,7 +124,7 @@ def test_a_budget_without_its_unit_is_asked_about(gpu: int, cpu: int, meant: str
         Problem(
             chain=llama(), hardware=RTX_3060, gpu_budget_bytes=gpu, cpu_budget_bytes=cpu, slices=1, clip=False
         ).plan()
-    asked = f", as a number without a unit is: did you mean {meant}? Else "
+    asked = f", as a number without a unit counts bytes: did you mean {meant}? Else "
     assert (asked in refused.value.hint) == (meant != "")
     assert ("did you mean" in refused.value.hint) == (meant != "")
 
