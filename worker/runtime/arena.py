@@ -42,75 +42,81 @@ Shape = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 class CannotTakeOverError(Exception):
-    """Why PyTorch's own allocator stays, in words for the log."""
+    """Raised where PyTorch's own CUDA allocator must stay in use; the message, for the log, says why."""
 
 
 class Memory(Protocol):
-    """Decides where an engine's tensors go on the device. Only the one thread that may allocate there calls methods."""
+    """Decides at which addresses of the device an engine's tensors lie. Only the thread that may allocate there calls
+    its methods."""
 
     def expect(self, ops: Sequence[Op]) -> None:
-        """Until the next call, allocations are those of `ops`, in this order; without `ops` they are in no plan."""
+        """Say that the allocations from now until the next call are those of `ops`, in this order. With `ops` empty,
+        they are in no plan."""
 
     def expect_item(self, item: Item) -> None:
-        """The next allocations are those of the item, which stays on the device between steps."""
+        """Say that the next allocations are for `item` (a weight, gradient or states), which stays on the device
+        between steps."""
 
     def expect_sum(self, weight: str) -> None:
-        """The next allocation is the copy of the weight's first gradient, in the operation that is expected."""
+        """Say that the next allocation is the copy of the first gradient of `weight`, which becomes the sum over the
+        slices. It happens within the operation that is expected."""
 
     def expect_loose(self) -> None:
-        """Until the next call, allocations have no place, but are counted."""
+        """Say that the allocations from now until the next call have no place in the plan. They are counted all the
+        same."""
 
     def knows(self, shape: Shape) -> bool:
-        """Whether slices of this shape have places already, as far as they can have any."""
+        """Whether `learn` has been called for slices (micro-batches) of this shape, or need not be."""
 
     def learn(self, shape: Shape, shorter: Chain | None) -> None:
-        """Find places for slices of this shape, which allocate what the chain's lifetimes say; None: what they allocate
-        is not known."""
+        """Find places for the tensors of slices of this shape. They allocate what the lifetimes in the chain `shorter`
+        say; None if that is not known."""
 
     def slices(self, shapes: Sequence[Shape]) -> None:
-        """The next step has slices of these shapes, round by round. Each shape must be known."""
+        """Say which shapes the next step's slices have, in order, round by round. `knows` must be True for each of
+        them."""
 
     def close(self) -> None:
-        """Expect no more allocations. Memory in use stays as long as somebody uses it."""
+        """Stop expecting allocations. Memory in use is freed when the last tensor in it is."""
 
 
 class NoPlaces:
-    """Tensors without places: they go wherever the allocator puts them."""
+    """The `Memory` of a plan without addresses: tensors lie wherever the allocator puts them."""
 
     def expect(self, ops: Sequence[Op]) -> None:
-        """Nothing to do."""
+        """Do nothing: the plan has no places for these operations' tensors."""
 
     def expect_item(self, item: Item) -> None:
-        """Nothing to do."""
+        """Do nothing: the plan has no place for the item."""
 
     def expect_sum(self, weight: str) -> None:
-        """Nothing to do."""
+        """Do nothing: the plan has no place for the sum of the weight's gradients."""
 
     def expect_loose(self) -> None:
-        """Nothing to do."""
+        """Do nothing: without a plan's places all allocations are alike."""
 
     def knows(self, shape: Shape) -> bool:
-        """Always: nothing needs to be known."""
+        """Return True: without places nothing must be learned about slices of a shape."""
         return True
 
     def learn(self, shape: Shape, shorter: Chain | None) -> None:
-        """Nothing to do."""
+        """Do nothing: slices of this shape need no places."""
 
     def slices(self, shapes: Sequence[Shape]) -> None:
-        """Nothing to do."""
+        """Do nothing: the next step's slices need no places."""
 
     def close(self) -> None:
-        """Nothing to do."""
+        """Do nothing: no memory was reserved."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """How the device's memory has been used so far.
+    """How much device memory PyTorch's allocator, made from `arena.c`, has used so far.
 
     allocated, most_allocated    bytes of tensors, and the most since `reset_peaks`
-    reserved, most_reserved      bytes taken from the driver, and the most since `reset_peaks`
-    mallocs, frees               calls of the driver
-    strays                       planned allocations that did not find their places since the arena was opened
+    reserved, most_reserved      bytes taken from the CUDA driver, and the most since `reset_peaks`
+    mallocs, frees               numbers of calls of the driver
+    strays                       number of planned allocations that did not get their places since `Arena.open`
     """
 
     allocated: int
@@ -123,7 +129,7 @@ class Counts:
 
 
 class Arena:
-    """The allocator of this process's device memory."""
+    """The allocator of this process's device memory. It can put tensors at addresses that a plan chose."""
 
     def __init__(self) -> None:
         """Become PyTorch's allocator. Raises CannotTakeOverError."""
@@ -155,37 +161,39 @@ class Arena:
         ask_allocator(self)
 
     def begin(self) -> None:
-        """Log allocations and frees from now on (`planner.graph.AllocationLog`)."""
+        """Start logging allocations and frees (`planner.graph.AllocationLog`)."""
         self._library.arena_write_down(self._written, _WRITTEN)
 
     def end(self) -> list[tuple[int, int]]:
-        """Stop logging: returns (address, bytes) of each allocation, (address, 0) of each free, in order."""
+        """Stop logging. Returns (address, bytes) for each allocation and (address, 0) for each free, in the order in
+        which they happened."""
         count = self._library.arena_write_down(None, 0)
         return [(self._written[2 * n], self._written[2 * n + 1]) for n in range(count)]
 
     def counts(self) -> Counts:
-        """The counts so far."""
+        """The bytes, calls and misplaced allocations so far."""
         return Counts(*(int(self._library.arena_count(number)) for number in range(len(fields(Counts)))))
 
     def set_limit(self, limit_bytes: int | None) -> None:
-        """Take at most `limit_bytes` from the driver; None: no limit."""
+        """Limit the memory taken from the CUDA driver to `limit_bytes`; None removes the limit."""
         self._library.arena_limit(2**62 if limit_bytes is None else limit_bytes)
 
     def empty(self) -> None:
-        """Give memory that is not in use back to the driver."""
+        """Return memory that no tensor uses to the CUDA driver."""
         self._library.arena_empty()
 
     def reset_peaks(self) -> None:
-        """Begin to measure the most bytes anew."""
+        """Start measuring the most allocated and reserved bytes anew."""
         self._library.arena_reset_peaks()
 
     def open(self, arrangement: Arrangement) -> bool:
-        """Take an arrangement's memory from the driver. Returns False if there is too little, or an arena in use."""
+        """Take the memory for `arrangement`, the planned addresses of a program's tensors, from the CUDA driver.
+        Returns False if too little is free, or if an earlier arrangement's memory is still in use."""
         placed, loose, small = arrangement.placed_bytes, arrangement.loose_bytes, arrangement.small_bytes
         return bool(self._library.arena_open(placed, loose, small))
 
     def close(self) -> None:
-        """Free the arena as soon as nothing is in it."""
+        """Return the arrangement's memory as soon as no tensor uses it."""
         self._library.arena_close()
 
 
@@ -205,12 +213,12 @@ def take_over() -> Arena | None:
 
 
 def arena() -> Arena | None:
-    """The arena that `take_over` made; None if there is none."""
+    """The allocator that `take_over` installed in this process; None if there is none."""
     return _arena
 
 
 class PlannedMemory:
-    """Puts an engine's tensors in the places of a plan."""
+    """The `Memory` of a plan with addresses: it puts an engine's tensors where the plan has their places."""
 
     def __init__(self, arena: Arena, program: Program, chain: Chain, arrangement: Arrangement) -> None:
         """Takes the arrangement's memory from the driver. Raises torch.OutOfMemoryError."""
@@ -231,7 +239,8 @@ class PlannedMemory:
         self._shapes: Sequence[Shape] = ()
 
     def expect(self, ops: Sequence[Op]) -> None:
-        """Until the next call, allocations are those of `ops`, in this order; without `ops` they are in no plan."""
+        """Say that the allocations from now until the next call are those of `ops`, in this order. With `ops` empty,
+        they are in no plan."""
         if not ops:
             self._arena.expect(None, 0, 0)
             return
@@ -253,27 +262,31 @@ class PlannedMemory:
         return joined
 
     def expect_item(self, item: Item) -> None:
-        """The next allocations are those of the item, which stays on the device between steps."""
+        """Say that the next allocations are for `item` (a weight, gradient or states), which stays on the device
+        between steps."""
         places = self._items.get(item)
         count = len(places) if places is not None else 0
         self._arena.expect(places, count, self._arrangement.small_bytes)
 
     def expect_sum(self, weight: str) -> None:
-        """The next allocation is the copy of the weight's first gradient, in the operation that is expected."""
+        """Say that the next allocation is the copy of the first gradient of `weight`, which becomes the sum over the
+        slices. It happens within the operation that is expected."""
         if (number := self._its_sums.get(weight)) is not None:
             self._arena.expect_place(number)
 
     def expect_loose(self) -> None:
-        """Until the next call, allocations have no place, but are counted."""
+        """Say that the allocations from now until the next call have no place in the plan. They are counted all the
+        same."""
         self._arena.expect(_NO_PLACES, 0, 0)
 
     def knows(self, shape: Shape) -> bool:
-        """Whether slices of this shape have places already, as far as they can have any."""
+        """Whether slices (micro-batches) of this shape have their places in the plan's memory, as far as they can have
+        any."""
         return shape in self._shorter or slice_size(dict(shape)) == self._chain.slice_tokens
 
     def learn(self, shape: Shape, shorter: Chain | None) -> None:
-        """Find places for slices of this shape, which allocate what the chain's lifetimes say; None: what they allocate
-        is not known."""
+        """Find places for the tensors of slices of this shape. They allocate what the lifetimes in the chain `shorter`
+        say; None if that is not known."""
         if shorter is None:  # then the slice may use the places of the planned slices
             planned = self._arrangement.steps
             self._shorter[shape] = {key: _as_c(planned.get(key, ()), fewer=True) for key in self._planned}
@@ -286,11 +299,12 @@ class PlannedMemory:
             }
 
     def slices(self, shapes: Sequence[Shape]) -> None:
-        """The next step has slices of these shapes, round by round. Each shape must be known."""
+        """Say which shapes the next step's slices have, in order, round by round. `knows` must be True for each of
+        them."""
         self._shapes = shapes
 
     def close(self) -> None:
-        """Expect no more allocations. Memory in use stays as long as somebody uses it."""
+        """Stop expecting allocations. Memory in use is freed when the last tensor in it is."""
         self._arena.close()
 
 
@@ -315,7 +329,8 @@ def _others(places: Sequence[Place]) -> list[int]:
 
 
 def slice_of(op: Op, slices: int) -> int | None:
-    """Which of a step's slices the operation is for; None if it is for no single one."""
+    """The number of the slice (micro-batch) within the step, from 0, that the operation is for; None if it is not for a
+    single slice. `slices`: how many slices a step has."""
     if op.kind is not OpKind.RUN and not op.moves_activations:
         return None
     return op.round * slices + op.turn[2]

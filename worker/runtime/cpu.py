@@ -1,4 +1,5 @@
-"""The CPU as device: copies are real copies, each queue is a thread."""
+"""Implements the device interface (`worker.runtime.machine.Machine`) on the CPU: copies between "device" and "host" are
+real copies in main memory, and each queue of operations is a thread."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ from worker.runtime.step_values import StepValues
 
 
 class CpuMachine:
-    """Host and device are both this computer's memory; with `metered`, what counts as device memory is counted."""
+    """A device whose memory, like the host's, is this computer's main memory. With `metered`, the bytes that stand for
+    device memory are counted."""
 
     def __init__(self, *, metered: bool) -> None:
         self.device = torch.device("cpu")
@@ -36,33 +38,39 @@ class CpuMachine:
         keep_device_guard()  # done now, since slices trace in their own threads later
 
     def interpreter(self, program: Program, performer: Performer) -> CpuInterpreter:
-        """Queues for `program`."""
+        """Make the queues (one thread each) that run the operations of `program`. `performer` does the work of each
+        operation."""
         return CpuInterpreter(program, performer.perform)
 
     def memory(self, program: Program, chain: Chain, offsets: Sequence[int]) -> Memory:
-        """No places: the host's memory has room everywhere."""
+        """Return the object that decides where tensors lie on the device. On the CPU it decides nothing: `offsets`, the
+        places in a plan, are ignored."""
         return NoPlaces()
 
     def computing(self) -> AbstractContextManager[object]:
-        """Entered by every thread for the time it computes on the device."""
+        """A context that each thread is in while it computes on the device. It counts the device memory that is
+        allocated inside, if bytes are metered."""
         return self.meter.watch() if self.meter else contextlib.nullcontext()
 
     def frame(self, batch: Batch) -> AbstractContextManager[object]:
-        """Entered around the model's own forward, in a thread that computes."""
+        """A context for the model's own `forward`. On the CPU it does nothing."""
         return contextlib.nullcontext()
 
     def on_host(self) -> AbstractContextManager[object]:
-        """Entered around work on the host in a thread that computes."""
+        """A context for work on the host in a thread that otherwise computes on the device: allocations inside are not
+        counted as device memory."""
         return self.meter.host() if self.meter else contextlib.nullcontext()
 
     def host_empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Host memory of exactly that size, contiguous."""
+        """Allocate a contiguous host tensor of this shape and dtype, filled with zeros, in memory mapped for it
+        alone."""
         size = math.prod(shape) * dtype.itemsize
         slab = torch.frombuffer(map_memory(size, mmap.mmap), dtype=torch.uint8)
         return self._on_host(slab[:size].view(dtype).view(tuple(shape)))
 
     def place(self, tensor: Tensor) -> Tensor:
-        """`tensor` as device memory: itself if it fills a storage of its own."""
+        """Return `tensor` as device memory, and count its bytes if metered: the tensor itself if it is contiguous and
+        fills a storage of its own, else a copy."""
         if not tensor.is_contiguous() or tensor.untyped_storage().nbytes() != tensor.nbytes:
             tensor = torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
         if self.meter:
@@ -70,52 +78,56 @@ class CpuMachine:
         return tensor
 
     def seeded(self, seed: int) -> RandomState:
-        """The random state that `torch.manual_seed(seed)` sets."""
+        """The random state that `torch.manual_seed(seed)` sets. The generator in use is not changed."""
         return (torch.Generator().manual_seed(seed).get_state(),)
 
     def random_state(self) -> RandomState:
-        """The current state of the generator a model draws from."""
+        """The current state of PyTorch's CPU generator."""
         return (torch.get_rng_state(),)
 
     def set_random_state(self, state: RandomState) -> None:
-        """Go on from `state`."""
+        """Set PyTorch's CPU generator to `state`."""
         torch.set_rng_state(state[0])
 
     @property
     def is_cold(self) -> bool:
-        """Never: libraries keep nothing here."""
+        """Whether threads must call `warm_up` before they compute: always False, because on the CPU libraries keep no
+        workspaces."""
         return False
 
     def warm_up(self) -> None:
-        """Nothing to do: libraries keep nothing here."""
+        """Do nothing: on the CPU there are no library workspaces to allocate."""
 
     def own_code(self, on: bool) -> None:
-        """Nothing to do: allocations may lie anywhere."""
+        """Do nothing: on the CPU the allocations of a block's own code need no area of their own."""
 
     def forget_threads(self) -> None:
-        """Nothing to do: libraries keep nothing here."""
+        """Do nothing: on the CPU there are no library workspaces to free."""
 
     def stop_metering(self) -> None:
-        """Stop counting bytes."""
+        """Stop counting device bytes, which takes time."""
         self.meter = None
 
     def stage(self, tensor: Tensor) -> Tensor:
-        """The tensor itself."""
+        """Return the host tensor `tensor` itself: only on a GPU must it be copied to pinned memory before the device
+        can read it."""
         return self._on_host(tensor)
 
     def to_host(self, target: Tensor, source: Tensor) -> None:
-        """Copy."""
+        """Copy the device tensor `source` to the host tensor `target`. The copy is done on return, so there is no
+        function to wait for it."""
         target.copy_(source)
 
     def stage_step(self, batches: Sequence[Batch], least_bytes: int) -> list[dict[Any, Tensor]]:
-        """The batches themselves."""
+        """Return a step's `batches`, one per micro-batch, with the same tensors. On a GPU they would be copied to the
+        device here; `least_bytes` is for that copy."""
         return [{name: self.stage(tensor) for name, tensor in batch.items()} for batch in batches]
 
     def batches_were_read(self) -> None:
-        """Nothing to do: batches have no room of their own."""
+        """Do nothing: `stage_step` makes no copies on the CPU whose memory could be used again."""
 
     def forget_batches(self) -> None:
-        """Likewise."""
+        """Do nothing: `stage_step` makes no copies on the CPU that could be freed."""
 
     def _on_host(self, tensor: Tensor) -> Tensor:
         if self.meter:
@@ -124,39 +136,43 @@ class CpuMachine:
         return tensor
 
     def cap(self, budget_bytes: int, peak_bytes: int) -> int:
-        """The host's memory has no cap; the meter tells what was used. Returns the whole budget."""
+        """Return `budget_bytes`: allocations in host memory cannot be limited, so all of the budget may be planned
+        with."""
         return budget_bytes
 
     def uncap(self) -> None:
-        """Nothing to do: there is no cap."""
+        """Do nothing: `cap` sets no limit on the CPU."""
 
     def synchronize(self) -> None:
-        """Nothing to do: nothing runs outside of the threads."""
+        """Do nothing: on the CPU no work is in progress outside of the queues' threads."""
 
     def reset_peak(self) -> None:
-        """Begin to measure the peak of a step."""
+        """Start measuring the peak of device bytes anew."""
         if self.meter:
             self.meter.reset_peak()
 
     def peak_bytes(self) -> int | None:
-        """The most device bytes since `reset_peak`; None when they are not counted."""
+        """The most bytes of device memory in use since `reset_peak`; None if they are not metered."""
         return self.meter.peak if self.meter else None
 
 
 class CpuInterpreter(QueueInterpreter):
-    """Runs operations on queues that are threads. A ticket means that the operation is done."""
+    """Runs a program's operations on queues that are threads. An operation's ticket, the sign that other queues wait
+    for, means here that the operation is done."""
 
     def __init__(self, program: Program, perform: Perform) -> None:
         self._perform, self._threads = perform, torch.get_num_threads()
         super().__init__(program)
 
     def setup(self, queue: Queue) -> None:
-        """Set what is thread state: a new thread records gradients, and has its own number of threads."""
+        """Prepare the new thread of `queue`: settings that PyTorch keeps per thread (gradient mode, number of threads)
+        do not follow from the thread that started it."""
         torch.set_grad_enabled(False)
         torch.set_num_threads(self._threads)
 
     def run(self, ops: Together, values: StepValues | None) -> None:
-        """Do `ops`, one by one while a recording notes when they run. Without `values` do nothing."""
+        """Do the operations `ops` in this thread; while a recording is made, one by one, with the times of each.
+        Without `values` do nothing."""
         if values is None:
             return
         if (recording := self.recording) is None:
@@ -168,12 +184,14 @@ class CpuInterpreter(QueueInterpreter):
             recording.add(op, values.number, begin, now())
 
     def wait(self, op: Op) -> None:
-        """Return when the turn `op` may compute. Raises what went wrong on a queue."""
+        """Return when the operation `op`, one block's computation on one micro-batch, may begin. Raises the first error
+        of a queue."""
         super().wait(op)
         if self.recording is not None:
             self.recording.begin_turn(op, now())
 
     def done(self, op: Op) -> None:
-        """The turn `op` has computed."""
+        """Note that the operation `op`, one block's computation on one micro-batch, is done, so that queues that wait
+        for it go on."""
         if self.recording is not None:
             self.recording.end_turn(op, now())

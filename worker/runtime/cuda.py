@@ -47,11 +47,10 @@ _PACKING = 20
 
 
 class CudaMachine:
-    """One CUDA device, and host memory registered with it.
+    """One CUDA device, and host memory that is page-locked for it.
 
-    Computation runs on the device's default stream, which is every thread's current one: so a caller's work on losses
-    comes after the work that made them.
-    """
+    Computation runs on the device's default stream, which is every thread's current one. So what a caller does with a
+    loss is ordered after the work that made it."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
@@ -62,19 +61,20 @@ class CudaMachine:
         self._outside_bytes = self._bytes_outside()
 
     def interpreter(self, program: Program, performer: Performer) -> CudaInterpreter:
-        """Queues for `program` on this device."""
+        """Make the queues (streams and threads) that run the operations of `program` on this device."""
         return CudaInterpreter(program, performer, self)
 
     @contextlib.contextmanager
     def computing(self) -> Iterator[None]:
-        """Entered by every thread for the time it computes on the device: device and stream are thread state. Raises
-        torch.OutOfMemoryError where the device has no room, whichever allocator says so."""
+        """A context that each thread is in while it computes on the device: PyTorch keeps the current device and stream
+        per thread. An allocation that fails inside raises torch.OutOfMemoryError, whichever allocator refused it."""
         with torch.cuda.device(self.device), torch.cuda.stream(self.stream), as_one_error():
             yield
 
     def memory(self, program: Program, chain: Chain, offsets: Sequence[int]) -> Memory:
-        """Take the device's memory for a program whose tensors lie at `offsets`; without any they have no places. Must
-        be called before any of its tensors is there. Raises torch.OutOfMemoryError."""
+        """Reserve the device's memory for a program whose tensors have the `offsets` (bytes) that a plan gives them; if
+        `offsets` is empty, tensors lie wherever the allocator puts them. Must be called before any tensor of the
+        program is allocated. Raises torch.OutOfMemoryError."""
         if not offsets:
             return NoPlaces()
         if self._arena is None:
@@ -87,96 +87,104 @@ class CudaMachine:
         return memory
 
     def frame(self, batch: Batch) -> AbstractContextManager[object]:
-        """Entered around the model's own forward, in a thread that computes. Transformers asks there whether texts are
-        packed or padded; inside, the host answers."""
+        """A context around the model's own `forward`, entered in a thread that computes. Transformers asks there
+        whether texts are packed or padded; inside this context the host answers, so that nobody waits for the
+        device."""
         return HostValues(self.device, self._small.on_host(batch))
 
     def on_host(self) -> AbstractContextManager[object]:
-        """Entered around work on the host in a thread that computes."""
+        """A context around work on the host in a thread that otherwise computes on the device."""
         return contextlib.nullcontext()
 
     def host_empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Registered host memory, contiguous, zero. It lives as long as a tensor uses it. Raises UserError
+        """Allocate a contiguous host tensor of this shape and dtype, filled with zeros and page-locked, so that the
+        device can access it directly. It is freed with the last tensor that uses it. Raises UserError
         "host-memory-not-registered"."""
         size = math.prod(shape) * dtype.itemsize
         return registered(size, self.device)[:size].view(dtype).view(tuple(shape))
 
     def place(self, tensor: Tensor) -> Tensor:
-        """`tensor` on the device, contiguous: itself if it is there already and the plan has no places."""
+        """Return `tensor` as a contiguous tensor on the device: the tensor itself if it is there already and the plan
+        gives tensors no places, else a copy."""
         if tensor.device == self.device and tensor.is_contiguous() and not self._placed:
             return tensor
         return torch.empty(tensor.shape, dtype=tensor.dtype, device=self.device).copy_(tensor)
 
     def stage(self, tensor: Tensor) -> Tensor:
-        """The tensor in pinned memory of torch's own pool, which reuses it when the copy to the device is done. Raises
-        UserError "host-memory-not-registered"."""
+        """Copy a host tensor to PyTorch's pool of pinned memory, from which the device can copy it while the host goes
+        on. The pool uses the memory again when that copy is done. Raises UserError "host-memory-not-registered"."""
         return pinned_like(tensor)
 
     def to_host(self, target: Tensor, source: Tensor) -> Callable[[], None]:
-        """Copy a few bytes that were just computed to memory of `host_empty`, while computing goes on. Returns a
-        function that waits until they are there."""
+        """Copy a few bytes that were just computed to `target`, a tensor made by `host_empty`, while computation goes
+        on. Returns a function that waits until the copy is done."""
         return self._small.to_host(target, source)
 
     def stage_step(self, batches: Sequence[Batch], least_bytes: int) -> list[dict[Any, Tensor]]:
-        """A step's batches on the device, in room for `least_bytes` at least: see `SmallCopies.stage`. Raises
-        UserError "host-memory-not-registered", torch.OutOfMemoryError."""
+        """Copy a step's `batches`, one per slice, to the device, into memory of at least `least_bytes` bytes: see
+        `SmallCopies.stage`. Raises UserError "host-memory-not-registered", torch.OutOfMemoryError."""
         packed = pinned(packed_bytes(batches))
         with self.computing():
             staged = self._small.stage(batches, packed, least_bytes)
         return [{name: t if t.is_cuda else self.stage(t) for name, t in batch.items()} for batch in staged]
 
     def batches_were_read(self) -> None:
-        """The slices that have run have read their batches."""
+        """Say that all slices issued so far have read the batches that `stage_step` copied, so that their memory may be
+        used again."""
         self._small.were_read()
 
     def forget_batches(self) -> None:
-        """Give back the room that batches had."""
+        """Free the device memory that `stage_step` took for batches."""
         self._small.forget_batches()
 
     def seeded(self, seed: int) -> RandomState:
-        """The random state that `torch.manual_seed(seed)` sets, on the host and on the device."""
+        """The random state, of the host's generator and the device's, that `torch.manual_seed(seed)` sets. The
+        generators in use are not changed."""
         return tuple(torch.Generator(device).manual_seed(seed).get_state() for device in ("cpu", self.device))
 
     def random_state(self) -> RandomState:
-        """The current state of the generators a model draws from. The device's is a seed and an offset on the host."""
+        """The current state of the host's and the device's random generators. The device's state is a seed and an
+        offset kept on the host, so nobody waits for the device."""
         return torch.get_rng_state(), torch.cuda.get_rng_state(self.device)
 
     def set_random_state(self, state: RandomState) -> None:
-        """Go on from `state`."""
+        """Set the host's and the device's random generators to `state`."""
         torch.set_rng_state(state[0])
         torch.cuda.set_rng_state(state[1], self.device)
 
     @property
     def is_cold(self) -> bool:
-        """Whether threads lack cuBLAS workspaces while tensors have places. Then no workspace may be allocated within a
-        turn: it would take the place of a tensor of its size, and stay."""
+        """Whether threads lack cuBLAS workspaces while the plan gives tensors their places. Then no workspace may be
+        allocated while a block computes: it would take the place of a tensor of its size, and stay there."""
         return self._placed and self._cold
 
     def warm_up(self) -> None:
-        """Multiply two matrices, so that the calling thread has its workspace."""
+        """Multiply two small matrices, so that cuBLAS allocates the calling thread's workspace."""
         with self.computing(), torch.no_grad():
             unit = torch.zeros((1, 1), device=self.device)
             torch.mm(unit, unit)
         self._cold = False
 
     def own_code(self, on: bool) -> None:
-        """From now on allocations go to the area that the plan has for own code, or (off) no longer do."""
+        """Put the allocations that follow into the area that the plan has for a block's own PyTorch code (`on`), or
+        stop doing so."""
         if self._arena is not None and self._placed:
             self._arena.own_code(on)
 
     def forget_threads(self) -> None:
-        """Free cuBLAS's workspaces. What still runs on the device ends before the next user of their memory begins."""
+        """Free cuBLAS's workspaces. The allocator orders their next use after the work that still runs on the
+        device."""
         forget_workspaces()
         self._cold = True
 
     def stop_metering(self) -> None:
-        """Nothing to do: the allocator counts anyway."""
+        """Do nothing: on CUDA the allocator counts bytes at no cost."""
 
     def cap(self, budget_bytes: int, peak_bytes: int) -> int:
-        """Limit the allocator to the budget less what the runtime has taken since this machine was made (code of
-        kernels, libraries), but never below what the plan needs. Another process's memory cannot be told from the
-        runtime's. Returns the bytes of the limit that tensors without places can have.
-        """
+        """Limit the allocator to `budget_bytes` less what the runtime (code of kernels, libraries) has taken since this
+        machine was made, but never below what the plan, whose peak is `peak_bytes`, needs. Memory that another process
+        takes cannot be told from the runtime's. Returns how many bytes of the limit are for tensors, when these have no
+        places in the plan."""
         runtime = max(0, self._bytes_outside() - self._outside_bytes)
         if self._arena is not None:
             capped = allocator_bytes(budget_bytes, peak_bytes, runtime, placed=self._placed)
@@ -191,7 +199,7 @@ class CudaMachine:
         return min(budget_bytes, tensor_bytes(capped))
 
     def uncap(self) -> None:
-        """Allow what was allowed before the first `cap`."""
+        """Restore the allocator's limit that held before the first `cap`."""
         if self._arena is not None:
             self._arena.set_limit(None)
         if self._fraction is not None:
@@ -205,36 +213,38 @@ class CudaMachine:
         return int(total - free - reserved)
 
     def synchronize(self) -> None:
-        """Return when the device has done all it was given."""
+        """Wait until the device has finished all work given to it."""
         torch.cuda.synchronize(self.device)
 
     def reset_peak(self) -> None:
-        """Begin to measure the peak of a step."""
+        """Start measuring the peak of the allocator's bytes anew."""
         if self._arena is not None:
             self._arena.reset_peaks()
         else:
             torch.cuda.reset_peak_memory_stats(self.device)
 
     def peak_bytes(self) -> int | None:
-        """The most bytes of the allocator's blocks in use since `reset_peak`."""
+        """The most bytes in use in the allocator's blocks since `reset_peak`."""
         if self._arena is not None:
             return self._arena.counts().most_allocated
         return torch.cuda.max_memory_allocated(self.device)
 
 
 def allocator_bytes(budget_bytes: int, peak_bytes: int, runtime_bytes: int, *, placed: bool = False) -> int:
-    """What the allocator may have under a budget: all but the runtime's share, and at least what a plan of that peak
-    needs. If its tensors are not `placed`, it also needs room for what the allocator loses between its blocks."""
+    """The number of bytes that the allocator may take under a budget: `budget_bytes` less `runtime_bytes`, and at least
+    what a plan with the peak `peak_bytes` needs. If the plan's tensors are not `placed` at fixed offsets, that need
+    includes the bytes lost to fragmentation."""
     return max(budget_bytes - runtime_bytes, peak_bytes if placed else peak_bytes + peak_bytes // _PACKING)
 
 
 def tensor_bytes(allocator_bytes: int) -> int:
-    """What tensors can have of the allocator's bytes: all but what it loses between its blocks."""
+    """The number of bytes that tensors can have of the allocator's: `allocator_bytes` less those lost to
+    fragmentation."""
     return allocator_bytes * _PACKING // (_PACKING + 1)
 
 
 class CudaInterpreter(QueueInterpreter):
-    """Issues operations to streams."""
+    """Runs a program's operations on CUDA: issues them to streams, or does them in a queue's thread."""
 
     def __init__(self, program: Program, performer: Performer, machine: CudaMachine) -> None:
         self._performer, self._machine, self._threads = performer, machine, torch.get_num_threads()
@@ -251,7 +261,8 @@ class CudaInterpreter(QueueInterpreter):
         super().__init__(program)
 
     def setup(self, queue: Queue) -> None:
-        """Set what is thread state. A queue that has a stream issues its copies to it."""
+        """Prepare the new thread of `queue`, as PyTorch keeps the current device and stream per thread. If the queue
+        has a stream, the thread's copies go to that stream."""
         torch.set_grad_enabled(False)
         torch.set_num_threads(self._threads)
         torch.cuda.set_device(self._machine.device)
@@ -259,8 +270,8 @@ class CudaInterpreter(QueueInterpreter):
             torch.cuda.set_stream(self._streams[queue])
 
     def run(self, ops: Together, values: StepValues | None) -> None:
-        """Give `ops` to their stream, behind what they wait for. CPU updates and disk operations wait on the host, and
-        run there."""
+        """Launch `ops` on their stream, after the events that they wait for. CPU updates and disk operations instead
+        wait for these events on the host, and run in the calling thread."""
         stream = self._streams.get(ops[0].queue)
         if stream is not None:
             self._wait_on_stream(ops[0])
@@ -273,11 +284,11 @@ class CudaInterpreter(QueueInterpreter):
             self.done(ops[-1])
 
     def never_waits(self, op: Op) -> bool:
-        """Whether `op` is a copy that only has to be given to a stream."""
+        """Whether `op` is a copy that only has to be launched on a stream, so that issuing it never blocks the host."""
         return op.queue in self._streams and self._performer.only_copies(op)
 
     def run_here(self, ops: Together, values: StepValues | None) -> None:
-        """`run` in the computing thread, which then goes back to the computing stream."""
+        """Do as `run`, but in the computing thread, and make the computing stream current again afterwards."""
         torch.cuda.set_stream(self._streams[ops[0].queue])
         try:
             self.run(ops, values)
@@ -296,15 +307,16 @@ class CudaInterpreter(QueueInterpreter):
             recording.add(op, values.number, begin, mark())
 
     def wait(self, op: Op) -> None:
-        """Let the computing stream wait for what the turn `op` needs; return when all of it is issued."""
+        """Make the computing stream wait for all that the turn `op` (one block's computation on one slice) needs.
+        Returns when all of this is issued; the host does not wait for the device. Raises the first error of a queue."""
         super().wait(op)
         self._wait_on_stream(op)
         if self.recording is not None:
             self.recording.begin_turn(op, _mark(self._streams[Queue.COMPUTE]))
 
     def record(self) -> None:
-        """Record from now on when operations run: on streams by events, whose times are counted from an event that has
-        just passed."""
+        """Start recording when operations run. On streams the times are those of CUDA events, measured from an event
+        that has just passed."""
         self._finish()
         tries = []
         for _ in range(5):  # the shortest try is the one that nothing has delayed
@@ -321,7 +333,7 @@ class CudaInterpreter(QueueInterpreter):
         self.recording = Recording(self._program, ns_of)
 
     def done(self, op: Op) -> None:
-        """`op` is on its stream: record its event there."""
+        """Record the event of `op`, which has been issued, on the stream that it runs on."""
         if self.recording is not None and op.kind is OpKind.RUN:
             self.recording.end_turn(op, _mark(self._streams[Queue.COMPUTE]))
         event = self._events.get(id(op))
@@ -329,12 +341,13 @@ class CudaInterpreter(QueueInterpreter):
             event.record(self._streams[op.queue])
 
     def drain(self) -> None:
-        """Return when every queue is empty and every stream is done."""
+        """Wait until every queue is empty and every stream has finished. Raises the first error of a queue."""
         super().drain()
         self._finish()
 
     def close(self) -> None:
-        """End the queues' threads, after the copies that were issued: their memory may be freed then."""
+        """End the queues' threads, after waiting for the copies that were issued, because their memory may be freed
+        afterwards."""
         super().close()
         self._finish()
 

@@ -78,15 +78,16 @@ class _Place:
 
 
 class HostValues(TorchFunctionMode):
-    """Inside, the host answers a model's code that looks at whole numbers which came from the host, or are made from
-    lengths: whether a batch has padding, whether its positions are those of several texts in a row.
+    """A context in which the host answers a model's questions about integer tensors that came from the host or are made
+    from lengths: whether a batch has padding, whether its positions are those of several texts in a row. So the host
+    need not wait for the device.
 
-    The operations on such numbers are noted, and done on the host too if the code asks for a result. The device
+    Operations on such tensors are noted, and done on the host as well when the code asks for a result. The device
     computes as always.
 
-    Numbers that were changed in place since, on the device or on the host, are not known. A tensor's version shows the
-    change; a write that leaves the version alone, to `tensor.data` or to a NumPy array over its memory, is not seen.
-    """
+    A tensor that was changed in place since, on the device or on the host, is not answered for. Its version number
+    shows the change. A write that leaves the version alone, through `tensor.data` or a NumPy array over its memory, is
+    not noticed."""
 
     def __init__(self, device: torch.device, known: Iterable[tuple[Tensor, Tensor]] = ()) -> None:
         """`known`: tensors on the device, each with the host tensor that it is a copy of."""

@@ -22,19 +22,21 @@ Perform = Callable[[Together, StepValues], None]
 
 
 class Performer(Protocol):
-    """Does the operations of a program."""
+    """Does the work of a program's operations, apart from RUN, the computation of a block."""
 
     def perform(self, ops: Together, values: StepValues) -> None:
-        """See `Perform`."""
+        """Do `ops`, operations that are issued as one, or launch them on the current CUDA stream. `values`: what
+        updates of this step read. The caller has switched autograd off."""
 
     def only_copies(self, op: Op) -> bool:
-        """Whether `op` is now only a copy between the device and host memory that the device reaches by itself."""
+        """Whether `op`, when done now, only copies between the device and host memory that the device can access
+        directly."""
 
 
 class Interpreter(Protocol):
-    """Runs operations on queues. Methods are called by the one thread that has the right to compute.
+    """Runs a program's operations on queues. Only the thread that has the right to compute calls its methods.
 
-    waited_s    seconds that it has waited for other queues
+    waited_s    seconds that computation has waited for other queues
     recording   the recording of when operations run; None when nothing is recorded
     """
 
@@ -43,34 +45,38 @@ class Interpreter(Protocol):
 
     @property
     def error(self) -> BaseException | None:
-        """The first error on a queue. Operations of its step and of later ones are no longer done."""
+        """The first error that an operation on a queue raised; None without one. After it, operations of its step and
+        of later steps are skipped."""
 
     def record(self) -> None:
-        """Record from now on when operations run. No step may be running."""
+        """Start recording when operations run. Must be called between two steps."""
 
     def issue(self, ops: Together, values: StepValues | None) -> None:
-        """Do operations of the computing queue after what they wait for; hand others to their queue. Without values
-        they are not done, but keep their place: they wait, and are waited for, as always."""
+        """Do `ops` now if they belong to the computing queue, after all that they wait for; else hand them to their
+        queue. With `values` None they do no work, but keep their place in the order: they wait for others, and others
+        wait for them."""
 
     def wait(self, op: Op) -> None:
-        """Return when the turn `op` may compute. Raises what went wrong on a queue."""
+        """Return when the turn `op` (one block's computation on one slice) may begin, because all that it waits for is
+        done or, on CUDA, ahead of it on its stream. Raises the first error of a queue."""
 
     def done(self, op: Op) -> None:
-        """The turn `op` has computed."""
+        """Note that the turn `op` (one block's computation on one slice) has computed, so that operations that wait for
+        it may run."""
 
     def flush(self) -> None:
-        """Let the queues see what was issued. Raises what went wrong on a queue."""
+        """Hand over to the queues' threads what was issued since the last call. Raises the first error of a queue."""
 
     def drain(self) -> None:
-        """Return when every queue is empty. Raises what went wrong on a queue."""
+        """Wait until every queue has done all that was issued. Raises the first error of a queue."""
 
     def close(self) -> None:
-        """End the queues' threads; what they have not begun is left undone."""
+        """End the queues' threads. Operations that they have not begun are never done."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A RUN operation, parsed."""
+    """A RUN operation, taken apart: one block's forward or backward on one slice (micro-batch)."""
 
     op: Op
     direction: Direction
@@ -82,8 +88,9 @@ class Turn:
 
 
 class Cursor:
-    """The place in the program: the turn that comes next or is computing. The operations between two turns are issued
-    when the first turn's slice is done with it, the frame's operations after its block included.
+    """The place in the program during a step: the turn (one block's computation on one slice) that computes now or
+    comes next. The operations between two turns are issued when the slice has finished the first turn, including the
+    model's own operations after that block.
 
     Two operations on one copy may be ordered only by a third one between them. So an operation that has nothing to do
     in a step or a drain keeps its place: the order is that of a whole step, which is proven."""
@@ -104,23 +111,25 @@ class Cursor:
 
     @property
     def turn(self) -> Turn | None:
-        """The next or computing turn; None when no step runs, and after a step's last turn."""
+        """The turn (one block's computation on one slice) that computes now or comes next; None between steps and after
+        a step's last turn."""
         return self._legs[self._at][1]
 
     def begin(self, values: StepValues) -> None:
-        """Start a step: issue the operations before its first turn."""
+        """Start a step: issue the operations that come before its first turn (a block's computation on a slice).
+        `values`: what the step's updates read."""
         self._at, self._issued, self._values = 0, 0, values
         self._issue()
 
     def start_turn(self) -> Turn:
-        """Wait for what the turn needs."""
+        """Wait until the next turn (a block's computation on a slice) may begin, and return it."""
         turn = self.turn
         assert turn is not None
         self._interpreter.wait(turn.op)
         return turn
 
     def end_turn(self) -> None:
-        """The turn is over: issue the operations up to the next one."""
+        """End the present turn (a block's computation on a slice): issue the operations up to the next turn."""
         turn = self.turn
         assert turn is not None
         self._interpreter.done(turn.op)
@@ -128,13 +137,14 @@ class Cursor:
         self._issue()
 
     def end(self) -> None:
-        """The step is over: its carried updates are done in the next step, or by a drain."""
+        """End the step. Its carried updates, CPU updates that may overlap the next step's forward, are done in the next
+        step or by a drain."""
         self._previous = self._values
 
     def take_back(self) -> bool:
-        """After an error in a step: finish what was issued, and do the updates that the step before left to this one.
-        Returns whether the weights are then those before the step, as none of its own updates has begun. Raises what
-        went wrong on a queue."""
+        """Clean up after an error in a step: finish what was issued, and do the updates that the step before left to
+        this one. Returns True if none of this step's own updates has begun, so that the weights are those before the
+        step. Raises the first error of a queue."""
         if self._unsure or self._values is None:
             return False
         self._carry_out(self._ops[self._issued :])
@@ -142,7 +152,8 @@ class Cursor:
         return not self._values.updating
 
     def run_carried(self) -> None:
-        """Issue the updates that the last step left to the next one, which then leaves them out."""
+        """Issue the carried updates, those that the last step left to the next one. The next step then leaves them
+        out."""
         self._carry_out(self._ops)
         self._interpreter.flush()
         self.forget()
@@ -155,11 +166,11 @@ class Cursor:
                     self._interpreter.issue(its, self._previous if its[0].carried else None)
 
     def forget(self) -> None:
-        """The next step begins from the drained state: nothing is carried into it."""
+        """Make the next step begin without carried updates, the updates that a step leaves to the next one."""
         self._at, self._previous = len(self._legs) - 1, None
 
     def let_go(self) -> None:
-        """Drop the values of the steps, for good."""
+        """Drop the references to the values of past steps. The cursor is not used after this."""
         self._values = self._previous = None
 
     def _issue(self) -> None:
@@ -184,7 +195,8 @@ class Cursor:
 
 
 def name_of(ops: Together) -> str:
-    """ "fetch@F3:w:l2.up" of one, "fetch@F3:w:l2.up +8" of nine."""
+    """The name under which operations that are issued as one appear in a profile: "fetch@F3:w:l2.up" for one operation,
+    "fetch@F3:w:l2.up +8" for nine."""
     return ops[0].name if len(ops) == 1 else f"{ops[0].name} +{len(ops) - 1}"
 
 
@@ -192,8 +204,9 @@ _GOES_WITH_OTHERS = frozenset({OpKind.ALLOC, OpKind.FREE, OpKind.FETCH, OpKind.S
 
 
 def together(program: Program) -> Iterator[Together]:
-    """The program's operations, with neighbours joined that can be issued as one: they are of one kind, only the first
-    waits for others, and only the last is waited for. So no operation comes later than it would one by one."""
+    """Yield the program's operations in order, as tuples of neighbours that can be issued as one: they are of one kind,
+    only the first waits for others, and only the last is waited for. So no operation runs later than if it were issued
+    alone."""
     awaited = {name for op in program.ops for name in op.waits}
     ops: list[Op] = []
     for op in program.ops:

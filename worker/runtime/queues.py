@@ -15,7 +15,8 @@ from worker.runtime.step_values import StepValues
 
 
 class Tickets:
-    """Says how far each queue is. A queue does its operations in order, so one number says which of them are done."""
+    """Counts how many operations each queue has done. A queue does its operations in order, so one number per queue
+    says which of them are done."""
 
     def __init__(self) -> None:
         self.issued = dict.fromkeys(Queue, 0)
@@ -27,7 +28,7 @@ class Tickets:
         self._wanted: tuple[tuple[Queue, int], ...] = ()  # what is waited for
 
     def advance(self, queue: Queue) -> None:
-        """The next operation of `queue` is done. Called by the one thread that does it."""
+        """Count the next operation of `queue` as done. Only the thread that does the queue's operations calls this."""
         self.done[queue] = done = self.done[queue] + 1
         for other, number in self._wanted:  # a waiter adds itself before it looks at `done`
             if other is queue and number <= done:
@@ -36,7 +37,7 @@ class Tickets:
                 return
 
     def wait(self, queue: Queue, number: int) -> None:
-        """Return when operation `number` of `queue` is done, or when nothing more will be done."""
+        """Wait until operation number `number` of `queue` is done, or until `close`."""
         if self.done[queue] < number:
             mine = queue, number
             with self._changed:
@@ -48,24 +49,26 @@ class Tickets:
                     self._wanted = self._wanted[:at] + self._wanted[at + 1 :]
 
     def fail(self, error: BaseException, step: int) -> None:
-        """Keep the first error, met in an operation of step number `step`. From now on queues only count operations of
-        that step and later ones. Those of earlier steps are still done, as none of them waits for a later step."""
+        """Keep `error`, met in an operation of step number `step`, if it is the first. From now on operations of that
+        step and later ones are counted but not done. Those of earlier steps are still done, as none of them waits for a
+        later step."""
         with self._changed:
             if self.error is None:
                 self.error, self._failed_step = error, step
 
     def is_wanted(self, step: int) -> bool:
-        """Whether operations of step number `step` are still done."""
+        """Whether operations of step number `step` are still to be done: False from the step of an error on."""
         return not self.closed and (self.error is None or step < self._failed_step)
 
     def close(self) -> None:
-        """End all waiting."""
+        """End all waiting: `wait` returns at once from now on."""
         with self._changed:
             self.closed = True
             self._changed.notify_all()
 
     def check(self, values: StepValues | None = None) -> None:
-        """Raise what went wrong on a queue; with `values` only if operations of their step are no longer done."""
+        """Raise the first error of a queue, if there is one. With `values`, raise it only if it stops the step that
+        these values belong to."""
         if self.error is not None and (values is None or values.number >= self._failed_step):
             raise self.error
 
@@ -132,8 +135,9 @@ class _QueueThread:
 
 
 class QueueInterpreter(ABC):
-    """Computes in the calling thread, with a thread for every other queue. A subclass defines `run`, and with it what a
-    ticket means: that an operation is done, or that a stream has it.
+    """Base class of interpreters: computes in the calling thread, with a thread for each other queue. A subclass
+    defines `run`, and so what an operation's ticket means to those that wait for it: that it is done, or that its CUDA
+    stream has it.
 
     waited_s    seconds that the computing thread has waited for other queues
     """
@@ -160,33 +164,33 @@ class QueueInterpreter(ABC):
         self._ways = {id(op): (op.queue, self._queues.get(op.queue), bool(self._hosts[id(op)])) for op in program.ops}
 
     def record(self) -> None:
-        """Record from now on when operations run."""
+        """Start recording when operations run. Must be called between two steps."""
         self.recording = Recording(self._program)
 
     @abstractmethod
     def setup(self, queue: Queue) -> None:
-        """Set the state of a queue's new thread."""
+        """Prepare the new thread of `queue`: set what PyTorch keeps per thread."""
 
     @abstractmethod
     def run(self, ops: Together, values: StepValues | None) -> None:
-        """Do `ops`, or without values only keep their place, in the thread that issues them. The tickets that they wait
-        for are there."""
+        """Do `ops`, operations of one queue that are issued as one, in the calling thread. All that they wait for has
+        its ticket already. With `values` None they do no work."""
 
     def never_waits(self, op: Op) -> bool:
-        """Whether `op` of another queue, whose tickets are there, takes no more time now than issuing it does."""
+        """Whether `op`, an operation of another queue, can be done at once in the computing thread, because all that it
+        waits for has its ticket and doing it takes no longer than handing it over."""
         return False
 
     def run_here(self, ops: Together, values: StepValues | None) -> None:
-        """`run` in the computing thread, for operations that never wait."""
+        """Do as `run`, but in the computing thread, for operations for which `never_waits` holds."""
         self.run(ops, values)
 
     def issue(self, ops: Together, values: StepValues | None) -> None:
-        """Do operations of the computing queue after what they wait for; hand others to their queue. Without values
-        they are not done, but keep their place.
+        """Do `ops` now if they belong to the computing queue, after all that they wait for; else hand them to their
+        queue. With `values` None they do no work, but keep their place in the order.
 
-        Operations that never wait are done here if their queue has nothing left to do: to hand them over, and to switch
-        threads in Python, costs more than to issue them.
-        """
+        Operations for which `never_waits` holds are done here if their queue has nothing left to do: handing them over,
+        and switching threads in Python, takes longer than issuing them."""
         first, tickets = ops[0], self._tickets
         queue, thread, waits = self._ways[id(first)]
         if thread is None:
@@ -206,20 +210,22 @@ class QueueInterpreter(ABC):
             thread.add((ops, values, numbers))
 
     def wait(self, op: Op) -> None:
-        """Return when the turn `op` may compute. Raises what went wrong on a queue."""
+        """Return when the turn `op` (one block's computation on one slice) may begin. Raises the first error of a
+        queue."""
         self._wait(op)
         self._tickets.check()
 
     def done(self, op: Op) -> None:  # noqa: B027
-        """The turn `op` has computed. Nothing to do if a ticket already says so."""
+        """Note that the turn `op` (one block's computation on one slice) has computed. The default does nothing: it
+        suits a subclass whose ticket already says so."""
 
     @property
     def error(self) -> BaseException | None:
-        """The first error on a queue."""
+        """The first error that an operation on a queue raised; None without one."""
         return self._tickets.error
 
     def flush(self) -> None:
-        """Let the queues see what was issued. Raises what went wrong on a queue."""
+        """Hand over to the queues' threads what was issued since the last call. Raises the first error of a queue."""
         self._hand_over()
         self._tickets.check()
 
@@ -228,14 +234,14 @@ class QueueInterpreter(ABC):
             queue.flush()
 
     def drain(self) -> None:
-        """Return when every queue is empty. Raises what went wrong on a queue."""
+        """Wait until every queue has done all that was issued. Raises the first error of a queue."""
         self._hand_over()
         for queue in self._queues:
             self._tickets.wait(queue, self._tickets.issued[queue])
         self._tickets.check()
 
     def close(self) -> None:
-        """End the queues' threads; what they have not begun is left undone."""
+        """End the queues' threads. Operations that they have not begun are never done."""
         self._tickets.close()
         for queue in self._queues.values():
             queue.close()

@@ -13,8 +13,9 @@ STEPS = 3  # recorded to measure two: updates that these leave to the next step 
 
 
 class Recording:
-    """A recording of the steps that begin from now on. A mark is a moment; `ns_of` gives its time, once nothing runs
-    any more, in nanoseconds of `time.perf_counter_ns`."""
+    """Collects the times at which the operations of a few steps run, beginning with the next step. Times come as marks:
+    a host time, or a CUDA event. `ns_of` turns a mark into nanoseconds of `time.perf_counter_ns`, once nothing runs any
+    more."""
 
     def __init__(self, program: Program, ns_of: Callable[[Any], int] = int) -> None:
         self._program, self._ns_of = program, ns_of
@@ -26,44 +27,46 @@ class Recording:
         self._pauses: list[tuple[int, int, int]] = []  # steps begun before it, its begin and its end
 
     def begin_step(self, number: int) -> None:
-        """Step `number`, from 1, begins."""
+        """Note that step `number`, counted from 1, begins."""
         if self._drained_ns is not None and self._steps:
             self._pauses.append((len(self._steps), self._drained_ns, now()))
         self._drained_ns = None
         self._steps.append(number)
 
     def drained(self) -> None:
-        """Nothing runs any more. The time from now until the next step begins belongs to no step and is left out."""
+        """Note that nothing runs any more. The time from now until the next step begins belongs to no step."""
         if self._drained_ns is None:
             self._drained_ns = now()
 
     def add(self, op: Op, number: int, begin: Any, end: Any) -> None:
-        """`op` ran with the values of step `number`; a carried operation belongs to the step in which it runs."""
+        """Note that `op` ran from mark `begin` to mark `end`, with the values of step `number`. An update carried into
+        the next step counts for the step in which it runs."""
         self._found.append((number + op.carried, self._places[id(op)], begin, end))
 
     def begin_turn(self, op: Op, mark: Any) -> None:
-        """The turn `op` of the present step computes from now on."""
+        """Note that `op`, one block's computation on one slice, computes from `mark` on."""
         self._turns[id(op)] = mark
 
     def end_turn(self, op: Op, mark: Any) -> None:
-        """The turn `op` has computed."""
+        """Note that `op`, one block's computation on one slice, was computed at `mark`."""
         begin = self._turns.pop(id(op), None)
         if begin is not None and self._steps:
             self._found.append((self._steps[-1], self._places[id(op)], begin, mark))
 
     @property
     def is_full(self) -> bool:
-        """Whether all steps have begun."""
+        """Whether all the steps to be recorded have begun, and the one after them."""
         return len(self._steps) >= STEPS
 
     @property
     def is_paused(self) -> bool:
-        """Whether nothing ran for a while between the two steps."""
+        """Whether nothing ran for a while between the two steps, as during a checkpoint."""
         ended = self._drained_ns is not None and len(self._steps) == 1
         return ended or any(begun == 1 for begun, _, _ in self._pauses)
 
     def measured(self) -> Measured:
-        """The times of the first two steps. Nothing may be running. Raises ValueError where they were not whole."""
+        """The times of the first two steps. Call it when nothing runs any more. Raises ValueError where a step was not
+        recorded whole."""
         spans = {(step, place): (self._clock(begin), self._clock(end)) for step, place, begin, end in self._found}
         return measured(self._program, self._steps[0], spans, paused=self.is_paused)
 
@@ -74,5 +77,5 @@ class Recording:
 
 
 def now() -> int:
-    """A mark of the host."""
+    """The present time on the host, in nanoseconds of `time.perf_counter_ns`, as a mark of a `Recording`."""
     return time.perf_counter_ns()

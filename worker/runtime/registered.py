@@ -1,4 +1,4 @@
-"""Allocates host memory that the device reaches by itself."""
+"""Allocates host memory that is registered with CUDA (page-locked), so that the device can access it directly."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class _Registered(mmap.mmap):
 
 
 def registered(size: int, device: torch.device) -> Tensor:
-    """`size` bytes of registered memory, rounded up to whole pages; freed with the last tensor that uses them.
+    """Allocate `size` bytes, rounded up to whole pages, of host memory that is registered with CUDA (page-locked). It
+    is freed with the last tensor that uses it.
 
-    Raises UserError "host-memory-not-registered" where CUDA has no room for them, torch.cuda.CudaError where it refuses
-    them for another reason.
-    """
+    Raises UserError "host-memory-not-registered" where CUDA has no room for it, and torch.cuda.CudaError where CUDA
+    refuses it for another reason."""
     memory = map_memory(size, _Registered)
     tensor = torch.frombuffer(memory, dtype=torch.uint8)
     with _reaching(len(memory)):
@@ -47,14 +47,15 @@ def registered(size: int, device: torch.device) -> Tensor:
 
 
 def pinned(size: int) -> Tensor:
-    """`size` bytes of torch's own pool of pinned memory, not initialized; it reuses them when the copies to the device
-    are done. Raises UserError "host-memory-not-registered"."""
+    """Take `size` bytes from PyTorch's pool of pinned host memory, not initialized. The pool uses them again when the
+    copies to the device are done. Raises UserError "host-memory-not-registered"."""
     with _reaching(size):
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
 
 def pinned_like(tensor: Tensor) -> Tensor:
-    """A copy of the tensor in memory of that pool, with its layout. Raises UserError "host-memory-not-registered"."""
+    """Copy `tensor` into PyTorch's pool of pinned host memory, keeping its strides. Raises UserError
+    "host-memory-not-registered"."""
     with _reaching(tensor.nbytes):
         return tensor.pin_memory()
 
@@ -73,7 +74,7 @@ def _reaching(size: int) -> Iterator[None]:
 
 
 def registered_bytes() -> int:
-    """How much of the host's memory is registered now."""
+    """The number of bytes of host memory that this process has registered with CUDA (page-locked) now."""
     return sum(tuple(_sizes.values()))
 
 

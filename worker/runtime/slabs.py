@@ -16,8 +16,9 @@ _Memory = TypeVar("_Memory", bound=mmap.mmap)
 
 
 def map_memory(size: int, kind: type[_Memory]) -> _Memory:
-    """`size` bytes in whole pages, zero, in huge pages where possible. A forked child does not get them: pages would be
-    copied when either writes."""
+    """Map `size` bytes of anonymous memory, rounded up to whole pages and filled with zeros, in huge pages where
+    possible. A forked child process does not get the mapping, since pages would be copied when either process
+    writes."""
     pages = max(1, -(-size // mmap.PAGESIZE))
     memory = kind(-1, pages * mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory.madvise(mmap.MADV_DONTFORK)
@@ -27,12 +28,12 @@ def map_memory(size: int, kind: type[_Memory]) -> _Memory:
 
 
 def slab_bytes(sizes: Sequence[int]) -> int:
-    """The bytes that parts of these sizes take in one slab."""
+    """The number of bytes that one slab needs to hold parts of these `sizes` (bytes), alignment included."""
     return sum(_aligned(size) for size in sizes)
 
 
 def carve(slab: Tensor, sizes: Sequence[int]) -> Iterator[Tensor]:
-    """Cut a slab of bytes into parts of these sizes, one after another."""
+    """Yield parts of these `sizes` (bytes), cut one after another from the byte tensor `slab`."""
     start = 0
     for size in sizes:
         yield slab[start : start + size]

@@ -1,8 +1,7 @@
-"""Small copies between host and device, on streams of their own.
+"""Makes small copies between host and device, on CUDA streams of their own.
 
-A copy engine does one copy after another. On the computing stream, four bytes that go to the host behind a weight would
-make all computation wait for as long as the weight takes.
-"""
+A copy engine does one copy after another. On the computing stream, four bytes that go to the host after a weight would
+make all computation wait for as long as the weight takes."""
 
 from __future__ import annotations
 
@@ -17,7 +16,8 @@ from worker.runtime.machine import Batch
 
 
 class SmallCopies:
-    """The small copies of one machine. The computing thread calls the methods, on the `computing` stream."""
+    """Makes the small copies between one CUDA device and its host. Only the computing thread calls its methods, on the
+    stream `computing`."""
 
     def __init__(self, device: torch.device, computing: torch.cuda.Stream) -> None:
         self._computing = computing
@@ -30,8 +30,9 @@ class SmallCopies:
         self._sent: tuple[Tensor, torch.cuda.Event] | None = None
 
     def to_host(self, target: Tensor, source: Tensor) -> Callable[[], None]:
-        """Copy `source`, which was just computed, to registered memory. Returns a function that waits on the host until
-        the copy is done, for its readers. They must be done before the next copy to the same target."""
+        """Start copying `source`, which was just computed, to `target` in page-locked host memory. Returns a function
+        that waits on the host until the copy is done; call it before reading `target`. All reading must be over before
+        the next copy to the same target."""
         self._let_go()
         copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         self._down.wait_stream(self._computing)
@@ -48,10 +49,10 @@ class SmallCopies:
             self._sent = None
 
     def stage(self, batches: Sequence[Batch], packed: Tensor, least_bytes: int) -> list[dict[Any, Tensor]]:
-        """Copy a step's batches to the device in one copy, which goes over the link before all that the step fetches.
-        They are valid until the next call. Tensors with gaps stay on the host. `packed`: pinned memory of
-        `packed_bytes(batches)` bytes, which is filled here. The first call takes room on the device, of `least_bytes`
-        at least; later calls use it again if it is large enough."""
+        """Copy a step's `batches`, one per slice, to the device in one transfer, which goes over the link before all
+        that the step fetches. The results are valid until the next call. Tensors with gaps stay on the host. `packed`:
+        pinned memory of `packed_bytes(batches)` bytes, which is filled here. The first call allocates at least
+        `least_bytes` bytes on the device; later calls use them again if they are enough."""
         tensors, size = _packable(batches), len(packed)
         for tensor, place in zip(tensors, _places(packed, tensors), strict=True):
             place.copy_(tensor)
@@ -70,22 +71,23 @@ class SmallCopies:
         return [{name: copy_of.get(id(t), t) for name, t in batch.items()} for batch in batches]
 
     def were_read(self) -> None:
-        """Each slice copies its batch out of the room in its forward; nothing reads the room after the last forward.
-        Called when the last forward is issued."""
+        """Note, when a step's last forward is issued, that nothing reads the device memory of `stage` any more: each
+        slice has copied its batch out of it in its forward."""
         self._read.record(self._computing)
 
     def on_host(self, batch: Batch) -> list[tuple[Tensor, Tensor]]:
-        """Those tensors of a staged batch that are on the device, each with the host tensor that it is a copy of."""
+        """Pairs (tensor on the device, host tensor of the same values) for the tensors of `batch`, a result of `stage`,
+        that are on the device."""
         return [self._hosts[id(t)] for t in batch.values() if id(t) in self._hosts]
 
     def forget_batches(self) -> None:
-        """Free the room, and what was copied last. Nothing of a step may be running."""
+        """Free the device memory of `stage`, and drop the last batches. Must be called between steps."""
         self._let_go()
         self._room, self._hosts = None, {}
 
 
 def packed_bytes(batches: Sequence[Batch]) -> int:
-    """The bytes of all tensors that `SmallCopies.stage` copies, packed one after another."""
+    """The number of bytes of all tensors that `SmallCopies.stage` copies to the device, packed one after another."""
     return sum(staged_size(tensor.nbytes) for tensor in _packable(batches))
 
 

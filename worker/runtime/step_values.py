@@ -12,8 +12,8 @@ from planner.schedule.chain import Chain
 
 
 def groups_of(optimizer: Group | Sequence[Group], chain: Chain | None = None) -> tuple[Group, ...]:
-    """The optimizer's parameter groups; a single `Group` is the only one. Raises ValueError if a tensor of `chain` has
-    another optimizer than its group is for."""
+    """The optimizer's parameter groups as a tuple, whether one `Group` or several are given. Raises ValueError if a
+    tensor of `chain` has another optimizer than its group is for."""
     groups = (optimizer,) if isinstance(optimizer, Group) else tuple(optimizer)
     tensors = (*chain.tensors(), *chain.frame_tensors) if chain is not None else ()
     wrong = [
@@ -30,18 +30,19 @@ def groups_of(optimizer: Group | Sequence[Group], chain: Chain | None = None) ->
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class StepValues:
-    """What the updates of one step read, however late they run: a carried update runs during the next step.
+    """The values that the updates of one step read, however late they run: an update on the CPU may run during the next
+    step.
 
-    number            of the step, from 1
+    number            number of the step, from 1
     learning_rate     a Python float, as an fp32 tensor would give other bits; for several groups one float each
     groups            the optimizer's settings in this step, one for each parameter group
     host_count, device_count
                       `number` as AdamW reads it (a float32 tensor without dimensions), beside the tensors it updates
     coefficient, host_coefficient
-                      what gradients are multiplied by; set when the gradients' norm is known, None without clipping.
-                      Updates on the CPU read `host_coefficient` by `coefficient_on_host`
+                      the factor by which clipping multiplies gradients; set when their norm is known, None without
+                      clipping. Updates on the CPU read `host_coefficient` through `coefficient_on_host`
     coefficient_arrives
-                      waits until `host_coefficient` is there
+                      a function that waits until `host_coefficient` has its value
     grad_norm         the gradients' global norm, before clipping
     reached           the weights of blocks that a gradient has reached so far; the others stay as they are
     updating          whether any update of the step has begun
@@ -60,16 +61,18 @@ class StepValues:
     updating: bool = False
 
     def rate_of(self, group: int) -> float:
-        """The learning rate of a group, by its number."""
+        """The learning rate of parameter group number `group`."""
         return self.learning_rate[group] if isinstance(self.learning_rate, Sequence) else self.learning_rate
 
     def coefficient_on_host(self) -> Tensor | None:
-        """`host_coefficient`, after waiting until it is there."""
+        """The clipping factor as a host tensor, after waiting until its value has come from the device; None without
+        clipping."""
         if self.coefficient_arrives is not None:
             self.coefficient_arrives()
         return self.host_coefficient
 
     def take_grad_norm(self) -> Tensor | None:
-        """Return the norm and drop the device's values: after the step only the CPU's updates still read others."""
+        """Return the gradients' global norm (None without clipping), and drop the values on the device: after the step
+        only updates on the CPU still read values."""
         norm, self.grad_norm, self.coefficient = self.grad_norm, None, None
         return norm
