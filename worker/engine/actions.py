@@ -22,7 +22,7 @@ from worker.runtime.step_values import StepValues
 
 
 class Actions:
-    """The work behind every operation but RUN."""
+    """Does the work of every kind of operation in a program except RUN, the computation of a block."""
 
     def __init__(
         self,
@@ -41,13 +41,14 @@ class Actions:
         self._ahead: set[str] = set()  # weights updated in this step before its norm is known
 
     def perform(self, ops: Together, values: StepValues) -> None:
-        """Do `ops`, or issue them if the thread has a stream. In a profile they have their name. The caller has
-        switched autograd off."""
+        """Do `ops`, operations that are issued as one, or launch them on the current CUDA stream. A profile shows them
+        under their name. `values`: what updates of this step read. The caller has switched autograd off."""
         with label(name_of(ops)):
             self._do(ops, values)
 
     def only_copies(self, op: Op) -> bool:
-        """Whether `op` is now only a copy between the device and host memory that the device reaches by itself."""
+        """Whether `op`, when done now, only copies between the device and host memory that the device can access
+        directly."""
         if op.kind not in (OpKind.FETCH, OpKind.SEND) or op.slot is not None:  # disk operations use the slot, too
             return False
         if op.item.kind == ACTIVATIONS:

@@ -27,9 +27,10 @@ def answers(
     new_tokens: int,
     pad: int,
 ) -> list[list[int]]:
-    """At most `new_tokens` tokens for each of `prompts` (lists of tokens), each time the likeliest next one, in one
-    batch padded with `pad`. A causal model keeps its cache on the device. An encoder-decoder has none: a pass runs the
-    whole model, so for each token its encoder reads the prompts again, and its decoder all that it has written."""
+    """Generate greedily after each of `prompts` (lists of token ids), all in one batch padded with the token id `pad`.
+    Returns at most `new_tokens` token ids for each prompt. A causal model keeps its key-value cache on the device. An
+    encoder-decoder runs without a cache: for each new token the encoder reads the prompts again, and the decoder all
+    that it has written."""
     writer, pairs = cast(Any, generator(model)), has_pairs(model)
     ids, mask = (
         machine.stage(t).to(machine.device, copy=True, non_blocking=True) for t in _padded(prompts, pad, left=not pairs)

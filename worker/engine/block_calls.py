@@ -1,4 +1,5 @@
-"""Applies a block of the model to a slice, with weights and offloaded activations from the device's items."""
+"""Runs one block of the model on one slice (micro-batch), with the weights and the offloaded activations that are on
+the device now."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from worker.engine.gradients import Gradients
 
 
 class ModelBlock:
-    """One block of the model: its module and the names of its weights in the model."""
+    """One block of the model (embedding, layer or head): its module, and the names of its weights in the model."""
 
     def __init__(
         self,
@@ -48,20 +49,22 @@ class ModelBlock:
         self._buffers = [(part._buffers, key) for part in module.modules() for key in part._buffers]
 
     def buffers(self) -> list[Tensor]:
-        """What `module.buffers()` gives, without its walk over the modules at every call."""
+        """The module's buffers, as `module.buffers()` yields them, found once: walking over the modules at every call
+        takes time."""
         buffers = (table[key] for table, key in self._buffers)
         return list({id(buffer): buffer for buffer in buffers if buffer is not None}.values())
 
     def let_go(self) -> None:
-        """Forget the parameters' stand-ins between steps, which are on the device."""
+        """Drop the tensors on the device that stand in for the module's parameters, which are needed only during a
+        step."""
         self._parameters = ()
 
     def replace_forward(self, forward: Callable[..., Any]) -> None:
-        """Make calls of the module go to `forward`."""
+        """Make calls of the block's module call `forward` in place of the module's own."""
         self.module.__dict__["forward"] = forward
 
     def give_back_forward(self) -> None:
-        """Make calls of the module run its own forward again."""
+        """Undo `replace_forward`: calls of the block's module run its own forward again."""
         if self._own is None:
             del self.module.__dict__["forward"]
         else:
@@ -69,7 +72,8 @@ class ModelBlock:
 
     @contextlib.contextmanager
     def own_forward(self) -> Iterator[None]:
-        """Inside, calls of the module run its own forward."""
+        """A context in which calls of the block's module run its own forward, in place of what `replace_forward` has
+        set."""
         mine = self.module.__dict__["forward"]
         self.give_back_forward()
         try:
@@ -79,7 +83,8 @@ class ModelBlock:
 
     @contextlib.contextmanager
     def loss_forward(self) -> Iterator[None]:
-        """Inside, calls of the module run its own forward, or `loss_only` for a head with its loss in chunks."""
+        """A context in which calls of the block's module run its own forward, or, for a head whose loss is computed in
+        chunks of rows, `loss_only`."""
         with self.own_forward():
             if not self.chunk_rows:
                 yield
@@ -95,7 +100,8 @@ class ModelBlock:
 
     @contextlib.contextmanager
     def weights_in_place(self, items: Mapping[Item, Sequence[Tensor]]) -> Iterator[None]:
-        """Inside, the module's parameters are the device's copies, which must be there."""
+        """A context in which the module's parameters are the copies of its weights on the device, taken from `items`.
+        All of them must be there."""
         try:
             for (parameter, _), item in zip(self._parameters, self.items, strict=True):
                 parameter.data = items[item][0]
@@ -128,7 +134,8 @@ def model_blocks(model: nn.Module, chain: Chain, plan: Plan) -> list[ModelBlock]
 
 
 class Call(BlockCall):
-    """One block on one slice. It keeps what backward needs and no item holds."""
+    """One block's forward and backward on one slice (micro-batch). Between the two it keeps what backward needs, apart
+    from weights and offloaded activations."""
 
     def __init__(
         self, block: ModelBlock, k: int, pair: BlockCode, tensors: Sequence[Tensor], pieces: Given, device: Device
@@ -147,8 +154,9 @@ class Call(BlockCall):
         self._states: list[Tensor] = []
 
     def forward(self, tensors: list[Tensor]) -> list[Tensor]:
-        """The block's outputs. Backward takes the weights from the items again. The block's input (unless offloaded)
-        and the frame's masks and rotary tables are kept by reference. `tensors` is emptied."""
+        """Run the block's forward on `tensors` and return its outputs. Backward takes the weights from the device
+        again. The block's input (unless it is offloaded), masks and rotary tables are kept without copies. `tensors` is
+        emptied, so that the caller keeps none of them alive."""
         pair = self.pair
         values = [*(self._items[item][0] for item in self.block.items), *self.block.buffers(), *tensors]
         tensors.clear()
@@ -171,7 +179,8 @@ class Call(BlockCall):
             self._items[item].append(self._primals.pop(self._input))
 
     def backward(self, sums: Gradients) -> list[Tensor | None]:
-        """Return the gradients of the tensor arguments; the gradients of weights go to `sums`."""
+        """Run the block's backward. Returns the gradients of its tensor arguments; adds the gradients of weights to
+        `sums`."""
         tangents = self.take_tangents()
         pair = self.pair
         if self._item:
@@ -199,7 +208,8 @@ class Call(BlockCall):
 
 
 class ChunkedCall(ChunkedHead):
-    """The head on a slice, with its loss in chunks."""
+    """The head's forward and backward on one slice (micro-batch), with the loss computed in chunks of rows, so that not
+    all logits exist at a time."""
 
     def __init__(
         self, block: ModelBlock, k: int, pair: BlockCode, tensors: Sequence[Tensor], pieces: Given, device: Device
@@ -208,10 +218,10 @@ class ChunkedCall(ChunkedHead):
         self.block, self.k, self._items = block, k, device.items
 
     def weights(self) -> dict[str, Tensor]:
-        """The device's copies of the weights, by their names in the module."""
+        """The head's weights on the device, by their names in the module."""
         return {local: self._items[Item.weight(name)][0] for local, name in self.block.weights.items()}
 
     def backward(self, sums: Gradients) -> list[Tensor | None]:
-        """Return the gradient of the head's input; the gradients of weights go to `sums`."""
+        """Run the head's backward. Returns the gradient of its input; adds the gradients of weights to `sums`."""
         names, k = self.block.weights, self.k
         return self.finish(lambda local, grad: sums.add(names[local], k, grad, fresh=True, last_block=True))

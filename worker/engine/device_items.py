@@ -1,4 +1,5 @@
-"""Holds the items that have a copy on the device, and copies them to and from the host."""
+"""Holds the weights, gradients, optimizer states and activations that have a copy on the device, and copies them to and
+from the host."""
 
 from __future__ import annotations
 
@@ -11,8 +12,9 @@ from worker.engine.layouts import copy
 
 
 class Device:
-    """Device copies by item, each a list of tensors as in `Host`. Only the thread that computes allocates and
-    frees; the queues only copy, between an item's allocation and its release.
+    """The copies on the device. An item is what moves as one: a weight, its gradient, its optimizer states, or a
+    block's activations; its copy is a list of tensors as in `Host`. Only the thread that computes allocates and frees;
+    other queues only copy, between an item's allocation and its release.
 
     items       item -> its tensors
     empty       items that are allocated but not fetched yet
@@ -26,7 +28,7 @@ class Device:
         self._host, self._device = host, device
 
     def allocate(self, *items: Item) -> None:
-        """Allocate memory with the layout of the items' copies on the host."""
+        """Allocate device memory for the items, with the shapes, strides and dtypes of their copies on the host."""
         for item in items:
             assert item not in self.items, item
             self.items[item] = [
@@ -36,13 +38,13 @@ class Device:
             self.empty.add(item)
 
     def free(self, *items: Item) -> None:
-        """Free the items' memory."""
+        """Free the items' memory on the device."""
         for item in items:
             del self.items[item]
         self.empty.difference_update(items)
 
     def fetch(self, *items: Item) -> None:
-        """Copy the items from the host to the device."""
+        """Copy the items from their host memory to the device, where their memory is allocated already."""
         host, targets, sources = self._host, list[Tensor](), list[Tensor]()
         for item in items:
             if host.is_wholly_on_disk(item.name):  # between steps: the next one may overwrite its slot
@@ -55,7 +57,7 @@ class Device:
         self.empty.difference_update(items)
 
     def fetch_from(self, slot: int, item: Item) -> None:
-        """Copy an item that was read into a slot from there to the device."""
+        """Copy `item` to the device from `slot`, a reused piece of host memory into which it was read from disk."""
         host = self._host
         if item.kind == ACTIVATIONS:
             sources = host.stored.in_slot(item, slot)
@@ -65,7 +67,7 @@ class Device:
         self.empty.discard(item)
 
     def send(self, *items: Item) -> None:
-        """Copy the items from the device to the host."""
+        """Copy the items from the device to their host memory."""
         targets, sources = list[Tensor](), list[Tensor]()
         for item in items:
             its = self.items[item]
@@ -74,7 +76,8 @@ class Device:
         copy(targets, sources)
 
     def send_to(self, slot: int, item: Item) -> None:
-        """Copy an item from the device into a slot, from which it goes on to disk."""
+        """Copy `item` from the device to `slot`, a reused piece of host memory from which it is then written to
+        disk."""
         host, sources = self._host, self.items[item]
         if item.kind == ACTIVATIONS:
             targets = host.items[item] = host.stored.park(item, slot, sources)

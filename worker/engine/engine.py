@@ -48,13 +48,13 @@ class StepResult:
 
 
 class Engine:
-    """Runs a plan's program over a causal language model: one call of `step` is one optimizer step.
+    """Trains a causal language model under a plan: one call of `step` is one optimizer step.
 
     It takes the model over until `restore` gives it back: each block parameter becomes a one-element tensor, expanded
-    to the true shape, and the weights live in the plan's items. If an error ends a step before its first update, as an
-    error in the model's forward does, the weights are those before the step, and the engine can go on. If updates had
-    begun, the weights are `torn`, and only `load_state`, `restore` and `close` work.
-    """
+    to the true shape, while the weights are where the plan puts them, on the device, on the host or on disk. If an
+    error ends a step before its first update, as an error in the model's forward does, the weights are those before the
+    step, and the engine can go on. If updates had begun, the weights are `torn` (some old, some new), and only
+    `load_state`, `restore` and `close` work."""
 
     def __init__(
         self,
@@ -145,16 +145,16 @@ class Engine:
 
     @property
     def waited_s(self) -> float:
-        """Seconds that computation has waited for copies and CPU updates."""
+        """The seconds that computation has waited for copies and CPU updates since the engine was made."""
         return self._interpreter.waited_s
 
     @property
     def recording(self) -> Recording | None:
-        """The recording of when operations run; None when nothing is recorded."""
+        """The recording, under way, of when operations run; None when nothing is recorded."""
         return self._interpreter.recording
 
     def record(self) -> None:
-        """Record when the operations of the next steps run. What is done between two steps is not recorded."""
+        """Start recording when the operations of the next steps run. Operations between two steps are not recorded."""
         self._usable()
         self._interpreter.record()
 
@@ -164,7 +164,7 @@ class Engine:
 
     def recorded(self) -> Measured | None:
         """The times at which the operations of two steps ran; None until the step that follows these two is done.
-        Recording stops when the times are returned."""
+        Returning the times ends the recording."""
         if (recording := self.recording) is None or not recording.is_full:
             return None
         self.drain()  # ends all recorded operations
@@ -180,13 +180,14 @@ class Engine:
         optimizer: Group | Sequence[Group] | None = None,
         **model_kwargs: Any,
     ) -> StepResult:
-        """Do one optimizer step over the slices `batches` (host tensors: input_ids, labels [rows, length]). Slice k
-        runs under random seed `seeds[k]`; the rounds take the slices in order. Updates may still be running when it
-        returns: `drain` waits for them. `learning_rate`: one for all tensors, or one per parameter group. `optimizer`:
-        the settings in this step, if they differ from those that the engine was made with.
+        """Do one optimizer step over the slices (micro-batches) `batches`: host tensors `input_ids` and `labels` [rows,
+        length]. Slice k runs under the random seed `seeds[k]`; the rounds take the slices in order. Some updates may
+        still be running on the CPU when this returns: `drain` waits for them. `learning_rate`: one for all tensors, or
+        one per parameter group. `optimizer`: the settings in this step, if they differ from those that the engine was
+        made with. `model_kwargs`: further keyword arguments of the model.
 
-        Raises what the model or a queue raised; the weights are then those before the step, or torn.
-        """
+        Raises any error of the model, of a copy or of an update. The weights are then those before the step, or
+        torn."""
         self._usable(computes=True)
         slices, rounds = self._plan.slices, self._plan.rounds
         if not len(batches) == len(seeds) == rounds * slices:
@@ -300,7 +301,8 @@ class Engine:
         self._weights.drop_transient()
 
     def drain(self) -> None:
-        """Finish every update; the next step begins from this drained state. Raises what went wrong on a queue."""
+        """Finish every update, so that all weights and states are those after the last step. Raises the first error of
+        a copy or an update."""
         self._usable()
         try:
             with self._machine.computing():
@@ -314,72 +316,78 @@ class Engine:
             raise
 
     def evaluate(self, batches: Sequence[Mapping[str, Tensor]]) -> Evaluation:
-        """The loss of each of `batches` (host tensors) with the current weights and the model in evaluation mode,
-        within the plan's budget. Pending updates finish first. Raises UserError "evaluation-does-not-fit"."""
+        """The loss of each of `batches` (host tensors `input_ids` and `labels` [rows, length]) with the current weights
+        and the model in evaluation mode, within the plan's budget. Finishes pending updates first. Raises UserError
+        "evaluation-does-not-fit"."""
         self._usable(computes=True)
         self.drain()
         return self._forward_only.evaluate(batches)
 
     def check_evaluation(self, batches: Sequence[Mapping[str, Tensor]]) -> None:
-        """Raise UserError "evaluation-does-not-fit" now, and not at the evaluation, if batches of these shapes do not
-        fit."""
+        """Raise UserError "evaluation-does-not-fit" if evaluating batches of these shapes would exceed the budget.
+        Nothing is evaluated."""
         self._usable(computes=True)
         self._forward_only.check_fits(batches)
 
     def generate(self, prompts: Sequence[Sequence[int]], *, new_tokens: int, pad: int) -> list[list[int]]:
-        """The tokens that `model.generate` gives greedily after each of `prompts` (lists of tokens) with the current
-        weights, within the plan's budget, cache included. `pad` fills up texts that end early. Pending updates finish
-        first. Raises UserError "generation-does-not-fit"."""
+        """Generate greedily with the model's own `generate` and the current weights, within the plan's budget,
+        key-value cache included. Returns the new token ids, at most `new_tokens`, for each of `prompts` (lists of token
+        ids). The token id `pad` fills up answers that end before others. Finishes pending updates first. Raises
+        UserError "generation-does-not-fit"."""
         self._usable(computes=True)
         self.drain()
         return self._forward_only.generate(prompts, new_tokens=new_tokens, pad=pad)
 
     def check_generation(self, prompts: Sequence[Sequence[int]], *, new_tokens: int) -> None:
-        """Raise UserError "generation-does-not-fit" now, and not at the generation, if it does not fit."""
+        """Raise UserError "generation-does-not-fit" if generating `new_tokens` tokens after each of `prompts` would
+        exceed the budget. Nothing is generated."""
         self._usable(computes=True)
         self._forward_only.check_generation(prompts, new_tokens=new_tokens)
 
     def stop_metering(self) -> None:
-        """Stop counting device bytes where counting takes time (on the CPU): results then have no `peak_bytes`."""
+        """Stop counting device bytes on the CPU, where counting takes time: results of `step` and `evaluate` then have
+        `peak_bytes` None. On a GPU counting goes on."""
         self.drain()
         self._machine.stop_metering()
 
     def state(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
-        """(name, its states) of every trained tensor, in host memory, one at a time: with AdamW {"master", "exp_avg",
-        "exp_avg_sq"}, fp32. Some are the engine's own tensors: use each before the next one is asked for."""
+        """Yield (name, tensors by state) of every trained tensor, one at a time, in host memory: with AdamW {"master",
+        "exp_avg", "exp_avg_sq"}, fp32. Some are the engine's own tensors, which the next item may change: use or copy
+        each before asking for the next."""
         self.drain()
         self._weights.begin()
         yield from self._weights.state()
 
     def state_to_save(self) -> Iterator[tuple[str, Mapping[str, Tensor]]]:
-        """What a checkpoint has to hold: as `state`, except for tensors whose states are on disk. Where a checkpoint
-        can name these states on disk, only the parts that are not there; else what the store gives to copy them."""
+        """Yield (name, tensors by state) as `state` does, in the form in which a checkpoint stores them. For a tensor
+        whose optimizer states are on disk, this is a reference to copy them from or, where a checkpoint can name these
+        states instead of copying them, only what is not on disk."""
         self.drain()
         self._weights.begin()
         yield from self._weights.state_to_save()
 
     def masters(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
-        """(name, {"master"}) of every trained tensor, as `state`. Where the master is on disk, the working copy is
-        given instead, which is the rounded master."""
+        """Yield (name, {"master": fp32 weight}) of every trained tensor, one at a time as `state`. Where the master is
+        on disk, the working copy is given instead, which is the master rounded to the working dtype."""
         self.drain()
         yield from self._weights.masters()
 
     def frozen(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
-        """(name, {"master"}) of every tensor that is not trained, as `state` gives the trained ones."""
+        """Yield (name, {"master": weight}) of every tensor that is not trained, in host memory."""
         self._usable()
         yield from self._weights.frozen()
 
     def written(self, dtypes: Mapping[str, torch.dtype]) -> Iterator[tuple[str, Any]]:
-        """(name, {"weight"}) of each tensor in `dtypes` (name -> dtype), trained or not, one at a time: its fp32 value,
-        rounded once. Where the fp32 value is on disk, the store of optimizer states gives it, to be read piece by
-        piece."""
+        """Yield (name, {"weight": tensor}) of each tensor in `dtypes` (name -> dtype), trained or not, one at a time:
+        its fp32 value, rounded once to that dtype. Where the fp32 value is on disk, an object to read it piece by piece
+        takes the tensor's place."""
         self.drain()
         self._weights.begin()
         yield from self._weights.written(dtypes)
 
     def load_state(self, tensors: Iterable[tuple[str, Mapping[str, Tensor]]], *, step: int) -> None:
-        """Continue from `tensors`, which `state` gave after `step` steps. Raises ValueError if they are another
-        model's."""
+        """Replace all weights and optimizer states by `tensors`, which `state` gave after `step` steps, and continue
+        from there. Raises ValueError if they are another model's."""
         if not self.torn:
             self.drain()
         elif self._closed:
@@ -392,8 +400,8 @@ class Engine:
         self.steps_done = step
 
     def close(self) -> None:
-        """End the threads and free all memory, that of the model's weights included. Pending updates are not done.
-        After another `close` or a `restore` it does nothing."""
+        """End the engine's threads and free all memory, that of the model's weights included. Pending updates are not
+        done. After `restore`, or a second time, it does nothing."""
         if self._gone:
             return
         self._end()
@@ -422,8 +430,9 @@ class Engine:
         self._interpreter.close()
 
     def restore(self) -> nn.Module:
-        """End the engine and return the plain model with its trained weights in host memory. Torn weights come back as
-        they are. Raises what went wrong on a queue; the weights are then torn."""
+        """End the engine and return the plain model with its trained weights in host memory. If the weights are torn
+        (some before a step, some after it), they come back so. Raises the first error of a copy or an update; the
+        weights are then torn."""
         if self.torn:
             with self._machine.computing():
                 self._weights.take_back()
@@ -442,7 +451,7 @@ class Engine:
 
 
 def model_in_engine() -> UserError:
-    """The error where the model is called itself while an engine has its weights."""
+    """The UserError to raise where the user calls the model itself while an engine holds its weights."""
     return UserError(
         "The model was called while an engine has its weights.",
         code="weights-in-engine",
@@ -452,7 +461,7 @@ def model_in_engine() -> UserError:
 
 
 def weights_torn() -> UserError:
-    """The error where some weights are those before a step, and some those after it."""
+    """The UserError to raise where an error has left some weights as before a step and others as after it."""
     return UserError(
         "An error ended a step in the middle of its updates.",
         code="weights-torn",
@@ -461,7 +470,7 @@ def weights_torn() -> UserError:
 
 
 def engine_closed() -> UserError:
-    """The error where the engine's threads have ended."""
+    """The UserError to raise where an engine is used whose threads have ended."""
     return UserError(
         "The engine has ended.", code="engine-closed", exit_code=Exit.USAGE, hint="prepare() the model again"
     )

@@ -1,4 +1,4 @@
-"""Runs the model forward only, for evaluation and generation, under the plan's residency and budget."""
+"""Runs the model forward only, for evaluation and generation, within the plan's memory budget."""
 
 from __future__ import annotations
 
@@ -38,18 +38,19 @@ _MOST_SLICES = 8  # more would save hardly anything: weights travel once for all
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """`losses`, one per batch (0-dimensional tensors on the device), and `peak_bytes`, the most device bytes in use
-    during the evaluation (None when they are not counted)."""
+    """The result of an evaluation: `losses`, one per batch (0-dimensional tensors on the device), and `peak_bytes`, the
+    most device bytes in use meanwhile (None when they are not counted)."""
 
     losses: tuple[Tensor, ...]
     peak_bytes: int | None
 
 
 class Forward:
-    """Runs an engine's model forward in evaluation mode. Blocks run their own code on the weights of the items.
+    """Runs an engine's model forward in evaluation mode: each block runs its own PyTorch code on weights that are on
+    the device meanwhile.
 
-    The engine must be drained before. Afterwards, also after an error, its items are as they were.
-    """
+    All updates must be finished before. Afterwards, also after an error, weights and states are on the device and on
+    the host as they were."""
 
     def __init__(
         self,
@@ -84,11 +85,11 @@ class Forward:
 
     @property
     def running(self) -> bool:
-        """Whether calls of blocks must go to `enter` now."""
+        """Whether an evaluation or generation is running, so that calls of the blocks' modules must go to `enter`."""
         return self._lockstep is not None
 
     def enter(self, block: ModelBlock, *args: Any, **kwargs: Any) -> Any:
-        """Stands in for the forward of the block's module."""
+        """Run `block` on these arguments, in place of its module's forward, once its weights are on the device."""
         assert self._lockstep is not None
         self._lockstep.gate(block.index)
         own_code = block.own_forward if self._speaking else block.loss_forward
@@ -96,11 +97,9 @@ class Forward:
             return block.module.forward(*args, **kwargs)
 
     def evaluate(self, batches: Sequence[Mapping[str, Tensor]]) -> Evaluation:
-        """The loss of each batch. Several batches run in lockstep, so that weights travel once for all of them. If the
-        device has no room for so many between its tensors, half as many run together from then on.
-
-        Raises UserError "evaluation-does-not-fit".
-        """
+        """The loss of each batch. Several batches run together, block by block, so that weights travel once for all of
+        them. If the device then has no room between its tensors, half as many run together from there on. Raises
+        UserError "evaluation-does-not-fit"."""
         machine = self._machine
         staged = [{key: machine.stage(tensor) for key, tensor in batch.items()} for batch in batches]
         losses: dict[int, Tensor] = {}
@@ -127,11 +126,11 @@ class Forward:
         return Evaluation(losses=tuple(losses[k] for k in range(len(batches))), peak_bytes=machine.peak_bytes())
 
     def generate(self, prompts: Sequence[Sequence[int]], *, new_tokens: int, pad: int) -> list[list[int]]:
-        """The tokens that the model gives after each prompt, at most `new_tokens`: see `worker.engine.answers`. All
-        prompts run together, so weights travel once per token; if they do not fit the budget, they run in groups.
+        """Generate greedily after each of `prompts` (lists of token ids); see `worker.engine.answers`. Returns at most
+        `new_tokens` token ids for each. All prompts run together, so weights travel once per token; if that does not
+        fit the budget, they run in groups. `pad`: the token id that fills up shorter answers.
 
-        Raises UserError "generation-does-not-fit".
-        """
+        Raises UserError "generation-does-not-fit"."""
         machine = self._machine
         answered: list[list[int]] = []
         machine.reset_peak()
@@ -143,7 +142,8 @@ class Forward:
         return answered
 
     def check_generation(self, prompts: Sequence[Sequence[int]], *, new_tokens: int) -> None:
-        """Raise UserError "generation-does-not-fit" now, and not at the generation, if it does not fit."""
+        """Raise UserError "generation-does-not-fit" if generating `new_tokens` tokens after each of `prompts` would
+        exceed the budget. Nothing is generated."""
         self._generation(prompts, new_tokens)
 
     def _generation(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> tuple[int, Program]:
@@ -168,7 +168,8 @@ class Forward:
         return self._measured[key]
 
     def check_fits(self, batches: Sequence[Mapping[str, Tensor]]) -> None:
-        """Raise UserError "evaluation-does-not-fit" now, and not at the evaluation, if it does not fit."""
+        """Raise UserError "evaluation-does-not-fit" if evaluating `batches` would exceed the budget. Nothing is
+        evaluated."""
         self._most_slices(self._measure(batches), len(batches))
 
     def _measure(self, batches: Sequence[Mapping[str, Tensor]]) -> ForwardBytes:

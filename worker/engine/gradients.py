@@ -17,13 +17,14 @@ from worker.runtime.step_values import StepValues
 
 
 class Gradients:
-    """Adds the slices' gradients up into the items "g:…".
+    """Adds up the weight gradients of a step's slices (micro-batches) on the device, in the order in which plain
+    PyTorch accumulates them.
 
-    A tensor in `by_rows` belongs to the first block and to the last. Plain accumulation adds its gradients up as
-    (h1 + e1) + (h2 + e2) …, with h from the last block's backward and e from the first's. Since blocks run all slices
-    in turn, they arrive as h1, h2, …, e1, e2, …. Only the rows of a slice's tokens have an e. So a row's h go straight
-    into the sum until a slice has the row's token; from then on each h is kept aside until its e arrives.
-    """
+    A weight in `by_rows` belongs to the first block (embedding) and to the last (head). Plain accumulation adds its
+    gradients up as (h1 + e1) + (h2 + e2) …, with h from the last block's backward and e from the first's. Since each
+    block runs all slices before the next block starts, they arrive as h1, h2, …, e1, e2, …. Only the rows of a slice's
+    tokens have an e. So a row's h go straight into the sum until a slice has the row's token; from then on each h is
+    kept aside until its e arrives."""
 
     def __init__(
         self,
@@ -48,17 +49,18 @@ class Gradients:
         self._host_coefficient = machine.host_empty((), torch.float32)
 
     def begin_step(self, values: StepValues) -> None:
-        """Begin a step, in which `values.reached` collects the weights that gradients reach."""
+        """Begin a step. `values.reached` will collect the names of the weights for which a gradient arrives."""
         self._reached = values.reached
 
     def begin_round(self, rows: Sequence[Tensor]) -> None:
-        """`rows`: for each slice of the round, the distinct tokens of all slices up to this one, staged. Empty if no
-        tensor is added by rows."""
+        """Begin a round, a group of slices that run together. `rows`: for each of its slices, the distinct token ids of
+        all slices up to this one, in memory that the device can copy. Empty if no weight is shared by embedding and
+        head."""
         self._norms.clear()
         self._rows = rows
 
     def clear(self) -> None:
-        """Forget everything, after an error."""
+        """Drop all sums and parts of sums, after an error in a step."""
         self._norms.clear()
         self._aside.clear()
         self._rows = ()
@@ -66,7 +68,9 @@ class Gradients:
             parameter.grad = None  # an incomplete sum, to which the next step would add
 
     def add(self, name: str, k: int, gradient: Tensor, *, fresh: bool, last_block: bool) -> None:
-        """Add slice `k`'s gradient. `fresh`: nothing else sees its memory, so it may become the sum itself."""
+        """Add `gradient`, that of slice `k` of the round, to the sum for the weight `name`. `fresh`: nothing else uses
+        the memory of `gradient`, so it may become the sum itself. `last_block`: it comes from the last block's
+        backward."""
         self._reached.add(name)
         by_rows = name in self._by_rows
         if by_rows and not last_block:
@@ -90,7 +94,8 @@ class Gradients:
             self._items[Item.gradient(name)] = [buffer.copy_(gradient)]
 
     def add_nothing(self, name: str) -> None:
-        """No gradient of this slice reaches the weight. Its sum has a place all the same, so it is made of zeros."""
+        """Note that no gradient of this slice reaches the weight `name`. If it is the first slice, the sum is made of
+        zeros, because the plan has memory for it all the same."""
         if Item.gradient(name) not in self._items:
             self._memory.expect_sum(name)
             self._items[Item.gradient(name)] = [torch.zeros_like(self._items[Item.weight(name)][0])]
@@ -107,14 +112,16 @@ class Gradients:
             del part  # before the next one is allocated
 
     def of(self, name: str) -> Tensor | None:
-        """The sum on the device; None where no gradient of the step reaches the weight."""
+        """The sum of the gradients of the weight `name`, on the device; None where no gradient of this step has reached
+        it."""
         if name in self._frame:
             return self._frame[name].grad
         return self._items[Item.gradient(name)][0] if name in self._reached else None
 
     def norm(self, names: Sequence[str]) -> None:
-        """Take the norms of complete sums. On CUDA by the function that `clip_grad_norm_` uses there: a tensor's norm
-        does not depend on the others in the list. On the CPU the kernel takes them in one pass."""
+        """Compute the norm of each of these weights' gradients, whose sums must be complete. On CUDA this uses the
+        function that `clip_grad_norm_` uses there, in which a tensor's norm does not depend on the other tensors in the
+        list. On the CPU one pass of offmate's own kernel computes them."""
         sums = {name: gradient for name in names if (gradient := self.of(name)) is not None}
         if self._machine.device.type == "cpu":
             self._norms.update(zip(sums, cpu_kernel().norms(list(sums.values())), strict=True))
@@ -126,7 +133,8 @@ class Gradients:
             self._norms.update(zip(chosen, norms, strict=True))
 
     def clip(self, values: StepValues) -> None:
-        """Compute the global norm and the coefficient as `torch.nn.utils.clip_grad_norm_` does."""
+        """Compute the gradients' global norm and the factor by which clipping multiplies gradients, as
+        `torch.nn.utils.clip_grad_norm_` does, and store both in `values`."""
         assert self._max_norm is not None
         norms = [self._norms[name] for name in self._order if name in self._norms]
         total = torch.linalg.vector_norm(torch.stack(norms), 2)

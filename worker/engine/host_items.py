@@ -1,4 +1,4 @@
-"""Holds the items that have a copy in host memory: working copies, optimizer states, gradients, activations."""
+"""Holds the weights (working copies), optimizer states, gradients and activations that have a copy in host memory."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ from worker.runtime.slabs import carve, slab_bytes
 
 
 class Host:
-    """Host copies by item, only of items that the program moves or updates on the CPU. A weight or a gradient has one
-    tensor. States have the moments and, where the weight is narrower than fp32, one more: the master, or, where states
-    are packed, its lower half. Activations have as many as the block saved."""
+    """The copies in host memory, by item: what moves as one, such as a weight, its gradient, its optimizer states, or a
+    block's activations. There is a copy only of items that the program moves or updates on the CPU. A weight or a
+    gradient has one tensor. States have the moments and, where the weight is narrower than fp32, one more: the fp32
+    master or, where states are packed, its lower 16 bits. Activations have as many tensors as the block saved."""
 
     def __init__(self, machine: Machine, weights: StoredWeights, activations: StoredActivations | None = None) -> None:
         """`weights` keeps those that are wholly on disk, `activations` those that go on to disk."""
@@ -43,7 +44,7 @@ class Host:
         self._masters: dict[str, Tensor] = {}  # of packed states: memory that gradient and lower half share
 
     def clear(self) -> None:
-        """Free all host copies."""
+        """Free the host memory of all items."""
         for table in (self.items, self._parked, self._layouts, self._spare, self._masters, self._in_slots):
             table.clear()
         self.weights.clear()
@@ -52,8 +53,8 @@ class Host:
         self._slots, self._files = [], FileItems()
 
     def swap(self, item: Item) -> list[Tensor]:
-        """Replace the item's tensors by others of the same layout, with any content. Returns the old ones, which are
-        kept until the next call."""
+        """Give the item other host tensors of the same shapes, strides and dtypes, with undefined content. Returns the
+        old tensors, which are kept until the next call."""
         old = self.items[item]
         if item not in self._spare:
             self._spare[item] = [self._machine.host_empty(t.shape, t.dtype) for t in old]
@@ -61,7 +62,7 @@ class Host:
         return old
 
     def before(self, item: Item) -> list[Tensor]:
-        """The item's tensors before its last `swap`."""
+        """The host tensors that the item had before its last `swap`."""
         return self._spare[item]
 
     def hold(
@@ -74,8 +75,10 @@ class Host:
         packed: bool = False,
         optimizer: Optimizer = ADAMW,
     ) -> None:
-        """Allocate a tensor's items of these kinds in one slab, and fill them with their content before the first
-        step. `overwritten`: the gradient overwrites the weight's working copy. `packed`: the states are packed."""
+        """Allocate the host copies of these `kinds` (weight, gradient, states) for the tensor `name`, in one piece of
+        memory, and fill them with their content before the first step, which follows from `weight`. `overwritten`: the
+        gradient uses the memory of the weight's working copy. `packed`: states keep only the lower half of the fp32
+        master; the upper half is the bf16 working copy."""
         wanted = [(WEIGHT, weight.dtype, weight.shape)] * (WEIGHT in kinds)
         wanted += [(GRADIENT, weight.dtype, weight.shape)] * (GRADIENT in kinds and not overwritten and not packed)
         wanted += [(STATES, *layout) for layout in _state_layouts(weight, optimizer)] * (STATES in kinds)
@@ -97,14 +100,16 @@ class Host:
                 master.copy_(weight)
 
     def leave_on_disk(self, name: str, weight: Tensor, slot_bytes: int) -> None:
-        """Leave a weight in the file that its memory is mapped from, to be read from there whenever it is fetched.
+        """Keep no host copy of the frozen tensor `name`: whenever it is fetched, it is read from the model file that
+        the memory of `weight` is mapped from. `slot_bytes`: the size of the reused host memory into which it is read.
         Raises UserError "weights-not-in-files"."""
         self.items[Item.weight(name)] = [weight]  # still mapped: nothing is read until it is accessed
         self._make_slots(slot_bytes)
         self._files.add(Item.weight(name), weight)
 
     def move_to_disk(self, name: str, weight: Tensor, slot_bytes: int) -> None:
-        """Keep a weight and its gradient on disk, without a host copy of either. Raises UserError "disk-failed"."""
+        """Keep the trained tensor `name` and its gradient on disk, with no host copy of either. `slot_bytes`: the size
+        of the reused host memory through which they go. Raises UserError "disk-failed"."""
         self._make_slots(slot_bytes)
         like = self.weights.add(name, weight)
         self.items |= {Item.weight(name): [like], Item.gradient(name): [like]}
@@ -114,20 +119,21 @@ class Host:
             self._slots = [self._machine.host_empty((slot_bytes,), torch.uint8) for _ in range(SLOTS)]
 
     def is_mapped(self, item: Item) -> bool:
-        """Whether the item is the memory of a file."""
+        """Whether the item's host memory is mapped from a model file."""
         return item in self._files
 
     def is_wholly_on_disk(self, name: str) -> bool:
-        """Whether the tensor's items are all on disk, and none in host memory."""
+        """Whether the weight, gradient and states of the tensor `name` are all on disk, and none in host memory."""
         return name in self.weights
 
     def copies(self, item: Item) -> list[Tensor]:
-        """The item's tensors, between steps. An item on disk is read into a slot and stays there until the slot is used
-        again. Raises UserError."""
+        """The item's host tensors, to be used between steps. An item on disk is first read into a slot, a reused piece
+        of host memory, and is valid until the slot is used again. Raises UserError "disk-failed"."""
         return [self.weights.get(item.name)] if item.name in self.weights else self.items[item]
 
     def read(self, item: Item, slot: int) -> None:
-        """Read the item into a slot, from its model file or its drive. Raises UserError "disk-failed"."""
+        """Read the item from its model file or its drive into `slot`, a reused piece of host memory. Raises UserError
+        "disk-failed"."""
         memory = self._slots[slot]
         if item.name in self.weights:
             self._in_slots[slot] = item, self.weights.read_into(item, memory)
@@ -135,25 +141,27 @@ class Host:
             self._in_slots[slot] = item, self._files.read(item, memory)
 
     def in_slot(self, item: Item, slot: int) -> Tensor:
-        """The item that was read into the slot."""
+        """The tensor of the item that was read into `slot`, a reused piece of host memory."""
         held, weight = self._in_slots[slot]
         assert held == item, (held, item)
         return weight
 
     @property
     def stored(self) -> StoredActivations:
-        """The keeper of activations that go on to disk. The plan must have some."""
+        """The keeper of the activations that the plan writes to disk. The plan must have some."""
         assert self.activations is not None
         return self.activations
 
     def is_packed(self, name: str) -> bool:
-        """Whether the tensor's states are packed: of its master they hold only the lower half."""
+        """Whether the optimizer states of the tensor `name` are packed: of the fp32 master they hold only the lower
+        half, while the upper half is the bf16 working copy."""
         return name in self._masters
 
     @contextmanager
     def whole_states(self, name: str) -> Iterator[list[Tensor]]:
-        """Inside, the tensor's states in unpacked form, to be read and written. Afterwards packed states are packed
-        again, and the working copy is the rounded master. Between steps only: unpacking takes the gradient's memory."""
+        """A context that gives the optimizer states of the tensor `name` unpacked, with the full fp32 master, to be
+        read and written. On leaving, packed states are packed again, and the working copy becomes the rounded master.
+        Use it between steps only: unpacking uses the gradient's memory."""
         states = self.items[Item.states(name)]
         if not self.is_packed(name):
             yield states
@@ -168,12 +176,13 @@ class Host:
             pack(master, work, low, exp_avg_sq)
 
     def is_parked(self, item: Item, tensors: Sequence[Tensor]) -> bool:
-        """Whether `park` has memory for them already: allocating takes time, and freeing a smaller slab waits."""
+        """Whether `park` has host memory of the right size for these activations already. If not, `park` must allocate,
+        and freeing the smaller memory waits for the device."""
         return self._layouts.get(item) == layouts_of(tensors)
 
     def park(self, item: Item, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Host tensors with the layouts of `tensors`. They are kept, because in the next step the item mostly has the
-        same layouts."""
+        """Host tensors with the shapes, strides and dtypes of `tensors`, for offloading the activations `item`. Their
+        memory is kept for the next step, in which the item mostly looks the same."""
         layouts = layouts_of(tensors)
         if self._layouts.get(item) != layouts:
             sizes = [layout.bytes for layout in layouts]
@@ -187,8 +196,8 @@ class Host:
 
 
 def new_states(weight: Tensor, optimizer: Optimizer) -> list[Tensor]:
-    """The optimizer states of `weight` before the first step, on its device: moments of zero and, where the weight is
-    narrower than fp32, the master."""
+    """The optimizer states of `weight` before the first step, on the same device: moments of zero and, where the weight
+    is narrower than fp32, an fp32 master with the weight's values."""
     layouts = _state_layouts(weight, optimizer)
     states = [torch.zeros(shape, dtype=dtype, device=weight.device) for dtype, shape in layouts]
     for master in states[len(optimizer.moments) :]:
@@ -214,8 +223,9 @@ class _Part:
 
 
 class FileItems:
-    """Knows where, and in which file, each item's bytes are. Files are opened once, read-only, and stay open: if a file
-    is replaced under its name, the old one is still read."""
+    """Reads frozen weights from the files of the model: knows in which file, and where in it, the bytes of each weight
+    are. Files are opened once, read-only, and stay open: if a file is replaced under its name, the old one is still
+    read."""
 
     def __init__(self) -> None:
         self._parts: dict[str, _Part] = {}
@@ -225,8 +235,8 @@ class FileItems:
         return item in self._parts
 
     def add(self, item: Item, weight: Tensor) -> None:
-        """Register the item: the contiguous `weight`, whose memory is mapped from a file. Raises UserError
-        "weights-not-in-files", "disk-failed"."""
+        """Register the item, whose contiguous tensor `weight` is in memory mapped from a file. Raises UserError
+        "weights-not-in-files" if it is not, and "disk-failed" if the file cannot be opened."""
         mapping = mapped_at(weight)
         if mapping is None or mapping[1] % weight.element_size():
             raise UserError(
@@ -243,8 +253,8 @@ class FileItems:
         self._parts[item] = _Part(file, offset, weight.nbytes, weight.dtype, weight.shape)
 
     def read(self, item: Item, memory: Tensor) -> Tensor:
-        """Read the item into `memory`, which must be larger. Returns the item's part of it. Raises UserError
-        "disk-failed"."""
+        """Read the item from its file into `memory` (bytes), which must be larger than the item. Returns the part of it
+        that holds the item. Raises UserError "disk-failed"."""
         part = self._parts[item]
         try:
             return part.file.read(part.offset, part.bytes, memory).view(part.dtype).view(part.shape)

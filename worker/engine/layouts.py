@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class Layout(NamedTuple):
-    """How a tensor lies in memory."""
+    """How a tensor lies in memory: its dtype, shape and strides."""
 
     dtype: torch.dtype
     shape: torch.Size
@@ -19,11 +19,11 @@ class Layout(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """Bytes from the first to the last element, gaps included."""
+        """The number of bytes from the first to the last element, gaps included."""
         return span(self.shape, self.stride) * self.dtype.itemsize
 
     def within(self, part: Tensor) -> Tensor:
-        """The tensor of this layout in `part`, which has `bytes` bytes."""
+        """A tensor of this dtype, shape and strides over the memory of `part`, a tensor of `bytes` bytes."""
         return part.view(self.dtype).as_strided(self.shape, self.stride)
 
 
@@ -33,18 +33,19 @@ def layouts_of(tensors: Sequence[Tensor]) -> list[Layout]:
 
 
 def span(shape: Sequence[int], stride: Sequence[int]) -> int:
-    """Number of elements from the first to the last of a tensor with this shape and stride, gaps included."""
+    """The number of elements from the first to the last of a tensor with this shape and these strides, gaps
+    included."""
     if 0 in shape:
         return 0
     return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
 
 
 def copy(targets: list[Tensor], sources: list[Tensor]) -> None:
-    """Copy each source to the target of the same layout, in one call, since Python may switch threads at each call.
+    """Copy each tensor of `sources` to that of `targets` with the same shape and strides, in one call, since Python may
+    switch threads at each call.
 
     The memory of a tensor with gaps is copied as it lies, gaps included: otherwise PyTorch would go through a tensor
-    without gaps, and on the host copy from it before the device has filled it.
-    """
+    without gaps, and on the host copy from it before the device has filled it."""
     if not all(source.is_contiguous() for source in sources):
         lengths = [0 if s.is_contiguous() else _span_with_gaps(s.shape, s.stride()) for s in sources]
         targets, sources = (

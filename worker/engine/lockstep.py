@@ -1,4 +1,5 @@
-"""Runs slices in lockstep: each runs the model's forward in its own thread, one at a time, in the program's order."""
+"""Runs the slices (micro-batches) of a round in lockstep: each runs the model's forward in its own thread, one thread
+at a time, so that each block runs all slices before the next block starts."""
 
 from __future__ import annotations
 
@@ -18,17 +19,17 @@ from worker.runtime.machine import Machine, RandomState
 
 
 class Aborted(BaseException):
-    """Raised in a slice that must give up because another one failed. It is no Exception, so that no
-    `except Exception` in a model's forward swallows it."""
+    """Raised in the thread of a slice (micro-batch) to end it, because another slice has failed. It is no Exception, so
+    that no `except Exception` in a model's forward swallows it."""
 
 
 class Lockstep:
-    """Hands the right to compute, a baton, from slice to slice in the order of the program's turns. A slice keeps it
-    between its gates, so the frame's operations between two blocks belong to the turn of the first.
+    """Hands the right to compute, a baton, from slice to slice (micro-batch) in the order of the program's turns; a
+    turn is one block's computation on one slice. A slice keeps the baton until it reaches the next block, so the
+    model's own operations between two blocks belong to the turn of the first.
 
-    `holder` is the slice that computes. The threads live as long as this object: each has a pool of OpenMP threads.
-    A single slice runs in the caller's thread.
-    """
+    `holder` is the slice that computes. The threads live as long as this object, because each has a pool of OpenMP
+    threads. A single slice runs in the caller's thread."""
 
     def __init__(self, slices: int, cursor: Cursor, machine: Machine) -> None:
         self.holder = 0
@@ -43,8 +44,8 @@ class Lockstep:
         self._threads = [_SliceThread(k, threads) for k in range(slices)] if slices > 1 else []
 
     def run(self, body: Callable[[int], None], states: list[RandomState]) -> None:
-        """Run `body(k)` for every slice k, from random state `states[k]`; return when all have ended. The first error
-        ends all of them and is raised here."""
+        """Run `body(k)` for every slice k, from the random state `states[k]`, and return when all have ended. The first
+        error ends all of them and is raised here."""
         self.holder, self._states, self._failure = 0, states, None
         self._running = self._last = None
         if not self._threads:
@@ -85,7 +86,8 @@ class Lockstep:
             self._finished.put(None)
 
     def gate(self, block: int) -> Turn:
-        """Called when the computing slice arrives at `block`. Returns the turn, when the slice may compute it."""
+        """Wait, when the computing slice has arrived at block number `block`, until it may compute this block;
+        meanwhile other slices compute. Returns the turn, the computation of the block on this slice."""
         k = self.holder
         if self._failure:
             raise Aborted
@@ -136,7 +138,7 @@ class Lockstep:
             gate.release()
 
     def everywhere(self, do: Callable[[], None]) -> None:
-        """Run `do` in each thread that computes, one after another. Raises what it raises."""
+        """Call `do` in each thread that computes, one after another. Raises what it raises."""
         do()
         for thread in self._threads:
             done: Future[None] = Future()
@@ -144,7 +146,7 @@ class Lockstep:
             done.result()
 
     def close(self) -> None:
-        """End the threads."""
+        """End the slices' threads."""
         for thread in self._threads:
             thread.close()
 

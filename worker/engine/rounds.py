@@ -1,4 +1,5 @@
-"""Runs a round of slices: forwards in lockstep, each with the head's backward, then the other backwards in a loop."""
+"""Runs a round, a group of slices (micro-batches): forwards in lockstep, each followed by the head's backward, then the
+other blocks' backwards in a loop."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ log = logging.getLogger(__name__)
 
 
 class Rounds:
-    """Runs the model of an engine forward and backward, with generated code in the place of its blocks.
+    """Runs an engine's model forward and backward, with generated code in place of its blocks' own.
 
     codes    generated code, made at a block's first call and shared by all blocks of its kind that save alike
     calls    (block, slice) -> the call that waits there for its backward
@@ -70,13 +71,13 @@ class Rounds:
         self._lockstep: Lockstep
 
     def open(self, cursor: Cursor) -> None:
-        """Follow `cursor` until `close`."""
+        """Take the order of operations from `cursor`, the place in a program, until `close`."""
         self._cursor = cursor
         self._lockstep = Lockstep(self._slices, cursor, self._machine)
 
     def given(self, value: Any) -> Any:
-        """The keyword argument `value` as the model gets it. A tensor is copied to the device once for all slices; if
-        the model copied it, the host would wait for the device in every slice."""
+        """The keyword argument `value` in the form in which the model gets it. A tensor is copied to the device once
+        for all slices; if the model copied it, the host would wait for the device in every slice."""
         if not isinstance(value, Tensor) or value.device.type == self._machine.device.type != "cpu":
             return value
         return self._machine.stage(value).to(self._machine.device, non_blocking=True)
@@ -84,8 +85,9 @@ class Rounds:
     def run(
         self, batches: Sequence[Mapping[str, Tensor]], seeds: Sequence[int], model_kwargs: Mapping[str, Any]
     ) -> list[Tensor]:
-        """Run a round's slices, add their gradients to the sums and return their losses. Raises what the model or a
-        queue raised."""
+        """Run one round: forward and backward of its slices `batches`, slice k under the random seed `seeds[k]`. Adds
+        their gradients to the sums and returns their losses. Raises any error of the model, of a copy or of an
+        update."""
         losses: dict[int, Tensor] = {}
         self._given_to = [Given() for _ in range(self._slices)]
         body = functools.partial(self._to_head, losses, batches, model_kwargs)
@@ -126,7 +128,8 @@ class Rounds:
             call.clear()
 
     def enter(self, block: ModelBlock, *args: Any, **kwargs: Any) -> Any:
-        """Stands in for the forward of the block's module."""
+        """Run `block` on these arguments as one autograd node, in place of its module's forward, when the slice's turn
+        has come."""
         with torch._C.DisableTorchFunction():  # else the frame's mode would look at each `t.shape` here
             shape, tensors = flatten_call(args, kwargs)
         # A block that runs its own code shares it with no other block.
@@ -158,7 +161,7 @@ class Rounds:
             )
 
     def make_code(self, block: ModelBlock, args: Sequence[Any], kwargs: Mapping[str, Any]) -> BlockCode:
-        """The code of `block` for calls like this one."""
+        """Generate the forward and backward code of `block` for arguments like these."""
         with self._machine.on_host(), block.own_forward():
             if block.recipe == EAGER:
                 eager = EagerPair(block.module, args, kwargs, name=block.name)
@@ -185,21 +188,21 @@ class Rounds:
         return self._joints[key]
 
     def warm_up(self) -> None:
-        """Let each thread that computes allocate what libraries keep for it on the device."""
+        """Make libraries allocate their device workspaces in each thread that computes."""
         self._lockstep.everywhere(self._machine.warm_up)
 
     def clear(self) -> None:
-        """After an error: forget what waits for its backward."""
+        """Drop the calls that wait for their backward, after an error in a step."""
         for call in self.calls.values():
             call.clear()
         self.calls.clear()
         self._given_to.clear()  # only these still hold the call that failed
 
     def let_go(self) -> None:
-        """Drop everything that is on the device, for good."""
+        """Drop all references to tensors on the device. Nothing can be run afterwards."""
         self.clear()
         self._anchor, self.codes, self._joints = torch.zeros(()), {}, {}
 
     def close(self) -> None:
-        """End the threads."""
+        """End the threads in which slices compute."""
         self._lockstep.close()

@@ -1,4 +1,4 @@
-"""Finds the rows, of a weight that embedding and head share, that get a gradient from the embedding."""
+"""Finds which rows of a weight that embedding and head share get a gradient from the embedding."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from worker.runtime.machine import Machine
 
 
 class SharedRows:
-    """The trained weights that only the first and the last block share, and the tokens of a step's slices.
+    """The trained weights that only the first and the last block share (a tied embedding and head), and the token ids
+    of a step's slices.
 
     names   the names of these weights; empty if a step has one slice, since its gradients arrive in plain order
     """
@@ -28,8 +29,8 @@ class SharedRows:
             self.names = frozenset(name for name, users in chain.users().items() if users == ends and name in trained)
 
     def tokens(self, batches: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
-        """For each slice of a round, the distinct tokens of all slices up to it; empty if `names` is empty. Raises
-        ValueError when there are more than the plan counts on."""
+        """For each slice of a round, the distinct token ids in all its slices up to this one; an empty list if `names`
+        is empty. Raises ValueError when there are more of them than the plan has memory for."""
         if not self.names:
             return []
         rows: list[Tensor] = []

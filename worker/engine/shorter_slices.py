@@ -1,4 +1,5 @@
-"""Finds what slices shorter than the plan's allocate, so that their tensors get places in the plan's memory."""
+"""Finds which tensors slices (micro-batches) with shorter rows than the plan's allocate, so that these too get places
+in the plan's memory."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ _ITEMS = 10_007  # num_items_in_batch, as in the analysis of a model
 
 
 class ShorterSlices:
-    """Tells the device's memory which slices the next step has."""
+    """Tells the device's memory, before each step, which shapes its slices (micro-batches) have."""
 
     def __init__(
         self,
@@ -45,7 +46,8 @@ class ShorterSlices:
             self._recipes.setdefault(kind, {})[option] = block.recipe
 
     def expect(self, batches: Sequence[Mapping[str, Tensor]]) -> None:
-        """The next step has these slices. A slice of a new shape is analysed first, which takes seconds."""
+        """Prepare the device's memory for a step with the slices `batches`. A slice of a new shape is analysed first,
+        which takes seconds."""
         shapes = [_shape(batch) for batch in batches]
         for batch, shape in zip(batches, shapes, strict=True):
             if not self._memory.knows(shape):

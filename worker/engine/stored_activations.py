@@ -1,4 +1,5 @@
-"""Keeps activations on disk between forward and backward. They go there and come back through a ring of host memory."""
+"""Keeps activations on disk between forward and backward. They go there and come back through a ring of slots, reused
+pieces of host memory."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from worker.runtime.slabs import carve, slab_bytes
 
 
 class StoredActivations:
-    """The ring, which is allocated at its first use, and the layouts of the items in it."""
+    """The ring of slots (reused host memory) through which activations go to disk and back. It is allocated at its
+    first use."""
 
     def __init__(self, scratch: Scratch | None, machine: Machine, slot_bytes: int) -> None:
         """`slot_bytes`: the bytes of the largest item. Without `scratch` nothing can be written or read."""
@@ -26,12 +28,13 @@ class StoredActivations:
         self._layouts: dict[str, list[Layout]] = {}
 
     def clear(self) -> None:
-        """Free the memory."""
+        """Free the host memory of the ring."""
         self._ring.clear()
         self._layouts.clear()
 
     def park(self, item: Item, slot: int, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Tensors in the slot with the layouts of `tensors`; from now on they are the item's."""
+        """Host tensors in `slot` with the shapes, strides and dtypes of `tensors`, for the activations `item` on their
+        way to disk."""
         if not self._ring:
             slots = range(ACTIVATION_SLOTS)
             self._ring = [self._machine.host_empty((self._slot_bytes,), torch.uint8) for _ in slots]
@@ -39,17 +42,17 @@ class StoredActivations:
         return self.in_slot(item, slot)
 
     def in_slot(self, item: Item, slot: int) -> list[Tensor]:
-        """The item's tensors in the slot."""
+        """The tensors of the activations `item`, which are in `slot` now."""
         layouts = self._layouts[item]
         parts = carve(self._used(item, slot), [layout.bytes for layout in layouts])
         return [layout.within(part) for layout, part in zip(layouts, parts, strict=True)]
 
     def write(self, item: Item, slot: int) -> None:
-        """Write the item from the slot to disk. Raises UserError."""
+        """Write the activations `item` from `slot` (reused host memory) to disk. Raises UserError "disk-failed"."""
         self._kept.write(item, self._used(item, slot))
 
     def read(self, item: Item, slot: int) -> None:
-        """Read the item from disk into the slot. Raises UserError."""
+        """Read the activations `item` from disk into `slot` (reused host memory). Raises UserError "disk-failed"."""
         self._kept.read(item, self._used(item, slot))
 
     def _used(self, item: Item, slot: int) -> Tensor:

@@ -1,6 +1,6 @@
-"""Keeps trained weights wholly on disk: the host has neither their working copies nor their gradients. Gradients go to
-disk through a ring of host memory and come back for their updates, which leave the working copies in the same slots.
-"""
+"""Keeps some trained weights wholly on disk: the host has neither their working copies nor their gradients. Gradients
+go to disk through a ring of slots (reused host memory) and come back for their updates, which leave the new working
+copies in the same slots."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from worker.runtime.machine import Machine
 
 
 class StoredWeights:
-    """The ring, which is allocated when the first weight is added, and the weights' shapes and dtypes."""
+    """The trained weights that are wholly on disk: their shapes and dtypes, and the ring of slots (reused host memory)
+    through which they go, allocated when the first weight is added."""
 
     def __init__(self, scratch: Scratch | None, machine: Machine, slots: Mapping[str, int], slot_bytes: int) -> None:
         """`slots`: weight that may be on disk -> its slot. `slot_bytes`: the bytes of the largest weight's slot."""
@@ -26,7 +27,7 @@ class StoredWeights:
         self._like: dict[str, Tensor] = {}  # without memory
 
     def clear(self) -> None:
-        """Free the memory."""
+        """Free the host memory of the ring."""
         self._ring.clear()
         self._like.clear()
 
@@ -34,7 +35,8 @@ class StoredWeights:
         return name in self._like
 
     def add(self, name: str, weight: Tensor) -> Tensor:
-        """Write the weight to disk. Returns a tensor like it that has no memory. Raises UserError."""
+        """Write `weight`, the weight called `name`, to disk. Returns a tensor of its shape and dtype without memory.
+        Raises UserError "disk-failed"."""
         if not self._ring:
             sizes = [self._slot_bytes] * GRADIENT_SLOTS
             self._ring = [self._machine.host_empty((size,), torch.uint8) for size in sizes]
@@ -43,39 +45,41 @@ class StoredWeights:
         return self._like[name]
 
     def put(self, name: str, weight: Tensor) -> None:
-        """Between steps: write `weight`, rounded, to disk. Raises UserError."""
+        """Write `weight`, rounded to the working dtype, to disk as the weight called `name`. Between steps only. Raises
+        UserError "disk-failed"."""
         self.own(name).copy_(weight)
         self.keep(name)
 
     def keep(self, name: str) -> None:
-        """Between steps: write the weight that is in its slot to disk. Raises UserError."""
+        """Write the weight called `name` from its slot to disk. Between steps only. Raises UserError "disk-failed"."""
         self.write(Item.weight(name), self._slots[name])
 
     def get(self, name: str) -> Tensor:
-        """Between steps: read the weight into its slot, where it stays until another uses the slot. Raises
-        UserError."""
+        """Read the weight called `name` from disk into its slot, where it is valid until another weight uses the slot.
+        Between steps only. Raises UserError "disk-failed"."""
         self.read(Item.weight(name), self._slots[name])
         return self.own(name)
 
     def own(self, name: str) -> Tensor:
-        """The content of the tensor's slot: its gradient, or the weight that an update has made."""
+        """The content of the slot that belongs to the tensor `name`: its gradient, or the weight after an update."""
         return self.in_slot(name, self._slots[name])
 
     def in_slot(self, name: str, slot: int) -> Tensor:
-        """The content of any `slot`, as the tensor `name`."""
+        """The content of slot number `slot`, as a tensor with the shape and dtype of the weight called `name`."""
         like = self._like[name]
         return self._ring[slot - FIRST_GRADIENT_SLOT][: like.nbytes].view(like.dtype).view(like.shape)
 
     def write(self, item: Item, slot: int) -> None:
-        """Write what is in the slot to disk as the item. Raises UserError."""
+        """Write the weight or gradient `item` from slot number `slot` to disk. Raises UserError "disk-failed"."""
         self._kept.write(item, self._pages(item, self._ring[slot - FIRST_GRADIENT_SLOT]))
 
     def read(self, item: Item, slot: int) -> None:
-        """Read the item into the slot. Raises UserError."""
+        """Read the weight or gradient `item` from disk into slot number `slot`. Raises UserError "disk-failed"."""
         self._kept.read(item, self._pages(item, self._ring[slot - FIRST_GRADIENT_SLOT]))
 
     def read_into(self, item: Item, memory: Tensor) -> Tensor:
-        """Read the item into `memory`, which begins at a page and may be larger. Raises UserError."""
+        """Read the weight or gradient `item` from disk into `memory` (bytes), which begins at a page boundary and may
+        be larger. Returns the item's tensor within it. Raises UserError "disk-failed"."""
         like = self._like[item.name]
         self._kept.read(item, self._pages(item, memory))
         return memory[: like.nbytes].view(like.dtype).view(like.shape)

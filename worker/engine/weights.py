@@ -1,4 +1,5 @@
-"""Holds the model's weights and optimizer states as items on host and device; saves, loads and gives them back."""
+"""Moves a model's weights and optimizer states out of its modules to the places that the plan has for them on host and
+device; saves, loads and returns them."""
 
 from __future__ import annotations
 
@@ -29,9 +30,10 @@ from worker.runtime.machine import Machine
 
 
 class Weights:
-    """Takes the weights out of a model: each has a copy where the program needs one, and nowhere else.
+    """The weights of a model that an engine has taken over: each has a copy (on the device, on the host, on disk) where
+    the program needs one, and nowhere else.
 
-    frame      the frame's parameters, which stay on the device together with their gradients and states
+    frame      parameters outside the blocks, which stay on the device together with their gradients and states
     trained    names of the trainable parameters, as `named_parameters()` orders them
     left_out   weight -> number of steps in which no gradient reached it: AdamW does not count these steps for it
     """
@@ -134,17 +136,19 @@ class Weights:
         self.device.items[item] = [self._machine.place(tensor) for tensor in tensors]
 
     def check_closed(self) -> None:
-        """Assert that the step has left on the device exactly the items that it found there."""
+        """Assert that, after a step, the weights, gradients and states on the device are exactly those that were there
+        before it."""
         assert self.device.items.keys() == self._resident, self.device.items.keys() ^ self._resident
 
     def drop_transient(self) -> None:
-        """After an error: keep on the device only items that stay there between steps and have their content."""
+        """Free on the device, after an error, whatever the plan does not keep there between steps, or whose content has
+        not arrived."""
         self.device.free(*(self.device.items.keys() - self._resident | self.device.empty))
 
     @torch.no_grad()
     def leave(self, items: Iterable[Item]) -> None:
-        """Between steps: send `items` from the device to the host and free their device memory. Weights that are read
-        from disk are not sent."""
+        """Send `items` (weights, states) from the device to the host, and free their device memory. Weights that can be
+        read from disk are only freed. Between steps only."""
         for item in items:
             if not (self.host.is_mapped(item) or self.host.is_wholly_on_disk(item.name)):
                 self.device.send(item)
@@ -152,7 +156,8 @@ class Weights:
 
     @torch.no_grad()
     def come_back(self) -> None:
-        """Bring to the device the items that stay there between steps, and free all others."""
+        """Restore the state between steps on the device: fetch the weights and states that the plan keeps there, and
+        free all others."""
         self.drop_transient()
         for item in self._resident - self.device.items.keys():
             self._memory.expect_item(item)
@@ -162,8 +167,8 @@ class Weights:
 
     @torch.no_grad()
     def take_back(self) -> None:
-        """After an error in a step: make working copies that gradients have overwritten from their masters again, and
-        bring back to the device the items that stay there between steps."""
+        """Repair the weights after an error in a step: round working copies that gradients have overwritten from their
+        masters again, and fetch what the plan keeps on the device between steps."""
         for name in self._overwritten:
             if self.stored is not None and name in self.stored:
                 self.stored.make_anew(name, self.host.items[Item.weight(name)][0])
@@ -172,10 +177,10 @@ class Weights:
         self.come_back()
 
     def state(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
-        """(name, its states) of every trained tensor, in host memory: the fp32 "master", the moments as
-        `Optimizer.named` gives them (AdamW: "exp_avg" and "exp_avg_sq", fp32), and "left_out", the number of steps
-        that the tensor was left out of, if any. Tensors on the device are copied one at a time; those on the host are
-        the engine's own, to be used before the next one is asked for."""
+        """Yield (name, tensors by state) of every trained tensor, in host memory: the fp32 "master", the moments under
+        the names that `Optimizer.named` gives them (AdamW: "exp_avg" and "exp_avg_sq", fp32), and "left_out", the
+        number of steps that the tensor was left out of, if any. Tensors on the device are copied one at a time. Those
+        on the host are the engine's own: use or copy each before asking for the next."""
         for name in self.trained:
             yield from self._state_of(name)
 
@@ -190,8 +195,9 @@ class Weights:
             yield name, parts
 
     def state_to_save(self) -> Iterator[tuple[str, Any]]:
-        """As `state`, except for tensors whose states are on disk. Where a checkpoint can name these states (two homes
-        per piece), only the parts that are not on disk; else what the store gives for a copy."""
+        """Yield (name, tensors by state) as `state` does, in the form in which a checkpoint stores them. For a tensor
+        whose optimizer states are on disk, this is an object to copy them from or, where a checkpoint names these
+        states in place of copying them, only what is not on disk."""
         for name in self.trained:
             if self.stored is None or name not in self.stored:
                 yield from self._state_of(name)
@@ -201,7 +207,8 @@ class Weights:
                 yield name, beside
 
     def masters(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
-        """(name, {"master"}) of every trained tensor; for a master on disk the working copy, which is its rounding."""
+        """Yield (name, {"master": fp32 weight}) of every trained tensor. For a master on disk the working copy is
+        given, which is the master rounded to the working dtype."""
         for name in self.trained:
             if self.stored is not None and name in self.stored:
                 yield name, {"master": self._current(Item.weight(name))[0].detach().cpu()}
@@ -209,8 +216,9 @@ class Weights:
                 yield from ((name, {"master": parts["master"]}) for _, parts in self._state_of(name))
 
     def written(self, dtypes: Mapping[str, torch.dtype]) -> Iterator[tuple[str, Any]]:
-        """(name, {"weight"}) of each tensor in `dtypes` (name -> dtype), rounded once. A trained tensor is rounded from
-        its master, since its working copy is rounded already. For a master on disk the store gives the entry."""
+        """Yield (name, {"weight": tensor}) of each tensor in `dtypes` (name -> dtype), rounded once to that dtype. A
+        trained tensor is rounded from its fp32 master, since its working copy is rounded already. For a master on disk,
+        an object to read it piece by piece takes the tensor's place."""
         for name, dtype in dtypes.items():
             work = self._parameters[name].dtype
             if name not in self.trained or dtype == work or work == torch.float32:
@@ -231,8 +239,8 @@ class Weights:
 
     @torch.no_grad()
     def begin(self) -> None:
-        """Before the first step: write initial states to disk, unless states were loaded or the store has resumed.
-        Raises UserError."""
+        """Write the states before the first step to disk, for the tensors whose states are there, unless states were
+        loaded or the states on disk are those of a checkpoint. Raises UserError "disk-failed"."""
         if not self._begun and self.stored is not None:
             for name in self.trained:
                 if name in self.stored:
@@ -248,7 +256,7 @@ class Weights:
         return self.host.whole_states(name)
 
     def frozen(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
-        """(name, {"master"}) of every tensor that is not trained, in host memory."""
+        """Yield (name, {"master": weight}) of every tensor that is not trained, in host memory."""
         for name in (name for name, p in self._parameters.items() if not p.requires_grad):
             yield name, {"master": self._current(Item.weight(name))[0].detach().cpu()}
 
@@ -259,8 +267,9 @@ class Weights:
 
     @torch.no_grad()
     def load(self, tensors: Iterable[tuple[str, Mapping[str, Tensor]]]) -> None:
-        """Take over what `state` gave; if the store has resumed its states, only what a checkpoint has beside them.
-        Raises ValueError when a tensor is missing, unknown or of another shape; UserError for the store."""
+        """Replace all weights and states by `tensors`, which `state` gave. If the states on disk are already those of
+        the checkpoint, only the rest is replaced. Raises ValueError when a tensor is missing, unknown or of another
+        shape, and UserError when the disk fails or its states are torn."""
         self.come_back()  # brings back what an error has dropped
         missing = set(self.trained)
         stored, written = self.stored, False
@@ -324,7 +333,7 @@ class Weights:
         target.copy_(source)
 
     def give_back(self) -> None:
-        """Put the weights into the model's parameters on the host, and free everything else."""
+        """Put the trained weights back into the model's parameters, in host memory, and free everything else."""
         for name, parameter in self._parameters.items():
             copies = self.device.items if (item := Item.weight(name)) in self._resident else self.host.items
             if item in copies:  # else the parameter still has its weight
@@ -340,7 +349,8 @@ class Weights:
 
     @torch.no_grad()
     def let_go(self) -> None:
-        """Free everything, the weights included: the model's parameters become shapes without content on the host."""
+        """Free all memory, that of the weights included: the model's parameters become tensors with their shapes but no
+        content."""
         for parameter in self._parameters.values():
             parameter.data = _without_content(parameter, torch.device("cpu"))
         self._clear()
