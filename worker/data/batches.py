@@ -50,11 +50,11 @@ _AT_ONCE = 2**18  # how many tokens are counted together
 
 
 class Batches:
-    """The job's training data, step by step. Tokens are kept in `folder`, or in a temporary folder that is removed with
-    the object.
+    """The job's training data as batches, step by step. Tokens are kept in `folder`, or in a temporary folder that is
+    removed with the object.
 
-    Raises UserError when the data cannot be read, differ from what `frozen` records, or hold nothing to train on.
-    """
+    Raises UserError when the data cannot be read, differ from what `frozen` (a record made at submission) says, or hold
+    nothing to train on."""
 
     def __init__(
         self,
@@ -116,39 +116,42 @@ class Batches:
 
     @property
     def rows_per_step(self) -> int:
-        """Rows of all slices of one optimizer step."""
+        """The number of rows in one optimizer step, those of all its slices (micro-batches)."""
         return self._job.slice_rows * self._job.gradient_accumulation_steps
 
     @property
     def steps_per_epoch(self) -> float:
-        """The number of steps in which every row is seen once; not whole where an epoch ends within a step."""
+        """The number of steps in which every row is seen once. It is not whole where an epoch ends within a step."""
         return len(self._rows) / self.rows_per_step
 
     @property
     def total_steps(self) -> int:
-        """`max_steps`, or as many as `num_train_epochs` need."""
+        """The number of optimizer steps of the whole training: the job's `max_steps`, else as many as its
+        `num_train_epochs` need, at least 1."""
         if self._job.max_steps is not None:
             return self._job.max_steps
         # Rounded before ceil: 0.1 × 30 rows are 3 rows, not 3.0000000000000004.
         return max(1, math.ceil(round(self._job.num_train_epochs * self.steps_per_epoch, 6)))
 
     def epochs(self, steps: int) -> int:
-        """Whole epochs in the first `steps` steps."""
+        """The number of whole epochs that the first `steps` steps go through."""
         return steps * self.rows_per_step // len(self._rows)
 
     def step(self, step: int) -> list[dict[str, Tensor]]:
-        """The batches of step `step` (from 0), one for each slice, as `worker.data.padding.Rows.batch` makes them."""
+        """The batches of step `step` (from 0), one for each slice (micro-batch): tensors [rows, length] by name, as
+        `worker.data.padding.Rows.batch` makes them."""
         numbers = self._numbers(step)
         size = self._job.slice_rows
         return [self._rows.batch(numbers[start : start + size]) for start in range(0, len(numbers), size)]
 
     def num_tokens(self, step: int) -> int:
-        """The number of tokens of step `step`, learned or not, without padding."""
+        """The number of tokens in step `step` (from 0), learned or not, without padding."""
         return int(self._rows.lengths[self._numbers(step)].sum())
 
     @property
     def lengths(self) -> tuple[int, int]:
-        """The row lengths in tokens of the largest slice, of `input_ids` and of `labels`, padding included."""
+        """(length of `input_ids`, length of `labels`) of the largest slice in any step or evaluation, in tokens,
+        padding included. The two differ only for an encoder-decoder."""
         read, labels = zip(*(rows.most for rows in self._every), strict=True)
         return max(read), max(labels)
 
@@ -157,15 +160,16 @@ class Batches:
         return [self._rows] if self.evaluation is None else [self._rows, self.evaluation.rows]
 
     def counted(self) -> Counted:
-        """What a plan depends on in the data. Distinct tokens are counted only where a step may have several slices."""
+        """The figures of the data that a plan depends on: lengths of rows, and numbers of distinct tokens. The latter
+        are counted only where a step may have several slices (micro-batches)."""
         several = self._job.gradient_accumulation_steps > 1 or self._job.train_batch_size is not None
         distinct_tokens = tuple(self.distinct_tokens()) if several else ()
         longest = max(int(rows.lengths.max()) for rows in self._every)
         return Counted(longest=longest, lengths=self.lengths, distinct_tokens=distinct_tokens, cut=self.cut)
 
     def distinct_tokens(self) -> list[int]:
-        """For each slice, the most distinct tokens, padding included, that this slice and those before it have together
-        in any step."""
+        """For each slice k of a step: the most distinct token ids, padding included, that slices 0 to k have together
+        in any step. A tied embedding and head need memory for so many rows."""
         most = [0] * self._job.gradient_accumulation_steps
         seen = np.zeros(max(self.largest_token, self._rows.pad) + 1, np.bool_)
         for step in range(self.total_steps):
@@ -176,8 +180,8 @@ class Batches:
         return most
 
     def num_items(self, batches: Sequence[dict[str, Tensor]]) -> int:
-        """The number of items over which a step's loss is the mean: labels to be predicted from the token before them,
-        or documents that have such labels."""
+        """The number of items over which a step's loss is the mean. An item is a label to be predicted from the token
+        before it or, where the loss is a mean over documents, a document that has such labels."""
         return sum(map(self._rows.num_items, batches))
 
     @property
@@ -192,29 +196,31 @@ class Batches:
 
     @property
     def learned(self) -> int:
-        """The number of tokens in an epoch that are learned."""
+        """The number of tokens in an epoch on which the loss is computed."""
         pieces = self._rows.layout.pieces[np.argsort(self._rows.layout.pieces[:, 0])]
         return int(learned_of(self._rows.corpus, pieces[:, 0], pieces.sum(axis=1)).sum())
 
     @property
     def row_lengths(self) -> NDArray[np.int64]:
-        """The number of tokens of each row that is trained on, without padding."""
+        """The number of tokens of each row that is trained on, without padding: an array [rows]."""
         return self._rows.lengths
 
     @property
     def cut(self) -> int | None:
-        """The number of documents, trained on or held out, whose end is cut off; None where ends are not cut off."""
+        """The number of documents, trained on or held out for evaluation, that are longer than `max_length`, so that
+        their ends are cut off; None where the job does not cut ends off."""
         if self._job.long_rows != "cut" or self._job.packing == "wrapped" or isinstance(self._rows, PairRows):
             return None
         return int((np.diff(self._rows.corpus.ends, prepend=0) > self._job.max_length).sum())
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """Ids of the tokens that end what is learned (`worker.data.ends`)."""
+        """The ids of the tokens that the data teach the model to end with (`worker.data.ends`)."""
         return taught_ends(self._job, self._tokenizer, self._rows.corpus)
 
     def shown(self, place: int) -> ShownRow:
-        """The row at `place` in the order of training."""
+        """Row number `place`, counted from 0 in the order of training, as text for people: with its tokens counted and
+        what is learned of it marked."""
         number = self._row(place)
         runs: list[tuple[str, bool]] = []
         count = 0
@@ -238,7 +244,8 @@ class Batches:
         )
 
     def sample(self) -> str:
-        """The first row of step 0 as text, learned tokens between ⟦ and ⟧, the middle cut out where it is long."""
+        """The first row of step 0 as text, with learned tokens between ⟦ and ⟧. The middle of a long text is cut
+        out."""
         return self.shown(0).marked(_SHOWN)
 
     def _numbers(self, step: int) -> NDArray[np.int64]:
@@ -322,8 +329,9 @@ def _rows(
 
 
 def rows_of(corpus: Corpus, job: Job) -> Layout:
-    """All rows that have something to learn. Logs what is cut and left out. Raises UserError "nothing-to-train" where
-    nothing is left, and "rows-too-long"."""
+    """The layout of all rows, which says which tokens of the corpus each row holds. Rows without anything to learn are
+    left out; logs what is cut and left out. Raises UserError "nothing-to-train" where no row is left, and
+    "rows-too-long" where the job forbids to cut them."""
     total, longest = len(corpus.tokens), job.max_length
     if job.packing == "wrapped":
         starts = np.arange(0, total, longest, dtype=np.int64)
@@ -379,9 +387,9 @@ def rows_of(corpus: Corpus, job: Job) -> Layout:
 
 
 def learned_of(corpus: Corpus, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How many tokens are learned from each of `starts` to the matching one of `ends`; the ranges are in the order of
-    the corpus. It counts `_AT_ONCE` tokens at a time, because running sums over all `trained` flags together would take
-    eight times the memory of the flags."""
+    """The number of learned tokens in each of the token ranges from `starts[i]` to `ends[i]`, which are in the order of
+    the corpus: an array [ranges]. It counts `_AT_ONCE` tokens at a time, because running sums over all `trained` flags
+    together would take eight times the memory of the flags."""
     learned = np.zeros(len(starts), np.int64)
     first = 0
     while first < len(starts):
@@ -451,8 +459,9 @@ def _packed(pieces: NDArray[np.int64], longest: int) -> Layout:
 
 
 def check_sides(job: Job, rows: Rows, border: RopeBorder | None) -> None:
-    """Raise UserError "rope-by-length" where rows, or documents of a packed row, would be computed by the length of
-    others: all of a micro-batch get the frequencies of its longest one."""
+    """Raise UserError "rope-by-length" where a row's result would depend on the length of other rows in its
+    micro-batch, or of other documents packed into the same row. This happens with rotary embeddings whose frequencies
+    change with the longest row, beyond `border` tokens. `border` None: the model has none of these."""
     if border is None:
         return
     lengths = rows.layout.pieces[:, 1] if rows.layout.isolated else rows.lengths

@@ -29,15 +29,16 @@ class _OutOfTime(BaseException):
 
 
 def check_length(text: str, characters: int) -> None:
-    """Raise UserError where a rendering is unreasonably long for messages of `characters` characters."""
+    """Raise UserError where `text`, rendered by a chat template from messages of `characters` characters together, is
+    unreasonably long."""
     if len(text) > MOST_TEXT + MOST_TIMES * characters:
         raise _too_much(f"{MOST_TEXT} characters and {MOST_TIMES} times the conversation's {characters}: {len(text)}")
 
 
 @contextlib.contextmanager
 def bounded() -> Iterator[None]:
-    """Raises UserError where the code inside takes more than `MOST_S` or `MOST_BYTES`. Main thread only; other threads
-    must not work meanwhile."""
+    """A context that raises UserError where the code inside takes more than `MOST_S` seconds or `MOST_BYTES` bytes. It
+    is for the main thread only; other threads must not work meanwhile."""
     _clock.install()
     limits = resource.getrlimit(resource.RLIMIT_AS)
     try:

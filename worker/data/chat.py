@@ -39,12 +39,12 @@ answer without what it says there."""
 
 
 class ChatTemplate:
-    """Renders conversations. Raises UserError when the tokenizer has no template and none is given.
+    """Renders conversations as text with a chat template. Raises UserError when the tokenizer has no template and none
+    is given.
 
-    The template decides what counts as said by the assistant. It does so by `{% generation %}`, in the template itself
-    or, where TRL knows the template, in the form of it that TRL trains with. Without `{% generation %}`, it is what a
-    turn adds to the conversation before it.
-    """
+    The template decides which text counts as the assistant's. It does so by `{% generation %}`, in the template itself
+    or, where TRL knows the template, in the form of it that TRL trains with. Without `{% generation %}`, an assistant's
+    turn is the text that the message adds to the conversation before it."""
 
     def __init__(
         self,
@@ -115,15 +115,15 @@ class ChatTemplate:
             pass
 
     def warn_of_split_end(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Warn in the log where answers end with a mark that is no token."""
+        """Log a warning where the template ends answers with a mark that this tokenizer splits into several tokens."""
         with contextlib.suppress(*REFUSALS):
             note = split_end(lambda messages, **flags: self._render(messages, None, **flags)[0], tokenizer)
             if note is not None:
                 log.warning("data: %s", note)
 
     def warn_of_answers(self) -> None:
-        """Warn in the log where the generation prompt differs from how answers begin in training, and where the end of
-        answers is not learned."""
+        """Log a warning where the generation prompt differs from how answers begin in training, and one where the end
+        of answers is not learned."""
 
         def told(note: str | None) -> None:
             if note is not None:
@@ -137,13 +137,15 @@ class ChatTemplate:
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """The special tokens with which the template ends an answer and which it never writes within one."""
+        """The special tokens at which generation may stop: the template ends an answer with them and never writes them
+        within an answer."""
         with contextlib.suppress(*REFUSALS):  # the template refuses such a conversation
             return stops_of(lambda messages, **flags: self._render(messages, None, **flags)[0], self._marks)
         return ()
 
     def told(self, values: Mapping[str, Any]) -> ChatTemplate:
-        """A copy of this template that is also told these `values`, which take precedence over its own."""
+        """A copy of this template that passes `values` as variables to each rendering. They take precedence over its
+        own variables."""
         if not values:
             return self
         template = copy.copy(self)
@@ -151,12 +153,12 @@ class ChatTemplate:
         return template
 
     def render(self, messages: Sequence[Message], tools: list[Any] | None = None) -> tuple[str, Spans]:
-        """The conversation's text, and the spans of characters that are learned: what the assistant writes, with its
-        end mark. Turns whose message has `train: False` are left out; turns of others with `train: True` are added.
+        """Render a conversation. Returns its text, and the spans of characters that are learned: what the assistant
+        writes, with its end mark. Assistant messages with `train: False` are left out of the spans; messages of others
+        with `train: True` are added.
 
         Raises UserError when the template refuses the conversation, does not show something that a message says, or
-        shows a turn so that its place in the text cannot be determined.
-        """
+        shows a message so that its place in the text cannot be determined."""
         return _in_one_day(lambda: self._rendered(messages, tools))
 
     def _rendered(self, messages: Sequence[Message], tools: list[Any] | None) -> tuple[str, Spans]:
@@ -182,8 +184,9 @@ class ChatTemplate:
     def pair(
         self, prompt: Sequence[Message], completion: Sequence[Message], tools: list[Any] | None = None
     ) -> tuple[str, Spans]:
-        """The text of prompt and completion together, and the span that is learned: all that follows the prompt with
-        its generation prompt, as with TRL's `completion_only_loss`. Raises UserError as `render`."""
+        """Render prompt and completion together. Returns the text, and the span of characters that is learned: all that
+        follows the prompt with its generation prompt, as with TRL's `completion_only_loss`. Raises UserError as
+        `render` does."""
         return _in_one_day(lambda: self._pair(_plain([*prompt, *completion]), len(prompt), tools))
 
     def _pair(self, messages: list[Message], prompt_count: int, tools: list[Any] | None) -> tuple[str, Spans]:
@@ -194,8 +197,9 @@ class ChatTemplate:
         return text, ((start, len(text)),)
 
     def asked(self, prompt: Sequence[Message], answer: Message, tools: list[Any] | None = None) -> tuple[str, str]:
-        """(the text of the prompt with the generation prompt, the text of prompt and answer together). The template may
-        leave out the thoughts of earlier answers, as they are not learned here. Raises UserError as `render`."""
+        """Render a question and its answer. Returns (the text of the prompt with the generation prompt, the text of
+        prompt and answer together). The template may leave out the thoughts of earlier answers, as these answers are
+        not learned here. Raises UserError as `render` does."""
         bare = [{key: value for key, value in message.items() if key not in THOUGHTS} for message in prompt]
         with _refusals_told([*prompt, answer], self._origin):
             whole, without = (self._render([*messages, answer], tools)[0] for messages in (prompt, bare))
@@ -204,7 +208,8 @@ class ChatTemplate:
         return before, text
 
     def prompt(self, messages: Sequence[Message]) -> str:
-        """The conversation's text up to where the assistant is to go on. Raises UserError when the template refuses."""
+        """The text of the conversation, ending with the generation prompt, after which the assistant is to go on.
+        Raises UserError when the template refuses the conversation."""
         with _refusals_told(messages, self._origin):
             return self._render(messages, None, add_generation_prompt=True)[0]
 

@@ -1,9 +1,8 @@
-"""Finds turns and their end marks in a rendered text, and which of them are learned, by axolotl's rules (its
-`chat_template` data, version 0.19).
+"""Finds turns (the messages of a conversation as rendered) and their end marks in a rendered text, and which of them
+are learned, by axolotl's rules (its `chat_template` data, version 0.19).
 
-A turn is the part of the rendered text that changes when the turn, with no keys but role and content, says something
-else. Its end mark is the first one within three tokens behind it.
-"""
+A turn is the part of the rendered text that changes when its message, with no keys but role and content, is given
+another content. Its end mark is the first one within three tokens after it."""
 
 from __future__ import annotations
 
@@ -29,16 +28,17 @@ _NEAR = 3  # tokens that a template may write between what is said and its end m
 
 
 def common(one: str, other: str) -> int:
-    """The length of the common beginning of two texts."""
+    """The number of characters with which both texts begin alike."""
     if one.startswith(other) or other.startswith(one):
         return min(len(one), len(other))
     return bisect_left(range(min(len(one), len(other))), True, key=lambda at: one[: at + 1] != other[: at + 1])
 
 
 def ends_of(render: Callable[..., str], tokens: Sequence[str], end: str | None = None) -> tuple[str, ...]:
-    """Those of the special `tokens` with which a template ends an answer: one behind the last answer, and one behind an
-    answer after which the conversation goes on. Where two stand there and the second is the tokenizer's `end` token, it
-    is that one. `render`: gives the text of messages, under flags of the template."""
+    """Those of the special `tokens` with which a chat template ends an answer: the one after the last answer, and the
+    one after an answer that another message follows. Where two special tokens stand there and the second is the
+    tokenizer's end token `end`, that one is taken. `render`: renders messages with the template, taking its variables
+    as keyword arguments."""
     special = re.compile(r"\s*(" + "|".join(map(re.escape, sorted(tokens, key=len, reverse=True))) + ")")
 
     def token(text: str) -> str | None:
@@ -61,8 +61,9 @@ def ends_of(render: Callable[..., str], tokens: Sequence[str], end: str | None =
 
 
 def stops_of(render: Callable[..., str], tokens: Sequence[str]) -> tuple[str, ...]:
-    """Those of `ends_of` that the template does not also write within an answer. For example, gpt-oss ends past answers
-    with the token that also ends an answer's thoughts; a model that stopped at it would never answer."""
+    """The special `tokens` at which generation may stop: those that end an answer (`ends_of`) and that the template
+    does not also write within one. For example, gpt-oss ends past answers with the token that also ends an answer's
+    thoughts; a model that stopped at it would never answer. `render`: renders messages with the template."""
     thought = dict.fromkeys(("reasoning_content", "reasoning", "thinking"), _THOUGHT)
     question = [{"role": "user", "content": SOMETHING}]
     shown = render([*question, {"role": "assistant", "content": SOMETHING, **thought}])
@@ -71,8 +72,9 @@ def stops_of(render: Callable[..., str], tokens: Sequence[str]) -> tuple[str, ..
 
 
 def split_end(render: Callable[..., str], tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """A warning for a template that ends answers with a mark, `<…>`, that this tokenizer splits into several tokens.
-    None for other templates, also for those whose answers end without a mark. `render` as in `ends_of`."""
+    """A warning, as text, for a chat template that ends answers with a mark like `<…>` that this tokenizer splits into
+    several tokens. None for other templates, also for those whose answers end without a mark. `render`: renders
+    messages with the template."""
     question = [{"role": "user", "content": SOMETHING}]
     text, _, behind = render([*question, {"role": "assistant", "content": SOMETHING}]).rpartition(SOMETHING)
     end = _MARK.match(behind.lstrip())
@@ -93,8 +95,8 @@ def split_end(render: Callable[..., str], tokenizer: PreTrainedTokenizerBase) ->
 
 
 def unasked(render: Callable[..., str]) -> str | None:
-    """A warning for a template that writes words of its own before answers but has no generation prompt; None for
-    others. `render` as in `ends_of`."""
+    """A warning, as text, for a chat template that writes words of its own before answers but does not write them when
+    rendered with `add_generation_prompt`; None for others. `render`: renders messages with the template."""
     question = [{"role": "user", "content": SOMETHING}]
     text = render(question)
     if render(question, add_generation_prompt=True) != text:
@@ -111,9 +113,9 @@ def unasked(render: Callable[..., str]) -> str | None:
 
 
 def unlearned_end(render: Callable[..., tuple[str, Spans]], ends: Sequence[str]) -> str | None:
-    """A warning for a template whose `{% generation %}` leaves out the special token, one of `ends`, that it writes
-    behind an answer; None for others. `render` as in `ends_of`, but also gives the spans of characters that are
-    marked."""
+    """A warning, as text, for a chat template whose `{% generation %}` part leaves out the special token, one of
+    `ends`, that it writes after an answer; None for others. `render`: renders messages and returns the text with the
+    spans of characters that are in such a part."""
     text, spans = render([{"role": "user", "content": SOMETHING}, {"role": "assistant", "content": SOMETHING}])
     behind = text.rindex(SOMETHING) + 1
     end = re.compile(rf"\s*({'|'.join(map(re.escape, ends))})").match(text, behind) if ends else None
@@ -126,9 +128,10 @@ def unlearned_end(render: Callable[..., tuple[str, Spans]], ends: Sequence[str])
 
 
 class Turns:
-    """Finds what is learned under a choice of turns, `learned`. `ends`: the tokens with which the template ends an
-    answer (`ends_of`); they count as `eot_tokens` where none are given. Raises UserError "mark-of-several-tokens" for a
-    mark that is not one token of this tokenizer, and "marks-disagree"."""
+    """Finds which characters of a rendered conversation are learned, by the choice of messages and end marks in
+    `learned`. `ends`: the tokens with which the template ends an answer (`ends_of`), used as end marks where the job
+    gives no `eot_tokens`. Raises UserError "mark-of-several-tokens" for a mark that is not one token of this tokenizer,
+    and "marks-disagree"."""
 
     def __init__(
         self, learned: LearnedTurns, template: str, tokenizer: PreTrainedTokenizerBase, ends: Sequence[str]
@@ -161,8 +164,8 @@ class Turns:
         self._marks = ((single, learned.eot), ({tokenizer.eos_token_id} - {None}, learned.eos))
 
     def check_marks(self) -> None:
-        """Raise UserError "no-end-mark" where end marks are to be learned but the template writes no known one. Warn
-        where it lacks some, or where it learns marks that axolotl would not."""
+        """Raise UserError "no-end-mark" where end marks are to be learned but the template writes no known one. Log a
+        warning where it lacks some, or where marks are learned that axolotl would not learn."""
         lost = ", ".join(self._lost)
         words = {self._learned.eot} if lost else {self._learned.eot, self._learned.eos}
         if self._none and words != {"none"}:
@@ -186,8 +189,9 @@ class Turns:
             )
 
     def spans(self, text: str, messages: Sequence[Message], places: Callable[[int], Spans]) -> Spans:
-        """The spans of characters of `text` that are learned. `places`: gives the spans of what a turn says in the
-        text, none where it is not shown. Raises UserError "turn-not-shown" for a learned turn that is not shown."""
+        """The spans of characters of `text`, the rendered `messages`, that are learned. `places`: gives, by the number
+        of a message, the spans of its words in the text; none where it is not shown. Raises UserError "turn-not-shown"
+        where a message that is to be learned is not shown."""
         encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         ids, tokens = encoded["input_ids"], encoded["offset_mapping"]
         starts = [start for start, _ in tokens]

@@ -50,7 +50,8 @@ _BATCH = 512  # the most documents given to the tokenizer at once
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Corpus:
-    """Tokens of all documents, one after another, mapped from disk. `fingerprint` changes when any token does."""
+    """The token ids of all documents, one after another, with a flag for each token on whether it is learned; arrays
+    mapped from disk. `fingerprint` is another text when any token differs."""
 
     tokens: NDArray[np.int32]
     trained: NDArray[np.bool_]
@@ -67,13 +68,12 @@ def load_corpus(
     pairs: bool = False,
     places: bool = False,
 ) -> Corpus:
-    """The job's data, tokenized into `folder`, or as found there from an earlier start of the same job.
+    """The job's data as tokens, written to `folder`, or found there from an earlier start of the same job.
 
-    `pairs`: see `worker.data.pairs`. `places`: also write a file that says for each document, in a line of its own,
-    where its record stands. `frozen`: a record of what the data were (`planner.job.frozen`); None: nobody knows. Raises
-    UserError when a dataset cannot be read or understood, holds nothing to train on, or must be read and differs from
-    `frozen`.
-    """
+    `pairs`: encode prompts and completions for an encoder-decoder (`worker.data.pairs`). `places`: also write a file
+    with a line for each document, which says where its record stands in the data. `frozen`: a record, made at
+    submission, of what the data were (`planner.job.frozen`); None if there is none. Raises UserError when a dataset
+    cannot be read or understood, holds nothing to train on, or must be read and differs from `frozen`."""
     values, mixed = job.model_dump(mode="json"), job.mix_strategy != "concat"
     more = (
         *(key for key in _WHERE_GIVEN if values[key]),
@@ -140,7 +140,8 @@ def check_tokenizer(job: Job, tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def places_of(folder: Path, documents: set[int]) -> dict[int, str]:
-    """Document number -> where its record stands, in words; empty where places were not noted."""
+    """Document number (from 0) -> where its record stands in the data files, in words. Empty where `load_corpus` did
+    not note these places."""
     if not (folder / _PLACES).exists():
         return {}
     with (folder / _PLACES).open(encoding="utf-8", errors="surrogateescape") as lines:
@@ -206,7 +207,8 @@ def _save(path: Path, values: NDArray[Any]) -> None:
 
 
 def batched(documents: Iterator[Document]) -> Iterator[list[Document]]:
-    """Runs of consecutive documents that are tokenized in the same way, at most `_BATCH` in each."""
+    """Group the documents, in their order, into lists of neighbours that are tokenized with the same settings, at most
+    `_BATCH` in each."""
     for _, alike in groupby(documents, key=lambda document: (document.special, bool(document.pieces or document.rows))):
         while batch := list(islice(alike, _BATCH)):
             yield batch
@@ -215,8 +217,8 @@ def batched(documents: Iterator[Document]) -> Iterator[list[Document]]:
 def encode(
     documents: list[Document], tokenizer: PreTrainedTokenizerBase, *, pairs: bool = False
 ) -> Iterator[tuple[NDArray[np.int32], NDArray[np.bool_]]]:
-    """Yield the tokens of each document, or of each of its rows, and which of them are learned: those that share a
-    character with a trained span."""
+    """Yield (token ids [tokens], learned [tokens]) for each document, or for each of the rows that it makes. A token is
+    learned if it shares a character with one of the document's trained spans."""
     if pairs:
         yield from encode_pairs(documents, tokenizer)
         return

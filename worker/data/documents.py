@@ -1,4 +1,4 @@
-"""Turns the records of a job's entries, one entry after another or mixed, into documents."""
+"""Turns the records of a job's datasets, one dataset after another or mixed, into documents to be tokenized."""
 
 from __future__ import annotations
 
@@ -37,8 +37,9 @@ _PIECE = 2**12  # how many records of a mixture are drawn at a time
 
 
 def documents_of(job: Job, tokenizer: PreTrainedTokenizerBase, pairs: bool) -> Iterator[Document]:
-    """Yield the documents of all entries, in order or mixed as the job says. Empty records are left out. Raises
-    UserError."""
+    """Yield the documents of all the job's datasets, one after another or mixed as the job says. Empty records are left
+    out. `pairs`: make prompt and completion for an encoder-decoder. Raises UserError for data that cannot be read or
+    understood."""
     if job.mix_strategy != "concat" and len(job.data) > 1:
         yield from _mixed(job, tokenizer, pairs)
         return
@@ -152,8 +153,8 @@ def _mixed(job: Job, tokenizer: PreTrainedTokenizerBase, pairs: bool) -> Iterato
 
 
 def mixture(job: Job, counts: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield (entry, record), both from 0, for all that is drawn, in order. `counts`: the number of each entry's
-    records."""
+    """Yield (number of the dataset, number of its record), both from 0, for all records that a mixture draws, in order.
+    `counts`: the number of records in each dataset."""
     from datasets.arrow_dataset import Dataset
     from datasets.combine import interleave_datasets
 
@@ -182,8 +183,9 @@ def form_of(
     pairs: bool = False,
     source: Source | None = None,
 ) -> Format:
-    """The format by which an entry's records of this kind become documents. `columns`: by offmate's names. `source`:
-    all of the entry's records; None where only some of them are seen. Raises UserError."""
+    """The format by which records of the dataset `entry` become documents. `kind`: what the records are (text,
+    conversations, …). `columns`: their columns, under offmate's names. `source`: all of the entry's records; None where
+    only some of them are read. Raises UserError for records that no format fits."""
     if entry.converter is not None:
         if pairs:
             raise v1_rows.refuse_pairs(entry)
@@ -222,9 +224,9 @@ _OF_RECORDS = frozenset(
 def document_of(
     form: Format, entry: DataEntry, row: Row, broken: BrokenRows, *, again: bool = False
 ) -> Document | None:
-    """The document of a row, whose record has the data's own column names. None for an empty record, and for a row that
-    this adds to the `broken` ones. `again`: the row may be drawn again. Raises UserError for an error that concerns
-    more than this record."""
+    """The document that `row`, one record of the dataset `entry`, becomes. None for an empty record, and for one in
+    error that the job skips, which is added to `broken`. `again`: the row may be drawn again, as in a mixture. Raises
+    UserError for an error that concerns more than this record."""
     if row.record is None:
         broken.add_row(row)
         return None

@@ -21,9 +21,9 @@ _DOCUMENTS = 1000
 
 
 def taught_ends(job: Job, tokenizer: PreTrainedTokenizerBase, corpus: Corpus) -> tuple[int, ...]:
-    """Ids of the tokens with which the model learns to end. These are the tokens with which the chat template ends an
-    answer, and the tokenizer's end token, as far as they are learned in `corpus`. Where none of them is, they are the
-    special tokens that are the last learned token of one of the first `_DOCUMENTS` documents."""
+    """The ids of the tokens with which the model learns to end. These are the tokens with which the chat template ends
+    an answer, and the tokenizer's end token, as far as they are learned in `corpus`. If none of them is learned, they
+    are the special tokens that are the last learned token of one of the first `_DOCUMENTS` documents."""
     wanted = _possible_ends(job, tokenizer)
     taught: set[int] = set()
     for start in range(0, len(corpus.tokens), _AT_ONCE):

@@ -1,4 +1,4 @@
-"""Finds the token with which texts begin according to the tokenizer's own file."""
+"""Finds the token (BOS) with which texts begin according to the tokenizer's own file."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from planner.job.schema import Job
 
 
 def first_token_of(tokenizer: PreTrainedTokenizerBase, job: Job) -> int | None:
-    """The tokenizer's first token, where its own file says `add_bos_token`, which transformers 5 no longer reads; None
-    for other tokenizers."""
+    """The id of the tokenizer's first token (BOS) if its own file asks to add it with `add_bos_token`, which
+    transformers 5 no longer reads; None for other tokenizers."""
     try:
         setting = get_tokenizer_config(job.tokenizer, revision=tokenizer_revision(job)).get("add_bos_token")
     except (OSError, ValueError):

@@ -45,13 +45,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """A text to tokenize; `trained` are the spans of characters whose tokens are learned.
+    """A text to tokenize. `trained`: the spans of its characters whose tokens are learned.
 
-    `special`: the tokenizer's own special tokens are added. `ended`: the end-of-text token is added, and learned if the
-    text's end is. `everything`: all tokens are learned, including those that the tokenizer adds. `pieces` replace the
-    text: texts that are tokenized one by one, and tokens, each learned or not. `rows` replace both where a record makes
-    several rows: the pieces of each row. `place`: where the record stands, in words.
-    """
+    `special`: add the tokenizer's own special tokens. `ended`: add the end-of-text token, and learn it if the text's
+    end is learned. `everything`: learn all tokens, including those that the tokenizer adds. `pieces`, if any, replace
+    the text: texts that are tokenized one by one, or token ids, each learned or not. `rows`, if any, replace both,
+    where a record makes several rows: the pieces of each row. `place`: where the record stands in the data, in
+    words."""
 
     text: str
     trained: Spans
@@ -65,8 +65,9 @@ class Document:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
-    """How records become documents. `uses`: the columns that are read. `document` returns None for an empty record and
-    for one that is left out, and counts the latter in `left_out` by reason."""
+    """A way to turn records into documents. `uses`: the columns that it reads. `document`: makes a record's document;
+    returns None for an empty record, and for a record that is left out, which it counts in `left_out` under the
+    reason."""
 
     name: str
     uses: tuple[str, ...]
@@ -93,14 +94,14 @@ def detect(
     formatting: Formatting | None = None,
     begin: int | None = None,
 ) -> Format:
-    """The format by which records of this kind with these columns become documents. Raises UserError.
+    """The format by which records of this kind with these columns become documents. Raises UserError where none fits.
 
-    `train_on`: as in the job. `prompt`: how instructions are written; None for the chat template, or, without one, the
-    Alpaca prompt. `system`: the column `system` gives the first message of conversations. `learned`: which turns are
-    learned, where the entry says so. `values`: what the chat template is told beside messages and the column
-    `chat_template_kwargs`. `slots`: the job's `chat_template`, which may name one of LLaMA-Factory's. `formatting`: the
-    data are read as that tool reads them, in this form; texts then begin with the token `begin`.
-    """
+    `train_on`: as in the job. `prompt`: how instructions are written; None for the chat template or, without one, the
+    Alpaca prompt. `system`: the column `system` gives the first message of conversations. `learned`: which messages are
+    learned, where the dataset's entry says so. `values`: variables for the chat template, beside messages and the
+    column `chat_template_kwargs`. `slots`: the job's `chat_template`, which may name one of LLaMA-Factory's.
+    `formatting`: read the data as LLaMA-Factory reads them, in this form; texts then begin with the token id
+    `begin`."""
     if kind == "text" and formatting is not None:
         return _slot_text(begin, _end_of_texts(slots, tokenizer))
     if (named := slot_template(slots)) is not None and prompt is None and kind not in ("text", "segments", "tokens"):
@@ -310,8 +311,8 @@ _CONTENT = "{{content}}"
 
 
 def parsed_slots(tokenizer: PreTrainedTokenizerBase) -> SlotTemplate:
-    """The template that LLaMA-Factory (0.9.6, `parse_template`) derives from the tokenizer's chat template. Raises
-    UserError "no-chat-template" where it cannot derive one."""
+    """The template, in LLaMA-Factory's form, that LLaMA-Factory (0.9.6, `parse_template`) derives from the tokenizer's
+    chat template. Raises UserError "no-chat-template" where it cannot derive one."""
     try:
         with bounded():
             return _parsed(tokenizer)

@@ -42,9 +42,9 @@ _OF_ALL = {"name", "version", "data_dir", "data_files", "description", "features
 
 
 def data_of_hub(entry: DataEntry, split: str) -> LocalData:
-    """The files of a split, downloaded. Where the hub must not be asked, or the entry names a commit that was read
-    before, they are the files that this machine has. Raises ConnectionError, OSError, ValueError and errors of
-    `datasets`."""
+    """The files of the split `split` of a hub dataset, downloaded. The files already on this machine are used where the
+    hub may not be contacted, or where the entry names a commit that was read before. Raises ConnectionError, OSError,
+    ValueError and errors of `datasets`."""
     if (recorded := _kept(entry, split)) is not None:
         return recorded
     builder = _builder(entry)
@@ -65,9 +65,9 @@ def data_of_hub(entry: DataEntry, split: str) -> LocalData:
 
 
 def first_rows_of_hub(entry: DataEntry, most: int) -> FirstRows | None:
-    """The first `most` rows of a split, downloading no more than they need; where the hub must not be asked, they come
-    from what is on this machine. None where the first rows cannot be had alone: for a part of a split, and for files
-    that can only be read whole. Raises as `data_of_hub`."""
+    """The first `most` rows of a hub dataset's split, downloading no more than they need; where the hub may not be
+    contacted, they come from files on this machine. None where the first rows cannot be had alone: for a part of a
+    split, and for files that can only be read whole. Raises as `data_of_hub` does."""
     from huggingface_hub import constants
 
     if not re.fullmatch(r"[\w.-]+", entry.split):

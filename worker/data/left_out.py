@@ -1,4 +1,4 @@
-"""Leaves documents out of a job's data: short ones, and those that came before."""
+"""Leaves documents out of a job's data: those that are too short, and duplicates of earlier ones."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ log = logging.getLogger(__name__)
 
 
 class LeftOut:
-    """Finds the documents that the job leaves out: those shorter than `min_sample_len`, and, with
-    `dataset_exact_deduplication`, those with the same tokens and the same of them learned as an earlier one. As in
+    """Decides which documents the job leaves out: those shorter than `min_sample_len` tokens, and, with
+    `dataset_exact_deduplication`, those whose tokens and learned tokens are the same as an earlier document's. As in
     axolotl, what is cut off at `max_length` is not compared."""
 
     def __init__(self, job: Job, *, pairs: bool = False) -> None:
@@ -29,7 +29,8 @@ class LeftOut:
         self._all = self._short = self._again = self._longest = 0
 
     def takes(self, ids: NDArray[np.int32], learned: NDArray[np.bool_]) -> bool:
-        """Whether this document is left out. Called once for each document."""
+        """Whether to leave out the document with the token ids `ids`, of which those flagged in `learned` are learned.
+        Call it once for each document, in order, as it remembers documents to find duplicates."""
         self._all += 1
         self._longest = max(self._longest, len(ids))
         if len(ids) < self._least:
@@ -45,7 +46,8 @@ class LeftOut:
         return False
 
     def check(self) -> None:
-        """Raise UserError "nothing-to-train" where every document is too short. Duplicates cannot all be left out."""
+        """Raise UserError "nothing-to-train" if every document so far was too short. (Duplicates cannot all be left
+        out.)"""
         if self._all and self._short == self._all:
             raise UserError(
                 "Every document has fewer tokens than min_sample_len.",
@@ -56,7 +58,7 @@ class LeftOut:
             )
 
     def say(self) -> None:
-        """Log how many documents were left out."""
+        """Log how many documents were left out, and why."""
         if self._least:
             log.info(
                 "data: %d of %d documents have fewer than %s and are left out (min_sample_len)",

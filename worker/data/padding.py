@@ -25,9 +25,10 @@ _SHORTEST = 64
 
 
 def buckets(max_length: int) -> tuple[int, ...]:
-    """The lengths that slices may have, shortest first: `max_length`, three quarters, a half, three eighths and a
-    quarter of it, and so on down to `_SHORTEST`. They are few, because code and places in memory are made for each
-    length. They are close enough that less than a third of a slice with one row is padding."""
+    """The lengths, in tokens, to which the rows of a slice (micro-batch) may be padded, shortest first: `max_length`,
+    three quarters, a half, three eighths and a quarter of it, and so on down to `_SHORTEST`. They are few, because code
+    and places in memory are made for each length. They are close enough that less than a third of a slice with one row
+    is padding."""
     lengths: set[int] = set()
     part = 1
     while part <= 4 or max_length >= _SHORTEST * part:
@@ -37,19 +38,22 @@ def buckets(max_length: int) -> tuple[int, ...]:
 
 
 def width(batch: Mapping[str, Tensor]) -> int:
-    """The sum of the row lengths of a batch's `input_ids` and `labels`, in tokens, padding included."""
+    """The length of a batch's rows in `input_ids` plus that in `labels`, in tokens, padding included."""
     return int(batch["input_ids"].shape[1] + batch["labels"].shape[1])
 
 
 def num_items(batch: Mapping[str, Tensor]) -> int:
-    """The number of tokens over which a batch's loss is the mean."""
+    """The number of items over which a batch's loss is the mean: the labels that are predicted from the token before
+    them."""
     return int((batch["labels"][:, 1:] != IGNORED).sum())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Layout:
-    """Which tokens each row holds. `pieces` [pieces, 2]: the index of a piece's first token in the corpus, and its
-    length; row r is the pieces from `ends[r - 1]` (or 0) to `ends[r]`. `isolated`: no piece of a row sees another."""
+    """Which tokens of a corpus each row holds. A piece is a run of tokens that stays together, mostly a document.
+    `pieces` [pieces, 2]: the index of each piece's first token in the corpus, and its length in tokens. Row r holds the
+    pieces from `ends[r - 1]` (or 0) to `ends[r]`. `isolated`: the pieces of a row do not see each other in
+    attention."""
 
     pieces: NDArray[np.int64]
     ends: NDArray[np.int64]
@@ -57,7 +61,7 @@ class Layout:
 
     @classmethod
     def single(cls, pieces: NDArray[np.int64]) -> Layout:
-        """The layout with one row for every piece."""
+        """A layout in which each of `pieces` [pieces, 2] (first token, length) is a row of its own."""
         return cls(pieces=pieces, ends=np.arange(1, len(pieces) + 1, dtype=np.int64))
 
     def __len__(self) -> int:
@@ -65,28 +69,28 @@ class Layout:
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """The number of tokens of each row."""
+        """The number of tokens of each row, without padding: an array [rows]."""
         return np.diff(np.concatenate((np.zeros(1, np.int64), np.cumsum(self.pieces[:, 1])))[np.r_[0, self.ends]])
 
     def of(self, row: int) -> NDArray[np.int64]:
-        """The pieces of a row."""
+        """The pieces of row number `row`: an array [pieces, 2] of first token and length."""
         return self.pieces[self.ends[row - 1] if row else 0 : self.ends[row]]
 
     def chosen(self, which: NDArray[np.bool_]) -> Layout:
-        """The layout of the rows that `which` selects."""
+        """A layout of only those rows for which the boolean array `which` [rows] is True."""
         counts = np.diff(np.r_[0, self.ends])
         return replace(self, pieces=self.pieces[np.repeat(which, counts)], ends=np.cumsum(counts[which]))
 
     def content(self) -> bytes:
-        """Bytes that differ between different layouts, for a fingerprint."""
+        """Bytes that are equal for equal layouts and differ for others, to compute a fingerprint from."""
         return self.pieces.tobytes() + (self.ends.tobytes() if self.isolated else b"")
 
 
 class Rows:
-    """Rows of a corpus, and batches of them. `masked`: batches have an attention mask that says what is padding.
-    `by_document`: the loss is a mean over documents. `end`: a token that is learned behind each answer that is followed
-    by something, in place of the next token (LLaMA-Factory's `efficient_eos`). `border`: padding does not lengthen rows
-    beyond this many tokens."""
+    """The rows of a corpus, and batches of them. `masked`: batches have an attention mask, which says what is padding.
+    `by_document`: the loss is a mean over documents. `end`: a token id that is learned after each answer that something
+    follows, in place of the next token (LLaMA-Factory's `efficient_eos`). `border`: rows up to this many tokens are not
+    padded beyond it."""
 
     def __init__(
         self,
@@ -110,11 +114,11 @@ class Rows:
         return len(self.layout)
 
     def chosen(self, which: NDArray[np.bool_]) -> Rows:
-        """The rows that `which` selects."""
+        """A copy with only those rows for which the boolean array `which` [rows] is True."""
         return self.laid_out(self.layout.chosen(which))
 
     def laid_out(self, layout: Layout) -> Rows:
-        """Rows of the same corpus with another layout."""
+        """A copy with the same corpus and settings, but rows by another `layout`."""
         return Rows(
             self.corpus,
             layout,
@@ -127,31 +131,32 @@ class Rows:
         )
 
     def pieces(self, number: int) -> Iterator[tuple[NDArray[np.int32], NDArray[np.bool_]]]:
-        """The tokens of each piece of a row, and which of them are learned."""
+        """Yield (token ids [tokens], learned [tokens]) for each piece, mostly a document, of row number `number`."""
         for start, length in self.layout.of(number):
             yield self.corpus.tokens[start : start + length], self.corpus.trained[start : start + length]
 
     def longest_first(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """`numbers`, sorted by the length of their rows, longest first."""
+        """The row numbers `numbers`, sorted by the length of their rows, longest first."""
         return numbers[np.argsort(-self.lengths[numbers], kind="stable")]
 
     def padded(self, longest: int) -> int:
-        """The row length of a slice, padding included, whose longest row has `longest` tokens."""
+        """The length to which the rows of a slice (micro-batch) are padded if its longest row has `longest` tokens."""
         length = next(bucket for bucket in buckets(self._max_length) if bucket >= longest)
         return length if self.border is None or longest > self.border else min(length, self.border)
 
     @property
     def most(self) -> tuple[int, int]:
-        """The row lengths in tokens of the largest possible slice, of `input_ids` and of `labels`."""
+        """(length of `input_ids`, length of `labels`), in tokens and with padding, of a slice that contains the longest
+        row."""
         length = self.padded(int(self.lengths.max()))
         return length, length
 
     def batch(self, numbers: NDArray[np.int64]) -> dict[str, Tensor]:
-        """The rows `numbers` as `input_ids` and `labels`, int64 [rows, length], padded on the right to one of the
-        `buckets`. Where pieces are isolated there are also `position_ids`, which restart with every piece and with the
-        padding: by them transformers' models keep attention within a piece. The first token of an isolated piece is
-        then not learned, because nothing stands before it. Where the rows are masked there is also an
-        `attention_mask`."""
+        """The rows with these `numbers` as a batch: `input_ids` and `labels`, int64 [rows, length], padded on the right
+        to one of the `buckets`. Where pieces (documents packed into one row) are isolated there are also
+        `position_ids`, which restart with every piece and with the padding: by them transformers' models keep attention
+        within a piece. The first token of an isolated piece is then not learned, because nothing stands before it.
+        Where the rows are masked there is also an `attention_mask`."""
         longest = int(self.lengths[numbers].max())
         period = length = self.padded(longest)
         if self.border is not None:
@@ -181,11 +186,12 @@ class Rows:
         return {**tensors, "position_ids": torch.from_numpy(positions)} if self.layout.isolated else tensors
 
     def learned(self, batch: dict[str, Tensor]) -> int:
-        """The number of a batch's tokens that are to be predicted."""
+        """The number of a batch's labels that are to be predicted, that is, not -100."""
         return num_items(batch)
 
     def num_items(self, batch: dict[str, Tensor]) -> int:
-        """The number of items over which a batch's loss is the mean: learned tokens, or documents that have some."""
+        """The number of items over which a batch's loss is the mean: labels to be predicted or, with `by_document`,
+        documents that have some."""
         return _documents(batch) if self.by_document else self.learned(batch)
 
 
@@ -199,7 +205,7 @@ def _documents(batch: Mapping[str, Tensor]) -> int:
 
 
 class EvalBatches:
-    """All `rows` of an evaluation, the longest first, in batches of `size` rows."""
+    """The batches of an evaluation: all of `rows`, the longest first, `size` rows in each batch."""
 
     def __init__(self, rows: Rows, size: int) -> None:
         self.rows = rows
@@ -211,10 +217,11 @@ class EvalBatches:
         return len(self._numbers)
 
     def batch(self, number: int) -> dict[str, Tensor]:
-        """Batch `number` as `Rows.batch`, with `num_items_in_batch`: the number of items its loss is the mean over."""
+        """Batch number `number` (from 0): the tensors that `Rows.batch` makes, and `num_items_in_batch`, the number of
+        items over which its loss is the mean."""
         batch = self.rows.batch(self._numbers[number])
         return {**batch, "num_items_in_batch": torch.tensor(self.rows.num_items(batch))}
 
     def learned(self, batch: dict[str, Tensor]) -> int:
-        """The number of a batch's tokens that are to be predicted."""
+        """The number of a batch's labels that are to be predicted, that is, not -100."""
         return self.rows.learned(batch)

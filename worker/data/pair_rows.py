@@ -20,9 +20,10 @@ log = logging.getLogger(__name__)
 
 
 def layout_of_pairs(corpus: Corpus, job: Job, closing: int) -> Layout:
-    """The layout with one row for every pair. A prompt that is cut keeps its last `closing` tokens behind its
-    beginning; a completion that is cut keeps its beginning only. Logs what is cut and left out. Raises UserError
-    "nothing-to-train" where nothing is left, and "rows-too-long"."""
+    """The layout (which tokens each row holds) with one row for every pair of prompt and completion. A prompt that is
+    too long keeps its beginning and its last `closing` tokens, which are special tokens; a completion that is too long
+    keeps its beginning. Logs what is cut and left out. Raises UserError "nothing-to-train" where no pair is left, and
+    "rows-too-long" where the job forbids to cut them."""
     ends = corpus.ends
     starts = np.concatenate((np.zeros(1, np.int64), ends[:-1])) if len(ends) else ends
     learned = np.array([corpus.trained[a:b].sum() for a, b in zip(starts, ends, strict=True)], np.int64)
@@ -68,14 +69,15 @@ def layout_of_pairs(corpus: Corpus, job: Job, closing: int) -> Layout:
 
 
 class PairRows(Rows):
-    """Rows of a corpus of pairs, and batches of them. `most_target`: the most tokens of a completion."""
+    """Rows of an encoder-decoder's corpus, each a pair of prompt and completion, and batches of them. `most_target`:
+    the most tokens of a completion."""
 
     def __init__(self, corpus: Corpus, layout: Layout, *, max_length: int, pad: int, most_target: int) -> None:
         super().__init__(corpus, layout, max_length=max_length, pad=pad)
         self._most_target = most_target
 
     def chosen(self, which: NDArray[np.bool_]) -> PairRows:
-        """The rows that `which` selects."""
+        """A copy with only those rows for which the boolean array `which` [rows] is True."""
         return PairRows(
             self.corpus,
             self.layout.chosen(which),
@@ -86,7 +88,7 @@ class PairRows(Rows):
 
     @property
     def most(self) -> tuple[int, int]:
-        """As `Rows.most`: the padded lengths of the longest prompt and of the longest completion, which may be in
+        """(padded length of the longest prompt, padded length of the longest completion), in tokens. The two may be in
         different rows."""
         pieces, first = self.layout.pieces, np.r_[0, self.layout.ends[:-1]]
         learned = [int(self.corpus.trained[start : start + length].sum()) for start, length in pieces]
@@ -95,15 +97,17 @@ class PairRows(Rows):
         return _padded_length(longest, self._max_length), _padded_length(int(targets.max()), self._most_target)
 
     def batch(self, numbers: NDArray[np.int64]) -> dict[str, Tensor]:
-        """`input_ids` with their `attention_mask` [rows, length] and `labels` [rows, length of completions], int64,
-        each padded on the right to one of its `buckets` (see `_padded_length`)."""
+        """The pairs with these `numbers` as a batch: `input_ids` with their `attention_mask` [rows, length of prompts],
+        and `labels` [rows, length of completions], int64, each padded on the right to one of its `buckets` (see
+        `_padded_length`)."""
         rows = [[np.concatenate(parts) for parts in zip(*self.pieces(number), strict=True)] for number in numbers]
         ids, mask = _padded([ids[~learned] for ids, learned in rows], self._max_length, self.pad)
         labels, _ = _padded([ids[learned] for ids, learned in rows], self._most_target, IGNORED)
         return {"input_ids": ids, "attention_mask": mask, "labels": labels}
 
     def learned(self, batch: dict[str, Tensor]) -> int:
-        """The number of a batch's tokens that are to be predicted, the decoder's first label included."""
+        """The number of a batch's labels that are to be predicted. The first label counts: the decoder predicts it from
+        its start token."""
         return int((batch["labels"] != IGNORED).sum())
 
 

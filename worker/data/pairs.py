@@ -22,8 +22,9 @@ Encoded = tuple[NDArray[np.int32], NDArray[np.bool_]]
 
 
 def entry_of_pairs(entry: DataEntry, kind: Kind) -> DataEntry:
-    """The entry, changed so that its instructions are written with a prompt format instead of a chat template. Raises
-    UserError "no-pairs" where its records of this kind are no pairs."""
+    """A copy of the dataset's entry whose instructions are written with a plain prompt format instead of a chat
+    template, for an encoder-decoder. Raises UserError "no-pairs" where records of this kind are not pairs of prompt and
+    completion."""
     if kind not in ("prompt", "alpaca"):
         raise _no_pairs(f"the records of {entry.path} are read as {kind}")
     written = entry.prompt_format or PromptFormat.model_validate(ALPACA_PROMPT)
@@ -41,8 +42,9 @@ def _no_pairs(number: str) -> UserError:
 
 
 def encode_pairs(documents: list[Document], tokenizer: PreTrainedTokenizerBase) -> Iterator[Encoded]:
-    """Like `worker.data.corpus.encode`, for pairs. A completion without an end-of-text token gets one. Raises UserError
-    "no-pairs"."""
+    """Yield (token ids [tokens], learned [tokens]) for each document, a pair of prompt and completion whose tokens
+    follow each other; only the completion's are learned. A completion without an end-of-text token gets one. Raises
+    UserError "no-pairs" for a document that is not a pair."""
     borders = [document.trained[0][0] for document in documents if document.special and document.trained]
     if len(borders) < len(documents):
         raise _no_pairs("a prompt is a conversation")
@@ -60,6 +62,6 @@ def encode_pairs(documents: list[Document], tokenizer: PreTrainedTokenizerBase) 
 
 
 def closing_tokens(tokenizer: PreTrainedTokenizerBase) -> int:
-    """How many special tokens the tokenizer puts at the end of a prompt."""
+    """The number of special tokens that the tokenizer puts at the end of a prompt."""
     marks = tokenizer("a", return_special_tokens_mask=True)["special_tokens_mask"]
     return next((count for count, mark in enumerate(reversed(marks)) if not mark), len(marks))

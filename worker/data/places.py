@@ -1,9 +1,10 @@
-"""Finds where in a conversation's text each turn stands, and proves it by rendering the turns with other words.
+"""Finds where each message stands in a conversation's rendered text, and proves it by rendering the messages with other
+words.
 
-The conversation is rendered with marks in place of what is said (`shapes.py`). Where replacing the marks by the words
-gives the conversation's text, the place of all words is known, and what the template writes between them. Else each
-message is examined alone: its place is what changes in the text when the message says something else.
-"""
+The conversation is rendered with marks, single characters, in place of the messages' words (`shapes.py`). Where
+replacing the marks by the words gives the conversation's text, the place of all words is known, and what the template
+writes between them. Else each message is examined alone: its place is what changes in the text when the message has
+other words."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ Python, which has limits of its own: 21 nested loops are a SyntaxError."""
 
 
 class Conversation:
-    """A conversation's text, and which of its characters belong to each turn. Messages are counted from 0."""
+    """The rendered text of a conversation, and which of its characters belong to each message. Messages are counted
+    from 0."""
 
     def __init__(
         self,
@@ -65,16 +67,17 @@ class Conversation:
 
     @property
     def roles(self) -> str:
-        """The roles of all messages, as a text for errors."""
+        """The roles of all messages, as one text for error messages."""
         return f"roles: {', '.join(message['role'] for message in self._messages)}"
 
     def shows(self, key: str) -> bool:
-        """Whether the template is known to show what some message says under this key."""
+        """Whether the rendered text is known to contain the words that some message has under the key `key`, such as
+        `content`."""
         return any(said.key == key for mark, said in self._said.items() if mark in self._shown)
 
     def unshown(self) -> int | None:
-        """The first message, answers before others, whose content can be replaced without changing the text; None where
-        there is none."""
+        """The number of the first message, assistant messages before others, whose content can be replaced without
+        changing the rendered text; None where there is none."""
         if self._said.keys() <= self._shown:
             return None
         seen = {said.message for mark, said in self._said.items() if said.key == "content" and mark in self._shown}
@@ -86,10 +89,11 @@ class Conversation:
         return None
 
     def turn(self, index: int) -> Spans:
-        """The spans that the assistant writes for a message: from the end of the generation prompt up to where others
-        go on, as far as the template's own text there does not depend on what is said. Else the spans of what is said,
-        with the end mark behind it. Raises UserError where the message is not shown, or cannot be separated from
-        others' words."""
+        """The spans of characters that the assistant writes for message number `index`: from the end of the generation
+        prompt to where the template begins the next message, without text in which the template depends on the
+        message's words. Where these borders cannot be found, the spans of the message's words and of the end mark after
+        them. Raises UserError where the text does not show the message, or where it cannot be separated from others'
+        words."""
         calls = bool(self._messages[index].get("tool_calls"))
         (start, prompted), (end, complete) = self._until(index, add_generation_prompt=True), self._until(index + 1)
         words = self._own(index)
@@ -127,9 +131,10 @@ class Conversation:
         return ((start, pieces[0][1]), *pieces[1:-1], (pieces[-1][0], end))
 
     def said(self, index: int) -> Spans:
-        """The spans of what a message says, its calls included; none where it is not shown. Raises UserError
-        "turns-not-apart" where others' words cannot be separated from it: a template may show the results of calls
-        within the turn that called, and behind them what is said beside the calls."""
+        """The spans of characters that message number `index` has in the text: its words and its tool calls. Empty
+        where the text does not show the message. Raises UserError "turns-not-apart" where others' words cannot be
+        separated from it: a template may write the results of tool calls within the message that called, before the
+        rest of its words."""
         words = self._own(index)
         if self._messages[index].keys() <= {"role", "content"} and (words is None or self._is_whole(index)):
             return () if words is None else (words,)
@@ -139,9 +144,9 @@ class Conversation:
         return pieces
 
     def going_on(self, index: int) -> int:
-        """Where the text that messages `index` and later add to the earlier ones begins. As in TRL, it is where the
-        text departs from the rendering of the earlier messages with the generation prompt. Raises UserError
-        "turns-not-apart" where the words of the two groups cannot be separated."""
+        """The place in the text, in characters, where message number `index` and all later ones begin. As in TRL, it is
+        where the text departs from the rendering of the earlier messages with the generation prompt. Raises UserError
+        "turns-not-apart" where the words of earlier and later messages cannot be separated."""
         before = max((end for spans in self._places[:index] for _, end in spans), default=0)
         first, last = min((place for spans in self._places[index:] for place in spans), default=(len(self._text),) * 2)
         start = -1
@@ -159,8 +164,9 @@ class Conversation:
         return start
 
     def check_marked(self, spans: Spans) -> None:
-        """Raise UserError where these `spans`, which the template marks as the assistant's, hold others' words, or
-        shift with the words that are said, as they do where the template marks within a macro."""
+        """Raise UserError where `spans`, the parts of the text that the template marks as the assistant's with `{%
+        generation %}`, contain others' words, or move against the words when these change, as happens where the
+        template marks within a macro."""
         for index, message in enumerate(self._messages if spans else ()):
             if message["role"] != "assistant":
                 for at, to in self._places[index]:
@@ -176,7 +182,8 @@ class Conversation:
             )
 
     def is_within(self, index: int, span: tuple[int, int]) -> bool:
-        """Whether a span of the text holds part of what a message says; True where its places are not known."""
+        """Whether the characters of `span`, (begin, end), contain part of the words of message number `index`; True
+        also where the places of its words are not known."""
         places = self._places[index]
         return not places or any(start < span[1] and end > span[0] for start, end in places)
 

@@ -8,17 +8,18 @@ import struct
 
 
 def micro_batch_seed(seed: int, step: int, slice: int) -> int:
-    """The seed under which slice `slice` of step `step` runs: 63 bits, stable across versions of Python and torch."""
+    """The random seed under which micro-batch number `slice` of step `step` runs: a number of 63 bits, the same in all
+    versions of Python and torch."""
     return _hash(b"slice", seed, step, slice)
 
 
 def epoch_seed(seed: int, epoch: int) -> int:
-    """The seed that draws the order of the rows in epoch `epoch`."""
+    """The random seed that determines the order of the rows in epoch `epoch`."""
     return _hash(b"epoch", seed, epoch)
 
 
 def split_seed(seed: int) -> int:
-    """The seed that draws the rows held out for evaluation."""
+    """The random seed that determines which rows are held out for evaluation."""
     return _hash(b"split", seed)
 
 

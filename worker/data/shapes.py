@@ -1,4 +1,5 @@
-"""Finds what a chat template writes around what is said, by rendering conversations with marks in place of words."""
+"""Finds what a chat template writes around the messages' words, by rendering conversations with marks (single
+private-use characters) in place of the words."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ _MOST_KNOWN = 1024
 
 
 class Said(NamedTuple):
-    """The text that a mark stands for, with the message (counted from 0) and the key under which it is said."""
+    """The words that a mark, a character put in their place before rendering, stands for; with the number of their
+    message (from 0) and the key under which the message has them."""
 
     message: int
     key: str
@@ -37,9 +39,9 @@ class Said(NamedTuple):
 
 @dataclass(frozen=True)
 class Shape:
-    """A rendering with marks. `marks`: in the order in which they are shown. `gaps`: the texts before, between and
-    after the marks, one more than there are marks. `spans`: what the template marks as the assistant's, in characters
-    of the rendering."""
+    """A conversation rendered with marks (single private-use characters) in place of the messages' words. `marks`: in
+    the order in which the text has them. `gaps`: the template's own texts before, between and after the marks, one more
+    than there are marks. `spans`: the characters of this text that the template marks as the assistant's."""
 
     gaps: tuple[str, ...]
     marks: tuple[str, ...] = ()
@@ -47,26 +49,28 @@ class Shape:
 
     @classmethod
     def of(cls, text: str, spans: Spans = ()) -> Shape:
-        """The shape of a rendering."""
+        """Take a text rendered with marks apart, into the marks and the template's own texts between them. `spans`: the
+        characters that the template marks as the assistant's."""
         pieces = _MARKS.split(text)
         return cls(tuple(pieces[::2]), tuple(pieces[1::2]), spans)
 
     @cached_property
     def shown(self) -> frozenset[str]:
-        """The set of marks that are shown."""
+        """The set of marks (characters that stand for words) that occur in the rendered text."""
         return frozenset(self.marks)
 
     @cached_property
     def edges(self) -> list[tuple[int, int]]:
-        """The beginning and the end of each span, one after another, as (number of the gap, characters from its
-        start)."""
+        """The begin and the end of each of `spans`, in order, each as (number of the gap that it is in, number of
+        characters from the gap's start)."""
         begins = [0, *accumulate(len(gap) + 1 for gap in self.gaps)]
         gaps = [(bisect_right(begins, edge) - 1, edge) for span in self.spans for edge in span]
         return [(gap, edge - begins[gap]) for gap, edge in gaps]
 
 
 class Shapes:
-    """Renders the shapes of conversations. A shape that many conversations share is rendered once."""
+    """Renders conversations with marks (single private-use characters) in place of the messages' words. Conversations
+    that differ only in their words have the same result, which is rendered once and then kept."""
 
     def __init__(self, template: str) -> None:
         """`template`: the text of the chat template. Tags that it names, such as `</think>`, do not count as words,
@@ -77,8 +81,9 @@ class Shapes:
         self._known: dict[str, Shape] = {}
 
     def marked(self, messages: Sequence[Message], only: int | None = None) -> tuple[list[Message], dict[str, Said]]:
-        """The messages with marks in place of what they say, and what the marks stand for. `only`: mark this message
-        alone. The first messages of a conversation get the same marks alone as within the whole conversation."""
+        """Put marks (single private-use characters) in place of the messages' words. Returns the changed copies of the
+        messages, and what each mark stands for. `only`: change only the message of this number. The first messages of a
+        conversation get the same marks alone as within the whole conversation."""
         said: dict[str, Said] = {}
         marked = []
         for index, message in enumerate(messages):
@@ -102,7 +107,8 @@ class Shapes:
     def render(
         self, render: Render, marked: Sequence[Message], tools: list[Any] | None, values: str, **flags: bool
     ) -> Shape:
-        """The shape of a conversation that is `marked` already. `values`: what else the template is told, as a text."""
+        """Render messages that `marked` has given with `render`, and take the text apart into marks and the template's
+        own text. `values`: the template's other variables as one text, to tell renderings apart."""
         name = repr((marked, tools, values, flags, date.today() if self._dated else None))
         if (known := self._known.get(name)) is None:
             if len(self._known) >= _MOST_KNOWN:
@@ -113,8 +119,10 @@ class Shapes:
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """A shape that becomes `text` when the marks are replaced by what they stand for. `starts`: where in the text each
-    gap begins. `places`: where in the text the words of each mark stand, in the order in which they are shown."""
+    """A conversation's `text`, whose parts are known because its rendering with marks, `shape`, becomes this text when
+    each mark is replaced by the words that it stands for. `starts`: where in the text each gap, a text between two
+    marks, begins. `places`: the begin and the end, in the text, of the words of each mark, in the order of the
+    marks."""
 
     text: str
     shape: Shape
@@ -122,9 +130,9 @@ class Filled:
     places: Spans = ()
 
     def goes_on(self, shorter: Shape) -> tuple[int, str, str] | None:
-        """(where in this text the last words of a `shorter` conversation end, what the template writes behind them here
-        up to the next words, what it writes behind them in `shorter` up to its end). None where these words are shown
-        here twice or not at all."""
+        """Compare what the template writes after the words of a `shorter` conversation, the first messages of this one.
+        Returns (where in this text its last words end, what stands here between them and the next words, what stands
+        after them in `shorter`). None where its last words occur twice or not at all here."""
         gap = 0
         if shorter.marks:
             if self.shape.marks.count(shorter.marks[-1]) != 1:
@@ -133,8 +141,9 @@ class Filled:
         return self.starts[gap], self.shape.gaps[gap], shorter.gaps[-1]
 
     def is_marked_alike(self, spans: Spans) -> bool:
-        """Whether the template's marked `spans` of the text agree with its spans of the shape. Each edge must be at the
-        same place of the same gap, or within the words at which it is in the shape."""
+        """Whether `spans`, the parts of the text that the template marks as the assistant's, agree with those of the
+        rendering with marks. Each edge must be at the same place between the same words, or within the words next to
+        which it is there."""
         if len(spans) != len(self.shape.spans):
             return True  # the number of spans may depend on what is said
         for edge, (gap, behind) in zip((edge for span in spans for edge in span), self.shape.edges, strict=True):
@@ -149,8 +158,9 @@ class Filled:
 
 
 def fill(shape: Shape, said: dict[str, Said], text: str) -> Filled | None:
-    """The shape with its marks replaced by their words, as they are or in a form in which templates write them. None
-    where the result is not `text`; the shape then proves nothing about the text."""
+    """Replace the marks of a rendering by the words that they stand for (`said`: mark -> words), as they are or in a
+    form in which templates write them. None where the result is not `text`; the rendering then proves nothing about the
+    text."""
     if not text.startswith(shape.gaps[0]):
         return None
     at, starts, places = len(shape.gaps[0]), [0], []
@@ -169,12 +179,13 @@ def fill(shape: Shape, said: dict[str, Said], text: str) -> Filled | None:
 
 
 def written(words: str) -> Iterator[str]:
-    """Yield the forms in which templates write what is said: as it is, stripped, or as JSON."""
+    """Yield the forms in which chat templates write a message's words: unchanged, stripped of white space, or escaped
+    as in JSON."""
     yield words
     yield from {words.rstrip(): 0, words.lstrip(): 0, words.strip(): 0}
     yield json.dumps(words, ensure_ascii=False)[1:-1]
 
 
 def private_character(text: str) -> str:
-    """A private-use character that does not occur in the text."""
+    """The first character of Unicode's private use area that does not occur in `text`."""
     return next(mark for mark in map(chr, range(_FIRST_MARK, sys.maxunicode + 1)) if mark not in text)

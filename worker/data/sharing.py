@@ -1,5 +1,5 @@
-"""Cuts documents that are too long as LLaMA-Factory does (`long_rows: share`): turn by turn, prompt and answer share
-the room that is left, so that an answer is kept even behind a long prompt."""
+"""Cuts documents that are too long as LLaMA-Factory does (`long_rows: share`): message by message, prompt and answer
+share the room that is left, so that an answer is kept even after a long prompt."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class Sharing:
-    """Cuts the documents of a job with `long_rows: share`; those of other jobs stay as they are."""
+    """Cuts documents that are too long for a job with `long_rows: share`. Documents of other jobs stay as they are."""
 
     def __init__(self, job: Job, *, pairs: bool = False) -> None:
         """`pairs`: for an encoder-decoder, where prompt and completion are cut elsewhere, each by itself."""
@@ -28,8 +28,9 @@ class Sharing:
         self._all = self._cut = self._lost = 0
 
     def cut(self, ids: NDArray[np.int32], learned: NDArray[np.bool_]) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
-        """The part of a document that is kept: the beginnings of its prompts and answers. A turn is a run of tokens
-        that are not learned (the prompt) and the learned tokens behind it (the answer)."""
+        """Cut a document to the job's length. Returns the token ids that are kept and their learned flags, the
+        beginnings of its prompts and answers. A prompt is a run of tokens that are not learned; its answer is the
+        learned tokens after it."""
         self._all += 1
         if not self._shares or len(ids) <= self._most:
             return ids, learned
@@ -60,8 +61,9 @@ class Sharing:
 
 
 def shares(prompt: int, answer: int, room: int) -> tuple[int, int]:
-    """How many tokens of a turn's prompt and of its answer are kept in `room` tokens. A side that takes less than half
-    of the room stays whole; else the two share it in proportion. This is LLaMA-Factory's `infer_seqlen`."""
+    """(number of tokens kept of a prompt, number kept of its answer), which together are at most `room`. The arguments
+    are numbers of tokens. A side that takes less than half of the room stays whole; else the two share it in
+    proportion. This is LLaMA-Factory's `infer_seqlen`."""
     if 2 * answer < room:
         most = room
     elif 2 * prompt < room:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownRow:
-    """A row as text: its pieces and whether each is learned, the number of its `tokens`, and how many are `learned`.
-    `places`: where its records stand, in words, as far as that is known."""
+    """A row of training data as text. `pieces`: its texts, each with whether it is learned. `tokens`, `learned`: how
+    many tokens the row has, and how many of them are learned. `places`: where its records stand in the data, in words,
+    as far as that is known."""
 
     pieces: tuple[tuple[str, bool], ...]
     tokens: int
@@ -17,8 +18,8 @@ class ShownRow:
     places: tuple[str, ...] = ()
 
     def marked(self, most: int, begin: str = "⟦", end: str = "⟧") -> str:
-        """The text, with learned pieces between the marks `begin` and `end`. The middle of a text longer than `most`
-        characters is cut out; a learned piece next to the gap keeps both marks."""
+        """The row's text, with its learned parts between the marks `begin` and `end`. The middle of a text longer than
+        `most` characters is cut out; a learned part next to the gap keeps both marks."""
         half, length = most // 2, sum(len(text) for text, _ in self.pieces)
         if length <= most:
             return _between(self.pieces, begin, end)

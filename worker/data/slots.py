@@ -1,5 +1,5 @@
-"""Writes conversations under LLaMA-Factory's named templates: in the pieces of text that this tool tokenizes one by
-one, with what it learns."""
+"""Writes conversations under LLaMA-Factory's named templates, as the pieces of text that LLaMA-Factory tokenizes one by
+one, each learned or not."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ Piece = tuple[str | int, bool]
 
 
 class Slots:
-    """A template with a tokenizer. Where the template `ends_once`, the end token is learned behind each answer, in
-    place of the first token of the next turn; `worker.data.padding.Rows` does that. Raises UserError for a tokenizer
-    without the template's tokens, and for `everything` with a template under which the tool cannot learn all."""
+    """One of LLaMA-Factory's named templates, with a tokenizer. If the template has `ends_once`, the end token is
+    learned after each answer, in place of the first token of the next message; `worker.data.padding.Rows` does that.
+    Raises UserError for a tokenizer without the template's tokens, and for `everything` (learn all tokens) with a
+    template under which LLaMA-Factory cannot do so."""
 
     def __init__(
         self,
@@ -55,7 +56,8 @@ class Slots:
         check_tokens(tokenizer, template.tokens, name)
 
     def pieces(self, conversation: Conversation) -> tuple[Piece, ...]:
-        """The pieces in which a conversation is written. Raises ValueError for one at which the tool fails."""
+        """The pieces, each a text to be tokenized alone and whether it is learned, in which the template writes
+        `conversation`. Raises ValueError for a conversation at which LLaMA-Factory fails."""
         template, turns = self._template, conversation.turns
         if template.ends_once and not all(turn.content for turn in turns[1:-1:2]):
             raise ValueError(f"an answer that the conversation goes on from is empty, behind which {self.name} ends it")

@@ -21,11 +21,10 @@ from worker.data.hub_files import data_of_hub, first_rows_of_hub
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """The rows of one entry, in the order of its files.
+    """The records of one dataset of the job, in the order of its files.
 
-    `columns`: those at the beginning of the data, by which a submission recognizes the records, too. `parts`: (reader
-    of files, first record, the one after the last record); None as the last means up to the end.
-    """
+    `columns`: those at the beginning of the data, by which a submission, too, recognizes what the records are. `parts`:
+    (reader of files, number of the first record, number after the last one; None: up to the end)."""
 
     entry: DataEntry
     name: str
@@ -33,7 +32,8 @@ class Source:
     parts: tuple[tuple[Reader, int, int | None], ...]
 
     def rows(self) -> Iterator[Row]:
-        """Yield the rows from the beginning, read anew at each call. Raises UserError."""
+        """Yield the records from the beginning; each call reads the files anew. Raises UserError for files that cannot
+        be read."""
         with _refusals(self.entry):
             for reader, start, stop in self.parts:
                 yield from reader.records(start, stop)

@@ -1,5 +1,5 @@
-"""Makes rows as LLaMA-Factory's v1 does: a conversation up to one of its answers. The answer is learned, with all that
-the tokenizer's chat template writes behind it."""
+"""Makes rows as LLaMA-Factory's v1 does: each row is a conversation up to one of its answers. The answer is learned,
+with all that the tokenizer's chat template writes after it."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def format_of(
     values: Mapping[str, Any],
     source: Source | None,
 ) -> Format:
-    """The format by which the records of an entry with a `converter` become documents. `columns`: by offmate's names.
-    `values`: what the chat template is told beside the messages. `source`: all of the entry's records, from which the
-    entry's draw is made; None: all records are taken. Raises UserError for an entry that does not suit the
-    converter."""
+    """The format by which records of a dataset with a `converter` (of LLaMA-Factory's v1) become documents. `columns`:
+    under offmate's names. `values`: variables of the chat template, beside the messages. `source`: all of the dataset's
+    records, from which a sample is drawn if the entry asks for one; None: all records are taken. Raises UserError for
+    an entry that does not suit its converter."""
     converter = entry.converter
     assert converter is not None
 
@@ -118,7 +118,7 @@ class _Rows:
 
 
 def refuse_pairs(entry: DataEntry) -> UserError:
-    """The UserError "no-pairs" for an encoder-decoder whose entry has a converter."""
+    """Make the UserError "no-pairs", for an encoder-decoder whose dataset has a `converter`."""
     return UserError(
         f"Rows of LLaMA-Factory's v1 are for models that go on from a text, and {entry.path} has a converter.",
         code="no-pairs",

@@ -78,7 +78,7 @@ class Host:
         """Allocate the host copies of these `kinds` (weight, gradient, states) for the tensor `name`, in one piece of
         memory, and fill them with their content before the first step, which follows from `weight`. `overwritten`: the
         gradient uses the memory of the weight's working copy. `packed`: states keep only the lower half of the fp32
-        master; the upper half is the bf16 working copy."""
+        master; its upper half follows from the bf16 working copy (`planner.cpu.packed`)."""
         wanted = [(WEIGHT, weight.dtype, weight.shape)] * (WEIGHT in kinds)
         wanted += [(GRADIENT, weight.dtype, weight.shape)] * (GRADIENT in kinds and not overwritten and not packed)
         wanted += [(STATES, *layout) for layout in _state_layouts(weight, optimizer)] * (STATES in kinds)
@@ -154,7 +154,7 @@ class Host:
 
     def is_packed(self, name: str) -> bool:
         """Whether the optimizer states of the tensor `name` are packed: of the fp32 master they hold only the lower
-        half, while the upper half is the bf16 working copy."""
+        half, while its upper half follows from the bf16 working copy (`planner.cpu.packed`)."""
         return name in self._masters
 
     @contextmanager
