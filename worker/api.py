@@ -64,20 +64,20 @@ def prepare(
     measure: bool = True,
     compile: str = "off",
 ) -> LoopEngine:
-    """An engine that trains `model` within the budgets, with the numbers of plain PyTorch.
+    """Make an engine that trains `model` within memory budgets, with the numbers of plain PyTorch.
 
     `batch` is a sample of the largest shape that will come, or a list of samples for a step of several micro-batches,
-    whose gradients add up. `model` is on the CPU, in fp32 or in bf16 (then masters and moments are fp32);
-    parameters that do not require grad are not trained. `optimizer` is a fresh AdamW over all parameters that require
-    grad, or a list of an AdamW and a Muon that share them. Groups' learning rates are read at every step, so torch's
-    schedulers work. Budgets are bytes or texts like "6GiB"; the default is what is free. Micro-batch k of step n runs
-    under `torch.manual_seed(worker.data.seeds.micro_batch_seed(seed, n, k))`. `measure`: time the model's blocks on the
-    device first, which takes seconds; otherwise the plan rests on an estimate. `compile`: "auto" lets inductor compile
-    the layers (measuring then takes minutes) and uses compiled code where it is faster; losses and gradients then
-    differ in the last bits.
+    whose gradients add up. `model` is on the CPU, in fp32 or in bf16 (then masters and moments are fp32); parameters
+    that do not require grad are not trained. `optimizer` is a fresh AdamW over all parameters that require grad, or a
+    list of an AdamW and a Muon that share them. Groups' learning rates are read at every step, so torch's schedulers
+    work. Budgets are bytes or texts like "6GiB"; the default is the memory that is free. Clipping: `max_grad_norm`,
+    None for none. Micro-batch k of step n runs under `torch.manual_seed(worker.data.seeds.micro_batch_seed(seed, n,
+    k))`. `measure`: time the model's blocks on the device first, which takes seconds; otherwise the plan rests on an
+    estimate. `compile`: "auto" lets inductor compile the layers (measuring then takes minutes) and uses compiled code
+    where it is faster; losses and gradients then differ in the last bits.
 
-    Raises UserError for what cannot be trained, and where no plan fits.
-    """
+    Raises UserError for a model, an optimizer or a batch that the engine cannot train with, and where no plan fits the
+    budgets."""
     batches = _listed(batch)
     check_model(model)
     _check_sample(model, batches, "prepare()")
@@ -141,15 +141,15 @@ def prepare(
 
 
 class LoopEngine:
-    """The engine that `prepare` returns.
+    """The engine that `prepare` returns: it does a user's training steps under a plan.
 
     plan         the plan it works under
     grad_norm    the global norm of the last step's gradients before clipping; None without clipping
-    peak_bytes   the most device memory of the last step (on the CPU, where counting takes time, that of the second
-                 step); None before the first
+    peak_bytes   the most bytes of device memory in use during the last step; None before the first step. On the CPU,
+                 where counting takes time, only the first two steps are counted, and the second one's value is kept
 
-    Until `restore` the model's parameters are shapes without content. A step may leave updates running on the CPU.
-    """
+    Until `restore` the model's parameters are shapes without content. When `step` returns, some updates may still be
+    running on the CPU."""
 
     def __init__(
         self,
@@ -172,17 +172,16 @@ class LoopEngine:
 
     @property
     def steps_done(self) -> int:
-        """Optimizer steps so far, those before a `load` included."""
+        """The number of optimizer steps done so far, including those before the checkpoint that `load` has loaded."""
         return self._engine.steps_done
 
     def step(self, batch: Batch | Sequence[Batch]) -> Tensor:
         """Do one optimizer step over as many micro-batches as `prepare` was given. Returns the loss, a 0-dimensional
         tensor on the device: the model's own for one micro-batch, the mean over all trained tokens for several.
 
-        Raises UserError for a batch that the plan is not for, and what the model raised. After an error before the
-        step's first update, as one of the model's forward is, the weights are those before the step, and the next step
-        may follow. After a later error only `load`, `restore` and `close` work ("weights-torn").
-        """
+        Raises UserError for a batch that the plan is not for, and any error of the model. After an error before the
+        step's first update, as in the model's forward, the weights are those before the step, and the next step may
+        follow. After a later error only `load`, `restore` and `close` work ("weights-torn")."""
         batches = _listed(batch)
         self._check(batches)
         seeds = [micro_batch_seed(self._seed, self.steps_done, k) for k in range(len(batches))]
@@ -204,9 +203,9 @@ class LoopEngine:
             self._engine.stop_metering()
 
     def evaluate(self, batch: Batch | Sequence[Batch]) -> Tensor:
-        """The loss of a batch, or the mean over all tokens of any number of batches, of the model in evaluation mode
-        with the current weights, within the budget. Raises UserError where they do not fit the budget, and where
-        several batches have no tokens to weigh them by, or not one label to predict."""
+        """The loss, in evaluation mode and with the current weights, of a batch, or of several batches together: then
+        the mean over all their tokens. Stays within the budget. Raises UserError where the batches do not fit it, and
+        where several batches have no tokens to weigh them by, or not one label to predict."""
         batches = _listed(batch)
         _check_sample(self._model, batches, "evaluate()")
         if len(batches) > 1 and not all({"input_ids", "labels"} <= batch.keys() for batch in batches):
@@ -224,10 +223,10 @@ class LoopEngine:
         return (losses * weights).sum() / weights.sum()
 
     def generate(self, prompts: Sequence[Sequence[int]], *, new_tokens: int, pad: int = 0) -> list[list[int]]:
-        """The tokens that the model's own greedy `generate` gives after each of `prompts` (lists of tokens) with the
-        current weights, within the budget. `pad` fills up an answer that ends before the others. Raises UserError where
-        the prompts do not fit, where there is none or one is empty, and where the model has no `generate`.
-        """
+        """Generate greedily with the model's own `generate` and the current weights, within the budget. Returns the new
+        token ids, at most `new_tokens`, for each of `prompts` (lists of token ids). The token id `pad` fills up an
+        answer that ends before others. Raises UserError where the prompts do not fit, where there is none or one is
+        empty, and where the model has no `generate`."""
         if not hasattr(self._model, "generate"):
             raise UserError(
                 f"{type(self._model).__name__} has no generate() and cannot write texts.",
@@ -282,17 +281,17 @@ class LoopEngine:
                     )
 
     def save(self, path: Path | str) -> Path:
-        """Write all that training needs to go on into the folder `path`/step-N, where N is the number of steps done.
-        When it is on disk, older checkpoints in `path` are removed. Returns the folder. Raises UserError when the disk
-        is full or a number is not finite."""
+        """Write a checkpoint, all that training needs to go on, into the folder `path`/step-N, where N is the number of
+        steps done. Once it is on disk, older checkpoints in `path` are removed. Returns its folder. Raises UserError
+        when the disk is full or a weight or moment is not finite."""
         trained = sum(p.numel() for p in self._model.parameters() if p.requires_grad)
         needed = STATE_BYTES_PER_PARAMETER * trained + 2**20
         return _checkpoints(Path(path)).save(self.steps_done, self._engine.state(), needed)
 
     def load(self, path: Path | str) -> None:
-        """Continue from what `save` wrote into `path`, bit for bit as if training had not stopped. The state of a
-        scheduler is not part of it. Raises UserError where there is no whole checkpoint, ValueError when it is another
-        model's."""
+        """Continue from the newest checkpoint that `save` wrote into `path`, bit for bit as if training had not
+        stopped. The state of a learning-rate scheduler is not part of it. Raises UserError where there is no undamaged
+        checkpoint, and ValueError when it is another model's."""
         last = _checkpoints(Path(path)).latest()
         if last is None:
             raise UserError(f"There is no checkpoint in {path}.", code="no-checkpoint", exit_code=Exit.USAGE)
@@ -301,9 +300,9 @@ class LoopEngine:
         self._guard.settle()
 
     def restore(self) -> nn.Module:
-        """End the engine and return the plain model on the CPU, in the mode it had, with its trained weights. After an
-        error in the middle of a step's updates some weights are those before the step and some those after; the log
-        says so."""
+        """End the engine and return the plain model on the CPU, with its trained weights and in the training or
+        evaluation mode that it had. After an error in the middle of a step's updates some weights are those before the
+        step and some those after; the log says so."""
         if self._engine.torn:
             log.warning(
                 "restore: an error ended step %d in the middle of its updates: some weights are those before it, "
@@ -316,7 +315,7 @@ class LoopEngine:
         return model
 
     def close(self) -> None:
-        """End the engine without giving the model back."""
+        """End the engine and free the weights: the model is not given back."""
         self._keep_norm()
         self._engine.close()
 

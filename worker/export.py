@@ -16,7 +16,8 @@ from planner.run.plain_streams import speak_plainly
 
 
 def main(arguments: list[str]) -> int:
-    """Export the job in the folder `arguments[0]` to `arguments[1]`; returns the exit code."""
+    """Export the trained model of the job in the run folder `arguments[0]` to `arguments[1]`: a model folder, or a GGUF
+    file. Returns the exit code."""
     kind = arguments.pop().removeprefix("--gguf=") if arguments[-1:] and arguments[-1].startswith("--gguf=") else None
     if len(arguments) != 2 or not Path(arguments[0]).is_dir():
         print("usage: python -m worker.export RUN_DIR TARGET [--gguf=TYPE]", file=sys.stderr)

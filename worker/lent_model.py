@@ -19,8 +19,8 @@ Facts = dict[tuple[str, str], object]
 
 
 def check_model(model: nn.Module) -> None:
-    """Raise UserError "model-not-usable" for what the engine cannot train, and where plain PyTorch would do something
-    at a step that the engine does not."""
+    """Raise UserError "model-not-usable" for a model that the engine cannot train, or for which plain PyTorch would do
+    something at a step that the engine does not."""
     elsewhere = next((f"{name} is on {p.device}" for name, p in model.named_parameters() if p.device.type != "cpu"), "")
     if elsewhere:
         raise UserError(
@@ -59,7 +59,8 @@ def check_model(model: nn.Module) -> None:
 
 
 def lend(model: nn.Module, device: torch.device, undo: contextlib.ExitStack) -> None:
-    """Prepare the model for training, with its cache off and its buffers on `device`; `undo` puts it back."""
+    """Prepare the user's model for training by an engine: turn its key-value cache off and move its buffers to
+    `device`. Closing `undo` restores the model."""
     _switch_cache_off(model, undo)
     _train(model, undo)
     undo.callback(_move_buffers, model, torch.device("cpu"))
@@ -84,7 +85,8 @@ def _train(model: nn.Module, undo: contextlib.ExitStack) -> None:
 
 
 def keep_weights_in(model: nn.Module, undo: contextlib.ExitStack) -> None:
-    """Refuse, until `undo`, to save the model's state dict or load one: its parameters are NaN meanwhile."""
+    """Make saving and loading the model's state dict an error until `undo` is closed: while an engine holds the
+    weights, the model's own parameters are NaN."""
 
     def refuse(*_: object) -> None:
         raise UserError(
@@ -110,8 +112,9 @@ def _move_buffers(model: nn.Module, device: torch.device) -> None:
 
 
 class ModelGuard:
-    """Compares a model with the state in which the engine has left it: its parts, parameters, hooks, modes, and the
-    plain values (a rate of dropout, the kind of attention) that the code of its blocks was made for."""
+    """Notices when a user changes a model while an engine holds its weights: its modules, parameters, hooks, training
+    modes, and the plain values (a dropout rate, the kind of attention) for which the code of its blocks was
+    generated."""
 
     def __init__(self, model: nn.Module, blocks: Iterable[nn.Module]) -> None:
         """`blocks`: those modules of `model` that run as generated code. Calls `settle`."""
@@ -121,15 +124,15 @@ class ModelGuard:
         self.settle()
 
     def settle(self) -> None:
-        """Take the model's present state as the one in which the engine has left it. Known modes are kept, since the
-        engine does not change them."""
+        """Remember the model's present state as the one to compare with. Modes that are known already are kept, since
+        the engine does not change them."""
         modes = {key: value for key, value in self._facts.items() if key[1] == "training"}
         self._facts = {**self._look(), **modes}
         self._alive = [*self._model.modules(), *self._model.parameters()]  # so that no id in the facts is reused
 
     def check(self, *, steps: bool) -> None:
-        """Raise UserError "model-changed" where the model was changed since `settle`. `steps`: it is to be trained, so
-        its modes count, too."""
+        """Raise UserError "model-changed" where the model differs from its state at the last `settle`. `steps`: the
+        model is about to be trained, so its training modes must be the same, too."""
         now = self._look()
         for key in (*self._facts, *now):
             before, after = (facts.get(key) for facts in (self._facts, now))

@@ -26,7 +26,7 @@ from planner.run.plain_streams import speak_plainly
 
 
 def main(arguments: list[str]) -> int:
-    """Prepare the data of the job in the folder `arguments[0]`; returns the exit code."""
+    """Tokenize and count the data of the job in the run folder `arguments[0]`. Returns the exit code."""
     match arguments:
         case ["--job", file] if Path(file).is_file():
             logging.basicConfig(level=logging.ERROR, stream=sys.stderr)

@@ -27,7 +27,7 @@ from planner.units import escaped, printable
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command line; the process's exit code."""
+    """Run the command line `arguments` and print the model's answers. Returns the process's exit code."""
     parser = argparse.ArgumentParser(prog="python -m worker.sample")
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("prompts", nargs="+")
@@ -58,9 +58,9 @@ def _say(run: RunFolder, prompts: tuple[str, ...], options: argparse.Namespace) 
 def answers(
     run: RunFolder, prompts: tuple[str, ...], tokens: int, *, as_text: bool = False, raw: bool = False
 ) -> list[str]:
-    """What the model of the job in `run` says after each of `prompts`, in at most `tokens` tokens each. If the
-    tokenizer has a chat template, a prompt is a user's message, unless `as_text`. `raw`: show special tokens. Raises
-    UserError."""
+    """Generate with the trained model of the job in `run`: for each of `prompts`, the text that follows it, of at most
+    `tokens` tokens. If the tokenizer has a chat template, a prompt is taken as a user's message, unless `as_text`.
+    `raw`: keep special tokens in the text. Raises UserError."""
     job = Job.from_resolved(run.resolved)
     end = run.last_event("end", 0) or {}
     # The event's line may be damaged.

@@ -31,7 +31,8 @@ _OFF = 1.5
 
 
 def run_job(job_id: int) -> None:
-    """Train a waiting job, from its last checkpoint if there is one. Does nothing when it is not due."""
+    """Train the waiting job number `job_id`, from its last checkpoint if there is one. Does nothing when the job is not
+    due."""
     store = Store.from_environment()
     with Watch(lambda: cancelled(store, job_id)) as watch:
         row = store.take(job_id, JobState.RUNNING, Process.current())
@@ -56,15 +57,16 @@ def run_job(job_id: int) -> None:
 
 
 def clear_place(run: RunFolder) -> None:
-    """Remove what the trainer had begun to write where the model goes. The trainer has ended, perhaps by a kill."""
+    """Remove unfinished files that the trainer of `run` has left where the model folder goes. The trainer's process has
+    ended, perhaps by a kill."""
     with suppress(OSError, UserError):  # what is left is removed at the next start
         job = Job.from_resolved(run.resolved)
         Place(folder=Path(job.output_dir or run.output), token=run.token()).clear()
 
 
 def forget_if_wrong(run: RunFolder, database_url: str) -> bool:
-    """Drop the measurement behind a finished run's plan, and the plans that rest on it, if the steps' time was far from
-    the prediction: then the machine was busy during the measurement. Returns whether it was dropped."""
+    """Drop the measurement behind a finished run's plan, and the plans that rest on it, if the steps took a time far
+    from the predicted one: then the machine was busy during the measurement. Returns whether it was dropped."""
     plan = run.read_plan()
     times = step_times(read_metrics(run.metrics))
     step_s, predicted_s = times.step_s, times.predicted_step_s

@@ -20,8 +20,8 @@ _KNOWN = f"use torch.optim.AdamW(..., fused=True), or beside it {_OTHERS}; a job
 
 
 class TorchOptimizers:
-    """Reads the settings that the optimizers' groups have now, as schedulers may change rates, momenta and any other
-    setting."""
+    """Reads the present settings of PyTorch optimizers' parameter groups in the engine's terms. They are read anew at
+    every step, as schedulers may change rates, momenta and any other setting."""
 
     def __init__(self, optimizers: Optimizer | Sequence[Optimizer], model: nn.Module) -> None:
         """`optimizers` must have all trainable parameters of `model`, each in one of them, and none of another model;
@@ -58,7 +58,8 @@ class TorchOptimizers:
         return [group for optimizer in self._optimizers for group in optimizer.param_groups]
 
     def settings(self) -> tuple[Group, ...]:
-        """The settings of each group. Raises UserError "optimizer-not-usable" for what the engine cannot do."""
+        """The present settings of each parameter group. Raises UserError "optimizer-not-usable" for settings that the
+        engine does not support."""
         for optimizer, state in zip(self._optimizers, self._states, strict=True):
             if optimizer.state:
                 fresh = "give a fresh one; load() brings back what save() kept"
@@ -91,24 +92,27 @@ class TorchOptimizers:
             yield from [_GROUPS[type(optimizer)]] * len(optimizer.param_groups)
 
     def kinds(self, model: nn.Module) -> dict[str, Any]:
-        """Parameter name -> its optimizer."""
+        """Parameter name -> the kind of optimizer that updates it, for all parameters of `model` in the optimizers'
+        groups."""
         groups = self.settings()
         return {
             name: group.optimizer_of(p) for name, p in model.named_parameters() for group in groups if group.has(name)
         }
 
     def saw_step(self) -> None:
-        """Step the optimizers without gradients: this changes nothing, but their schedulers and hooks see a step."""
+        """Call each optimizer's `step` while no parameter has a gradient. This changes no parameter, but the
+        optimizers' schedulers and hooks see a step."""
         for optimizer in self._optimizers:
             optimizer.step()
         self._states = [optimizer.state for optimizer in self._optimizers]
 
     def forget(self) -> None:
-        """The engine's moments were loaded, so the optimizer's `load_state_dict` may now bring its rates back, too."""
+        """Note that the engine has loaded its moments from a checkpoint, so that the user may now call the optimizers'
+        `load_state_dict`, which brings their learning rates back."""
         self._states = [None] * len(self._optimizers)
 
     def learning_rates(self) -> tuple[float, ...]:
-        """The rate of each group."""
+        """The present learning rate of each parameter group."""
         return tuple(float(group["lr"]) for group in self._groups())
 
 

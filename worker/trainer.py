@@ -25,7 +25,7 @@ from worker.training.stop import Stopped, StopRequest
 
 
 def main(arguments: list[str]) -> int:
-    """Run the job in the folder `arguments[0]`; returns the exit code."""
+    """Train the job in the run folder `arguments[0]`. Returns the exit code."""
     if len(arguments) != 1 or not Path(arguments[0]).is_dir():
         print("usage: python -m worker.trainer RUN_DIR", file=sys.stderr)
         return Exit.USAGE

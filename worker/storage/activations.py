@@ -1,8 +1,7 @@
-"""Keeps activations on disk, and weights that live wholly on disk, with their gradients.
+"""Keeps on disk, while a run trains, activations, weights that live wholly on disk, and the gradients of these weights.
 
 Each item has a place in a file whose name is removed at once, so that the file goes when its process ends, whatever
-ends it. A checkpoint needs none of this, so nothing is flushed to make it durable.
-"""
+ends it. A checkpoint needs none of this, so nothing is flushed to make it durable."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ from worker.storage.striped import File, Part, Striped, file_sizes, parts_of_pie
 
 
 class ActivationsOnDisk:
-    """Items in one file in each of `folders`, which belong to this run alone.
+    """Activations, weights and gradients ("items") in one file in each of `folders`, which belong to this run alone.
 
     read_bytes       bytes read since this object was made
     written_bytes    bytes written since this object was made
@@ -80,12 +79,12 @@ class ActivationsOnDisk:
                 path.unlink(missing_ok=True)
 
     def write(self, item: Item, memory: Tensor) -> None:
-        """Write the item from `memory` (bytes, in whole pages, no more than its size). Raises UserError
+        """Write the item from `memory`: bytes in whole pages, no more than the item's size on disk. Raises UserError
         "disk-failed"."""
         self._move(item, memory, write=True)
 
     def read(self, item: Item, memory: Tensor) -> None:
-        """Fill `memory` with the beginning of the item, as last written. Raises UserError "disk-failed"."""
+        """Fill `memory` (bytes) with the item as last written, from its beginning. Raises UserError "disk-failed"."""
         self._move(item, memory, write=False)
 
     def _move(self, item: Item, memory: Tensor, *, write: bool) -> None:
@@ -111,7 +110,7 @@ class ActivationsOnDisk:
         return failed
 
     def close(self) -> None:
-        """Close the files, which thereby disappear, and remove the folders that are empty."""
+        """Close the files, which disappear thereby, and remove the folders that are then empty."""
         self._striped.close()
         for file in self._files.values():
             file.close()

@@ -75,16 +75,15 @@ _LENGTH = ("num_train_epochs", "max_steps")
 
 
 class TornCheckpoint(Exception):
-    """Raised for a checkpoint that cannot be trusted; the message says why."""
+    """Raised for a checkpoint that cannot be trusted, because files are missing or damaged; the message says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
     """What a run's numbers depend on: the job's keys that matter, the data's fingerprint, the total number of steps,
-    and the plan's digest.
+    and the plan's digest. A checkpoint records it.
 
-    `differences` does not count another plan: the job goes on correctly under it, though not with the same bits.
-    """
+    `differences` does not count another plan: the job goes on correctly under it, though not with the same bits."""
 
     job: dict[str, object]
     data: str
@@ -93,17 +92,19 @@ class Origin:
 
     @classmethod
     def of(cls, job: Job, *, data: str, total_steps: int, plan: Plan) -> Origin:
-        """The origin of a run of `job`."""
+        """The origin of a run of `job` on data with the fingerprint `data`, under `plan`."""
         keys = {key: value for key, value in job.model_dump(mode="json").items() if key not in _FREE_KEYS}
         return cls(job=keys, data=data, total_steps=total_steps, plan=_checksum(to_json(plan))[:16])
 
     def of_length(self, other: Origin) -> Origin:
-        """A copy with the length of `other` (epochs or steps), for a longer run that goes on from a shorter one."""
+        """A copy of this origin with the length (epochs or steps) of `other`, for a longer run that goes on from a
+        shorter one."""
         job = {**self.job, **{key: other.job[key] for key in _LENGTH if key in other.job}}
         return replace(self, job=job, total_steps=other.total_steps)
 
     def differences(self, other: Origin) -> tuple[str, ...]:
-        """One line per thing that differs, where `self` is the older: "learning_rate: 0.1, was 0.2"."""
+        """A line of text for each difference between the older origin `self` and the newer `other`, such as
+        "learning_rate: 0.1, was 0.2". Another plan is no difference."""
         before, now = _as_learned(self.job), _as_learned(other.job)
         lines = [
             f"{key}: {now.get(key)}, was {before.get(key)}"
@@ -131,9 +132,9 @@ def _as_learned(job: dict[str, object]) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """A checkpoint whose every byte was read and found right, except the optimizer states that it only names: `states`,
-    which are read when asked for. `evaluations`: step and loss of each evaluation so far; None where the checkpoint was
-    written without them."""
+    """A checkpoint on disk whose every byte was read and found right. Optimizer states that it only names, `states`,
+    are the exception: they are read when asked for. `evaluations`: (step, loss) of each evaluation so far; None where
+    the checkpoint was written without them."""
 
     path: Path
     step: int
@@ -144,8 +145,9 @@ class Checkpoint:
 
     def tensors(self, *, taken_over: bool = False) -> Iterator[tuple[str, dict[str, Tensor]]]:
         """Yield (parameter, {"master", "exp_avg", "exp_avg_sq"}), or (parameter, {"weight"}) for trained weights, one
-        parameter at a time, mapped from disk. `taken_over`: yield only what the checkpoint itself holds, for an engine
-        that has taken over the states that the checkpoint names. Raises UserError "states-torn", "disk-failed"."""
+        parameter at a time, as tensors mapped from disk. `taken_over`: yield only what the checkpoint itself holds,
+        because the engine already uses the states on disk that the checkpoint names. Raises UserError "states-torn",
+        "disk-failed"."""
         nothing: Mapping[str, Iterator[Mapping[str, Tensor]]] = {}
         with contextlib.nullcontext(nothing) if taken_over or self.states is None else self.states.read() as states:
             named = dict(states)
@@ -156,8 +158,8 @@ class Checkpoint:
 
 
 class Checkpoints:
-    """The checkpoints of one run, in `folder`. `keep`: how many to keep, None for all. `longer`: the run goes on from a
-    shorter run, whose checkpoint is in `folder`. Only one process at a time may use the folder."""
+    """The checkpoints of one run, in `folder`. `keep`: how many of them to keep; None for all. `longer`: the run goes
+    on from a shorter run, whose checkpoint is in `folder`. Only one process at a time may use the folder."""
 
     def __init__(self, folder: Path, *, keep: int | None, origin: Origin, longer: bool = False) -> None:
         self._longer = longer
@@ -171,11 +173,11 @@ class Checkpoints:
             shutil.rmtree(leftover)
 
     def latest(self) -> Checkpoint | None:
-        """The newest checkpoint that is whole; None when there is none. Torn ones are skipped with a warning.
+        """The newest checkpoint that is complete and undamaged, after reading all of it; None when there is none.
+        Damaged ones are skipped with a warning in the log.
 
         Raises UserError "job-changed" when the job, its data or its length differ from the checkpoint's, and
-        "checkpoint-not-readable" when the disk does not answer.
-        """
+        "checkpoint-not-readable" when the disk does not answer."""
         for path in reversed(_steps(self._folder)):
             try:
                 checkpoint = read_checkpoint(path)
@@ -210,13 +212,13 @@ class Checkpoints:
         states: StatesOnDisk | None = None,
         evaluations: Sequence[tuple[int, float]] | None = None,
     ) -> Path:
-        """Write the checkpoint of `step`. When this returns, it is durable and older ones beyond `keep` are gone.
+        """Write the checkpoint of `step` from `state`. When this returns, it is safely on disk, and older checkpoints
+        beyond `keep` are removed. Returns its folder.
 
-        `state_bytes`: about what the checkpoint takes on disk. `states`: the optimizer states on disk; with two homes
-        they are named, not copied, and nothing may be written to them meanwhile. `evaluations`: step and loss of each
-        evaluation so far. Raises UserError when the disk has no room, or when the state holds a number that is not
-        finite; earlier checkpoints then stay as they are.
-        """
+        `state_bytes`: about the bytes that the checkpoint takes on disk. `states`: the optimizer states on disk; if
+        they have two places for each piece, they are named and not copied, and nothing may be written to them
+        meanwhile. `evaluations`: (step, loss) of each evaluation so far. Raises UserError when the disk has no room, or
+        when the state holds a number that is not finite; earlier checkpoints then stay as they are."""
         purpose = f"the checkpoint of step {step}"
         at = states if states is not None and states.homes > 1 else None
         check_space(self._folder, state_bytes, purpose)
@@ -239,7 +241,8 @@ class Checkpoints:
         return path
 
     def last(self) -> Path | None:
-        """The folder of the newest checkpoint that is not known to be torn; its files are not read."""
+        """The folder of the newest checkpoint that is not known to be damaged; None without one. Its files are not
+        read."""
         whole = [path for path in _steps(self._folder) if path not in self._torn]
         return whole[-1] if whole else None
 
@@ -268,9 +271,10 @@ def write_checkpoint(
     named: StatesRecord | None = None,
     evaluations: Sequence[tuple[int, float]] | None = None,
 ) -> Path:
-    """Write `step-N/` in `folder`, with the items in files called `stem-…`. `named`: the states that stay where they
-    are. When this returns, the checkpoint is durable; an earlier one of the same step has become `.step-N.old`. Raises
-    OSError, for example on a full disk, and then leaves nothing new."""
+    """Write the checkpoint folder `step-N/` in `folder`, with the `items` in files called `stem-…`. Returns its path.
+    `named`: a record of optimizer states that stay in files elsewhere. When this returns, the checkpoint is safely on
+    disk; an earlier one of the same step has become `.step-N.old`. Raises OSError, for example on a full disk, and then
+    leaves nothing new."""
     temporary = folder / f".step-{step}.tmp"
     shutil.rmtree(temporary, ignore_errors=True)
     try:
@@ -294,9 +298,9 @@ def write_checkpoint(
 
 
 def finite(state: Iterable[Written], step: int, last: Path | None) -> Iterator[Written]:
-    """Yield the items of `state`, taken after `step`. Raises UserError "non-finite" at a number that is not finite;
-    `last` is the checkpoint to go back to. Streamed tensors are not checked: that was done when they were written to
-    disk."""
+    """Yield the items of `state`, the tensors after step `step`, and check them. Raises UserError "non-finite" at a
+    number that is not finite; `last` is the checkpoint that the message offers to go back to. Tensors that are streamed
+    from disk were checked when they were written there, and are not checked again."""
     for name, parts in state:
         for part, tensor in (parts.rest if isinstance(parts, Streamed) else parts).items():
             if not torch.isfinite(tensor.sum()) and not bool(torch.isfinite(tensor).all()):
@@ -305,7 +309,8 @@ def finite(state: Iterable[Written], step: int, last: Path | None) -> Iterator[W
 
 
 def non_finite(quantity: str, step: int, last: Path | None) -> UserError:
-    """The error for a number that is not finite, found after `step`."""
+    """Make the UserError "non-finite" for the quantity `quantity`, which is not finite after step `step`. `last`: the
+    checkpoint that the message offers to go back to."""
     return UserError(
         f"The training has diverged: {quantity} is not finite at step {step}.",
         code="non-finite",
@@ -315,9 +320,9 @@ def non_finite(quantity: str, step: int, last: Path | None) -> UserError:
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """The checkpoint in the folder `path`; every file is read and compared with the manifest. Raises TornCheckpoint
-    when a file is missing or is not what was written, and OSError when a file cannot be read now, which does not mean
-    that the checkpoint is torn."""
+    """Read the checkpoint in the folder `path`, and compare every file with its manifest (names, sizes, checksums).
+    Raises TornCheckpoint when a file is missing or is not what was written, and OSError when a file cannot be read now,
+    which does not mean that the checkpoint is damaged."""
     try:
         sealed = json.loads((path / "manifest.json").read_text("utf-8"))
         manifest = sealed["manifest"]

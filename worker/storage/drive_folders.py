@@ -20,9 +20,9 @@ _IN_MEMORY = {0x01021994: "tmpfs", 0x858458F6: "ramfs"}
 
 
 def prepared(folder: Path, contents: str) -> Path:
-    """Make the folder where it does not exist, and return its resolved path. Its parent is made too, but nothing above
-    it: else files meant for a drive that is not mounted would land on the disk below. `contents`: what is to be kept
-    there, for messages. Raises UserError "disk-is-memory", "disk-failed", and what `check_place` raises."""
+    """Make the folder `folder` if it does not exist, and return its resolved path. Its parent is made too, but nothing
+    above it: else files meant for a drive that is not mounted would land on the disk below. `contents`: what is to be
+    kept there, for error messages. Raises UserError "disk-is-memory", "disk-failed", and what `check_place` raises."""
     check_place(folder.parent)
     try:
         folder.parent.mkdir(exist_ok=True)
@@ -56,8 +56,8 @@ def _file_system(folder: Path) -> int:
 
 
 def tidy(folders: Sequence[Path], pattern: str, needed: Sequence[Path] = ()) -> None:
-    """Remove files that match `pattern` and are not `needed`: a process that was killed before its first checkpoint
-    leaves some."""
+    """Remove from `folders` the files that match `pattern`, except those in `needed`: a process that was killed before
+    its first checkpoint leaves some behind."""
     for path in (path for folder in folders for path in folder.glob(pattern)):
         if path not in needed:
             log.info("disk: %s belongs to no checkpoint; removed", path)
@@ -65,8 +65,8 @@ def tidy(folders: Sequence[Path], pattern: str, needed: Sequence[Path] = ()) -> 
 
 
 def check_room(paths: Sequence[Path], sizes: Sequence[int], contents: str) -> None:
-    """Raise UserError "disk-too-small" where the disks have no room for files of these `sizes` (bytes). Several folders
-    may be on one disk."""
+    """Raise UserError "disk-too-small" where the disks have no room for files at `paths` of these `sizes` (bytes).
+    Several of them may be on one disk. `contents`: what the files are to hold, for the message."""
     needed: dict[int, int] = {}
     used = {path: size for path, size in zip(paths, sizes, strict=True) if size}
     for path, size in used.items():
@@ -91,8 +91,8 @@ def _too_small(folder: Path, needed: int, free: int, contents: str) -> UserError
 
 
 def refused(path: Path, size: int, error: OSError, contents: str) -> UserError:
-    """The error to raise where a file of `size` bytes cannot be made: "disk-too-small", "disk-not-direct" or
-    "disk-failed"."""
+    """Make the UserError for a file of `size` bytes at `path` that cannot be created because of `error`:
+    "disk-too-small", "disk-not-direct" or "disk-failed". `contents`: what the file is to hold, for the message."""
     if is_disk_full(error):
         return _too_small(path.parent, size, shutil.disk_usage(path.parent).free, contents)
     if error.errno == errno.EINVAL:

@@ -29,8 +29,8 @@ model's configs describe these."""
 
 
 class Output:
-    """Writes a job's model folder. Make it before an engine takes the model's weights away: it notes names and dtypes
-    of the weights."""
+    """Writes the model folder with which a job ends. Make this object before an engine takes over the model's weights:
+    it notes their names and dtypes."""
 
     def __init__(
         self, model: nn.Module, dtype: torch.dtype, *, converted: Converted | None = None, stops: bool = False
@@ -63,13 +63,12 @@ class Output:
         step: int,
         card: str | None = None,
     ) -> Path:
-        """Write the model folder of the trained `weights` (name -> values in the folder's dtype), with `card` as its
-        README.md. Returns its path.
+        """Write the model folder at `place` from the trained `weights` (name -> values in the folder's dtype), with
+        `card` as its README.md. Returns its path. `run` and `step` say which run, after which step, made it.
 
         `model` gives the structure, buffers and configs, and the parameters that `weights` lacks. Every weight that an
         engine took away from the model, frozen ones included, must therefore be in `weights`. For LoRA only adapters
-        are written. Raises OSError, UserError, or what a library makes of a full disk; then nothing is left behind.
-        """
+        are written. Raises OSError, UserError, or what a library makes of a full disk; then nothing is left behind."""
         draft = place.begin()
         try:
             check_space(draft, self.weight_bytes + FILES_BYTES, "the trained model")
@@ -99,7 +98,8 @@ class Output:
             model.get_base_model().generation_config.save_pretrained(folder)
 
     def write_files(self, folder: Path, model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Write the configs and the tokenizer, but no weights, into `folder`. Raises what the libraries raise."""
+        """Write the model's configs and the tokenizer, but no weights, into `folder`. Raises what transformers
+        raises."""
         untyped = cast(Any, model)
         configs = [*untyped.peft_config.values()] if self._adapters else [untyped.config]
         if not self._adapters or self._stops:

@@ -19,9 +19,9 @@ from planner.disk import sync
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Streamed:
-    """Tensors of one shape and `dtype`, one for each of `parts`, that are nowhere in memory as a whole. `pieces` yields
-    the index of a first element and, from there on, some flat elements of each part; they are valid until the next
-    piece. `rest`: whole tensors that belong to the same item."""
+    """An item whose tensors, one of the same shape and `dtype` for each name in `parts`, are nowhere in memory as a
+    whole. `pieces` yields, piece by piece, the index of a first element and the flat elements of each part from there
+    on; they are valid until the next piece. `rest`: whole tensors that belong to the same item."""
 
     shape: tuple[int, ...]
     parts: tuple[str, ...]
@@ -31,7 +31,7 @@ class Streamed:
 
     @property
     def bytes(self) -> int:
-        """Bytes of all the tensors, `rest` included."""
+        """The number of bytes of all the item's tensors, those in `rest` included."""
         streamed = self.dtype.itemsize * math.prod(self.shape) * len(self.parts)
         return streamed + sum(tensor.nbytes for tensor in self.rest.values())
 
@@ -48,7 +48,8 @@ _PIECE = 4 * 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileRecord:
-    """A file of a checkpoint: name in its folder, size, BLAKE2b of its content."""
+    """How a checkpoint's manifest describes one file: its name in the folder, its size in bytes, and the BLAKE2b
+    checksum of its content."""
 
     name: str
     bytes: int
@@ -56,7 +57,7 @@ class FileRecord:
 
     @classmethod
     def of(cls, path: Path) -> FileRecord:
-        """The record of the file as it is on disk now."""
+        """Read the file at `path` and describe it: name, size in bytes, checksum."""
         digest = hashlib.blake2b(digest_size=32)
         size = 0
         with path.open("rb") as file:
@@ -123,11 +124,11 @@ def _bytes_of(tensor: Tensor) -> memoryview:
 
 
 def write_shards(folder: Path, stem: str, items: Iterable[Written], *, shard_bytes: int = SHARD_BYTES) -> list[Path]:
-    """Write `stem-00001.safetensors` … with about `shard_bytes` each, flushed to disk; returns them in order.
+    """Write `items` to the files `stem-00001.safetensors`, … in `folder`, each of about `shard_bytes` bytes, and flush
+    them to disk. Returns their paths in order.
 
     Tensors must be in host memory. They go straight to the file, so one item's tensors need not outlive the next item.
-    An item's tensors share a file, under "name/part".
-    """
+    An item's tensors are in one file, under the names "name/part"."""
     paths: list[Path] = []
     shard: _Shard | None = None
     try:
@@ -152,7 +153,8 @@ def write_shards(folder: Path, stem: str, items: Iterable[Written], *, shard_byt
 
 
 def read_shards(paths: Iterable[Path]) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """Yield the items of the files, one at a time. Tensors are mapped from disk: copy a tensor before changing it."""
+    """Yield (name, {part: tensor}) for each item in the files at `paths`, in order, one at a time. The tensors are
+    mapped from disk: copy a tensor before changing it."""
     for path in paths:
         with safe_open(path, framework="pt", device="cpu") as file:
             for name, keys in groupby(sorted(file.keys()), key=lambda key: key.rpartition("/")[0]):

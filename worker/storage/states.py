@@ -1,10 +1,10 @@
-"""Keeps optimizer states on disk in pieces with two homes each, so that checkpoints copy nothing.
+"""Keeps optimizer states on disk in pieces (ranges of a tensor's elements) with two places each, called homes, so that
+checkpoints copy nothing.
 
 The home that the newest checkpoint names is never written. Updates go to the other home and overwrite what earlier
 steps since that checkpoint left there. To checkpoint, the files are flushed; then a record is published that says which
 home of each piece is current and gives the sum of its content. Whatever stops the process or the machine, the homes in
-the last record are whole. Two homes take twice the disk space. Where checkpoints are copies, pieces have one home.
-"""
+the last record are whole. Two homes take twice the disk space. Where checkpoints are copies, pieces have one home."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ _WHAT = "optimizer states"
 
 class StatesOnDisk:
     """The optimizer states of some tensors, in one file in each of `folders`. The folders belong to this run alone:
-    states files that neither it nor the newest checkpoint needs are removed from them.
+    states files that neither this run nor its newest checkpoint needs are removed from them. A home is a place on disk
+    for a piece of states.
 
-    homes            2 where checkpoints name homes, 1 where they are copies
+    homes            homes per piece: 2 where checkpoints name them, 1 where checkpoints copy the states
     resumed          whether the newest checkpoint's files were taken over with the states in them
     read_bytes       bytes read since this object was made
     written_bytes    bytes written since this object was made
@@ -111,9 +112,9 @@ class StatesOnDisk:
             sync(folder.parent)
 
     def read(self, name: str, piece: int, memory: Tensor) -> None:
-        """Read piece `piece` of tensor `name`, as last written, into `memory`: bytes that begin at a page boundary, at
-        least `Piece.bytes`. Any number of threads may read and write different pieces. Raises UserError
-        "disk-failed"."""
+        """Read piece number `piece` of the states of the tensor `name`, as last written, into `memory`: at least
+        `Piece.bytes` bytes, beginning at a page boundary. Any number of threads may read and write different pieces.
+        Raises UserError "disk-failed"."""
         self._read(self._numbers[name, piece], memory)
 
     def _read(self, k: int, memory: Tensor, *, floats: int | None = None) -> Sum | None:
@@ -130,8 +131,9 @@ class StatesOnDisk:
         return total
 
     def write(self, name: str, piece: int, memory: Tensor) -> None:
-        """Write a piece from `memory` to the home that the newest checkpoint does not name. Raises UserError
-        "disk-failed"; after an error every later write and flush raises it too."""
+        """Write piece number `piece` of the states of the tensor `name` from `memory`, to the place on disk that the
+        newest checkpoint does not name. Raises UserError "disk-failed"; after an error every later write and flush
+        raises it, too."""
         k = self._numbers[name, piece]
         assert self._published, "between flush and publication both homes are kept"
         if self._failed is not None:
@@ -155,12 +157,13 @@ class StatesOnDisk:
         return 1 - self._kept[k] if self._kept is not None and self.homes == 2 else self._current[k]
 
     def parts(self, name: str, piece: int, memory: Tensor) -> list[Tensor]:
-        """The piece's states as flat views of `memory`: exp_avg, exp_avg_sq and, where there is one, the master."""
+        """The states of piece number `piece` of the tensor `name` as flat views of `memory`, into which the piece was
+        read: exp_avg, exp_avg_sq and, where there is one, the fp32 master."""
         return parts_of(self.pieces[self._numbers[name, piece]], memory)
 
     def check(self, memory: Tensor) -> Iterator[tuple[Piece, list[Tensor]]]:
-        """Read every piece of the checkpoint that was taken over into `memory`, compare its sum, and yield the piece
-        with its states. Raises UserError "states-torn", "disk-failed"."""
+        """Read every piece of the checkpoint that was taken over into `memory`, compare it with its recorded sum, and
+        yield the piece with its states (flat views of `memory`). Raises UserError "states-torn", "disk-failed"."""
         for k, piece in enumerate(self.pieces):
             total = self._read(k, memory, floats=_floats(piece))
             assert total is not None
@@ -169,8 +172,8 @@ class StatesOnDisk:
             yield piece, parts_of(piece, memory)
 
     def streamed(self, name: str, memory: Tensor, others: Mapping[str, Tensor]) -> Streamed:
-        """A tensor's states for a checkpoint that is a copy, read piece by piece through `memory`. `others`: tensors to
-        write beside them."""
+        """The states of the tensor `name` for a checkpoint that copies them: an object that reads them piece by piece
+        through `memory`. `others`: tensors to write beside them."""
         tensor = next(tensor for tensor in self._tensors if tensor.name == name)
 
         def pieces() -> Iterator[tuple[int, list[Tensor]]]:
@@ -181,8 +184,8 @@ class StatesOnDisk:
         return Streamed(tensor.shape, tensor.parts, pieces, others)
 
     def written(self, name: str, memory: Tensor, dtype: torch.dtype) -> Streamed:
-        """A tensor's master as a "weight" of a model folder, rounded to `dtype`, read piece by piece through
-        `memory`."""
+        """The fp32 master of the tensor `name`, rounded to `dtype`, as the "weight" of a model folder: an object that
+        reads it piece by piece through `memory`."""
         states = self.streamed(name, memory, {})
         master = states.parts.index("master")
 
@@ -193,12 +196,13 @@ class StatesOnDisk:
         return Streamed(states.shape, ("weight",), pieces, {}, dtype)
 
     def not_finite(self) -> str | None:
-        """The name of a tensor whose states, as last written, hold a number that is not finite; None without one."""
+        """The name of a tensor whose states, as last written, contain a number that is not finite (nan or inf); None if
+        there is none."""
         return self.pieces[min(self._not_finite)].name if self._not_finite else None
 
     def flush(self) -> StatesRecord:
-        """Make what was written durable, and return the record that a checkpoint stores. Nothing may be written until
-        `published` or `withdrawn` is called. Raises UserError "disk-failed"."""
+        """Flush to disk what was written, and return the record by which a checkpoint names it. Nothing may be written
+        until `published` or `withdrawn` is called. Raises UserError "disk-failed"."""
         if self._failed is not None:
             raise self._failed
         for number, file in self._files.items():
@@ -212,11 +216,13 @@ class StatesOnDisk:
         )
 
     def published(self) -> None:
-        """Say that the record from `flush` is durable: only now may the other homes be written."""
+        """Note that the checkpoint with the record from `flush` is safely on disk. From now on writes may overwrite the
+        states that the checkpoint before it names."""
         self._kept, self._published = list(self._current), True
 
     def withdrawn(self) -> None:
-        """Say that the record from `flush` was not stored: the previous checkpoint stays the newest."""
+        """Note that no checkpoint has the record from `flush`: the previous checkpoint remains the newest, and its
+        states are still never overwritten."""
         self._published = True
 
     def files(self) -> list[Path]:
@@ -224,14 +230,14 @@ class StatesOnDisk:
         return list(self._paths)
 
     def close(self) -> None:
-        """Close the files; they stay on disk."""
+        """Close the files, which stay on disk."""
         self._striped.close()
         for file in self._files.values():
             file.close()
         self._files.clear()
 
     def delete(self) -> None:
-        """Remove the files, which nothing needs any more, and the folders that are then empty."""
+        """Remove the files, which must not be needed any more, and the folders that are then empty."""
         self.close()
         for path in self._paths:
             path.unlink(missing_ok=True)

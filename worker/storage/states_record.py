@@ -21,10 +21,11 @@ _DTYPES = {4: torch.float32, 2: torch.int16}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatesRecord:
-    """The files by their full paths, their layout, the home of each piece (one digit each) and the sum of each piece
-    (16 hexadecimal digits each). `shares`: the relative share of every piece in each file. Several files with only one
-    share mean that the record is older than shares: its pieces are dealt whole. A file without a share does not
-    exist."""
+    """The record by which a checkpoint names optimizer states on disk: the files' full paths, the layout of the pieces
+    (ranges of a tensor's elements) in them, the home of each piece (which of its places on disk is current; one digit
+    each) and the sum of each piece (16 hexadecimal digits each). `shares`: the relative share of every piece in each
+    file. Several files with only one share mean that the record is older than shares: its pieces are dealt whole. A
+    file without a share does not exist."""
 
     files: tuple[str, ...]
     shares: tuple[int, ...] = (1,)
@@ -45,7 +46,8 @@ class StatesRecord:
         current: Sequence[int],
         sums: Sequence[int],
     ) -> StatesRecord:
-        """The record of states whose pieces have the homes `current` and the `sums`."""
+        """Make the record of states in files at `paths`. `current`: for each piece, the number of its home, the place
+        on disk that holds its current states. `sums`: the sum of each piece's content."""
         return cls(
             files=tuple(map(str, paths)),
             shares=tuple(shares),
@@ -57,24 +59,24 @@ class StatesRecord:
         )
 
     def current(self) -> list[int]:
-        """The home of each piece."""
+        """For each piece of states, the number of its home: the place on disk that holds its current content."""
         return [int(digit) for digit in self.in_homes]
 
     def sums(self) -> list[int]:
-        """The sum of each piece."""
+        """For each piece of states, the sum by which its content is checked."""
         return [int(self.in_sums[at : at + 16], 16) for at in range(0, len(self.in_sums), 16)]
 
     def is_laid_out(
         self, folders: Sequence[Path], tensors: Sequence[StoredTensor], piece_elements: int, homes: int
     ) -> bool:
-        """Whether the files are in these folders, and tensors, piece size and homes are the same, so that each piece is
-        where new files would have it."""
+        """Whether new files in `folders` with these tensors, elements per piece and homes (places on disk per piece)
+        would have each piece where this record's files have it, so that the files can be taken over."""
         parents = [str(Path(file).parent) for file in self.files]
         same = (self.tensors, self.piece_elements, self.homes) == (tuple(tensors), piece_elements, homes)
         return same and parents == list(map(str, folders))
 
     def parts(self) -> list[tuple[Part, ...]]:
-        """The places of each piece's parts."""
+        """For each piece of states, its parts: where in which file its bytes are."""
         pieces = all_pieces(self.tensors, self.piece_elements)
         if len(self.shares) != len(self.files):
             return parts_in_turn(pieces, len(self.files), self.homes)
@@ -82,9 +84,9 @@ class StatesRecord:
 
     @contextlib.contextmanager
     def read(self) -> Iterator[Mapping[str, Iterator[Mapping[str, Tensor]]]]:
-        """Tensor name -> an iterator whose one value is the tensor's states by part, whole and in fp32. The states are
-        read when the value is asked for, which must be while this context is open. Both this and the iterators raise
-        UserError "states-torn", "disk-failed"."""
+        """A context that gives a mapping: tensor name -> an iterator over one value, the tensor's states by name, whole
+        and in fp32. The states are read when that value is asked for, which must be while the context is open. Both
+        raise UserError "states-torn", "disk-failed"."""
         where = self.parts()
         used = [k for k, size in enumerate(file_sizes(where, len(self.files), self.homes)) if size]
         for missing in (self.files[k] for k in used if not Path(self.files[k]).is_file()):
@@ -134,12 +136,14 @@ def _not_read(path: str, error: OSError) -> UserError:
 
 
 def all_pieces(tensors: Sequence[StoredTensor], piece_elements: int) -> tuple[Piece, ...]:
-    """The pieces of the tensors, in their order."""
+    """The pieces (ranges of at most `piece_elements` elements) into which the states of `tensors` are cut, in the
+    tensors' order."""
     return tuple(piece for tensor in tensors for piece in tensor.pieces(piece_elements))
 
 
 def parts_of(piece: Piece, memory: Tensor) -> list[Tensor]:
-    """The states of a piece as flat views of `memory`, where they lie one after the other."""
+    """The moments and, where there is one, the master of `piece` as flat views of `memory`, in which they lie one after
+    another."""
     parts, start = [], 0
     for width in piece.widths:
         end = start + width * piece.elements
@@ -149,7 +153,8 @@ def parts_of(piece: Piece, memory: Tensor) -> list[Tensor]:
 
 
 def torn(where: str) -> UserError:
-    """The UserError "states-torn" for states that are not what the checkpoint names."""
+    """Make the UserError "states-torn", for states on disk that are not those that the checkpoint names. `where` says
+    which."""
     return UserError(
         "The optimizer states on disk are not those of the checkpoint.",
         code="states-torn",

@@ -1,5 +1,5 @@
-"""Distributes pieces over the files of several drives. Each file has a part of every piece, sized so that all drives
-work on a piece at the same time and take equally long."""
+"""Distributes pieces of optimizer states over the files of several drives. Each file has a part of every piece, sized
+so that all drives work on a piece at the same time and take equally long."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WORD = (1 << 64) - 1
 
 
 class File(Protocol):
-    """The methods that a file must have: see planner.cpu.direct_file."""
+    """The interface of a file to which pieces are written: see planner.cpu.direct_file."""
 
     def reserve(self, size: int) -> None: ...
     def read(self, offset: int, memory: Tensor, *, floats: int | None = None) -> Sum | None: ...
@@ -30,8 +30,8 @@ class File(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """`bytes` bytes of a piece, from its byte `start` on, in file number `file`. In the file, the part's first home
-    begins at `offset`, and its other homes follow."""
+    """The part of a piece that is in one file: `bytes` bytes of the piece, from its byte `start` on, in file number
+    `file`. Its first home (place in the file) begins at byte `offset` of the file, and its other homes follow."""
 
     file: int
     offset: int
@@ -39,12 +39,13 @@ class Part:
     bytes: int
 
     def floats(self, floats: int | None) -> int | None:
-        """How many of the part's bytes are among the first `floats` bytes of the piece; None for None."""
+        """How many of this part's bytes are among the first `floats` bytes of the piece; None if `floats` is None."""
         return None if floats is None else max(0, min(floats - self.start, self.bytes))
 
 
 def parts_of_pieces(pieces: Sequence[Piece], shares: Sequence[int], homes: int) -> list[tuple[Part, ...]]:
-    """The parts of each piece, in whole pages, divided among the files in proportion to their shares."""
+    """For each piece, its parts: one in each file, in whole pages, with sizes in proportion to the files' `shares`.
+    Each part has `homes` places in its file."""
     ends, divided = [0] * len(shares), []
     upto = [sum(shares[:k]) for k in range(len(shares) + 1)]
     for piece in pieces:
@@ -57,7 +58,8 @@ def parts_of_pieces(pieces: Sequence[Piece], shares: Sequence[int], homes: int) 
 
 
 def parts_in_turn(pieces: Sequence[Piece], files: int, homes: int) -> list[tuple[Part, ...]]:
-    """One part for each piece, all of it, dealt to the files in turn: the layout of checkpoints without shares."""
+    """For each piece, one part with all its bytes, dealt to the `files` files in turn. This is the layout of
+    checkpoints that are older than shares."""
     ends = [0] * files
     dealt: list[tuple[Part, ...]] = []
     for k, piece in enumerate(pieces):
@@ -67,7 +69,7 @@ def parts_in_turn(pieces: Sequence[Piece], files: int, homes: int) -> list[tuple
 
 
 def file_sizes(parts: Sequence[Sequence[Part]], files: int, homes: int) -> list[int]:
-    """The bytes of each file."""
+    """The number of bytes that each file needs for its parts, each with `homes` places."""
     sizes = [0] * files
     for part in (part for piece in parts for part in piece):
         sizes[part.file] += homes * part.bytes
@@ -75,8 +77,8 @@ def file_sizes(parts: Sequence[Sequence[Part]], files: int, homes: int) -> list[
 
 
 class Striped:
-    """Reads and writes pieces whose parts are in several files, all parts at the same time. `files`: by number, at most
-    `count` of them; the mapping may be filled later."""
+    """Reads and writes pieces whose parts are in several files, all parts at the same time. `files`: file number ->
+    file, at most `count` of them; the mapping may be filled later."""
 
     def __init__(self, files: Mapping[int, File], count: int) -> None:
         self._files = files
@@ -92,9 +94,10 @@ class Striped:
         floats: int | None,
         failed: Callable[[int, OSError], Exception],
     ) -> Sum | None:
-        """Read a piece from its parts into `memory`, or write it. When this returns, every part is done or has failed.
-        `floats`: as for a file, but for the whole piece. Returns the piece's sum, made of the parts' sums. Raises what
-        `failed` makes of a file's number and error."""
+        """Read a piece from its `parts` into `memory` (bytes), or with `write` write it from there. `home`: which of
+        the places of each part. When this returns, every part is done or has failed. `floats`: how many of the piece's
+        first bytes are floats that enter its sum; None for no sum. Returns the sum of the whole piece, combined from
+        those of its parts. Raises the error that `failed` makes of a file's number and its OSError."""
 
         def one(part: Part) -> Sum | None:
             file = self._files[part.file]
@@ -112,13 +115,14 @@ class Striped:
         return together([each.result() for each in moving])
 
     def close(self) -> None:
-        """End the threads; the files stay open."""
+        """End the threads that read and write; the files stay open."""
         if self._pool is not None:
             self._pool.shutdown()
 
 
 def together(sums: Sequence[Sum | None]) -> Sum | None:
-    """Combine the sums of several parts in order; one part keeps its sum. None where a part has none."""
+    """Combine the sums of several parts, in order, to the sum of the whole piece. A single part's sum is returned as it
+    is. None where a part has no sum."""
     total, finite = 0, True
     for each in sums:
         if each is None:

@@ -23,15 +23,15 @@ from worker.storage.shards import Written
 
 
 class TrainedWeights:
-    """The trained weights of one run, in `folder`."""
+    """The trained weights of one run, kept in `folder` from the last step until the model folder is complete."""
 
     def __init__(self, folder: Path, *, origin: Origin) -> None:
         self._folder = folder
         self._origin = origin
 
     def find(self) -> Checkpoint | None:
-        """The newest trained weights whose every byte was found right; None where there are none for this job, its data
-        and its length. Older ones remain where a process was killed while it removed them."""
+        """Find the newest trained weights that are for this job, its data and its length, and whose every byte is
+        right; None if there are none. Older ones may remain where a process was killed while it removed them."""
         for step in sorted(self._steps(), reverse=True):
             try:
                 weights = read_checkpoint(self._folder / f"step-{step}")
@@ -42,7 +42,7 @@ class TrainedWeights:
         return None
 
     def write(self, weights: Iterable[Written], *, step: int) -> Checkpoint:
-        """Write the `weights`, one part "weight" for each tensor, as they are after `step`, and remove any others.
+        """Write the `weights`, one part "weight" for each tensor, as those after step `step`, and remove older ones.
         Raises OSError."""
         self._folder.mkdir(exist_ok=True)
         path = write_checkpoint(self._folder, step, self._origin, "weights", weights)
@@ -53,7 +53,8 @@ class TrainedWeights:
         return Checkpoint(path=path, step=step, origin=self._origin, files=files)
 
     def step(self) -> int | None:
-        """The step after which the weights here were written, by the folder's name alone; None where there are none."""
+        """The number of the step after which the weights in this folder were written, taken from a folder's name
+        without reading its files; None where there are none."""
         return max(self._steps(), default=None)
 
     def _steps(self) -> list[int]:
@@ -61,7 +62,8 @@ class TrainedWeights:
         return [int(name) for name in names if name.isdigit()]
 
     def take(self, weights: Checkpoint) -> Checkpoint:
-        """Move `weights`, weights in another folder on this disk, here in place of what is here. Raises OSError."""
+        """Move `weights`, which are in another folder on the same disk, into this one, in place of those here. Raises
+        OSError."""
         self.remove()
         self._folder.mkdir()
         path = weights.path.rename(self._folder / weights.path.name)
@@ -69,20 +71,22 @@ class TrainedWeights:
         return replace(weights, path=path)
 
     def remove(self) -> None:
-        """Remove the weights, once they are not needed any more."""
+        """Remove the weights from disk, once the model folder is complete."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def weights_room(weight_bytes: int) -> int:
-    """The most bytes that the files of `weight_bytes` bytes of weights take, headers and manifest included."""
+    """The most bytes that the files of trained weights take on disk, headers and manifest included, if the weights have
+    `weight_bytes` bytes."""
     return weight_bytes + weight_bytes // 64 + 2**20
 
 
 @contextlib.contextmanager
 def room_kept(folder: Path, size: int, purpose: str = "the trained weights") -> Iterator[Callable[[], None]]:
-    """Reserve `size` bytes on the disk of `folder` while this context is open, or until the function that it gives is
-    called. A file without a name holds the room, and goes when the process ends. On file systems without fallocate
-    nothing is reserved. Raises UserError where there is no room. `purpose`: what the room is for, for the error."""
+    """A context that reserves `size` bytes on the disk of `folder` until it ends, or until the function that it gives
+    is called. A file without a name holds the space, and goes when the process ends. On file systems without fallocate
+    nothing is reserved. Raises UserError where the disk has no room. `purpose`: what the space is for, for the
+    message."""
     with tempfile.TemporaryFile(dir=folder) as file:
         fallocate = ctypes.CDLL(None, use_errno=True).fallocate  # posix_fallocate writes where it cannot do that
         fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
