@@ -30,7 +30,7 @@ from planner.run.plain_streams import PlainStream, speak_plainly
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command line; returns the process's exit code."""
+    """Run the check that the command line `arguments` names. Returns the process's exit code."""
     options = _parser().parse_args(arguments)
     level = logging.ERROR if options.check == "first-records" else logging.INFO
     logging.basicConfig(level=level, format="%(message)s", stream=sys.stderr)

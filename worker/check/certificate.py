@@ -44,7 +44,8 @@ fp32 as plain PyTorch's are.
 
 
 def answer(job: Job, options: argparse.Namespace) -> tuple[Exit, str]:
-    """The certificate of a job as JSON. Exit code 1 where a difference is greater than allowed. Raises UserError."""
+    """Make the certificate of `job`, which compares its first steps under its plan with plain PyTorch. Returns (exit
+    code, the certificate as JSON); the code is 1 where a difference is greater than allowed. Raises UserError."""
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     device = device_of(options.device)
     if device.type == "cuda" and job.exact:  # other jobs need PyTorch's own allocator to measure compiled layers
@@ -66,12 +67,11 @@ def answer(job: Job, options: argparse.Namespace) -> tuple[Exit, str]:
 def certify(
     found: ItsPlan, *, steps: int, layers: int | None, device: torch.device, folder: Path, kernels: Kernels
 ) -> Certificate:
-    """Do the first `steps` steps of a job under its plan and in plain PyTorch, and compare them. `layers`: how many of
-    the model's first layers to use; by default as many as plain PyTorch has room for. `folder`: for temporary files.
-    `kernels`: the kernels that this process uses.
+    """Do the first `steps` steps of a job under its plan and in plain PyTorch, and compare them. `found`: the job with
+    its plan and data. `layers`: how many of the model's first layers to use; None: as many as plain PyTorch has room
+    for. `folder`: for temporary files. `kernels`: the deterministic kernels that this process uses.
 
-    Raises UserError, as the job would, and "not-certified" for an encoder-decoder that does not fit whole.
-    """
+    Raises UserError, as the job would, and "not-certified" for an encoder-decoder that does not fit whole."""
     job, plan, chain, batches = found.job, found.plan, found.chain, found.batches
     room = Room.of(chain, device)
     kept = room.layers() if layers is None else min(layers, room.all_layers)
@@ -150,14 +150,15 @@ def _shorter_plan(whole: ItsPlan, chain: Chain) -> Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """A job's chain, and the bytes that the device has for it."""
+    """A job's chain (the model's blocks with their sizes), and the bytes that the device has for a step in plain
+    PyTorch."""
 
     chain: Chain
     there_bytes: int
 
     @classmethod
     def of(cls, chain: Chain, device: torch.device) -> Room:
-        """The chain with the room that `device` has: a GPU's budget, or a share of the free host memory."""
+        """The room for `chain` on `device`: the budget of a GPU, or a share of the free host memory."""
         free = int(_HOST_SHARE * psutil.virtual_memory().available)
         return cls(chain=chain, there_bytes=gpu_bytes(device) if device.type == "cuda" else free)
 
@@ -167,7 +168,8 @@ class Room:
         return len(self.chain.blocks) - 2
 
     def layers(self) -> int:
-        """How many layers of the model fit. Raises UserError "no-room" when not even one does."""
+        """The number of the model's first layers that fit in plain PyTorch, at most all. Raises UserError "no-room"
+        when not even one does."""
         found = next((n for n in range(self.all_layers, 0, -1) if plain_bytes(self.shorter(n)) <= self.there_bytes), 0)
         if found == 0:
             raise UserError(
@@ -182,14 +184,14 @@ class Room:
         return found
 
     def shorter(self, layers: int) -> Chain:
-        """The chain with its first `layers` layers only."""
+        """A copy of the chain with only the model's first `layers` layers."""
         first, *middle, last = self.chain.blocks
         return replace(self.chain, blocks=(first, *middle[:layers], last))
 
 
 def plain_bytes(chain: Chain) -> int:
-    """About the bytes that a step of plain PyTorch takes: all tensors resident, all activations kept, one slice at a
-    time."""
+    """About the number of bytes that a step of plain PyTorch takes, with all tensors on the device and all activations
+    kept, one slice (micro-batch) at a time."""
     tensors = sum(map(_tensor_bytes, (*chain.tensors(), *chain.frame_tensors)))
     buffers = chain.frame_bytes - sum(t.bytes + t.state_bytes for t in chain.frame_tensors)
     kept = sum(map(_kept_bytes, chain.blocks))

@@ -59,8 +59,9 @@ Numbers = list[tuple[str, str, Tensor]]
 
 
 class Outcome(NamedTuple):
-    """The findings by sort, the greatest difference within each parameter, and the greatest relative difference of the
-    first step's losses and norm. The norm is the gradients', or the first moments' where no gradient norm is taken."""
+    """The result of a comparison with plain PyTorch: the findings by sort (losses, parameters, …), the greatest
+    difference within each parameter, and the greatest relative difference of the first step's losses and norm. The norm
+    is the gradients', or the first moments' where no gradient norm is taken."""
 
     findings: tuple[Finding, ...]
     parameters: tuple[Difference, ...]
@@ -69,8 +70,9 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Comparison:
-    """The first `steps` steps of `job`, with a model of its first `layers` layers, on `device`. The final state of
-    plain PyTorch is written to `folder`, so that only one of the two states is in memory."""
+    """Compares the first `steps` steps of `job` under a plan with plain PyTorch, on `device`, for a model of its first
+    `layers` layers. The final state of plain PyTorch is written to `folder`, so that only one of the two states is in
+    memory."""
 
     job: Job
     batches: Batches
@@ -80,7 +82,8 @@ class Comparison:
     folder: Path
 
     def run(self, plan: Plan, chain: Chain) -> Outcome:
-        """Do the steps both ways and compare them. Raises UserError, also "non-finite" where plain PyTorch diverges."""
+        """Do the steps under `plan` and in plain PyTorch, and compare them. Raises UserError, also "non-finite" where
+        plain PyTorch diverges."""
         expected, files = self._plain(plan, chain)
         gc.collect()
         if self.device.type == "cuda":

@@ -1,10 +1,9 @@
-"""Tells what is wrong with a job that is submitted.
+"""Checks a job that is being submitted, and reports all that is wrong with it.
 
 It checks the job's weights, data and model, and its first records, rendered, tokenized and masked as the trainer will.
 So the submitter learns at once, and all together, what would otherwise end the job when it has its turn. This is not
-done in the daemon, because files may be made to fill any memory, and this process may take only so much. Whatever else
-the submitter should be told is written into the run folder, as an error is.
-"""
+done in the daemon, because files may be made to fill any memory, and this process may take only so much. Notes to the
+submitter are written into the run folder, as an error is."""
 
 from __future__ import annotations
 
@@ -61,8 +60,8 @@ _TOLD = (
 
 
 def answer(job: Job, options: argparse.Namespace) -> tuple[Exit, str]:
-    """Look at the job of the run folder `own_run`, with near names from below `folder`. What is found is written there,
-    so there is nothing to answer. Raises UserError with all that is wrong."""
+    """Check the submitted job whose run folder is `own_run`, and write notes there. `folder`: where similar names are
+    looked for, to suggest them. Returns the exit code and an empty text. Raises UserError with all that is wrong."""
     return _Look(job, options.own_run, options.folder).at_everything(), ""
 
 
@@ -207,7 +206,8 @@ def _draws(job: Job) -> bool:
 
 
 def longest_of(corpus: Corpus, job: Job) -> int:
-    """The tokens of the longest piece in the rows that the documents of a corpus give, without packing."""
+    """The number of tokens of the longest document that a row without packing would hold, by the documents of
+    `corpus`."""
     from worker.data.batches import rows_of
 
     return int(rows_of(corpus, job).pieces[:, 1].max())
@@ -245,9 +245,10 @@ def _warnings() -> Iterator[dict[str, None]]:
 def look(
     job: Job, entries: tuple[DataEntry, ...], tokenizer: PreTrainedTokenizerBase, *, pairs: bool = False
 ) -> Corpus | None:
-    """The first records of `entries` as tokens; None where there are none. The entries are trained on together, or
-    evaluated on together. Raises the UserError with which the records would end the job. Only the beginning of files
-    and of hub splits may be read here; the rest is not judged."""
+    """The first records of `entries`, datasets that are trained on together or evaluated on together, as tokens; None
+    where there are none. Raises the UserError with which these records would end the job. Only the beginning of files
+    and of hub splits may be read here; the rest is not judged. `pairs`: as prompts and completions for an
+    encoder-decoder."""
     from worker.data.batches import rows_of
     from worker.data.corpus import Corpus, batched, check_tokenizer, encode
     from worker.data.left_out import LeftOut

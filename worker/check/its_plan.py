@@ -30,9 +30,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ItsPlan:
-    """A job whose micro-batches are decided, its plan, the chain and hardware that the plan is for, and its data.
-    `decided`: the job already had this plan; else the plan was made now. `other_kernels`: the job has a plan of its
-    own, but for kernels that need other memory than those of this process. `document`: the content of plan.json."""
+    """A job whose micro-batches are decided, its plan, the chain (model) and hardware that the plan is for, and its
+    data. `decided`: the job already had this plan; else the plan was made now. `other_kernels`: the job has a plan of
+    its own, but for kernels that need other memory than those of this process. `document`: the content of plan.json."""
 
     job: Job
     plan: Plan
@@ -47,11 +47,11 @@ class ItsPlan:
 def its_plan(
     job: Job, run: RunFolder | None, device: torch.device, folder: Path, database: str | None, *, anew: bool = False
 ) -> ItsPlan:
-    """The plan of a job; `run`: its run folder where it is submitted. A final plan there is taken as it is, because a
-    new one would be for the memory that is free now. A plan is made where there is none, with `anew`, or where the
-    job's plan is for other GPU kernels than this process uses. It is made as at the job's turn: with measurements,
-    under the kernels of this process, and after the data were counted. `folder`: for the data. `database`: the URL of
-    kept plans. Raises UserError, among them `base-changed` as a start of the job does."""
+    """Find or make the plan of a job. `run`: its run folder where it is submitted. A final plan there is taken as it
+    is, because a new one would be for the memory that is free now. A plan is made where there is none, with `anew`, or
+    where the job's plan is for other GPU kernels than this process uses. It is made as at the job's turn: with
+    measurements, under the kernels of this process, and after the data were counted. `folder`: for the data.
+    `database`: the URL of kept plans. Raises UserError, among them `base-changed` as a start of the job does."""
     if run is not None:
         hint = "give the job's file to ask about the model that is there now"
         check_base(job, run.read_base(), run.path.parent, hint=hint)

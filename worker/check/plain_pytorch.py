@@ -21,15 +21,16 @@ from worker.storage.shards import Item
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlainResult:
-    """Losses per slice, and the gradients' global norm before clipping (None without clipping)."""
+    """The result of one step of plain PyTorch: the loss of each slice (micro-batch), and the gradients' global norm
+    before clipping (None without clipping)."""
 
     losses: tuple[Tensor, ...]
     grad_norm: Tensor | None
 
 
 class PlainTraining:
-    """Trains `model`, which it moves to `device`. Tensors in `on_cpu` are updated on the CPU, as the plan says: a GPU's
-    arithmetic need not give the same last bits."""
+    """Trains `model` in plain PyTorch, after moving it to `device`. Tensors named in `on_cpu` are updated on the CPU,
+    as the plan does: a GPU's arithmetic need not give the same last bits."""
 
     def __init__(
         self,
@@ -71,8 +72,9 @@ class PlainTraining:
         learning_rate: float | Sequence[float],
         items: Tensor,
     ) -> PlainResult:
-        """Do one optimizer step. `items`: the number of tokens by which the losses of all slices are divided.
-        `learning_rate`: one for all groups, or one for each."""
+        """Do one optimizer step on `batches`, one for each slice (micro-batch); slice k runs under the random seed
+        `seeds[k]`. `items`: the number of tokens by which the losses of all slices are divided. `learning_rate`: one
+        for all parameter groups, or one for each."""
         losses = []
         for batch, seed in zip(batches, seeds, strict=True):
             torch.manual_seed(seed)

@@ -31,8 +31,9 @@ _ROWS = "per_device_train_batch_size"
 
 
 def answer(job: Job, options: argparse.Namespace) -> tuple[Exit, str]:
-    """Rows as text with what is learned marked, what is cut and left out, how many tokens and steps there are, and, if
-    the database has a plan of the job, how long they take; in words or as JSON. Raises UserError."""
+    """Describe the data that `job` would train on, in words or as JSON: rows as text with what is learned marked, what
+    is cut and left out, how many tokens and steps there are, and, if the database has a plan of the job, how long they
+    take. Returns it with exit code 0. Raises UserError."""
     given, wrong = job, Errors()
     with wrong.apart():
         check_data(job)
@@ -77,8 +78,8 @@ class _Warnings(logging.Handler):
 
 
 def time_of(job: Job, batches: Batches, asks: str, database: str | None) -> tuple[float | None, str]:
-    """Seconds of a step, and a text with how long all steps take, by the plan that the database has of the job. Without
-    one: None, and a text with the command that makes a plan (`asks`)."""
+    """(seconds of a step, a text with how long all steps take), by the plan that the database `database` has of the
+    job. Without such a plan: None, and a text with the command `asks`, which makes a plan."""
     unknown = f"how long that takes: {asks}"
     if not job.is_split:
         return None, f"{unknown}, which decides the rows of a micro-batch; for its plan here give {_ROWS}"
@@ -105,7 +106,7 @@ def time_of(job: Job, batches: Batches, asks: str, database: str | None) -> tupl
 
 def figures(batches: Batches, job: Job) -> dict[str, int | float | None]:
     """The data in numbers: `rows`, `tokens` and `learned` tokens of an epoch; the `longest` and the 99th percentile of
-    its rows, in tokens; the documents that are `cut` at `max_length`, None where `long_rows` says otherwise."""
+    the rows, in tokens; how many documents are `cut` at `max_length`, None where `long_rows` says otherwise."""
     lengths = batches.row_lengths
     return {
         "rows": batches.rows,

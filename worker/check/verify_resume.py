@@ -53,16 +53,17 @@ class _Until(StopRequest):
 
 
 def train_until(job: Job, options: argparse.Namespace) -> tuple[Exit, str]:
-    """Train the run folder `own_run` until the step `step` is done, with the kernels that are left where operations
-    were `refused`. There is nothing to answer."""
+    """Train the job of the run folder `own_run` with deterministic kernels, with a request to stop when step `step` is
+    done. `refused`: operations that have no deterministic kernel (`planner.measure.repeatable.Kernels`). Returns exit
+    code 75 (stopped after a checkpoint), or 0 where the job has ended, and an empty text."""
     run = options.own_run
     with Kernels(tuple(options.refused)).taken():  # two runs would differ anyway if kernels did not repeat
         return (Exit.DONE if run_job(run, _Until(run, options.step)) else Exit.STOPPED), ""
 
 
 def answer(job: Job, options: argparse.Namespace) -> tuple[Exit, str]:
-    """Whether all is equal, and what is not, in words or as JSON. Exit code 1 where something is not. Raises
-    UserError."""
+    """Check whether a stop and a resume change the job's numbers. Returns the answer in words or as JSON, with exit
+    code 1 where something differs. Raises UserError."""
     found, steps, kernels = with_fallback(lambda kernels: _compare(job, options, kernels), required=job.deterministic)
     code, half, cuda = Exit.FAILED if found else Exit.DONE, steps // 2, device_of(options.device).type == "cuda"
     if options.json:
@@ -168,8 +169,8 @@ def _run(run: RunFolder, until: int, device: str | None, kernels: Kernels) -> No
 
 
 def differences(one: RunFolder, other: RunFolder, step: int) -> list[str]:
-    """The differences between two runs after step `step`, a line each: in their steps as written down, and in every
-    tensor of their checkpoints, bit by bit."""
+    """The differences between two runs after step `step`, a line of text each: in the losses, norms and rates that they
+    recorded, and in every tensor of their checkpoints, bit by bit."""
     told = [
         [tuple(event[key] for key in _COMPARED) for event in read_metrics(run.metrics) if event["event"] == "step"]
         for run in (one, other)

@@ -20,7 +20,7 @@ ANOTHER_FORM = ("consolidated*", "params.json")
 
 
 def base_folder(job: Job) -> Path:
-    """The folder of the base, downloaded where it is on the hub. Raises UserError."""
+    """The folder of the job's base model, which is downloaded first if it is on the hub. Raises UserError."""
     if Path(job.model).is_dir():
         return Path(job.model)
     try:
@@ -37,13 +37,14 @@ def base_folder(job: Job) -> Path:
 
 
 def is_sharded(base: Path) -> bool:
-    """Whether the base has its weights in several files. As in transformers, a single file takes precedence over an
-    index."""
+    """Whether the base model in the folder `base` has its weights in several files. As in transformers, a single file
+    takes precedence over an index."""
     return not (base / SAFE_WEIGHTS_NAME).is_file() and (base / SAFE_WEIGHTS_INDEX_NAME).is_file()
 
 
 def weight_files(base: Path) -> list[Path]:
-    """The files from which transformers loads the base, and no others in the folder. Raises UserError."""
+    """The files from which transformers would load the weights of the base model in the folder `base`, and no others.
+    Raises UserError where there are none."""
     names = {SAFE_WEIGHTS_NAME}
     if is_sharded(base):
         try:
@@ -56,7 +57,8 @@ def weight_files(base: Path) -> list[Path]:
 
 
 def not_mergeable(number: str) -> UserError:
-    """The UserError "not-mergeable" for a base whose files lack a weight that the merge changes; `number` names it."""
+    """Make the UserError "not-mergeable", for a base model whose files lack a weight that merging the adapters would
+    change; `number` names the weight."""
     return UserError(
         "The base has its weights in another form than its layers, and cannot be merged file by file.",
         code="not-mergeable",

@@ -25,7 +25,7 @@ Evaluated = tuple[int, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """`step` and `loss` of the best evaluation so far, 0 and infinity where no loss was a number. `without`: how many
+    """The best evaluation so far: its `step` and `loss`, 0 and infinity where no loss was a number. `without`: how many
     evaluations in a row, up to the last, did not improve on the best loss before them by more than the threshold."""
 
     step: int
@@ -34,7 +34,8 @@ class Standing:
 
 
 def losses_of(events: Sequence[Event]) -> list[Evaluated]:
-    """The evaluations among a run's `events`; a loss that is no number becomes nan."""
+    """The evaluations among a run's `events` (lines of metrics.jsonl), as (step, loss); a loss that is no number
+    becomes nan."""
     evaluations = [(event["step"], event.get("eval_loss")) for event in events if event["event"] == "eval"]
     return [
         (step, float(loss) if isinstance(loss, (int, float)) else float("nan"))
@@ -44,9 +45,9 @@ def losses_of(events: Sequence[Event]) -> list[Evaluated]:
 
 
 def known_losses(events: Sequence[Event], last: Checkpoint | None) -> list[Evaluated]:
-    """The evaluations of a run that goes on from its checkpoint `last`, in order: those that the checkpoint records,
-    then those in `events` from its step on; all in `events` where it records none. A missing evaluation is made again,
-    with the same loss."""
+    """The evaluations, as (step, loss) in order, of a run that resumes from its checkpoint `last`: those that the
+    checkpoint records, then those in `events` (lines of metrics.jsonl) from its step on; all in `events` where it
+    records none. An evaluation missing from both is made again, with the same loss."""
     written = losses_of(events)
     if last is None or last.evaluations is None:
         return written
@@ -55,8 +56,8 @@ def known_losses(events: Sequence[Event], last: Checkpoint | None) -> list[Evalu
 
 
 def standing(evaluations: Sequence[Evaluated], threshold: float) -> Standing | None:
-    """The standing after these evaluations, which are in order; None without any. The untrained model (step 0) cannot
-    be the best."""
+    """The best evaluation among `evaluations`, which are (step, loss) in order, and how many followed it without an
+    improvement by more than `threshold`; None without any. The untrained model (step 0) cannot be the best."""
     so_far: Standing | None = None
     for step, loss in evaluations:
         if step == 0:
@@ -70,8 +71,8 @@ def standing(evaluations: Sequence[Evaluated], threshold: float) -> Standing | N
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Best:
-    """Keeps the weights of the best evaluation in `kept`, where the job wants them. `write`: writes the current
-    weights."""
+    """Keeps the weights of a run's best evaluation in `kept`, where the job wants them, and decides about early
+    stopping. `write`: writes the current weights."""
 
     job: Job
     kept: TrainedWeights
@@ -83,8 +84,8 @@ class Best:
         return job.load_best_model_at_end or job.early_stopping_patience is not None
 
     def ends(self, evaluations: Sequence[Evaluated], step: int) -> bool:
-        """Called after `step` steps. Keep the weights where the evaluation after this step is the best one. Returns
-        whether to stop."""
+        """Decide, after `step` steps, whether early stopping ends the run now: returns True if so. If the evaluation
+        after this step is the best one so far, its weights are kept first."""
         if not evaluations or evaluations[-1][0] != step:
             return False
         latest = standing(evaluations, self.job.early_stopping_threshold)
@@ -107,8 +108,8 @@ class Best:
         return True
 
     def chosen(self, evaluations: Sequence[Evaluated]) -> Checkpoint | None:
-        """The kept weights, at the end of training; None where the last step's weights are wanted, or are the only
-        ones."""
+        """The kept weights of the best evaluation, to be delivered at the end of training; None where the last step's
+        weights are wanted, or are the only ones."""
         if not self.job.load_best_model_at_end:
             return None
         best = standing(evaluations, 0.0)

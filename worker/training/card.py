@@ -72,9 +72,9 @@ _NEVER = frozenset(
 
 
 def model_card(job: Job, events: Sequence[Event], step: int, *, pairs: bool = False, stops: str | None = None) -> str:
-    """The card of the model after `step` steps of a run with these `events`. It names local files and folders without
-    their paths. `pairs`: the model is an encoder-decoder. `stops`: a sentence on where the model stops, if that is
-    new."""
+    """The text of the README.md for the model after `step` steps of a run with these `events` (lines of metrics.jsonl).
+    It names local files and folders without their paths. `pairs`: the model is an encoder-decoder. `stops`: a sentence
+    on the tokens at which the model stops, if these are new."""
     base = Path(job.model).name if is_local(job.model) else job.model
     data = [Path(entry.path).name if is_local(entry.path) else entry.path for entry in job.data]
     head: dict[str, object] = {"library_name": "peft" if job.method == "lora" else "transformers"}

@@ -24,8 +24,9 @@ log = logging.getLogger(__name__)
 def without_overflow(
     dtypes: Mapping[str, torch.dtype], weights: Callable[[], Iterable[tuple[str, Mapping[str, Tensor]]]]
 ) -> Mapping[str, torch.dtype]:
-    """The `dtypes` in which tensors are to be written. Where one is fp16 and some number of the `weights` (name ->
-    {"master"}) is too large for fp16, bf16 takes its place in all of them, with a warning."""
+    """The `dtypes` (name -> dtype) in which tensors are written, with bf16 in place of every fp16 if one of the
+    `weights` (name -> {"master"}) has a number too large for fp16; a warning in the log then says so. Without fp16 they
+    are returned as they are."""
     if torch.float16 not in dtypes.values():
         return dtypes
     most = torch.finfo(torch.float16).max
@@ -39,7 +40,7 @@ def without_overflow(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Delivery:
-    """Takes the model of a run to its `place`, the folder that the job names, or the run folder's own `output/`."""
+    """Writes a run's trained model to `place`: the folder that the job names, or `output/` in the run folder."""
 
     run: RunFolder
     place: Place
@@ -50,7 +51,7 @@ class Delivery:
 
     @property
     def at_home(self) -> Place:
-        """The run folder's own place, where the model goes if it cannot go to the job's place."""
+        """The place `output/` in the run folder, to which the model goes if it cannot go where the job says."""
         return replace(self.place, folder=self.run.output)
 
     def deliver(self, trained: Checkpoint, model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> Path:
@@ -69,7 +70,8 @@ class Delivery:
         return path
 
     def tidy(self) -> None:
-        """Remove what was kept only until the model is in place."""
+        """Remove the trained weights, and the model in the run folder, that were kept only until the model is where the
+        job says."""
         if self.place != self.at_home:
             self.at_home.withdraw()
         self.trained.remove()

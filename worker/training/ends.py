@@ -29,8 +29,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ends:
-    """Ids of end tokens: those that the data teach (`taught`, see `worker.data.ends`), and those at which the model
-    stopped `before`."""
+    """The ids of end tokens: those that the data teach (`taught`, see `worker.data.ends`), and those at which the model
+    stopped before training (`before`)."""
 
     taught: tuple[int, ...]
     before: tuple[int, ...]
@@ -39,16 +39,17 @@ class Ends:
 
     @property
     def new(self) -> tuple[int, ...]:
-        """The taught end tokens at which the model did not stop before."""
+        """The ids of the taught end tokens at which the model did not stop before training."""
         return tuple(end for end in self.taught if end not in self.before)
 
     @property
     def every(self) -> tuple[int, ...]:
-        """All tokens at which the trained model stops, the taught ones first."""
+        """The ids of all tokens at which the trained model stops, the taught ones first."""
         return tuple(dict.fromkeys((*self.taught, *self.before)))
 
     def note(self, job: Job, tokenizer: PreTrainedTokenizerBase) -> str | None:
-        """A text for the log where the model stops at other tokens than before, or learns no end token; else None."""
+        """A text for the log if the trained model stops at other tokens than before, or if the data teach it no end
+        token; else None."""
         if not self.taught and self.is_known:
             return (
                 "nothing that is learned ends with an end token, so the model is not taught to stop: end answers with "
@@ -64,7 +65,7 @@ class Ends:
         )
 
     def line(self, job: Job, tokenizer: PreTrainedTokenizerBase) -> str | None:
-        """A sentence in Markdown for the model's card, where the model stops at new tokens; else None."""
+        """A sentence in Markdown for the README.md of the model, if it stops at new tokens; else None."""
         if not self.new:
             return None
         text = f"The model was taught to end with {_names(self.new, tokenizer, '`')}"
@@ -78,8 +79,8 @@ class Ends:
 
 
 def tell_ends(job: Job, model: nn.Module, tokenizer: PreTrainedTokenizerBase, batches: Batches) -> Ends:
-    """Make the job's `model` stop at its `special_tokens` and at the tokens that it is taught to end with. Logs what is
-    new. Returns the end tokens."""
+    """Make the job's `model` stop at the job's `special_tokens` and at the tokens that the data teach it to end with.
+    Logs which are new. Returns the end tokens."""
     before = ends_of_model(model)
     tell_special_tokens(job, model, tokenizer)
     # An encoder-decoder ends with its tokenizer's end token from the start.

@@ -28,38 +28,41 @@ _TOGETHER = 8  # batches given to the engine at once, between two looks at the s
 
 
 class Losses(Protocol):
-    """What an evaluation returns: see worker.engine.forward_only.Evaluation."""
+    """The interface of an evaluation's result: see worker.engine.forward_only.Evaluation."""
 
     @property
     def losses(self) -> tuple[Tensor, ...]:
-        """The loss of each batch."""
+        """The loss of each batch, as a 0-dimensional tensor."""
 
     @property
     def peak_bytes(self) -> int | None:
-        """The most bytes on the device; None where they were not metered."""
+        """The most bytes of device memory in use during the evaluation; None where they were not counted."""
 
 
 class Evaluates(Protocol):
-    """The methods that an evaluation calls on an engine: see worker.engine.engine.Engine."""
+    """The methods of an engine that an evaluation calls: see worker.engine.engine.Engine."""
 
     steps_done: int
 
     def evaluate(self, batches: list[dict[str, Tensor]]) -> Losses:
-        """The loss of each batch with the current weights."""
+        """The loss of each batch with the current weights and the model in evaluation mode."""
 
     def check_evaluation(self, batches: list[dict[str, Tensor]]) -> None:
-        """Raise UserError when evaluating these batches will not fit the budget."""
+        """Raise UserError if evaluating these batches would not fit the memory budget. Nothing is evaluated."""
 
     def generate(self, prompts: Sequence[Sequence[int]], *, new_tokens: int, pad: int) -> list[list[int]]:
-        """The tokens that the model generates after each prompt with the current weights."""
+        """The token ids, at most `new_tokens`, that the model generates after each prompt (a list of token ids) with
+        the current weights. `pad`: the token id that fills up shorter answers."""
 
     def check_generation(self, prompts: Sequence[Sequence[int]], *, new_tokens: int) -> None:
-        """Raise UserError when generating this much will not fit the budget."""
+        """Raise UserError if generating `new_tokens` tokens after each prompt would not fit the memory budget. Nothing
+        is generated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Evaluations:
-    """The evaluations of a run. `done`: (event, step) of all events that it wrote before a resume."""
+    """Runs the evaluations and samples of a run at the steps at which the job wants them. `done`: (event, step) of all
+    lines that the run had written to metrics.jsonl before a resume."""
 
     job: Job
     engine: Evaluates
@@ -72,15 +75,16 @@ class Evaluations:
     """(step, loss) of all evaluations so far, in order."""
 
     def check(self) -> None:
-        """Raise UserError now when a later evaluation or sample will not fit the budget."""
+        """Raise UserError now if a later evaluation or sample of this run would not fit the memory budget."""
         if (held_out := self.batches.evaluation) is not None:
             self.engine.check_evaluation([held_out.batch(0)])
         if (samples := self.samples) is not None:
             self.engine.check_generation(samples.tokens, new_tokens=samples.new_tokens)
 
     def try_out(self) -> Iterator[str]:
-        """Evaluate the longest rows, and begin the answers to all prompts, without recording anything. Yields what was
-        done, in words. Does nothing where a whole evaluation is due at the start anyway."""
+        """Evaluate the longest rows, and generate the beginnings of the answers to all prompts, without recording
+        anything. Yields what was done, in words. Does nothing where a whole evaluation is due before the first step
+        anyway."""
         if self.job.eval_on_start:
             return
         if (held_out := self.batches.evaluation) is not None:
@@ -93,8 +97,8 @@ class Evaluations:
             yield "samples"
 
     def run_if_due(self) -> bool:
-        """Evaluate if an evaluation is due after the steps done so far. Returns False where a stop cut it short; a run
-        that resumes from this step then makes up for it."""
+        """Evaluate if an evaluation is due after the steps done so far. Returns False if a request to stop cut it
+        short; a run that resumes from this step then does it in full."""
         step = self.engine.steps_done
         if not self._due(step):
             return True

@@ -27,11 +27,11 @@ _NAMES = ("convert_hf_to_gguf.py", "convert_hf_to_gguf")
 
 
 def converter() -> list[str]:
-    """The beginning of the command that converts. Raises UserError `no-converter` where none is found.
+    """The first words of the command line that runs llama.cpp's converter. Raises UserError `no-converter` where none
+    is found.
 
     A clone of llama.cpp has the converter's library beside it, so the converter runs in this Python, which has all else
-    that it needs. An installed converter starts with its own Python.
-    """
+    that it needs. An installed converter starts with its own Python."""
     if named := os.environ.get(LLAMA_CPP, "").strip():
         place = Path(named).expanduser()
         files = [place / name for name in _NAMES] if place.is_dir() else [place]
@@ -55,9 +55,9 @@ def converter() -> list[str]:
 
 
 def write_gguf(job: Job, output: Path, target: Path, kind: str) -> None:
-    """Write the model of `job` to the new file `target`, with weights of `kind` (one of TYPES). `output`: its model
-    folder; adapters there are first merged into their base, in a temporary folder. Raises UserError; then nothing is
-    left behind."""
+    """Write the trained model of `job` to the new GGUF file `target`, with weights of the type `kind` (one of TYPES).
+    `output`: the job's model folder; if it holds adapters, they are first merged into their base, in a temporary
+    folder. Raises UserError; then nothing is left behind."""
     if kind not in TYPES:
         raise UserError(
             f"--gguf {kind}: GGUF files are written as {', '.join(TYPES)}.",

@@ -23,22 +23,21 @@ _NO_DECAY = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\
 
 
 def warmup_steps(job: Job, total_steps: int) -> int:
-    """Steps of warm-up; `job.warmup_steps` below 1 is a share of all steps, rounded up."""
+    """The number of warm-up steps. A `job.warmup_steps` below 1 is a share of `total_steps`, rounded up."""
     warmup = job.warmup_steps
     return int(warmup) if warmup >= 1 else math.ceil(total_steps * warmup)
 
 
 def learning_rate(job: Job, step: int, total_steps: int) -> float:
-    """The rate of step `step` (from 0): that of `transformers.get_scheduler`.
+    """The learning rate of step `step` (from 0), as `transformers.get_scheduler` gives it.
 
-    As there, `constant` has no warm-up, and the first step of a warm-up has rate 0.
-    """
+    As there, `constant` has no warm-up, and the first step of a warm-up has rate 0."""
     return job.learning_rate * _share_of(job, step, total_steps)
 
 
 def learning_rates(job: Job, step: int, total_steps: int) -> float | tuple[float, ...]:
-    """The rate of step `step` (from 0) as an engine takes it: one for all, or one for each group of `optimizer_of`
-    where the groups have their own."""
+    """The learning rate of step `step` (from 0) in the form that an engine takes: one number, or one for each parameter
+    group of `optimizer_of` if the groups have rates of their own."""
     share = _share_of(job, step, total_steps)
     highest = _highest(job)
     return highest[0] * share if len(highest) == 1 else tuple(rate * share for rate in highest)
@@ -72,11 +71,10 @@ def _shares(
 
 
 def decay_names(model: nn.Module) -> frozenset[str]:
-    """Names (as in `named_parameters()`) of the parameters that weight decay applies to.
+    """The names (as in `named_parameters()`) of the parameters that weight decay applies to.
 
     These are all but biases and the weights of norms, recognized by `nn.LayerNorm` and by name, as in transformers'
-    `Trainer.get_decay_parameter_names`.
-    """
+    `Trainer.get_decay_parameter_names`."""
     owners = {name: module for name, module in model.named_modules() if isinstance(module, nn.LayerNorm)}
     return frozenset(
         name
@@ -90,7 +88,8 @@ def _trained(model: nn.Module) -> frozenset[str]:
 
 
 def optimizer_of(job: Job, model: nn.Module) -> tuple[Group, ...]:
-    """The job's optimizer for the parameters of `model`, in its groups, or in one group for each of the job's rates."""
+    """The settings of the job's optimizer for the parameters of `model`, as parameter groups. Where the job has several
+    learning rates there is a group for each of them."""
     adamw = AdamWGroup(
         betas=(job.adam_beta1, job.adam_beta2),
         eps=job.adam_epsilon,

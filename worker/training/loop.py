@@ -35,27 +35,27 @@ _SAVE_SHARE = 20  # checkpoints by `save_minutes` take at most about 1/20 of the
 
 
 class StepResult(Protocol):
-    """What a step returns: see worker.engine.engine.StepResult."""
+    """The interface of a step's result: see worker.engine.engine.StepResult."""
 
     @property
     def losses(self) -> Sequence[Tensor]:
-        """The loss of each slice."""
+        """The loss of each slice (micro-batch), as a 0-dimensional tensor."""
 
     @property
     def grad_norm(self) -> Tensor | None:
-        """The gradients' norm before clipping."""
+        """The global norm of the gradients before clipping; None without clipping."""
 
     @property
     def peak_bytes(self) -> int | None:
-        """The most bytes on the device; None where they were not metered."""
+        """The most bytes of device memory in use during the step; None where they were not counted."""
 
 
 class Trains(Evaluates, Protocol):
-    """The methods that the loop calls on an engine: see worker.engine.engine.Engine."""
+    """The methods of an engine that the training loop calls: see worker.engine.engine.Engine."""
 
     @property
     def waited_s(self) -> float:
-        """Seconds that the computation has waited so far."""
+        """The seconds that computation has waited for copies and CPU updates so far."""
 
     def step(
         self,
@@ -65,28 +65,31 @@ class Trains(Evaluates, Protocol):
         learning_rate: float | Sequence[float],
         **model_kwargs: Any,
     ) -> StepResult:
-        """One optimizer step."""
+        """Do one optimizer step on `batches`, one for each slice (micro-batch); slice k runs under the random seed
+        `seeds[k]`."""
 
     def drain(self) -> None:
-        """Finish every update."""
+        """Finish every update of the last step."""
 
     def stop_metering(self) -> None:
-        """Stop counting device bytes."""
+        """Stop counting bytes of device memory, where counting takes time."""
 
     def state(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
-        """Masters and moments."""
+        """Yield (name, {"master", moments}) of every trained tensor, in fp32."""
 
     def state_to_save(self) -> Iterator[Written]:
-        """Masters and moments in the form in which a checkpoint writes them."""
+        """Yield (name, {"master", moments}) of every trained tensor in the form in which a checkpoint writes them;
+        states on disk may only be named."""
 
     def masters(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
-        """Masters, or the weights that they round to."""
+        """Yield (name, {"master"}) of every trained tensor: the fp32 weight, or its rounding if the fp32 weight is on
+        disk."""
 
     def load_state(self, tensors: Iterable[tuple[str, Mapping[str, Tensor]]], *, step: int) -> None:
-        """Continue from `tensors`, the `state()` after `step` steps."""
+        """Continue from `tensors`, which `state()` gave after `step` steps."""
 
     def close(self) -> None:
-        """End the engine's threads."""
+        """End the engine's threads and free its memory."""
 
 
 class _Metering:
@@ -111,7 +114,8 @@ class _Metering:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Training:
-    """A run whose engine stands after `engine.steps_done` steps. `state_bytes` is what a checkpoint takes on disk."""
+    """The training loop of a run, from the step at which its engine stands (`engine.steps_done`). `state_bytes`: the
+    bytes that a checkpoint takes on disk."""
 
     job: Job
     engine: Trains
@@ -133,11 +137,11 @@ class Training:
     """The width of the largest slice that the plan is for: see `worker.data.padding.width`."""
 
     def run(self) -> bool:
-        """Train to the last step, finish every update, and return True. Where a stop is asked for first, write a
+        """Train to the last step, finish every update, and return True. If a stop is asked for first, write a
         checkpoint and return False. A stop also cuts the last evaluation short, but not what comes after it.
 
-        Raises UserError "non-finite" when the loss, the gradients' norm or the final state is not finite.
-        """
+        Raises UserError "non-finite" when the loss, the gradients' norm or the final weights and states are not
+        finite."""
         total = self.batches.total_steps
         saved = self.engine.steps_done
         meter = _Metering(self.width)

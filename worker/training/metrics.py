@@ -29,15 +29,15 @@ log = logging.getLogger(__name__)
 
 
 class Metrics:
-    """Appends events to the file `path`; a context manager."""
+    """Appends events, lines of JSON, to the file metrics.jsonl at `path`. A context manager."""
 
     def __init__(self, path: Path) -> None:
         _cut_torn_line(path)
         self._file = path.open("ab", buffering=0)
 
     def write(self, event: str, *, step: int, **values: str | int | float | None) -> None:
-        """Append one line with the current time. Numbers that JSON cannot express (nan, inf) become null. Raises
-        OSError when the disk does not take the line; then none of it is in the file."""
+        """Append one line: the event, its step, the values and the present time. Numbers that JSON cannot express (nan,
+        inf) become null. Raises OSError when the disk does not take the line; then none of it is in the file."""
         plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
         line = json.dumps({"event": event, "time": time.time(), "step": step, **plain}, ensure_ascii=False)
         unwritten = memoryview(f"{line}\n".encode(errors="replace"))
@@ -50,7 +50,7 @@ class Metrics:
             raise
 
     def close(self) -> None:
-        """Flush to disk and close."""
+        """Flush the file to disk and close it."""
         if not self._file.closed:
             with self._file:
                 os.fsync(self._file.fileno())
@@ -67,8 +67,9 @@ class Metrics:
 
 
 def read_metrics(path: Path) -> list[Event]:
-    """The events of a run as one consistent series, without a torn last line and without what a resume took back. Lines
-    that are no events are skipped. Where a damaged line was the start of a resume, the repeated steps reveal it."""
+    """The events in the metrics.jsonl at `path` as one consistent series: without a torn last line, and without steps
+    that a resumed run did again. Lines that are no events are skipped. Where a damaged line was the start of a resume,
+    the repeated steps reveal it."""
     events: list[Event] = []
     last = 0
     for event in events_of(path.read_bytes().split(b"\n")[:-1] if path.exists() else ()):
@@ -84,7 +85,8 @@ def read_metrics(path: Path) -> list[Event]:
 
 
 def tell_broken_lines(run: RunFolder) -> None:
-    """Warn of lines that are skipped; called once, at the start of a run."""
+    """Log a warning about lines in the run's metrics.jsonl that are no events and are skipped. Called once, at the
+    start of a run."""
     if broken := run.all_metrics().broken:
         log.warning(
             "%s: line %d is no event%s and passed over: figures, and the choice among evaluations, go by the others",
@@ -95,7 +97,7 @@ def tell_broken_lines(run: RunFolder) -> None:
 
 
 def steps_trained(events: Sequence[Event]) -> int:
-    """The number of steps that a run has done, by its `events`."""
+    """The number of steps that a run has done according to `events`, the lines of its metrics.jsonl."""
     return max((int(event["step"]) for event in events if event["event"] == "step"), default=0)
 
 

@@ -62,15 +62,15 @@ def load_model(
     begins: bool = False,
     dtype: torch.dtype | None = None,
 ) -> nn.Module:
-    """The job's model on the CPU in its working dtype or another `dtype`, in training mode, without a cache. `layers`:
-    how many of its first layers to keep. `begun`: the file that records how adapters began that took over a part of the
-    model's own weights. `begins`: the adapters begin now, and this file is written. Raises UserError.
+    """Load the job's model with its weights onto the CPU, in its working dtype or another `dtype`, in training mode,
+    without a key-value cache. `layers`: keep only so many of its first layers. `begun`: the file that records the
+    initial adapters that took over a part of the model's own weights. `begins`: the adapters begin now, and this file
+    is written. Raises UserError.
 
     With a folder without weights, the model gets its own initialization under `job.seed`, in the working dtype. With
     `bf16` the weights are read as bf16 and the fp32 masters start from them, because an fp32 copy beside them would
     double the host memory of loading. For weights published in bf16 that changes nothing; others start one rounding
-    away, which is logged.
-    """
+    away, which is logged."""
     dtype, takes = dtype or working_dtype(job), job.method == "lora" and takes_from_base(job.init_lora_weights)
     begun_values = read_begun(begun) if takes and begun is not None and not begins else None
     config = model_config(job)
@@ -166,7 +166,8 @@ def tell_special_tokens(job: Job, model: nn.Module, tokenizer: PreTrainedTokeniz
 
 
 def check_vocabulary(job: Job, model: nn.Module, largest_token: int, where: str) -> None:
-    """Raise UserError "vocabulary-mismatch" when the model has no embedding for the largest token of `where`."""
+    """Raise UserError "vocabulary-mismatch" when the model's embedding has no row for the token id `largest_token`, the
+    largest in the data. `where` says, for the message, where that token comes from."""
     rows = len(cast(Any, model).get_input_embeddings().weight)
     if largest_token >= rows:
         raise UserError(
@@ -180,7 +181,8 @@ def check_vocabulary(job: Job, model: nn.Module, largest_token: int, where: str)
 
 def check_reach(job: Job, model: nn.Module, largest_token: int, longest: int) -> None:
     """Raise UserError "vocabulary-mismatch" or "max-length-too-large" when the model has no embeddings for the data's
-    tokens, or for the positions of rows of `longest` tokens. Models without position embeddings only get a warning."""
+    token ids, up to `largest_token`, or for the positions of rows of `longest` tokens. A model without position
+    embeddings only gets a warning in the log."""
     check_vocabulary(job, model, largest_token, "the data")
     embedding = cast(Any, model).get_input_embeddings()
     positions = getattr(cast(Any, model).config, "max_position_embeddings", None)

@@ -1,8 +1,8 @@
-"""Tries before the first step what comes late in a run, while the person who submitted the job may still be there.
+"""Tries, before the first step, those operations that otherwise come late in a run, while the person who submitted the
+job may still be there.
 
 It tries an evaluation, a sample, a checkpoint that is read back, and the model folder without its weights. It does not
-change what is learned, and leaves nothing behind. The run's own first steps are the rest of the trial.
-"""
+change what is learned, and leaves nothing behind. The run's own first steps are the rest of the trial."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ States = Callable[[], Iterator[tuple[str, Mapping[str, Tensor]]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Rehearsal:
-    """The rehearsal of one run. `checkpoints`: the folder of the checkpoints, which take `checkpoint_bytes` each.
-    `states`: gives the tensors that a checkpoint holds. `write_files`: writes a model folder without its weights into
-    an empty folder."""
+    """A trial, before a run's first step, of its evaluation, checkpoint and model folder. `checkpoints`: the folder of
+    the checkpoints, which take `checkpoint_bytes` each. `states`: gives the tensors that a checkpoint holds.
+    `write_files`: writes a model folder without its weights into an empty folder."""
 
     checkpoints: Path
     checkpoint_bytes: int
@@ -51,7 +51,8 @@ class Rehearsal:
     stop: StopRequest
 
     def run(self) -> None:
-        """Try everything, unless a stop is asked for. Raises UserError for what would end the run later."""
+        """Try an evaluation, a sample, a checkpoint and the model folder's files, unless a stop is asked for. Raises
+        the UserError that would otherwise end the run later."""
         began = time.perf_counter()
         self.evaluations.check()
         folder = self.checkpoints / _FOLDER

@@ -69,11 +69,8 @@ log = logging.getLogger(__name__)
 
 
 def run_job(folder: RunFolder, stop: StopRequest) -> bool:
-    """Train the job of a run folder, from its last checkpoint if there is one. Returns True at the end of the run,
-    False where it was stopped.
-
-    Raises UserError.
-    """
+    """Train the job of the run folder `folder`, from its last checkpoint if there is one. Returns True at the end of
+    the run, False if a stop was asked for. Raises UserError."""
     if torch.cuda.is_available():
         take_over()
     with told_to_people(
@@ -351,8 +348,9 @@ class _Run:
 
 
 def read_plan(folder: RunFolder) -> tuple[Plan, Chain, Hardware]:
-    """The plan of a run folder, verified, with its chain and the hardware that it assumes. Raises UserError "no-plan"
-    where there is none that can be read, and "plan-not-usable" where it would not compute what it should."""
+    """Read and verify the plan in a run folder. Returns it with its chain (the model's blocks with sizes and times) and
+    the hardware that it assumes. Raises UserError "no-plan" where there is none that can be read, and "plan-not-usable"
+    where it would not compute what it should."""
     try:
         document = json.loads(folder.plan.read_text("utf-8"))
         plan, chain = from_json(Plan, document["plan"]), chain_of(document["chain"])
@@ -399,9 +397,9 @@ def _planned_lengths(folder: RunFolder, job: Job, batches: Batches) -> tuple[int
 
 
 def resume(engine: Trains, last: Checkpoint | None, origin: Origin, *, taken_over: bool = False) -> None:
-    """Bring the engine to the state of the checkpoint `last`. `taken_over`: the engine already has the states that the
-    checkpoint names. Raises UserError "cannot-go-on" where the checkpoint is of a model of other shapes, which happens
-    where the user allowed another base."""
+    """Bring `engine` to the state of the checkpoint `last`; None: it stays at the start. `taken_over`: the engine
+    already has the optimizer states on disk that the checkpoint names. Raises UserError "cannot-go-on" where the
+    checkpoint's tensors have other shapes than the model's, which happens where the user allowed another base."""
     if last is None:
         return
     try:

@@ -20,8 +20,9 @@ from worker.training.model import check_vocabulary
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Samples:
-    """Prompts to be continued by at most `new_tokens` tokens. `texts`: what people see of each prompt, which is all of
-    it or its last message. `ends`: the tokens at which the model stops."""
+    """A job's sample prompts, each to be continued by the model by at most `new_tokens` tokens. `texts`: the part of
+    each prompt that people see, which is all of it or its last message. `ends`: the ids of the tokens at which the
+    model stops."""
 
     texts: tuple[str, ...]
     tokens: tuple[list[int], ...]
@@ -32,7 +33,7 @@ class Samples:
 
     @classmethod
     def of(cls, job: Job, tokenizer: PreTrainedTokenizerBase, model: nn.Module) -> Samples | None:
-        """The sample prompts of a job; None when it has none. Raises UserError."""
+        """Read and tokenize the sample prompts of `job`; None when it has none. Raises UserError."""
         if job.sample_prompts is None:
             return None
         values = job.chat_template_kwargs
@@ -61,7 +62,8 @@ class Samples:
         )
 
     def text(self, answer: list[int], *, raw: bool = False) -> str:
-        """The text of an answer, up to its end token. `raw`: with special tokens, the end token included."""
+        """The text of a generated `answer` (token ids), up to its end token. `raw`: keep special tokens in the text,
+        the end token included."""
         stop = next((place for place, token in enumerate(answer) if token in self.ends), len(answer))
         return str(self.tokenizer.decode(answer[: stop + raw], skip_special_tokens=not raw))
 

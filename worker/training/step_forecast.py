@@ -1,4 +1,5 @@
-"""Predicts a step's time under the plan from the lengths of its slices; the plan's own time is for full slices."""
+"""Predicts a step's time under the plan from the row lengths of its slices (micro-batches); the time in the plan itself
+is for slices of full length."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ from worker.data.padding import width
 
 
 class StepForecast:
-    """Predicts step times. `hardware`: the rates that the plan rests on. `most`: the width of a full slice's rows, see
-    `worker.data.padding.width`."""
+    """Predicts the times of steps. `hardware`: the rates (computing, links, disks) that the plan rests on. `most`: the
+    padded length in tokens of the rows of a slice of full length, see `worker.data.padding.width`."""
 
     def __init__(self, plan: Plan, chain: Chain, hardware: Hardware, most: int) -> None:
         self._plan, self._chain, self._hardware, self._most = plan, chain, hardware, most
@@ -24,7 +25,8 @@ class StepForecast:
         self._known = {(most,) * (plan.rounds * plan.slices): plan.step_s}
 
     def step_s(self, batches: Sequence[Mapping[str, Tensor]]) -> float:
-        """Seconds of a step on `batches`. Steps of the same widths are simulated once."""
+        """The seconds that a step on `batches` should take. Steps whose batches have the same lengths are simulated
+        once."""
         lengths = tuple(width(batch) for batch in batches)
         if lengths not in self._known:
             shares = [length / self._most for length in lengths]

@@ -10,15 +10,14 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Stopped(BaseException):
-    """Raised where a request to stop arrives while there is nothing worth a checkpoint."""
+    """Raised where a request to stop arrives before there is anything worth a checkpoint."""
 
 
 class StopRequest:
-    """Handles SIGTERM and SIGINT. The first signal asks for a stop at the end of the step; a second ends the process at
-    once.
+    """Handles SIGTERM and SIGINT as requests to stop. The first signal asks for a stop at the end of the step; a second
+    ends the process at once.
 
-    Before `begin` is called, the first signal raises `Stopped` wherever the main thread is.
-    """
+    Before `begin` is called, the first signal raises `Stopped` wherever the main thread is."""
 
     def __init__(self) -> None:
         self.asked = False
@@ -30,7 +29,7 @@ class StopRequest:
             signal.signal(number, self._handle)
 
     def begin(self) -> None:
-        """From now on a first signal only sets `asked`, for the run to look at."""
+        """Make the first signal from now on only set `asked`, which the run looks at after each step."""
         self._begun = True
 
     @staticmethod

@@ -1,4 +1,5 @@
-"""Decides what of a run is on disk (optimizer states, activations, weights), and opens the stores that keep it."""
+"""Decides which parts of a run are on disk (optimizer states, activations, weights), and opens the stores that keep
+them."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ _PASSING = "passing-"
 
 
 def stored_tensors(plan: Plan, chain: Chain, model: nn.Module) -> tuple[StoredTensor, ...]:
-    """The tensors whose optimizer states are on disk: their states may be there, and the CPU updates them."""
+    """The tensors whose optimizer states the plan keeps on disk: those for which this is possible and which the CPU
+    updates."""
     names = {t.name for t in chain.tensors() if t.states_on_disk} & plan.cpu_updated()
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     return tuple(
@@ -46,8 +48,8 @@ def stored_tensors(plan: Plan, chain: Chain, model: nn.Module) -> tuple[StoredTe
 def open_store(
     job: Job, plan: Plan, chain: Chain, model: nn.Module, *, run: RunFolder, last: Checkpoint | None
 ) -> StatesOnDisk | None:
-    """The store of the `run`'s optimizer states, with the states that its newest checkpoint `last` names; None where no
-    states are on disk. Raises UserError."""
+    """Open the store on disk of the optimizer states of `run`, with the states that its newest checkpoint `last` names;
+    None where the plan keeps no states on disk. Raises UserError."""
     tensors = stored_tensors(plan, chain, model)
     if not tensors:
         return None
@@ -64,7 +66,8 @@ def open_store(
 
 
 def parts_of_drives(job: Job, plan: Plan, chain: Chain, model: nn.Module, last: Checkpoint | None) -> Sequence[float]:
-    """The relative share of the states that each of the job's drives has, or will have."""
+    """For each drive that the job names, its relative share of the optimizer states on disk, now or once they are
+    written."""
     folders = [Path(disk) for disk in job.disk_paths or ()]
     if last is not None and last.states is not None and len(last.states.files) == len(folders):
         known = last.states.shares
@@ -84,8 +87,8 @@ def _by_rate(job: Job, need_bytes: int) -> list[int]:
 
 
 def passing_sizes(plan: Plan, chain: Chain) -> dict[Item, int]:
-    """The most bytes on disk of each item: the activations that the plan writes to disk, and the working copies and
-    gradients of tensors that are wholly on disk."""
+    """Item -> the most bytes that it takes on disk during a step. Items are the activations that the plan writes to
+    disk, and the working copies and gradients of tensors that are wholly on disk."""
     options = [block.option(name) for block, name in zip(chain.blocks, plan.options, strict=True)]
     sizes = {item: activation_slot_bytes(options[item.turn[0]]) for item in stored_activations(plan, chain)}
     tensors = [t for t in chain.tensors() if t.wholly_on_disk and t.name in plan.cpu_updated()]
@@ -96,8 +99,8 @@ def passing_sizes(plan: Plan, chain: Chain) -> dict[Item, int]:
 def open_scratch(
     job: Job, plan: Plan, chain: Chain, run: RunFolder | None = None
 ) -> Iterator[ActivationsOnDisk | None]:
-    """The store of a run's activations and of its weights that are wholly on disk; None where there are neither.
-    Without a `run` its folders are temporary ones of this process. Raises UserError."""
+    """A context with the store on disk of a run's activations and of its weights that are wholly on disk; None where
+    the plan has neither. Without `run` its folders are temporary ones of this process. Raises UserError."""
     sizes = passing_sizes(plan, chain)
     if not sizes:
         yield None
@@ -114,8 +117,8 @@ def open_scratch(
 
 @contextlib.contextmanager
 def passing_store(job: Job, plan: Plan, chain: Chain, model: nn.Module) -> Iterator[StatesOnDisk | None]:
-    """A temporary store of optimizer states, in folders of its own under the job's paths; None where no states are on
-    disk. Raises UserError."""
+    """A context with a temporary store of optimizer states, in folders of its own under the job's `disk_paths`; None
+    where the plan keeps no states on disk. Raises UserError."""
     tensors = stored_tensors(plan, chain, model)
     if not tensors:
         yield None
@@ -134,13 +137,14 @@ def passing_store(job: Job, plan: Plan, chain: Chain, model: nn.Module) -> Itera
 
 
 def passing_token() -> str:
-    """A name for temporary folders of this process. It names the process, so that `clear_passing` finds the folders of
-    one that was killed."""
+    """A name for temporary folders of this process. It contains the process's identity, so that `clear_passing` can
+    find the folders of a process that was killed."""
     return f"{_PASSING}{str(Process.current()).replace(':', '_')}-{secrets.token_hex(8)}"
 
 
 def clear_passing(job: Job) -> None:
-    """Remove from the job's disks the temporary folders of processes that were killed before they could do so."""
+    """Remove from the job's `disk_paths` the temporary folders of processes that were killed before they could do
+    so."""
     for disk in job.disk_paths or ():
         for folder in Path(disk).glob(f"{_OURS}{_PASSING}*"):
             try:
@@ -154,6 +158,6 @@ def clear_passing(job: Job) -> None:
 
 
 def forget_stores(job: Job, run: RunFolder) -> None:
-    """Remove the folders of a run that is over from the job's disks."""
+    """Remove from the job's `disk_paths` the folders of `run`, which is over."""
     for disk in job.disk_paths or ():
         shutil.rmtree(run.states_on(disk), ignore_errors=True)

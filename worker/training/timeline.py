@@ -1,8 +1,7 @@
-"""Records two steps of a run, once, which the plan's page draws beside the plan.
+"""Records, once in a run, when the operations of two steps run; the plan's page draws this beside the plan.
 
 The two steps follow each other directly where the job has such steps. Where it saves or evaluates after each step, the
-time between the two is left out.
-"""
+time between the two is left out."""
 
 from __future__ import annotations
 
@@ -25,25 +24,26 @@ _PAUSES = 2  # how many recordings to give up because something came between the
 
 
 class Records(Protocol):
-    """The methods that a timeline calls on an engine: see worker.engine.engine.Engine."""
+    """The methods of an engine that a timeline calls: see worker.engine.engine.Engine."""
 
     @property
     def recording(self) -> Recording | None:
-        """The recording under way; None without one."""
+        """The recording, under way, of when operations run; None without one."""
 
     def record(self) -> None:
-        """Begin a recording with the next step."""
+        """Start recording when operations run, with the next step."""
 
     def forget_recording(self) -> None:
         """Drop the recording under way."""
 
     def recorded(self) -> Measured | None:
-        """The finished recording; None while it is not complete."""
+        """The times at which the operations of two steps ran; None while the recording is not complete."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Timeline:
-    """Decides when to record. `write`: takes the recording. `wanted`: there is no recording yet."""
+    """Decides when an engine records the times of a step's operations. `write`: takes the finished recording. `wanted`:
+    the run has no recording yet."""
 
     engine: Records
     width: int
@@ -53,7 +53,8 @@ class Timeline:
     pauses: int = 0
 
     def before_step(self, batches: Sequence[Mapping[str, Tensor]]) -> None:
-        """Called before each step with its batches, once metering is over, as metering takes time."""
+        """Start or finish a recording, before the step on `batches`. Called once device bytes are no longer counted, as
+        counting takes time."""
         if not self.wanted:
             return
         try:
