@@ -1,4 +1,4 @@
-"""Addresses where the API listens: a socket file of this user, and TCP where somebody asked for it."""
+"""Defines the addresses at which the API listens: a socket file of this user, and TCP where somebody asked for it."""
 
 from __future__ import annotations
 
@@ -13,29 +13,30 @@ from planner.errors import Exit, UserError
 
 
 class Address(Protocol):
-    """A place to listen. `listen` raises OSError."""
+    """An address at which the API's server listens. `listen` raises OSError."""
 
     def listen(self) -> socket.socket:
-        """A socket that listens there."""
+        """Open a socket that listens at this address, and return it."""
         ...
 
     def is_there(self) -> bool:
-        """Whether clients can still find the socket that was opened last."""
+        """Whether clients can still reach the socket that was opened last; a socket file may have been deleted."""
         ...
 
     def clear(self) -> None:
-        """Remove what listening left behind."""
+        """Remove what `listen` created on disk."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class UnixAddress:
-    """A socket file, for this user alone."""
+    """A Unix socket file, which only this user can use."""
 
     path: Path
 
     def listen(self) -> socket.socket:
-        """A socket that listens there. It is made anew when the file or its folder has been deleted, as at a logout."""
+        """Open a socket that listens at this file. The file and its folder are made again if they were deleted, as
+        happens when the user logs out."""
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # the daemon's umask closes the parents, too
         self.path.unlink(missing_ok=True)
         # Not uvicorn's own `uds`: it opens the socket to every user.
@@ -54,7 +55,7 @@ class UnixAddress:
         return self.path.is_socket()
 
     def clear(self) -> None:
-        """Remove the file."""
+        """Remove the socket file."""
         if self.path.is_socket():
             self.path.unlink()
 
@@ -64,15 +65,16 @@ class UnixAddress:
 
 @dataclass(slots=True)
 class TcpAddress:
-    """A host's address and a port. Port 0 becomes the port that the system chooses at the first `listen`."""
+    """A TCP address: an IP address and a port. Port 0 becomes the port that the system chooses at the first
+    `listen`."""
 
     host: str
     port: int
 
     @classmethod
     def parse(cls, text: str) -> TcpAddress:
-        """The address in a text like `127.0.0.1:8477` or `[::1]:8477`. Raises UserError for host names: a name may
-        stand for several addresses, and one of them may be reachable from the whole world."""
+        """Parse a text like `127.0.0.1:8477` or `[::1]:8477`. Raises UserError for host names: a name may stand for
+        several addresses, and one of them may be reachable from the whole world."""
         match = re.fullmatch(r"(?:\[(?P<six>[0-9a-fA-F:.]+)\]|(?P<four>[0-9.]+)):(?P<port>[0-9]{1,5})", text)
         try:
             if match is None or int(match["port"]) > 65535:
@@ -89,18 +91,18 @@ class TcpAddress:
         return cls(host, int(match["port"]))
 
     def listen(self) -> socket.socket:
-        """A socket that listens there."""
+        """Open a socket that listens at this address and port, and return it."""
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
         listener = socket.create_server((self.host, self.port), family=family)
         self.port = listener.getsockname()[1]
         return listener
 
     def is_there(self) -> bool:
-        """Always: nobody deletes a port."""
+        """Return True: unlike a socket file, a TCP port cannot be deleted."""
         return True
 
     def clear(self) -> None:
-        """Nothing is left behind."""
+        """Do nothing: `listen` creates nothing on disk."""
 
     def __str__(self) -> str:
         """As it stands in a URL."""

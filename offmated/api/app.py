@@ -42,9 +42,10 @@ LOG_PIECE_BYTES = 64 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
-    """What the API needs of the daemon. `wake` tells it that something changed. `shut_down` asks it to end. `closing`
-    says whether it is about to end, so that answers must end, too. `health` gives its own report. `page` gives the
-    address for a browser, and opens its port if it is not open. `window`: the machine's, for jobs that name none."""
+    """The functions and objects of the daemon that the API uses. `wake` tells the daemon that something changed.
+    `shut_down` asks it to end. `closing` says whether it is about to end, so that answers must end, too. `health` gives
+    the daemon's report on itself. `page` gives the address for a browser, and opens its port if it is not open.
+    `window`: the hours, set for the whole machine, in which jobs that name none may have the GPU."""
 
     store: Store
     paths: Paths
@@ -71,7 +72,7 @@ Key = Annotated[str | None, Header(min_length=1, max_length=KEY_LENGTH)]
 
 
 def make_app(services: Services) -> FastAPI:
-    """The application."""
+    """Make the FastAPI application that serves the daemon's API."""
     app = FastAPI(title="offmate", docs_url=None, redoc_url=None)
     app.state.services = services
     app.add_middleware(Limits)

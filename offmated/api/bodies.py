@@ -17,13 +17,14 @@ MOST_SETTINGS = 100
 
 
 class Body(BaseModel):
-    """The body of a request. An unknown field is refused, as a newer command means something by it."""
+    """Base class of request bodies. A body with an unknown field is refused: a newer client may have sent it, and means
+    something by it."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 class AskedTurn(Body):
-    """When a new job is to have its turn."""
+    """The conditions under which a new job may start: its time, priority and place in the queue."""
 
     priority: Annotated[int, Field(ge=-MOST_PRIORITY, le=MOST_PRIORITY)] = 0
     after: Annotated[int, Field(ge=1, le=LARGEST_ID)] | None = None
@@ -33,7 +34,7 @@ class AskedTurn(Body):
     window: Annotated[str, Field(min_length=1, max_length=WINDOW_LENGTH)] | None = None
 
     def turn(self) -> Turn:
-        """The same as a `Turn`."""
+        """These conditions as the `Turn` that the queue uses."""
         return Turn(
             priority=self.priority,
             after=self.after,
@@ -55,7 +56,8 @@ class Submission(AskedTurn):
 
 
 class AskedLonger(AskedTurn):
-    """How far a done job is to go on from its newest checkpoint: to so many epochs or steps in all, one of the two."""
+    """How far a done job is to go on from its newest checkpoint: the total number of epochs or of steps, exactly one of
+    the two."""
 
     epochs: Annotated[float, Field(gt=0, le=10**6, allow_inf_nan=False)] | None = None
     max_steps: Annotated[int, Field(ge=1, le=10**9)] | None = None
@@ -67,7 +69,7 @@ class AskedLonger(AskedTurn):
         return self
 
     def length(self) -> Length:
-        """How long it is to be in all."""
+        """The total length that the job shall have, as a `Length`."""
         return Length(epochs=self.epochs, max_steps=self.max_steps)
 
 

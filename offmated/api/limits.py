@@ -37,14 +37,14 @@ than a client waits."""
 
 
 def most_connections() -> int:
-    """How many connections this process takes."""
+    """The number of connections that the API accepts at a time, by the number of files that this process may open."""
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return MOST_CONNECTIONS if descriptors == resource.RLIM_INFINITY else min(MOST_CONNECTIONS, descriptors // 4)
 
 
 class Framed:
-    """Passes on to the application only requests whose end is beyond doubt (RFC 9112, 6.1 and 6.3). With others, a
-    proxy between the client and us may take a part of one request for the next one."""
+    """ASGI middleware that passes on only requests whose end is beyond doubt (RFC 9112, 6.1 and 6.3). With others, a
+    proxy between the client and the API may take a part of one request for the next one."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -57,8 +57,8 @@ class Framed:
 
 
 class Limits:
-    """Passes on to the application only requests whose body has come in whole and is small, and only `WRITERS` at once
-    that change jobs."""
+    """ASGI middleware that passes on only requests whose body has arrived whole and is small, and at most `WRITERS`
+    requests at once that change jobs."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -155,12 +155,13 @@ def _too_slow() -> ASGIApp:
 
 
 class Connection(H11Protocol):
-    """One connection. It is closed when it sends no request for too long, and refused where there are too many."""
+    """The server side of one client connection. It is closed when no request arrives for too long, and refused where
+    there are too many connections."""
 
     _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
-        """Take the connection, or refuse it."""
+        """Accept a new connection, or refuse it where there are too many."""
         super().connection_made(transport)
         if len(self.connections) > most_connections():
             transport.write(_TOO_MANY)
@@ -169,12 +170,12 @@ class Connection(H11Protocol):
             self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection."""
+        """Stop counting this connection, which has ended."""
         self._unwatch()
         super().connection_lost(exc)
 
     def handle_events(self) -> None:
-        """Handle what has come in, and keep the time of the request."""
+        """Handle the bytes that have arrived, and note when the present request began."""
         super().handle_events()
         if self.cycle is not None and not self.cycle.response_complete:
             self._unwatch()  # the request's head is there; `Limits` waits for its body
@@ -197,8 +198,8 @@ class Connection(H11Protocol):
 
 
 class Stranger(Connection):
-    """A connection over TCP, where everybody can connect. It is a stranger's until `admit` is called; the application
-    finds `admit` in the state of each request."""
+    """A connection over TCP, where everybody can connect. It counts as a stranger's until its client has shown the
+    token and the application calls `admit`, which it finds in the state of each request."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -207,11 +208,11 @@ class Stranger(Connection):
         self._is_stranger = True
 
     def admit(self) -> None:
-        """Keep the connection, as it has shown the token."""
+        """Stop counting this connection as a stranger's: its client has shown the token."""
         self._is_stranger = False
 
     def connection_made(self, transport: Any) -> None:
-        """Take the connection, and close the oldest stranger's where there are too many."""
+        """Accept a new connection, and close the oldest stranger's connection where there are too many."""
         super().connection_made(transport)
         strangers = [
             connection

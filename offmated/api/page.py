@@ -30,7 +30,7 @@ HEADERS = {
 
 
 def add_page(app: FastAPI) -> None:
-    """Serve the page at `/`, and its parts below `/page/`."""
+    """Add the routes of the browser page to `app`: the page at `/`, and its scripts and styles below `/page/`."""
     for name, kind in FILES.items():
         path = "/" if name == "index.html" else f"/page/{name}"
         app.get(path, include_in_schema=False)(_sender(name, kind))

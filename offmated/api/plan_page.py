@@ -26,8 +26,8 @@ _one_at_a_time = threading.Lock()  # each page takes a process, and a thread tha
 
 
 def draw(run: RunFolder, job_id: int, title: str) -> bytes:
-    """The page. Raises UserError where there is no plan yet, or where it cannot be drawn, and HTTPException 503 while
-    another page is being drawn."""
+    """The HTML page that shows the plan of `run`, drawn in a process of the planner. Raises UserError where there is no
+    plan yet, or where it cannot be drawn, and HTTPException 503 while another page is being drawn."""
     if not run.plan.exists():
         raise UserError(
             f"Job {job_id} has no plan yet.", code="no-plan", hint=f"offmate show {job_id}", exit_code=Exit.FAILED

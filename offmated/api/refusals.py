@@ -1,4 +1,4 @@
-"""Turns errors into answers: the fields of a `UserError`, and a status that says whether to try again."""
+"""Turns errors into HTTP answers: the fields of a `UserError`, and a status code that says whether to try again."""
 
 from __future__ import annotations
 
@@ -23,17 +23,18 @@ _BUSY = ("locked", "busy", "timeout", "could not serialize", "deadlock", "too ma
 
 
 def refused(status: int, error: UserError, headers: Mapping[str, str] | None = None) -> JSONResponse:
-    """The answer that carries `error`."""
+    """The HTTP answer with the status code `status` and the fields of `error` as JSON."""
     return JSONResponse(error.to_json(), status_code=status, headers=dict(headers or {}))
 
 
 def later(error: UserError) -> JSONResponse:
-    """The answer to a request that could not be handled just now. Nothing of it was done, and it may be sent again."""
+    """The HTTP answer (503) to a request that could not be handled just now. Nothing of it was done, and it may be sent
+    again."""
     return refused(503, error, {"Retry-After": str(RETRY_AFTER_S)})
 
 
 def add_handlers(app: FastAPI) -> None:
-    """Have every error answered by its fields: set the handlers of `app`."""
+    """Set error handlers on `app` that answer every error with its fields as JSON."""
     for kind, handler in (
         (UserError, _user_error),
         (RequestValidationError, _invalid),
@@ -77,7 +78,8 @@ def _unknown(*numbers: str) -> UserError:
 
 
 def busy(cause: str) -> JSONResponse:
-    """The answer where a turn to write, or the database itself, did not come in time."""
+    """The HTTP answer to a request that waited too long for its turn to write, or for the database itself. `cause` says
+    for which."""
     log.warning("the database was busy for too long: %s", cause)
     return later(
         UserError("The database is busy.", numbers=(cause,), code="database-busy", hint="try again in a moment")

@@ -40,7 +40,7 @@ def report(store: Store, since: float) -> Json:
 
 
 def outcome(job: Json) -> str:
-    """How one job ended, as a title."""
+    """How one job ended, as the title of a message."""
     return f"job {job['id']} ({job['name']}) " + ("is done" if job["state"] == JobState.DONE else "has failed")
 
 

@@ -59,7 +59,7 @@ class _Listening(uvicorn.Server):
 
 
 class Server:
-    """Has `app` answer at `address`."""
+    """Serves the API `app` at `address`, in a thread of its own."""
 
     def __init__(self, app: ASGIApp, address: Address, connection: type[Connection] = Connection) -> None:
         self._app = Framed(app)
@@ -70,8 +70,8 @@ class Server:
         self._running: list[tuple[uvicorn.Server, threading.Thread]] = []
 
     def keep(self) -> None:
-        """Start to listen, and again with a new server when the address has gone. Clients connected to the old server
-        keep it, and it ends after them. Raises OSError."""
+        """Start listening; called often, and listens again with a new server when the address is gone, as after the
+        socket file was deleted. Clients connected to the old server keep it, and it ends after them. Raises OSError."""
         with self._lock:
             for server, _ in self._running[:-1]:
                 server.should_exit |= not server.server_state.connections
@@ -108,7 +108,8 @@ class Server:
             server.run(sockets=[listener])
 
     def close(self) -> None:
-        """Finish the answers under way, and end. An answer that takes more than some seconds is not waited for."""
+        """Finish the answers under way, and end the server. An answer that takes more than some seconds is not waited
+        for."""
         for server, _ in self._running:
             server.should_exit = True
         deadline = time.monotonic() + 2 * PATIENCE_S

@@ -26,8 +26,8 @@ _TOKEN = re.compile(r"[!-~]{20,}")
 
 
 def read_token(file: Path) -> str:
-    """The token in `file`. Where there is none, one is made and the file is closed to other users. Raises UserError
-    `bad-token` for a token that could be guessed or cannot be sent, and OSError."""
+    """The token in `file`. If there is no file, one with a new token is made that other users cannot read. Raises
+    UserError `bad-token` for a token that could be guessed or cannot be sent, and OSError."""
     try:
         token = file.read_bytes().strip().decode("ascii", "replace")
     except FileNotFoundError:
@@ -54,12 +54,11 @@ def read_token(file: Path) -> str:
 
 
 class Guarded:
-    """Passes on to the application only requests with the token as `Authorization: Bearer …`. A cookie is not taken: a
-    browser sends cookies to every port of a host, and for every page that asks.
+    """ASGI middleware that passes on only requests with the token in the header `Authorization: Bearer …`. A cookie is
+    not accepted: a browser sends cookies to every port of a host, and for every page that asks.
 
     A link cannot send a header. So `POST /ticket?path=/jobs/3/plan.html` gives a client with the token an address that
-    shows this plan, and nothing else, to whoever opens it within a minute.
-    """
+    shows this plan, and nothing else, to whoever opens it within a minute."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self._app = app

@@ -46,14 +46,16 @@ NOT_UNDERSTOOD = (LookupError, TypeError, ValueError, AttributeError)
 
 
 class Commands(click.Group):
-    """The group of all commands, in the order people meet them. A UserError is printed and sets the exit code."""
+    """The group of all commands, listed in the order in which people meet them. A UserError of a command is printed and
+    sets the exit code."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The names of the commands, in the order of this file."""
+        """The names of the commands, in the order in which this file defines them."""
         return list(self.commands)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List each command with the whole first sentence of its help, however long."""
+        """Write the list of commands into the help text, each with the whole first sentence of its help, however
+        long."""
         with formatter.section("Commands"):
             formatter.write_dl(
                 [
@@ -64,7 +66,7 @@ class Commands(click.Group):
             )
 
     def invoke(self, ctx: click.Context) -> object:
-        """Run the command, and turn its errors into texts and exit codes."""
+        """Run the command; print its errors as texts and exit with their exit codes."""
         try:
             return super().invoke(ctx)
         except UserError as error:

@@ -35,7 +35,7 @@ def adopt(folders: tuple[str, ...], as_json: bool) -> None:
 
 
 def unknown_words(client: Client) -> str:
-    """A sentence on run folders that no job has; "" where there are none."""
+    """A sentence that names the run folders that no job has; "" where there are none."""
     if not (folders := client.unknown_runs()):
         return ""
     names = ", ".join(folder.rpartition("/")[2] for folder in folders[:_SHOWN])

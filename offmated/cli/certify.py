@@ -67,8 +67,8 @@ def verify_resume(what: str, as_json: bool, **options: Any) -> None:
 
 
 def answered(command: list[str], as_json: bool) -> int:
-    """Run a process, show its answer, and return its exit code. It answers people in its own words on stdout, and
-    `as_json` in the last line of stdout."""
+    """Run the process `command`, print its answer, and return its exit code. The process writes its answer to stdout:
+    text for people or, with `as_json`, JSON in the last line."""
     if not as_json:
         code = subprocess.call(command, stdin=subprocess.DEVNULL)
     else:

@@ -1,5 +1,5 @@
-"""Talks to the daemon over its unix socket, or over TCP to another machine's. Quick to import: commands import it
-before they print anything."""
+"""Sends requests to the daemon over its Unix socket, or over TCP to another machine's. It imports little and fast,
+because commands import it before they print anything."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ Json = dict[str, Any]
 
 
 class Turn(TypedDict, total=False):
-    """When a job is to have its turn, as in `offmated.jobs.queue_turns.Turn`."""
+    """The conditions under which a job may start (priority, time, other jobs), as in
+    `offmated.jobs.queue_turns.Turn`."""
 
     priority: int
     after: int
@@ -43,9 +44,9 @@ BUSY_PATIENCE_S = 120.0
 
 
 class Client:
-    """The client of one daemon. Every method raises UserError: `daemon-not-running` (exit 69) when no daemon is there,
-    `daemon-silent` when one does not answer, otherwise the daemon's own error. A request that a busy daemon refused is
-    sent again."""
+    """The client of one daemon's API. Every method raises UserError: `daemon-not-running` (exit 69) when no daemon is
+    there, `daemon-silent` when one does not answer, otherwise the daemon's own error. A request that a busy daemon
+    refused is sent again."""
 
     def __init__(self, paths: Paths, remote: Remote | None = None) -> None:
         """`remote`: the daemon of another machine; by default the one that the environment names, if any."""
@@ -66,16 +67,16 @@ class Client:
         self._http = httpx.Client(transport=transport, base_url=url, headers=headers, timeout=PATIENCE_S)
 
     def health(self) -> Json:
-        """`{"api", "version", "process", "state": "running"|"stopping", "state_folder", "children": {name: {"pid",
-        "restarts"}}, …}`."""
+        """The daemon's report on itself: `{"api", "version", "process", "state": "running"|"stopping", "state_folder",
+        "children": {name: {"pid", "restarts"}}, …}`."""
         return self._object("GET", "/health")
 
     def running(self) -> bool:
-        """Whether a daemon answers."""
+        """Whether a daemon runs and answers."""
         return self.health_if_running() is not None
 
     def health_if_running(self) -> Json | None:
-        """As `health()`; None when no daemon runs."""
+        """The daemon's report on itself, as `health()` returns it; None when no daemon runs."""
         try:
             return self.health()
         except UserError as error:
@@ -93,9 +94,9 @@ class Client:
         key: str | None = None,
         settings: Sequence[str] = (),
     ) -> Json:
-        """Hand in a job. Relative paths in it are below `folder`; errors call its file `name`; `settings`, each
-        "KEY=VALUE", override the file. Returns the job as `job()` does, with "notes". Handing it in again under the
-        same `key` returns the same job."""
+        """Submit the job file with the text `yaml_text`. Relative paths in it are below `folder`; errors call the file
+        `name`; `settings`, each "KEY=VALUE", override the file. Returns the job as `job()` does, with "notes" to the
+        user. Submitting again under the same `key` returns the same job."""
         body = {"yaml": yaml_text, "folder": folder, "name": name, **(turn or {})}
         if settings:
             body["settings"] = list(settings)
@@ -121,8 +122,9 @@ class Client:
         *,
         key: str | None = None,
     ) -> Json:
-        """Hand a job in once more, as a new job; with `epochs` or `max_steps` the new job goes on to that length.
-        Returns the new job. `key` as in `submit`."""
+        """Submit job `job_id` again, as a new job. With `epochs` or `max_steps` the new job goes on from the first
+        one's checkpoint to that total length. Returns the new job. Repeating the call with the same `key` returns the
+        same job."""
         length, key = _given(epochs=epochs, max_steps=max_steps), key or uuid.uuid4().hex
         # A path of its own: an older daemon that knows no length would begin the job from the start.
         url, body = f"/jobs/{job_id}/{'longer' if length else 'rerun'}", {**turn, **length}
@@ -130,103 +132,110 @@ class Client:
         return answer
 
     def page(self, *states: str, limit: int, label: str | None = None) -> Json:
-        """The newest jobs in these states (none given: all): {"jobs", "next", "total"}, newest first."""
+        """The newest jobs in these states (none given: all), newest first, at most `limit`: {"jobs", "next",
+        "total"}."""
         return self._list("/jobs", {"limit": limit, "state": list(states), **_given(label=label)})
 
     def ended(self, *states: str, limit: int, label: str | None = None) -> Json:
-        """The jobs in these states that ended last: {"jobs", "next", "total"}, the last first."""
+        """The jobs in these states that ended last, the last first, at most `limit`: {"jobs", "next", "total"}."""
         return self._list("/jobs", {"limit": limit, "order": "ended", "state": list(states), **_given(label=label)})
 
     def jobs(self, *states: str, label: str | None = None) -> Iterator[Json]:
-        """All jobs in these states (none given: all), the newest first, asked for page by page."""
+        """Yield all jobs in these states (none given: all), the newest first. They are requested page by page."""
         return self._pages("/jobs", "before", {"state": list(states), **_given(label=label)})
 
     def queue(self, label: str | None = None) -> Iterator[Json]:
-        """The jobs that are not over, in the order of their places, asked for page by page."""
+        """Yield the jobs that are not over, in the order of their places in the queue. They are requested page by
+        page."""
         return self._pages("/queue", "place", _given(label=label))
 
     def queue_page(self, limit: int, label: str | None = None) -> Json:
-        """The first of the jobs that are not over, as `page()`."""
+        """The first `limit` jobs that are not over, in the order of the queue: {"jobs", "next", "total", …}."""
         return self._list("/queue", {"limit": limit, **_given(label=label)})
 
     def job(self, job_id: int) -> Json:
-        """A job's row, `reason`, `progress`, `plan`, `predicted` and `measured`. Raises UserError `no-such-job` (exit
-        4)."""
+        """What the daemon says of one job: its row in the database, `reason`, `progress`, `plan`, `predicted` and
+        `measured`. Raises UserError `no-such-job` (exit 4)."""
         return self._object("GET", f"/jobs/{job_id}")
 
     def cancel(self, job_id: int) -> Json:
-        """Cancel a job; a running one ends soon, without waiting for a checkpoint. Raises UserError `job-ended` when it
+        """Cancel a job. A running job ends soon, without waiting for a checkpoint. Raises UserError `job-ended` when it
         is over."""
         return self._object("POST", f"/jobs/{job_id}/cancel")
 
     def retry(
         self, job_id: int, *, allow_changed_data: bool = False, allow_changed_model: bool = False, **budgets: int
     ) -> Json:
-        """Have a failed or cancelled job tried again, from its last checkpoint if it has one. `budgets`: `gpu_budget`
-        and `cpu_budget` in bytes, for another plan. `allow_changed_data`: on the data as they are now;
-        `allow_changed_model`: on the base as it is now. Raises UserError `not-to-retry` when it neither failed nor was
-        cancelled."""
+        """Make the daemon try a failed or cancelled job again, from its last checkpoint if it has one. `budgets`:
+        `gpu_budget` and `cpu_budget` in bytes, for another plan. `allow_changed_data`: use the data as they are now;
+        `allow_changed_model`: use the base model as it is now. Raises UserError `not-to-retry` when the job neither
+        failed nor was cancelled."""
         allowed = {"allow_changed_data": allow_changed_data, "allow_changed_model": allow_changed_model}
         changes: Json = {**budgets, **{name: True for name, is_allowed in allowed.items() if is_allowed}}
         answer: Json = self._send("POST", f"/jobs/{job_id}/retry", changes, patience_s=SUBMIT_PATIENCE_S).json()
         return answer
 
     def change(self, job_id: int, change: str) -> Json:
-        """Hold, release, pause or resume a job, by the word in `change`. Raises UserError `job-ended` when it is over,
-        `job-begun` when it works already, `not-held` and `not-paused` where there is nothing to change."""
+        """Hold, release, pause or resume a job; `change` is one of these four words. Raises UserError `job-ended` when
+        the job is over, `job-begun` when it works already, `not-held` and `not-paused` where there is nothing to
+        change."""
         return self._object("POST", f"/jobs/{job_id}/{change}")
 
     def change_machine(self, change: str) -> Json:
-        """Pause or resume the whole machine, by the word in `change`: {"paused"}."""
+        """Pause or resume all jobs of the machine; `change` is "pause" or "resume". Returns {"paused"}."""
         return self._object("POST", f"/machine/{change}")
 
     def move(self, job_id: int, **where: str | int) -> Json:
-        """Give a waiting job another place: `to` "first" or "last", `before` another job, or a `priority`."""
+        """Give a waiting job another place in the queue: `to` "first" or "last", `before` the number of another job, or
+        a `priority`."""
         return self._object("POST", f"/jobs/{job_id}/move", where)
 
     def clean(self, **request: Any) -> Json:
-        """The jobs with files that are not needed any more; with `remove` these files are removed. Returns {"jobs":
+        """Find, and with `remove` delete, the files of ended jobs that are not needed any more. Returns {"jobs":
         [{"id", "name", "state", "bytes"}], "bytes"}; see `offmated.jobs.clean`."""
         answer: Json = self._send("POST", "/clean", request, patience_s=CLEAN_PATIENCE_S).json()
         return answer
 
     def unknown_runs(self) -> list[str]:
-        """The run folders that no job has."""
+        """The names of the run folders that no job in the database has."""
         folders: list[str] = self._object("GET", "/adopt")["folders"]
         return folders
 
     def adopt(self, folders: Sequence[str]) -> tuple[list[Json], list[UserError]]:
-        """Make jobs of these run folders, or of all that no job has. Returns the jobs, and for each folder without one
-        the reason."""
+        """Make jobs of these run folders, or of all that no job has. Returns the jobs, and for each folder of which no
+        job was made the error."""
         answer: Json = self._send("POST", "/adopt", {"folders": list(folders)}, patience_s=CLEAN_PATIENCE_S).json()
         return answer["jobs"], [UserError.from_json(error) for error in answer["left"]]
 
     def report(self, since: float) -> Json:
-        """What has ended since `since`, what works now and what comes next: {"since", "title", "lines"}."""
+        """What has ended since `since` (seconds since 1970), what runs now and what comes next, in words: {"since",
+        "title", "lines"}."""
         return self._list("/report", {"since": since})
 
     def plan(self, job_id: int) -> Json | None:
-        """plan.json without its chain; None before there is one."""
+        """The job's plan.json without its chain (the model's sizes and times); None before there is a plan."""
         answer: Json | None = self._send("GET", f"/jobs/{job_id}/plan").json()
         return answer
 
     def page_url(self) -> str:
-        """The address of the page for a browser, with the token in it."""
+        """The address of the daemon's page for a browser, with the token in it. The daemon opens the port if it is not
+        open."""
         if self.remote is not None:
             return f"{self.remote.url}/#{self.remote.token}"
         return str(self._object("POST", "/page")["url"])
 
     def plan_page(self, job_id: int) -> bytes:
-        """A job's plan as a page for the browser. Raises UserError `no-plan` before there is one."""
+        """The HTML page that shows a job's plan. Raises UserError `no-plan` before there is one."""
         return self._send("GET", f"/jobs/{job_id}/plan.html").content
 
     def events(self, job_id: int, position: int = 0) -> Piece:
-        """Some of the trainer's events after `position`, and the position to ask from next time; it is the same when
-        there are no more events."""
+        """Some events (lines of metrics.jsonl) of a job after `position`, and the position to ask from next time; it is
+        the same when there are no more events."""
         return Piece(**self._send("GET", f"/jobs/{job_id}/events", params={"position": position}).json())
 
     def logs(self, job_id: int, follow: bool = False) -> Iterator[str]:
-        """The job's log in pieces; with `follow` until the job is over or the daemon ends."""
+        """Yield the job's log in parts, as text. With `follow` it goes on with what is appended, until the job is over
+        or the daemon ends."""
         timeout = httpx.Timeout(PATIENCE_S, read=None)
         try:
             with self._http.stream("GET", f"/jobs/{job_id}/logs", params={"follow": follow}, timeout=timeout) as answer:
@@ -238,8 +247,8 @@ class Client:
             raise self._unanswered(error) from None
 
     def shutdown(self, wait: bool = True) -> None:
-        """End the daemon; running jobs save a checkpoint first and wait for the next start. With `wait`, return only
-        when it is gone, which takes a step and a checkpoint."""
+        """End the daemon. Running jobs save a checkpoint first and continue at the daemon's next start. With `wait`,
+        return only when the daemon is gone, which takes a step and a checkpoint."""
         process = Process.parse(self._object("POST", "/shutdown")["process"])
         while wait and process.alive():
             time.sleep(0.05)
@@ -341,8 +350,8 @@ def _root(error: BaseException) -> BaseException:
 
 
 def other_version(paths: Paths) -> UserError | None:
-    """The error for a daemon of another version, whose answers are not understood: it runs on after an upgrade, or was
-    started from elsewhere. None where it is of this version, or does not say."""
+    """The error to raise where the running daemon is of another version, so that its answers are not understood: it was
+    running before an upgrade, or was started from elsewhere. None where it is of this version, or does not say."""
     try:
         health = Client(paths).health()
     except (UserError, ValueError):
@@ -361,7 +370,7 @@ def other_version(paths: Paths) -> UserError | None:
 
 
 def daemon_silent(paths: Paths, *numbers: str) -> UserError:
-    """The error for a daemon that runs and does not answer."""
+    """The error to raise where a daemon runs but does not answer. `numbers`: further lines for its text."""
     holder = lock_holder(paths)
     who = f"process {holder.pid}, " if holder is not None else ""
     return UserError(

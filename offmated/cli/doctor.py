@@ -1,4 +1,5 @@
-"""Checks for `offmate doctor` that everything jobs need is here. Each check says what it found and what to do."""
+"""Checks for `offmate doctor` whether this machine has everything that jobs need. Each check says what it found and
+what to do."""
 
 from __future__ import annotations
 
@@ -57,7 +58,8 @@ print(json.dumps(found))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One finding. `verdict`: "ok", "warning" (jobs work, with less) or "problem" (jobs fail). `advice`: what to do."""
+    """The result of one check of `offmate doctor`. `verdict`: "ok", "warning" (jobs work, with less) or "problem" (jobs
+    fail). `advice`: what to do."""
 
     name: str
     verdict: str
@@ -66,7 +68,8 @@ class Check:
 
 
 def examine(paths: Paths, folders: Sequence[Path] = ()) -> Iterator[Check]:
-    """All checks, the quick ones first. Drives: those of `folders`, by default that of the state folder."""
+    """Yield the results of all checks, the quick ones first. `folders`: the folders whose drives are checked; by
+    default the state folder."""
     yield _python()
     yield from _itself()
     yield _memory()
@@ -84,13 +87,13 @@ def examine(paths: Paths, folders: Sequence[Path] = ()) -> Iterator[Check]:
 
 
 def as_table(checks: Sequence[Check]) -> Table:
-    """The findings for people."""
+    """The results of the checks as a table for people."""
     rows = [(check.name, coloured(check.verdict), check.found, check.advice) for check in checks]
     return table(("CHECK", "VERDICT", "FOUND", "WHAT TO DO"), rows)
 
 
 def as_json(checks: Sequence[Check]) -> list[dict[str, str]]:
-    """The findings for programs."""
+    """The results of the checks as JSON objects, for programs."""
     return [asdict(check) for check in checks]
 
 
@@ -265,8 +268,9 @@ def _driver() -> Iterator[Check]:
 
 
 def links(answer: str) -> Iterator[Check]:
-    """A check for each line of `nvidia-smi`'s answer to `_ASKED`. A link's generation falls while the card is idle, so
-    only the highest one is shown; its width does not fall."""
+    """Yield a check of the PCIe link of each GPU: `answer` is what `nvidia-smi` printed for the query `_ASKED`, a line
+    per GPU. A link's generation falls while the card is idle, so only the highest one is shown; its width does not
+    fall."""
     for line in answer.splitlines():
         values = [value.strip() for value in line.split(",")]
         if len(values) != len(_ASKED):

@@ -27,7 +27,7 @@ except OSError as error:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """The finding about one folder. `fine`: optimizer states may be kept there."""
+    """The result of checking the drive of one folder. `fine`: optimizer states may be kept there."""
 
     text: str
     fine: bool
@@ -35,7 +35,7 @@ class Found:
 
 
 def look_at(folder: Path) -> Found:
-    """The drive of a folder, measured for up to two seconds with a temporary file of up to 1 GiB."""
+    """Find the drive of `folder`, and measure its speed for up to two seconds with a temporary file of up to 1 GiB."""
     try:
         drive = drive_of(folder)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Follows a job from outside until it is over: its states, its plan, its loss."""
+"""Follows a job by asking the daemon until the job is over: prints its states, its plan, its loss."""
 
 from __future__ import annotations
 
@@ -30,22 +30,23 @@ PLAN_PATIENCE_S = 20.0
 
 
 def is_over(job: dict[str, Any]) -> bool:
-    """Whether the job is over."""
+    """Whether the job, as the API describes it, is done, failed or cancelled."""
     return job["state"] in FINAL
 
 
 def is_rehearsed(job: dict[str, Any]) -> bool:
-    """Whether a new job has shown that it runs, or cannot show it now: it waits for something, or is over."""
+    """Whether `submit` need not follow a new job further: it has shown that it runs, or it waits for something, or it
+    is over."""
     return is_over(job) or job["kept"] or job_view.first_steps_done(job)
 
 
 def follow(
     client: Client, job_id: int, screen: Console, until: Callable[[dict[str, Any]], bool] = is_over
 ) -> dict[str, Any]:
-    """Print what happens to the job until `until` is true for it; returns the job as it is then.
+    """Print what happens to a job until `until` is true for it. Returns the job, as the API describes it, at that
+    moment.
 
-    Ctrl-C does not stop the job; this is printed before the KeyboardInterrupt goes on.
-    """
+    Ctrl-C does not stop the job; this is printed before the KeyboardInterrupt goes on."""
     news = News(client, screen)
     try:
         with screen.status("") as line:  # a moving line on terminals, nothing elsewhere
@@ -70,8 +71,9 @@ def follow(
 
 
 def hand_in(client: Client, screen: Console, send: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
-    """The job that `send` hands in under a key. When that takes longer than `SLOW_S`, and stderr is a terminal, a line
-    there says why. Ctrl-C takes the job back, and prints so before the KeyboardInterrupt goes on."""
+    """Submit a job by calling `send` with a new submission key, and return the job. If that takes longer than `SLOW_S`
+    seconds, and stderr is a terminal, a line there says why. Ctrl-C takes the job back, and prints so before the
+    KeyboardInterrupt goes on."""
     key = uuid.uuid4().hex
     slow = threading.Timer(SLOW_S, console(stderr=True).print, [LOOKING])
     slow.daemon = True
@@ -90,9 +92,9 @@ def hand_in(client: Client, screen: Console, send: Callable[[str], dict[str, Any
 
 
 def rehearse(client: Client, job: dict[str, Any], screen: Console) -> dict[str, Any]:
-    """Follow a new job until it has shown that it runs, cannot show it now, or is over; returns the job as it is then.
-    It waits a moment for the plan first, as the first text contains what only a plan tells. Ctrl-C does not stop the
-    job."""
+    """Follow a new job through its first steps: until it has shown that it runs, cannot show it now, or is over.
+    Returns the job as it is then. It waits a moment for the plan first, as the first text contains what only a plan
+    tells. Ctrl-C does not stop the job."""
     try:
         with screen.status("planning; Ctrl-C leaves the job in the queue"):
             job = _planned(client, job)
@@ -112,9 +114,9 @@ def _planned(client: Client, job: dict[str, Any]) -> dict[str, Any]:
 
 
 def events(client: Client, job_id: int, following: bool) -> Iterator[dict[str, Any]]:
-    """The trainer's events of a job; with `following` also new ones, until it is over. Where no daemon answers, the
-    events in the run folder. At the end stderr says how many lines could not be read. Raises UserError `daemon-ended`
-    or `daemon-silent` when the daemon ends or hangs on the way."""
+    """Yield the events (lines of metrics.jsonl) of a job; with `following` also new ones, until it is over. Where no
+    daemon answers, the events are read from the run folder. At the end stderr says how many lines could not be read.
+    Raises UserError `daemon-ended` or `daemon-silent` when the daemon ends or hangs on the way."""
     broken: list[int] = []
     try:
         lines = 0
@@ -159,8 +161,9 @@ def _left_out(broken: list[int]) -> str:
 
 
 def log(client: Client, job_id: int, following: bool) -> Iterator[str]:
-    """The log of a job in pieces; with `following` also what is appended, until the job is over. Without a daemon, the
-    log in the run folder. Raises UserError `daemon-ended` when the daemon ends before the job is over."""
+    """Yield the log of a job in parts; with `following` also what is appended, until the job is over. Where no daemon
+    answers, it is read from the run folder. Raises UserError `daemon-ended` when the daemon ends before the job is
+    over."""
     try:
         client.job(job_id)
     except UserError as error:
@@ -197,7 +200,7 @@ def _lines(file: Path) -> Iterator[str]:
 
 
 def left_alone(job_id: int) -> UserError:
-    """The error for following a job whose daemon ends."""
+    """The error to raise where the daemon ends while a command follows a job."""
     return UserError(
         f"The daemon has ended; job {job_id} goes on at its next start.",
         code="daemon-ended",
@@ -207,7 +210,7 @@ def left_alone(job_id: int) -> UserError:
 
 
 class News:
-    """Prints what is new about a job: remembers what it has printed."""
+    """Prints what is new about a job, and remembers what it has printed."""
 
     def __init__(self, client: Client, screen: Console) -> None:
         self._client = client
@@ -219,7 +222,7 @@ class News:
         self._position = 0
 
     def tell(self, job: dict[str, Any]) -> None:
-        """Print what is new in `job`; the end of the job comes last."""
+        """Print what is new in `job`, the job as the API describes it. The text on its end comes last."""
         over = job["state"] in FINAL
         if not over:
             self._tell_state(job)

@@ -24,8 +24,9 @@ LAST, FIRST = 10, 50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """Jobs that are over, the last one last, then the queue. `before`: how many more are over; `behind`: how many more
-    wait. `paused`: whether the whole machine is paused. `label`: the label that was asked for."""
+    """The jobs that `offmate status` shows: some that are over, the last one last, then the queue. `before`: how many
+    more are over; `behind`: how many more wait. `paused`: whether the whole machine is paused. `label`: the label that
+    was asked for."""
 
     jobs: list[dict[str, Any]]
     before: int = 0
@@ -35,8 +36,8 @@ class Listing:
 
 
 def listing(client: Client, everything: bool, label: str | None = None) -> Listing:
-    """The last jobs that are over and the first of the queue; with `everything`, all jobs; with a `label`, only those
-    that have it."""
+    """Get the last jobs that are over and the first of the queue; with `everything`, all jobs; with a `label`, only
+    those that have it."""
     if everything:
         return Listing(jobs=[*list(client.jobs(*FINAL, label=label))[::-1], *client.queue(label)], label=label)
     over, queue = client.ended(*FINAL, limit=LAST, label=label), client.queue_page(FIRST, label)
@@ -50,7 +51,8 @@ def listing(client: Client, everything: bool, label: str | None = None) -> Listi
 
 
 def watch(screen: Console, look: Callable[[], RenderableType]) -> None:
-    """Show what `look` finds, again and again until Ctrl-C; only once where `screen` is not a terminal."""
+    """Show on `screen` what `look` returns, again and again until Ctrl-C; only once where `screen` is not a
+    terminal."""
     if not screen.is_terminal:
         screen.print(look())
         return
@@ -61,7 +63,7 @@ def watch(screen: Console, look: Callable[[], RenderableType]) -> None:
 
 
 def view(listing: Listing) -> RenderableType:
-    """The list as a table, and how many jobs it leaves out."""
+    """The listed jobs as a table, with a line on how many jobs it leaves out."""
     more = [f"{listing.before} older ones"] if listing.before else []
     more += [f"{listing.behind} that wait behind these"] if listing.behind else []
     words = [Text(f"Not listed: {' and '.join(more)}.  offmate status --all")] if more else []

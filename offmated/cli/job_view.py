@@ -1,4 +1,4 @@
-"""Puts what the API says of jobs into words and tables."""
+"""Turns what the API says of jobs into words and tables. A `job` is the JSON object that `GET /jobs/{id}` returns."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ FIRST_STEPS = 10
 
 
 def exit_code(job: Json) -> Exit:
-    """The exit code that tells how the job ended."""
+    """The exit code by which a command tells how the job ended."""
     if job["state"] == JobState.DONE:
         return Exit.DONE
     return Exit(job["error"]["exit_code"]) if job["error"] else Exit.FAILED
 
 
 def submitted(job: Json) -> RenderableType:
-    """The text after a submission: number, place, folder, notes, and the commands that people want next."""
+    """The text printed after a submission: number, place in the queue, folder, notes, and the commands that people want
+    next."""
     number = job["id"]
     rows = [("run folder", job["run_dir"])]
     rows += [("held", f"until offmate release {number}")] if job["hold"] == Hold.HELD else []
@@ -44,13 +45,13 @@ def submitted(job: Json) -> RenderableType:
 
 
 def first_steps_done(job: Json) -> bool:
-    """Whether a job has done so many steps that it has shown that it runs."""
+    """Whether a job has done enough steps to show that it runs."""
     figures = job["progress"]
     return figures is not None and figures["step"] >= min(FIRST_STEPS, figures["total_steps"])
 
 
 def rehearsed(job: Json) -> RenderableType:
-    """The last text of `submit`, where it followed the job."""
+    """The last text of `offmate submit`, if it followed the job's first steps."""
     number, name = job["id"], f"Job {job['id']}"
     if job["state"] in FINAL:
         return ended(job)
@@ -66,7 +67,7 @@ def rehearsed(job: Json) -> RenderableType:
 
 
 def changed(job: Json) -> str:
-    """The text after a change of the job's turn."""
+    """The text printed after a change of when the job may start (hold, pause, move, …)."""
     number, state = job["id"], job["state"]
     if state in (JobState.PLANNING, JobState.RUNNING) and job["stop_reason"]:
         return f"Job {number} {job['reason']}."
@@ -78,13 +79,14 @@ def changed(job: Json) -> str:
 
 
 def released(job: Json, window: str | None) -> str:
-    """The text after `release`. `window`: the job's window before, which `release` takes away, too."""
+    """The text printed after `offmate release`. `window`: the hours to which the job was limited before, which
+    `release` removes, too."""
     text = changed(job)
     return f"{text} Its window {window} no longer counts." if window and not job["window"] else text
 
 
 def cancelled(job: Json) -> str:
-    """The text after `cancel`."""
+    """The text printed after `offmate cancel`."""
     if job["state"] == JobState.CANCELLED:
         return f"Job {job['id']} is cancelled.  {_again(job)}"
     again = f"offmate retry {job['id']} goes on from its last checkpoint, or without one from the start."  # it may save
@@ -92,7 +94,7 @@ def cancelled(job: Json) -> str:
 
 
 def ended(job: Json) -> RenderableType:
-    """The last text of `run`."""
+    """The last text of `offmate run`, after the job's end."""
     if job["state"] == JobState.DONE:
         return f"Job {job['id']} is done; the model is in {job['output']}"
     error = f"\n{UserError.from_json(job['error'])}" if job["error"] else ""
@@ -111,7 +113,7 @@ def _again(job: Json) -> str:
 
 
 def jobs(rows: list[Json], label: str | None = None) -> RenderableType:
-    """Jobs in a table. `label`: the label that was asked for."""
+    """A table of jobs, one per row. `label`: the label that was asked for."""
     if not rows and label is not None:
         return f"No job has the label {label}.  offmate status"
     if not rows:
@@ -138,12 +140,13 @@ def _named(job: Json) -> str:
 
 
 def reason(job: Json) -> str:
-    """The job's `reason` without its first word, where that is its `standing`."""
+    """Why the job is in its state: the API's `reason`, without its first word if that is the job's `standing`, shown
+    already."""
     return str(job["reason"]).removeprefix(f"{job['standing']}: ")
 
 
 def progress(job: Json) -> str:
-    """ "120/200 60% loss 2.31 eval 2.45", or ""."""
+    """The job's progress as a text like "120/200 60% loss 2.31 eval 2.45", or ""."""
     figures = job["progress"]
     if not figures:
         return ""
@@ -155,7 +158,7 @@ def progress(job: Json) -> str:
 
 
 def remaining(job: Json) -> str:
-    """The time that a running job still takes, or ""."""
+    """The time that a running job still needs, as text, or ""."""
     figures = job["progress"]
     if not figures or not figures["eta_s"] or job["state"] != JobState.RUNNING:
         return ""
@@ -163,7 +166,8 @@ def remaining(job: Json) -> str:
 
 
 def expected(job: Json) -> str:
-    """ "06:40", "Tue 06:40, 3 nights", "many nights", "begins 23:00", or "" where it cannot be known."""
+    """When the job is expected to end, as a text like "06:40", "Tue 06:40, 3 nights", "many nights" or "begins 23:00",
+    or "" where it cannot be known."""
     times = job["expected"]
     if times["ends_at"] is not None:
         return wall(times["ends_at"]) + (f", {counted(times['nights'], 'night')}" if times["nights"] > 1 else "")
@@ -181,7 +185,8 @@ def _when(job: Json) -> tuple[str, str]:
 
 
 def wall(unix: float) -> str:
-    """A time, rounded up to a minute: "06:40" within a day, "Tue 06:40" within a week, else with its date."""
+    """The time `unix` (seconds since 1970) as local time, rounded up to a minute: "06:40" within a day, "Tue 06:40"
+    within a week, else with its date."""
     unix = -(-unix // 60) * 60
     away = abs(unix - time.time())
     return time.strftime(
@@ -190,12 +195,12 @@ def wall(unix: float) -> str:
 
 
 def plan(answer: Json) -> RenderableType:
-    """The answer of `offmate plan`."""
+    """The text that `offmate plan` prints for the planner's answer."""
     return pairs(plan_rows(answer))
 
 
 def job(view: Json, plan: Json | None) -> RenderableType:
-    """Everything about one job. `plan`: its plan.json, if it has one."""
+    """Everything that `offmate show` prints about one job. `plan`: its plan.json, if it has one."""
     rows: list[tuple[str, str | Text]] = [
         ("job", f"{view['id']} ({view['name']})"),
         ("state", coloured(view["standing"])),
@@ -223,7 +228,7 @@ def job(view: Json, plan: Json | None) -> RenderableType:
 
 
 def retried(job: Json) -> str:
-    """The text after `retry`."""
+    """The text printed after `offmate retry`."""
     step = job["last_checkpoint_step"]
     origin = "starts again from the start: it has no checkpoint" if step is None else f"goes on from step {step}"
     waits = f": {reason(job)}" if job["kept"] else ""
@@ -264,13 +269,13 @@ def _asked(run: RunFolder) -> list[tuple[str, str | Text]]:
 
 
 def moment(unix: float | None) -> str:
-    """A time as local date and time, or ""."""
+    """The time `unix` (seconds since 1970) as local date and time, or "" for None."""
     return "" if unix is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix))
 
 
 def step_time(job: Json) -> str:
-    """Predicted against measured step time. Where the prediction differs from the plan's, it says that this is because
-    of shorter rows."""
+    """The predicted and the measured time of a step, as text. Where the prediction differs from the plan's, it says
+    that shorter rows are the reason."""
     full_s, predicted_s = (job["plan"] or {}).get("step_s"), job["predicted"]["step_s"]
     rows = ""
     if full_s and predicted_s and abs(predicted_s - full_s) > 0.01 * full_s:
@@ -280,7 +285,7 @@ def step_time(job: Json) -> str:
 
 
 def gpu_peak(job: Json) -> str:
-    """Predicted against measured peak of GPU memory."""
+    """The predicted and the measured peak of GPU memory, as text."""
     return _against(job, "gpu_peak_bytes", format_bytes)
 
 

@@ -39,7 +39,8 @@ def keys(tool: str | None, as_json: bool) -> None:
 
 
 def meanings(tool: str | None = None) -> dict[str, dict[str, str]]:
-    """Tool's name -> its key -> what becomes of that key, in words. `tool`: one of `TOOLS`; None for all."""
+    """Name of a tool -> its configuration key -> what offmate makes of that key, in words. `tool`: one of `TOOLS`; None
+    for all."""
     from planner.importers import llama_factory_v1, tools  # late: other commands need none of them
 
     tables = {one.name: one.keys for one in tools.TOOLS} | {llama_factory_v1.V1: llama_factory_v1.LLAMA_FACTORY_V1}
@@ -48,7 +49,7 @@ def meanings(tool: str | None = None) -> dict[str, dict[str, str]]:
 
 
 def page(tables: dict[str, dict[str, str]]) -> str:
-    """The tables of `meanings` as Markdown."""
+    """The result of `meanings` as Markdown tables."""
     parts = [_HEAD]
     for tool, table in tables.items():
         parts.append(f"\n## {tool}\n\n| key | what becomes of it |\n|---|---|\n")

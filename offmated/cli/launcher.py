@@ -22,12 +22,11 @@ TAIL_LINES = 15
 
 
 def start_in_background(paths: Paths) -> bool:
-    """Start a daemon and wait until one answers. Returns False when one answered already. A daemon that is stopping is
-    waited for, which takes as long as its jobs take to save checkpoints.
+    """Start a daemon in the background and wait until it answers. Returns False when one answered already. A daemon
+    that is stopping is waited for, which takes as long as its jobs take to save checkpoints.
 
     Two callers may start a daemon at once: one wins, and both have a daemon. Raises UserError with the end of the
-    daemon's log when it does not come up, and `daemon-silent` when there is a daemon that cannot be reached.
-    """
+    daemon's log when it does not come up, and `daemon-silent` when there is a daemon that cannot be reached."""
     client = Client(paths)
     if (health := client.health_if_running()) is not None:
         if health["state"] == "running":
@@ -50,8 +49,8 @@ def start_in_background(paths: Paths) -> bool:
 
 
 def runs(paths: Paths) -> bool:
-    """Whether a daemon answers. A daemon that does not listen, because it is just starting or ending or its socket was
-    deleted, is waited for. Raises UserError `daemon-silent` when that takes too long."""
+    """Whether a daemon answers. A daemon that does not listen at the moment, because it is starting or ending or its
+    socket was deleted, is waited for. Raises UserError `daemon-silent` when that takes too long."""
     client, deadline = Client(paths), time.monotonic() + OTHER_PATIENCE_S
     while not client.running():
         if lock_holder(paths) is None:

@@ -22,8 +22,8 @@ COLUMNS = (
 
 
 def as_csv(events: Iterable[dict[str, Any]]) -> Iterator[str]:
-    """The lines of a CSV file: a row for each step, in order. Where a step was done again after a resume or a crash,
-    the last time counts."""
+    """Yield the lines of a CSV file with a row for each step, in order. Where a step was done again after a resume or a
+    crash, the row has the last values."""
     rows: dict[int, dict[str, Any]] = {}
     for event in events:
         step = event.get("step")

@@ -62,7 +62,7 @@ class _Pipe(io.TextIOBase):
 
 
 def console(*, stderr: bool = False) -> Console:
-    """The console for people; plain and unwrapped when the stream is not a terminal."""
+    """The Rich console for texts to people; plain and without wrapping when the stream is not a terminal."""
     stream = sys.stderr if stderr else sys.stdout
     if stream.isatty():
         return _Screen(file=stream, highlight=False, markup=False)
@@ -70,12 +70,12 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def shorten(text: str, most: int) -> str:
-    """`text`, cut to at most `most` characters."""
+    """`text`, cut to at most `most` characters; an ellipsis shows the cut."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def say(text: str, *, err: bool = False) -> None:
-    """Print a line on stdout, or on stderr with `err`, with control characters made visible."""
+    """Print a line of text on stdout, or on stderr with `err`, with control characters made visible."""
     click.echo(printable(text), err=err)
 
 
@@ -85,12 +85,12 @@ def print_json(value: object, *, indent: int | None = 2) -> None:
 
 
 def coloured(state: str) -> Text:
-    """A state or verdict in its colour."""
+    """A job's state or a check's verdict, as text in its colour."""
     return Text(state, style=COLOURS.get(state, ""))
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> Table:
-    """A table of columns under their names, without ruling lines, as shell tools expect."""
+    """A table with these column names and rows, without ruling lines, as shell tools expect."""
     lines = Table(*columns, box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for row in rows:
         lines.add_row(*row)
@@ -98,7 +98,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> Table
 
 
 def pairs(rows: Sequence[tuple[str, str | Text]]) -> Table:
-    """A table of names and their values, one pair a line."""
+    """A table with a name and its value in each row."""
     lines = Table.grid(padding=(0, 2, 0, 0))
     for name, value in rows:
         lines.add_row(Text(name, style="bold"), value)
@@ -106,12 +106,12 @@ def pairs(rows: Sequence[tuple[str, str | Text]]) -> Table:
 
 
 class Size(click.ParamType[str]):
-    """A size like 10GiB, checked and returned as it was written."""
+    """The click parameter type of a memory size like 10GiB, which is checked and returned as it was written."""
 
     name = "size"
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """`value`, if it is a size."""
+        """Return `value` if it is a memory size, else make the command fail with a message."""
         try:
             count = parse_bytes(value)
         except ValueError as error:
@@ -125,12 +125,12 @@ class Size(click.ParamType[str]):
 
 
 class JobNumber(click.ParamType[int]):
-    """The number of a job; anything else is refused in one sentence."""
+    """The click parameter type of a job's number. Anything else is refused in one sentence."""
 
     name = "number"
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """`value`, if a job may have it."""
+        """Return `value` as a number if a job may have it, else make the command fail with a message."""
         if not (re.fullmatch("[0-9]{1,10}", value) and 1 <= int(value) <= LARGEST_ID):
             raise UserError(
                 f"{printable(value)} is not the number of a job.",

@@ -34,8 +34,8 @@ def picture_options(command: Callable[P, None]) -> Callable[P, None]:
 
 
 def draw_plan(client: Client, job: dict[str, Any], trace: Path | None, html: Path | None) -> None:
-    """Draw a job's plan to these files. Raises UserError where there is none yet, and `click.exceptions.Exit` with the
-    planner's exit code where drawing fails."""
+    """Draw a job's plan to the files `trace` and `html`, as far as they are given. Raises UserError where the job has
+    no plan yet, and `click.exceptions.Exit` with the planner's exit code where drawing fails."""
     if trace is None and html is None:
         return
     if client.remote is not None:
@@ -57,6 +57,6 @@ def draw_plan(client: Client, job: dict[str, Any], trace: Path | None, html: Pat
 
 
 def drawn(trace: Any, html: Any) -> list[str]:
-    """A line for each file that was drawn, for people."""
+    """A line for people for each file to which a plan was drawn."""
     lines = [f"The timeline is in {trace}; open it at ui.perfetto.dev"] if trace else []
     return lines + ([f"The plan as a page is in {html}"] if html else [])

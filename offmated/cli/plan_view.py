@@ -17,8 +17,8 @@ from planner.units import counted, format_part, format_seconds
 
 
 def plan_rows(answer: dict[str, Any]) -> list[tuple[str, str | Text]]:
-    """Names and values for `pairs()`. `answer`: plan.json, with or without its chain. For a plan in another version's
-    form, one line says that it cannot be shown."""
+    """The plan as pairs of name and value, for `pairs()`. `answer`: plan.json, with or without its chain (the model's
+    sizes and times). For a plan in another version's form, one line says that it cannot be shown."""
     try:
         return _rows(from_json(Plan, answer["plan"]), answer)
     except (KeyError, TypeError, ValueError):
@@ -49,7 +49,8 @@ def _disk(answer: dict[str, Any]) -> Iterator[str]:
 
 
 def option_runs(options: Sequence[str]) -> Iterator[str]:
-    """Neighbouring blocks with the same option, grouped: "0 keep", "1–6 recompute"."""
+    """Yield a text for each run of neighbouring blocks with the same option for their activations: "0 keep", "1–6
+    recompute"."""
     for option, run in groupby(enumerate(options), key=lambda pair: pair[1]):
         numbers = [number for number, _ in run]
         span = f"{numbers[0]}" if len(numbers) == 1 else f"{numbers[0]}–{numbers[-1]}"

@@ -46,7 +46,8 @@ _NAMED = 3  # so many files are named; more are called "the data"
 
 
 def kind_of_question(file: Path | None, options: Mapping[str, Any]) -> str:
-    """Which of `_KINDS` the command line asks. `options`: the options on the command line. Raises UserError."""
+    """The kind, one of `_KINDS`, of the question that the command line of `offmate plan` asks. `options`: the options
+    given there. Raises UserError for options that do not go together."""
     subjects = [
         name
         for name, is_given in (("FILE", file), ("--model", "model" in options), ("--chain", "chain" in options))
@@ -65,12 +66,11 @@ def kind_of_question(file: Path | None, options: Mapping[str, Any]) -> str:
 
 
 def make_plan(file: Path, options: Mapping[str, Any]) -> dict[str, Any]:
-    """plan.json of the job in `file`, without its chain, and with `planned_for`: how long its rows are, in a line. Uses
-    the daemon's caches where there are any.
+    """Make a plan for the job in `file` in a planner process. Returns plan.json without its chain, and with
+    `planned_for`: how long the job's rows are, in a line of text. Uses the daemon's caches where there are any.
 
     Raises UserError for a job that the daemon would refuse, and `click.exceptions.Exit` with the planner's exit code
-    when the planner refuses: by then it has said why on stderr.
-    """
+    when the planner refuses: by then it has said why on stderr."""
     job = job_of(file, options)
     _check_as_submitted(job, file.absolute().parent)
     with resolved(job) as path:
@@ -126,8 +126,8 @@ def _planned_for(job: Job, *, longest: int, lengths: tuple[int, int], cut: int |
 
 
 def ask(file: Path | None, options: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
-    """The planner's exit code and its answer as JSON: the `planner.reports.receipt.Receipt` of a job or a model on a
-    named machine, or the `Solved` of a chain."""
+    """Ask a planner process. Returns its exit code and its answer as JSON: the `planner.reports.receipt.Receipt` of a
+    job or a model on a named machine, or the `Solved` of a chain."""
     if "chain" in options:
         return _planner("solve", *_words(options))
     job = question(file, options)
@@ -140,14 +140,16 @@ def ask(file: Path | None, options: Mapping[str, Any]) -> tuple[int, dict[str, A
 
 
 def job_of(file: Path, options: Mapping[str, Any]) -> Job:
-    """The job in a file, with the budgets and settings of the command line. Raises UserError."""
+    """Read the job in `file`, with the budgets and settings of the command line `options` in place of the file's.
+    Raises UserError."""
     text, folder = read_job(file, options.get("gpu_budget"), options.get("cpu_budget"))
     settings = options.get("settings", ())
     return Job.parse(with_settings(text, settings), folder, name=file.name, told=keys_of(settings))
 
 
 def question(file: Path | None, options: Mapping[str, Any]) -> Job:
-    """The job that is asked about: the job in a file, or the short form for a model. Raises UserError."""
+    """The job that `offmate plan` is asked about: that in `file`, or the one that the options describe for a model.
+    Raises UserError."""
     budgets, settings = (options.get("gpu_budget"), options.get("cpu_budget")), options.get("settings", ())
     if file is not None:
         text, folder = read_job(file, *budgets)
@@ -163,7 +165,8 @@ def question(file: Path | None, options: Mapping[str, Any]) -> Job:
 
 
 def short_form(options: Mapping[str, Any]) -> str:
-    """The job file that `--model` stands for: by default full fine-tuning in bf16, in steps of 8 slices of one row."""
+    """The text of the job file that `--model` stands for: by default full fine-tuning in bf16, in steps of 8
+    micro-batches of one row."""
     values: dict[str, Any] = {"model": options["model"], "bf16": "fp32" not in options}
     rows = yaml.safe_load(options.get("batch_size", "1"))
     total = any(CANONICAL.get(text.partition("=")[0]) == "train_batch_size" for text in options.get("settings", ()))
@@ -182,8 +185,9 @@ def short_form(options: Mapping[str, Any]) -> str:
 
 
 def kept_plans(verb: str, *words: str) -> Any:
-    """The plan cache's answer to `verb`: a list, a plan, or how many were forgotten. Before the first `up` nothing is
-    kept. Raises UserError `no-such-plan` then, unless `verb` is "list"."""
+    """Ask the cache of plans: `verb` is "list", or the action on the plan whose key is in `words`. Returns a list, a
+    plan, or how many were forgotten. Before the first `offmate up` nothing is kept: `no-such-plan` is then raised as
+    UserError, unless `verb` is "list"."""
     url = database()
     if url is None and verb == "list":
         return []
@@ -205,7 +209,8 @@ def database() -> str | None:
 
 @contextmanager
 def resolved(job: Job) -> Iterator[Path]:
-    """The path of a temporary file with the job, all defaults and absolute paths written out."""
+    """A context that gives the path of a temporary job file for `job`, with all defaults and absolute paths written
+    out."""
     with leaving_on_signals(), tempfile.TemporaryDirectory(prefix="offmate-") as scratch:
         path = RunFolder(Path(scratch)).resolved
         path.write_text(job.resolved_yaml(), "utf-8")
@@ -215,8 +220,9 @@ def resolved(job: Job) -> Iterator[Path]:
 def run_child(
     command: Sequence[str], *, stdout: int | None = None, stderr: int | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a child that has temporary folders, or processes of its own. When this process is to end meanwhile, the child
-    is first asked to end, and can clean up; after `_END_S` it is killed together with its processes."""
+    """Run the child process `command` to its end. It may have temporary folders or processes of its own: if this
+    process is to end meanwhile, the child is first asked to end, and can clean up; after `_END_S` seconds it is killed
+    together with its processes."""
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, text=True) as child:
         try:
             output, errors = child.communicate()

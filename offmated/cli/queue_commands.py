@@ -27,12 +27,13 @@ SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 class Priority(click.ParamType[int]):
-    """A job's priority, a whole number; anything else is refused in one sentence."""
+    """The click parameter type of a job's priority, a whole number. Anything else is refused in one sentence."""
 
     name = "number"
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """`value`, if a job may have it."""
+        """Return `value` as a number if a job may have it as its priority, else make the command fail with a
+        message."""
         if not (re.fullmatch("[+-]?[0-9]{1,4}", value) and abs(int(value)) <= MOST_PRIORITY):
             raise UserError(
                 f"--priority {printable(value)} is not a priority.",
@@ -47,12 +48,12 @@ PRIORITY = Priority()
 
 
 class Moment(click.ParamType[float]):
-    """A time like 23:00, "2026-12-24 18:00" or +2h30m, as seconds since 1970."""
+    """The click parameter type of a time like 23:00, "2026-12-24 18:00" or +2h30m, which becomes seconds since 1970."""
 
     name = "time"
 
     def convert(self, value: str | float, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """`value` in seconds since 1970; a time of day without a date is the next such time."""
+        """Return the time `value` in seconds since 1970; a time of day without a date is the next such time."""
         if isinstance(value, float):
             return value
         try:
@@ -69,8 +70,8 @@ class Moment(click.ParamType[float]):
 
 
 def moment_of(text: str, now: datetime) -> float:
-    """Seconds since 1970 of a time as `Moment` takes it. `now`, and times in `text`, are in local time. Raises
-    ValueError."""
+    """Convert a time as `Moment` accepts it to seconds since 1970. `now`, and times in `text`, are in local time.
+    Raises ValueError."""
     if text.startswith("+"):
         parts = re.fullmatch(r"((\d+[smhd])+)", text[1:])
         if parts is None:
@@ -83,7 +84,7 @@ def moment_of(text: str, now: datetime) -> float:
 
 
 def turn_options(command: Callable[P, None]) -> Callable[P, None]:
-    """Add the options that say when a job is to have its turn to a command."""
+    """Add to a command the options that say when a job may start (priority, time, window, other jobs)."""
 
     @click.option("--priority", type=PRIORITY, help="Run before all jobs of lower priority. Default: 0.")
     @click.option("--after", type=JobNumber(), metavar="ID", help="Run only when this job is done.")
@@ -99,15 +100,15 @@ def turn_options(command: Callable[P, None]) -> Callable[P, None]:
 
 
 def turn(options: dict[str, Any]) -> Turn:
-    """The turn that the given values of `turn_options` ask for."""
+    """The `Turn` (when a job may start) that the values of `turn_options` ask for."""
     renamed = {("begin_at" if name == "begin" else name): value for name, value in options.items()}
     return cast(Turn, {name: value for name, value in renamed.items() if value is not None})
 
 
 def each(job_ids: Sequence[int], change: Callable[[int], Json], describe: Callable[[Json], str], as_json: bool) -> None:
-    """Do `change` to each of the jobs and print what has become of it. A job that cannot be changed is reported on
-    stderr, and the others are changed all the same; the exit code is then that of the first error. As JSON, print the
-    job, or a list where several are named."""
+    """Call `change` for each of the jobs and print its result: with `describe`, as a sentence, or as JSON. A job that
+    cannot be changed is reported on stderr, and the others are changed all the same; the exit code is then that of the
+    first error. The JSON is one job, or a list where several are named."""
     numbers, done, failed = tuple(dict.fromkeys(job_ids)), [], []
     for number in numbers:
         try:

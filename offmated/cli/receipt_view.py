@@ -1,4 +1,5 @@
-"""Shows receipts and kept plans in words: does it fit, how fast, where each GiB goes, what would help."""
+"""Shows receipts (the planner's answers about a job on a machine) and kept plans in words: does it fit, how fast, where
+each GiB goes, what would help."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ Rows = list[tuple[str, str | Text]]
 
 
 def answer(document: dict[str, Any]) -> RenderableType | None:
-    """The output of `offmate plan --hardware`; None where the planner has printed it already."""
+    """The text that `offmate plan --hardware` prints for the planner's answer `document`; None where the planner has
+    printed it already."""
     if "asked" in document:
         return receipt(from_json(Receipt, document))
     if document["status"] == "infeasible":
@@ -29,7 +31,7 @@ def answer(document: dict[str, Any]) -> RenderableType | None:
 
 
 def receipt(receipt: Receipt) -> RenderableType:
-    """Everything about one job on one machine."""
+    """The planner's whole answer about one job on one machine, as text."""
     rows = list(_fitting(receipt) if receipt.status != "infeasible" else _too_large(receipt))
     verdict = Text(_verdict(receipt), style="green" if receipt.status != "infeasible" else "red")
     return Group(_question(receipt), verdict, pairs(rows))
@@ -87,8 +89,8 @@ def _fitting(receipt: Receipt) -> Iterator[tuple[str, str | Text]]:
 
 
 def proof(result: Receipt | Solved) -> str:
-    """How far the plan's step is at most above two bounds, in words and as far as proven: the time that any schedule
-    takes, and the best that the planner's program allows."""
+    """By how much, at most, the plan's step is longer than two lower bounds, in words and as far as proven: the time
+    that any schedule takes, and the best that the planner's program allows."""
     proven = []
     if result.bound_s > 0:
         over = _rounded_up(result.step_s / result.bound_s - 1)
@@ -163,7 +165,7 @@ def _solved(solved: Solved) -> Rows:
 
 
 def kept(rows: list[dict[str, Any]]) -> RenderableType:
-    """The list of kept plans."""
+    """A table of the plans in the cache."""
     if not rows:
         return Text("No plans are kept yet.")
     names = ("KEY", "MODEL", "MACHINE", "GPU", "HOST", "SLICES", "STEP", "HITS", "USED")
@@ -185,7 +187,7 @@ def _kept_row(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 def kept_plan(entry: dict[str, Any]) -> RenderableType:
-    """One kept plan."""
+    """One plan of the cache, as text."""
     origin = {"measured": True, "cached": True, "solve_s": entry["solve_s"]}
     rows: Rows = [
         ("key", entry["key"]),

@@ -14,15 +14,15 @@ HOST, TOKEN = "OFFMATE_HOST", "OFFMATE_TOKEN"
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """The address and token of a daemon. `url` has no path, as in `http://127.0.0.1:8477`."""
+    """The address and token of another machine's daemon. `url` has no path, as in `http://127.0.0.1:8477`."""
 
     url: str
     token: str = field(repr=False)
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Remote | None:
-        """The daemon that the environment names; None where it names none. Raises UserError `bad-host` where the
-        address is not valid, or the token is missing."""
+        """The daemon that `OFFMATE_HOST` and `OFFMATE_TOKEN` name; None where they name none. Raises UserError
+        `bad-host` where the address is not valid, or the token is missing."""
         named = environment.get(HOST, "").strip()
         if not named:
             return None
@@ -57,7 +57,8 @@ class Remote:
         return cls(f"{parts.scheme}://{parts.netloc}", token)
 
     def unanswered(self, *why: str) -> UserError:
-        """The error where nobody answers at this address. It says nothing about jobs: perhaps only a tunnel ended."""
+        """The error to raise where nothing answers at this address; `why`: further lines for its text. It says nothing
+        about jobs, since perhaps only a tunnel ended."""
         return UserError(
             "The daemon does not answer.",
             numbers=(self.url, *why),
@@ -68,7 +69,8 @@ class Remote:
 
 
 def only_here(subject: str) -> None:
-    """Raise UserError `not-remote` where the environment names another machine's daemon: `subject` needs this one's."""
+    """Raise UserError `not-remote` where the environment names another machine's daemon, because `subject`, a command
+    or option, works with this machine's daemon only."""
     if (remote := Remote.from_environment()) is not None:
         raise UserError(
             f"{subject} works only with this machine's daemon.",

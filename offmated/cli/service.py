@@ -130,8 +130,8 @@ def uninstall() -> None:
 
 
 def start_installed(paths: Paths) -> bool:
-    """Have systemd start the service, where it is installed for this state folder. False where it is not installed, or
-    systemd does not start it, for example without a session of the user."""
+    """Make systemd start the service, if it is installed for this state folder. Returns False where it is not
+    installed, or where systemd does not start it, for example without a session of the user."""
     systemctl = shutil.which("systemctl")
     try:
         unit = unit_file().read_text("utf-8")
@@ -142,12 +142,13 @@ def start_installed(paths: Paths) -> bool:
 
 
 def unit_file() -> Path:
-    """Where systemd looks for a user's own units."""
+    """The path at which systemd looks for the user's own unit of the service."""
     return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "systemd" / "user" / NAME
 
 
 def unit_text(paths: Paths, environment: Mapping[str, str]) -> str:
-    """The unit that starts this installation's daemon on this state folder."""
+    """The content of the systemd unit that runs this installation's daemon on this state folder, with these environment
+    variables."""
     handed = {name: environment[name] for name in HANDED_ON if environment.get(name)} | paths.environment()
     command = f"{quoted(sys.executable)} -P -m offmated"
     lines = "\n".join(f"Environment={quoted(f'{name}={value}')}" for name, value in sorted(handed.items()))
@@ -156,7 +157,7 @@ def unit_text(paths: Paths, environment: Mapping[str, str]) -> str:
 
 
 def quoted(text: str) -> str:
-    """`text` as one word of a unit file (systemd.syntax(7)); a "%" in it is not read as a specifier."""
+    """`text` quoted as one word of a systemd unit file (systemd.syntax(7)), in which "%" does not begin a specifier."""
     safe = text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("\n", "\\n")
     return f'"{safe}"'
 
