@@ -15,7 +15,8 @@ ROOM_BYTES = 256 * 2**20  # address space: importing the daemon takes a third of
 
 
 def main() -> int:
-    """Run the daemon of this user. Exit code 0 after a stop, otherwise the UserError's."""
+    """Run this user's daemon until it is stopped. Returns exit code 0 after a stop, otherwise that of the UserError
+    that ended it."""
     if sys.argv[1:]:
         sys.stderr.write("This is the daemon, which takes no arguments.\n  hint: offmate --help tells of the command\n")
         return Exit.USAGE

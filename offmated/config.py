@@ -35,14 +35,15 @@ _RELATIVE_FILE = re.compile(r"(?P<scheme>sqlite(\+\w+)?:///)(?P<file>(?!/|:memor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """`database_url` is any SQLAlchemy URL. `redis_url`: a broker that the user runs; None: the daemon runs a private
-    one. `listen`: where the API listens over TCP, besides its socket; None: nowhere, until somebody asks for the page.
-    `window`: the window of jobs that name none, the text of a `planner.keys.window.Window`. `notify`: addresses in
-    apprise's form, separated by spaces, that are told what becomes of jobs. `yield_minutes`: jobs leave the GPU to
-    other programs, and go on when it has been idle for so many minutes; None: they do not leave it.
+    """The daemon's settings. `database_url`: any SQLAlchemy URL. `redis_url`: a broker that the user runs; None: the
+    daemon runs a private one. `listen`: the TCP address at which the API listens, besides its socket; None: none, until
+    somebody asks for the page. `window`: the hours in which jobs that name none may have the GPU, the text of a
+    `planner.keys.window.Window`. `notify`: addresses in apprise's form, separated by spaces, to which messages on jobs
+    are sent. `yield_minutes`: jobs leave the GPU to other programs, and go on when none has used it for so many
+    minutes; None: they do not leave it.
 
-    The database URL appears in command lines, which other users can see: a password belongs in the driver's own file.
-    """
+    The database URL appears in command lines, which other users can see: a password belongs in the driver's own
+    file."""
 
     database_url: str
     redis_url: str | None = None
@@ -53,11 +54,10 @@ class Config:
 
     @classmethod
     def load(cls, paths: Paths, environment: Mapping[str, str] = os.environ) -> Config:
-        """The settings in force. Raises UserError for a file that cannot be read as settings.
+        """Read the settings that are in force. Raises UserError for a file that cannot be read as settings.
 
         A relative path of an SQLite file is below the state folder, so that commands, daemon and planners, which run in
-        different folders, mean the same file.
-        """
+        different folders, mean the same file."""
         values = _read(paths)
         for key, variable in KEYS.items():
             if environment.get(variable):

@@ -11,8 +11,9 @@ from planner.run.processes import Process
 
 
 class Lock:
-    """The lock that one daemon holds. It is never released: the system drops it when the process is gone, with all its
-    threads and however it ends. (filelock would release it when the interpreter begins to exit.)"""
+    """The lock that the running daemon holds, so that a second one cannot start. It is never released: the system drops
+    it when the process is gone, with all its threads and however it ends. (filelock would release it when the
+    interpreter begins to exit.)"""
 
     def __init__(self, paths: Paths) -> None:
         """Take the lock. Raises UserError `already-running`."""
@@ -20,7 +21,7 @@ class Lock:
         self._descriptor = _take(paths)
 
     def keep(self) -> None:
-        """Take the lock anew where its file was deleted; else a second daemon could start. Raises UserError
+        """Take the lock again if its file was deleted; otherwise a second daemon could start. Raises UserError
         `already-running` when one has started, and OSError."""
         try:
             is_ours = os.path.samestat(os.fstat(self._descriptor), self._paths.lock.stat())
@@ -32,7 +33,7 @@ class Lock:
 
 
 def lock_holder(paths: Paths) -> Process | None:
-    """The process that wrote itself into the lock file last; None when it is not alive."""
+    """The process of the daemon that took the lock last, as its file says; None when that process is not alive."""
     try:
         process = Process.parse(paths.lock.read_text().strip())
     except (FileNotFoundError, ValueError):

@@ -14,9 +14,9 @@ LOG_BYTES = 10 * 1024**2
 
 
 def keep_short(paths: Paths, at_most: int = LOG_BYTES) -> None:
-    """Put the log aside when it has more than `at_most` bytes and this process writes to it. It is copied and emptied,
-    not replaced: the workers and the broker go on writing to the same open file, and under systemd the file is
-    systemd's. Raises OSError."""
+    """Move the content of the daemon's log to `log_before` if the log has more than `at_most` bytes and this process
+    writes to it. The file is copied and emptied, not replaced: the workers and the broker go on writing to the same
+    open file, and under systemd the file is systemd's. Raises OSError."""
     ours = os.fstat(sys.stderr.fileno())
     try:
         status = paths.log.stat()

@@ -1,10 +1,9 @@
-"""Says where offmate keeps its files. No other module knows.
+"""Defines where offmate keeps its files. No other module knows.
 
 State (`$OFFMATE_HOME`, or `$XDG_STATE_HOME/offmate`, or `~/.local/state/offmate`): the database, the broker's files,
 the run folders. Sockets: `<state>/run`, not `$XDG_RUNTIME_DIR`, which is removed when the user logs out although the
 daemon and its training go on. `$XDG_RUNTIME_DIR` is used only where sockets below the state folder would have too long
-a path.
-"""
+a path."""
 
 from __future__ import annotations
 
@@ -23,20 +22,20 @@ IN_STATE_FOLDER = "in-state-folder"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paths:
-    """Files and folders of one installation. Nothing exists before `create()`."""
+    """The paths of the files and folders of one installation. Before `create()` none of them need exist."""
 
     state: Path
     runtime: Path
 
     @classmethod
     def at(cls, home: Path) -> Paths:
-        """Everything below one folder, as with `$OFFMATE_HOME`."""
+        """The paths of an installation whose files are all below `home`, as with `$OFFMATE_HOME`."""
         home = home.absolute()
         return cls(state=home, runtime=home / "run")
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Paths:
-        """The paths this user's environment names."""
+        """The paths that the user's environment variables determine."""
         if home := environment.get("OFFMATE_HOME"):
             return cls.at(_expanded(home))
         paths = cls.at((_xdg(environment, "XDG_STATE_HOME") or Path.home() / ".local" / "state") / "offmate")
@@ -57,32 +56,32 @@ class Paths:
 
     @property
     def database(self) -> Path:
-        """The default database, SQLite."""
+        """The path of the default database, an SQLite file."""
         return self.state / "offmate.db"
 
     @property
     def backups(self) -> Path:
-        """Copies of the database from before its upgrades."""
+        """The folder for copies of the database that are made before upgrades."""
         return self.state / "backups"
 
     @property
     def config(self) -> Path:
-        """The user's settings, if any; they may contain passwords."""
+        """The file with the user's settings. It need not exist, and may contain passwords."""
         return self.state / "config.toml"
 
     @property
     def log(self) -> Path:
-        """The log of a daemon in the background and of its children."""
+        """The log file of a daemon in the background and of its child processes."""
         return self.state / "daemon.log"
 
     @property
     def log_before(self) -> Path:
-        """The earlier log, put aside when it had grown long."""
+        """The file that keeps the earlier part of the log, which is moved there when the log has grown long."""
         return self.state / "daemon.log.1"
 
     @property
     def token(self) -> Path:
-        """The token that lets in a browser, or a program of another machine."""
+        """The file with the token that a browser, or a program on another machine, must show to use the API."""
         return self.state / "api-token"
 
     @property
@@ -92,37 +91,37 @@ class Paths:
 
     @property
     def broker(self) -> Path:
-        """The private broker's folder."""
+        """The folder of the private broker (Redis or Valkey server)."""
         return self.state / "broker"
 
     @property
     def runs(self) -> Path:
-        """Parent of the run folders."""
+        """The folder that contains the run folders, one for each job."""
         return self.state / "runs"
 
     @property
     def api_socket(self) -> Path:
-        """Where the API listens."""
+        """The socket file at which the daemon's API listens."""
         return self.runtime / "offmated.sock"
 
     @property
     def broker_socket(self) -> Path:
-        """Where the private broker listens."""
+        """The socket file at which the private broker listens."""
         return self.runtime / "broker.sock"
 
     @property
     def longest_socket(self) -> Path:
-        """The socket with the longest path."""
+        """The socket file with the longest path, to check the system's limit with."""
         return max((self.api_socket, self.broker_socket), key=_bytes)
 
     def run_folder(self, job_id: int) -> Path:
-        """The folder of one job: everything about it except its row."""
+        """The folder of job `job_id`, with everything about the job except its row in the database."""
         return self.runs / str(job_id)
 
     def check_outside(self, name: str, place: Path, *, may_hold: bool = False) -> None:
-        """Raise UserError where `place`, named by the key or command `name`, is in offmate's own folders after links
-        are followed, as offmate removes files there. Also where it contains these folders, unless it `may_hold` them.
-        """
+        """Raise UserError if `place`, the path given by the key or command `name`, is inside offmate's own folders,
+        links followed, because offmate removes files there. It is also raised if `place` contains these folders, unless
+        `may_hold`."""
         real = Path(os.path.realpath(place))
         for folder in (Path(os.path.realpath(each)) for each in (self.state, self.runtime)):
             holds = real in folder.parents
@@ -136,13 +135,12 @@ class Paths:
                 )
 
     def create(self) -> None:
-        """Make the folders, closed to other users whatever the umask, and close offmate's own files and folders that
-        exist already.
+        """Make the folders with permissions for this user alone, whatever the umask, and take other users' permissions
+        from offmate's files and folders that exist already.
 
         An existing state folder keeps its permissions, as it may hold more than offmate's files. Raises UserError when
-        the sockets' paths are too long, when the folders cannot be made or are another user's, and for a new state
-        folder that every user can write.
-        """
+        the sockets' paths are too long, when a folder cannot be made or belongs to another user, and when the state
+        folder is new but every user could write to it."""
         length = _bytes(self.longest_socket)
         if length > SOCKET_PATH_BYTES:
             raise UserError(

@@ -12,14 +12,16 @@ log = logging.getLogger(__name__)
 
 
 class RepeatedErrors:
-    """Remembers the errors it has logged, so that work that is tried twice a second does not fill the log."""
+    """Logs an error of repeated work only when it differs from the last one, so that work that is tried twice a second
+    does not fill the log."""
 
     def __init__(self) -> None:
         self._known: dict[str, str] = {}
 
     @contextmanager
     def of(self, work: str, *kinds: type[Exception]) -> Iterator[None]:
-        """Log an error of these kinds in the body and go on. `work`: the body's work, which is tried again later."""
+        """A context that catches errors of these `kinds` and logs each that differs from the last. `work` names, for
+        the log, the work inside, which is tried again later."""
         try:
             yield
         except kinds as error:

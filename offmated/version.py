@@ -7,7 +7,7 @@ API = 15
 
 
 def release() -> str:
-    """The version of the package."""
+    """The version of the installed package `offmate`, as text."""
     from importlib.metadata import version  # late: slow to import, and seldom needed
 
     return version("offmate")

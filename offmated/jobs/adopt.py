@@ -30,14 +30,16 @@ _SAVED = ("metrics.jsonl", "checkpoints", "trained", "output")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adopted:
-    """`rows`: the jobs made of run folders; `left`: for each of the others, why it is not a job."""
+    """The result of adopting run folders. `rows`: the jobs made of them; `left`: for each of the other folders, why no
+    job was made of it."""
 
     rows: list[JobRow]
     left: list[UserError]
 
 
 def unknown(store: Store, paths: Paths) -> list[Path]:
-    """The run folders that no row names, in the order of their names, those that cannot be looked into included."""
+    """The run folders that no job in the database has, in the order of their names, including those that cannot be
+    read."""
     with store.looking() as session:
         known = set(session.scalars(select(JobRow.run_dir)))
     folders = [folder for folder in paths.runs.iterdir() if str(folder) not in known and _may_be_run(folder)]
@@ -45,8 +47,8 @@ def unknown(store: Store, paths: Paths) -> list[Path]:
 
 
 def follow_runs(store: Store, paths: Paths) -> None:
-    """After the whole state folder was moved, correct the rows of jobs: the paths of their run folders, and of the
-    models in these."""
+    """Correct the paths in the rows of jobs (run folders, and models in these) after the whole state folder was
+    moved."""
     with store.writing() as session:
         known = set(session.scalars(select(JobRow.run_dir)))
         for row in session.scalars(select(JobRow).where(~JobRow.run_dir.startswith(f"{paths.runs}/", autoescape=True))):
@@ -61,8 +63,8 @@ def follow_runs(store: Store, paths: Paths) -> None:
 
 
 def adopt(store: Store, paths: Paths, names: Sequence[str] = ()) -> Adopted:
-    """Make jobs of the run folders with these names, or of all `unknown` ones. A job is done where its model is there,
-    held where none of its processes had begun, else failed, so that a retry goes on from its checkpoint. Folders stay
+    """Make jobs of the run folders with these names, or of all `unknown` ones. A job is done if its model is there,
+    held if none of its processes had begun, else failed, so that a retry goes on from its checkpoint. Folders stay
     where they are; a job's number is its folder's name, unless another job has it. A folder that cannot be read, or in
     which a process works (`run-lives`), is left out. Raises UserError `not-a-run`, `run-known`; then no job is made."""
     folders = [_named(store, paths, name) for name in dict.fromkeys(names)] if names else unknown(store, paths)

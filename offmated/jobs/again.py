@@ -1,5 +1,5 @@
-"""Says when a job is tried again by the clock, where nobody can see whether what it waits for is there. The pauses
-double, up to a limit."""
+"""Decides when a job is tried again by the clock, where nobody can see whether the thing that it waits for is there.
+The pauses double, up to a limit."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ FIRST_S, LONGEST_S = 60.0, 900.0
 
 
 def trying_again(error: Mapping[str, Any], before: Mapping[str, Any] | None) -> dict[str, Any]:
-    """`error`, with which a job's last process ended, and when the job is tried again. `before` is the error of the
-    process before: where it has the same code, the pause is twice its pause, at most `LONGEST_S`; else `FIRST_S`."""
+    """A copy of `error`, with which the job's last process ended, that also says when the job is tried again. `before`
+    is the error of the process before: if it has the same code, the pause is twice its pause, at most `LONGEST_S`
+    seconds; else `FIRST_S`."""
     _, last_s = _tried(before) if before is not None and before.get("code") == error.get("code") else (0.0, 0.0)
     pause_s = min(2 * last_s, LONGEST_S) if last_s else FIRST_S
     return {**error, "again": {"at": time.time() + pause_s, "pause_s": pause_s}}
 
 
 def is_time(error: Mapping[str, Any] | None) -> bool:
-    """Whether it is time to try again. True also where the clock was set back to before the pause, and where `error`
-    does not say when."""
+    """Whether the time has come to try the job that ended with `error` again. True also if the clock was set back to
+    before the pause, and if `error` does not say when."""
     at, pause_s = _tried(error)
     return not time.time() < at <= time.time() + pause_s
 
 
 def tried_at(error: Mapping[str, Any] | None) -> str:
-    """When the job is tried again, in local time as "HH:MM"."""
+    """The local time, as "HH:MM", at which the job that ended with `error` is tried again."""
     at, _ = _tried(error)
     return time.strftime("%H:%M", time.localtime(max(at, time.time()) + 59))
 

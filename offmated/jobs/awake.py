@@ -10,12 +10,12 @@ from contextlib import contextmanager, suppress
 
 @contextmanager
 def awake(why: str) -> Iterator[None]:
-    """Hold off sleep in the body, where systemd's logind takes such a request; elsewhere nothing happens. The hold ends
-    with this process, however that ends: the child that holds it waits for the end of a pipe.
+    """A context during which the machine does not go to sleep by itself, where systemd's logind accepts such a request;
+    elsewhere it does nothing. `why` is the reason that logind shows. The request ends with this process, however that
+    ends: the child that holds it waits for the end of a pipe.
 
     "idle" and "sleep" are inhibited one by one: logind lets every user inhibit "idle", but "sleep" only for users who
-    sit at the machine.
-    """
+    sit at the machine."""
     command = shutil.which("systemd-inhibit")
     holders = []
     for what in ("idle", "sleep") if command is not None else ():

@@ -1,5 +1,5 @@
-"""Frees room from jobs that are over: removes their checkpoints, optimizer states on other disks and tokenized data,
-and keeps everything that people look at."""
+"""Frees disk space from jobs that are over: removes their checkpoints, optimizer states on other disks and tokenized
+data, and keeps everything that people look at."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ _GONE = ".gone-"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Freed:
-    """How many bytes a job's folder holds, or held, that are not needed any more."""
+    """A job, and how many bytes of files that are not needed any more its folder holds, or held before they were
+    removed."""
 
     id: int
     name: str
@@ -38,12 +39,13 @@ def clean(
     store: Store, job_ids: Sequence[int] = (), *, unfinished: bool = False, older_s: float = 0.0, remove: bool
 ) -> tuple[Freed, ...]:
     """Remove checkpoints and tokenized data of jobs that are done; with `unfinished`, also of jobs that failed or were
-    cancelled. Such a job begins from its start when it is tried again; but one that went on from another job's
-    checkpoint has no start of its own, and is refused then. With `job_ids` only these jobs are cleaned, else all that
-    have been over for `older_s`. Without `remove` nothing is removed, and the answer is what would be.
+    cancelled. When tried again, such a job begins from its start; a job that went on from another job's checkpoint has
+    no start of its own, and is refused. With `job_ids` only these jobs are cleaned, else all that have been over for
+    `older_s` seconds. Without `remove` nothing is removed. Returns the jobs with the bytes that are, or would be,
+    freed.
 
-    Models, logs, numbers, plans and job files stay. Raises UserError `no-such-job`, `job-not-over`, `job-unfinished`.
-    """
+    Models, logs, numbers, plans and job files stay. Raises UserError `no-such-job`, `job-not-over`,
+    `job-unfinished`."""
     freed = []
     for row in _rows(store, job_ids, unfinished, older_s):
         with alone(row.id):  # a retry looks for the checkpoint that goes here

@@ -27,8 +27,8 @@ ones of the same series, and all series after the last do not (sqlite.org/wal.ht
 
 
 def open_engine(url: str, *, patience_s: float = PATIENCE_S) -> Engine:
-    """An engine for `url`. Writers wait `patience_s` for their turn, readers never longer than `PATIENCE_S`. Raises
-    UserError when the URL is not valid, or its driver is not installed."""
+    """A SQLAlchemy engine for the database `url`. Writers wait `patience_s` seconds for their turn, readers never
+    longer than `PATIENCE_S`. Raises UserError when the URL is not valid, or its driver is not installed."""
     try:
         parsed = make_url(url)
         memory = parsed.get_backend_name() == "sqlite" and sqlite_file(url) is None
@@ -48,7 +48,7 @@ def open_engine(url: str, *, patience_s: float = PATIENCE_S) -> Engine:
 
 
 def bad_url(why: str) -> UserError:
-    """The error for a database URL that cannot be used; `why` says what is wrong with it."""
+    """Make the UserError for a database URL that cannot be used; `why` says what is wrong with it."""
     return UserError(
         "The database URL cannot be used.",
         numbers=(why,),
@@ -59,12 +59,12 @@ def bad_url(why: str) -> UserError:
 
 
 def reading(engine: Engine) -> Engine:
-    """`engine`, for transactions that only read."""
+    """A variant of `engine` whose transactions only read."""
     return engine.execution_options(**{_ONLY_READS: True})
 
 
 def sqlite_file(url: str | URL) -> str | None:
-    """The file of an SQLite URL; None for other databases and for a database in memory."""
+    """The path of the file that an SQLite URL names; None for other databases and for a database in memory."""
     parsed = make_url(url)
     if parsed.get_backend_name() != "sqlite" or parsed.database in (None, "", ":memory:"):
         return None
@@ -72,15 +72,15 @@ def sqlite_file(url: str | URL) -> str | None:
 
 
 def has_sound_log(version: tuple[int, int, int] = sqlite3.sqlite_version_info) -> bool:
-    """Whether this SQLite may be trusted with a write-ahead log."""
+    """Whether the write-ahead log of this SQLite `version` is free of a known fault, so that it may be used."""
     patches = {sound[:2]: sound[2] for sound in _SOUND_LOGS}
     return version > _SOUND_LOGS[-1] or version[2] >= patches.get(version[:2], version[2] + 1)
 
 
 def choose_journal(engine: Engine) -> None:
-    """Give an SQLite file the best journal, and say in the daemon's log which and why. Where this SQLite and the file's
-    disk can be trusted with it, that is the write-ahead log, with which readers and a writer do not wait for each
-    other. Called at the daemon's start: the file keeps its journal, whoever opens it."""
+    """Set the journal mode of an SQLite file, and log which it is and why. It is the write-ahead log, with which
+    readers and a writer do not wait for each other, if this SQLite and the file's disk can be trusted with it. Called
+    at the daemon's start: the file keeps its journal mode, whoever opens it."""
     file = sqlite_file(engine.url)
     if file is None:
         return

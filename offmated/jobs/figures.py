@@ -1,4 +1,4 @@
-"""Reads a run's length and pace from its files, and keeps the results until a file changes."""
+"""Reads from a run's files how many steps it has and how fast they are, and keeps the results until a file changes."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ _PLAN_FIELDS = (
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """A summary of a run's events: only a few numbers, as it is kept for many jobs. `between_s`: the longest time from
-    one step to the next among the recent steps, with evaluations but without saves. `save_s`: the longest recent save.
-    """
+    """A summary of a run's metrics.jsonl: only a few numbers, as it is kept for many jobs. `between_s`: the longest
+    time from one step to the next among the recent steps, with evaluations but without saves, in seconds. `save_s`: the
+    seconds of the longest recent save."""
 
     progress: Json | None
     times: StepTimes
@@ -57,18 +57,18 @@ NO_STEPS = Steps(None, step_times(()))
 
 
 def steps_of(run: RunFolder) -> Steps:
-    """The summary of the run's events."""
+    """Read the run's metrics.jsonl and summarize it."""
     return _steps.get(run, run.metrics)
 
 
 def plan_of(run: RunFolder) -> Json | None:
-    """Figures of plan.json; None before there is one."""
+    """The figures of the run's plan.json that people see; None before there is one."""
     return _plans.get(run, run.plan)
 
 
 def why_replaced(first: Json, second: Json) -> str:
-    """Why a job's `first` plan was replaced by its `second`, both as `plan_of` gives them. "" unless an estimate was
-    replaced by a plan from measurements."""
+    """A text on why a job's `first` plan was replaced by its `second`, both as `plan_of` gives them. "" unless an
+    estimate was replaced by a plan from measurements."""
     if first["measured"] or not second["measured"]:
         return ""
     before, now = (format_seconds(plan["step_s"]) for plan in (first, second))
@@ -79,8 +79,8 @@ def why_replaced(first: Json, second: Json) -> str:
 
 
 def left_s(run: RunFolder) -> float | None:
-    """How long a job still needs the GPU, by its measured step time, else by the plan's; None where the number of its
-    steps, or their time, is not known yet."""
+    """The seconds for which a job still needs the GPU, by its measured step time, else by the plan's; None where the
+    number of its steps, or their time, is not known yet."""
     steps, plan = steps_of(run), plan_of(run)
     step_s = steps.times.step_s or (plan or {}).get("step_s")
     progress = steps.progress
@@ -90,7 +90,8 @@ def left_s(run: RunFolder) -> float | None:
 
 
 def stop_s(run: RunFolder) -> float:
-    """How long it may take a job that is asked to stop at any moment to save a checkpoint and leave the GPU."""
+    """The most seconds that a job should need, when asked to stop at any moment, to save a checkpoint and leave the
+    GPU."""
     steps, plan = steps_of(run), plan_of(run) or {}
     step_s = steps.between_s or _STEPS_UNSEEN * (steps.times.step_s or plan.get("step_s") or 0.0)
     save_s = steps.save_s or plan.get("cpu_peak_bytes", 0) / _DISK_BYTES_PER_S

@@ -12,12 +12,13 @@ from planner.hub import NOT_REACHED
 
 
 def waits_for_hub(error: Mapping[str, Any] | None) -> bool:
-    """Whether a job's last process ended because the hub was not reached: as far as is known, it still is not."""
+    """Whether a job waits for the Hugging Face hub, because `error`, with which its last process ended, says that the
+    hub was not reached."""
     return error is not None and error["code"] == NOT_REACHED
 
 
 def waiting_line(row: JobRow) -> str | None:
-    """The log line for a job that has just begun to wait for the hub; None for all other jobs."""
+    """The line for the log about a job that has just begun to wait for the hub; None for all other jobs."""
     error = row.error
     if row.hold is not Hold.NO_HUB or error is None:
         return None

@@ -1,4 +1,4 @@
-"""Writes what the command line says into the text of a job file, as it is handed in."""
+"""Writes the settings of the command line into the text of a job file before it is submitted."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ _KEY = re.compile(r"\w[\w.-]*")
 
 
 def read_job(path: Path, gpu_budget: str | None, cpu_budget: str | None) -> tuple[str, Path]:
-    """The text of the job file and its absolute folder. Raises UserError when it cannot be read."""
+    """Read the job file `path`, and put the budgets that are not None into its text. Returns the text and the file's
+    absolute folder. Raises UserError when the file cannot be read."""
     return with_budgets(read_text(path), gpu_budget, cpu_budget), path.absolute().parent
 
 
 def with_budgets(text: str, gpu_budget: str | None, cpu_budget: str | None) -> str:
-    """The job `text` with those budgets that are not None."""
+    """The job file's `text` with those of the budgets that are not None put in."""
     for key, value in (("gpu_budget", gpu_budget), ("cpu_budget", cpu_budget)):
         if value is not None:
             text = with_value(text, key, value)
@@ -31,7 +32,8 @@ def with_budgets(text: str, gpu_budget: str | None, cpu_budget: str | None) -> s
 
 
 def with_settings(text: str, settings: Iterable[str]) -> str:
-    """The job `text` with `settings`, each "KEY=VALUE" with a value as in the file. Raises UserError."""
+    """The job file's `text` with `settings` put in, each "KEY=VALUE" with a value as in the file. Raises UserError for
+    a setting that is not of this form."""
     for key, parsed in map(_read_setting, settings):
         # Dumped within brackets, so that a list or a text with a colon stays on one line.
         value = yaml.safe_dump([parsed], default_flow_style=True, width=math.inf, allow_unicode=True, sort_keys=False)
@@ -42,7 +44,7 @@ def with_settings(text: str, settings: Iterable[str]) -> str:
 
 
 def keys_of(settings: Iterable[str]) -> list[str]:
-    """The keys of `settings`."""
+    """The keys of `settings`, texts like "KEY=VALUE"."""
     return [setting.partition("=")[0].strip() for setting in settings]
 
 
@@ -50,12 +52,13 @@ _SET, _INSTEAD = "--set ", ", in place of the file's "
 
 
 def settings_in(notes: Sequence[str]) -> list[str]:
-    """The settings, each "KEY=VALUE", that `notes_on_settings` put among the `notes` of a job."""
+    """The settings, each "KEY=VALUE", that `notes_on_settings` described in the `notes` of a job."""
     return [note.removeprefix(_SET).partition(_INSTEAD)[0] for note in notes if note.startswith(_SET)]
 
 
 def notes_on_settings(text: str, settings: Sequence[str]) -> tuple[str, ...]:
-    """Notes on `settings`: the value of each, and the value in the job `text` that it overrides. Raises UserError."""
+    """Notes to the user on `settings`: each with its value, and with the value in the job file's `text` that it
+    overrides. Raises UserError."""
     from planner.job.schema import CANONICAL
 
     values = {CANONICAL.get(key, key): value for key, value in read_yaml(text, "the file").values.items()}
@@ -114,10 +117,10 @@ def _check_tool(before: list[str], after: list[str], key: str) -> None:
 
 
 def with_value(text: str, key: str, value: str) -> str:
-    """The YAML mapping `text` with `key` set to the text `value`; everything else, comments included, stays as it was.
+    """The YAML mapping `text` with `key` set to the YAML value `value`; everything else, comments included, stays as it
+    was.
 
-    Text that is not a mapping comes back unchanged: whoever reads it later says what is wrong with it.
-    """
+    A text that is not a mapping is returned unchanged: the code that parses it later says what is wrong with it."""
     return _with_yaml(text, key, yaml.safe_dump(value, default_style='"').strip())
 
 

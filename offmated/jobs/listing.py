@@ -1,4 +1,4 @@
-"""Tells where jobs stand in the queue, and lists them page by page. Each function makes a few queries, however many
+"""Finds where jobs stand in the queue, and lists them page by page. Each function makes a few queries, however many
 jobs there are."""
 
 from __future__ import annotations
@@ -30,14 +30,13 @@ _PHASE = {state: phase for phase, due in TAKEN_FROM.items() for state in (phase,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listed:
-    """A job and where it stands.
+    """A job's row, and where the job stands in the queue.
 
     `place` is its place among the jobs that are not over, from 1, jobs that are worked on before jobs that wait; None
     when it is over. `ahead` counts the jobs before it that are due for the same worker; `busy` has the numbers of the
-    jobs that this worker works on. `after` is the state of the job that it comes after, None where it need not wait.
-    `paused`: the whole machine is paused. `yields`: no job uses the GPU, because another program does. `expected` is
-    known for the first jobs of the queue only.
-    """
+    jobs that this worker works on. `after` is the state of the job whose end it waits for, None where it need not wait.
+    `paused`: the whole machine is paused. `yields`: no job uses the GPU, because another program does. `expected`: the
+    forecast of its begin and end, known for the first jobs of the queue only."""
 
     row: JobRow
     place: int | None = None
@@ -51,8 +50,8 @@ class Listed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """Some jobs of a list of `total` jobs. `following` is where the next page begins, None when this is the last page.
-    `paused`: in a list of the queue, whether the whole machine is paused."""
+    """Some jobs of a list that has `total` jobs. `following`: where the next page begins; None when this is the last
+    page. `paused`: in a list of the queue, whether the whole machine is paused."""
 
     jobs: tuple[Listed, ...]
     following: int | None
@@ -61,7 +60,7 @@ class Page:
 
 
 def one(store: Store, job_id: int) -> Listed:
-    """One job. Raises UserError `no-such-job` (exit 4)."""
+    """The job `job_id` and where it stands in the queue. Raises UserError `no-such-job` (exit 4)."""
     with store.looking() as session:
         row = session.get(JobRow, job_id)
         if row is None:
@@ -78,8 +77,8 @@ def newest(
     limit: int,
     by_end: bool = False,
 ) -> Page:
-    """Jobs in these states (none given: all) and with this label and numbers below `before`, the newest first. With
-    `by_end` the jobs that ended last come first, and no page follows."""
+    """The newest `limit` jobs that are in one of `states` (none given: any), have this label and a number below
+    `before`, newest first. With `by_end` they are those that ended last, the last first, and no page follows."""
     wanted = and_(JobRow.state.in_(states or tuple(JobState)), _labelled(label))
     order = (JobRow.ended_at.desc(), JobRow.id.desc()) if by_end else (JobRow.id.desc(),)
     query = select(JobRow).where(wanted).order_by(*order).limit(limit + 1)
@@ -92,7 +91,8 @@ def newest(
 
 
 def queue(store: Store, *, place: int = 1, label: str | None = None, limit: int) -> Page:
-    """Jobs with this label that are not over, from this place on, in the order of their places."""
+    """At most `limit` jobs with this label that are not over, in the order of the queue, from number `place` in it
+    on."""
     places = _places()
     with store.looking() as session:
         total = _count(session, and_(JobRow.state.in_(_ACTIVE), _labelled(label)))
@@ -110,7 +110,7 @@ def _labelled(label: str | None) -> ColumnElement[bool]:
 
 
 def working(store: Store) -> tuple[Listed, ...]:
-    """The jobs that a worker works on now."""
+    """The jobs on which a worker works now."""
     with store.looking() as session:
         rows = session.scalars(select(JobRow).where(JobRow.state.in_(tuple(TAKEN_FROM))).order_by(JobRow.id)).all()
         return _listed(session, rows)
@@ -119,8 +119,8 @@ def working(store: Store) -> tuple[Listed, ...]:
 def ended_since(
     store: Store, since: float, limit: int = FORESEEN, *, states: Iterable[JobState] = FINAL, newest: bool = False
 ) -> tuple[Listed, ...]:
-    """The first `limit` jobs in one of these states that ended after the moment `since`, or with `newest` the last
-    ones, in the order in which they ended."""
+    """The first `limit` jobs in one of these states that ended after the time `since` (seconds since 1970), or with
+    `newest` the last ones. They come in the order in which they ended."""
     ended = select(JobRow).where(JobRow.state.in_(tuple(states)), JobRow.ended_at > since)
     order = JobRow.ended_at.desc() if newest else JobRow.ended_at
     with store.looking() as session:
@@ -129,8 +129,8 @@ def ended_since(
 
 
 def count_by_state(store: Store, *, ended_since: float | None = None) -> dict[JobState, int]:
-    """How many jobs are in each state; with `ended_since`, of those that ended after it. States without jobs are left
-    out."""
+    """State -> the number of jobs that are in it; with `ended_since` (seconds since 1970), of those that ended after
+    it. States without jobs are left out."""
     wanted = true() if ended_since is None else and_(JobRow.state.in_(tuple(FINAL)), JobRow.ended_at > ended_since)
     with store.looking() as session:
         counts = session.execute(select(JobRow.state, func.count()).where(wanted).group_by(JobRow.state))

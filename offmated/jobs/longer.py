@@ -1,4 +1,5 @@
-"""Goes on with a job that is done, for more epochs or steps: the conditions, the new job, and the notes on it."""
+"""Continues a job that is done for more epochs or steps, as a new job: the conditions, the new job, and the notes on
+it."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ _LEVEL = ("constant", "constant_with_warmup")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Length:
-    """The total length of a job: exactly one of `epochs` and `max_steps`."""
+    """The total length that a job shall have: exactly one of `epochs` and `max_steps`."""
 
     epochs: float | None = None
     max_steps: int | None = None
@@ -31,7 +32,7 @@ class Length:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Longer:
-    """A new job that goes on from `checkpoint`, and notes on what its numbers can be compared with."""
+    """A new job that continues from `checkpoint`, and notes on what its numbers can be compared with."""
 
     job: Job
     checkpoint: Path
@@ -39,8 +40,9 @@ class Longer:
 
 
 def longer(row: JobRow, length: Length) -> Longer:
-    """The job of `row` with another length, from its newest checkpoint. Raises UserError where there is no checkpoint,
-    where its data or its base have changed, or where the longer run would not continue the first one."""
+    """Make the job that continues the done job of `row`, from its newest checkpoint, to another total length. Raises
+    UserError where there is no checkpoint, where its data or its base have changed, or where the longer run would not
+    continue the first one."""
     run = RunFolder(Path(row.run_dir))
     if row.state is not JobState.DONE:
         raise _no(row, f"it is {row.state}", f"offmate retry {row.id} goes on with one that failed or was cancelled")
@@ -70,8 +72,9 @@ def longer(row: JobRow, length: Length) -> Longer:
 
 
 def link(checkpoint: Path, run: RunFolder) -> None:
-    """Give `run` the checkpoint to go on from, as hard links: nobody writes to these files, so the links take no room
-    and stay when the first job's files are removed. Raises UserError `cannot-go-on` where files cannot be linked."""
+    """Put `checkpoint` into the folder of `run`, as hard links: nobody writes to these files, so the links take no
+    space and stay when the first job's files are removed. Raises UserError `cannot-go-on` where files cannot be
+    linked."""
     into = run.checkpoints / checkpoint.name
     begun = RunFolder(checkpoint.parents[1]).begun
     try:
@@ -91,7 +94,7 @@ def link(checkpoint: Path, run: RunFolder) -> None:
 
 
 def went_on_from(run: RunFolder) -> str | None:
-    """The number of the job from whose checkpoint this run went on; None for a run from the start."""
+    """The number of the job from whose checkpoint this run started; None for a run that trained from the beginning."""
     try:
         return Path(run.goes_on.read_text("utf-8").strip()).parents[1].name or None
     except (OSError, UnicodeDecodeError, IndexError):

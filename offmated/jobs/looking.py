@@ -1,4 +1,4 @@
-"""Checks the files that a job names, in a process of its own: the daemon itself opens no data of people's."""
+"""Checks the files that a job names, in a process of its own: the daemon itself opens no data files of users."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "ARRO
 
 
 def look_at(run: RunFolder, folder: Path | None = None) -> tuple[str, ...]:
-    """Raise the UserError with which the job in `run` would end because of its weights, its data, its model or its
-    first records, all errors as one. Returns notes on them. `folder`: the folder of the job file, to suggest similar
-    names. Where no answer comes, as with a slow hub, the check is left to the job's turn, and a note says so."""
+    """Check the job in `run` in a process of its own. Raises one UserError with all errors that would end the job
+    because of its weights, its data, its model or its first records. Returns notes to the user. `folder`: the folder of
+    the job file, to suggest similar names. Where no answer comes, as with a slow hub, the check is left to the job's
+    turn, and a note says so."""
     words = ["first-records", str(run.path), *([str(folder)] if folder else [])]
     command = [sys.executable, "-P", "-m", "worker.check", *words]
     killed_before = kills()
@@ -53,8 +54,9 @@ def look_at(run: RunFolder, folder: Path | None = None) -> tuple[str, ...]:
 
 
 def check_here(job: Job, paths: Paths, wrong: Errors) -> Job:
-    """Note in `wrong` what this machine refuses in a job before any of its files is opened: its budgets, and folders
-    inside offmate's own. Returns the job to look at, without its budgets where these are refused."""
+    """Add to `wrong` the errors for which this machine refuses a job before any of its files is opened: in its budgets,
+    and in folders that are inside offmate's own. Returns the job to check further, without its budgets where these are
+    refused."""
     looked_at = without_budgets(job)
     with wrong.apart():
         check_budgets_here(job.gpu_budget, job.cpu_budget)
@@ -69,5 +71,5 @@ def check_here(job: Job, paths: Paths, wrong: Errors) -> Job:
 
 
 def without_budgets(job: Job) -> Job:
-    """The job without budgets of its own: the machine's defaults hold."""
+    """A copy of the job without memory budgets of its own, so that the machine's defaults hold."""
     return job.model_copy(update={"gpu_budget": None, "cpu_budget": None})

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 def scripts_folder() -> Path:
-    """The migrations: inside the package in a wheel, `alembic/` beside it in a checkout."""
+    """The folder with the database migrations: inside the package in a wheel, `alembic/` beside it in a checkout."""
     package = Path(__file__).parent.parent
     shipped = package / "migrations"
     return shipped if shipped.is_dir() else package.parent / "alembic"

@@ -1,4 +1,4 @@
-"""Asks NVIDIA's management library (NVML) which GPU jobs use, and how much energy it has taken."""
+"""Asks NVIDIA's management library (NVML) which GPU jobs use, and how much energy the GPU has used."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 
 
 def device(nvml: Any) -> Any:
-    """The first GPU that jobs may use. `nvml`: the initialized module pynvml. Raises its `NVMLError`."""
+    """The NVML handle of the first GPU that jobs may use. `nvml`: the initialized module pynvml. Raises its
+    `NVMLError`."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip()
     if named.isdigit() or not named:
         return nvml.nvmlDeviceGetHandleByIndex(int(named or 0))
@@ -15,8 +16,9 @@ def device(nvml: Any) -> Any:
 
 
 def energy_joules() -> float | None:
-    """The energy that this GPU has taken since its driver was loaded, whoever used it. None where it is not known:
-    without the package nvidia-ml-py, without a card, and with a card from before Volta, which has no such counter."""
+    """The energy, in joules, that the GPU of the jobs has used since its driver was loaded, whichever program used it.
+    None where it is not known: without the package nvidia-ml-py, without a card, and with a card from before Volta,
+    which has no such counter."""
     try:
         import pynvml  # late: an extra
     except ImportError:
@@ -29,6 +31,7 @@ def energy_joules() -> float | None:
 
 
 def energy_since(before: float | None) -> float | None:
-    """The joules since `energy_joules` returned `before`; None where either is not known, or the counter was reset."""
+    """The energy, in joules, that the GPU has used since `energy_joules` returned `before`; None where either value is
+    not known, or the counter was reset."""
     now = energy_joules()
     return None if before is None or now is None or now < before else now - before

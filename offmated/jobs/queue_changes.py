@@ -1,4 +1,4 @@
-"""Changes the queue as people ask: hold and release, pause and resume, move. Nothing here changes a job's state: only
+"""Changes the queue as users ask: hold and release, pause and resume, move. Nothing here changes a job's state: only
 `Store._write` does, once the process that works on the job has ended."""
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _BY_NOBODY = (None, *_PASSING)
 
 
 def hold(store: Store, job_id: int) -> None:
-    """Keep a waiting job from having its turn. Raises UserError `job-ended`, `job-begun`."""
+    """Keep a waiting job from starting until it is released. Raises UserError `job-ended`, `job-begun`."""
     with store.writing() as session:
         row = _living(session, job_id)
         if row.state in TAKEN_FROM:
@@ -39,8 +39,8 @@ def hold(store: Store, job_id: int) -> None:
 
 
 def release(store: Store, job_id: int) -> None:
-    """Have a job wait for nothing but its turn: no person, no time, no window, no other job. Raises UserError
-    `job-ended`, and `not-held` where it waits for none of these already."""
+    """Remove everything but the queue's order that keeps a job from starting: a hold, a start time, a window of hours,
+    another job to wait for. Raises UserError `job-ended`, and `not-held` where it waits for none of these already."""
     with store.writing() as session:
         row = _living(session, job_id)
         if (row.hold, row.begin_at, row.after_id, row.window) == (None, None, None, None):
@@ -54,8 +54,8 @@ def release(store: Store, job_id: int) -> None:
 
 
 def pause(store: Store, job_id: int) -> None:
-    """Have a job leave the GPU with a checkpoint and wait until it is resumed. A waiting job has no turn until then.
-    Raises UserError `job-ended`."""
+    """Make a job save a checkpoint, leave the GPU and wait until it is resumed. A waiting job does not start until
+    then. Raises UserError `job-ended`."""
     with store.writing() as session:
         row = _living(session, job_id)
         if row.hold in _BY_NOBODY:  # the dispatcher has its process end
@@ -63,7 +63,7 @@ def pause(store: Store, job_id: int) -> None:
 
 
 def resume(store: Store, job_id: int) -> None:
-    """Take a pause or a hold back. Raises UserError `job-ended`, and `not-paused` where there is neither."""
+    """Undo a pause or a hold of a job. Raises UserError `job-ended`, and `not-paused` where there is neither."""
     with store.writing() as session:
         row = _living(session, job_id)
         if row.hold is None:
@@ -74,8 +74,8 @@ def resume(store: Store, job_id: int) -> None:
 
 
 def go_on(store: Store) -> list[int]:
-    """Give jobs their turns back: those whose disks now have the room they need, and those that are due to be tried
-    again by the clock. Returns their numbers."""
+    """Let those jobs start again whose disks now have the space they need, and those that are due to be tried again by
+    the clock. Returns their numbers."""
     with store.looking() as session:
         held = session.scalars(select(JobRow).where(JobRow.hold.in_(_PASSING), JobRow.state.in_(_IDLE))).all()
     numbers = []
@@ -91,7 +91,7 @@ def go_on(store: Store) -> list[int]:
 
 
 def until_next_window(store: Store, row: JobRow) -> None:
-    """Have a job begin, or go on, when its window opens next."""
+    """Make a job start, or continue, only when its window (the hours in which it may have the GPU) opens next."""
     assert row.window is not None
     with store.writing() as session:
         mine = JobRow.id == row.id, JobRow.window == row.window  # it may have been released meanwhile
@@ -100,9 +100,9 @@ def until_next_window(store: Store, row: JobRow) -> None:
 
 
 def is_too_late(row: JobRow) -> bool:
-    """Whether a job's window is closed, or the rest of it is too short for a step and a save. For a job whose folder is
-    damaged the window alone counts: its worker finds the damage. Raises ValueError for a window that is not valid on
-    this machine."""
+    """Whether a job's window (the hours in which it may have the GPU) is closed, or the rest of it is too short for a
+    step and a save. For a job whose folder is damaged the window alone counts: its worker finds the damage. Raises
+    ValueError for a window that is not valid on this machine."""
     if row.window is None:
         return False
     now, span = time.time(), Window.parse(row.window).span(time.time())
@@ -113,8 +113,8 @@ def is_too_late(row: JobRow) -> bool:
 
 
 def too_short(row: JobRow) -> tuple[float, float] | None:
-    """For a job whose window is shorter than a step and a save: the length of the window and the time that these take,
-    in seconds. None for all other jobs, and where it is not known."""
+    """(seconds of the job's window, seconds that a step and a save take), for a job whose window (the hours in which it
+    may have the GPU) is shorter than these. None for all other jobs, and where it is not known."""
     if row.window is None:
         return None
     with suppress(*DAMAGED):
@@ -125,21 +125,21 @@ def too_short(row: JobRow) -> tuple[float, float] | None:
 
 
 def pause_all(store: Store) -> None:
-    """Have no job work until `resume_all`. Running jobs save a checkpoint first."""
+    """Pause the whole machine: no job works until `resume_all`. Running jobs save a checkpoint first."""
     with store.writing() as session:
         if paused_since(session) is None:
             session.merge(WishRow(name=_PAUSE, since=time.time()))
 
 
 def resume_all(store: Store) -> None:
-    """Have jobs work again."""
+    """Undo `pause_all`: let jobs work again."""
     with store.writing() as session:
         if (wish := session.get(WishRow, _PAUSE)) is not None:
             session.delete(wish)
 
 
 def leave_gpu(store: Store, leave: bool) -> None:
-    """With `leave`, keep all jobs off the GPU, as another program wants it; without, let them use it again."""
+    """With `leave`, keep all jobs off the GPU because another program uses it; without, let them use it again."""
     with store.writing() as session:
         wish = session.get(WishRow, _YIELD)
         if leave and wish is None:
@@ -149,19 +149,20 @@ def leave_gpu(store: Store, leave: bool) -> None:
 
 
 def yields(store: Store) -> bool:
-    """Whether all jobs are to stay off the GPU, as another program wants it."""
+    """Whether all jobs are to stay off the GPU because another program uses it."""
     with store.looking() as session:
         return wishes(session)[1]
 
 
 def wishes(session: Session) -> tuple[bool, bool]:
-    """Whether the whole machine is paused, and whether all jobs are to stay off the GPU."""
+    """(whether the whole machine is paused, whether all jobs are to stay off the GPU because another program uses
+    it)."""
     names = set(session.scalars(select(WishRow.name).where(WishRow.name.in_((_PAUSE, _YIELD)))))
     return _PAUSE in names, _YIELD in names
 
 
 def paused_since(session: Session) -> float | None:
-    """Since when the whole machine is paused; None while jobs may work."""
+    """The time, in seconds since 1970, since when the whole machine is paused; None while it is not."""
     return session.scalar(select(WishRow.since).where(WishRow.name == _PAUSE))
 
 
@@ -172,8 +173,8 @@ def is_paused(store: Store) -> bool:
 
 
 def move_before(store: Store, job_id: int, other_id: int) -> None:
-    """Give a waiting job the place before another waiting job, and that job's priority. Raises UserError `job-ended`,
-    `job-begun`."""
+    """Give a waiting job the place in the queue before another waiting job, and that job's priority. Raises UserError
+    `job-ended`, `job-begun`."""
     with store.writing() as session:
         row, other = _waiting(session, job_id), _waiting(session, other_id)
         if row.id != other.id:
@@ -199,7 +200,8 @@ def move_last(store: Store, job_id: int) -> None:
 
 
 def set_priority(store: Store, job_id: int, priority: int) -> None:
-    """Let a waiting job come before all jobs of a lower priority. Raises UserError `job-ended`, `job-begun`."""
+    """Set a waiting job's priority: it comes before all jobs of a lower priority. Raises UserError `job-ended`,
+    `job-begun`."""
     with store.writing() as session:
         _set(session, _waiting(session, job_id), priority=priority)
 

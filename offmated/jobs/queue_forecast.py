@@ -13,9 +13,10 @@ _MOST_TURNS = 1000  # for all jobs together
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """A job of the queue. `left_s`: how long it still needs the GPU, None where that is not known. `stop_s`: how long
-    before its window's end it stops. It begins not before `begin_at`, and after the job `after` has ended. `blocked`: a
-    person, a full disk, or a hub that is not reached keeps it from its turn."""
+    """A job of the queue, as the forecast sees it. `left_s`: the seconds for which it still needs the GPU, None where
+    that is not known. `stop_s`: how many seconds before its window's end it stops. It begins not before `begin_at`, and
+    after the job `after` has ended. `blocked`: something without a known end keeps it from starting: a person, a full
+    disk, or a hub that is not reached."""
 
     id: int
     left_s: float | None
@@ -29,9 +30,10 @@ class Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """When a job begins or goes on, and when it is done, in seconds since 1970; None where that cannot be known.
-    `nights`: how many openings of its window it takes, the current one included; where `ends_at` is None, it takes more
-    than these. 0 where the job has no window, or is not known to end."""
+    """The forecast for a job: when it begins or continues, and when it is done, in seconds since 1970; None where that
+    cannot be known. `nights`: how many openings of its window (the hours in which it may have the GPU) it takes, the
+    current one included; where `ends_at` is None, it takes more than these. 0 where the job has no window, or is not
+    known to end."""
 
     starts_at: float | None = None
     ends_at: float | None = None
@@ -42,8 +44,9 @@ UNKNOWN = Expected()
 
 
 def forecast(queue: Sequence[Work], now: float) -> dict[int, Expected]:
-    """The forecast for the jobs of a queue, given in the order of their turns, the running one among them. Jobs about
-    which nothing is known are left out, and so is everything after a job's first `MOST_NIGHTS` nights."""
+    """Job number -> when the job begins and ends. `queue`: the jobs in the order in which they start, the running one
+    among them. `now`: seconds since 1970. Jobs about which nothing is known are left out, and so is everything after a
+    job's first `MOST_NIGHTS` nights."""
     spans = _Spans()
     expected: dict[int, Expected] = {}
     unfinished = {work.id for work in queue}

@@ -1,4 +1,5 @@
-"""Says when a job has its turn: what its submission asks for, the order of the queue, and what keeps a job from it."""
+"""Decides when a job may start: the wishes of its submission, the order of the queue, and the conditions that keep a
+job waiting."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ from offmated.jobs.table import JobRow
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """When a submission asks to have its turn; the fields are as the columns of `JobRow`. `begin_at`: seconds since
-    1970. `window`: in place of the job file's window and of the machine's."""
+    """The conditions, given at its submission, under which a job may start; the fields are as the columns of `JobRow`.
+    `begin_at`: seconds since 1970. `window`: in place of the job file's window and of the machine's."""
 
     priority: int = 0
     after: int | None = None
@@ -31,13 +32,13 @@ AT_ONCE = Turn()
 
 
 def queue_order() -> tuple[ColumnElement[Any], ...]:
-    """The order in which jobs have their turn."""
+    """The SQL columns by which jobs are sorted in the order in which they start."""
     return JobRow.priority.desc(), JobRow.position.asc(), JobRow.id.asc()
 
 
 def has_turn(phase: JobState) -> ColumnElement[bool]:
-    """Whether nothing keeps a job that is in the state before `phase` from being handed out now. Plans are made as soon
-    as they can be, as they depend neither on times nor on other jobs."""
+    """The SQL condition that nothing keeps a job, in the state before `phase`, from starting this phase now. Plans are
+    made as soon as they can be, as they depend neither on times nor on other jobs."""
     if phase is JobState.PLANNING:
         return JobRow.hold.is_(None)
     other = aliased(JobRow)

@@ -33,13 +33,12 @@ def retry(
     allow_changed_data: bool = False,
     allow_changed_model: bool = False,
 ) -> JobRow:
-    """Have a failed or cancelled job tried again, from its last checkpoint if it has one. Budgets are in bytes, None
-    keeps the job's. With a checkpoint the job goes on under the plan it has, as long as no budget changes; else it is
-    planned anew. `allow_changed_data`: data that were not read yet may have changed, and are read as they are now;
-    `allow_changed_model`: the same for the files of the model and the tokenizer.
+    """Make a failed or cancelled job wait again, to go on from its last checkpoint if it has one. Budgets are in bytes;
+    None keeps the job's. With a checkpoint the job goes on under the plan it has, as long as no budget changes; else it
+    is planned anew. `allow_changed_data`: data that were not read yet may have changed since the submission, and are
+    read as they are now; `allow_changed_model`: the files of the model and the tokenizer may have changed.
 
-    Raises UserError when the job neither failed nor was cancelled, or can no longer be run as it was written.
-    """
+    Raises UserError when the job neither failed nor was cancelled, or can no longer be run as it was written."""
     budgets = {name: size for name, size in (("gpu_budget", gpu_budget), ("cpu_budget", cpu_budget)) if size}
     with alone(job_id):
         row = store.job(job_id)
@@ -54,8 +53,8 @@ def retry(
 
 @contextmanager
 def alone(job_id: int) -> Iterator[None]:
-    """In the body, no other thread tries this job again or cleans it, since both first look at its folder and then
-    change it. Other jobs do not wait, as reading a job's files takes up to minutes."""
+    """A context during which no other thread retries or cleans the job `job_id`, since both first look at its folder
+    and then change it. Other jobs do not wait, as reading a job's files takes up to minutes."""
     with _FREED:
         _FREED.wait_for(lambda: job_id not in _BUSY)
         _BUSY.add(job_id)

@@ -1,9 +1,8 @@
-"""Handles jobs whose disk is full: the room they need, whether it is free, and when they are tried again where that
+"""Handles jobs whose disk is full: the space they need, whether it is free, and when they are tried again where that
 cannot be seen.
 
-A disk runs out of bytes, of files (inodes), or of one user's share of it (a quota). Its free room does not show a
-quota.
-"""
+A disk runs out of bytes, of files (inodes), or of one user's share of it (a quota). Its free space does not show a
+quota."""
 
 from __future__ import annotations
 
@@ -21,11 +20,11 @@ _SPARE_BYTES, _SPARE_FILES = 64 * 2**20, 64  # or a twentieth of the disk, if th
 
 
 def needing(error: Mapping[str, Any], run: RunFolder, before: Mapping[str, Any] | None) -> dict[str, Any]:
-    """`error`, of a full disk, with the room that has to be free for the job to go on. Where the process said how much
-    it needs, and the disk has less, the job goes on once that much is free: `again` is None. Where the process did not
-    say, the need is guessed from the run's disk; where the disk has as much as the process said, it is unknown. In both
-    cases the job is also tried again by the clock, after twice the pause of `before`, the error it ended with before.
-    """
+    """A copy of `error`, which says that a disk is full, with the space that has to be free for the job to go on. If
+    the process said how much it needs, and the disk has less, the job goes on once that much is free: `again` is None.
+    If the process did not say, the need is guessed from the run's disk; if the disk has as much as the process said, it
+    is unknown. In both cases the job is also tried again by the clock, after twice the pause of `before`, the error
+    with which it ended before."""
     needs = Room.of(error.get("needs"))
     if needs is not None and _missing(needs) != (0, 0):
         return {**error, "again": None}
@@ -34,9 +33,9 @@ def needing(error: Mapping[str, Any], run: RunFolder, before: Mapping[str, Any] 
 
 
 def goes_on(error: Mapping[str, Any] | None) -> bool:
-    """Whether the room that `error` needs is free, or it is time to try. It is always time for an `error` without
-    `again`, recorded by a version that did not try by the clock: its need was guessed and may never be met. Raises
-    OSError when the disk does not answer."""
+    """Whether a job that ended with `error`, a full disk, may go on: the space that it needs is free, or it is time to
+    try. It is always time for an `error` without `again`, recorded by a version that did not try by the clock: its need
+    was guessed and may never be met. Raises OSError when the disk does not answer."""
     fields = error or {}
     needs = Room.of(fields.get("needs"))
     if needs is not None and not needs.is_unseen and _missing(needs) == (0, 0):
@@ -46,7 +45,8 @@ def goes_on(error: Mapping[str, Any] | None) -> bool:
 
 
 def waiting_words(error: Mapping[str, Any] | None) -> str:
-    """What a job that ended with `error` waits for, in words. Raises OSError when the disk does not answer."""
+    """What a job that ended with `error`, a full disk, waits for, in words. Raises OSError when the disk does not
+    answer."""
     needs = Room.of((error or {}).get("needs"))
     if error is None or needs is None:
         return "there is room again: it goes on"

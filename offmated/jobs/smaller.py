@@ -20,9 +20,10 @@ _BUDGETS = {
 
 
 def take_a_notch(run: RunFolder, error: dict[str, Any] | None) -> bool:
-    """Lower the budget of the memory that ran out by the trainer's `error`, so that the job is planned again with the
-    same batch; a line of its log says so. Returns False and changes nothing where `error` is not about memory, where
-    the run has no plan, where the new budget would be 0, or where it has been lowered `MOST_NOTCHES` times."""
+    """Lower the job's budget for the memory (GPU or host) that ran out according to the trainer's `error`, so that the
+    job is planned again with the same batch. A line of its log says so. Returns True then. Returns False and changes
+    nothing where `error` is not about memory, where the run has no plan, where the new budget would be 0, or where it
+    has been lowered `MOST_NOTCHES` times."""
     error = error or {}
     budget, document = _BUDGETS.get(error.get("code", "")), run.read_plan()
     if budget is None or document is None:

@@ -27,7 +27,7 @@ CRASH_LIMIT = 3  # a job fails after so many deaths of its process without a new
 
 
 class JobState(StrEnum):
-    """Where a job stands. A SUBMITTED job is due for the planner, a WAITING job is planned and due for the GPU."""
+    """The state of a job. A SUBMITTED job is due for the planner, a WAITING job is planned and due for the GPU."""
 
     SUBMITTED = "submitted"
     PLANNING = "planning"
@@ -39,8 +39,8 @@ class JobState(StrEnum):
 
 
 class StopReason(StrEnum):
-    """Why the daemon stops a job. CANCEL: for good, without waiting for a checkpoint. SHUTDOWN, PAUSE, WINDOW (its
-    hours are over), YIELD (another program wants the GPU): with a checkpoint, to go on later."""
+    """The reason for which the daemon stops a job. CANCEL: for good, without waiting for a checkpoint. SHUTDOWN, PAUSE,
+    WINDOW (its hours are over), YIELD (another program wants the GPU): with a checkpoint, to go on later."""
 
     CANCEL = "cancel"
     SHUTDOWN = "shutdown"
@@ -50,9 +50,9 @@ class StopReason(StrEnum):
 
 
 class Hold(StrEnum):
-    """Why a job that is not over has no turn. HELD, PAUSED: a person held or paused it, and has to release or resume
-    it. NO_ROOM: its disk lacks the room that it needs. NO_HUB: the hub was not reached; it waits until it asks again.
-    """
+    """The reason for which a job that is not over does not start. HELD, PAUSED: a user held or paused it, and has to
+    release or resume it. NO_ROOM: its disk lacks the space that it needs. NO_HUB: the hub was not reached; it waits
+    until it asks again."""
 
     HELD = "held"
     PAUSED = "paused"
@@ -61,9 +61,10 @@ class Hold(StrEnum):
 
 
 class Event(StrEnum):
-    """What happens to a job. TAKE: its worker begins. FINISH: the worker's process has done its work. RETURN: that
-    process ended before its work was done, and the job goes on later. LESS: the job ran out of memory, and is planned
-    again with less. PLAN and TRAIN: a person has the job tried again, by the planner or on the GPU."""
+    """An event that changes a job's state. TAKE: a worker begins to work on it. FINISH: the worker's process has done
+    its work. RETURN: that process ended before its work was done, and the job goes on later. LESS: the job ran out of
+    memory, and is planned again with less. PLAN and TRAIN: a user has the job tried again, by the planner or on the
+    GPU."""
 
     TAKE = "take"
     FINISH = "finish"
@@ -119,13 +120,12 @@ _STOPPED = (Exit.STOPPED, -signal.SIGTERM, -signal.SIGKILL, None)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """How a job's planner or trainer process ended.
+    """The way in which a job's planner or trainer process ended.
 
     `process` is the one that ended last, "planner", "data" or "trainer". `exit_code` is negative where a signal ended
     it, and None where its watcher died with it. `progressed`: there is a checkpoint that was not there when the process
     began. `blameless`: it went down with the daemon or the machine. `error`: its last UserError, in its JSON form.
-    `log`: the last lines of its log. `less`: the job was out of memory, and gets less memory for its next plan.
-    """
+    `log`: the last lines of its log. `less`: the job was out of memory, and gets less memory for its next plan."""
 
     process: str
     exit_code: int | None
@@ -138,8 +138,8 @@ class Ending:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What becomes of the job: `crashes` is the new count; `error` is why it failed, or with a `hold`, the error that
-    has to pass before it goes on."""
+    """The consequence of a process's end for its job: the event, and the new count of `crashes`. `error`: why the job
+    failed or, with a `hold`, the error that has to pass before it goes on."""
 
     state: JobState
     crashes: int
@@ -148,13 +148,13 @@ class Verdict:
 
 
 def judge(phase: JobState, stop: StopReason | None, crashes: int, ending: Ending) -> Verdict:
-    """What becomes of a job whose process ended in `phase` (PLANNING or RUNNING), after `crashes` earlier crashes.
+    """Decide what happens to a job whose process ended in `phase` (PLANNING or RUNNING), after `crashes` earlier
+    crashes. `stop`: why the process was asked to stop; None if it was not.
 
     Finished work stays finished, even when a stop came late. An error that a person has to correct is final. Deaths are
     final only at `CRASH_LIMIT`. A full disk or a hub that is not reached is never final: the job waits until it has
     passed. After a failure without an explanation the job is tried again if there is a new checkpoint. Without a new
-    checkpoint that failure is final, since the job would fail at the same step again.
-    """
+    checkpoint that failure is final, since the job would fail at the same step again."""
     code, since = ending.exit_code, 0 if ending.progressed else crashes
     event, error, held = Event.RETURN, None, None
     if code == Exit.DONE and not (phase is JobState.PLANNING and stop is StopReason.CANCEL):
@@ -178,7 +178,8 @@ def judge(phase: JobState, stop: StopReason | None, crashes: int, ending: Ending
 
 
 def account(stop: StopReason | None, ending: Ending) -> str:
-    """How a process ended, in the words of logs and displays. `stop`: why it was asked to end, None if it was not."""
+    """How a process ended, in the words that logs and displays use. `stop`: why it was asked to stop; None if it was
+    not."""
     code, who = ending.exit_code, f"the {ending.process}"
     if code == Exit.DONE:
         return f"{who} is done"

@@ -1,4 +1,5 @@
-"""Stores jobs in the database, the only truth about them. `Store._write` is the only function that changes a state."""
+"""Stores jobs in the database, the only source of truth about them. `Store._write` is the only function that changes a
+job's state."""
 
 from __future__ import annotations
 
@@ -34,11 +35,11 @@ PROCESSES = {JobState.PLANNING: "planner", JobState.RUNNING: "trainer"}
 
 
 class KeyTaken(Exception):
-    """There is a job with this submission key already."""
+    """Raised where a job with the same submission key exists already."""
 
 
 class Store:
-    """The jobs of one database. Each method is one transaction; rows it returns are detached copies."""
+    """The jobs in one database. Each method is one transaction; the rows that it returns are detached copies."""
 
     def __init__(self, url: str, *, patience_s: float = PATIENCE_S) -> None:
         """`patience_s`: how long a write waits for a busy database."""
@@ -50,7 +51,7 @@ class Store:
 
     @classmethod
     def from_environment(cls) -> Store:
-        """The store of this user's daemon, for its workers."""
+        """The store that this user's daemon uses, for its worker processes."""
         return cls(Config.load(Paths.from_environment()).database_url, patience_s=WORKERS_PATIENCE_S)
 
     def add(
@@ -65,10 +66,10 @@ class Store:
         fingerprint: str | None = None,
         again: int | None = None,
     ) -> JobRow:
-        """A new job. `prepare` gets its number and makes its run folder; when it raises, no row is left. `key`, `notes`
-        (as they are after `prepare`), `output_dir` and `fingerprint` are as in `JobRow`. Where a job other than `again`
-        has this fingerprint, one more note says so. Raises UserError `output-taken`, `no-such-job` where
-        `turn.after` names no job, and `KeyTaken` when there is a job with this `key`."""
+        """Add a new job and return its row. `prepare` gets its number and makes its run folder; when it raises, no row
+        is left. `key`, `notes` (as they are after `prepare`), `output_dir` and `fingerprint` are as in `JobRow`. If a
+        job other than `again` has the same fingerprint, one more note says so. Raises UserError `output-taken`,
+        `no-such-job` where `turn.after` names no job, and `KeyTaken` when there is a job with this `key`."""
         with self.writing() as session:
             _check_free(session, output_dir)
             if turn.after is not None and session.get(JobRow, turn.after) is None:
@@ -104,12 +105,12 @@ class Store:
         return row
 
     def submitted(self, key: str) -> JobRow | None:
-        """The job that was submitted under this key."""
+        """The job that was submitted under the key `key`; None if there is none."""
         with self.looking() as session:
             return session.scalars(select(JobRow).where(JobRow.submission_key == key)).first()
 
     def check_free(self, output_dir: str) -> None:
-        """Raise UserError `output-taken` when a job that is not over writes its model there."""
+        """Raise UserError `output-taken` when a job that is not over writes its model to the folder `output_dir`."""
         with self.looking() as session:
             _check_free(session, output_dir)
 
@@ -130,13 +131,14 @@ class Store:
             return session.scalars(query).all()
 
     def living(self) -> frozenset[JobState]:
-        """The states that occur among jobs that are not over. One quick query, as it is made twice a second."""
+        """The states of all jobs that are not over, each once. It is one quick query, as the daemon makes it twice a
+        second."""
         query = select(JobRow.state).where(JobRow.state.not_in(FINAL)).distinct()
         with self.looking() as session:
             return frozenset(session.scalars(query))
 
     def due(self, phase: JobState, at_most: int) -> Sequence[JobRow]:
-        """Jobs due for `phase` (PLANNING or RUNNING), the next one first."""
+        """At most `at_most` jobs that may start `phase` (PLANNING or RUNNING) now, in the order of the queue."""
         # The numbers are found by an index alone; then only these rows are read.
         first = select(JobRow.id).where(JobRow.state == TAKEN_FROM[phase], has_turn(phase)).order_by(*queue_order())
         query = select(JobRow).where(JobRow.id.in_(first.limit(at_most))).order_by(*queue_order())
@@ -144,8 +146,9 @@ class Store:
             return session.scalars(query).all()
 
     def take(self, job_id: int, phase: JobState, owner: Process) -> JobRow | None:
-        """Begin `phase` of a job that is due for it, as `owner`. None when it is not due: another process was faster. A
-        job whose row is damaged fails: else it would be handed out again and again."""
+        """Begin `phase` (PLANNING or RUNNING) of a job for the process `owner`, and return the job's row. None when it
+        may not start this phase, because another process was faster. A job whose row is damaged fails: else it would be
+        handed out again and again."""
         row = self.job(job_id)
         if row.state is not TAKEN_FROM[phase]:
             return None
@@ -170,12 +173,11 @@ class Store:
         less: bool = False,
         energy_j: float | None = None,
     ) -> JobState | None:
-        """Record that the process of `row`, as `take` returned it, ended. Returns the job's new state; None when the
-        job no longer belongs to `row.owner`.
+        """Record that the process that worked on `row`, as `take` returned it, has ended. Returns the job's new state;
+        None when the job no longer belongs to `row.owner`.
 
         `exit_code`, `process` (by default the phase's own), `blameless` and `less` are those of `Ending`. `energy_j`:
-        the joules that the GPU took meanwhile, None where not known.
-        """
+        the joules that the GPU used meanwhile, None where not known."""
         folder = RunFolder(Path(row.run_dir))
         step = folder.last_checkpoint_step()
         before = row.last_checkpoint_step
@@ -228,8 +230,8 @@ class Store:
 
     @contextmanager
     def handling(self, row: JobRow) -> Iterator[None]:
-        """The body works on `row`, as `take` returned it. A UserError, and a run folder that is missing or cannot be
-        opened, fail the job: another try would fail in the same way."""
+        """A context for work on `row`, as `take` returned it. A UserError inside fails the job, and so does a run
+        folder that is missing or cannot be opened: another try would fail in the same way."""
         try:
             yield
         except (UserError, *_CLOSED) as error:
@@ -237,8 +239,8 @@ class Store:
             self.give_up(row, error)
 
     def give_up(self, row: JobRow, error: Exception) -> None:
-        """Record that `row` has failed with `error`, without a look at its run folder. A job that was to be cancelled
-        is cancelled. Nothing happens when the job has changed since `row` was read."""
+        """Record that the job of `row` has failed with `error`, without reading its run folder. A job that was to be
+        cancelled is cancelled. Nothing happens when the job has changed since `row` was read."""
         recorded = (
             error
             if isinstance(error, UserError)
@@ -259,9 +261,9 @@ class Store:
         self._write(row.id, row.state, new, row, values)
 
     def stop(self, job_id: int, reason: StopReason) -> JobState:
-        """Ask for a stop, and return the state the job is in then. CANCEL ends an idle job at once; other reasons leave
-        an idle job as it is. A job that a process works on is marked, and the dispatcher tells the process. CANCEL is
-        never replaced by another reason; final states stay."""
+        """Ask a job to stop, and return the state that it is in then. CANCEL ends a job on which no process works at
+        once; other reasons leave such a job as it is. A job on which a process works is marked, and the dispatcher
+        tells the process. CANCEL is never replaced by another reason; final states stay."""
         while True:
             row = self.job(job_id)
             if row.state in FINAL or row.stop_reason in (reason, StopReason.CANCEL):
@@ -277,8 +279,9 @@ class Store:
                     return JobState.CANCELLED
 
     def retry(self, job_id: int, due: JobState) -> JobRow:
-        """Bring a failed or cancelled job back to the state `due` (SUBMITTED or WAITING), as if nothing had happened
-        since its last checkpoint. Raises UserError `not-to-retry` when it neither failed nor was cancelled."""
+        """Change a failed or cancelled job's state back to `due` (SUBMITTED or WAITING), as if nothing had happened
+        since its last checkpoint. Returns its row. Raises UserError `not-to-retry` when it neither failed nor was
+        cancelled."""
         row = self.job(job_id)
         back: dict[str, Any] = {
             "stop_reason": None,
@@ -329,8 +332,9 @@ class Store:
 
     @contextmanager
     def writing(self) -> Iterator[Session]:
-        """A transaction that writes. The threads of this process take turns by a lock: if they waited for SQLite's file
-        lock, SQLite would let in whoever asks at the right moment, and some never. Raises TimeoutError."""
+        """A context with a database session that writes, as one transaction. The threads of this process take turns by
+        a lock: if they waited for SQLite's file lock, SQLite would let in whichever asks at the right moment, and some
+        never. Raises TimeoutError."""
         if not self._turn.acquire(timeout=self._patience_s):
             raise TimeoutError(f"others have written to the database for {self._patience_s:g} s")
         try:
@@ -341,7 +345,7 @@ class Store:
             self._turn.release()
 
     def looking(self) -> Session:
-        """A transaction that only looks."""
+        """Open a database session that only reads."""
         return Session(self._reading, expire_on_commit=False)
 
 
@@ -364,7 +368,7 @@ def _begun(row: JobRow) -> dict[str, Any]:
 
 
 def no_such_job(job_id: int) -> UserError:
-    """The error for a number that no job has."""
+    """Make the UserError `no-such-job`, for a number that no job has."""
     return UserError(
         f"There is no job {job_id}.", hint="offmate status", code="no-such-job", exit_code=Exit.NO_SUCH_JOB
     )

@@ -1,4 +1,4 @@
-"""Takes a job in: its run folder and its row are made together, or neither."""
+"""Accepts a submitted job: its run folder and its row in the database are made together, or neither."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ def submit(
     *,
     settings: Sequence[str] = (),
 ) -> tuple[JobRow, tuple[str, ...]]:
-    """Check the job, make its run folder and its row. Returns the row and the notes to the user; where a job was taken
-    in under `key` before, the row of that job. `window`: the machine's window, for jobs that name none. `settings`,
-    each "KEY=VALUE", override the file: the copy that is kept of it has them, and notes say so.
+    """Check a job, and make its run folder and its row. Returns the row and the notes to the user; if a job was
+    accepted under `key` before, the row of that job. `turn`: when the job may start. `window`: the machine's window of
+    hours, for jobs that name none. `settings`, each "KEY=VALUE", override the file: the copy that is kept of it has
+    them, and notes say so.
 
     Raises UserError for a job that cannot be run as written; the error calls the job's file `file_name`. In this case,
-    and where there is no room for the job, nothing is kept.
-    """
+    and where there is no space for the job, nothing is kept."""
     text = with_settings(yaml_text, settings)
 
     def take_in() -> tuple[JobRow, tuple[str, ...]]:
@@ -76,8 +76,8 @@ def submit(
 
 
 def name_of(job: Job, file_name: str, folder: Path) -> str:
-    """The name of a job of this file in lists: its `run_name`; else the file's name; where any job's file may have that
-    name (job.yaml), the folder's name; where the folder is the home folder, the model's name."""
+    """The name under which lists show a job: its `run_name`; else the file's name; if any job's file may have that name
+    (job.yaml), the folder's name; if the folder is the home folder, the model's name."""
     stem = Path(file_name).stem
     name = "" if stem in _ANY_JOB else stem
     if not name and folder != Path.home():
@@ -95,10 +95,10 @@ def rerun(
     window: str | None = None,
     length: Length | None = None,
 ) -> tuple[JobRow, tuple[str, ...]]:
-    """Hand job `job_id` in once more, as a new job: with the same file, on the data that are there now; data of the hub
-    are read at the commits of the first job. The new model goes to the new run folder, as the first job's model is
-    where the file says. With a `length` the new job goes on from the newest checkpoint of the first, on the first job's
-    data. Otherwise as `submit`."""
+    """Submit job `job_id` again, as a new job: with the same file, on the data that are there now; data of the hub are
+    read at the commits of the first job. The new model goes to the new run folder, as the first job's model is where
+    the file says. With a `length` the new job continues from the newest checkpoint of the first, on the first job's
+    data. Arguments, results and errors are otherwise those of `submit`."""
     row = store.job(job_id)
     if length is not None:
         more = longer(row, length)
@@ -144,8 +144,9 @@ def rerun(
 
 
 def as_asked(run: RunFolder, job: Job, *, budgets: bool = False) -> Job:
-    """`job` with the batch as its file has it, since the planner may have split the batch to fit earlier budgets. With
-    `budgets` the budgets, too, are the file's: a retry may have changed them, and so did each run out of memory."""
+    """A copy of `job` with the batch that its file has, since the planner may have split the batch to fit earlier
+    budgets. With `budgets` the budgets, too, are the file's: a retry may have changed them, and so did each run out of
+    memory."""
     keys: tuple[str, ...] = ()
     if job.train_batch_size is not None:
         keys = ("per_device_train_batch_size", "gradient_accumulation_steps")
@@ -278,7 +279,7 @@ def _check_turn(store: Store, turn: Turn, window: str | None, wrong: Errors) -> 
 
 
 def window_of(text: str) -> Window:
-    """The window of a text. Raises UserError."""
+    """Parse a window, the hours in which a job may have the GPU. Raises UserError."""
     try:
         return Window.parse(text)
     except ValueError as error:
@@ -292,8 +293,8 @@ def window_of(text: str) -> Window:
 
 
 def look_again(run: RunFolder, job: Job) -> None:
-    """Raise the UserError with which `job`, whose run folder is `run`, would be refused if it were handed in now. Two
-    checks are left out: a hub that does not answer is no reason to refuse, as the job has been taken in already; and
+    """Raise the UserError with which `job`, whose run folder is `run`, would be refused if it were submitted now. Two
+    checks are left out: a hub that does not answer is no reason to refuse, as the job has been accepted already; and
     its next plan says whether the job fits its budgets."""
     draft = run.path.with_name(f"{_DRAFT}{uuid.uuid4().hex}")
     try:
@@ -309,9 +310,9 @@ def look_again(run: RunFolder, job: Job) -> None:
 
 
 def sweep_drafts(paths: Paths) -> None:
-    """Remove the drafts of submissions that a daemon's death cut short. Only for a daemon that takes no submissions in
-    yet, as then all drafts are old. Anything else with a draft's name, or with other contents, is not ours and stays.
-    """
+    """Remove the unfinished run folders of submissions that were cut short when a daemon died. Only for a daemon that
+    accepts no submissions yet, as then all of them are old. Anything else with such a name, or with other contents, is
+    not offmate's and stays."""
     for draft in paths.runs.glob(f"{_DRAFT}*"):
         ours = re.fullmatch("[0-9a-f]{32}", draft.name.removeprefix(_DRAFT)) and not draft.is_symlink()
         if ours and draft.is_dir() and _is_draft(draft):
@@ -324,7 +325,8 @@ _TRYING = threading.Lock()
 
 def check_output(job: Job, store: Store, run: RunFolder | None = None) -> str | None:
     """Raise UserError when the model cannot be written where the job says: now, and not after days of training. `run`:
-    the run folder of a job that was taken in before. Returns the real path, None where the job names no folder."""
+    the run folder of a job that was accepted before. Returns the real path of the model folder, None where the job
+    names none."""
     if job.output_dir is None:
         return None
     place = Place(folder=Path(job.output_dir), token=new_token() if run is None else run.token())

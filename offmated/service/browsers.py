@@ -16,8 +16,8 @@ from offmated.api.token import Guarded, read_token
 
 
 class Browsers:
-    """The TCP server, kept up. `listen`: the address of the settings, if there is one; without it nothing listens until
-    `page` is called. `token`: the token's file. Raises UserError `bad-address`."""
+    """The TCP server of the API, kept running. `listen`: the address in the settings, if there is one; without it
+    nothing listens until `page` is called. `token`: the file with the token. Raises UserError `bad-address`."""
 
     def __init__(self, app: ASGIApp, listen: str | None, token: Path) -> None:
         self._app = app
@@ -28,13 +28,14 @@ class Browsers:
         self._lock = threading.Lock()  # `page` is called in a thread of the API
 
     def keep(self) -> None:
-        """Listen at the address of the settings, or at the one that `page` opened. Raises OSError."""
+        """Listen at the address in the settings, or at the one that `page` opened; called often, and does nothing while
+        it listens. Raises OSError."""
         with self._lock:
             self._keep()
 
     def page(self) -> str:
-        """The address for a browser of this machine, with the token behind a "#": browsers do not send that part to
-        servers. Raises OSError where the port cannot be opened."""
+        """The address for a browser on this machine, with the token behind a "#": browsers do not send that part to
+        servers. Opens a port if none is open. Raises OSError where that fails."""
         with self._lock:
             self._address = self._address or TcpAddress("127.0.0.1", 0)
             self._keep()
@@ -44,7 +45,7 @@ class Browsers:
             return f"http://{TcpAddress(str(host), self._address.port)}/#{self._token}"
 
     def close(self) -> None:
-        """Listen no longer."""
+        """Stop listening."""
         with self._lock:
             if self._server is not None:
                 self._server.close()

@@ -56,8 +56,8 @@ SILENT_PATIENCE_S = 10.0  # for our own broker to answer again, before it is sta
 
 
 def run(paths: Paths) -> Exit:
-    """Be the daemon, until SIGTERM, SIGINT or `POST /shutdown`. The process holds the lock until it is gone. Raises
-    UserError when it cannot start, among others `already-running`."""
+    """Run the daemon in this process, until SIGTERM, SIGINT or `POST /shutdown`. The process holds the lock until it is
+    gone. Returns the exit code. Raises UserError when it cannot start, among others `already-running`."""
     os.umask(0o077)
     paths.create()
     os.chdir(paths.state)  # the caller's folder may be unmounted later
@@ -66,7 +66,8 @@ def run(paths: Paths) -> Exit:
 
 
 class Daemon:
-    """One run of the daemon; the lock is held."""
+    """One run of the daemon, from start to end. The lock, which keeps a second daemon from starting, must be held
+    already."""
 
     def __init__(self, paths: Paths, lock: Lock) -> None:
         self._paths = paths
@@ -116,7 +117,7 @@ class Daemon:
         self._browsers = Browsers(app, self._config.listen, paths.token)
 
     def run(self) -> None:
-        """Start everything, keep it going, and end it in an order that loses nothing."""
+        """Start the broker, the workers and the API, keep them running, and end them in an order that loses nothing."""
         # A signal handler may run at any point of the main thread, also within itself. So it only counts, and takes no
         # lock.
         for number in (signal.SIGTERM, signal.SIGINT):

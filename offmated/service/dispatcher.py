@@ -1,8 +1,8 @@
 """Hands due jobs to the workers, tells processes to stop, and takes back the jobs of processes that died.
 
 It decides from the database alone, and hands out one job per worker at a time: the order of the others stays in the
-database, where it can still change. A lost message is sent again; one that comes twice finds its job taken.
-"""
+database, where it can still change. A lost message is sent again; a message that comes twice finds that its job has
+been taken."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ GIVEN_UP_AFTER_S = 60.0  # an error of the system may pass; after this time the 
 
 
 class Dispatcher:
-    """Does what `parts` lists, a few times a second and whenever something may have changed."""
+    """Does the daemon's regular work on the queue, all that `parts` lists, a few times a second and whenever something
+    may have changed."""
 
     def __init__(self, store: Store, broker: Broker) -> None:
         self._store = store
@@ -48,8 +49,8 @@ class Dispatcher:
         self._since: dict[int, float] = {}  # jobs that cannot be taken back, and since when
 
     def parts(self, states: frozenset[JobState]) -> tuple[tuple[str, Callable[[], None]], ...]:
-        """What there is to do, in order and with words for the log, where jobs are in these `states`. With an empty
-        queue there is nothing to do, so that the database is not asked."""
+        """The functions to call now, in order, each with words for the log; `states` are the states in which there are
+        jobs. With an empty queue the result is empty, so that the database is not asked."""
         worked_on = (
             ("taking jobs back", self.adopt),
             ("pausing jobs", self.keep_paused),
@@ -60,9 +61,10 @@ class Dispatcher:
         return (*(worked_on if states & TAKEN_FROM.keys() else ()), *(idle if states & {*TAKEN_FROM.values()} else ()))
 
     def adopt(self, *, blameless: bool = False) -> None:
-        """Take back the jobs whose worker died without saying how they ended. `blameless` as in `Ending`; it also holds
-        for jobs among these that are taken back only later. A job that cannot be taken back keeps no other waiting, and
-        does not block its worker for ever: it fails."""
+        """Take back the jobs whose worker process died without recording how they ended. `blameless`: they went down
+        with the daemon or the machine, as in `Ending`; this also holds for those of these jobs that are taken back only
+        later. A job that cannot be taken back keeps no other waiting, and does not block its worker for ever: it
+        fails."""
         rows = self._store.jobs(*QUEUES.values())
         if blameless:
             self._blameless = {row.owner for row in rows}
@@ -94,16 +96,16 @@ class Dispatcher:
             log.warning("the process that worked on job %d is gone; the job is %s", row.id, state)
 
     def pass_on_stops(self) -> None:
-        """Send SIGTERM to the processes of jobs that are to stop. It is sent each time, as the first one may have come
-        too early."""
+        """Send SIGTERM to the processes of jobs that are to stop. It is sent at each call, as the first signal may have
+        come too early."""
         for row in self._store.jobs(*QUEUES.values()):
             if row.stop_reason is not None and row.owner is not None:
                 with self._errors.of(f"stopping job {row.id}", Exception):
                     Process.parse(row.owner).send(signal.SIGTERM)
 
     def keep_paused(self) -> None:
-        """Have a running job save and end when it is held, when the whole machine is paused, or when another program
-        wants the GPU. This also stops a job that was on its way to a worker when it was paused."""
+        """Make a running job save a checkpoint and end if it is held, if the whole machine is paused, or if another
+        program wants the GPU. This also stops a job that was on its way to a worker when it was paused."""
         rows = self._store.jobs(JobState.RUNNING)
         paused = bool(rows) and is_paused(self._store)
         for row in rows:
@@ -113,7 +115,8 @@ class Dispatcher:
                 self._store.stop(row.id, StopReason.YIELD)
 
     def keep_windows(self) -> None:
-        """Have a running job save and end before its window closes."""
+        """Make a running job save a checkpoint and end before its window (the hours in which it may have the GPU)
+        closes."""
         for row in self._store.jobs(JobState.RUNNING):
             with self._errors.of(f"looking at the window of job {row.id}", ValueError):
                 if row.stop_reason is None and is_too_late(row):
@@ -121,14 +124,14 @@ class Dispatcher:
                     self._store.stop(row.id, StopReason.WINDOW)
 
     def have_go_on(self) -> None:
-        """Let jobs go on that waited for room on their disks, where it is free now, or for the hub."""
+        """Let jobs go on that waited for space on their disks, once it is free, or for the hub."""
         if time.monotonic() >= self._go_on_due:
             self._go_on_due = time.monotonic() + GO_ON_EVERY_S
             for number in go_on(self._store):
                 log.info("job %d goes on: there is room, or the hub is asked again", number)
 
     def hand_out(self) -> None:
-        """Send each idle worker the job that is due next."""
+        """Send each idle worker, through the broker, the number of the job that is due next."""
         if is_paused(self._store):
             return
         for name, phase in QUEUES.items():
@@ -137,7 +140,7 @@ class Dispatcher:
                     self._send_next(name, phase)
 
     def broker_silent_s(self) -> float:
-        """For how long the broker has been reachable without answering."""
+        """The seconds for which the broker has been reachable without answering."""
         return 0.0 if self._silent_since is None else time.monotonic() - self._silent_since
 
     def _send_next(self, name: str, phase: JobState) -> None:

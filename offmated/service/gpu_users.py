@@ -1,4 +1,5 @@
-"""Watches by NVIDIA's management library (NVML) who else uses the GPU, and says when jobs make room for them."""
+"""Watches, through NVIDIA's management library (NVML), which other programs use the GPU, and decides when jobs leave it
+to them."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ _CERTAIN = 2  # readings that must agree: a program that is gone at once, like a
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class User:
-    """A process on the GPU. `computes`: it uses CUDA and does not draw. `used_bytes`: None where NVML does not say."""
+    """A process that uses the GPU. `computes`: it uses CUDA and does not draw. `used_bytes`: its GPU memory; None where
+    NVML does not say."""
 
     pid: int
     computes: bool
@@ -31,7 +33,7 @@ class User:
 
 def read_users() -> tuple[User, ...]:
     """All processes on the first GPU that jobs may use. Raises RuntimeError where there is no such GPU, or its driver
-    does not say."""
+    does not answer."""
     import pynvml  # late: an extra
 
     try:
@@ -50,8 +52,8 @@ def read_users() -> tuple[User, ...]:
 
 
 def others(users: Collection[User], ours: Collection[int]) -> tuple[str, ...]:
-    """The names of the programs that want the GPU for themselves: those that compute, and those that draw with at least
-    `MANY_BYTES` of its memory. `ours`: the process numbers that do not count."""
+    """The names of those programs among `users` that want the GPU for themselves: those that compute, and those that
+    draw with at least `MANY_BYTES` of its memory. `ours`: the numbers of processes that do not count."""
     names = []
     for user in users:
         wants = user.computes or (user.used_bytes or 0) >= MANY_BYTES
@@ -64,13 +66,13 @@ def others(users: Collection[User], ours: Collection[int]) -> tuple[str, ...]:
 
 
 def own_processes() -> set[int]:
-    """The numbers of this process and of all its descendants."""
+    """The process numbers of this process and of all its descendants."""
     return {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
 
 
 class Yielding:
     """Decides whether jobs leave the GPU to other programs: from the second reading in a row that shows one, until none
-    has been there for `idle_s`."""
+    has been there for `idle_s` seconds."""
 
     def __init__(self, idle_s: float, *, yields: bool = False) -> None:
         self.idle_s = idle_s
@@ -79,7 +81,8 @@ class Yielding:
         self._idle_since: float | None = None
 
     def take(self, now: float, users: Collection[str]) -> bool:
-        """Whether jobs yield after this reading. `now`: seconds of a monotonic clock."""
+        """Take in a reading, and return whether jobs leave the GPU to other programs now. `now`: seconds of a monotonic
+        clock. `users`: the names of the programs that want the GPU."""
         if users:
             self._seen, self._idle_since = self._seen + 1, None
             self.yields = self.yields or self._seen >= _CERTAIN
@@ -91,8 +94,8 @@ class Yielding:
 
 
 class Watcher:
-    """Reads every few seconds who uses the GPU, and calls `tell` when jobs are to leave it or may go on: with the names
-    of the programs they yield to, or with (). `read` as `read_users`."""
+    """Reads every few seconds which programs use the GPU, and calls `tell` when jobs are to leave it or may use it
+    again: with the names of the programs that they leave it to, or with (). `read`: a function like `read_users`."""
 
     def __init__(
         self,
@@ -106,7 +109,8 @@ class Watcher:
         self._due = 0.0
 
     def tick(self, now: float) -> None:
-        """Read, when it is time. Raises RuntimeError where the driver does not say; then nothing changes."""
+        """Read which programs use the GPU, when it is time. Raises RuntimeError where the driver does not answer; then
+        nothing changes."""
         if now < self._due:
             return
         self._due = now + EVERY_S

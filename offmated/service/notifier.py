@@ -1,6 +1,6 @@
-"""Tells people what has become of their jobs: which are done, failed or need room, and in the morning a report of all.
+"""Sends people messages on their jobs: which are done, failed or need disk space, and in the morning a report of all.
 
-The database keeps for each address what it was told. So a daemon that ends before it has told something tells it at its
+The database records for each address what was sent. So a daemon that ends before it has sent something sends it at its
 next start, and an address that does not answer keeps no other waiting."""
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _SENDER = (sys.executable, "-P", "-m", "offmated.service.notify")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """What is to be told. Once it is told, `marks` are written to the database, and `key` is remembered by this daemon,
-    so that it is not told again."""
+    """A message to be sent. Once it is sent, `marks` are written to the database, and `key` is remembered by this
+    daemon, so that it is not sent again."""
 
     title: str
     body: str
@@ -49,7 +49,8 @@ class Message:
 
 
 def forget_others(store: Store, addresses: Sequence[str]) -> None:
-    """Forget what was told to addresses other than these: one that comes back later is told only what happens then."""
+    """Delete the record of what was sent to addresses other than these: an address that comes back later gets only
+    messages on what happens then."""
     with store.writing() as session:
         for row in session.scalars(select(WishRow)).all():
             name, dash, address = row.name.partition("-")
@@ -58,8 +59,8 @@ def forget_others(store: Store, addresses: Sequence[str]) -> None:
 
 
 class Notifier:
-    """Tells one address. `tick()` is called often, and never waits. `folder` and `environment`: those of the process
-    that sends. `address`: the address's name, as `address_names` gives it."""
+    """Sends messages to one address. `tick()` is called often, and never waits. `folder` and `environment`: those of
+    the process that sends. `address`: the address's name, as `address_names` gives it."""
 
     def __init__(self, store: Store, folder: Path, environment: Mapping[str, str], address: str) -> None:
         self._store = store
@@ -72,7 +73,7 @@ class Notifier:
         self._sending: tuple[subprocess.Popen[bytes], Message] | None = None
 
     def tick(self) -> None:
-        """Check whether the last message was taken, or send the next one."""
+        """Check whether the last message was sent, or else start sending the next one."""
         if self._sending is not None:
             self._see()
         elif time.monotonic() >= self._due:
@@ -81,7 +82,7 @@ class Notifier:
                 self._send(message)
 
     def next(self) -> Message | None:
-        """What is to be told next, if there is anything."""
+        """The message that is to be sent next; None if there is none."""
         told_until, reported = self._mark(_TOLD), self._mark(_REPORTED)
         if over := listing.ended_since(self._store, told_until, states=_TO_TELL):
             return _ended(over)
@@ -94,7 +95,7 @@ class Notifier:
         return self._morning(active, reported)
 
     def taken(self, message: Message) -> None:
-        """Remember that `message` was told."""
+        """Record that `message` was sent."""
         if message.key is not None:
             self._known.add(message.key)
         if message.marks:

@@ -1,5 +1,5 @@
-"""Sends one message to the addresses of the settings: `python -m offmated.service.notify` reads {"title", "body"} from
-stdin, and "address" where only one address is to get it. It runs in a process of its own, as the sending package is
+"""Sends one message to the addresses in the settings: `python -m offmated.service.notify` reads {"title", "body"} from
+stdin, and "address" where only one address is to get it. It runs in a process of its own, as the package that sends is
 large and servers may be slow. Exit code 1, with the reason on stderr: the message did not reach all addresses."""
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from planner.errors import Exit, UserError
 
 
 def check_notify(urls: str | None) -> None:
-    """Raise UserError where the settings ask for notifications and the package that sends them is not installed."""
+    """Raise UserError if the settings ask for notifications (`urls`) and the package that sends them is not
+    installed."""
     if urls is not None and importlib.util.find_spec("apprise") is None:
         raise UserError(
             "Notifications need the package apprise.",
@@ -28,13 +29,13 @@ def check_notify(urls: str | None) -> None:
 
 
 def address_names(urls: str | None) -> tuple[str, ...]:
-    """A name of 12 characters for each of `urls`, to be used where the address must not be shown. An address always has
-    the same name, wherever it stands."""
+    """A name of 12 characters for each address in `urls`, to be used where the address must not be shown. An address
+    always has the same name."""
     return tuple(dict.fromkeys(map(_name, (urls or "").split())))
 
 
 def send(urls: str, title: str, body: str, *, address: str | None = None) -> None:
-    """Send a message to all of `urls`, which are in apprise's form and separated by spaces; with `address`, a name of
+    """Send a message to all of `urls`, which are in apprise's form and separated by spaces; with `address`, a name from
     `address_names`, only to that one. Raises UserError; its texts contain no address, as many are secrets."""
     check_notify(urls)
     import apprise  # late, as only this process needs it
@@ -74,7 +75,7 @@ def _name(url: str) -> str:
 
 
 def main() -> int:
-    """Send the message on stdin."""
+    """Send the message that is read from stdin. Returns the exit code."""
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     message = json.load(sys.stdin)
     try:

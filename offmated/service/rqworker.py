@@ -1,5 +1,5 @@
-"""Runs the worker of one queue: `python -m offmated.service.rqworker plan|gpu`. It forks a child process, RQ's "horse",
-for every message."""
+"""Runs the worker of one queue: `python -m offmated.service.rqworker plan|gpu`. For every message, that is for every
+job to plan or to train, it forks a child process, which RQ calls the work horse."""
 
 from __future__ import annotations
 
@@ -26,18 +26,19 @@ log = logging.getLogger(__name__)
 
 
 class ForkWorker(Worker):
-    """RQ's worker with three changes: its horse dies with it, the daemon is told when a horse ends, and a broker that
-    is away for a while does not end the worker."""
+    """RQ's worker with three changes: its work horse (the child process that RQ forks for each job) dies with it, the
+    daemon is told when a work horse ends, and a broker that is away for a while does not end the worker."""
 
     def main_work_horse(self, job: Job, queue: Queue) -> None:
-        """Run the horse. RQ would let it go on alone and unwatched when its worker is killed."""
+        """Run the job in this child process, which RQ calls the work horse, and make the process die with its worker.
+        Otherwise RQ would let it go on, with nothing to watch it, when its worker is killed."""
         assert self.pid is not None
         die_with(self.pid)
         super().main_work_horse(job, queue)
 
     def monitor_work_horse(self, job: Job, queue: Queue) -> None:
-        """Wait for the horse's end, and then wake the daemon by SIGCHLD, as it sleeps until a child ends or a tick is
-        due."""
+        """Wait for the end of the child process that runs the job (the work horse), and then wake the daemon by
+        SIGCHLD, as it sleeps until a child ends or its next regular work is due."""
         super().monitor_work_horse(job, queue)
         os.kill(os.getppid(), signal.SIGCHLD)  # a parent that does not handle the signal ignores it
 
@@ -45,17 +46,19 @@ class ForkWorker(Worker):
     # the worker, and with it a training that needs no broker.
 
     def maintain_heartbeats(self, job: Job) -> None:
-        """Send RQ's heartbeat."""
+        """Send RQ's heartbeat, the sign to the broker that worker and job are alive. A broker that does not answer is
+        no error."""
         with _broker_may_be_away():
             super().maintain_heartbeats(job)
 
     def set_current_job_working_time(self, current_job_working_time: float, pipeline: Pipeline | None = None) -> None:
-        """Tell the broker how long the horse has worked; 0 after its end."""
+        """Tell the broker for how many seconds the present job has run; 0 after its end. A broker that does not answer
+        is no error."""
         with _broker_may_be_away():
             super().set_current_job_working_time(current_job_working_time, pipeline)
 
     def set_shutdown_requested_date(self) -> None:
-        """Tell the broker when the worker was asked to end."""
+        """Tell the broker when the worker was asked to end. A broker that does not answer is no error."""
         with _broker_may_be_away():
             super().set_shutdown_requested_date()  # type: ignore[no-untyped-call]
 
@@ -69,7 +72,8 @@ def _broker_may_be_away() -> Iterator[None]:
 
 
 def main(name: str) -> int:
-    """Serve the queue "plan" or "gpu" until SIGTERM. Returns 1 where the broker failed; the log says how."""
+    """Run the worker of the queue "plan" or "gpu" until SIGTERM. Returns exit code 1 where the broker failed; the log
+    says how."""
     paths = Paths.from_environment()
     broker = Broker.choose(Config.load(paths), paths)
     connection = broker.connect()

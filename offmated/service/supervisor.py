@@ -21,9 +21,10 @@ HEALTHY_AFTER_S = 10.0  # a child that lived this long is started again without 
 
 
 class Child:
-    """One process to be kept alive. It has a session of its own, so that Ctrl-C at a daemon in the foreground does not
-    reach it, and it dies with the thread that started it. `folder`: its working folder, made again where it was
-    deleted. `socket`: where it listens; when that is deleted, the process is of no use and is started again."""
+    """A child process of the daemon that is kept alive. It has a session of its own, so that Ctrl-C at a daemon in the
+    foreground does not reach it, and it dies with the thread that started it. `folder`: its working folder, made again
+    if it was deleted. `socket`: the socket file at which it listens; when that is deleted, the process is of no use and
+    is started again."""
 
     def __init__(
         self,
@@ -47,12 +48,12 @@ class Child:
 
     @property
     def pid(self) -> int | None:
-        """The process number; None while the process waits for its next start."""
+        """The process's number; None while it waits for its next start."""
         return self._process.pid if self._process is not None else None
 
     def keep(self) -> None:
-        """Start the process if it is not there and its next start is due. Notice if it died, and end it if its socket
-        was deleted. Raises OSError."""
+        """Start the process if it is not running and its next start is due. Also notices that it died, and ends it if
+        its socket file was deleted. Raises OSError."""
         now = time.monotonic()
         if self._reap():
             self._failures = 0 if now - self._started > HEALTHY_AFTER_S else self._failures + 1
@@ -71,21 +72,21 @@ class Child:
                 self.terminate()
 
     def terminate(self) -> None:
-        """Send SIGTERM."""
+        """Send SIGTERM to the process."""
         if self._process is not None:
             self._process.terminate()
 
     def kill(self) -> None:
-        """Send SIGKILL."""
+        """Send SIGKILL to the process."""
         if self._process is not None:
             self._process.kill()
 
     def children(self) -> tuple[Process, ...]:
-        """The living children of the process."""
+        """The living child processes of this process."""
         return living_children(self._process.pid) if self._process is not None else ()
 
     def gone(self) -> bool:
-        """Whether the process has ended; it is not started again."""
+        """Whether the process has ended. It is not started again."""
         self._reap()
         return self._process is None
 
@@ -100,7 +101,7 @@ class Child:
 
 
 def living_children(pid: int) -> tuple[Process, ...]:
-    """The living children of a process; none when the process itself is gone."""
+    """The living child processes of the process `pid`; none when that process itself is gone."""
     try:
         children = psutil.Process(pid).children()
     except psutil.NoSuchProcess:

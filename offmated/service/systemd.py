@@ -11,8 +11,8 @@ STOP_PATIENCE_US = 120_000_000  # how long systemd goes on waiting after each si
 
 
 class ServiceManager:
-    """The socket of `Type=notify` and of `WatchdogSec`. Removes systemd's variables from `environment`, as they are for
-    this process and not for its children."""
+    """Sends the daemon's status to systemd (`Type=notify`, `WatchdogSec`), if systemd has started it; otherwise does
+    nothing. Removes systemd's variables from `environment`, as they are for this process and not for its children."""
 
     def __init__(self, environment: MutableMapping[str, str]) -> None:
         address = environment.pop("NOTIFY_SOCKET", "")
@@ -25,17 +25,17 @@ class ServiceManager:
         self._stopping = False
 
     def ready(self) -> None:
-        """Tell systemd that the daemon takes jobs and requests now."""
+        """Tell systemd that the daemon accepts jobs and requests now."""
         self._tell("READY=1\nWATCHDOG=1")
 
     def alive(self) -> None:
-        """Send a sign of life, if one is due; it may be called as often as one likes. While jobs save at the end, also
-        ask for more time."""
+        """Send systemd a sign of life (`WATCHDOG=1`), if one is due; it may be called as often as one likes. While jobs
+        save at the end, also ask for more time."""
         if time.monotonic() - self._told >= self._pause_s:
             self._tell("WATCHDOG=1" + f"\nEXTEND_TIMEOUT_USEC={STOP_PATIENCE_US}" * self._stopping)
 
     def stopping(self) -> None:
-        """Tell systemd that jobs save and end from now on."""
+        """Tell systemd that the daemon is ending: jobs save a checkpoint and end from now on."""
         self._stopping = True
         self._tell(f"STOPPING=1\nEXTEND_TIMEOUT_USEC={STOP_PATIENCE_US}")
 

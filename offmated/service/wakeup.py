@@ -9,8 +9,9 @@ from contextlib import suppress
 
 
 class WakeupPipe:
-    """A socket pair. Unlike `threading.Event` it has no lock: on a lock, a signal handler that interrupts another
-    handler, or the sleep itself, would hang for ever."""
+    """Lets a thread sleep until another thread or a signal wakes it; made of a socket pair. Unlike `threading.Event` it
+    has no lock: on a lock, a signal handler that interrupts another handler, or the sleep itself, would hang for
+    ever."""
 
     def __init__(self) -> None:
         self._reader, self._writer = socket.socketpair()
@@ -18,7 +19,7 @@ class WakeupPipe:
         self._writer.setblocking(False)
 
     def wake_at_signals(self) -> None:
-        """Wake at each signal that has a Python handler. Only for the main thread."""
+        """Make each signal that has a Python handler end the sleep. Only for the main thread."""
         signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
 
     def wake(self) -> None:
@@ -27,7 +28,8 @@ class WakeupPipe:
             self._writer.send(b"\0")
 
     def sleep(self, longest_s: float) -> None:
-        """Sleep until woken, at most `longest_s`; not at all where it was woken since the last sleep."""
+        """Sleep until `wake` is called, at most `longest_s` seconds; not at all if it was called since the last
+        sleep."""
         select.select([self._reader], [], [], longest_s)
         with suppress(BlockingIOError):
             while self._reader.recv(4096):

@@ -1,6 +1,6 @@
-"""Tells one tracker the figures of one run. `python -m offmated.trackers.feed` reads one line of JSON from stdin, which
-names the run and the tracker, follows metrics.jsonl, and ends when stdin is closed and all is told. Exit code 0: all is
-told; 2: trying again makes no sense; any other: it makes sense."""
+"""Sends one tracker the figures of one run. `python -m offmated.trackers.feed` reads one line of JSON from stdin, which
+names the run and the tracker, follows metrics.jsonl, and ends when stdin is closed and all is sent. Exit code 0: all is
+sent; 2: trying again makes no sense; any other: it makes sense."""
 
 from __future__ import annotations
 
@@ -32,10 +32,9 @@ NICE = 10
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """How much a tracker has been told. `step`: all steps below it are told, the step itself perhaps only in part.
-    `position`: the byte of metrics.jsonl from which to read on, before anything of that step. `whole`: the end of the
-    file's last line, if all was told; else None.
-    """
+    """A note, kept in a file, of how much of a run was sent to a tracker. `step`: all steps below it are sent, the step
+    itself perhaps only in part. `position`: the byte of metrics.jsonl from which to read on, before anything of that
+    step. `whole`: the end of the file's last line, if all was sent; else None."""
 
     step: int
     position: int
@@ -43,8 +42,8 @@ class Told:
 
     @classmethod
     def read(cls, run: RunFolder, tracker: str) -> Told | None:
-        """The note; None before the first one. Where the note is broken it is not known how much was told: all is told
-        again, and the tracker itself leaves out what it has."""
+        """Read the note for `tracker` in the run's folder; None if there is none yet. If the note is damaged it is not
+        known how much was sent: all is sent again, and the tracker itself leaves out what it has."""
         try:
             told = cls(**(json_object(note_of(run, tracker).read_bytes()) or {}))
         except FileNotFoundError:
@@ -55,7 +54,8 @@ class Told:
         return told if all(isinstance(place, int) and place >= 0 for place in places) else cls(0, 0)
 
     def write(self, run: RunFolder, tracker: str) -> None:
-        """Write the note. A reader finds the whole old note or the whole new one."""
+        """Write the note for `tracker` into the run's folder. A reader finds the whole old note or the whole new
+        one."""
         note = note_of(run, tracker)
         beside = note.with_suffix(".new")
         with beside.open("w") as file:
@@ -66,12 +66,13 @@ class Told:
 
 
 def note_of(run: RunFolder, tracker: str) -> Path:
-    """The file in which the feed of `tracker` notes how much it told."""
+    """The path of the file that notes how much of the run was sent to `tracker`."""
     return run.path / "trackers" / f"{tracker}.json"
 
 
 def is_told(run: RunFolder, tracker: str) -> bool:
-    """Whether a tracker has all figures there are, so that nothing is to be told unless the run goes on."""
+    """Whether a tracker has been sent all figures of the run, so that nothing is left to send unless the run goes
+    on."""
     end = run.metrics_end()  # not the file's size: a last line that a full disk cut short is never told
     told = Told.read(run, tracker)
     return end == 0 or (told is not None and told.whole == end)
@@ -84,10 +85,11 @@ def follow(
     closing: Callable[[float], bool],
     over: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Tell all figures, until `closing(seconds)`, which waits at most that long, says that nothing more comes for now.
-    `over`: whether the job has ended by then. `open_to`: opens the tracker, given the step below which all was told, or
-    None. A tracker that keeps one row a step is told the newest step only when the next one has begun or the job has
-    ended: an evaluation that a pause cuts short is made after the pause, and belongs to the step before it."""
+    """Send all figures of a run to a tracker, until `closing(seconds)`, which waits at most that long, says that
+    nothing more comes for now. `over`: whether the job has ended by then. `open_to`: opens the tracker, given the step
+    below which all was sent, or None. A tracker that keeps one row a step gets the newest step only when the next one
+    has begun or the job has ended: an evaluation that a pause cuts short is made after the pause, and belongs to the
+    step before it."""
     before = Told.read(run, tracker)
     told = before or Told(0, 0)
     told.write(run, tracker)  # so that the next process knows that something may have been told
@@ -131,8 +133,8 @@ def follow(
 
 
 def without_secrets(text: str) -> str:
-    """`text` as it may be shown: one line, without the user and password of an address, and without the values of
-    environment variables that look like keys."""
+    """`text` in a form that may be shown: one line, without the user and password of an address, and without the values
+    of environment variables that look like keys."""
     line = " ".join(text.split())[:300]
     line = re.sub(r"://[^/\s@]+@", "://…@", line)
     for name, value in os.environ.items():
@@ -167,7 +169,7 @@ class _Asking:
 
 
 def main() -> int:
-    """Tell what stdin asks for."""
+    """Send the figures of the run to the tracker that stdin names. Returns the exit code."""
     line = b""
     while not line.endswith(b"\n"):
         if not (byte := os.read(0, 1)):

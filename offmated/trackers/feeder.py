@@ -1,9 +1,8 @@
-"""Runs the daemon's side of the trackers: decides which runs are told to which tracker, and keeps the processes that
-tell them.
+"""Runs the daemon's side of the trackers: decides which runs' figures are sent to which tracker, and keeps the
+processes that send them.
 
 A tracker that fails is tried again, after longer and longer pauses; its failure does not affect the job. The database
-has the moment up to which all ended jobs are told, so that a new daemon goes on where the last one stopped.
-"""
+has the time up to which all ended jobs are sent, so that a new daemon goes on where the last one stopped."""
 
 from __future__ import annotations
 
@@ -41,7 +40,7 @@ _FEED = (sys.executable, "-P", "-m", "offmated.trackers.feed")
 
 
 def trackers_of(run: RunFolder) -> tuple[str, ...]:
-    """The trackers to which the run's figures are told; none where its job cannot be read."""
+    """The names of the trackers to which the run's figures are sent; none where its job cannot be read."""
     with suppress(Exception):
         values = read_yaml(read_text(run.resolved, longest=None), run.resolved.name, longest=None).values
         wanted = values.get("report_to")
@@ -51,19 +50,20 @@ def trackers_of(run: RunFolder) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A run whose figures are to be told. `ended_at`: None while it has the GPU."""
+    """A run whose figures are to be sent to trackers. `ended_at`: seconds since 1970; None while the run has the
+    GPU."""
 
     row: JobRow
     ended_at: float | None
 
     @property
     def run(self) -> RunFolder:
-        """The run's folder."""
+        """The run's folder, as an object that knows its files."""
         return RunFolder(Path(self.row.run_dir))
 
 
 class Feed:
-    """Tells one run to one tracker, by one process at a time."""
+    """Sends the figures of one run to one tracker, by one process at a time."""
 
     def __init__(self, wanted: Wanted, tracker: str, state: Path, environment: Mapping[str, str]) -> None:
         self._job, self._tracker, self._state, self._environment = wanted, tracker, state, environment
@@ -75,18 +75,19 @@ class Feed:
 
     @property
     def at_work(self) -> bool:
-        """Whether a process tells it now."""
+        """Whether a process is sending figures now."""
         return self._child is not None
 
     def rests(self, ended_at: float | None) -> bool:
-        """Whether nothing is left to do for a run that ended at `ended_at`."""
+        """Whether nothing is left to send for a run that ended at `ended_at` (seconds since 1970; None: not yet)."""
         if self.at_work:
             return False
         given_up = ended_at is not None and time.time() - ended_at > GIVE_UP_S
         return self._hopeless or given_up or is_told(self._job.run, self._tracker)
 
     def tick(self, *, over: bool, ended: bool, may_start: bool = True) -> None:
-        """Start or watch the process. `over`: the run writes nothing for now. `ended`: the job has ended."""
+        """Start the process that sends the figures, or check on it. `over`: the run writes nothing for now. `ended`:
+        the job has ended."""
         if self._child is not None:
             self._see(self._child, over, ended)
         elif may_start and not self._hopeless and time.monotonic() >= self._due:
@@ -96,7 +97,7 @@ class Feed:
                 self._later(f"{error}")
 
     def close(self, *, ended: bool = False) -> None:
-        """Have the process tell the remaining figures, and end. `ended`: the job has ended."""
+        """Make the process send the remaining figures, and end. `ended`: the job has ended."""
         if self._child is not None and self._closed_at is None:
             self._closed_at = time.monotonic()
             assert self._child.stdin is not None
@@ -108,7 +109,7 @@ class Feed:
                 self._child.stdin.close()
 
     def wait(self, until: float) -> None:
-        """Wait until the process has ended, at most until the moment `until`; then kill it."""
+        """Wait until the process has ended, at most until the time `until`; then kill it."""
         if self._child is not None:
             try:
                 self._child.wait(max(0.0, until - time.monotonic()))
@@ -174,7 +175,7 @@ def _not_private(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 class Feeder:
-    """Feeds all runs to their trackers. `tick` is called often, and never waits."""
+    """Sends the figures of all runs to their trackers. `tick` is called often, and never waits."""
 
     def __init__(self, store: Store, state: Path, environment: Mapping[str, str]) -> None:
         self._store, self._state, self._environment = store, state, environment
@@ -184,7 +185,7 @@ class Feeder:
         self._look = True  # once at the start, for runs that the last daemon left
 
     def tick(self, states: frozenset[JobState]) -> None:
-        """Start, watch and end the feeds. `states`: the states that jobs are in."""
+        """Start, check and end the processes that send figures. `states`: the states in which there are jobs."""
         self._look |= JobState.RUNNING in states
         if not (self._look or self._feeds) or time.monotonic() < self._due:
             return
@@ -208,12 +209,12 @@ class Feeder:
         self._due = time.monotonic() + (EVERY_S if busy else SELDOM_S if unfinished else 0.0)
 
     def close(self) -> None:
-        """Have all processes tell the remaining figures, as the daemon ends."""
+        """Make all processes send the remaining figures and end, because the daemon ends."""
         for feed in self._feeds.values():
             feed.close()
 
     def wait(self) -> None:
-        """Wait for the processes, at most `END_PATIENCE_S`."""
+        """Wait until the processes have ended, at most `END_PATIENCE_S` seconds."""
         until = time.monotonic() + END_PATIENCE_S
         for feed in self._feeds.values():
             feed.wait(until)

@@ -1,7 +1,7 @@
-"""Sends points to the trackers, each imported only when asked for, and finds out after a restart what a tracker has.
+"""Sends points (a step's figures) to the trackers, each imported only when asked for, and finds out after a restart
+what a tracker already has.
 
-When a step is done again after a resume, its first numbers stay: the new ones are the same in every bit.
-"""
+When a step is done again after a resume, its first numbers stay: the new ones are the same in every bit."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _UNSURE_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Figures of one step; `time` in seconds since 1970."""
+    """The figures of one step, to be sent to a tracker; `time` in seconds since 1970."""
 
     step: int
     time: float
@@ -46,8 +46,8 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """The job whose figures are told, by its name, keys and run folder. `state`: the daemon's folder. `told`: all steps
-    below this one have been told; None before the first time."""
+    """The job whose figures are sent to a tracker: its name, keys and run folder. `state`: the daemon's folder. `told`:
+    all steps below this one have been sent; None before the first time."""
 
     name: str
     keys: Mapping[str, object]
@@ -57,17 +57,18 @@ class Target:
 
     @property
     def key(self) -> str:
-        """An identifier of this run, unique also among other machines' runs, and the same each time."""
+        """An identifier of this run that is the same at each start and differs from those of all other runs, also on
+        other machines."""
         return "offmate-" + hashlib.sha256(self.run.token().encode()).hexdigest()[:16]
 
     def word(self, key: str, variable: str = "", default: str | None = None) -> str | None:
-        """The job file's value of `key`, else the environment's `variable`, else `default`."""
+        """The job file's value of `key`, else the environment variable `variable`, else `default`."""
         value = self.keys.get(key)
         return str(value) if value else os.environ.get(variable) or default
 
     @property
     def settings(self) -> dict[str, str | int | float | bool]:
-        """Those of the job's keys that are short, for the tracker's table of settings."""
+        """Those of the job's keys and values that are short, for the tracker's table of settings."""
         table: dict[str, str | int | float | bool] = {}
         for key, value in self.keys.items():
             if key == "mlflow_tracking_uri":  # the address is not for everybody who looks at the figures
@@ -80,22 +81,24 @@ class Target:
 
 
 class Sink(Protocol):
-    """Where points go. `unsure_s`: for how long told points may still be lost if this process is killed; 0 where `tell`
-    returns only when they are stored. `row_a_step`: the tracker keeps one row a step, and may lose figures of a step
-    that are told after the others of that step."""
+    """The interface of a tracker that receives points (a step's figures). `unsure_s`: for how many seconds sent points
+    may still be lost if this process is killed; 0 where `tell` returns only when they are stored. `row_a_step`: the
+    tracker keeps one row a step, and may lose figures of a step that are sent after the others of that step."""
 
     unsure_s: float
     row_a_step: bool
 
     def tell(self, points: Sequence[Point]) -> None:
-        """Tell these points, in the order of their steps. Raises whatever the tracker raises."""
+        """Send these points (a step's figures each), in the order of their steps. Raises whatever the tracker
+        raises."""
 
     def close(self, status: str | None) -> None:
-        """Nothing more comes for now; `status`: how the run ended, None where it goes on."""
+        """End the connection to the tracker, as nothing more comes for now. `status`: how the run ended; None where it
+        goes on later."""
 
 
 def points(events: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Point]]:
-    """The events that have figures, each with its kind."""
+    """Yield (kind, point) for each of the `events` (lines of metrics.jsonl) that has figures."""
     for event in events:
         step, at = event.get("step"), event.get("time")
         names = _NAMES.get(event["event"], {})
@@ -111,8 +114,8 @@ def _rows(points: Sequence[Point]) -> Iterator[tuple[int, dict[str, float]]]:
 
 
 def open_sink(tracker: str, target: Target) -> Sink:
-    """The tracker, ready for the points of `target`. Raises UserError `no-tracker` where its package is missing, and
-    whatever the tracker raises."""
+    """Open the tracker called `tracker`, ready to receive the figures of `target`. Raises UserError `no-tracker` where
+    its package is missing, and whatever the tracker raises."""
     if (problem := missing_package(tracker)) is not None:
         raise UserError(problem, code="no-tracker", exit_code=Exit.USAGE)
     sinks: dict[str, Callable[[Target], Sink]] = {
@@ -125,8 +128,8 @@ def open_sink(tracker: str, target: Target) -> Sink:
 
 
 class TensorBoard:
-    """Event files in the run folder. Each start writes from which step on earlier events are void, as a step may have
-    been written without being noted: TensorBoard leaves the void events out."""
+    """Sends figures to TensorBoard: event files in the run folder. Each start writes from which step on earlier events
+    are void, as a step may have been written without being noted: TensorBoard leaves the void events out."""
 
     unsure_s = 0.0
     row_a_step = False
@@ -151,12 +154,12 @@ class TensorBoard:
         self._writer.flush()
 
     def close(self, status: str | None) -> None:
-        """Flush and close the file."""
+        """Flush and close the event file."""
         self._writer.close()
 
 
 class Wandb:
-    """One run of wandb, continued by its id. wandb itself drops steps that it has."""
+    """Sends figures to wandb, as one run that is continued by its id. wandb itself drops steps that it has."""
 
     unsure_s = _UNSURE_S
     row_a_step = True
@@ -185,17 +188,17 @@ class Wandb:
         )
 
     def tell(self, points: Sequence[Point]) -> None:
-        """Log the points by step, all values of a step as one row."""
+        """Log the points in wandb by step, all values of a step as one row."""
         for step, values in _rows(points):
             self._run.log(values, step=step)
 
     def close(self, status: str | None) -> None:
-        """Wait until all is sent."""
+        """Wait until wandb has sent everything."""
         self._run.finish(exit_code=0 if status in (None, "done", "stopped") else 1)
 
 
 class Trackio:
-    """One run of trackio, continued by its name."""
+    """Sends figures to trackio, as one run that is continued by its name."""
 
     unsure_s = _UNSURE_S
     row_a_step = True
@@ -218,18 +221,19 @@ class Trackio:
         self._next = int(getattr(run, "_next_step", 0)) if target.told is not None else 0
 
     def tell(self, points: Sequence[Point]) -> None:
-        """Log the points by step, without the steps that it has."""
+        """Log the points in trackio by step, without the steps that it has already."""
         for step, values in _rows(points):
             if step >= self._next:
                 self._trackio.log(values, step=step)
 
     def close(self, status: str | None) -> None:
-        """Wait until all is stored."""
+        """Wait until trackio has stored everything."""
         self._trackio.finish()
 
 
 class Mlflow:
-    """One run of mlflow, found again by a tag. At the start it is asked which points it has."""
+    """Sends figures to mlflow, as one run that is found again by a tag. At the start mlflow is asked which points it
+    has."""
 
     unsure_s = 0.0
     row_a_step = False
@@ -262,7 +266,7 @@ class Mlflow:
         }
 
     def tell(self, points: Sequence[Point]) -> None:
-        """Send the points in batches, without those that mlflow has."""
+        """Send the points to mlflow in batches, without those that it has already."""
         from mlflow.entities import Metric
 
         metrics = [
@@ -275,7 +279,7 @@ class Mlflow:
             self._client.log_batch(self._run, metrics=metrics[first : first + 500])
 
     def close(self, status: str | None) -> None:
-        """Set how the run ended."""
+        """Record in mlflow how the run ended."""
         ended = {None: "SCHEDULED", "done": "FINISHED", "stopped": "SCHEDULED"}.get(status, "FAILED")
         self._client.set_terminated(self._run, ended) if ended != "SCHEDULED" else self._client.update_run(
             self._run, ended
