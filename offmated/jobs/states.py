@@ -138,8 +138,8 @@ class Ending:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The consequence of a process's end for its job: the event, and the new count of `crashes`. `error`: why the job
-    failed or, with a `hold`, the error that has to pass before it goes on."""
+    """The consequence of a process's end for its job: the job's new state, and its new count of `crashes`. `error`: why
+    the job failed or, with a `hold`, the error that has to pass before it goes on."""
 
     state: JobState
     crashes: int

@@ -146,9 +146,9 @@ class Store:
             return session.scalars(query).all()
 
     def take(self, job_id: int, phase: JobState, owner: Process) -> JobRow | None:
-        """Begin `phase` (PLANNING or RUNNING) of a job for the process `owner`, and return the job's row. None when it
-        may not start this phase, because another process was faster. A job whose row is damaged fails: else it would be
-        handed out again and again."""
+        """Begin `phase` (PLANNING or RUNNING) of a job for the process `owner`, and return the job's row. None when the
+        job may not start this phase now, for example because another process was faster. A job whose row is damaged
+        fails: else it would be handed out again and again."""
         row = self.job(job_id)
         if row.state is not TAKEN_FROM[phase]:
             return None

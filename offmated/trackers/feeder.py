@@ -109,7 +109,8 @@ class Feed:
                 self._child.stdin.close()
 
     def wait(self, until: float) -> None:
-        """Wait until the process has ended, at most until the time `until`; then kill it."""
+        """Wait until the process has ended, at most until the time `until` (seconds of `time.monotonic`); then kill
+        it."""
         if self._child is not None:
             try:
                 self._child.wait(max(0.0, until - time.monotonic()))
