@@ -1,2 +1,2 @@
-"""The service around planner and worker: queue, daemon, command line. The root holds what every folder may import:
-paths, settings, the lock, the log of repeated errors."""
+"""The service around planner and worker: queue, daemon, command line. The root of this package holds what each of its
+folders may import: paths, settings, the lock, the log of repeated errors."""

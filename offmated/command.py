@@ -1,4 +1,4 @@
-"""Starts the command `offmate`: Ctrl-C while modules are imported ends it as it does later."""
+"""Starts the command `offmate`. Ctrl-C ends it in the same way while modules are still being imported as later."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from planner.environment import number_cards_by_slot
 
 
 def main() -> None:
-    """Run the command line. Exit code 130 after Ctrl-C."""
+    """Run the command line. Exits with code 130 after Ctrl-C."""
     number_cards_by_slot()  # for all processes that it starts
     _be_found_by_children()
     try:

@@ -1,4 +1,4 @@
-"""Keeps the daemon's log short while it is written."""
+"""Keeps the daemon's log file short while it is being written."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class Paths:
         return cls(state=paths.state, runtime=runtime / "offmate")
 
     def environment(self) -> dict[str, str]:
-        """The environment variables with which a child process finds the same paths."""
+        """The environment variables to give to a child process, so that it uses the same paths."""
         if self.runtime == self.state / "run":
             return {"OFFMATE_HOME": str(self.state)}
         return {
@@ -86,7 +86,7 @@ class Paths:
 
     @property
     def lock(self) -> Path:
-        """The lock file that the running daemon holds."""
+        """The file on which the running daemon holds the lock that keeps a second one from starting."""
         return self.state / "daemon.lock"
 
     @property

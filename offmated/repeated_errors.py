@@ -1,4 +1,4 @@
-"""Logs an error that comes again and again only when it changes."""
+"""Logs an error that occurs again and again only when it changes."""
 
 from __future__ import annotations
 

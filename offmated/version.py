@@ -1,4 +1,4 @@
-"""Tells commands and the daemon whether they are of one version."""
+"""Gives the version of offmate, by which commands and daemon see whether they are of the same one."""
 
 from __future__ import annotations
 

@@ -1,2 +1,2 @@
-"""Trains under a plan. The root folder holds what is started: the trainer, the preparation of data, RQ's task, and the
-Python interface (`api`)."""
+"""Trains jobs under a plan. The root of this package holds what is started from outside: the trainer, the preparation
+of data, the task of the GPU worker, and the Python interface (`api`)."""

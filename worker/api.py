@@ -1,4 +1,4 @@
-"""Gives people with a training loop of their own the engine: one line before the loop, one in it, one after it.
+"""Lets people train with the engine in a training loop of their own: one line before the loop, one in it, one after it.
 
 For example (examples/own_loop.py is a whole program):
 

@@ -1,4 +1,5 @@
-"""Checks and prepares a user's model for an engine, puts it back, and checks that it is not changed meanwhile."""
+"""Checks and prepares a user's model for an engine, restores it afterwards, and checks that it is not changed
+meanwhile."""
 
 from __future__ import annotations
 

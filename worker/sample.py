@@ -1,8 +1,7 @@
-"""Prints what a finished job's model says: `python -m worker.sample RUN_DIR PROMPT… [--tokens N] [--text] [--raw]`.
+"""Prints what a finished job's model answers: `python -m worker.sample RUN_DIR PROMPT… [--tokens N] [--text] [--raw]`.
 
-The model, or its base with the adapters, generates greedily under the job's own plan: within its budgets, and its
-weights travel as they do in training. Exit codes and errors are those of `worker.trainer`.
-"""
+The model, or its base with the adapters, generates greedily under the job's own plan: within its budgets, and with
+weights that travel as they do in training. Exit codes and errors are those of `worker.trainer`."""
 
 from __future__ import annotations
 

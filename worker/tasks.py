@@ -1,4 +1,5 @@
-"""The GPU worker's task: it trains a job in a fresh process. The worker's own process never imports torch."""
+"""Defines the task that the GPU worker runs: it trains a job in a fresh process. The worker's own process never imports
+torch."""
 
 from __future__ import annotations
 

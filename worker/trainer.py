@@ -1,9 +1,8 @@
 """The process that trains one job: `python -m worker.trainer RUN_DIR`.
 
-Exit codes: 0 done, 1 failed, 2 the job file, its data or its model are wrong, 3 an evaluation does not fit the
-budget, 74 the disk is full to the last byte, 75 stopped after a checkpoint. Errors a person can act on go to stderr and
-`error.json`; any other is our bug and leaves its traceback in the log.
-"""
+Exit codes: 0 done, 1 failed, 2 the job file, its data or its model are wrong, 3 an evaluation does not fit the budget,
+74 the disk is full to the last byte, 75 stopped after a checkpoint. Errors that a person can act on go to stderr and
+`error.json`; any other error is a bug of offmate and leaves its traceback in the log."""
 
 from __future__ import annotations
 

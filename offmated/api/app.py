@@ -106,23 +106,24 @@ def make_app(services: Services) -> FastAPI:
 
 
 async def health(use: Use) -> Json:
-    """The daemon's own report. It takes no thread, so it is answered also when all threads wait for the database."""
+    """The daemon's report on itself. It takes no thread, so it is answered also when all threads wait for the
+    database."""
     return use.health()
 
 
 async def healthz() -> PlainTextResponse:
-    """Tell everybody that the daemon answers."""
+    """Answer that the daemon runs. This needs no token."""
     return PlainTextResponse("ok\n")
 
 
 def metrics(use: Use) -> PlainTextResponse:
-    """The daemon's and the working jobs' figures, as Prometheus reads them."""
+    """Figures of the daemon and of the jobs that work now, in Prometheus's text format."""
     return PlainTextResponse(monitoring.figures(use.store, use.health()), media_type="text/plain; version=0.0.4")
 
 
 def submit_job(body: Submission, use: Use, idempotency_key: Key = None) -> Json:
-    """Take a job in. 422 with the error's fields when it cannot be run as written. Where a job was taken in under the
-    same key before, for example when the first answer was lost, the answer is that job."""
+    """Submit a job. The answer is the new job, or 422 with the error's fields when it cannot be run as written. If a
+    job was accepted under the same key before, for example when the first answer was lost, the answer is that job."""
     row, _ = submit(
         use.store,
         use.paths,
@@ -154,8 +155,8 @@ def list_jobs(
 
 
 def list_queue(use: Use, limit: InAPage = PAGE, place: Number = 1, label: Label = None) -> Json:
-    """The jobs that are not over, in the order of their places, from `place` on, in the form of `GET /jobs`; "paused"
-    says whether the whole machine is paused."""
+    """The jobs that are not over, in the order of the queue, from number `place` in it on, in the form of `GET /jobs`;
+    "paused" says whether the whole machine is paused."""
     page = listing.queue(use.store, place=place, label=label, limit=limit)
     return _page(page) | {"paused": page.paused}
 
@@ -165,18 +166,18 @@ def _page(page: Page) -> Json:
 
 
 def show_job(job_id: JobId, use: Use) -> Json:
-    """One job."""
+    """Everything about one job, in the form of `job_view`."""
     return job_view(one(use.store, job_id))
 
 
 def show_plan(job_id: JobId, use: Use) -> Json | None:
-    """plan.json without its chain; null before there is one."""
+    """The job's plan.json without its chain (the model's sizes and times); null before there is a plan."""
     document = RunFolder(Path(use.store.job(job_id).run_dir)).read_plan()
     return document and {name: value for name, value in document.items() if name != "chain"}
 
 
 def show_plan_page(job_id: JobId, use: Use) -> HTMLResponse:
-    """The plan as a page for the browser; `no-plan` before there is one."""
+    """The HTML page that shows a job's plan; the error `no-plan` before there is one."""
     row = use.store.job(job_id)
     return HTMLResponse(plan_page.draw(RunFolder(Path(row.run_dir)), job_id, row.name), headers=plan_page.HEADERS)
 
@@ -194,7 +195,7 @@ def cancel_job(job_id: JobId, use: Use) -> Json:
 
 
 def retry_job(job_id: JobId, use: Use, changes: Again | None = None) -> Json:
-    """Have a failed or cancelled job tried again."""
+    """Try a failed or cancelled job again, from its last checkpoint if it has one."""
     again = changes or Again()
     retry(
         use.store,
@@ -209,14 +210,14 @@ def retry_job(job_id: JobId, use: Use, changes: Again | None = None) -> Json:
 
 
 def rerun_job(job_id: JobId, body: AskedTurn, use: Use, idempotency_key: Key = None) -> Json:
-    """Take a job in once more, as a new job; the answer is that of `POST /jobs`."""
+    """Submit a job again, as a new job; the answer is that of `POST /jobs`."""
     row, _ = rerun(use.store, use.paths, job_id, idempotency_key, body.turn(), use.window)
     use.wake()
     return show_job(row.id, use)
 
 
 def longer_job(job_id: JobId, body: AskedLonger, use: Use, idempotency_key: Key = None) -> Json:
-    """Go on with a done job, as a new job, to another length; the answer is that of `POST /jobs`."""
+    """Continue a done job, as a new job, to a greater number of epochs or steps; the answer is that of `POST /jobs`."""
     row, _ = rerun(use.store, use.paths, job_id, idempotency_key, body.turn(), use.window, body.length())
     use.wake()
     return show_job(row.id, use)
@@ -234,7 +235,7 @@ def move_job(job_id: JobId, body: Move, use: Use) -> Json:
 
 
 def change_job(job_id: JobId, change: Literal["hold", "release", "pause", "resume"], use: Use) -> Json:
-    """Keep a job from its turn, or give the turn back."""
+    """Hold, release, pause or resume a job."""
     {
         "hold": queue_changes.hold,
         "release": queue_changes.release,
@@ -253,15 +254,15 @@ def change_machine(change: Literal["pause", "resume"], use: Use) -> Json:
 
 
 def show_events(job_id: JobId, use: Use, position: Annotated[int, Query(ge=0, lt=2**63)] = 0) -> Json:
-    """Some of the trainer's events after `position`, and the position to ask from next time; where there are no more,
-    no events and the same position. `lines`: how many lines of metrics.jsonl were read; `broken`: which of these,
+    """Some events (lines of metrics.jsonl) after `position`, and the position to ask from next time; where there are no
+    more, no events and the same position. `lines`: how many lines of metrics.jsonl were read; `broken`: which of these,
     counted from 1, are not events."""
     piece = RunFolder(Path(use.store.job(job_id).run_dir)).metrics_after(position)
     return {"events": piece.events, "position": piece.position, "lines": piece.lines, "broken": piece.broken}
 
 
 def show_log(job_id: JobId, use: Use, follow: bool = False, tail: Tail = None) -> StreamingResponse:
-    """The log as text; with `tail`, only the whole lines among its last `tail` bytes; with `follow`, also what is
+    """The job's log as text; with `tail`, only the whole lines among its last `tail` bytes; with `follow`, also what is
     appended until the job is over."""
     run = RunFolder(Path(use.store.job(job_id).run_dir))
     start = 0 if tail is None else _start_of_tail(run.log, tail)
@@ -305,18 +306,20 @@ def _read(path: Path, position: int) -> bytes:
 
 
 def show_report(use: Use, since: Annotated[float, Query(ge=0, le=2**40)] = 0.0) -> Json:
-    """What has ended since `since`, what works now and what comes next, in words: {"since", "title", "lines"}."""
+    """What has ended since `since` (seconds since 1970), what runs now and what comes next, in words: {"since",
+    "title", "lines"}."""
     return report(use.store, since)
 
 
 def clean_up(body: Cleaning, use: Use) -> Json:
-    """Remove what jobs that are over do not need, or only say how much it is: {"jobs", "bytes"}."""
+    """Remove the files that ended jobs do not need any more, or only say how many bytes they have: {"jobs",
+    "bytes"}."""
     freed = clean(use.store, body.jobs, unfinished=body.unfinished, older_s=body.older_s, remove=body.remove)
     return {"jobs": [asdict(job) for job in freed], "bytes": sum(job.bytes for job in freed)}
 
 
 def show_unknown(use: Use) -> Json:
-    """{"folders"}: run folders that no job has, for example after the database was lost."""
+    """{"folders"}: the run folders that no job in the database has, for example after the database was lost."""
     return {"folders": [str(folder) for folder in unknown(use.store, use.paths)]}
 
 

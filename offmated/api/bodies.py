@@ -46,8 +46,8 @@ class AskedTurn(Body):
 
 
 class Submission(AskedTurn):
-    """A job as it is handed in. Relative paths in `yaml` are below `folder`; errors call the file `name`. `settings`,
-    each "KEY=VALUE", override the file."""
+    """A job that is submitted, with its file's text in `yaml`. Relative paths in it are below `folder`; errors call the
+    file `name`. `settings`, each "KEY=VALUE", override the file."""
 
     yaml: str
     folder: str
@@ -74,7 +74,7 @@ class AskedLonger(AskedTurn):
 
 
 class Move(Body):
-    """Where in the queue a job is to be moved: exactly one of the three fields."""
+    """The place in the queue to which a job is moved, by exactly one of the three fields."""
 
     to: Literal["first", "last"] | None = None
     before: Annotated[int, Field(ge=1, le=LARGEST_ID)] | None = None
@@ -88,8 +88,8 @@ class Move(Body):
 
 
 class Again(Body):
-    """What changes when a job is tried again: the budgets in bytes (null: as before), and whether its data or its base
-    may have changed since it was submitted."""
+    """The changes with which a job is tried again: the budgets in bytes (null: as before), and whether its data or its
+    base may have changed since it was submitted."""
 
     gpu_budget: Annotated[int, Field(ge=1, lt=2**63)] | None = None
     cpu_budget: Annotated[int, Field(ge=1, lt=2**63)] | None = None

@@ -1,5 +1,5 @@
-"""Limits what clients may take of the daemon: the bytes of a request, the time to send it, connections, threads. A
-request above a limit is refused while it comes in, and nothing of it is kept."""
+"""Limits how much clients may use of the daemon: the bytes of a request, the time to send it, connections, threads. A
+request above a limit is refused while it arrives, and nothing of it is kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes the morning's report: what jobs did of late, in a few lines."""
+"""Writes the morning's report: what jobs did recently, in a few lines."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _NEXT = 5
 
 
 def report(store: Store, since: float) -> Json:
-    """{"since", "title", "lines"}. The lines tell of the last `MOST` jobs that ended after `since`, in the order in
-    which they ended, of the jobs that work now, and of those that come next."""
+    """The report as {"since", "title", "lines"}. The lines tell of the last `MOST` jobs that ended after `since`
+    (seconds since 1970), in the order in which they ended, of the jobs that run now, and of those that come next."""
     counts = listing.count_by_state(store, ended_since=since)
     over = [job_view(job) for job in listing.ended_since(store, since, MOST, newest=True)]
     queue = listing.queue(store, limit=_NEXT + 2)

@@ -36,7 +36,7 @@ class _Listening(uvicorn.Server):
         self._quiet: asyncio.TimerHandle | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to listen."""
+        """Start listening on the server's sockets."""
         asyncio.get_running_loop().set_exception_handler(self._told)
         await super().startup(sockets)
 

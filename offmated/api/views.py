@@ -1,4 +1,4 @@
-"""Builds what the API shows of a job, from its row and its run folder."""
+"""Builds the JSON object by which the API describes a job, from the job's row in the database and its run folder."""
 
 from __future__ import annotations
 
@@ -53,16 +53,16 @@ _ROW_FIELDS = (
 
 
 def job_view(job: Listed) -> Json:
-    """One job as `GET /jobs/{id}` answers it.
+    """The JSON object by which `GET /jobs/{id}` describes a job. Some of its fields:
 
     place                its place among the jobs that are not over, from 1; null when it is over
     predicted, measured  {"step_s", "gpu_peak_bytes"}, each null when not known; both `step_s` are medians of the same
                          steps, measured["steps"] is their number (see `planner.run.step_times`)
     progress             {"step", "total_steps", "loss", "eval_loss", "step_s", "eta_s"} or null
-    standing             where it stands, in a word or two for people: its state, or what keeps it in its state, like
-                         "paused"; `reason` may begin with the same word
+    standing             its state in a word or two for people, or what keeps it in its state, like "paused"; `reason` may
+                         begin with the same word
     settings             the settings of --set that override its file, each "KEY=VALUE"
-    kept                 whether something keeps a waiting job from its turn now; `reason` says what
+    kept                 whether something keeps a waiting job from starting now; `reason` says what
     plan                 figures of plan.json, "options": {name: count of blocks}, "measured", "cached", "solve_s"
     output               the model folder, when there is one
     expected             {"starts_at", "ends_at", "nights"} as `offmated.jobs.queue_forecast.Expected` has them

@@ -1,4 +1,4 @@
-"""Defines `offmate certify`, which does a job's first steps by offmate and by plain PyTorch, and `offmate
+"""Defines `offmate certify`, which does a job's first steps under offmate and in plain PyTorch, and `offmate
 verify-resume`, which does them with a stop and without. Both compute in a process of their own."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Defines `offmate clean`, which frees room from jobs that are over."""
+"""Defines `offmate clean`, which frees disk space that jobs that are over take."""
 
 from __future__ import annotations
 

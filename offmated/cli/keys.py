@@ -1,4 +1,4 @@
-"""Defines `offmate keys`, which tells what becomes of other tools' keys in a job file."""
+"""Defines `offmate keys`, which says what offmate makes of the configuration keys of other tools."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Starts the daemon in the background. Quick to import, as commands need it at their start."""
+"""Starts the daemon in the background. It imports little and fast, as commands need it at their start."""
 
 from __future__ import annotations
 

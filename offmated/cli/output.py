@@ -42,7 +42,7 @@ class _Screen(Console):
     and data."""
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """`text` with control characters made visible."""
+        """Render `text` with its control characters made visible, so that it cannot control the terminal."""
         return super().render_str(printable(text), **options)
 
 
@@ -53,11 +53,11 @@ class _Pipe(io.TextIOBase):
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write whole lines, as Rich does."""
+        """Write `text`, which Rich gives in whole lines, without the spaces at their ends."""
         return self._stream.write(re.sub(r" +\n", "\n", text))
 
     def flush(self) -> None:
-        """Flush the stream."""
+        """Flush the stream that is written to."""
         self._stream.flush()
 
 
@@ -80,7 +80,7 @@ def say(text: str, *, err: bool = False) -> None:
 
 
 def print_json(value: object, *, indent: int | None = 2) -> None:
-    """Print one JSON document on stdout; on one line where `indent` is None."""
+    """Print `value` as one JSON document on stdout; on one line if `indent` is None."""
     click.echo(escaped(json.dumps(value, indent=indent, ensure_ascii=False)))
 
 
@@ -163,7 +163,8 @@ def budget_options(command: Callable[P, None]) -> Callable[P, None]:
 
 
 def change_options(command: Callable[P, None]) -> Callable[P, None]:
-    """Add the options that override the job file to a command: the budgets, and `--set` for any of its keys."""
+    """Add to a command the options that override the job file: `--gpu-budget`, `--cpu-budget`, and `--set` for any of
+    its keys."""
 
     @budget_options
     @click.option(

@@ -200,8 +200,8 @@ def kept_plans(verb: str, *words: str) -> Any:
 
 
 def database() -> str | None:
-    """The URL of the daemon's database; None if that is the default SQLite file and does not exist yet, as opening it
-    would create it."""
+    """The URL of the daemon's database. None if it is the default SQLite file and that does not exist yet, as opening
+    it would create it."""
     paths = Paths.from_environment()
     url = Config.load(paths).database_url
     return url if paths.database.exists() or url != f"sqlite:///{paths.database}" else None

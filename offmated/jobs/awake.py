@@ -1,4 +1,4 @@
-"""Keeps the machine from going to sleep by itself while a job works."""
+"""Keeps the machine from going to sleep by itself while a job runs."""
 
 from __future__ import annotations
 

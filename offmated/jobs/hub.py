@@ -1,4 +1,4 @@
-"""Recognizes jobs that wait for the Hugging Face hub."""
+"""Recognizes jobs that wait because the Hugging Face hub could not be reached."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Brings the database to this version's tables, after making a copy of it."""
+"""Upgrades the database to the tables of this version, after making a copy of it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def scripts_folder() -> Path:
 
 
 def upgrade(engine: Engine, paths: Paths, scripts: Path | None = None) -> None:
-    """Run the migrations that `engine`'s database lacks, of those in the folder `scripts`; None: this version's. Raises
+    """Run those migrations in the folder `scripts` that the database of `engine` lacks; None: this version's. Raises
     UserError for a database written by a newer offmate, for one that cannot be reached or is damaged, and where the
     upgrade fails; the database then stays as it was."""
     if engine.dialect.name == "sqlite" and sqlite_file(engine.url) is None:

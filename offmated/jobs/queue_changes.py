@@ -167,7 +167,7 @@ def paused_since(session: Session) -> float | None:
 
 
 def is_paused(store: Store) -> bool:
-    """Whether the whole machine is paused."""
+    """Whether the whole machine is paused, so that no job works."""
     with store.looking() as session:
         return paused_since(session) is not None
 

@@ -98,18 +98,20 @@ class _Spans:
         self._found: dict[tuple[Window, float], Span] = {}
 
     def at(self, window: Window, at: float) -> Span:
-        """The span of `window` that is open at the time `at`, else the next one."""
+        """The times at which `window` opens and closes: those around the time `at`, if it is open then, else the next
+        ones."""
         if (span := self._found.get((window, at))) is None:
             span = self._found[window, at] = window.span(at)
         return span
 
     def after(self, work: Work, span: Span) -> float:
-        """When a job's window opens again after `span`."""
+        """The time at which a job's window opens again after `span`, in seconds since 1970."""
         assert work.window is not None
         return max(span.closes, self.at(work.window, span.closes).opens)
 
     def turn(self, work: Work, clock: float) -> float:
-        """When a job may begin, from `clock` on; -1 for the running job, which comes before all others."""
+        """The earliest time from `clock` on at which a job may begin, in seconds since 1970; -1 for the running job,
+        which comes before all others."""
         at = max(clock, work.begin_at)
         if work.running and (work.window is None or self.at(work.window, clock).opens <= clock):
             return -1.0

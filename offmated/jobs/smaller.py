@@ -1,4 +1,4 @@
-"""Lowers the budget of a job that ran out of memory although its plan should fit, for its next plan."""
+"""Lowers the memory budget of a job that ran out of memory although its plan should fit, before it is planned again."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ class Store:
             _check_free(session, output_dir)
 
     def job(self, job_id: int) -> JobRow:
-        """The job with this number. Raises UserError `no-such-job` (exit 4)."""
+        """The row of job number `job_id`. Raises UserError `no-such-job` (exit 4)."""
         with self.looking() as session:
             row = session.get(JobRow, job_id)
         if row is None:
@@ -123,7 +123,7 @@ class Store:
         return row
 
     def jobs(self, *states: JobState) -> Sequence[JobRow]:
-        """Jobs in these states (none given: all), in the order of their numbers."""
+        """The rows of the jobs in these states (none given: all), in the order of their numbers."""
         query = select(JobRow).order_by(JobRow.id)
         if states:
             query = query.where(JobRow.state.in_(states))

@@ -36,7 +36,7 @@ class _Told(TypeDecorator[Any]):
         self.otherwise = otherwise
 
     def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], Any]:
-        """The function that reads a value of the database."""
+        """A function that converts a value read from the database to the column's Python value."""
         read = super().result_processor(dialect, coltype)
         assert read is not None
 
@@ -78,22 +78,22 @@ class JobRow(Base):
     `owner` is the process that works on the job now (`str(planner.run.processes.Process)`), `stop_reason` why the job
     is to stop, or last stopped. `started_at` is its first start, `attempts` counts its starts, and `history` has for
     each attempt {"number", "started_at", "from_step", "metrics_from", "ended_at", "ending", "reached_step",
-    "checkpoint_step", "energy_j"}: `from_step` is the checkpoint it went on from, `metrics_from` the byte of
-    metrics.jsonl where its events begin, `ending` says in words how it ended, `reached_step` is its last step,
-    `checkpoint_step` the newest checkpoint then, `energy_j` the joules that the GPU took (null where not known). A
-    damaged history is read as empty, and goes on from there. `crashes` counts deaths since the last new checkpoint.
+    "checkpoint_step", "energy_j"}: `from_step` is the step of the checkpoint from which it went on, `metrics_from` the
+    byte of metrics.jsonl where its events begin, `ending` says in words how it ended, `reached_step` is its last step,
+    `checkpoint_step` that of the newest checkpoint then, `energy_j` the joules that the GPU used (null where not
+    known). A damaged history is read as empty, and goes on from there. `crashes` counts the deaths of its process since
+    the last new checkpoint.
 
-    `error` has the fields of `UserError`: what the last process ended with, for a job that has failed or that waits
+    `error` has the fields of `UserError`, with which the last process ended, for a job that has failed or that waits
     until the error has passed; then it also says when the job is tried again (`again`, offmated/jobs/again.py).
-    `result` is the trainer's last "end" event. `submission_key` is the client's name for its submission, so that it can
-    hand it in again when it got no answer; `notes` are what the client was told. `output_dir` is the real path of the
-    model's folder, where the job names one.
+    `result` is the trainer's last "end" event. `submission_key` is the client's name for its submission, under which it
+    can submit again when it got no answer; `notes` are the notes that the client got. `output_dir` is the real path of
+    the model's folder, where the job names one.
 
-    In the queue a higher `priority` comes first, then a lower `position`. A job has no turn while it has a `hold`, and
-    none on the GPU before `begin_at` and before the job `after_id` is done. `label` is a word of the user's. `window`
-    is the text of the `planner.keys.window.Window` in which the job may have the GPU, None for any time. `fingerprint`
-    tells whether two jobs do the same on the same data; None for an adopted job.
-    """
+    In the queue a higher `priority` comes first, then a lower `position`. A job does not start while it has a `hold`,
+    nor use the GPU before `begin_at` and before the job `after_id` is done. `label` is a word that the user chose.
+    `window` is the text of the `planner.keys.window.Window`, the hours in which the job may have the GPU, None for any
+    time. `fingerprint` is equal for two jobs that do the same on the same data; None for an adopted job."""
 
     __tablename__ = "jobs"
     __table_args__ = (

@@ -1,4 +1,4 @@
-"""Serves the API over TCP, for browsers and other machines: at the address of the settings, or at a free port once
+"""Serves the API over TCP, for browsers and other machines: at the address in the settings, or at a free port once
 somebody asks for the page."""
 
 from __future__ import annotations

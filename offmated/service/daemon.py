@@ -1,8 +1,7 @@
-"""Runs the daemon: one process that upgrades the database and keeps up the broker, the workers and the API.
+"""Runs the daemon: one process that upgrades the database and keeps the broker, the workers and the API running.
 
 The main thread supervises and dispatches, since its children die with the thread that starts them. The API has a thread
-of its own.
-"""
+of its own."""
 
 from __future__ import annotations
 

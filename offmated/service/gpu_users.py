@@ -123,8 +123,8 @@ class Watcher:
 
 
 def idle_seconds(minutes: str) -> float:
-    """The setting `yield_minutes` in seconds. Raises UserError where it is not a number from 0 to 1440, and where the
-    package that asks the driver is not installed."""
+    """The setting `yield_minutes`, converted to seconds. Raises UserError where it is not a number from 0 to 1440, and
+    where the package that asks the GPU's driver is not installed."""
     try:
         number = float(minutes)
     except ValueError:

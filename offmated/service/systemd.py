@@ -1,4 +1,4 @@
-"""Tells systemd about the daemon, where systemd has started it (sd_notify(3)); otherwise does nothing."""
+"""Tells systemd how the daemon is, if systemd has started it (sd_notify(3)); otherwise does nothing."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class WakeupPipe:
         signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
 
     def wake(self) -> None:
-        """End the current sleep, or else the next one."""
+        """End the sleep in progress or, if there is none, the next one."""
         with suppress(BlockingIOError):  # full of bytes not read yet: one more would change nothing
             self._writer.send(b"\0")
 

@@ -146,7 +146,7 @@ class TensorBoard:
             self._writer.add_event(Event(wall_time=time.time(), step=target.told, session_log=start))
 
     def tell(self, points: Sequence[Point]) -> None:
-        """Write one event for each point."""
+        """Write one event for each point (the figures of a step) to the event file."""
         for point in points:
             values = [self._summary.Value(tag=name, simple_value=value) for name, value in point.values.items()]
             summary = self._summary(value=values)

@@ -164,7 +164,7 @@ class Room:
 
     @property
     def all_layers(self) -> int:
-        """The number of layers of the whole model."""
+        """The number of layers that the whole model has."""
         return len(self.chain.blocks) - 2
 
     def layers(self) -> int:

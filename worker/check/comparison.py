@@ -1,5 +1,5 @@
-"""Does the same steps under a plan and in plain PyTorch, and compares losses, norms, parameters and moments number by
-number."""
+"""Does the same steps under a plan and in plain PyTorch, and compares losses, norms, parameters and moments element by
+element."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class _Result(Protocol):
 
     @property
     def losses(self) -> Sequence[Tensor]:
-        """The loss of each slice."""
+        """The loss of each slice (micro-batch), as a 0-dimensional tensor."""
 
     @property
     def grad_norm(self) -> Tensor | None:
-        """The gradients' norm before clipping."""
+        """The global norm of the gradients before clipping; None without clipping."""
 
 
 Step = Callable[[list[dict[str, Tensor]], list[int], float | Sequence[float], Tensor], _Result]
@@ -203,7 +203,8 @@ class _Tally:
         self.at = ""
 
     def add(self, place: str, found: Tensor, expected: Tensor) -> float:
-        """Compare two tensors; returns their greatest difference."""
+        """Compare `found` with `expected`, and count the result under `place`. Returns the greatest absolute difference
+        of two elements."""
         self.count += 1
         same = torch.equal(found, expected)
         self.equal += same
@@ -216,7 +217,7 @@ class _Tally:
         return difference
 
     def finding(self) -> Finding:
-        """The result of all comparisons so far."""
+        """The result of all comparisons counted so far."""
         return Finding(
             what=self.sort, greatest=self.greatest, at=self.at, size=self.size, equal=self.equal, count=self.count
         )

@@ -108,8 +108,8 @@ class PlainTraining:
         return norm
 
     def state(self) -> Iterator[Item]:
-        """Yield (name, {"master", "exp_avg", "exp_avg_sq"}) of every trained parameter, in host memory, with the
-        moments that its optimizer has."""
+        """Yield (name, {"master", "exp_avg", "exp_avg_sq"}) for every trained parameter, as tensors in host memory;
+        only the moments that the parameter's optimizer has."""
         for name, master in self._masters.items():
             state = self._state_of(master)
             moments = {part: state.get(part, torch.zeros_like(master)).cpu() for part in self._kind(name).moments}

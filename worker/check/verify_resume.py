@@ -1,9 +1,8 @@
-"""Checks that a job that is stopped and goes on learns what it would have learned in one go.
+"""Checks that a job that is stopped and resumed learns exactly what it would have learned without the stop.
 
 Processes that run the trainer's own code (`train-until`) do the job's first steps twice: once without a stop, and once
 with a stop in the middle and a new process after it. Both write a checkpoint at the end. The checkpoints, and the
-losses, norms and rates of all steps, are compared bit by bit.
-"""
+losses, norms and rates of all steps, are compared bit by bit."""
 
 from __future__ import annotations
 
@@ -44,7 +43,7 @@ class _Until(StopRequest):
 
     @property
     def asked(self) -> bool:
-        """Whether the steps are done."""
+        """Whether the run shall stop now, because the steps that it was to do are done."""
         return steps_trained(read_metrics(self._run.metrics)) >= self._steps
 
     @asked.setter

@@ -186,7 +186,7 @@ class Batches:
 
     @property
     def rows(self) -> int:
-        """The number of rows in an epoch."""
+        """The number of rows that are trained on in an epoch."""
         return len(self._rows)
 
     @property

@@ -1,8 +1,7 @@
-"""Bounds the time and memory that rendering a chat template may take.
+"""Limits the time and memory that rendering a chat template may take.
 
-A template is a program that came with somebody's tokenizer. It can do no harm otherwise, but it can loop forever and
-multiply texts.
-"""
+A template is a program that came with somebody's tokenizer. It can do no other harm, but it can loop forever and
+multiply texts."""
 
 from __future__ import annotations
 
@@ -63,13 +62,14 @@ class _Clock:
         self.runs = self.installed = False
 
     def install(self) -> None:
-        """Handle the signal from now on, permanently: installing the handler anew takes as long as a rendering."""
+        """Install the signal handler for good: installing it anew for each rendering would take as long as the
+        rendering."""
         if not self.installed:
             signal.signal(signal.SIGPROF, self.stop)
             self.installed = True
 
     def stop(self, _number: int, _frame: FrameType | None) -> None:
-        """Stop the rendering under way, if there is one."""
+        """Signal handler: end the rendering under way, if there is one."""
         if self.runs:
             raise _OutOfTime
 

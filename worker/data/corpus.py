@@ -129,7 +129,8 @@ def _fingerprint(folder: Path) -> str:
 
 
 def check_tokenizer(job: Job, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raise UserError "slow-tokenizer" for a tokenizer that cannot say from which characters a token is made."""
+    """Raise UserError "slow-tokenizer" for a tokenizer that cannot say which characters of a text each token stands
+    for."""
     if not tokenizer.is_fast:
         raise UserError(
             f"The tokenizer {job.tokenizer} does not tell where its tokens are in the text.",

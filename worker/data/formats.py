@@ -1,4 +1,4 @@
-"""Turns records into documents, according to the columns that the data have."""
+"""Turns the records of a dataset into documents to be tokenized, according to the columns that the data have."""
 
 from __future__ import annotations
 

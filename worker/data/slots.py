@@ -139,7 +139,8 @@ class Slots:
 
 
 def check_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str], name: str) -> None:
-    """Raise UserError where the tokenizer lacks one of the tokens that the template `name` writes."""
+    """Raise UserError where the tokenizer lacks one of `tokens`, the special tokens that LLaMA-Factory's template
+    `name` writes."""
     vocabulary = tokenizer.get_vocab()
     if missing := [token for token in tokens if token not in vocabulary]:
         raise UserError(

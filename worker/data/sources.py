@@ -40,8 +40,8 @@ class Source:
 
 
 def open_source(entry: DataEntry) -> Source:
-    """Open the records of an entry: a file, a folder (its data files in order of their names), or the split of a hub
-    id. A text file is one record. Raises UserError when nothing can be read."""
+    """Open the records of the dataset `entry`: a file, a folder (its data files in order of their names), or a split of
+    a hub dataset. A text file is one record. Raises UserError when nothing can be read."""
     _be_quiet()
     with _refusals(entry):
         names = re.findall(r"(?:^|\+)([\w.-]+)", entry.split)

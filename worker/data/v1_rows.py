@@ -75,8 +75,9 @@ class _Rows:
         self._marks = sorted((mark for mark in special.values() if len(mark) > 1), key=len, reverse=True)
 
     def of(self, talk: Talk, many: int) -> tuple[Piece, ...]:
-        """The tokens of the first `many` messages, whose last one is the answer. Raises ValueError or UserError where
-        the answer's place in the text cannot be determined."""
+        """The pieces (token ids, each learned or not) of the row made of the first `many` messages of `talk`, whose
+        last one is the answer. Raises ValueError or UserError where the answer's place in the text cannot be
+        determined."""
         *context, answer = (self._broken_up(said).told() for said in talk.messages[:many])
         tools = json.loads(self._safe(talk.tools)) if talk.tools else None
         if tools is not None and not isinstance(tools, list):

@@ -1,4 +1,5 @@
-"""Does the work of each kind of operation. An interpreter decides on which thread or stream, and when."""
+"""Does the work of each kind of operation in a program: allocations, copies, updates, reads and writes on disk. An
+interpreter decides on which thread or stream, and when."""
 
 from __future__ import annotations
 

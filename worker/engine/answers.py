@@ -1,4 +1,5 @@
-"""Continues prompts by the model's own greedy `generate`, in which each call of the model is a pass of a program."""
+"""Generates text with the model's own greedy `generate`, in which each call of the model runs forward under a program,
+as in training."""
 
 from __future__ import annotations
 

@@ -112,7 +112,8 @@ class ModelBlock:
 
 
 def model_blocks(model: nn.Module, chain: Chain, plan: Plan) -> list[ModelBlock]:
-    """The blocks of `model`, each with the option that `plan` has for it."""
+    """The blocks of `model` (embedding, layers, head), each with the option that `plan` has for its activations, such
+    as recompute or offload."""
     names = {id(p): name for name, p in model.named_parameters()}
     blocks = []
     for index, (block, option) in enumerate(zip(chain.blocks, plan.options, strict=True)):

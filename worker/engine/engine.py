@@ -38,9 +38,9 @@ from worker.runtime.step_values import StepValues, groups_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What one step gives: `losses`, one per slice (0-dimensional tensors on the device); `grad_norm`, the gradients'
-    global norm before clipping (None without clipping); `peak_bytes`, the most device bytes in use during the step
-    (None when they are not counted)."""
+    """The result of one step: `losses`, one per slice or micro-batch (0-dimensional tensors on the device);
+    `grad_norm`, the gradients' global norm before clipping (None without clipping); `peak_bytes`, the most device bytes
+    in use during the step (None when they are not counted)."""
 
     losses: tuple[Tensor, ...]
     grad_norm: Tensor | None
@@ -159,7 +159,7 @@ class Engine:
         self._interpreter.record()
 
     def forget_recording(self) -> None:
-        """Stop recording."""
+        """Stop recording when operations run, and drop what was recorded."""
         self._interpreter.recording = None
 
     def recorded(self) -> Measured | None:

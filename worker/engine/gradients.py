@@ -1,4 +1,4 @@
-"""Adds up weight gradients on the device in plain PyTorch's order; takes their norms and the clip coefficient."""
+"""Adds up weight gradients on the device in plain PyTorch's order; computes their norms and the factor for clipping."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class Layout(NamedTuple):
 
 
 def layouts_of(tensors: Sequence[Tensor]) -> list[Layout]:
-    """The layout of each tensor."""
+    """The dtype, shape and strides of each tensor."""
     return [Layout(t.dtype, t.shape, t.stride()) for t in tensors]
 
 

@@ -201,8 +201,8 @@ _arena: Arena | None = None
 
 
 def take_over() -> Arena | None:
-    """Make PyTorch take device memory from `arena.c` until the process ends. Must be called before the device is used.
-    Returns None where that is not possible; the log says why."""
+    """Make PyTorch allocate device memory through `arena.c` until the process ends. Must be called before the device is
+    used. Returns the allocator; None where that is not possible, and the log says why."""
     global _arena
     if _arena is None:
         try:

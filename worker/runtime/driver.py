@@ -1,4 +1,4 @@
-"""Reaches the CUDA runtime that PyTorch has loaded, for calls that PyTorch has no function for."""
+"""Calls the CUDA runtime library that PyTorch has loaded, where PyTorch has no function for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Lets the host answer questions about numbers on the device that it knows, so that nobody waits for the device."""
+"""Lets the host answer a model's questions about numbers on the device that the host knows, too, so that it does not
+wait for the device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Defines what the engine asks of the queues, and the cursor that walks a program over them."""
+"""Defines the interface of the queues that the engine uses, and the cursor that walks through a program and issues its
+operations to them."""
 
 from __future__ import annotations
 

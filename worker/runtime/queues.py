@@ -94,17 +94,17 @@ class _QueueThread:
         self._thread.start()
 
     def add(self, job: Job) -> None:
-        """Take a job; the thread sees it at the next flush."""
+        """Add operations to those that the next `flush` hands to the thread."""
         self._pending.append(job)
 
     def flush(self) -> None:
-        """Hand over the added jobs together, because one hand-over costs more than a small copy."""
+        """Hand the added operations to the thread, all together, because handing over costs more than a small copy."""
         if self._pending:
             self._batches.put(self._pending)
             self._pending = []
 
     def close(self) -> None:
-        """End the thread."""
+        """End the thread; operations that it has not begun are never done."""
         self._batches.put(None)
         self._thread.join()
 
@@ -123,7 +123,8 @@ class _QueueThread:
         self.run(ops, values, self._do)
 
     def run(self, ops: Together, values: StepValues | None, do: Callable[[Together, StepValues | None], None]) -> None:
-        """Do the next operations in the queue's order, in the thread that calls."""
+        """Do the queue's next operations in the calling thread by `do`, unless an error has stopped their step, and
+        note them as done."""
         step = 0 if values is None else values.number
         if self._tickets.is_wanted(step):
             try:

@@ -80,11 +80,11 @@ class _Shard:
 
     @property
     def full(self) -> bool:
-        """Whether the header may have no room for another item."""
+        """Whether the file's header may have no space left for another item."""
         return self._entries_bytes > _HEADER_BYTES // 2
 
     def write(self, name: str, tensor: Tensor) -> None:
-        """Append a tensor."""
+        """Append `tensor` to the file under `name`."""
         self._add(name, tensor.dtype, tensor.shape)
         self._file.write(_bytes_of(tensor))
 
@@ -115,7 +115,7 @@ class _Shard:
         sync(self.path)
 
     def close(self) -> None:
-        """Close the file as it is."""
+        """Close the file without writing its header."""
         self._file.close()
 
 

@@ -1,4 +1,5 @@
-"""Finds the files of a base that adapters are merged into: those from which transformers would load it."""
+"""Finds the weight files of the base model that adapters are merged into: those from which transformers would load
+it."""
 
 from __future__ import annotations
 

@@ -93,8 +93,8 @@ def tell_ends(job: Job, model: nn.Module, tokenizer: PreTrainedTokenizerBase, ba
 
 
 def ends_of_files(job: Job) -> tuple[int, ...]:
-    """Ids of the tokens at which the job's model stops, read from its files. Raises UserError for a model that cannot
-    be used."""
+    """The ids of the tokens at which the job's model stops, read from its files. Raises UserError for a model that
+    cannot be used."""
     try:
         generation = GenerationConfig.from_pretrained(job.model, trust_remote_code=False, revision=revision_of(job))
     except Exception:  # it is missing or broken; transformers then makes one from the config
@@ -103,13 +103,13 @@ def ends_of_files(job: Job) -> tuple[int, ...]:
 
 
 def ends_of_model(model: nn.Module) -> tuple[int, ...]:
-    """Ids of the tokens at which a loaded model, with adapters or without, stops."""
+    """The ids of the tokens at which the loaded `model`, with adapters or without, stops."""
     writer = _writer(model)
     return _ends_in(writer.generation_config, writer.config)
 
 
 def name_ends(model: nn.Module, ends: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> None:
-    """Make `model`, with adapters or without, stop at `ends` (ids)."""
+    """Make `model`, with adapters or without, stop generating at `ends` (token ids), by its generation config."""
     writer = _writer(model)
     config = writer.generation_config
     config.eos_token_id = [*ends]

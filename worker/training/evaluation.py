@@ -1,7 +1,7 @@
-"""Runs the evaluations of a run when they are due, and records the mean loss of all rows and the samples.
+"""Runs a run's evaluations when they are due: records the mean loss of all evaluation rows, and samples of generated
+text.
 
-Like the job's loss, the mean is over all tokens to be predicted, or over all documents.
-"""
+Like the job's loss, the mean is over all tokens to be predicted, or over all documents."""
 
 from __future__ import annotations
 

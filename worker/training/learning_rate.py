@@ -1,4 +1,5 @@
-"""Gives the learning rate of a step and the optimizer with the values of transformers' Trainer, as pure functions."""
+"""Computes the learning rate of a step, and the optimizer's settings, with the values of transformers' Trainer, as pure
+functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does the steps of a run, from where it stands to its end or a stop."""
+"""Does the steps of a run, from the step at which it stands to its end or a request to stop."""
 
 from __future__ import annotations
 
@@ -103,7 +103,8 @@ class _Metering:
         self.on = True
 
     def seen_enough(self, batches: Sequence[Mapping[str, Tensor]]) -> bool:
-        """Called after each step with its batches. True once: when metering ends."""
+        """Note that a step on `batches` was done. Returns True at that step after which device bytes need no longer be
+        counted."""
         if not self.on:
             return False
         self._steps += 1

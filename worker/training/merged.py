@@ -46,8 +46,8 @@ _HULL = "base_model.model."  # the prefix of all names in peft's model
 
 def write_merged(job: Job, adapters: Path, folder: Path, *, beside: int = 0) -> None:
     """Merge the `adapters` (a folder in peft's form) into the base of `job`, and write the model to `folder`, which
-    must be new or empty. The tokenizer is taken from the adapters' folder. `beside`: the disk must have room for this
-    many more copies of the model. Raises UserError; then nothing is left behind."""
+    must be new or empty. The tokenizer is taken from the adapters' folder. `beside`: for how many more copies of the
+    model the disk must have space. Raises UserError; then nothing is left behind."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(
             f"{folder} is not empty.", code="output-dir-used", exit_code=Exit.USAGE, hint="give a folder that is new"

@@ -165,8 +165,8 @@ class _Run:
         return job
 
     def train(self, stop: StopRequest) -> bool:
-        """Train from the last checkpoint to the end or to a stop; where all is trained already, only write the model
-        folder. Returns whether the run came to its end."""
+        """Train from the last checkpoint to the end or to a request to stop. If all steps are done already, only write
+        the model folder. Returns whether the run came to its end."""
         total, place = self.batches.total_steps, self.delivery.place
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         published = place.published() is not None

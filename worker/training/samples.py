@@ -1,4 +1,4 @@
-"""Turns the job's sample prompts, which a run lets its model continue now and then, into tokens."""
+"""Tokenizes the job's sample prompts, which a run makes its model continue at certain steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Receives requests to stop, as signals."""
+"""Handles requests to stop, which arrive as signals."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class StopRequest:
         self._begun = False
 
     def install(self) -> None:
-        """Handle the signals from now on. Main thread only."""
+        """Install the handlers of both signals. Main thread only."""
         for number in _SIGNALS:
             signal.signal(number, self._handle)
 
@@ -34,8 +34,8 @@ class StopRequest:
 
     @staticmethod
     def ignore() -> None:
-        """Ignore the signals until the process has ended. Python gives up its handlers before torch finishes its own
-        exit, which takes a second."""
+        """Ignore SIGTERM and SIGINT until the process has ended. Python removes its handlers before torch finishes its
+        own exit, which takes a second."""
         for number in _SIGNALS:
             signal.signal(number, signal.SIG_IGN)
 

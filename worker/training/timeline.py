@@ -34,7 +34,7 @@ class Records(Protocol):
         """Start recording when operations run, with the next step."""
 
     def forget_recording(self) -> None:
-        """Drop the recording under way."""
+        """Drop the recording that is under way."""
 
     def recorded(self) -> Measured | None:
         """The times at which the operations of two steps ran; None while the recording is not complete."""
