@@ -59,8 +59,8 @@ def job_view(job: Listed) -> Json:
     predicted, measured  {"step_s", "gpu_peak_bytes"}, each null when not known; both `step_s` are medians of the same
                          steps, measured["steps"] is their number (see `planner.run.step_times`)
     progress             {"step", "total_steps", "loss", "eval_loss", "step_s", "eta_s"} or null
-    standing             its state in a word or two for people, or what keeps it in its state, like "paused"; `reason` may
-                         begin with the same word
+    standing             its state in a word or two for people, or what keeps it in that state, like "paused";
+                         `reason` may begin with the same word
     settings             the settings of --set that override its file, each "KEY=VALUE"
     kept                 whether something keeps a waiting job from starting now; `reason` says what
     plan                 figures of plan.json, "options": {name: count of blocks}, "measured", "cached", "solve_s"
