@@ -133,7 +133,7 @@ def _with_yaml(text: str, key: str, value: str) -> str:
         if CANONICAL.get(name.value, name.value) == CANONICAL.get(key, key):
             if old.start_mark.index < name.end_mark.index or text[old.start_mark.index] == "&":
                 raise UserError(
-                    f"{key} cannot be set above the file, where it is an alias or has an anchor.",
+                    f"{key} cannot be overridden: in the file it is an alias or has an anchor.",
                     code="usage",
                     hint=f"write {key} into the file",
                     exit_code=Exit.USAGE,

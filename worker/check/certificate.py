@@ -77,7 +77,7 @@ def certify(
     kept = room.layers() if layers is None else min(layers, room.all_layers)
     if kept < room.all_layers and pairs_of(job):
         raise UserError(
-            "An encoder-decoder is certified with all its layers.",
+            "An encoder-decoder can only be certified with all its layers.",
             code="not-certified",
             exit_code=Exit.USAGE,
             numbers=(f"{kept} of {room.all_layers}",),

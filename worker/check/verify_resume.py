@@ -117,7 +117,7 @@ def _prepare(job: Job, runs: tuple[RunFolder, ...], options: argparse.Namespace,
     job, batches = _to_compare(found.job), found.batches
     if (total := batches.total_steps) < 3:
         raise UserError(
-            "The job is too short to be stopped within.",
+            "The job is too short for a stop in its middle.",
             code="too-few-steps",
             exit_code=Exit.USAGE,
             numbers=(f"steps {total}, needed 3",),

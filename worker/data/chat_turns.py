@@ -221,7 +221,7 @@ class Turns:
 
 def _not_shown(message: Message) -> UserError:
     return UserError(
-        f"The chat template does not show what a turn of the role {message['role']} says, and it is to be learned.",
+        f"A turn of the role {message['role']} is to be learned, and the chat template does not show what it says.",
         code="turn-not-shown",
         exit_code=Exit.USAGE,
         numbers=(f"turn: {shown(message['content'], 200)}",),

@@ -320,7 +320,7 @@ def parsed_slots(tokenizer: PreTrainedTokenizerBase) -> SlotTemplate:
         raise
     except Exception as error:  # a template may raise anything
         raise UserError(
-            "LLaMA-Factory can make no template of the tokenizer's chat template.",
+            "LLaMA-Factory cannot derive a template from the tokenizer's chat template.",
             code="no-chat-template",
             exit_code=Exit.USAGE,
             numbers=(f"{type(error).__name__}: {first_line(error)}",),

@@ -121,7 +121,7 @@ class _Rows:
 def refuse_pairs(entry: DataEntry) -> UserError:
     """Make the UserError "no-pairs", for an encoder-decoder whose dataset has a `converter`."""
     return UserError(
-        f"Rows of LLaMA-Factory's v1 are for models that go on from a text, and {entry.path} has a converter.",
+        f"{entry.path} has a converter of LLaMA-Factory's v1, which makes no pairs for an encoder-decoder.",
         code="no-pairs",
         exit_code=Exit.USAGE,
         hint="give prompts with completions, without converter",

@@ -240,7 +240,7 @@ class FileItems:
         mapping = mapped_at(weight)
         if mapping is None or mapping[1] % weight.element_size():
             raise UserError(
-                f"{item.name} cannot be read from the model's files as it is in memory.",
+                f"{item.name} cannot be read from the model's files: in memory the weight is not as it is in them.",
                 code="weights-not-in-files",
                 numbers=("it was converted when the model was loaded, or its file was replaced since",),
                 hint="offmate retry; where that is no help, a larger cpu_budget",

@@ -97,7 +97,7 @@ def refused(path: Path, size: int, error: OSError, contents: str) -> UserError:
         return _too_small(path.parent, size, shutil.disk_usage(path.parent).free, contents)
     if error.errno == errno.EINVAL:
         return UserError(
-            "The file system knows no direct reads and writes.",
+            "The file system does not support direct reads and writes.",
             code="disk-not-direct",
             numbers=(f"{path.parent}: {first_line(error)}",),
             hint="give a folder on ext4, xfs or btrfs",

@@ -117,7 +117,7 @@ def _merge_in_memory(job: Job, adapted: nn.Module, adapters: Path, draft: Path, 
     check_space(draft, (1 + beside) * size_bytes + FILES_BYTES, "the merged model")
     if (free_bytes := free_ram_bytes()) < most_bytes:
         raise UserError(
-            "The base, whose files have other weights than its layers, is merged in memory, and there is too little.",
+            "This base can only be merged in host memory, and there is not enough of it free.",
             code="not-mergeable",
             exit_code=Exit.USAGE,
             numbers=(f"needed {format_bytes(most_bytes)}, free {format_bytes(free_bytes)}",),

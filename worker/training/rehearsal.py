@@ -99,7 +99,7 @@ class Rehearsal:
                 pass
         except (TornCheckpoint, OSError) as error:
             raise UserError(
-                "What a checkpoint reads back is not what was written.",
+                "A checkpoint that was read back differs from what was written.",
                 code="disk-failed",
                 numbers=(f"{first_line(error)}, in {folder}",),
                 hint="see to the disk before anything else",

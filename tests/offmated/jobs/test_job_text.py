@@ -93,7 +93,7 @@ def test_a_setting_that_is_another_key_in_the_tools_file_is_refused() -> None:
 def test_keys_that_are_no_text_stay_for_whoever_reads_the_file_and_aliases_are_refused() -> None:
     assert with_settings("? [a, b]\n: 1\n", ["seed=3"]).endswith("seed: 3\n")
     for text in ("dataset: &d a.jsonl\neval_dataset: *d\n", "eval_dataset: &d a.jsonl\ndataset: *d\n"):
-        with pytest.raises(UserError, match="eval_dataset cannot be set above the file, where it is an alias"):
+        with pytest.raises(UserError, match="eval_dataset cannot be overridden: in the file it is an alias"):
             with_settings(text, ["eval_dataset=e.jsonl"])
 
 

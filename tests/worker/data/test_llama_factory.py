@@ -280,7 +280,7 @@ def test_without_a_template_its_parts_are_taken_from_the_tokenizers_own(tmp_path
         ),
     ]
     model(tmp_path / "model", chat_template=STERN)
-    with pytest.raises(UserError, match="LLaMA-Factory can make no template of the tokenizer's chat template") as told:
+    with pytest.raises(UserError, match="LLaMA-Factory cannot derive a template from the tokenizer's chat") as told:
         batch_of(job)
     assert told.value.code == "no-chat-template" and "TemplateError: no system" in told.value.numbers
     (tmp_path / "model" / "chat_template.jinja").unlink()
