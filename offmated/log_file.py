@@ -10,7 +10,7 @@ import sys
 from offmated.paths import Paths
 
 LOG_BYTES = 10 * 1024**2
-"""A larger log is put aside, in place of the one put aside before."""
+"""The most bytes of the log. A larger one is put aside, in place of the one put aside before."""
 
 
 def keep_short(paths: Paths, at_most: int = LOG_BYTES) -> None:

@@ -18,22 +18,23 @@ from planner.errors import Exit, UserError
 from planner.units import format_bytes
 
 MOST_BODY_BYTES = 2**21
-"""This is more than six bytes for each character of the longest job file (`planner.keys.source`)."""
+"""The most bytes of a request's body: more than six for each character of the longest job file
+(`planner.keys.source`)."""
 REQUEST_S = 20.0
-"""The time a client has to send a request; answers may take longer."""
+"""The seconds that a client has to send a request; answers may take longer."""
 MOST_CONNECTIONS = 256
-"""Each connection takes a file descriptor. A process often may have 1,024, and jobs need some of them. Where the limit
-is low, connections take at most a quarter of it."""
+"""The most connections at a time. Each takes a file descriptor. A process often may have 1,024, and jobs need some of
+them. Where the limit is low, connections take at most a quarter of it."""
 MOST_STRANGERS = 32
-"""How many TCP connections may be open that have not shown the token. A new one takes the place of the oldest: clients
-with the token show it at once, so nobody can keep them out by holding connections open."""
+"""The most TCP connections at a time whose clients have not shown the token. A new one takes the place of the oldest:
+clients with the token show it at once, so nobody can keep them out by holding connections open."""
 WRITERS = 4
-"""How many requests that change jobs are worked on at once. Others wait in line without a thread, so that threads are
-left for requests that only look."""
+"""The most requests that change jobs and are handled at the same time. Others wait in line without a thread, so that
+threads are left for requests that only look."""
 ADMIT = "admit"
 TURN_S = 5.0
-"""How long they wait in line before they are asked to come again. Together with the wait for the database this is less
-than a client waits."""
+"""The seconds for which requests that change jobs wait in line before their clients are asked to try again. Together
+with the wait for the database this is less than a client waits."""
 
 
 def most_connections() -> int:

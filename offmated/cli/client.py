@@ -40,7 +40,7 @@ SUBMIT_PATIENCE_S = 90.0  # the daemon looks at the first records meanwhile; if 
 CLEAN_PATIENCE_S = 3600.0  # a disk may take long to free many gigabytes
 RETRY_S = 0.5
 BUSY_PATIENCE_S = 120.0
-"""How long a busy daemon is asked again, and a submission without an answer is handed in again."""
+"""The seconds for which requests to a busy daemon, and submissions without an answer, are sent again."""
 
 
 class Client:

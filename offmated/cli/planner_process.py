@@ -39,9 +39,9 @@ _KINDS = {
     "--chain --hardware": _MACHINE
     | {"chain", "slices", "clip", "time_limit", "gap", "no_cpu_updates", "no_activation_offload"},
 }
-"""The kinds of questions, and the options that belong to each."""
+"""Kind of a question to the planner -> the options of the command line that belong to it."""
 _END_S = 5.0
-"""The time that a child has to remove its temporary folders."""
+"""The seconds that a child process has, when asked to end, to remove its temporary folders."""
 _NAMED = 3  # so many files are named; more are called "the data"
 
 

@@ -17,13 +17,14 @@ from planner.errors import Exit, UserError
 log = logging.getLogger(__name__)
 
 PATIENCE_S = 10.0
-"""How long to wait for a busy database: less than clients wait for their answer, so that they get one."""
+"""The seconds to wait for a busy database: fewer than clients wait for their answer, so that they get one."""
 WORKERS_PATIENCE_S = 600.0
-"""The same for workers: they write down how a job ended, and nobody waits for them."""
+"""The seconds for which workers wait for a busy database: they record how a job ended, and nobody waits for them."""
 _ONLY_READS = "offmate_only_reads"
 _SOUND_LOGS = ((3, 44, 6), (3, 50, 7), (3, 51, 3))
-"""SQLite from 3.7.0 on can corrupt a write-ahead log under two writers. These patch releases of their series, later
-ones of the same series, and all series after the last do not (sqlite.org/wal.html, "The WAL-Reset Bug")."""
+"""The versions of SQLite with a repaired log: SQLite from 3.7.0 on can corrupt a write-ahead log under two writers.
+These patch releases of their series, later ones of the same series, and all series after the last do not
+(sqlite.org/wal.html, "The WAL-Reset Bug")."""
 
 
 def open_engine(url: str, *, patience_s: float = PATIENCE_S) -> Engine:

@@ -22,7 +22,7 @@ _T = TypeVar("_T")
 KEPT_FILES = 512
 _DISK_BYTES_PER_S = 400e6  # assumed for a disk that nobody has measured: what a SATA disk writes, or less
 DAMAGED = (OSError, LookupError, TypeError, ValueError, AttributeError, UserError)
-"""What reading raises for files that cannot be opened, or that do not hold what they should."""
+"""The errors that reading raises for files that cannot be opened, or whose content is not as it should be."""
 _STEPS_UNSEEN = 2  # a stop may come as a step begins, and a run's first steps take longer
 _SPARE_S = 15.0  # for the processes to end
 _PLAN_FIELDS = (

@@ -16,10 +16,11 @@ from planner.run.folder import RunFolder
 from planner.run.oom import kills
 
 LOOK_S = 60.0
-"""A few seconds are enough, but for a slow hub."""
+"""The most seconds for a check. A few are enough, unless the hub is slow."""
 LEFT = "the job could not be looked at: what is wrong with it is told when it has its turn"
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "ARROW_DEFAULT_MEMORY_POOL": "system"}
-"""Else the stacks of threads and the reserves of memory pools would count as used memory."""
+"""Environment variables of the checking process. Without them the stacks of threads and the reserves of memory pools
+would count as used memory."""
 
 
 def look_at(run: RunFolder, folder: Path | None = None) -> tuple[str, ...]:

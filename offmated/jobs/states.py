@@ -99,14 +99,14 @@ TRANSITIONS: dict[JobState, dict[Event, JobState]] = {
 NEXT = {state: frozenset(events.values()) for state, events in TRANSITIONS.items()}
 
 FINAL = frozenset(state for state, events in TRANSITIONS.items() if Event.CANCEL not in events)
-"""A job stays in one of these states until a person asks for more."""
+"""The states in which a job is over: it stays there until a person tries it again."""
 
 AGAIN = frozenset(state for state, events in TRANSITIONS.items() if Event.TRAIN in events)
 TAKEN_FROM = {events[Event.TAKE]: state for state, events in TRANSITIONS.items() if Event.TAKE in events}
 """A state in which a process works on the job -> the state in which the job is due for it."""
 
 PASSING = {DISK_FULL: Hold.NO_ROOM, NOT_REACHED: Hold.NO_HUB}
-"""Code of an error that does not fail a job -> the hold that keeps the job from its turn until the error has passed."""
+"""Code of an error that does not fail a job -> the hold that keeps the job from starting until the error has passed."""
 
 _STOPS = {
     StopReason.SHUTDOWN: "stopped with the daemon",
@@ -115,7 +115,8 @@ _STOPS = {
     StopReason.YIELD: "left the GPU to another program",
 }
 _STOPPED = (Exit.STOPPED, -signal.SIGTERM, -signal.SIGKILL, None)
-"""How a process ends that the daemon stops: by itself with this exit code, by a second SIGTERM, or with its worker."""
+"""The exit codes of a process that the daemon stops: its own, those of signals, and None if it ended with its
+worker."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

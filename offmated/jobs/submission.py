@@ -320,7 +320,8 @@ def sweep_drafts(paths: Paths) -> None:
 
 
 _TRYING = threading.Lock()
-"""Two threads that try one place at once disturb each other: each makes the folder and removes it."""
+"""Held while a folder is tried out. Two threads that try the same folder disturb each other: each makes and removes
+it."""
 
 
 def check_output(job: Job, store: Store, run: RunFolder | None = None) -> str | None:

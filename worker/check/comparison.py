@@ -52,7 +52,7 @@ class _Result(Protocol):
 
 
 Step = Callable[[list[dict[str, Tensor]], list[int], float | Sequence[float], Tensor], _Result]
-"""Does a step; takes its batches, seeds, learning rate and number of trained tokens."""
+"""A function that does a step on these batches, with these seeds, this learning rate and number of trained tokens."""
 
 Numbers = list[tuple[str, str, Tensor]]
 """(sort, place, value) of each loss and norm that a run yields."""

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MOST = 64
-"""How many records of each data entry are looked at."""
+"""The number of records of each dataset that are checked."""
 _MOST_S = 20.0  # seconds for them, which long conversations may take
 _TOLD = (
     "worker.data.chat",
@@ -56,7 +56,7 @@ _TOLD = (
     "worker.data.batches",
     __name__,
 )
-"""The loggers whose warnings are told to the submitter."""
+"""The loggers whose warnings become notes to the submitter."""
 
 
 def answer(job: Job, options: argparse.Namespace) -> tuple[Exit, str]:

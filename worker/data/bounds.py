@@ -18,7 +18,7 @@ from planner.units import format_bytes, format_seconds
 MOST_S = 10.0
 """The most processor seconds for one rendering, which usually takes milliseconds."""
 MOST_BYTES = 2**29
-"""The most memory for one rendering, beside what the process has already."""
+"""The most bytes of memory for one rendering, beside those that the process has already."""
 MOST_TEXT, MOST_TIMES = 2**24, 16
 """A rendering may have MOST_TEXT characters, and beside these MOST_TIMES the characters of its conversation."""
 

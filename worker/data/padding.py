@@ -21,7 +21,7 @@ IGNORED = -100
 
 
 _SHORTEST = 64
-"""Below this many tokens a shorter slice takes hardly less time."""
+"""The least length of a slice, in tokens: a shorter one would take hardly less time."""
 
 
 def buckets(max_length: int) -> tuple[int, ...]:

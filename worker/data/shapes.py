@@ -18,9 +18,10 @@ from planner.data.records import Message
 from worker.data.chat_turns import Spans
 
 Render = Callable[..., tuple[str, Spans]]
-"""`render(messages, tools, **flags)` gives a conversation's text and the spans that the template marks in it."""
+"""A function `render(messages, tools, **flags)` that returns a conversation's text, and the spans of characters in it
+that the template marks as the assistant's."""
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")
-"""Keys of a message whose text is said beside its content."""
+"""The keys under which a message has text beside its content: the model's thoughts."""
 _WORDS = ("content", *THOUGHTS)
 _FIRST_MARK = 0xF0000
 _MARKS = re.compile("([\U000f0000-\U0010ffff])")  # Unicode's planes for private use

@@ -18,7 +18,7 @@ from planner.importers.llama_factory_tools import calls_text, tools_text
 log = logging.getLogger(__name__)
 
 Piece = tuple[str | int, bool]
-"""A text that is tokenized by itself, or a token, and whether it is learned."""
+"""(a text that is tokenized by itself, or a token id; whether it is learned)."""
 
 
 class Slots:

@@ -19,7 +19,8 @@ Together = tuple[Op, ...]
 """Operations that are issued as one: see `together`."""
 
 Perform = Callable[[Together, StepValues], None]
-"""Does operations that go together, or issues them to a stream. The caller has switched autograd off."""
+"""A function that does operations that are issued as one, or launches them on the current CUDA stream. The caller has
+switched autograd off."""
 
 
 class Performer(Protocol):

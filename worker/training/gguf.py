@@ -20,7 +20,7 @@ from planner.job.room import FILES_BYTES
 from planner.job.schema import Job
 
 LLAMA_CPP = "LLAMA_CPP"
-"""The environment variable that names the converter, or the folder it is in."""
+"""The name of the environment variable with the path of llama.cpp's converter, or of the folder that contains it."""
 TYPES = ("auto", "f32", "f16", "bf16", "q8_0")
 """The types that weights may get, in the converter's words; auto: 16 bits, bf16 where the model has that."""
 _NAMES = ("convert_hf_to_gguf.py", "convert_hf_to_gguf")
