@@ -248,7 +248,8 @@ class LoopEngine:
 
     @contextlib.contextmanager
     def _using(self, *, steps: bool) -> Iterator[None]:
-        """Inside, the engine runs the model, which must be as the engine has left it."""
+        """A context in which the engine runs the model. Raises UserError "model-changed" where the user has changed the
+        model."""
         self._guard.check(steps=steps)
         try:
             yield

@@ -51,7 +51,7 @@ class Framed:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Answer one request (ASGI), or refuse it where its end is in doubt."""
         headers = Headers(scope=scope) if scope["type"] == "http" else {}
         doubt = "transfer-encoding" in headers and ("content-length" in headers or scope["http_version"] == "1.0")
         await (_unframed() if doubt else self._app)(scope, receive, send)
@@ -67,7 +67,7 @@ class Limits:
         self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Answer one request (ASGI), or refuse it where it is too large or too many are waiting."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

@@ -92,7 +92,8 @@ def forecast(queue: Sequence[Work], now: float) -> dict[int, Expected]:
 
 
 class _Spans:
-    """The spans of windows, each computed once, as most jobs of a queue have the same window."""
+    """Finds when windows open and close; each time span is computed once, as most jobs of a queue have the same
+    window."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[Window, float], Span] = {}

@@ -145,7 +145,8 @@ def without_secrets(text: str) -> str:
 
 @contextmanager
 def _alone(run: RunFolder, tracker: str) -> Iterator[None]:
-    """Hold a lock in the body: the process of an earlier daemon may still be telling the same tracker."""
+    """A context that holds a lock, because the process of an earlier daemon may still be sending figures to the same
+    tracker."""
     with note_of(run, tracker).with_suffix(".lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

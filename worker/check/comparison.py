@@ -40,7 +40,7 @@ _SORTS = {"master": "parameters", "exp_avg": "moments", "exp_avg_sq": "moments",
 
 
 class _Result(Protocol):
-    """What a step returns: see worker.engine.engine.StepResult."""
+    """The interface of a step's result: see worker.engine.engine.StepResult."""
 
     @property
     def losses(self) -> Sequence[Tensor]:
@@ -195,7 +195,7 @@ def _states(
 
 
 class _Tally:
-    """Counts the comparisons of one sort."""
+    """Counts the comparisons of one sort (losses, parameters, …) and keeps the greatest difference."""
 
     def __init__(self, sort: str) -> None:
         self.sort, self.count, self.equal = sort, 0, 0

@@ -96,14 +96,15 @@ class _Look:
         return Exit.DONE
 
     def _say(self, what: str) -> None:
-        """Write down what is looked at, so that whoever started this process can say so if the process is ended."""
+        """Record what is being checked, so that the process that started this one can say so if this one is ended."""
         self._looks_at = what
         self._folder.looks_at.write_text(what, "utf-8")
 
     @contextmanager
     def _at(self, what: str, bound: AbstractContextManager[None] | None = None) -> Iterator[None]:
-        """Inside, look at `what` within a `bound`. A UserError is kept and not raised. Where the hub is not reached, a
-        note says so. Any other error but a full disk is printed and makes this process fail at its end."""
+        """A context for a check of `what` that must end within a `bound`. A UserError is kept and not raised. Where the
+        hub is not reached, a note says so. Any other error but a full disk is printed and makes this process fail at
+        its end."""
         self._say(what)
         with self._wrong.apart():
             try:
@@ -214,7 +215,7 @@ def longest_of(corpus: Corpus, job: Job) -> int:
 
 
 class _Warnings(logging.Handler):
-    """Keeps each warning once."""
+    """A log handler that keeps the text of each warning, once."""
 
     def __init__(self, notes: dict[str, None]) -> None:
         super().__init__(logging.WARNING)

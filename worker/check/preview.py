@@ -67,7 +67,7 @@ def answer(job: Job, options: argparse.Namespace) -> tuple[Exit, str]:
 
 
 class _Warnings(logging.Handler):
-    """Keeps each warning once, as of what is cut and left out."""
+    """A log handler that keeps the text of each warning, such as that on what is cut and left out, once."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)

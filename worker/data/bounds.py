@@ -24,7 +24,8 @@ MOST_TEXT, MOST_TIMES = 2**24, 16
 
 
 class _OutOfTime(BaseException):
-    """Not an Exception, so that code that catches every Exception does not catch this one."""
+    """Raised in a rendering that takes too long. It is not an Exception, so that code that catches every Exception does
+    not catch it."""
 
 
 def check_length(text: str, characters: int) -> None:

@@ -200,7 +200,7 @@ def _begins_rows(job: Job) -> bool:
 
 
 def _save(path: Path, values: NDArray[Any]) -> None:
-    """Like np.save, but a full disk can be told from other errors."""
+    """Save an array as `np.save` does, but so that a full disk can be told from other errors."""
     with path.open("wb") as file:
         np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(values))
         for start in range(0, len(values), _PIECE):

@@ -56,7 +56,8 @@ def answers(
 def _each_call_a_pass(
     model: nn.Module, machine: Machine, run_pass: RunPass, instead: dict[str, Tensor | None]
 ) -> Iterator[None]:
-    """Inside, each call of `model` is a pass of one slice. The arguments `instead` replace those of `generate`."""
+    """A context in which each call of `model` is a pass of one slice under the program. The arguments `instead` replace
+    those that `generate` gives."""
     own_forward = model.forward
     before = model.__dict__.get("forward")
 

@@ -170,7 +170,7 @@ class Call(BlockCall):
         return results[: pair.n_outputs]
 
     def _leave(self, item: Item) -> None:
-        """Put the offloaded tensors into the item."""
+        """Make the tensors that are to be offloaded the item of this block's activations on the device."""
         # Attention on CUDA leaves the seed of its dropout on the host; it stays with the call. The device that the
         # trace gives for such a tensor may be wrong, so the tensors themselves are asked.
         self._moved = [self.block.recipe.offloads and t.device.type == self._device_type for t in self._saved]

@@ -260,7 +260,7 @@ class Engine:
         )
 
     def _enter(self, block: ModelBlock, *args: Any, **kwargs: Any) -> Any:
-        """Stands in for the forward of the block's module."""
+        """Run `block` on these arguments, in place of its module's forward."""
         if not (self._stepping or self._forward_only.running):
             raise model_in_engine()
         runs = self._forward_only if self._forward_only.running else self._rounds
@@ -291,7 +291,7 @@ class Engine:
             self.torn = False
 
     def _tear(self) -> None:
-        """After an error: end the threads, free what the step held."""
+        """After an error that left weights torn: end the threads, and free what the step held."""
         self.torn = True
         self._memory.expect(())
         self._end()

@@ -239,8 +239,9 @@ class Forward:
 
     @contextlib.contextmanager
     def _passes(self, program: Program, *, speaking: bool = False) -> Iterator[RunPass]:
-        """Yields the function `run_pass(body, states)` that makes one pass over the model: `body(k)` calls the model
-        for slice k, from random state `states[k]`. `speaking`: the caller needs the logits themselves."""
+        """A context that gives the function `run_pass(body, states)`, which makes one pass over the model: `body(k)`
+        calls the model for slice k, from the random state `states[k]`. `speaking`: the caller needs the logits
+        themselves."""
         self._speaking = speaking
         leaving = sorted(set(self._plan.resident) - set(program.resident))
         interpreter = self._machine.interpreter(program, self._actions)

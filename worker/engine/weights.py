@@ -248,7 +248,7 @@ class Weights:
         self._begun = True
 
     def _whole(self, name: str) -> AbstractContextManager[list[Tensor]]:
-        """Inside, the tensor's up-to-date states, not packed."""
+        """A context with the up-to-date optimizer states of one tensor, unpacked."""
         if self.stored is not None and name in self.stored:
             return nullcontext(self.stored.whole(name, self._parameters[name]))
         if Item.states(name) in self._resident:

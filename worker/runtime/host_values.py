@@ -73,7 +73,7 @@ def _of_host(source: Tensor, dtype: torch.dtype) -> _Origin:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Stands for a known tensor among the arguments, since the tensor itself must not stay alive."""
+    """A placeholder for a known tensor among an operation's arguments, since the tensor itself must not stay alive."""
 
     origin: _Origin
 

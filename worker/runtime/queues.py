@@ -78,7 +78,7 @@ Job = tuple[Together, StepValues | None, Numbers]  # names no tensor: it must no
 
 
 class _QueueThread:
-    """The thread of one queue."""
+    """The thread that does the operations of one queue, in order."""
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ _sizes: dict[int, int] = {}  # of registered memory, by address
 
 
 class _Registered(mmap.mmap):
-    """Memory that the device can reach."""
+    """A piece of host memory that is registered with CUDA until it is freed."""
 
     address: int = 0
     device: torch.device
@@ -62,8 +62,8 @@ def pinned_like(tensor: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def _reaching(size: int) -> Iterator[None]:
-    """Inside, UserError "host-memory-not-registered" is raised where CUDA has no room for `size` bytes of the host's
-    memory: the GPU's own memory is not what ran out."""
+    """A context in which an out-of-memory error of CUDA is raised as UserError "host-memory-not-registered": the host
+    has no room for `size` more bytes of registered memory, while the GPU's own memory is not what ran out."""
     try:
         yield
     except RuntimeError as error:
