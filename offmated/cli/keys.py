@@ -17,15 +17,14 @@ TOOLS = {"axolotl": "axolotl", "llama-factory": "LLaMA-Factory", "llama-factory-
 _HEAD = """\
 # Keys of other tools
 
-Every key that axolotl, LLaMA-Factory (v1, too) and TRL document, and what becomes of it in a job file. `offmate keys`
-prints this from the tables that the reader itself goes by.
+What offmate makes of each key that {tools} documents, in a job file:
 
-- *is* a key of offmate: it means that key, which `docs/jobs.md` describes;
-- *no effect*: it changes nothing of what is learned; why is said at submission, unless it is switched off;
-- *the planner's*: the planner decides where tensors are and what is recomputed; said likewise;
-- *not there*: it asks for something that offmate does not do, and the job is refused in one line. Switched off (null,
-  false, 0, "", "no", "none", an empty list) it may stay, as it may with a value in brackets;
-- *beside* a key: it belongs to that one, and says nothing without it.
+- *as it is here*, or *is* another key: it means that key of offmate's, which docs/jobs.md describes;
+- *no effect*: it changes nothing that is learned. `offmate submit` says why, unless the key is switched off;
+- *the planner's*: the planner decides where tensors are kept and what is recomputed;
+- *not supported*: it asks for something that offmate does not do, and the job is refused in one line. It may stay if it
+  is switched off (null, false, 0, "", "no", "none", an empty list) or has one of the values in brackets;
+- *beside* a key: it belongs to that key, and says nothing without it.
 """
 
 
@@ -33,7 +32,8 @@ prints this from the tables that the reader itself goes by.
 @click.argument("tool", required=False, type=click.Choice(list(TOOLS), case_sensitive=False))
 @json_option
 def keys(tool: str | None, as_json: bool) -> None:
-    """Print what becomes of each key of axolotl, LLaMA-Factory and TRL, as Markdown; with TOOL of that tool's alone."""
+    """Print what becomes of each key of axolotl, LLaMA-Factory and TRL, as Markdown. With TOOL, only
+    that tool's keys."""
     tables = meanings(tool)
     print_json(tables) if as_json else click.echo(page(tables), nl=False)
 
@@ -50,7 +50,7 @@ def meanings(tool: str | None = None) -> dict[str, dict[str, str]]:
 
 def page(tables: dict[str, dict[str, str]]) -> str:
     """The result of `meanings` as Markdown tables."""
-    parts = [_HEAD]
+    parts = [_HEAD.format(tools=" or ".join(tables))]
     for tool, table in tables.items():
         parts.append(f"\n## {tool}\n\n| key | what becomes of it |\n|---|---|\n")
         parts += [f"| `{key}` | {words} |\n" for key, words in table.items()]
@@ -63,6 +63,6 @@ def _words(key: str, meaning: Meaning) -> str:
         "honoured": "as it is here" if meaning.text == key else f"is `{meaning.text}`",
         "unused": f"no effect: {meaning.text}",
         "planner": "the planner's",
-        "not there": f"not there: {meaning.text}{fine}",
+        "not there": f"not supported: {meaning.text}{fine}",
         "part": f"beside `{meaning.text}`",
     }[meaning.kind]

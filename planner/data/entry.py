@@ -110,12 +110,13 @@ Formatting = Literal["alpaca", "sharegpt", "openai"]
 """How LLaMA-Factory reads a dataset, as its dataset_info.json says."""
 
 Converter = Literal["v1", "alpaca", "sharegpt"]
-"""How v1 reads the records of a dataset; `v1`: records in its own form."""
+"""How LLaMA-Factory's v1 reads the records of a dataset; `v1`: records in its own form."""
 
 
 class Draw(BaseModel):
-    """Which rows of an entry v1 takes: it draws `size` rows from all, then `weight` times as many from these. A row may
-    be drawn several times. Python's random generator draws them under `seed`, after `skip` other numbers."""
+    """Which rows of an entry LLaMA-Factory's v1 takes: it draws `size` rows from all, then `weight` times as many from
+    these. A row may be drawn several times. Python's random generator draws them under `seed`, after `skip` other
+    numbers."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

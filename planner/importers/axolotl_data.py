@@ -244,7 +244,7 @@ def settle_learned(values: dict[str, Any], source: Source, *, taken: bool) -> li
 
 
 def _with_learned(entry: Any, settings: dict[str, Any]) -> Any:
-    if not settings or not isinstance(entry, (str, dict)) or not _of_turns(entry):
+    if not isinstance(entry, (str, dict)) or not _of_turns(entry):
         return entry  # its reader reports what is wrong
     return {**settings, **({"path": entry} if isinstance(entry, str) else entry)}
 

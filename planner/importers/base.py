@@ -197,7 +197,7 @@ own. Keys that disagree stay beside each other."""
 
 
 class Tool:
-    """Another tool and its job files. This class itself stands for offmate, whose files need none of this.
+    """A tool and its job files: another tool, or offmate itself (`planner.importers.transformers.OWN`).
 
     `name`: as people write it; `keys`: all that it documents; `defaults`: offmate's keys and their values where a file
     has none and the tool's default is another; `lora_defaults`: further ones where new adapters are made.
@@ -239,7 +239,8 @@ class Tool:
 
     def differences(self, values: dict[str, Any], filled: Collection[str], file: File) -> Iterator[str]:
         """Yields notes for the user on how training here differs from the tool's. `values`: the job's values by
-        offmate's names, defaults included. `filled`: the keys whose values are defaults."""
+        offmate's names, defaults included; a value that the tool would replace there is replaced here, too. `filled`:
+        the keys whose values are defaults."""
         yield from ()
 
     def settle_data(

@@ -83,7 +83,7 @@ def settle_data(
     )
 
 
-def translated(key: str, value: object, file: File) -> object:
+def _translated(key: str, value: object, file: File) -> object:
     """The value of a file's key in the form of offmate's key; None where it asks for nothing."""
     return _TRANSLATIONS[key](value, file) if key in _TRANSLATIONS else value
 
@@ -121,10 +121,10 @@ def _joined(values: File, file: File) -> File:
     asking = {key: value for key, value in values.items() if value not in SWITCHED_OFF}
     apart: dict[str, object] = {}
     for key, value in (asking or dict([next(iter(values.items()))])).items():
-        new = translated(key, value, file)
-        if new is not None and new not in [translated(*item, file) for item in apart.items()]:
+        new = _translated(key, value, file)
+        if new is not None and new not in [_translated(*item, file) for item in apart.items()]:
             apart[key] = value
-    saying = {key: value for key, value in values.items() if translated(key, value, file) is not None}
+    saying = {key: value for key, value in values.items() if _translated(key, value, file) is not None}
     return apart or dict([next(iter((saying or values).items()))])
 
 
@@ -137,7 +137,7 @@ def _settle(name: str, keys: list[str], reading: Reading, values: dict[str, Any]
     reading.mistakes += wrong
     if wrong:
         named[name] = wrong[0].key
-        values[name] = translated(TEXTS, by_key[TEXTS], file) if keys[0] == TEXTS else by_key[keys[0]]
+        values[name] = _translated(TEXTS, by_key[TEXTS], file) if keys[0] == TEXTS else by_key[keys[0]]
         return
     joined = _joined(by_key, file) if len(by_key) > 1 else by_key
     if len(joined) > 1:
@@ -145,7 +145,7 @@ def _settle(name: str, keys: list[str], reading: Reading, values: dict[str, Any]
         text = f"{first} is given too, and both mean {name}; keep one"
         reading.mistakes.append(source.mistake(other, "two-names", text))
     key, value = next(iter(joined.items()))
-    new = translated(key, value, file)
+    new = _translated(key, value, file)
     nothing = value == "" or (value is None and (reading.tool is AXOLOTL or new is None))
     if (reading.tool is not OWN and key != "adapter" and nothing) or (name == "eval_dataset" and value in SWITCHED_OFF):
         return  # as if it were not in the file

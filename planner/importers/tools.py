@@ -1,6 +1,6 @@
 """The tools whose job files offmate reads, and the names of a job's keys in them.
 
-A new tool is one file with a `Tool`, and its place in `TOOLS`.
+A new tool is one file with a `Tool`, its place in `TOOLS`, and its word in `offmated/cli/keys.py` (a test asks for it).
 """
 
 from __future__ import annotations

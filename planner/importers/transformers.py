@@ -121,8 +121,8 @@ BEGINNINGS = dict.fromkeys(REPORTING, REPORTS) | {
 }
 """Beginnings of keys -> why such keys have no effect, also those that no table has."""
 
-METHODS_NOT_THERE = ("dpo", "orpo", "kto", "grpo", "oft", "llama-adapter")
-ADAMW = ("adamw_hf", "adamw_torch_npu_fused", "paged_adamw_32bit", "paged_adamw", "adamw_apex_fused", "adamw")
+_METHODS_NOT_THERE = ("dpo", "orpo", "kto", "grpo", "oft", "llama-adapter")
+_ADAMW = ("adamw_hf", "adamw_torch_npu_fused", "paged_adamw_32bit", "paged_adamw", "adamw_apex_fused", "adamw")
 """Other names of `adamw_torch`."""
 _ADAMW_8BIT = ("adamw_bnb_8bit", "paged_adamw_8bit", "adamw_torch_8bit")
 _ADAMW_4BIT = "adamw_torch_4bit"
@@ -132,7 +132,7 @@ _CHOOSING = ("load_best_model_at_end", "early_stopping_patience", "early_stoppin
 
 def optimizer_of(value: object, file: File) -> object:
     """An optimizer's name in offmate's words."""
-    if value in (*ADAMW, _ADAMW_4BIT):
+    if value in (*_ADAMW, _ADAMW_4BIT):
         return "adamw_torch"
     return AdamW8bit.kind if value in _ADAMW_8BIT else value
 
@@ -200,7 +200,7 @@ def check_by_name(key: str, name: str, value: object, source: Source) -> list[Mi
     """Mistakes in values that tools give under several names. `key`: the file's; `name`: offmate's."""
     if name == "warmup_steps" and isinstance(value, float) and value >= 1 and not value.is_integer():
         return [source.mistake(key, "bad-value", f"it is {shown(value)}; 1 or more must be a whole number of steps")]
-    if name == "method" and value in METHODS_NOT_THERE:
+    if name == "method" and value in _METHODS_NOT_THERE:
         return [
             source.mistake(key, "not-there", (f"{value} is not supported yet; offmate does full fine-tuning and LoRA"))
         ]
@@ -238,7 +238,7 @@ def _resume(reading: Reading, key: str, value: object) -> None:
 def _rate_of_embeddings(reading: Reading, key: str, value: object) -> None:
     """LoRA+'s rate for embeddings. Without LoRA+ it is refused in offmate's own files (`planner.keys.lora`); in a
     tool's file it has no effect, as tools write out their defaults."""
-    if reading.tool.name == "" or reading.file.get(PLUS) not in SWITCHED_OFF:
+    if reading.tool is OWN or reading.file.get(PLUS) not in SWITCHED_OFF:
         reading.take(key, key)
     elif value not in SWITCHED_OFF:
         reading.leave(key, f"it has no effect without {PLUS}")

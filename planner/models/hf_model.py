@@ -45,10 +45,9 @@ def model_config(job: Job) -> PreTrainedConfig:
     folder = Path(job.model)
     stamp = None
     if folder.is_dir():
-        try:
-            status = (folder / "config.json").stat()
-        except OSError:
-            raise _unusable(job.model, "the folder has no config.json") from None
+        if not (folder / "config.json").is_file():
+            raise _unusable(job.model, "the folder has no config.json")
+        status = (folder / "config.json").stat()
         stamp = (status.st_ino, status.st_size, status.st_mtime_ns)
     return copy.deepcopy(_read_config(job.model, revision_of(job), stamp))
 

@@ -10,7 +10,7 @@ from offmated.jobs.migrate import scripts_folder
 from tests import ROOT
 
 MADE_UP = ROOT / "tests" / "support" / "next_version_migrations" / "0002_endings.py"
-REVISION = "0002"
+REVISION = "endings"
 
 
 def migrations_in(folder: Path, made_up: str = MADE_UP.read_text()) -> Path:

@@ -51,7 +51,7 @@ def _answered(options: argparse.Namespace) -> Exit:
                 case "verify-resume":
                     from worker.check.verify_resume import answer
                 case "train-until":
-                    from worker.check.verify_resume import train_until as answer
+                    from worker.check.train_until import train_until as answer
                 case "preview":
                     from worker.check.preview import answer
                 case _:
@@ -75,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
         check.add_argument("--database", metavar="URL", help="where plans are kept")
     for check, steps in ((certify, 5), (verify, 6)):
         check.add_argument("--folder", type=Path, required=True)
-        check.add_argument("--run", type=_run_folder)
+        check.add_argument("--run", type=lambda path: RunFolder(Path(path).absolute()))
         check.add_argument("--steps", type=int, default=steps)
         check.add_argument("--device", choices=("cpu", "cuda"))
     certify.add_argument("--layers", type=int)

@@ -52,6 +52,7 @@ def its_plan(
     where the job's plan is for other GPU kernels than this process uses. It is made as at the job's turn: with
     measurements, under the kernels of this process, and after the data were counted. `folder`: for the data.
     `database`: the URL of kept plans. Raises UserError, among them `base-changed` as a start of the job does."""
+    cache = Cache(database) if database else None  # first: a mistake in its address is told before data are read
     if run is not None:
         hint = "give the job's file to ask about the model that is there now"
         check_base(job, run.read_base(), run.path.parent, hint=hint)
@@ -76,7 +77,6 @@ def its_plan(
     whole = job if job.is_split or job.train_batch_size is None else job.with_slices(job.train_batch_size)
     batches = data_of(whole)
     log.info("planning with measurements of the blocks")
-    cache = Cache(database) if database else None
     answer = plan_job(job, device, cache=cache, measure=True, counted=batches.counted())
     job = job if job.is_split else job.with_slices(answer.rows)
     if job != whole:

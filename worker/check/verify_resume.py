@@ -23,41 +23,13 @@ from planner.measure.target import device_of
 from planner.run.folder import RunFolder
 from worker.check.its_plan import its_plan
 from worker.storage.checkpoint import read_checkpoint
-from worker.training.metrics import read_metrics, steps_trained
-from worker.training.run import run_job
-from worker.training.stop import StopRequest
+from worker.training.metrics import read_metrics
 from worker.training.stored import clear_passing, forget_stores, passing_token
 
 log = logging.getLogger(__name__)
 
 _COMPARED = ("step", "loss", "grad_norm", "learning_rate", "tokens")
 _MOST_NAMED = 5
-
-
-class _Until(StopRequest):
-    """Asks for a stop as soon as the run has done so many steps."""
-
-    def __init__(self, run: RunFolder, steps: int) -> None:
-        self._run, self._steps = run, steps
-        super().__init__()
-
-    @property
-    def asked(self) -> bool:
-        """Whether the run shall stop now, because the steps that it was to do are done."""
-        return steps_trained(read_metrics(self._run.metrics)) >= self._steps
-
-    @asked.setter
-    def asked(self, value: bool) -> None:
-        """Ignored: only the steps done ask for a stop."""
-
-
-def train_until(job: Job, options: argparse.Namespace) -> tuple[Exit, str]:
-    """Train the job of the run folder `own_run` with deterministic kernels, with a request to stop when step `step` is
-    done. `refused`: operations that have no deterministic kernel (`planner.measure.repeatable.Kernels`). Returns exit
-    code 75 (stopped after a checkpoint), or 0 where the job has ended, and an empty text."""
-    run = options.own_run
-    with Kernels(tuple(options.refused)).taken():  # two runs would differ anyway if kernels did not repeat
-        return (Exit.DONE if run_job(run, _Until(run, options.step)) else Exit.STOPPED), ""
 
 
 def answer(job: Job, options: argparse.Namespace) -> tuple[Exit, str]:

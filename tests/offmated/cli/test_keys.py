@@ -38,8 +38,8 @@ def test_each_key_has_one_line_below_its_tool() -> None:
         ("axolotl", "| `learning_rate` | as it is here |"),
         ("axolotl", "| `fsdp` | the planner's |"),
         ("axolotl", "| `axolotl_config_path` | no effect: offmate has no use for it |"),
-        ("trl", "| `num_generations` | not there: training by preferences or rewards |"),
-        ("llama-factory-v1", "| `model_class` | not there: a model with another head (`llm`) |"),
+        ("trl", "| `num_generations` | not supported: training by preferences or rewards |"),
+        ("llama-factory-v1", "| `model_class` | not supported: a model with another head (`llm`) |"),
     ],
 )
 def test_what_becomes_of_a_key_is_told(tool: str, line: str) -> None:

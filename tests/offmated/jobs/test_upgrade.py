@@ -74,7 +74,7 @@ def test_an_upgrade_fills_the_new_column_and_leaves_the_others_and_a_copy_as_the
     upgrade(full.engine, paths, migrations_in(tmp_path / "next"))
     assert rows(paths.database) == [(*row, ending) for row, ending in zip(before, ENDINGS, strict=True)]
     (copy,) = paths.backups.iterdir()
-    assert (rows(copy), revision(copy), revision(paths.database)) == (before, "0001", REVISION)
+    assert (rows(copy), revision(copy), revision(paths.database)) == (before, "initial", REVISION)
 
 
 def test_what_came_after_an_upgrade_is_kept_by_the_next_start(full: Store, paths: Paths, tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_an_upgrade_that_is_killed_in_the_midst_loses_nothing_and_is_done_by_the
     finally:
         upgrading.kill()
         upgrading.wait()
-    assert (rows(paths.database), revision(paths.database)) == (before, "0001")
+    assert (rows(paths.database), revision(paths.database)) == (before, "initial")
     assert [rows(copy) for copy in paths.backups.iterdir()] == [before]
     upgrade(full.engine, paths, migrations_in(tmp_path / "next"))
     assert rows(paths.database, "last_ending") == [(ending,) for ending in ENDINGS]
@@ -143,7 +143,7 @@ def test_a_database_of_the_next_version_is_refused_in_one_line_and_stays_as_it_i
         upgrade(full.engine, paths)
     assert (caught.value.code, caught.value.numbers) == (
         "database-too-new",
-        (f"its revision is {REVISION}, this offmate knows 0001",),
+        (f"its revision is {REVISION}, this offmate knows initial",),
     )
     assert rows(paths.database) == after
     with full.engine.connect() as connection:

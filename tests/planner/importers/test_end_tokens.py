@@ -36,6 +36,12 @@ def test_the_tokenizers_end_token_is_the_templates_and_a_note_says_so(folder: Pa
     )
 
 
+def test_a_template_whose_end_token_is_added_to_the_vocabulary_says_how_its_row_begins(folder: Path) -> None:
+    job, notes = Job.parse_with_notes(FULL + "template: chatml\nresize_vocab: true\n", folder)
+    assert job.add_tokens == ("<|im_end|>", "<|im_start|>")
+    assert any("tokens of add_tokens that the tokenizer lacks get embedding rows" in note for note in notes)
+
+
 @pytest.mark.parametrize("lines", ["template: vicuna\n", "template: mistral\n", "template: gemma2\n", ""])
 def test_other_templates_leave_the_tokenizer_its_own(folder: Path, lines: str) -> None:
     assert Job.parse(FULL + lines, folder).special_tokens is None

@@ -248,6 +248,13 @@ def test_llama_factorys_pissa_approximates_unless_it_is_told_not_to(
     assert Job.parse(text, folder).init_lora_weights == begins
 
 
+def test_pissa_under_two_names_is_one_where_both_mean_the_same(folder: Path) -> None:
+    text = LLAMA_FACTORY + "finetuning_type: lora\npissa_init: true\ninit_lora_weights: "
+    assert Job.parse(text + "pissa_niter_16\n", folder).init_lora_weights == "pissa_niter_16"
+    with pytest.raises(UserError, match="pissa_init is given too, and both mean init_lora_weights; keep one"):
+        Job.parse(text + "pissa\n", folder)
+
+
 @pytest.mark.parametrize("count", ["0", "true", "some", "1000"])
 def test_a_pissa_of_no_number_of_iterations_is_refused(folder: Path, count: str) -> None:
     text = LLAMA_FACTORY + f"finetuning_type: lora\npissa_init: true\npissa_iter: {count}\n"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0002"
-down_revision = "0001"
+revision = "endings"
+down_revision = "initial"
 
 JOBS = sa.table("jobs", sa.column("id", sa.Integer()), sa.column("history", sa.JSON()), sa.column("last_ending"))
 

@@ -23,7 +23,8 @@ from tests.support.runs import make_run
 from worker import trainer
 from worker.check import verify_resume
 from worker.check.__main__ import main
-from worker.check.verify_resume import _to_compare, _Until, differences
+from worker.check.train_until import Until
+from worker.check.verify_resume import _to_compare, differences
 from worker.engine.engine import Engine
 from worker.sample import answers
 from worker.sample import main as sample
@@ -138,7 +139,7 @@ def test_a_deterministic_job_trains_under_the_strict_mode_and_goes_on_with_the_s
         (tmp_path / name).mkdir()
         job, run = make_run(tmp_path / name, "llama", gradient_accumulation_steps=2, max_steps=8, deterministic=True)
         for stop in stops:
-            assert trainer._train(run, _Until(run, stop)) is Exit.STOPPED
+            assert trainer._train(run, Until(run, stop)) is Exit.STOPPED
         runs.append(run)
     assert job.deterministic and modes == 12 * ["strict"]
     assert caplog.messages.count("kernels: deterministic ones only, as deterministic: true asks for") == 3
