@@ -1,1 +1,1 @@
-"""The files of a dataset: where they are, their records, and the one reader of them."""
+"""The files of a dataset: where they are, and the one reader of their records."""

@@ -1,5 +1,6 @@
-"""Broken records of training data. They are counted, and for each kind of mistake the first record is kept with its
-place and the reason. By the job's `broken_rows` they are left out, or the job is refused. No torch."""
+"""Collects the broken records of a dataset and reports them. They are counted, and for each kind of mistake the first
+record is kept with its place and the reason. The job's `broken_rows` says whether they are left out (`skip`) or the job
+is refused (`refuse`). Does not import torch."""
 
 from __future__ import annotations
 
@@ -16,20 +17,20 @@ log = logging.getLogger(__name__)
 SHOWN = 10
 """The most kinds of mistakes that are reported."""
 ENOUGH = 1000
-"""Broken records after which a job that is refused is read no further."""
+"""The number of broken records after which a job that will be refused reads no further."""
 _OF_ONE_RECORD = re.compile(r"(?<=this is ).*|(?<=no JSON object: ).*|(?<=turn: ).*|\d+", re.DOTALL)
-"""The parts in which the reasons of two records may differ although the mistake is the same: the value, and its
-place."""
+"""The parts of an error text that belong to one record: its value, and positions in it. Two errors that differ only in
+these are the same kind of mistake."""
 
 
 class BrokenRecordsError(UserError):
-    """The refusal of a job for records of its data."""
+    """The error that refuses a job because records of its dataset are broken."""
 
 
 @dataclass(slots=True)
 class _Mistake:
-    """A kind of mistake: the place of the first record with it, its error, a line with both, and the number of such
-    records."""
+    """One kind of mistake: the place of the first record with it, that record's error, a line with both, and the number
+    of records with this mistake."""
 
     place: str
     error: UserError
@@ -41,49 +42,51 @@ class _Mistake:
 
 
 class BrokenRows:
-    """The broken records of a job's data: their number, and for each kind of mistake the number of records with it, and
-    the first one's place ("line 3 of a.jsonl") and reason."""
+    """The broken records of a job's dataset: their number and, for each kind of mistake, the number of records with it
+    and the place ("line 3 of a.jsonl") and reason of the first one."""
 
     def __init__(self, *, skip: bool) -> None:
-        """`skip`: broken records are left out; else a job with any is refused."""
+        """`skip`: broken records are left out; without it a job that has any is refused."""
         self.skip = skip
         self._count = 0
         self._mistakes: dict[tuple[str, str], _Mistake] = {}
         self._lacking: dict[str, _Mistake] = {}
         self._known: set[object] = set()
         self.met = 0
-        """How often a broken record was met: a mixture repeats records."""
+        """How often a broken record was read. A mixture of datasets reads the same record several times."""
         self.unread = 0
-        """How many rows are no records."""
+        """The number of rows that are no records, such as lines that are not JSON."""
         self.rendered = 0
-        """How many records became documents, or failed to."""
+        """The number of records that were turned into texts to train on, or failed there."""
 
     def __len__(self) -> int:
         return self._count
 
     @property
     def ends(self) -> bool:
-        """Whether the job is refused."""
+        """Whether the job is refused because of the broken records found so far."""
         return self._count > 0 and not self.skip
 
     @property
     def is_full(self) -> bool:
-        """Whether the job is refused, and so many mistakes are known that no more are looked for."""
+        """Whether the job is refused and so many mistakes are known already that reading on would add nothing to the
+        error."""
         return not self.skip and (self._count >= ENOUGH or len(self._mistakes) >= SHOWN)
 
     def add(self, place: str, error: ValueError | UserError, record: object = None) -> None:
-        """Note a broken record and its error. `record`: a value that identifies it where it may come again."""
+        """Note a broken record and its error. `place`: where it is, such as "line 3 of a.jsonl". `record`: a hashable
+        value that identifies a record which may be read again, so that it is counted once."""
         user_error = error if isinstance(error, UserError) else _broken(str(error))
         self._add(place, user_error, f"{place}: {_reason(user_error)}", record)
 
     def add_row(self, row: Row) -> None:
-        """Note a row that is no record."""
+        """Note a row that is no record, such as a line that is not JSON."""
         self._add(row.place, _unreadable(row), f"{row.place} {row.wrong}", None)
         self.unread += 1
 
     def add_lacking(self, place: str, lacks: str) -> None:
-        """Note a record that counts as empty because it lacks columns. It is reported only where the job is refused for
-        others."""
+        """Note a record at `place` that counts as empty because it lacks columns (`lacks`, in words). The error lists
+        it only where the job is refused for other records."""
         if (known := self._lacking.get(lacks)) is not None:
             known.count += 1
         elif len(self._lacking) < SHOWN:
@@ -102,7 +105,8 @@ class BrokenRows:
             self._mistakes[kind] = _Mistake(place, error, line)
 
     def refuse(self, seen: int) -> None:
-        """Raise BrokenRecordsError where the job is refused; `seen`: the number of records looked at."""
+        """Raise BrokenRecordsError if the job is refused for its broken records, else do nothing. `seen`: the number of
+        records read so far, for the error."""
         if not self.ends:
             return
         self._refuse_template()
@@ -119,8 +123,8 @@ class BrokenRows:
         raise BrokenRecordsError(what, code=code, exit_code=Exit.USAGE, numbers=numbers, hint=hint)
 
     def _refuse_template(self) -> None:
-        """Raise BrokenRecordsError where the chat template refuses, for one reason, every record that it was given, and
-        it was given more than one: then the template is wrong, not each record."""
+        """Raise BrokenRecordsError if the chat template refused every record that it was given, more than one, all for
+        the same reason: then the template is wrong and not the records."""
         only = [*self._mistakes.values()]
         if len(only) == 1 and only[0].error.code == _REFUSES and only[0].count == self.rendered > 1:
             reason, _, origin = only[0].error.numbers
@@ -133,8 +137,11 @@ class BrokenRows:
             )
 
     def end(self, documents: int, seen: int) -> None:
-        """Refuse the job, or log what was broken. `seen`: the number of all records; `documents`: how many of them
-        became documents. Raises BrokenRecordsError where the job is refused, UserError where no document is left."""
+        """Refuse the job, or log which records are left out, after the whole dataset is read.
+
+        `documents`: how many records became texts to train on; `seen`: how many records were read. Raises
+        BrokenRecordsError where the job is refused, UserError where no record is left to train on.
+        """
         self.refuse(seen)
         self.say()
         if self._count and not documents:
@@ -148,8 +155,8 @@ class BrokenRows:
             )
 
     def say(self, among: str = "") -> None:
-        """Log how many records are left out, and the first of each kind; `among`: a prefix that says which records are
-        meant."""
+        """Log how many records are left out, and the first record of each kind of mistake. `among`: text before the
+        number that says which records are meant."""
         if self._count and self.skip:
             records = f"{counted(len(self), 'record')} {'is' if len(self) == 1 else 'are'}"
             log.warning("data: %s%s broken and left out (broken_rows: skip)", among, records)
@@ -158,14 +165,15 @@ class BrokenRows:
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """Each kind of mistake, in words; the last line counts the records with others."""
+        """One line for each kind of mistake; a last line counts the records with other mistakes, if there are any."""
         more = len(self) - sum(each.count for each in self._mistakes.values())
         texts = tuple(map(str, self._mistakes.values()))
         return (*texts, f"and {counted(more, 'record')} with other mistakes") if more else texts
 
 
 def no_records(name: object, *, left_out: int) -> UserError:
-    """The error of an entry without records; `left_out`: how many broken ones were left out."""
+    """Return the error for a dataset without a single record. `left_out`: how many broken records were left out of
+    it."""
     more = (f"{left_out} broken and left out (broken_rows: skip)",) if left_out else ()
     return UserError(
         f"The dataset {name} is empty.",

@@ -1,5 +1,5 @@
-"""An entry of a job's `dataset`: where its records are, which of them count, and what their columns mean. Light: no
-torch."""
+"""An entry of a job's `dataset`: where its records are, which of them are used, and what their columns mean. Does not
+import torch."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ COLUMNS: dict[Type, tuple[str, ...]] = {
     "segments": ("segments",),
     "tokens": ("input_ids",),
 }
-"""Type -> the columns that it must have, by offmate's names."""
+"""Value of `type` in an entry -> the columns that its records must have, by offmate's names."""
 
 
 _LATER = (
@@ -52,13 +52,16 @@ _LATER = (
     "converter",
     "draw",
 )
-"""Fields that were added later. They are not written where they say nothing."""
+"""Fields that did not exist in the first version. They are written only where they are set."""
 
 
 class PromptFormat(BaseModel):
-    """How an instruction is written without a chat template. `with_input`, `without_input`: the text before the answer,
-    for records with and without an input, with `{instruction}`, `{input}` and `{system}` for the columns. `system`: the
-    system text of a record that has none."""
+    """The text that turns an instruction into a prompt where no chat template is used.
+
+    `with_input` and `without_input` are the texts before the answer, for records with and without the column `input`.
+    In them `{instruction}`, `{input}` and `{system}` stand for the record's columns. `system` is the system text of a
+    record that has none.
+    """
 
     model_config = _VALUE
 
@@ -67,7 +70,7 @@ class PromptFormat(BaseModel):
     system: str = ""
 
     def written(self, instruction: str, more: str, system: str) -> str:
-        """The prompt of a record with this instruction, input (`more`) and system text."""
+        """Return the prompt of a record. `more`: the text of its column `input`, "" for none."""
         texts = {"system": system or self.system, "input": more, "instruction": instruction}
         # One pass: a `{input}` in a record's own text is not replaced.
         return _PLACES.sub(lambda place: texts[place[1]], self.with_input if more else self.without_input)
@@ -84,20 +87,21 @@ ALPACA = {
     + "### Input:\n{input}\n\n### Response:\n",
     "without_input": _ALPACA.format(more="") + "### Response:\n",
 }
-"""The prompt format of the Alpaca data."""
+"""The prompt format of Stanford's Alpaca dataset."""
 
 
 EndMarks = Literal["turn", "all", "last", "none"]
-"""Which end marks are learned: those behind learned turns, behind all turns, the last one, or none."""
+"""Which end-of-message tokens are learned: those behind learned messages ("turn"), behind all messages, only the last
+one, or none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnedTurns:
-    """Which turns of a conversation are learned, by axolotl's rules: their texts, and the end marks behind them.
+    """Which messages of a conversation the model learns, by axolotl's rules, and which of the end tokens behind them.
 
-    `roles`: the roles whose turns are learned where a turn itself says nothing; None: all. `eos`: which of the
-    tokenizer's end tokens are learned. `eot`: which of `marks` are, tokens that end a turn; without `marks` the
-    tokenizer's end token ends it.
+    `roles`: the roles whose messages are learned where a message itself does not say; None: all roles. `eos`: which of
+    the tokenizer's end-of-sequence tokens are learned. `eot`: which of the tokens in `marks` are learned, which are
+    axolotl's `eot_tokens` and end a message. Without `marks` the tokenizer's end token ends a message.
     """
 
     roles: frozenset[str] | None
@@ -107,16 +111,18 @@ class LearnedTurns:
 
 
 Formatting = Literal["alpaca", "sharegpt", "openai"]
-"""How LLaMA-Factory reads a dataset, as its dataset_info.json says."""
+"""The formats that a dataset may have in LLaMA-Factory's dataset_info.json."""
 
 Converter = Literal["v1", "alpaca", "sharegpt"]
-"""How LLaMA-Factory's v1 reads the records of a dataset; `v1`: records in its own form."""
+"""The readers of LLaMA-Factory's v1 for the records of a dataset; `v1` reads its own form."""
 
 
 class Draw(BaseModel):
-    """Which rows of an entry LLaMA-Factory's v1 takes: it draws `size` rows from all, then `weight` times as many from
-    these. A row may be drawn several times. Python's random generator draws them under `seed`, after `skip` other
-    numbers."""
+    """A random sample of a dataset's rows, drawn as LLaMA-Factory's v1 draws it: `size` rows from all rows, then from
+    these `weight` times as many. Each draw is with replacement, so a row may come several times.
+
+    Python's `random.Random(seed)` draws the rows. `skip`: how many random numbers it gives to other datasets before.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -126,7 +132,7 @@ class Draw(BaseModel):
     skip: Annotated[int, Field(ge=0, le=10**9)] = 0
 
     def times(self, rows: int) -> Counter[int]:
-        """How often each of `rows` rows, counted from 0, is taken."""
+        """Return how often each of a dataset's `rows` rows is drawn: row number, from 0 -> count."""
         generator = random.Random(self.seed)
         for _ in range(self.skip):
             generator.random()
@@ -139,16 +145,20 @@ class Draw(BaseModel):
 
 
 class DataEntry(BaseModel):
-    """Records of one file, folder or dataset of the hub.
+    """One entry of a job's `dataset`: the records of a file, a folder or a dataset on the Hugging Face hub.
 
-    `columns`: offmate's name of a column -> the data's name, "" for a column that is not used. `message_keys`: the same
-    for the keys of a message. `roles`: a role in the data -> the role that it means. `type` None: the columns show the
-    kind. `max_samples`: only the first so many records count. `roles_to_train` (roles by the data's names),
-    `train_on_eos`, `train_on_eot`, `eot_tokens`: see `learned`; all None where the chat template says what is learned.
-    `chat_template_kwargs`: added to the job's, and preferred to them. `split_thinking`: the key of a message that gets
-    the thoughts in an answer (`planner.data.entry`). `formatting`: records are read as LLaMA-Factory reads data of
-    this formatting, and roles missing in `roles` are invalid. `converter`: records are read, and rows written, as in
-    LLaMA-Factory's v1 (`planner.importers.llama_factory_v1_records`). `draw`: which of these rows v1 takes.
+    `type`: the format of the records; None: their columns show it. `columns`: offmate's name of a column -> its name in
+    the data, "" for a column that is not used. `message_keys`: the same for the keys of a message. `roles`: role name
+    in the data -> the role that it means. `max_samples`: only the first so many records are used.
+
+    `roles_to_train` (role names as in the data), `train_on_eos`, `train_on_eot` and `eot_tokens`: what axolotl calls
+    so, see the property `learned`; all None: the chat template marks what is learned. `chat_template_kwargs`: variables
+    for the chat template, which win over the job's. `split_thinking`: the message key that receives the thoughts in an
+    answer (`with_thinking`).
+
+    `formatting`: records are read as LLaMA-Factory reads a dataset of this formatting, and roles missing in `roles` are
+    errors. `converter`: records are read, and rows are written, as in LLaMA-Factory's v1
+    (`planner.importers.llama_factory_v1_records`). `draw`: the random sample of rows that v1 takes; None: all rows.
     """
 
     model_config = _VALUE
@@ -178,14 +188,15 @@ class DataEntry(BaseModel):
 
     @model_serializer(mode="wrap")
     def _as_before(self, others: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without the later fields where they say nothing: so checkpoints from before these fields existed name an
-        equal entry."""
+        """Leave out fields in `_LATER` that are None. A checkpoint written before these fields existed then still names
+        an equal entry."""
         fields: dict[str, Any] = others(self)
         return {key: value for key, value in fields.items() if key not in _LATER or value is not None}
 
     @property
     def learned(self) -> LearnedTurns | None:
-        """Which turns are learned; None: those of the assistant that the chat template marks."""
+        """The rules for which messages are learned; None where no axolotl key of the entry sets them: then the
+        assistant's messages are learned that the chat template marks."""
         if all(
             setting is None for setting in (self.roles_to_train, self.train_on_eos, self.train_on_eot, self.eot_tokens)
         ):
@@ -197,21 +208,22 @@ class DataEntry(BaseModel):
 
     @property
     def kind(self) -> Kind | None:
-        """The kind of its records; None where the columns show it."""
+        """The format of the entry's records, as its `type` says; None where their columns show it."""
         return _KINDS[self.type] if self.type is not None else None
 
     def most(self, of_job: int | None) -> int | None:
-        """The most of its records that count, in a job with `max_samples: of_job`; None: all."""
+        """Return the number of records after which the entry's others are ignored: the smaller of its own `max_samples`
+        and the job's (`of_job`). None: no limit."""
         return min((most for most in (self.max_samples, of_job) if most is not None), default=None)
 
     @property
     def whole(self) -> bool:
-        """Whether the entry means all its records, not a part of a split."""
+        """Whether the entry uses all records of the dataset, not another split than `train` or a part of one."""
         return self.split == "train"
 
     def names(self, columns: tuple[str, ...]) -> tuple[str, ...]:
-        """The columns of the data by offmate's names. Raises ValueError where a column is missing that the entry
-        needs."""
+        """Return the names of the data's columns, renamed to offmate's names where the entry renames them. `columns`:
+        the names in the data. Raises ValueError where a column is missing that the entry needs."""
         needed = {self.columns.get(column, column) for column in (COLUMNS[self.type] if self.type else ())}
         optional = {"input", "system", "tools", "history", VALUES}  # data may lack these
         needed |= {theirs for ours, theirs in self.columns.items() if theirs and ours not in optional}
@@ -222,7 +234,8 @@ class DataEntry(BaseModel):
         return (*ours, *(column for column in columns if column not in taken and column not in self.columns))
 
     def mapped(self, record: Record) -> Record:
-        """The record under offmate's names. Raises ValueError for messages that cannot be read."""
+        """Return the record with its columns, message keys and roles renamed to offmate's names, as the entry says.
+        Raises ValueError for messages that cannot be read."""
         of_axolotl = self.learned is not None
         renamed = self.columns or self.message_keys or self.roles or self.drop_system or self.split_thinking
         if not (renamed or of_axolotl):
@@ -258,12 +271,13 @@ def _is_system(message: object) -> bool:
 
 
 def as_entry(value: str | DataEntry) -> DataEntry:
-    """The value as an entry, also where it is only a path."""
+    """Return a value of the job's `dataset` as a `DataEntry`, also where it is only a path or hub id."""
     return value if isinstance(value, DataEntry) else DataEntry(path=value)
 
 
 def simplest(values: Mapping[str, Any]) -> str | DataEntry:
-    """The entry with these fields, or only its path where no other field is set. Raises pydantic's ValidationError."""
+    """Return the entry with these fields; only its path where no other field is set. Raises pydantic's
+    ValidationError."""
     entry = DataEntry.model_validate(dict(values))
     return entry.path if entry == DataEntry(path=entry.path) else entry
 
@@ -276,8 +290,9 @@ _COLUMNS = ("messages", "conversations", "tools")
 
 
 def as_axolotl(record: dict[str, Any]) -> dict[str, Any]:
-    """A record with offmate's names, without keys that are null. Where messages, tools or a tool's parameters are
-    texts, they are parsed as JSON, whose nulls stay. Raises ValueError."""
+    """Return a record, whose columns have offmate's names, as axolotl reads it: without keys whose value is null. Where
+    messages, tools or the parameters of a tool are text, the text is parsed as JSON; nulls in that JSON stay. Raises
+    ValueError for text that is not JSON."""
     cleaned: dict[str, Any] = _without_nulls(record)
     for column in _COLUMNS:
         _read_in(cleaned, column, column)
@@ -287,8 +302,8 @@ def as_axolotl(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_arguments(message: Any) -> Any:
-    """A message of such a record, with offmate's names. Its calls' arguments that are texts are parsed as JSON, so that
-    a template writes them its own way. Raises ValueError."""
+    """Return a message in which the arguments of tool calls are parsed as JSON where they are text. The chat template
+    can then write them in its own way. Changes the message in place. Raises ValueError for text that is not JSON."""
     for call in _objects(message.get("tool_calls") if isinstance(message, dict) else None):
         _read_in(call.get("function"), "arguments", "arguments of a call")
     return message
@@ -305,7 +320,7 @@ def _objects(value: Any) -> list[dict[str, Any]]:
 
 
 def _read_in(place: Any, key: str, what: str) -> None:
-    """Replace a text under a key by the JSON value in it."""
+    """Replace the text under a key of `place` by the JSON value that it holds."""
     if isinstance(place, dict) and isinstance(text := place.get(key), str):
         try:
             place[key] = json_in(text)
@@ -325,9 +340,13 @@ _SOLUTION = ("<|begin_of_solution|>", "<|end_of_solution|>")
 
 
 def with_thinking(message: dict[str, Any], key: str) -> dict[str, Any]:
-    """The message. In an answer of the assistant's, the text between the marks of thoughts goes under `key`, stripped;
-    the content becomes the text behind it, or the solution in that text. Raises ValueError where words would be lost,
-    which axolotl drops silently."""
+    """Return the message with an assistant's thoughts moved to `key`: axolotl's `split_thinking`.
+
+    The thoughts are the text between marks such as <think> and </think>, stripped. The content becomes the text behind
+    them, or the solution that is marked in that text. Other messages, and answers without marks, are returned
+    unchanged. Raises ValueError where the content has words outside of thoughts and solution: axolotl drops these
+    silently.
+    """
     name = "content" if message.get("content") is not None else "value"
     content = message.get(name)
     if role_of(str(message.get("role") or message.get("from"))) != "assistant" or not isinstance(content, str):

@@ -1,6 +1,7 @@
-"""The rows of a JSON file: one value a line, values over several lines, or the elements of one array. No torch.
+"""Reads the rows of a JSON file: one value per line, values over several lines, or the elements of one array. Does not
+import torch.
 
-A row is the value that Python's `json` reads at its place; nothing else in the file changes it.
+Each row is the value that Python's `json` reads at its place. Nothing else in the file changes it.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ _CUT_NEAR = 16  # characters before the end where a number, a word or an escape 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The content of one place in a data file.
+    """What a data file has at one place: a record, or the reason why it is none.
 
-    `place`: the place in words ("line 3 of a.jsonl"). `record`: the value there; None where it is no record, and
-    `wrong` then says what is wrong, in words that follow the place: "is no JSON: Expecting value (character 9)".
+    `place`: where it is, in words, such as "line 3 of a.jsonl". `record`: the record; None where there is none. `wrong`
+    then says why, in words that follow the place: "is no JSON: Expecting value (character 9)".
     """
 
     place: str
@@ -37,12 +38,13 @@ class Row:
 
 
 def json_rows(name: str, file: BinaryIO, *, whole: bool = True) -> Generator[Row]:
-    """The rows of the file `name`, in order. Blank lines are no rows; each text in an array is the record {"text": …}.
+    """Yield the rows of the JSON file `name`, in order. Blank lines are skipped. A text in an array becomes the record
+    {"text": …}.
 
-    `whole`: `file` is the whole file. Else it is only the beginning, and a last line that does not end is left out. A
-    value may extend over several lines. Where these turn out to be no JSON, the first of them is a broken row, and
-    reading goes on with the next line. Raises ValueError where an array is broken: nothing tells where its elements go
-    on.
+    `whole`: `file` is the whole file. Otherwise it is only the beginning, and an unfinished last line is skipped. A
+    value may extend over several lines. Where these are no valid JSON, the first of them becomes a broken row and
+    reading continues with the next line. Raises ValueError where an array is broken, because nothing shows where its
+    next element begins.
     """
     text = _Text(file)
     _skip_blank_lines(text)
@@ -54,9 +56,11 @@ def json_rows(name: str, file: BinaryIO, *, whole: bool = True) -> Generator[Row
 
 
 class _Text:
-    """A file's text, decoded a piece at a time. Bytes that are not UTF-8 are kept in it by `surrogateescape`.
+    """The text of a file, read and decoded one piece at a time. Bytes that are not UTF-8 are kept as surrogates
+    (`surrogateescape`).
 
-    `text[at:]` is not read yet and begins on line `line`; `ended`: nothing follows it in the file.
+    `text[at:]` is the part that was read from the file and not used yet; it begins on line `line`, counted from 1.
+    `ended`: the file has nothing after it.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -67,7 +71,7 @@ class _Text:
         self.text = self.text.removeprefix("\ufeff")
 
     def more(self) -> bool:
-        """Read on, as much again as is still unread; False at the end of the file."""
+        """Read on, at least as many bytes as are still unused. Returns False at the end of the file."""
         if self.ended:
             return False
         piece = self._file.read(max(_PIECE, len(self.text) - self.at))  # doubled: else a long value is parsed often
@@ -76,12 +80,12 @@ class _Text:
         return True
 
     def pass_to(self, end: int) -> None:
-        """Go on behind `text[:end]`."""
+        """Mark `text[:end]` as used."""
         self.line += self.text.count("\n", self.at, end)
         self.at = end
 
     def skip_blank(self) -> None:
-        """Go on with the next character that is no space."""
+        """Skip spaces and line ends, reading on where needed."""
         while True:
             blank = _BLANK.match(self.text, self.at)
             assert blank is not None
@@ -90,16 +94,16 @@ class _Text:
                 return
 
     def rest(self, count: int) -> str:
-        """The next `count` characters; fewer at the end of the text read so far."""
+        """Return the next `count` characters; fewer at the end of the text read so far."""
         return self.text[self.at : self.at + count]
 
     def ends_early(self, error: json.JSONDecodeError) -> bool:
-        """Whether the error may only mean that the text read so far ends within a value."""
+        """Return whether the error may come only from a value that is cut at the end of the text read so far."""
         near = error.pos >= len(self.text.rstrip(_SPACES)) or error.pos > len(self.text) - _CUT_NEAR
         return near or error.msg.startswith("Unterminated string")
 
     def line_end(self, start: int) -> int:
-        """The end of the line that `start` is on: a "\\n", or the end of the file."""
+        """Return the index in `text` where the line with `start` ends: that of its "\\n", or the end of the file."""
         while (end := self.text.find("\n", start)) < 0 and not self.ended:
             start -= self.at
             self.more()
@@ -134,7 +138,7 @@ def _lines(name: str, text: _Text, whole: bool) -> Generator[Row]:
 
 
 class _WrongError(Exception):
-    """What is wrong with the text up to `end`."""
+    """Says what is wrong with the text up to the index `end`."""
 
     def __init__(self, wrong: str, end: int) -> None:
         super().__init__(wrong)
@@ -146,7 +150,8 @@ class _CutError(Exception):
 
 
 def _skip_blank_lines(text: _Text) -> None:
-    """Go on with the next line that is not blank, from its beginning: error positions count from there."""
+    """Skip blank lines, and stop at the beginning of the next line, not at its first character: positions in errors
+    count from the line's beginning."""
     while True:
         blank = _BLANK.match(text.text, text.at)
         assert blank is not None
@@ -159,8 +164,8 @@ def _skip_blank_lines(text: _Text) -> None:
 
 
 def _values(text: _Text, decoder: JsonValues) -> tuple[list[Any], int]:
-    """The values up to the first line end that lies within none of them, and that position. Raises _WrongError where
-    the first line is to be left out, and _CutError."""
+    """Return the values up to the first line end that is outside of all values, and its index. Raises _WrongError where
+    the first line is broken and can be skipped, _CutError where the file ends within a value."""
     while True:
         decoder.forget()
         values: list[Any] = []
@@ -195,7 +200,7 @@ def _values(text: _Text, decoder: JsonValues) -> tuple[list[Any], int]:
 
 
 def _why_no_json(line: str) -> str:
-    """What is wrong with a line that is no JSON by itself."""
+    """Return what is wrong with a line that is not valid JSON by itself."""
     if byte := not_utf8(line):
         return byte
     decoder, line = JsonValues(), line.rstrip(_SPACES)
@@ -251,7 +256,8 @@ def _elements(name: str, text: _Text, whole: bool) -> Generator[Row]:
 
 
 def _element(name: str, text: _Text, decoder: JsonValues) -> tuple[Any, int]:
-    """The next value, and where it ends. Raises _WrongError for a value that can be skipped, _CutError, ValueError."""
+    """Return the next value of an array, and the index where it ends. Raises _WrongError for a broken value that can be
+    skipped, _CutError where the file ends within a value, ValueError for all else."""
     while True:
         decoder.forget()
         try:
@@ -285,7 +291,8 @@ def _no_object(text: str) -> str:
 
 
 def _past(text: str, start: int) -> int | None:
-    """The end of the list or object that begins at `start`, whatever is in it; None where the text ends before."""
+    """Return the index behind the list or object that begins at `start`, found by counting brackets outside of strings.
+    None where the text ends before."""
     depth = 0
     for token in _TOKENS.finditer(text, start):
         depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(token[0], 0)

@@ -1,4 +1,4 @@
-"""Reads JSON values as Python's `json` does, and finds mistakes in them that it ignores. No torch."""
+"""Reads JSON values as Python's `json` does, and finds mistakes that `json` ignores. Does not import torch."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import json
 from typing import Any
 
 MOST_DEPTH = 100
-"""The most levels of lists and objects within each other. Templates and `copy` recurse into them, and Python's stack is
-limited."""
+"""The most levels of lists and objects inside one another that a value may have. Chat templates and `copy` recurse into
+values, and Python's stack is limited."""
 
 
 def json_in(text: str) -> Any:
-    """The one JSON value in a text. Raises ValueError that says what is wrong, in words that follow "it"."""
+    """Return the JSON value in a text that holds exactly one. Raises ValueError whose text follows a subject such as
+    "it": "is no JSON: …"."""
     values, start = JsonValues(), len(text) - len(text.lstrip())
     try:
         value, end = values.at(text, start)
@@ -29,18 +30,20 @@ def json_in(text: str) -> Any:
 
 
 class JsonValues:
-    """Reads JSON values and notes what Python's `json` ignores: a key that an object has twice."""
+    """A JSON reader that also finds what Python's `json` ignores, such as the same key twice in one object."""
 
     def __init__(self) -> None:
         self._decoder = json.JSONDecoder(object_pairs_hook=self._object)
         self._twice: str | None = None
 
     def at(self, text: str, start: int) -> tuple[Any, int]:
-        """The value that begins at `start`, and where it ends. Raises ValueError, RecursionError."""
+        """Return the value that begins at index `start` of `text`, and the index where it ends. Raises ValueError for
+        invalid JSON, RecursionError for a value nested too deeply."""
         return self._decoder.raw_decode(text, start)
 
     def wrong(self, text: str, values: list[Any]) -> str:
-        """What is wrong with `values`, just read from `text`; "" for nothing. Forgets the keys noted so far."""
+        """Return what is wrong with `values`, which `at` has just read from `text`: text that is not UTF-8, a duplicate
+        key, too deep nesting, or half a surrogate pair. "" for nothing. Forgets the duplicate keys noted so far."""
         twice, self._twice = self._twice, None
         if not text.isascii() and (byte := not_utf8(text)):
             return byte
@@ -56,7 +59,7 @@ class JsonValues:
         return ""
 
     def forget(self) -> None:
-        """Forget the keys noted so far."""
+        """Forget the duplicate keys noted so far, before a text is read again."""
         self._twice = None
 
     def _object(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -68,7 +71,7 @@ class JsonValues:
 
 
 def _depth(value: Any) -> int:
-    """How many lists and objects are within each other."""
+    """Return how many levels of lists and objects are inside one another."""
     depth, level = 0, [value]
     while level := [child for child in level if isinstance(child, (dict, list))]:
         depth += 1
@@ -77,7 +80,8 @@ def _depth(value: Any) -> int:
 
 
 def not_utf8(text: str) -> str:
-    """What is wrong with a text that has bytes that are not UTF-8; "" for other texts."""
+    """Return what is wrong with a text that was decoded with `surrogateescape` from bytes that are not UTF-8, naming
+    the first such byte; "" for valid text."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -1,5 +1,5 @@
-"""The files of a dataset on this machine, and their kind. Both the check at submission and the trainer use this. No
-torch."""
+"""Finds the files of a dataset on this machine and their file type. The check at submission and the trainer both use
+this. Does not import torch."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ KINDS: dict[str, Kind] = {
     ".arrow": "arrow",
     ".txt": "text",
 }
-"""Suffix of a file -> the kind of its content, by the names of the readers of `datasets`."""
+"""Suffix of a data file -> its type, named like the loaders of `datasets`."""
 
 _SUFFIXES = ", ".join(KINDS)
 _PACKED = (".gz", ".zst", ".xz", ".bz2", ".zip")
 _NOT_READ = (".tsv", ".feather", ".orc", ".xlsx")
 _NO_DATA = ("dataset_infos.json", "dataset_info.json", "state.json")
-"""Files that `datasets` writes beside data."""
+"""Files that `datasets` writes beside the data."""
 _SPLIT = r"(^|[/._ -])(%s)([/._ -]|$)"
 _TRAIN = re.compile(_SPLIT % "train|training", re.IGNORECASE)
 _HELD_OUT = re.compile(_SPLIT % "test|testing|eval|evaluation|validation|valid|val|dev", re.IGNORECASE)
-"""The names of files of a split, by the rules of `datasets`."""
+"""Matches file names that belong to a split other than train, by the rules of `datasets`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalData:
-    """The files of a dataset, in the order in which they are read. `delimiter`: the separator of cells in csv files;
-    `columns`: the columns that are used, None for all."""
+    """The files of a dataset, in reading order. `delimiter`: the character between the cells of CSV files; `columns`:
+    the columns that are used, None for all."""
 
     kind: Kind
     files: tuple[Path, ...]
@@ -46,14 +46,15 @@ class LocalData:
 
 
 def is_local(entry: str) -> bool:
-    """Whether an entry of a resolved job's `dataset` is a path; otherwise it is on the hub, even where a file has its
-    name."""
+    """Return whether a dataset of a resolved job is a path and not a hub id. Paths in a resolved job are absolute, so
+    an id stays an id even where a file has its name."""
     return entry.startswith("/")
 
 
 def local_data(path: Path) -> LocalData:
-    """The dataset at `path`: a file, a folder with files of one kind, or a folder that `Dataset.save_to_disk` wrote.
-    Raises ValueError, FileNotFoundError where there is nothing."""
+    """Return the dataset at `path`: a file, a folder with files of one type, or a folder that `Dataset.save_to_disk` or
+    `DatasetDict.save_to_disk` wrote (of the latter, its split train). Raises FileNotFoundError where there are no data
+    files, ValueError for files that cannot be used."""
     if not path.exists():
         raise FileNotFoundError(f"there is no dataset at {path}")
     if (path / "state.json").is_file() and (path / "dataset_info.json").is_file():
@@ -73,8 +74,8 @@ def local_data(path: Path) -> LocalData:
 
 
 def _files_in(folder: Path) -> list[Path]:
-    """The data files in a folder and its subfolders, ordered by name. Raises ValueError where some data files cannot be
-    read, or where the names show files to train on and files of other splits."""
+    """Return the data files in a folder and its subfolders, ordered by name. Raises ValueError where some data files
+    cannot be read, or where the file names show a train split beside other splits."""
     files = []
     for file in sorted(folder.rglob("*")):
         parts = file.relative_to(folder).parts
@@ -98,8 +99,8 @@ def _files_in(folder: Path) -> list[Path]:
 
 
 def _saved(folder: Path) -> LocalData:
-    """The dataset in a folder that `Dataset.save_to_disk` wrote, with the columns that its format names. Raises
-    ValueError."""
+    """Return the dataset in a folder that `Dataset.save_to_disk` wrote, with the columns that its saved format selects.
+    Raises ValueError."""
     try:
         state = json.loads((folder / "state.json").read_text("utf-8"))
         files = tuple(folder / file["filename"] for file in state["_data_files"])

@@ -1,4 +1,5 @@
-"""Finds folders and files whose names are similar to a missing one: what a person may have meant."""
+"""Finds files and folders whose names are similar to a missing one, for suggestions such as "did you mean
+./models/tiny?"."""
 
 from __future__ import annotations
 
@@ -18,9 +19,9 @@ _SHOWN = 3
 
 
 def near(name: str, kind: Kind, folder: Path) -> tuple[str, ...]:
-    """The paths below `folder` with a name similar to `name`, the nearest first, written relative to it
-    ("./models/tiny"): folders with a config.json for a model, data files and folders for a dataset. No file is
-    opened."""
+    """Return up to 3 paths below `folder` whose names are similar to `name`, the most similar first, relative to
+    `folder` ("./models/tiny"). For `kind` "model" these are folders with a config.json, for "dataset" data files and
+    folders. Opens no file."""
     places = {f"./{path}": path for path in _places(folder, kind)}
     paths = difflib.get_close_matches(name, list(places.values()), n=_SHOWN)
     last = {place: Path(path).stem for place, path in places.items()}
@@ -30,8 +31,9 @@ def near(name: str, kind: Kind, folder: Path) -> tuple[str, ...]:
 
 
 def near_path(path: Path, kind: Kind, folder: Path) -> tuple[str, ...]:
-    """The paths with a name similar to the missing `path`: those beside it, else those below `folder`, the job file's
-    folder. They are written as by `near`, or in full where they are outside of `folder`."""
+    """Return up to 3 paths whose names are similar to the missing `path`: those in the same folder or, where there are
+    none, those below `folder`, the job file's folder. Paths inside `folder` are relative to it ("./models/tiny"),
+    others are absolute."""
     with suppress(OSError):
         beside = {place.name: place for place in islice(path.parent.iterdir(), _MOST) if _serves(place, kind)}
         if similar := difflib.get_close_matches(path.name, list(beside), n=_SHOWN):

@@ -1,4 +1,5 @@
-"""Says whether a text in a job names something on this machine or on the Hugging Face hub, and makes paths absolute."""
+"""Decides whether a text in a job file names something on this machine or on the Hugging Face hub, and makes paths
+absolute."""
 
 from __future__ import annotations
 
@@ -16,15 +17,16 @@ _HUB_NAME = r"[A-Za-z0-9_]([\w.-]{0,94}\w)?"
 
 
 _HUB_ID = re.compile(rf"(?!.*(--|\.\.|\.git$))({_HUB_NAME}/)?{_HUB_NAME}")
-"""Names that the hub accepts; all else is a path."""
+"""Names that the hub accepts. Anything else is a path."""
 
 
 NOTHING = "none"
-"""Stands for the tokenizer and the data of a job that is only planned."""
+"""The value of `tokenizer` and `dataset` in a job that is only planned and needs neither."""
 
 
 def resolve(text: object, folder: Path | None) -> str:
-    """`text` as an absolute path, `~` expanded."""
+    """Return the path `text` as an absolute one, with `~` expanded. `folder`: where relative paths start; None: `text`
+    is absolute already. Raises TypeError for a value that is not text, FileNotFoundError for an unknown user's home."""
     if not isinstance(text, str):
         raise TypeError(f"it is {shown(text)}; it must be a path")
     if folder is None:
@@ -36,7 +38,8 @@ def resolve(text: object, folder: Path | None) -> str:
 
 
 def looks_local(text: str, folder: Path | None) -> bool:
-    """True for a path, False for a Hugging Face id: "name" or "owner/name" where `folder` has nothing of that name."""
+    """Return True for a path and False for a Hugging Face id: "name" or "owner/name" where `folder` has no file or
+    folder of that name. `folder` None: only absolute paths are paths."""
     if folder is None:
         return text.startswith("/")
     if text.startswith(("/", ".", "~")) or text.endswith("/") or not _HUB_ID.fullmatch(text):
@@ -47,8 +50,9 @@ def looks_local(text: str, folder: Path | None) -> bool:
 
 
 def path_or_id(text: object, folder: Path | None, what: str, kind: Kind = "model") -> Path | str:
-    """The absolute path of something that exists, or a hub id. `what`: what the path should be, for the error; `kind`:
-    the kind of names to suggest."""
+    """Return the absolute path of something that exists, or the text itself where it is a Hugging Face id. `what`: what
+    the path should be, for the error; `kind`: whether to suggest models or datasets with a similar name. Raises
+    TypeError for a value that is not text, FileNotFoundError for a path that does not exist."""
     if not isinstance(text, str) or not text:
         raise TypeError(f"it is {shown(text)}; it must be a path or a Hugging Face id")
     if not looks_local(text, folder):
@@ -62,7 +66,8 @@ def path_or_id(text: object, folder: Path | None, what: str, kind: Kind = "model
 
 
 def data_finder(folder: Path | None) -> Callable[[object], str]:
-    """A function that makes a dataset's path absolute, and raises where there is nothing to read."""
+    """Return a function that makes a dataset's path absolute and returns a hub id unchanged. It raises what
+    `path_or_id` and `local_data` raise, where there is nothing to read. `folder`: where relative paths start."""
 
     def find(text: object) -> str:
         path = path_or_id(text, folder, "dataset", "dataset")

@@ -1,7 +1,8 @@
-"""The one reader of training data: submission, previews, counting and training get their records from it. No torch.
+"""Reads the records of training data. The checks at submission, previews, counting and training all use this one
+reader. Does not import torch.
 
-A record is the value of its JSON, the texts of its CSV cells, or the value that the types of Parquet and Arrow give.
-Nothing is inferred from other records, files or columns, and nothing is kept between two readings.
+A record is the JSON value, the texts of the CSV cells, or the value that the types of Parquet and Arrow give. Its
+content does not depend on other records, files or columns, and nothing is kept between two readings.
 """
 
 from __future__ import annotations
@@ -24,23 +25,25 @@ from planner.units import counted
 __all__ = ["Reader", "Row", "rows_of"]
 
 _TABLE_ROWS = 1000
-"""The most rows of a table that are read at a time; also the most of a file where its beginning is enough."""
+"""The most rows of a table (Parquet or Arrow) that are read at a time; also the most rows of a table where only its
+beginning is needed."""
 _ROWS = 100_000
-"""The most rows that are read where a beginning is enough, which takes half a second. Without it short rows would stay
-below the limit in bytes for long."""
+"""The most rows that are read where only a beginning is needed, which takes half a second. Without this limit, files of
+short rows would take long to reach the limit in bytes."""
 _BATCH_BYTES = 8 * 2**20
-"""The most bytes of the rows of a table that are read at a time, unless a single row is larger."""
+"""The most bytes of a table's rows that are read at a time, unless a single row is larger."""
 _GROWTH = 8
-"""How many times larger a batch may be than the one before: only a batch that was read tells how large rows are. A
-Parquet file of 40 kB may hold a text of 2 MB once and repeat it in a thousand rows."""
+"""How many times larger a batch may be than the one before it. The size of rows is known only from batches that were
+read: a Parquet file of 40 kB may hold a text of 2 MB once and repeat it in a thousand rows."""
 
 
 class Reader:
-    """Reads the files of an entry one after another.
+    """Reads the files of a dataset one after another; iterating gives their rows (`Row`).
 
-    `most_bytes`: the most bytes to read of all files together, for tables counted in memory, and with it the limit of
-    100,000 rows; None: everything is read. After a reading `whole` says whether that was all there is. `columns` has
-    every column that was met; when everything is read, it has only the columns of headers and schemas.
+    `most_bytes`: read only a beginning, of at most so many bytes of all files together and at most 100,000 rows; for
+    Parquet and Arrow the bytes are those in memory. None: read everything. After an iteration, `whole` says whether
+    everything was read, and `columns` has the names of the columns: those of CSV headers and table schemas and, where
+    only a beginning was read, those of its records.
     """
 
     def __init__(self, data: LocalData, most_bytes: int | None = None) -> None:
@@ -49,7 +52,7 @@ class Reader:
         self.columns: dict[str, None] = {}
 
     def __iter__(self) -> Iterator[Row]:
-        """The rows, in order. Raises OSError, and ValueError for a file that cannot be read to its end."""
+        """Yield the rows in order. Raises OSError, and ValueError for a file that cannot be read to its end."""
         kind, bytes_left, taken = self._data.kind, self._most_bytes, self._data.columns
         rows_left = sys.maxsize if bytes_left is None else _ROWS
         is_table = kind in ("parquet", "arrow")
@@ -85,8 +88,8 @@ class Reader:
                 bytes_left = max(0, bytes_left - (limit.bytes if limit else part.taken))
 
     def records(self, start: int = 0, stop: int | None = None) -> Iterator[Row]:
-        """The rows from record `start` to before record `stop`, numbered from 0. Rows that are no records have no
-        number and come with the next record."""
+        """Yield the rows from record number `start` to before record number `stop`, counted from 0 (`stop` None: to the
+        end). Rows that are no records are not counted; they come together with the record behind them."""
         number = 0
         for row in self:
             if number == stop:
@@ -96,7 +99,7 @@ class Reader:
             number += row.record is not None
 
     def count(self) -> int:
-        """How many records there are."""
+        """Return the number of records, after reading all files."""
         return sum(row.record is not None for row in self)
 
 
@@ -110,9 +113,9 @@ def rows_of(
     delimiter: str = ",",
     limit: _Limit | None = None,
 ) -> Generator[Row]:
-    """The rows of one file called `name`. `whole`: `file` is the whole file, not its beginning. The header of a csv
-    file and the schema of a table are put into `columns`. Of a table no more is read than `limit` allows. Raises
-    ValueError where the file cannot be read on."""
+    """Yield the rows of one file. `name`: what places and errors call it. `whole`: `file` is the whole file, not only
+    its beginning. `columns`: a dictionary to which the names in a CSV header or a table's schema are added. `limit`:
+    how much of a table is read at most; None: all of it. Raises ValueError where the file cannot be read further."""
     columns = {} if columns is None else columns
     if kind == "json":
         return json_rows(name, file, whole=whole)
@@ -125,20 +128,21 @@ def rows_of(
 
 
 class _Limit:
-    """The limit for a table whose beginning is enough: `most` bytes in memory, and `_TABLE_ROWS` rows. `bytes` and
-    `rows` count what is read so far; `reached`: the limit ended the reading, and there is more."""
+    """The limit for reading the beginning of a table: `most` bytes in memory and `_TABLE_ROWS` rows. `bytes` and `rows`
+    count what is read so far. `reached`: reading stopped at the limit although there is more."""
 
     def __init__(self, most: int) -> None:
         self.most, self.bytes, self.rows, self.reached = most, 0, 0, False
 
     def room(self) -> int:
-        """How many rows may be read; 0 where nothing more may."""
+        """Return how many more rows may be read."""
         self.reached |= self.bytes >= self.most or self.rows >= _TABLE_ROWS
         return 0 if self.reached else _TABLE_ROWS - self.rows
 
 
 class _Beginning(io.RawIOBase):
-    """The first bytes of a file. `whole`: the file has no more than these; `taken`: bytes read so far."""
+    """The first `most` bytes of a file, as a file. `whole`: the file has no more bytes than these; `taken`: bytes read
+    so far."""
 
     def __init__(self, file: IO[bytes], most: int | None) -> None:
         self._file, self._most = file, sys.maxsize if most is None else most
@@ -164,7 +168,7 @@ class _Beginning(io.RawIOBase):
 
 
 def _text_rows(name: str, file: BinaryIO, whole: bool, columns: dict[str, None]) -> Generator[Row]:
-    """A text file is one record, with its line ends as they are and without a byte order mark."""
+    """Yield the content of a text file as one record. Line ends are kept; a byte order mark is removed."""
     content = file.read()
     columns["text"] = None
     try:
@@ -177,7 +181,8 @@ def _text_rows(name: str, file: BinaryIO, whole: bool, columns: dict[str, None])
 
 
 def _csv_rows(name: str, file: BinaryIO, whole: bool, columns: dict[str, None], delimiter: str) -> Generator[Row]:
-    """Each row is what Python's `csv` reads: a text for each name of the header. Cells that a row lacks are absent."""
+    """Yield the rows of a CSV file as Python's `csv` reads them: column name of the header -> text of the cell. Where a
+    row has fewer cells than the header, the last columns are missing in the record."""
     text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
     rows = _csv_lines(name, text, whole, delimiter)
     header = next((cells for _, cells in rows if cells[0].strip() or len(cells) > 1), [])
@@ -198,8 +203,9 @@ def _csv_rows(name: str, file: BinaryIO, whole: bool, columns: dict[str, None], 
 
 
 def _csv_lines(name: str, text: io.TextIOWrapper, whole: bool, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """The rows, each with the number of the line on which it begins. Empty lines are no rows. Raises ValueError for a
-    quote that is not closed; where the file goes on (not `whole`) the last row is left out instead."""
+    """Yield the rows of a CSV file, each with the number of the line on which it begins. Empty lines are skipped.
+    Raises ValueError for a quote that is not closed. Where `text` is only the beginning of the file (not `whole`), such
+    a last row is skipped instead."""
     is_at_end = False
 
     def noted() -> Iterator[str]:
@@ -226,15 +232,16 @@ def _csv_lines(name: str, text: io.TextIOWrapper, whole: bool, delimiter: str) -
 
 
 def _undecoded(text: str) -> str:
-    """The first byte of a text that is not UTF-8, as "0xe9"; "" where all of it is."""
+    """Return the first byte that is not UTF-8 in a text decoded with `surrogateescape`, as "0xe9"; "" for valid
+    text."""
     if text.isascii():
         return ""
     return next((f"0x{ord(sign) - 0xDC00:02x}" for sign in text if "\udc80" <= sign <= "\udcff"), "")
 
 
 def _parquet_batches(file: BinaryIO, columns: dict[str, None]) -> Iterator[Any]:
-    """The batches of a Parquet file, of about `_BATCH_BYTES`. To change the batch size, a row group is read again from
-    its start, and rows that were given already are skipped."""
+    """Yield the record batches of a Parquet file, of about `_BATCH_BYTES` each. Where the number of rows per batch must
+    change, the row group is read again from its start, and the rows that were yielded already are skipped."""
     from pyarrow import parquet  # late: it is large, and hardly anybody needs it
 
     with parquet.ParquetFile(file) as content:
@@ -263,7 +270,7 @@ def _parquet_batches(file: BinaryIO, columns: dict[str, None]) -> Iterator[Any]:
 
 
 def _arrow_batches(file: BinaryIO, columns: dict[str, None]) -> Iterator[Any]:
-    """The batches of an Arrow stream, or of a file in Arrow's random access format."""
+    """Yield the record batches of an Arrow stream, or of a file in Arrow's random access format."""
     import pyarrow as pa
 
     try:
@@ -279,9 +286,9 @@ def _arrow_batches(file: BinaryIO, columns: dict[str, None]) -> Iterator[Any]:
 
 
 def _pieces(batch: Any, limit: _Limit | None) -> Iterator[Any]:
-    """The batch in pieces of about `_BATCH_BYTES`, each of which becomes Python objects at once, as far as the limit
-    goes. Where rows may share a value's bytes (`_shares`) a piece is one row, as only the row itself tells how large it
-    is."""
+    """Yield a record batch in parts of about `_BATCH_BYTES`, as far as `limit` allows. The caller turns each part into
+    Python objects at once. Where rows may share a value's bytes (`_shares`), each part is one row, because only a row
+    itself tells how large it is."""
     rows = min(_TABLE_ROWS, max(1, batch.num_rows * _BATCH_BYTES // max(1, batch.nbytes)))
     if any(_shares(field.type) for field in batch.schema):
         rows = 1
@@ -299,7 +306,8 @@ def _pieces(batch: Any, limit: _Limit | None) -> Iterator[Any]:
 
 
 def _shares(kind: Any) -> bool:
-    """Whether rows of an Arrow type may share a value's bytes, as in dictionaries, runs and views."""
+    """Return whether rows of an Arrow type may share the bytes of a value, as with dictionaries, run-end encoding and
+    views."""
     import pyarrow as pa
 
     views = (pa.ListViewType, pa.LargeListViewType, pa.DictionaryType, pa.RunEndEncodedType)
@@ -309,8 +317,8 @@ def _shares(kind: Any) -> bool:
 
 
 def _table_rows(name: str, batches: Iterator[Any], limit: _Limit | None) -> Generator[Row]:
-    """The rows of a table. A key whose value is null is left out: in a table every record has the keys of all
-    others."""
+    """Yield the rows of a table. Keys whose value is null are left out, because in a table each record has the keys of
+    all others."""
     number, schema = 0, None
     convert: _Convert = _same
     for batch in batches:
@@ -330,8 +338,8 @@ def _table_rows(name: str, batches: Iterator[Any], limit: _Limit | None) -> Gene
 
 
 def _pylist(batch: Any) -> Iterator[Any]:
-    """The records of a batch; a ValueError in place of one that cannot be read. Only reading shows whether texts are
-    UTF-8."""
+    """Yield the records of a batch, or a ValueError in place of a record that cannot be read. Whether texts are UTF-8
+    shows only when they are read."""
     try:
         yield from batch.to_pylist(maps_as_pydicts="strict")
     except (UnicodeDecodeError, KeyError, OverflowError):
@@ -359,8 +367,8 @@ def _same(value: Any) -> Any:
 
 
 def _reader_of(kind: Any) -> _Convert:
-    """The function that makes a record's value from a value of this Arrow type. It raises ValueError that says what is
-    wrong."""
+    """Return the function that turns a value of this Arrow type, as `to_pylist` gives it, into the record's value. The
+    function raises ValueError for a value that is wrong."""
     import pyarrow as pa
 
     if getattr(kind, "extension_name", "") == "arrow.json":  # the Json columns of `datasets`
@@ -381,7 +389,8 @@ def _reader_of(kind: Any) -> _Convert:
 
 
 def _struct_reader(fields: Any) -> _Convert:
-    """As `_reader_of`, for the fields of a struct's type or of a schema. Raises ValueError where two have one name."""
+    """Return the function that turns a struct, or a row of a table with this schema, into a record without null values.
+    Raises ValueError where two fields have the same name."""
     readers = {field.name: _reader_of(field.type) for field in fields}
     if len(readers) < len(fields):
         names = [field.name for field in fields]

@@ -1,5 +1,5 @@
-"""Records of training data: their kind, which their columns show, and checks that they can be read as that kind. No
-torch."""
+"""Training records: finds out which format a record has from its columns, and checks that it can be read in that
+format. Does not import torch."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from planner.keys.source import shown
 
 Record = Mapping[str, object]
 Message = dict[str, Any]
-"""`role`, `content`, and whatever else the record gives it (tool_calls, reasoning_content, name, …), which is passed to
-the chat template. `train` where the record says whether this turn is learned."""
+"""One chat message: `role`, `content`, and any other key of the record's message (tool_calls, reasoning_content, name,
+…), which the chat template receives unchanged. `train` is present only where the record says whether the model learns
+this message."""
 TrainOn = Literal["completions", "pairs", "answers", "all_answers", "all"]
 Kind = Literal["tokens", "messages", "conversations", "prompt", "alpaca", "text", "segments"]
 
@@ -37,9 +38,9 @@ _ROLES = {
 }
 ROLES = tuple(dict.fromkeys(_ROLES.values()))
 _OWN = frozenset({"role", "from", "content", "value", "train", "weight"})
-"""The keys of a message that this module reads; all others are passed to the template."""
+"""The keys of a message that this module reads itself; the chat template receives all others."""
 _INSTEAD = frozenset({"tool_calls", "function_call", "reasoning_content", "reasoning", "thinking"})
-"""Keys of which a message may have one in place of content."""
+"""Keys that may replace `content` in a message."""
 
 
 _NEEDED: dict[Kind, tuple[str, ...]] = {
@@ -51,7 +52,7 @@ _NEEDED: dict[Kind, tuple[str, ...]] = {
     "text": ("text",),
     "segments": ("segments",),
 }
-"""The columns that show a kind; where several kinds match, the first counts."""
+"""Record format -> the columns that show it. Where several formats match, the first one counts."""
 
 
 def _known(columns: Collection[str]) -> Kind | None:
@@ -59,22 +60,23 @@ def _known(columns: Collection[str]) -> Kind | None:
 
 
 def check_kind(kind: Kind, record: Record) -> None:
-    """Raise ValueError for a record of another kind than the data's, as where two files were put together: it would be
-    taken for an empty one."""
+    """Raise ValueError if a record has another format than the rest of the dataset (`kind`), as happens where two files
+    were joined. Without this check such a record would be taken for an empty one."""
     has = {column for column, value in record.items() if value}
     if not has & set(_NEEDED[kind]) and (other := _known(has)) is not None:
         raise ValueError(f"it has no {' and '.join(_NEEDED[kind])}, but {' and '.join(_NEEDED[other])}")
 
 
 def lacks_of(kind: Kind, record: Record) -> str:
-    """The columns of its kind that a record lacks, in words that follow its place: "has no prompt"; "" where it has
-    all."""
+    """Return which columns a record of format `kind` lacks, as an error text such as "has no prompt"; "" where it has
+    all. The text is meant to follow the record's place: "line 3 of a.jsonl has no prompt"."""
     missing = [column for column in _NEEDED[kind] if column not in record]
     return f"has no {' and '.join(missing)}" if missing else ""
 
 
 def kind_of(columns: Collection[str], name: str) -> Kind:
-    """The kind of records that the columns of the dataset `name` show. Raises UserError that lists the columns."""
+    """Return the record format that these columns show. `name`: the dataset's name, for the error. Raises UserError
+    that lists the columns where no format matches, or where `input_ids` stands beside the columns of another format."""
     others = [kind for kind, needed in _NEEDED.items() if set(needed) <= set(columns) - {"input_ids"}]
     if (kind := _known(columns)) == "tokens" and others:
         raise UserError(
@@ -100,7 +102,8 @@ def kind_of(columns: Collection[str], name: str) -> Kind:
 
 
 def no_columns(name: str, what: str) -> UserError:
-    """The error of data without the columns that their entry names."""
+    """Return the error for a dataset that lacks the columns its entry in the job file names. `name`: the dataset;
+    `what`: which column is missing, in words."""
     return UserError(
         f"The columns of {name} are not those that its entry names.",
         code="unknown-columns",
@@ -111,7 +114,8 @@ def no_columns(name: str, what: str) -> UserError:
 
 
 def text_of(record: Record, column: str) -> str:
-    """The text in a column, "" where there is none. Raises ValueError for anything else."""
+    """Return the text in a column of a record; "" where it is missing or null. Raises ValueError for a value that is
+    not text."""
     value = record.get(column)
     if value is None:
         return ""
@@ -121,8 +125,9 @@ def text_of(record: Record, column: str) -> str:
 
 
 def pair_of(record: Record) -> tuple[str, str]:
-    """The texts of a prompt and its completion. Raises ValueError, also for a completion without a prompt: the model
-    would learn to say it unasked."""
+    """Return the texts of a record's prompt and completion. Raises ValueError where one is not text, and for a
+    completion whose prompt is missing or null: the model would learn to write it unasked. An empty prompt must be
+    written as ""."""
     prompt, completion = text_of(record, "prompt"), text_of(record, "completion")
     if record.get("prompt") is None and completion:
         raise ValueError('column prompt is null or missing, and there is a completion; write "" for an empty prompt')
@@ -130,13 +135,15 @@ def pair_of(record: Record) -> tuple[str, str]:
 
 
 def role_of(name: str) -> str | None:
-    """The role that data call by this name; None for an unknown name."""
+    """Return the role ("system", "user", "assistant" or "tool") that a dataset means by `name`, such as "assistant" for
+    "gpt"; None for an unknown name."""
     return _ROLES.get(name)
 
 
 def conversation(value: object) -> list[Message]:
-    """Messages from a record's list, in either spelling (role/content, from/value): see `Message`. A turn of the role
-    `function_call` holds calls as JSON and becomes the assistant's `tool_calls`.
+    """Return the messages of a record's list (see `Message`). Both spellings of the keys are read: role/content and
+    from/value. A message of the role `function_call`, whose content is JSON, becomes an assistant's message with
+    `tool_calls`.
 
     Raises ValueError that says what is wrong.
     """
@@ -167,8 +174,8 @@ def _message(entry: object) -> Message:
 
 
 def _trained(entry: Mapping[str, object]) -> dict[str, bool]:
-    """Whether the record says that a turn is learned: by `train` (axolotl's), or by `weight: 0` (OpenAI's, whose 1 says
-    nothing)."""
+    """Return {"train": True or False} where the message says whether it is learned, else {}. It says so by `train`
+    (axolotl's key) or by `weight: 0` (OpenAI's key, whose value 1 is the default)."""
     marks = {key: entry[key] for key in ("train", "weight") if entry.get(key) is not None}
     for key, value in marks.items():
         if value not in (0, 1):  # True and False are 1 and 0
@@ -179,7 +186,7 @@ def _trained(entry: Mapping[str, object]) -> dict[str, bool]:
 
 
 def _calls(content: object) -> list[dict[str, Any]]:
-    """The tool calls that a turn's JSON holds: one object with name and arguments, or a list of them."""
+    """Return the tool calls in the JSON content of a message: one object with name and arguments, or a list of them."""
     try:
         parsed = json_in(_content(content))
     except ValueError as error:
@@ -192,7 +199,8 @@ def _calls(content: object) -> list[dict[str, Any]]:
 
 
 def check_json(value: object, what: str) -> None:
-    """Raise ValueError for a value that is not JSON's, such as a date from a table: a template would write its type."""
+    """Raise ValueError if a value is not one that JSON has, such as a date from a Parquet table: a chat template would
+    print its Python form. `what`: the value's name in the error."""
     if isinstance(value, dict):
         value = [*value.values()]
     if isinstance(value, list):
@@ -203,8 +211,8 @@ def check_json(value: object, what: str) -> None:
 
 
 def tools_of(record: Record) -> list[Any] | None:
-    """The tools that a conversation may call, from the column `tools`: a list, or JSON of one; or from OpenAI's former
-    `functions`. Raises ValueError."""
+    """Return the definitions of the tools that a conversation may call; None where there are none. They are read from
+    the column `tools`, a list or the JSON text of one, or from OpenAI's older column `functions`. Raises ValueError."""
     value = record.get("tools")
     if not value and isinstance(functions := record.get("functions"), list):
         value = [{"type": "function", "function": function} for function in functions]
@@ -222,8 +230,8 @@ def tools_of(record: Record) -> list[Any] | None:
 
 
 def values_of(record: Record) -> dict[str, Any]:
-    """A conversation's own values for the chat template, from the column `chat_template_kwargs`: a mapping, or JSON of
-    one. Raises ValueError."""
+    """Return the variables that a record sets for the chat template, from its column `chat_template_kwargs`: a mapping,
+    or the JSON text of one. {} where the column is missing. Raises ValueError."""
     value = record.get(VALUES)
     if isinstance(value, str) and value:
         try:
@@ -235,8 +243,8 @@ def values_of(record: Record) -> dict[str, Any]:
 
 
 def segments_of(record: Record) -> list[tuple[str, bool]]:
-    """The pieces of a text and whether each is learned, from the column `segments`: objects with text and label. Raises
-    ValueError."""
+    """Return the parts of a text, each with whether the model learns it, from the column `segments`: a list of objects
+    with `text` and `label` (a boolean). Raises ValueError."""
     value = record.get("segments") or []
     if not isinstance(value, list) or not all(
         isinstance(piece, dict) and isinstance(piece.get("text"), str) and isinstance(piece.get("label"), bool)
@@ -251,9 +259,12 @@ _MASKS = ("completion_mask", "assistant_masks")
 
 
 def tokens_of(record: Record, *, prompts: bool = False) -> tuple[list[int], list[bool]]:
-    """The tokens of a record that is tokenized already, without its padding, and which of them are learned: those with
-    a label (`labels`, -100 for none), else those of TRL's masks (`completion_mask`, `assistant_masks`), else all.
-    `prompts`: ignore `completion_mask`. Raises ValueError."""
+    """Return the token ids of a tokenized record, without padding, and for each token whether it is learned.
+
+    Tokens with a label other than -100 in the column `labels` are learned. Without labels it is the tokens that all of
+    TRL's masks mark (`completion_mask`, `assistant_masks`), and without masks all tokens. `prompts`: ignore
+    `completion_mask`, so that prompts are learned, too. Raises ValueError.
+    """
     tokens = _numbers(record, "input_ids", None)
     labels, attention = (_numbers(record, column, len(tokens)) for column in ("labels", "attention_mask"))
     masks = [mask for column in _MASKS[prompts:] if (mask := _numbers(record, column, len(tokens)))]
@@ -277,8 +288,8 @@ def tokens_of(record: Record, *, prompts: bool = False) -> tuple[list[int], list
 
 
 def _numbers(record: Record, column: str, count: int | None) -> list[int]:
-    """The whole numbers in a column, which must be `count` (None: any number of them); [] where the column is
-    missing."""
+    """Return the whole numbers in a column; [] where the column is missing. Raises ValueError unless there are `count`
+    of them (None: any number)."""
     value = record.get(column)
     if value is None:
         return []
@@ -290,8 +301,8 @@ def _numbers(record: Record, column: str, count: int | None) -> list[int]:
 
 
 def history_of(record: Record) -> list[Message]:
-    """The turns before an instruction, from the column `history`: pairs of what was said and answered. Raises
-    ValueError."""
+    """Return the messages before an Alpaca record's instruction, from its column `history`: pairs of a user's and an
+    assistant's text. Raises ValueError."""
     value = record.get("history")
     if not value:
         return []
@@ -307,12 +318,12 @@ def history_of(record: Record) -> list[Message]:
 
 
 def is_chat(kind: Kind, record: Record) -> bool:
-    """Whether the record needs a chat template."""
+    """Return whether the record is a conversation, so that a chat template is needed to write it as text."""
     return kind in ("messages", "conversations") or (kind == "prompt" and isinstance(record.get("prompt"), list))
 
 
 def check_answers(train_on: TrainOn, kind: Kind, record: Record) -> None:
-    """Raise UserError where only answers are to be learned and the record is no conversation."""
+    """Raise UserError if `train_on` asks to learn the assistant's answers and the record is no conversation."""
     if train_on in ("answers", "all_answers") and kind != "tokens" and not is_chat(kind, record):
         raise UserError(
             f"train_on: {train_on} learns the assistant's turns, and the data are not conversations.",
@@ -324,8 +335,8 @@ def check_answers(train_on: TrainOn, kind: Kind, record: Record) -> None:
 
 
 def check_record(kind: Kind, record: Record) -> bool:
-    """Whether a record has something to learn; if not, it is left out. Raises ValueError that says what is wrong, as
-    far as that can be told without a tokenizer."""
+    """Return whether a record has something to learn; records that have nothing are left out. Raises ValueError that
+    says what is wrong with a broken record, as far as this shows without a tokenizer."""
     check_kind(kind, record)
     if kind == "tokens":
         return any(tokens_of(record)[1])
