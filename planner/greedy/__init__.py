@@ -1,1 +1,2 @@
-"""Candidates that need no solver, among them the most frugal plan. Imports `candidate`, `schedule` and `machine`."""
+"""Candidate plans that need no solver, among them the one with the least GPU memory. Imports `candidate`, `schedule`
+and `machine`."""

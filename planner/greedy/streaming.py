@@ -1,9 +1,11 @@
-"""Makes candidates without a solver: instant answers, and the most frugal one, which gives the least possible budget.
+"""Makes candidates without a solver: some at once, and the one with the least device memory, which gives the least
+possible budget.
 
-Profiles of options: "fast" is the quickest without transfers, "recompute" keeps or moves the fewest bytes, "offload"
-has the most bytes on the host. Schedules: "resident" has all on the device. "streamed" fetches every weight one stage
-ahead and releases it after use, with its update on the CPU (L2L). "exposed" is the same, but fetches in the very stage
-that reads the weight: slow, and frugal.
+Profiles choose an option for each block: "fast" the quickest without transfers of activations, "recompute" the one that
+keeps or moves the fewest bytes, "offload" the one with the most bytes on the host. Kinds of candidates: "resident" has
+everything on the device. "streamed" fetches each weight one stage before its use and releases it after, with the update
+on the CPU (L2L). "exposed" is the same, but fetches in the very stage that reads the weight: slow, and with the least
+memory.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ PROFILES = ("fast", "recompute", "offload")
 
 
 def profile(setting: Setting, name: str) -> list[str]:
-    """An option name per block: the block's option of the profile `name`, one of `PROFILES`."""
+    """Return the name of an option for each block, chosen by the profile `name`, one of `PROFILES`."""
     return [_pick(setting.options(block), block, name).name for block in setting.chain.blocks]
 
 
@@ -55,11 +57,12 @@ def streamed(
     gpu_updated: frozenset[str] = frozenset(),
     source: str,
 ) -> Candidate:
-    """The candidate in which every tensor that may leave is away between its uses, except `at_home_names`. The CPU
-    updates these tensors, except `gpu_updated`.
+    """Return the candidate in which each tensor that may leave the device is away between its uses, except those in
+    `at_home_names`. The CPU updates these tensors, except those in `gpu_updated`. `options`: an option name for each
+    block.
 
     `ahead`: a tensor is fetched in the stage before the one that reads it, and its gradient is released in the stage
-    after the one that makes it. Otherwise both happen in the very stage, and the device waits.
+    after the one that makes it. Otherwise both happen in the very same stage, and the device waits.
     """
     chain, clip = setting.chain, setting.clip
     free = {
@@ -119,14 +122,14 @@ def _stream(setting: Setting, tensor: Tensor, block: int, ahead: bool, *, on_gpu
 
 
 def resident(setting: Setting, options: Sequence[str], source: str) -> Candidate:
-    """The candidate with everything on the device all the time."""
+    """Return the candidate with everything on the device all the time. `options`: an option name for each block."""
     schedules = tuple(at_home(setting.chain, tensor, setting.clip) for tensor in setting.chain.tensors())
     return Candidate(options=tuple(options), schedules=schedules, source=source)
 
 
 def candidates(setting: Setting, fits: Callable[[Candidate], bool]) -> Iterator[Candidate]:
-    """Instant candidates that fit: all resident, all streamed, and streamed with as many blocks at home as fit. No
-    final plan is slower than these."""
+    """Yield candidates that fit and take no solver: all tensors resident, all streamed, and streamed with as many
+    blocks resident as fit. The final plan is never slower than these."""
     for name in PROFILES:
         options = profile(setting, name)
         plan = resident(setting, options, f"resident, {name}")
@@ -141,7 +144,8 @@ def candidates(setting: Setting, fits: Callable[[Candidate], bool]) -> Iterator[
 def _filled(
     setting: Setting, options: Sequence[str], name: str, fits: Callable[[Candidate], bool]
 ) -> Iterator[Candidate]:
-    """The streamed candidate with the most blocks at home that fit, counted from the head down."""
+    """Yield the streamed candidate with as many blocks resident as fit, counted from the head down; none where not even
+    one fits."""
     tensors = movable(setting.chain, setting.hardware)
 
     def plan_of(count: int) -> Candidate:
@@ -160,10 +164,11 @@ def _filled(
 def frugal(
     setting: Setting, peak_bytes: Callable[[Candidate], int], cpu_bytes: Callable[[Candidate], int]
 ) -> Candidate | None:
-    """The candidate with the least device memory whose host memory fits; None when the host is too small for any.
+    """Return the candidate with the least device memory whose host memory fits the budget; None where the host is too
+    small for any. `peak_bytes` and `cpu_bytes` give a candidate's bytes on device and host.
 
     Weights come in the stage that reads them. Each block has the option that keeps the fewest bytes, of those whose own
-    peak is within a limit; the limit is the lowest at which every block has such an option.
+    peak is within a limit; the limit is the lowest at which each block has such an option.
     """
     least = _least_options(setting)
     plans = [
@@ -179,8 +184,8 @@ def frugal(
 
 
 def _on_disk(setting: Setting, names: Sequence[str]) -> list[str] | None:
-    """The options `names` with activations on disk where these travel; None where none may be there, or the disk has no
-    room for all of them."""
+    """Return the options `names` with activations on disk where they leave the device; None where none can be there, or
+    the disk has no room for all of them."""
     chain, options, stored = setting.chain, list(names), 0
     for i, (block, name) in enumerate(zip(chain.blocks, names, strict=True)):
         option = block.option(name)
@@ -191,9 +196,9 @@ def _on_disk(setting: Setting, names: Sequence[str]) -> list[str] | None:
 
 
 def _less_on_host(setting: Setting, least: Sequence[str], cpu_bytes: Callable[[Candidate], int]) -> list[Candidate]:
-    """Streamed candidates that need less host memory, each changed as little as suffices: options `least`, but some
-    blocks without offloaded activations; or no offloaded activations and some tensors at home; or none and some updates
-    on the device, as these need no gradient on the host."""
+    """Return streamed candidates that need less host memory, each changed as little as is enough, in one of three ways:
+    the options `least`, but some blocks without offloaded activations; no offloaded activations and some tensors
+    resident; or none and some updates on the device, which need no gradient on the host."""
     options = profile(setting, "recompute")
     free = [t for block in movable(setting.chain, setting.hardware) for t in block]
     # Last those with states on disk: the host has none to be rid of. None wholly on disk: updated on the device, these
@@ -222,7 +227,8 @@ def _less_on_host(setting: Setting, least: Sequence[str], cpu_bytes: Callable[[C
 
 
 def _fewest(plan_of: Callable[[int], Candidate], most: int, suffices: Callable[[Candidate], bool]) -> Candidate | None:
-    """The candidate with the smallest count up to `most` that suffices; None where 0 suffices, or not even `most`."""
+    """Return the candidate for the smallest count, up to `most`, that suffices. None where count 0 suffices already, or
+    where not even `most` does."""
     if suffices(plan_of(0)) or not suffices(plan_of(most)):
         return None
     low, high = 0, most  # high suffices
@@ -233,7 +239,8 @@ def _fewest(plan_of: Callable[[int], Candidate], most: int, suffices: Callable[[
 
 
 def _least_options(setting: Setting) -> list[str]:
-    """Options that keep the activations' part of the peak as low as possible, by bisection over that part."""
+    """Return option names, one for each block, that keep the activations' part of the peak memory as low as possible,
+    by bisection over that part."""
     chain, slices = setting.chain, setting.slices
     stages: list[list[tuple[int, dict[tuple[int, int], int]]]] = [[] for _ in chain.blocks]
     for moment in moments(chain, slices, setting.clip, setting.rounds):

@@ -1,8 +1,8 @@
-"""The job file: what people write, checked, with every default filled in.
+"""Defines the job file: which keys it has, their types and their defaults.
 
-Names are those of transformers' `TrainingArguments` and TRL; `planner/importers/tools.py` has the others.
-`planner/keys/source.py` reads a file and finds lines and mistakes, `planner/keys/fields.py` defines the types of
-values, and this module defines what a correct file is.
+Keys are named as in transformers' `TrainingArguments` and TRL; `planner/importers/tools.py` lists other tools' names
+for them. `planner/keys/source.py` reads a file and finds lines and mistakes, `planner/keys/fields.py` defines the types
+of values, and this module defines what a correct file is.
 """
 
 from __future__ import annotations
@@ -74,11 +74,13 @@ from planner.optimizers.table import CHOICES, OPTIMIZERS, Optim
 
 
 class Job(AdapterKeys, LossKeys):
-    """One fine-tuning job as an immutable value: canonical names, defaults filled in, absolute paths, sizes in bytes.
+    """One fine-tuning job as an immutable value: canonical key names, every default filled in, absolute paths, sizes in
+    bytes.
 
     `model`, `tokenizer` and the entries of `dataset` are absolute paths or Hugging Face ids. `chat_template` is the
-    template's text. `warmup_steps` below 1 is a share of all steps. `max_grad_norm` None means no clipping. `schedule`
-    is the text of a `planner.keys.window.Window`.
+    text of the template. `warmup_steps` below 1 is a share of all steps. `max_grad_norm` None means that gradients are
+    not clipped. `schedule` is the text form of a `planner.keys.window.Window`, the hours in which the job may use the
+    GPU.
     """
 
     model: Annotated[Text, Field(description="a path or Hugging Face id")]
@@ -193,21 +195,22 @@ class Job(AdapterKeys, LossKeys):
 
     @classmethod
     def load(cls, path: Path) -> Job:
-        """The job in the file `path`; relative paths in it start at its folder. Raises UserError (exit 2)."""
+        """Return the job in the file `path`. Relative paths in it start at the file's folder. Raises UserError (exit
+        2)."""
         return cls.parse(read_text(path), path.parent, name=path.name)
 
     @classmethod
     def parse(cls, text: str, folder: Path, *, name: str = "job.yaml", told: Collection[str] = ()) -> Job:
-        """The job in the YAML `text`. Relative paths start at `folder`. Errors call the file `name`, and show keys in
-        `told` as set on the command line (--set). Raises UserError (exit 2)."""
+        """Return the job in the YAML `text`. `folder`: where relative paths start. `name`: the file's name in errors.
+        `told`: keys that were set on the command line (--set), which errors say. Raises UserError (exit 2)."""
         return cls.parse_with_notes(text, folder, name=name, told=told)[0]
 
     @classmethod
     def parse_with_notes(
         cls, text: str, folder: Path, *, name: str = "job.yaml", told: Collection[str] = ()
     ) -> tuple[Job, tuple[str, ...]]:
-        """The job in the YAML `text`, and notes for the user on values that have another effect here than in the tool
-        that the file is for. The arguments are those of `parse`. Raises UserError (exit 2)."""
+        """Return the job in the YAML `text`, and notes for the user on values that work differently here than in the
+        tool that the file was written for. The arguments are those of `parse`. Raises UserError (exit 2)."""
         source = replace(read_yaml(text, name, allow_unclear=True), told=frozenset(told))
         job, notes = cls._checked(source, Path(folder).absolute())
         return job, (*notes, *job.notes)
@@ -216,11 +219,11 @@ class Job(AdapterKeys, LossKeys):
     def question(
         cls, text: str, folder: Path, *, name: str = "job.yaml", in_lines: bool = True, told: Collection[str] = ()
     ) -> Job:
-        """The job in the YAML `text`, for planning only: the model's config must exist; weights, tokenizer and data
-        need not. The other arguments are those of `parse`. Raises UserError (exit 2).
+        """Return the job in the YAML `text` for planning only: the model's config must exist, but weights, tokenizer
+        and data need not. Raises UserError (exit 2).
 
-        Keys in `NOT_PLANNED` are ignored, so that jobs with the same plan are equal. `in_lines`: the text comes from a
-        file, so errors name its lines.
+        Keys in `NOT_PLANNED`, which do not change a plan, are ignored, so that jobs with the same plan are equal.
+        `in_lines`: the text comes from a file, so errors name its lines. The other arguments are those of `parse`.
         """
         source = replace(read_yaml(text, name, allow_unclear=True), told=frozenset(told))
         source = source if in_lines else replace(source, lines={})
@@ -231,8 +234,9 @@ class Job(AdapterKeys, LossKeys):
     def _checked(
         cls, source: Source, folder: Path | None, *, only_planned: bool = False
     ) -> tuple[Job, tuple[str, ...]]:
-        """The job of a file's values, and notes on its keys. Relative paths start at `folder`; None: the values are
-        those of `resolved.yaml`, without relative paths."""
+        """Return the job that a file's values describe, and notes for the user on its keys. `folder`: where relative
+        paths start; None: the values are those of `resolved.yaml`, whose paths are absolute. `only_planned`: the job is
+        for planning only, as in `question`."""
         v1_notes: tuple[str, ...] = ()
         unclear = source.unclear
         if folder is not None and is_v1(source.values):
@@ -282,61 +286,65 @@ class Job(AdapterKeys, LossKeys):
 
     @classmethod
     def from_resolved(cls, path: Path) -> Job:
-        """The job in a run folder's `resolved.yaml`, as `resolved_yaml` wrote it. Raises UserError.
+        """Return the job in a run folder's `resolved.yaml`, as `resolved_yaml` wrote it. Raises UserError.
 
-        An id stays an id, whatever lies beside the file: run folders have an `output`, and `output/x` is a valid id.
+        A Hugging Face id stays an id, whatever files lie beside `resolved.yaml`: run folders have a folder `output`,
+        and `output/x` is a valid id.
         """
         # No limit: it is longer than the submitted file, as it has every default and the template's text.
         return cls._checked(read_yaml(read_text(path, longest=None), path.name, longest=None), None)[0]
 
     def resolved_yaml(self) -> str:
-        """The job as YAML with canonical names and every default; `from_resolved` gives back an equal job."""
+        """Return the job as YAML text with canonical key names and every default. `from_resolved` reads an equal job
+        from it."""
         values = self.model_dump(mode="json")
         ordered = {key: values[key] for key in sorted(values, key=AdapterKeys.model_fields.__contains__)}
         return yaml.safe_dump(ordered, sort_keys=False, allow_unicode=True)
 
     @property
     def data(self) -> tuple[DataEntry, ...]:
-        """The entries of `dataset`, which are trained on."""
+        """The entries of `dataset`: the data that the job trains on."""
         return tuple(map(as_entry, self.dataset))
 
     @property
     def eval_data(self) -> tuple[DataEntry, ...]:
-        """The entries of `eval_dataset`; none where there is no dataset for evaluation alone."""
+        """The entries of `eval_dataset`; empty where the job has no separate data for evaluation."""
         return tuple(map(as_entry, self.eval_dataset or ()))
 
     @property
     def slice_rows(self) -> int:
-        """Rows of a micro-batch; only for a job with `is_split`."""
+        """Rows of a micro-batch. Only for a job whose `is_split` is true."""
         assert isinstance(self.per_device_train_batch_size, int), "the planner has not decided it yet"
         return self.per_device_train_batch_size
 
     @property
     def most_target_tokens(self) -> int:
-        """The most tokens of a row's completion where it is apart from its prompt, as for an encoder-decoder."""
+        """The most tokens of a completion where it is a sequence apart from its prompt, as for encoder-decoder
+        models."""
         return self.max_target_length or self.max_length
 
     @property
     def is_split(self) -> bool:
-        """Whether the split of a step's rows into micro-batches is decided; otherwise the planner decides it
-        (`with_slices`)."""
+        """Whether the job says how many rows a micro-batch has. Otherwise (`per_device_train_batch_size: auto`) the
+        planner decides it and sets it by `with_slices`."""
         return self.per_device_train_batch_size != AUTO
 
     def with_slices(self, rows: int) -> Job:
-        """The job with micro-batches of `rows` of its `train_batch_size` rows."""
+        """Return the job with its `train_batch_size` rows of a step split into micro-batches of `rows` rows."""
         assert self.train_batch_size is not None and self.train_batch_size % rows == 0
         slices = self.train_batch_size // rows
         return self.model_copy(update={"per_device_train_batch_size": rows, "gradient_accumulation_steps": slices})
 
     def with_lengths(self, lengths: tuple[int, int]) -> Job:
-        """The job with rows of at most these numbers of tokens, of the input and of the labels. For planning alone: the
-        rows themselves are still padded by the job's own `max_length`."""
+        """Return the job with shorter rows, for planning only. `lengths`: the most tokens of a row's input and of its
+        labels. The rows for training are still padded by the job's own `max_length`."""
         read, labels = lengths
         apart = labels != read or self.max_target_length is not None
         return self.model_copy(update={"max_length": read, **({"max_target_length": labels} if apart else {})})
 
     def eval_every(self, total_steps: int) -> int | None:
-        """Steps between two evaluations of a run of `total_steps`; None for one after every epoch."""
+        """Return the number of steps from one evaluation to the next, in a run of `total_steps` steps; None where the
+        job is evaluated after every epoch."""
         if self.eval_strategy == "epoch" or (self.eval_strategy is None and self.eval_steps is None):
             return None
         steps = self.save_steps if self.eval_steps is None else self.eval_steps
@@ -344,29 +352,32 @@ class Job(AdapterKeys, LossKeys):
 
     @property
     def state_homes(self) -> int:
-        """How many places each piece of the optimizer states has on disk. With two a checkpoint names one of them and
-        copies nothing; a second checkpoint would need a third place."""
+        """How many copies of each optimizer state on disk have a place there, 1 or 2. With 2, a step writes one copy
+        while a checkpoint points to the other, so a checkpoint copies nothing. This works for one kept checkpoint only:
+        a second one would need a third place."""
         return 2 if self.save_total_limit == 1 else 1
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Notes for the person who submits this job, whatever its file looked like."""
+        """Notes for the user who submits this job, which depend on its values only and not on how its file was
+        written."""
         return notes_of(dict(self), self.model_fields_set)
 
 
 CANONICAL = {alias: key for key, aliases in ALIASES.items() for alias in aliases} | {k: k for k in Job.model_fields}
-"""Every name a key may have -> its canonical name."""
+"""Any name that a key of a job file may have -> its canonical name."""
 
 _NULLABLE = {key for key, field in Job.model_fields.items() if field.default is None} | {
     "max_grad_norm",
     "save_minutes",
     "save_total_limit",
 }
-"""Keys for which null is a value; for all others null means that the key was not given."""
+"""Keys for which null is a value. For all others null means that the key is not given."""
 
 
 def _name_in(source: Source, canonical: str) -> str:
-    """The name under which the file gives `canonical`; `canonical` itself where it does not."""
+    """Return the name under which the file gives the canonical key; the canonical name itself where the file does not
+    have it."""
     return next((key for key in source.values if CANONICAL.get(key) == canonical), canonical)
 
 
@@ -381,10 +392,11 @@ _OF_MODEL = {
     "packing",
     "special_tokens",
 }
-"""Keys whose values the model itself may not allow."""
+"""Keys whose values may be wrong for some models."""
 
 
 def says_of_model(job: Job) -> bool:
-    """Whether a job sets a key of `_OF_MODEL`: only the model tells whether such a value is right."""
+    """Return whether the job sets a key whose value may be wrong for its model, so that only loading the model's config
+    tells."""
     fields = type(job).model_fields
     return any(getattr(job, key) != fields[key].get_default(call_default_factory=True) for key in _OF_MODEL)

@@ -1,9 +1,10 @@
-"""Puts activations on a drive that the job gives, where the host's memory has no room for all that would travel.
+"""Puts activations on a drive that the job names, where the host's memory has no room for all activations that leave
+the device.
 
-They are written after their forward and read before their backward, once in each round. Each option under which
-activations travel has a twin whose activations go on to disk, and the integer program decides between the two. So the
-activations that save most computing for their bytes are kept or moved, which is the order of LoHan (paper 003), as far
-as the drive, its room and its life allow.
+Activations are written after their forward and read before their backward, once in each round. Each block option that
+offloads activations to the host gets a twin that passes them on to disk, and the integer program chooses between the
+two. So those activations are kept or moved that save the most computing for their bytes, which is the order of LoHan
+(paper 003), as far as the drive's rate, room and remaining write endurance allow.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ _ON_DISK = "-disk"
 
 
 def with_states_and_activations_on_disk(problem: Problem) -> Problem:
-    """The problem with those states on disk with which the solver hopes for the shortest step. Activations may be on
-    disk, too, where the host has no memory for all of them and the solver then hopes for a step that is 3% shorter, or
-    for any step where it otherwise finds none."""
+    """Return the problem with some optimizer states on disk (`with_states_on_disk`) and, where that helps, with
+    activations allowed there, too. It helps where the host's memory is too small for all activations and the integer
+    program then finds a step that is 3% shorter, or finds any step where it otherwise finds none."""
     if may_be_stored(problem):
         twins = replace(problem, chain=with_twins(problem.chain))
         if hope_s(twins) < (1 - _WORTH) * hope_s(problem):
@@ -30,8 +31,8 @@ def with_states_and_activations_on_disk(problem: Problem) -> Problem:
 
 
 def may_be_stored(problem: Problem) -> bool:
-    """Whether activations might go to disk: a disk is given, some activations travel, and the host has no memory for
-    all that may leave the device."""
+    """Return whether activations might go to disk: a disk is given, some activations leave the device, and the host has
+    no memory for everything that may leave the device."""
     chain = problem.chain
     tensors = sum(t.bytes + t.state_bytes + t.gradient_bytes for t in chain.tensors())
     activations = sum(max(option.offloaded_bytes for option in block.options) for block in chain.blocks)
@@ -40,14 +41,16 @@ def may_be_stored(problem: Problem) -> bool:
 
 
 def most_on_disk(chain: Chain, slices: int) -> int:
-    """Bytes of all states, working copies and gradients, and of all activations of `slices` slices that may travel."""
+    """Return the most bytes that may be on disk: all optimizer states, trained weights and gradients, and all
+    activations of `slices` micro-batches that may leave the device."""
     activations = sum(max(option.offloaded_bytes for option in block.options) for block in chain.blocks)
     trained = sum(t.state_bytes + t.bytes + t.gradient_bytes for t in chain.tensors() if t.trainable)
     return trained + slices * activations
 
 
 def with_twins(chain: Chain) -> Chain:
-    """The chain with a twin of each option under which activations travel: the same, with these activations on disk."""
+    """Return the chain with a second version of each block option that offloads activations: the same option, but with
+    these activations on disk."""
     if has_twins(chain):
         return chain
     blocks = tuple(map(_with_twins, chain.blocks))
@@ -58,7 +61,7 @@ def with_twins(chain: Chain) -> Chain:
 
 
 def has_twins(chain: Chain) -> bool:
-    """Whether activations may be on disk."""
+    """Return whether some block options put activations on disk."""
     return any(option.on_disk for block in chain.blocks for option in block.options)
 
 

@@ -1,8 +1,8 @@
-"""Decides of which frozen weights the host keeps no copy.
+"""Decides which frozen weights the host keeps no copy of, so that they are read from disk.
 
-This is done where the host's memory is too small for all copies, or is of more use for activations. Weights without a
-copy are read from the model's own files in each pass, which costs nothing but time. Nothing is written, and no job
-needs to ask for it.
+This is done where the host's memory is too small for all weights, or is better used for activations. Weights without a
+copy are read from the model's own files in each forward and backward pass, which costs nothing but time. Nothing is
+written, and the job need not ask for it.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ _LEAST_BYTES = 2**20  # a disk takes nearly as long for a smaller tensor
 
 @seldom_collected()
 def with_disk(problem: Problem) -> Problem:
-    """The problem with its decisions about the disk: which frozen weights are read from it, and, where a disk is given
-    for them, which optimizer states, activations and trained weights are on it."""
+    """Return the problem with all decisions about disks made: which frozen weights are read from the model's files and,
+    where the job gives a disk, which optimizer states, activations and trained weights are on it."""
     return with_states_and_activations_on_disk(with_weights_on_disk(problem))
 
 
 def with_weights_on_disk(problem: Problem) -> Problem:
-    """The problem with some of the layers' frozen weights on disk: as few as a plan needs to keep the budgets, in
-    256ths, spread evenly over the layers; or half or all of them, where the solver hopes for a shorter step with the
-    host memory that this frees.
+    """Return the problem with some of the layers' frozen weights on disk. Where a plan needs this to fit the budgets,
+    as few as possible are there, in 256ths, spread evenly over the layers. Where half or all of them on disk let the
+    integer program find a shorter step, because host memory becomes free, so many are there.
 
-    The problem is returned as it is where none of these is needed or helps, and where no plan keeps the budgets even
-    with all on disk that may be."""
+    The problem is returned unchanged where none of this is needed or helps, and where no plan fits the budgets even
+    with all of these weights on disk.
+    """
     if not may_be_read(problem):
         return problem
     names = _may_be_on_disk(problem)
@@ -51,21 +52,22 @@ def with_weights_on_disk(problem: Problem) -> Problem:
 
 
 def may_be_read(problem: Problem) -> bool:
-    """Whether reading frozen weights from disk might help: some may be on disk, and the host has no memory for all that
-    may leave the device, activations included."""
+    """Return whether reading frozen weights from disk might help: some can be on disk, and the host has no memory for
+    everything that may leave the device, activations included."""
     weights = sum(t.bytes + t.state_bytes + t.gradient_bytes for t in problem.chain.tensors())
     activations = sum(max(option.offloaded_bytes for option in block.options) for block in problem.chain.blocks)
     return weights + problem.slices * activations > problem.cpu_budget_bytes and bool(_may_be_on_disk(problem))
 
 
 def disk_bytes(chain: Chain) -> int:
-    """Bytes of the frozen weights that are on disk."""
+    """Return the bytes of the frozen weights that are on disk."""
     return sum(t.bytes for t in chain.tensors() if t.on_disk and not t.trainable)
 
 
 def _may_be_on_disk(problem: Problem) -> list[str]:
-    """Names of the layers' frozen weights, where the model's files have them in the form that the job uses. Embedding
-    and head are left out: each is as large as many such weights, and the slots that it came through would be, too."""
+    """Return the names of the layers' frozen weights that can be on disk: those that the model's files have in the form
+    that the job uses. Embedding and head are left out: each is as large as many such weights, and the buffers through
+    which it would be read would be as large, too."""
     layers = movable(problem.chain, problem.hardware)[1:-1] if problem.not_in_files is None else ()
     return [t.name for tensors in layers for t in tensors if not t.trainable and t.bytes >= _LEAST_BYTES]
 

@@ -1,4 +1,5 @@
-"""Makes Python's cyclic garbage collector run seldom: it takes a seventh of a plan's time and finds next to nothing."""
+"""Makes Python's cyclic garbage collector run seldom during planning, where it takes a seventh of the time and finds
+next to nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ _YOUNG = 100_000  # new objects before a collection; Python's default is 700
 
 @contextmanager
 def seldom_collected() -> Iterator[None]:
-    """A context in which garbage is seldom collected. It may be nested."""
+    """Context manager or decorator in which Python's cyclic garbage collector runs after 100,000 new objects instead of
+    700. It may be nested; the old setting is restored at the end."""
     before = gc.get_threshold()
     if not 0 < before[0] < _YOUNG:  # 0: garbage is never collected
         yield

@@ -1,10 +1,10 @@
-"""Improves a candidate: plays its step, takes single decisions anew, and moves its stages, as long as that gains.
+"""Improves a candidate as long as its step gets shorter: simulates its step, changes single decisions, and moves
+transfers to other stages.
 
-A played candidate is played again in another manner, since what it has moved frees room elsewhere. Where it is still
-far from the step that the solver hoped for, decisions change by a chance that is the same every time: a tensor gets
-another schedule or a block another option, and the step is played anew. At last the operations on the critical path
-move: fetches a stage sooner, releases a stage later. No limit is in seconds, so that a plan does not depend on how busy
-the machine is.
+A candidate is simulated with several rules for the link, since each simulation frees room elsewhere. Where it is still
+far from the integer program's step, random decisions change, with a fixed seed: a tensor gets another schedule or a
+block another option, and the step is simulated again. At last the operations on the critical path move: fetches a stage
+earlier, releases a stage later. No limit is in seconds, so a plan does not depend on how busy the machine is.
 """
 
 from __future__ import annotations
@@ -31,15 +31,16 @@ _TRIES = 300  # at most
 
 
 def improved(setting: Setting, seen: Evaluation, goal_s: float, near_s: float) -> Evaluation:
-    """The fastest evaluation found, `seen` itself where none is faster; it fits. The search ends when a step is not
-    above `goal_s`, the changes by chance when it is not above `near_s`."""
+    """Return the fastest candidate found from `seen`, evaluated; `seen` itself where none is faster. It fits the
+    budgets. The search ends when a step is at most `goal_s` seconds; random changes end at `near_s` seconds."""
     if setting.rounds == 1:
         seen = _decided(setting, _played(setting, seen, goal_s), near_s)
     return _moved(setting, seen, goal_s)
 
 
 def _fitted(setting: Setting, candidate: Candidate) -> Evaluation | None:
-    """The candidate evaluated, tightened where it does not fit; None where it does not fit even then."""
+    """Return the candidate evaluated, changed to need less memory where it does not fit; None where it does not fit
+    even then."""
     seen = evaluate(setting, candidate)
     if not seen.fits:
         seen = evaluate(setting, tightened(setting.chain, candidate, seen.room_bytes))
@@ -47,8 +48,8 @@ def _fitted(setting: Setting, candidate: Candidate) -> Evaluation | None:
 
 
 def _play(setting: Setting, start: Evaluation, manner: Manner, before: set[Candidate]) -> Evaluation | None:
-    """The candidate played and evaluated. None where it does not fit, and where playing gives one that was played
-    `before`, as it often does."""
+    """Return the candidate with the stages that a simulation chooses, evaluated. None where it does not fit, or where
+    the simulation gives a candidate in `before`, as it often does."""
     candidate = timed(setting, start.candidate, start.plan, start.room_bytes, manner)
     if candidate in before:
         return None
@@ -61,7 +62,7 @@ def _better(best: Evaluation, found: Evaluation | None) -> Evaluation:
 
 
 def _played(setting: Setting, best: Evaluation, goal_s: float) -> Evaluation:
-    """The best of a few plays: from two starts, then from the best so far."""
+    """Return the best of a few simulations: from two starts, then from the best so far."""
     led = _fitted(setting, with_lead(setting, best.candidate, 1))
     before: set[Candidate] = set()
     for start in (best, led):
@@ -75,7 +76,8 @@ def _played(setting: Setting, best: Evaluation, goal_s: float) -> Evaluation:
 
 
 def _decided(setting: Setting, best: Evaluation, near_s: float) -> Evaluation:
-    """The best after some changes of one to three decisions each, each evaluated as it is and once played."""
+    """Return the best after random changes of one to three decisions each. Each is evaluated as it is, and after one
+    simulation."""
     if best.step_s <= near_s or not (decisions := Decisions(setting)):
         return best
     chance, before = Random(0), set[Candidate]()
@@ -90,8 +92,8 @@ def _decided(setting: Setting, best: Evaluation, near_s: float) -> Evaluation:
 
 
 def _moved(setting: Setting, best: Evaluation, goal_s: float) -> Evaluation:
-    """The best after moving all that is on the critical path by a stage, where there is room for it, as long as that
-    gains."""
+    """Return the best after moving everything on the critical path by a stage, where the device has room for it, as
+    long as that makes the step shorter."""
     board = Board(setting, best)
     best_s, candidate = best.step_s, best.candidate
     while best_s > goal_s:
@@ -111,7 +113,8 @@ _OPTIONS = 0.2  # share of the changes that are of options, where there are also
 
 
 class Decisions:
-    """The decisions of one setting that may be changed; false where there is none."""
+    """The decisions in a setting's candidates that can be changed: the schedules of tensors and the options of blocks.
+    False where there are none."""
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
@@ -124,7 +127,7 @@ class Decisions:
         return bool(self.tensors or self.blocks)
 
     def changed(self, candidate: Candidate, chance: Random) -> Candidate:
-        """The candidate with one to three decisions changed."""
+        """Return the candidate with one to three random decisions changed."""
         for _ in range(chance.choice((1, 1, 2, 2, 3))):
             candidate = self._once(candidate, chance)
         return candidate
@@ -140,7 +143,7 @@ class Decisions:
         return replace(candidate, schedules=schedules)
 
     def _schedules(self, i: int, tensor: Tensor) -> list[TensorSchedule]:
-        """All schedules that a tensor of block `i` could have."""
+        """Return all schedules that a tensor of block `i` can have."""
         may = {kind: (False, True) if of[i] > 0 else (False,) for kind, of in self.limits.items()}
         placement = Placement(tensor=tensor, block=i, side=Side.GPU if tensor.trainable else Side.NOBODY)
         placements = [

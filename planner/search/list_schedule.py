@@ -1,8 +1,8 @@
-"""Decides when whole tensors move, by playing a candidate's step with every queue busy as long as there is memory.
+"""Decides when whole tensors move, by simulating a candidate's step with all queues as busy as memory allows.
 
-The solver's stages are exact about sums, but blind to what happens within a stage and across stages. Here the step is
-played in time, stage by stage, by the rules of `planner.schedule.serial_order` and `planner.schedule.simulate`. Each
-decision is made at the time when it is due:
+The integer program is exact about sums over stages, but does not see the order of events within a stage. Here the step
+is simulated in time, stage by stage, by the rules of `planner.schedule.serial_order` and `planner.schedule.simulate`.
+Each decision is made at the time when it is due:
 
     host -> device  what is needed next comes next, as soon as the link has time for it and the budget has room
     device -> host  gradients and what must leave go at once, other copies when the link has nothing else to do
@@ -11,8 +11,8 @@ decision is made at the time when it is due:
     release         when the copy is done; before that the device waits for the copy only where the next stage has no
                     room
 
-The candidate says what moves at all. The memory of its peaks is reserved for it: what comes earlier or leaves later
-than in the candidate takes from the rest of the budget. Three steps are played, and the second is taken.
+The candidate decides which tensors move at all. The memory of its peaks is reserved for it: what comes earlier or
+leaves later than in the candidate uses the rest of the budget. Three steps are simulated, and the second is the result.
 """
 
 from __future__ import annotations
@@ -41,9 +41,11 @@ _order = itemgetter(0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manner:
-    """How the link to the device is served. `ahead`: the link gets work up to so many lengths of the running stage
-    after its end, since the device may wait there. `overtake`: where there is no room for the tensor needed next, a
-    smaller one that is needed later may come first.
+    """The rules by which the link from host to device chooses its next transfer.
+
+    `ahead`: how far past the end of the running stage transfers are started, in lengths of that stage: the device may
+    have to wait there. `overtake`: where the tensor needed next has no room on the device, a smaller one that is needed
+    later may come first.
     """
 
     ahead: float = 0.0
@@ -52,7 +54,7 @@ class Manner:
 
 @dataclass(slots=True)
 class _Clock:
-    """When the device and each queue have done the work that they have got."""
+    """The time in seconds at which the device and each queue are done with the work that they have got."""
 
     now: float = 0.0
     h2d: float = 0.0
@@ -71,9 +73,8 @@ class _Clock:
 
 
 def timed(setting: Setting, candidate: Candidate, plan: Plan, room_bytes: Sequence[int], manner: Manner) -> Candidate:
-    """The candidate with the stages of its copies, updates and releases chosen by playing. `plan`: the candidate
-    assembled, in one round; `room_bytes`: bytes that each stage leaves free, none below zero.
-    """
+    """Return the candidate with better stages for its copies, updates and releases, chosen by simulating the step.
+    `plan`: the candidate's plan, in one round. `room_bytes`: free device bytes of each stage, none below zero."""
     play = _Play(setting, candidate, plan, room_bytes, manner)
     for number in range(_STEPS * play.stages):
         play.stage(number)
@@ -81,7 +82,8 @@ def timed(setting: Setting, candidate: Candidate, plan: Plan, room_bytes: Sequen
 
 
 class _Play:
-    """A play: stages are numbered on from step to step, and seconds count from the begin of the first step."""
+    """A simulation of several steps. Stages are numbered on from step to step, and seconds count from the beginning of
+    the first step."""
 
     def __init__(
         self, setting: Setting, candidate: Candidate, plan: Plan, room_bytes: Sequence[int], manner: Manner
@@ -117,7 +119,7 @@ class _Play:
                 self._begin(window)
 
     def _gpu_updates(self) -> list[float]:
-        """Seconds of the device's updates at the end of each stage."""
+        """Return the seconds of the weight updates that the device runs at the end of each stage."""
         chain = self.setting.chain
         work, _ = update_work(chain, self.machine)
         updated = [sum(work[name] for name in stage.gpu_update) for stage in self.plan.stages]
@@ -125,14 +127,15 @@ class _Play:
         return [n / chain.update_rates(self.machine).gpu for n in updated]
 
     def _activations_coming(self) -> list[float]:
-        """Seconds that the link takes in each stage for activations that come back."""
+        """Return, for each stage, the seconds that the link needs for activations that come back to the device."""
         sizes = [0] * self.stages
         for turn, items in self.back_at.items():
             sizes[turn // self.plan.slices] += sum(size for _, size in items)
         return [size / self.machine.h2d_bytes_per_s for size in sizes]
 
     def _begin(self, window: Window) -> None:
-        """Enter a window. What it had before the first stage happened as the candidate says, and took no time."""
+        """Add a window, a time in which a tensor may be away. Events before the first stage happen as the candidate
+        says, and take no time."""
         for stage in {window.last, window.last if window.copy is None else window.copy}:
             if stage >= 0:
                 self.ending[stage].append(window)
@@ -152,7 +155,7 @@ class _Play:
                 self._may_come(window)
 
     def stage(self, n: int) -> None:
-        """Play stage `n`."""
+        """Simulate stage `n`."""
         while self.coming and self.coming[0][1].use <= n:
             self._come(self.coming[0][1], n)
         for window in sorted((window for window in self.lazy if window.evict <= n), key=lambda window: window.order):
@@ -169,7 +172,7 @@ class _Play:
         self._end(n)
 
     def _run(self, n: int, clock: _Clock) -> float:
-        """Play the stage's turns and updates on `clock`; returns when they end."""
+        """Simulate the stage's computing and updates on `clock`. Returns the time when they end, in seconds."""
         s, slices, machine = n % self.stages, self.plan.slices, self.machine
         stage = self.plan.stages[s]
         option = self.setting.chain.blocks[stage.block].option(self.plan.options[stage.block])
@@ -203,7 +206,8 @@ class _Play:
         return max(clock.now, ready) + self.gpu_update_s[s]
 
     def _read(self, item: Item, size: int, clock: _Clock) -> float:
-        """When activations are read back from disk into a slot. The read starts once a slot is free."""
+        """Return when activations have been read back from disk into a buffer, in seconds. Reading starts once a buffer
+        is free."""
         start_s = max(clock.reader, clock.written[item], clock.slots.pop(0))
         clock.reader = start_s + size / self.machine.disk_read_bytes_per_s
         return clock.reader
@@ -212,7 +216,7 @@ class _Play:
         insort(self.coming, (window.order, window), key=_order)
 
     def _come(self, window: Window, n: int) -> None:
-        """Put the window's copy to the device on the link in stage `n`."""
+        """Start the copy of the window's tensor to the device in stage `n`."""
         at = bisect_left(self.coming, window.order, key=_order)
         del self.coming[next(k for k in range(at, len(self.coming)) if self.coming[k][1] is window)]
         start_s = max(self.clock.h2d, self.clock.now, window.ready_s)
@@ -223,7 +227,7 @@ class _Play:
         self.here.append(window)
 
     def _take(self, size: int, first: int, last: int) -> None:
-        """Take `size` bytes of the room of stages `first` … `last` - 1."""
+        """Subtract `size` bytes from the free bytes of stages `first` to `last` - 1."""
         for n in range(first, last):
             self.room[n] -= size
 
@@ -242,14 +246,14 @@ class _Play:
                 return
 
     def _may_start_s(self, entry: tuple[tuple[int, int], Window, Window]) -> float:
-        """When an update may start: the CPU is free, the gradient has come, and the drive is behind by no more than its
-        slots hold."""
+        """Return the time in seconds at which an update may start: when the CPU is free, the gradient has come, and the
+        drive is behind by no more than its buffers hold."""
         _, gradient, weight = entry
         drive_s = self.clock.drive - self.ahead_s if weight.drive_s else 0.0
         return max(self.clock.cpu, self.clock.now, gradient.sent_s, drive_s)
 
     def _update(self, entry: tuple[tuple[int, int], Window, Window], n: int) -> None:
-        """Give the CPU the update of a weight whose gradient is sent."""
+        """Let the CPU update a weight whose gradient was sent."""
         self.gradients.remove(entry)
         weight = entry[2]
         start_s = self._may_start_s(entry)
@@ -281,7 +285,7 @@ class _Play:
             self._send(window, n)
 
     def _end(self, n: int) -> None:
-        """Play the end of stage `n`: copies of what it made, and releases."""
+        """Simulate the end of stage `n`: start copies of what the stage made, and release tensors."""
         ending = sorted(self.ending[n], key=lambda window: (not window.is_gradient, window.order))
         for window in ending:
             if window.copy == n and window.last > n:
@@ -303,7 +307,8 @@ class _Play:
         self._release(n)
 
     def _release(self, n: int) -> None:
-        """Release what has been copied. What has not stays where there is room for it; else the device waits."""
+        """Release tensors whose copies are done. Others stay where there is room for them; else the device waits for
+        the copy."""
         copied = [window for window in self.staying if window.sent is not None]
         waiting = sorted(copied, key=lambda window: window.sent_s)
         stay = sum(window.size for window in waiting if window.evict <= n)
@@ -327,7 +332,7 @@ class _Play:
             self._may_come(window)
 
     def candidate(self) -> Candidate:
-        """The candidate as it was played."""
+        """Return the candidate with the stages that the simulation chose."""
         windows: dict[str, list[Window]] = {}
         for window in self.taken:
             windows.setdefault(window.item.name, []).append(window)

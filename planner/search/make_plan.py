@@ -1,4 +1,4 @@
-"""The planner: finds the fastest plan within budgets, in as many rounds as is best, and the least possible budget."""
+"""Finds the fastest plan within memory budgets, in the best number of rounds, and the least possible budget."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ REMEMBERED = 64  # settings: the questions of fit, of the solver's hope and of t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeastBudget:
-    """The least device memory with which there is a plan; `any_host_bytes`: the same with unlimited host memory."""
+    """The least bytes of GPU memory for which there is a plan: with the given host memory (`gpu_bytes`), and with
+    unlimited host memory (`any_host_bytes`)."""
 
     gpu_bytes: int
     any_host_bytes: int
@@ -41,11 +42,14 @@ class LeastBudget:
 
 @seldom_collected()
 def make_plan(step: Setting, *, time_limit_s: float = TIME_LIMIT_S, gap: float = GAP) -> Plan:
-    """The fastest plan found within the budgets, with its prediction and its bounds. `step` is a step in one round;
-    the plan has as many rounds as is best.
+    """Return the fastest plan found within the budgets, with its predicted step time and the lower bound on it.
 
-    Where the chain says what its turns allocate, tensors get places in the device's memory, and the bytes lost between
-    them count against the budget. Raises UserError `budget-too-small` (exit 3), naming the least possible budget.
+    `step` has all micro-batches of a step in one round; the plan has as many rounds as is best. `time_limit_s`: seconds
+    after which the search stops. `gap`: how much slower than the optimum a solution of the integer program may be, as a
+    share of the time. Where the chain says which tensors each block allocates (`lifetimes`), tensors get addresses in
+    GPU memory, and bytes lost between them count against the budget.
+
+    Raises UserError `budget-too-small` (exit 3), which names the least possible budget, or `host-memory-too-small`.
     """
     plan = _arranged(step, time_limit_s, gap) if step.chain.lifetimes else _fastest(step, time_limit_s, gap)
     if plan is None:
@@ -54,9 +58,9 @@ def make_plan(step: Setting, *, time_limit_s: float = TIME_LIMIT_S, gap: float =
 
 
 def _arranged(step: Setting, time_limit_s: float, gap: float) -> Plan | None:
-    """The fastest plan found whose tensors have places within the budget. How many bytes are lost between tensors is
-    known only once there is a plan. Where they are more than was left for them, the next plan gets so much less to
-    use."""
+    """Return the fastest plan found whose tensors, each at an address, fit the GPU budget; None where there is none.
+    How many bytes are lost between tensors is known only once there is a plan. Where they are more than was reserved,
+    the next plan gets a budget that is smaller by the excess."""
     budget_bytes = step.budgets.gpu_bytes
     use_bytes = without_loss(budget_bytes)
     cut_short = False
@@ -83,7 +87,8 @@ def _arranged(step: Setting, time_limit_s: float, gap: float) -> Plan | None:
 
 
 def without_loss(budget_bytes: int) -> int:
-    """Bytes of a budget that tensors with places can use, nearly always."""
+    """Return how many of a budget's bytes tensors can use, in nearly all cases, when gaps between their addresses take
+    the rest."""
     return budget_bytes - budget_bytes // _LOST
 
 
@@ -92,7 +97,8 @@ def _within(step: Setting, gpu_bytes: int) -> Setting:
 
 
 def _fastest(step: Setting, time_limit_s: float, gap: float) -> Plan | None:
-    """The fastest plan found, counting the bytes of tensors and not their places; None where there is none."""
+    """Return the fastest plan found, counting the bytes of tensors but not the gaps between their addresses; None where
+    nothing fits."""
     deadline = time.monotonic() + time_limit_s
     bounds_s = {setting.rounds: bound_of(setting) for setting in in_rounds(step)}
     best: Plan | None = None
@@ -121,15 +127,16 @@ def _fastest(step: Setting, time_limit_s: float, gap: float) -> Plan | None:
 
 
 def least_budget(step: Setting) -> LeastBudget:
-    """The smallest device budget that `make_plan` accepts, whatever the device budget of `step`. Raises UserError where
-    the host is too small for any plan."""
+    """Return the least GPU memory budget that `make_plan` accepts, whatever the GPU budget of `step` is. Raises
+    UserError where the host's memory is too small for any plan."""
     any_host = replace(step, budgets=replace(step.budgets, cpu_bytes=2**62))
     return LeastBudget(gpu_bytes=least_gpu_bytes(step), any_host_bytes=least_gpu_bytes(any_host))
 
 
 def least_gpu_bytes(step: Setting, *, enough: int = 0, rounds: int | None = None) -> int:
-    """The smallest device budget with the host budget of `step`, or the first one found that is at most `enough`; in
-    `rounds` rounds, or in as many as need the least. Raises UserError where the host is too small for any plan."""
+    """Return the least GPU memory in bytes for which there is a plan with the host budget of `step`, or the first
+    amount found that is at most `enough`. `rounds`: for a plan in so many rounds; None: in any number. Raises UserError
+    where the host's memory is too small for any plan."""
     found = _most_frugal(step, enough=enough, rounds=rounds)
     if found is None:
         raise _host_too_small(step)
@@ -140,13 +147,15 @@ def least_gpu_bytes(step: Setting, *, enough: int = 0, rounds: int | None = None
 
 
 def rounds_of_least(step: Setting) -> int | None:
-    """The number of rounds that the smallest device budget needs; None where the host is too small for any plan."""
+    """Return in how many rounds a step needs the least GPU memory; None where the host's memory is too small for any
+    plan."""
     found = _most_frugal(step)
     return found and found[1].rounds
 
 
 def _most_frugal(step: Setting, *, enough: int = 0, rounds: int | None = None) -> tuple[Candidate, Setting] | None:
-    """The candidate with the fewest bytes on the device within the host budget, or the first with at most `enough`."""
+    """Return the candidate that needs the fewest bytes on the device within the host budget, or the first one found
+    that needs at most `enough`; None where the host is too small for any."""
     best: tuple[int, Candidate, Setting] | None = None
     for setting in (s for small in _small_tensors(step) for s in in_rounds(small) if rounds in (None, s.rounds)):
         candidate = _frugal(setting)
@@ -160,9 +169,9 @@ def _most_frugal(step: Setting, *, enough: int = 0, rounds: int | None = None) -
 
 @functools.lru_cache(REMEMBERED)
 def rounds_that_fit(step: Setting) -> Mapping[Setting, Candidate]:
-    """The numbers of rounds that fit the budgets, each as a setting with the options worth deciding among, and its most
-    frugal candidate. Tensors too small to be worth a transfer stay on the device; where nothing fits with them there,
-    all may leave."""
+    """Return, for each number of rounds in which a plan fits the budgets, its setting and the candidate that needs the
+    least GPU memory. The setting has only the block options that are worth deciding among. Tensors too small to be
+    worth a transfer stay on the device, unless nothing fits then."""
     for small in _small_tensors(step):
         candidates = {setting: _frugal(setting) for setting in in_rounds(small)}
         found = {s: d for s, d in candidates.items() if d and device_bytes(d, s) <= step.budgets.gpu_bytes}
@@ -172,14 +181,15 @@ def rounds_that_fit(step: Setting) -> Mapping[Setting, Candidate]:
 
 
 def _small_tensors(step: Setting) -> list[Setting]:
-    """The step as it is given and, where it makes a difference, the step with tensors of every size free to leave."""
+    """Return the step as it is and, where some tensors are too small to be worth a transfer, also the step in which
+    these may leave the device."""
     least = step.hardware.min_transfer_bytes
     free = replace(step, hardware=replace(step.hardware, min_transfer_bytes=0))
     return [step, free] if any(t.bytes < least or 0 < t.state_bytes < least for t in step.chain.tensors()) else [step]
 
 
 def in_rounds(step: Setting) -> Iterator[Setting]:
-    """The slices of a step in one round, in two, and so on: all ways to have rounds of equal size."""
+    """Yield the step with its micro-batches in one round, in two and so on, for all numbers of rounds of equal size."""
     for rounds in range(1, step.slices + 1):
         if step.slices % rounds == 0:
             yield replace(step, rounds=rounds, slices=step.slices // rounds)
@@ -187,7 +197,8 @@ def in_rounds(step: Setting) -> Iterator[Setting]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Way:
-    """A number of rounds: the step that the solver hopes for, and a time that it proves no step to be below."""
+    """A number of rounds: its setting, the step time of the integer program's best solution (`hope_s`, seconds), a
+    lower bound on the step (`least_s`), and the solutions."""
 
     setting: Setting
     hope_s: float = 0.0
@@ -196,8 +207,8 @@ class _Way:
 
 
 def _most_promising(ways: list[Setting], deadline: float, gap: float) -> list[_Way]:
-    """The ways, ordered by the step that the solver hopes for. A larger number of rounds must gain more than the
-    gap."""
+    """Return the settings ordered by the step time of the integer program's solution. A setting with more rounds comes
+    first only if it is faster by more than `gap`."""
     if len(ways) < 2:
         return [_Way(setting=setting) for setting in ways]
     found = []
@@ -210,8 +221,8 @@ def _most_promising(ways: list[Setting], deadline: float, gap: float) -> list[_W
 
 
 def bound_of(s: Setting) -> float:
-    """Seconds that no schedule in the rounds of `s` beats, whatever it moves. Where some states are on disk, the bound
-    holds whichever those are."""
+    """Return a lower bound in seconds: no schedule in the rounds of `s` has a shorter step, whatever it moves. Where
+    some optimizer states are on disk, the bound holds for any choice of these states."""
     stored = any(t.states_on_disk for t in s.chain.tensors())
     return lower_bound_s(replace(_small_tensors(s)[-1], states_anywhere=stored))
 
@@ -232,8 +243,8 @@ def _host_too_small(setting: Setting) -> UserError:
 
 
 def too_small(setting: Setting) -> UserError:
-    """The error for budgets that no schedule fits. Raises UserError `host-memory-too-small` where the host is too small
-    whatever the device has."""
+    """Return the error for budgets that no schedule fits, with the least possible GPU budget. Raises UserError
+    `host-memory-too-small` where the host's memory is too small however much the GPU has."""
     budgets = setting.budgets
     least = least_budget(setting)
     numbers = [f"budget {format_bytes_down(budgets.gpu_bytes)}, least possible {format_bytes(least.gpu_bytes)}"]
@@ -253,8 +264,8 @@ def too_small(setting: Setting) -> UserError:
 
 
 def _meant(setting: Setting) -> str:
-    """The question to ask about a budget that is too small for the model: people leave out the unit, and do not mean
-    bytes. Empty for other budgets."""
+    """Return a question such as "did you mean 8GB?" for a budget of so few bytes that its unit must have been
+    forgotten; "" for other budgets."""
     model_bytes = sum(tensor.bytes + tensor.state_bytes for tensor in setting.chain.tensors())
     for key, budget in (("gpu_budget", setting.budgets.gpu_bytes), ("cpu_budget", setting.budgets.cpu_bytes)):
         if 0 < budget < 2**20 <= model_bytes:
@@ -264,7 +275,7 @@ def _meant(setting: Setting) -> str:
 
 
 def round_up(count: int) -> str:
-    """A size that `parse_bytes` reads as at least `count` bytes: "8GiB", "700MiB"."""
+    """Return a size as text that `parse_bytes` reads as at least `count` bytes: "8GiB", "700MiB"."""
     for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if count >= 4 * factor:
             return f"{-(-count // factor)}{unit}"

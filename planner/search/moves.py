@@ -1,7 +1,9 @@
-"""Moves a candidate's absences to other stages, and counts the room on the device that they need, to the byte.
+"""Moves transfers and updates of a candidate to other stages, and counts the free device memory that this takes, to the
+byte.
 
-An absence has up to four stages: those in which its copy is sent to the host, it leaves the device, the CPU updates it,
-and it comes back. In several rounds only the absences of weights move, since these are alike in each round.
+An absence is a time during which a tensor is not on the device. It has up to four stages: those in which the tensor's
+copy is sent to the host, the tensor leaves the device, the CPU updates it, and it comes back. In several rounds only
+the absences of weights move, because only these are the same in each round.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from planner.schedule.items import GRADIENT, WEIGHT, Item
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The stages of an absence, counted on past a step's end. `update` is used for a weight that the CPU updates."""
+    """The four stages of an absence: copy sent to the host, device copy released, CPU update, return to the device.
+    Stage numbers go on past the end of a step. `update` is used only for a weight that the CPU updates."""
 
     sent: int
     evict: int
@@ -28,7 +31,8 @@ class Place:
 
 
 class Board:
-    """The absences of a candidate, and their stages. `room`: bytes left on the device per stage."""
+    """All absences of a candidate with their stages, which can be moved. `room`: free bytes on the device, for each
+    stage."""
 
     def __init__(self, setting: Setting, seen: Evaluation) -> None:
         candidate = seen.candidate
@@ -55,8 +59,9 @@ class Board:
         return self.schedules[self.number[window.item.name]]
 
     def critical(self) -> list[tuple[int, Place]]:
-        """The absences on the critical path, by number, with the place that would relieve it, where they may be there:
-        a fetch that waited for the device comes a stage sooner, a release that waited for its copy a stage later."""
+        """Return the absences that make the step longer, as (number, better place) pairs: a fetch for which the device
+        waited comes a stage earlier, a release that waited for its copy comes a stage later. Places that are not
+        allowed are left out."""
         found = []
         for what, item in self.model.critical():
             for n in self.of_item.get(item, ()):
@@ -67,7 +72,8 @@ class Board:
         return found
 
     def _allows(self, n: int, place: Place) -> bool:
-        """Whether the absence may be there; whether there is room is not asked."""
+        """Return whether absence number `n` may have this place. Whether the device has memory for it is not
+        checked."""
         window, partner = self.windows[n], self.partner[n]
         if window.is_gradient:
             if partner is None or place.fetch != self.places[n].fetch:
@@ -90,7 +96,8 @@ class Board:
         return max(gone, self.places[partner].sent) <= place.update < place.fetch
 
     def put(self, changed: Sequence[tuple[int, Place]]) -> None:
-        """Move each absence, by number, to its place."""
+        """Move absences to other places; `changed` has (absence number, new place) pairs. The free bytes per stage are
+        updated."""
         for n, place in changed:
             size, old = self.windows[n].size, self.places[n]
             self.places[n] = place
@@ -101,7 +108,8 @@ class Board:
             self._changed[number] = None
 
     def put_if_room(self, n: int, place: Place) -> None:
-        """Move an absence to `place`, unless the budget has no room for it or it may no longer be there."""
+        """Move absence number `n` to `place`, unless that place is not allowed or the device has too little memory for
+        it."""
         if not self._allows(n, place):
             return
         old = self.places[n]
@@ -110,14 +118,14 @@ class Board:
             self.put([(n, old)])
 
     def step_s(self) -> float:
-        """Seconds of a step with the absences where they are."""
+        """Return the predicted seconds of a step with the absences where they are now."""
         self.model.change((number, self.schedules[number]) for number in self._changed)
         self._changed.clear()
         return self.model.step_s()
 
     def _take(self, size: int, first: int, last: int) -> None:
-        """Take `size` bytes of the room of stages `first` … `last` - 1; where `last` < `first`, give them back to those
-        from `last` to `first` - 1."""
+        """Subtract `size` bytes from the free bytes of stages `first` to `last` - 1. Where `last` < `first`, add them
+        to those of stages `last` to `first` - 1."""
         if last < first:
             size, first, last = -size, last, first
         for stage in range(first, last):
@@ -134,12 +142,12 @@ class Board:
         return replace(schedule, update=place.update % T) if window.update_s else schedule
 
     def proposed(self) -> Candidate:
-        """The candidate with the absences where they are."""
+        """Return the candidate with the absences where they are now."""
         return replace(self.candidate, schedules=tuple(self.schedules))
 
 
 def _placed(window: Window, schedule: TensorSchedule, stages: int) -> Place:
-    """The place that the schedule gives the absence."""
+    """Return the place of an absence in its tensor's schedule."""
     if window.is_gradient:
         assert schedule.send is not None
         return Place(schedule.send, window.evict, window.use, window.use)

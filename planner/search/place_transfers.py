@@ -1,12 +1,12 @@
-"""Makes schedules from the solver's flows: hands out its bytes per stage to whole tensors by earliest deadline.
+"""Makes schedules from the integer program's flows: assigns its bytes per stage to whole tensors, by earliest deadline.
 
-The solver says how many bytes of each kind move in each stage, and its Hall rows guarantee that there are tensors to
-take them. Whole tensors leave the device at least as early as the solver's bytes and come back no earlier, so a plan of
-whole tensors needs no more memory than the solver's. A tensor that would miss its deadline comes in the very stage that
-needs it, which costs time and never memory.
+The program says how many bytes of each kind move in each stage, and its constraints by Hall's theorem guarantee that
+there are tensors to take them. Whole tensors leave the device no later than the program's bytes and come back no
+earlier, so a plan of whole tensors needs no more memory than the program's. A tensor that would miss its deadline moves
+in the very stage that needs it, which costs time but never memory.
 
-Positions are those of `planner.ilp.program`: u after backward (stage u + L - 1 around the cycle), v after forward (the
-stage).
+Positions are those of `planner.ilp.program`, for a chain of L blocks: u counts from the end of the forward (stage u + L
+- 1, continued into the next step), v is the stage.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TOLERANCE = 1e-6  # of all bytes of a kind: the solver may round by so much
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One tensor to be moved at some position between `release` and `deadline`, both allowed."""
+    """A tensor of `size` bytes to be moved at some position from `release` to `deadline`, both included."""
 
     name: str
     size: int
@@ -33,10 +33,12 @@ class Job:
 
 
 def hand_out(amounts: Sequence[float], jobs: Sequence[Job], *, eager: bool, new_last: bool = False) -> dict[str, int]:
-    """Name -> position. Up to each position, eager jobs sum to at least the amounts, others to at most the amounts.
+    """Return the position at which each job's tensor moves, by its name. Up to each position, the sizes of the moved
+    tensors sum to at least the given `amounts` (bytes per position) if `eager`, else to at most these.
 
-    Jobs are taken by earliest deadline. With `new_last`, a job released at a position comes after those that waited:
-    the running block makes its gradients at the stage's end. A job that reaches its deadline moves there in any case.
+    Jobs are taken by earliest deadline. With `new_last`, a job released at a position comes after those that waited
+    already, because a running block makes its gradients at the stage's end. A job that reaches its deadline moves there
+    in any case.
     """
     slack = _TOLERANCE * sum(job.size for job in jobs)
     position: dict[str, int] = {}
@@ -67,11 +69,11 @@ class _Circle:
         return 2 * self.blocks - 1
 
     def stage(self, u: int) -> int:
-        """Stage at position u after backward."""
+        """Return the stage at position `u`."""
         return (u + self.blocks - 1) % self.stages
 
     def backward(self, block: int) -> int:
-        """Position of a block's backward; `forward` is that of its next forward."""
+        """Return the position of a block's backward."""
         return self.blocks - 1 - block
 
     def forward(self, block: int) -> int:
@@ -79,7 +81,7 @@ class _Circle:
 
 
 def timed_schedules(setting: Setting, placements: Sequence[Placement], solution: Solution) -> list[TensorSchedule]:
-    """A schedule for every placement, by the solution's flows."""
+    """Return a schedule for each placement, with transfers and updates in the stages that the solution's flows give."""
     chain, clip, rounds = setting.chain, setting.clip, setting.rounds
     circle = _Circle(len(chain.blocks))
     weights_sent, updates, gradients_sent, back = _after_backward(circle, placements, solution, clip)
@@ -127,8 +129,8 @@ def timed_schedules(setting: Setting, placements: Sequence[Placement], solution:
 def _after_backward(
     circle: _Circle, placements: Sequence[Placement], solution: Solution, clip: bool
 ) -> tuple[dict[str, int], dict[str, int], dict[str, int], dict[str, int]]:
-    """Name -> position of four kinds: the weight is sent, it is updated, its gradient is sent, and the weight is
-    fetched before the forward."""
+    """Return four dictionaries from a tensor's name to a position: when its weight is sent to the host, when it is
+    updated, when its gradient is sent, and when the weight is fetched for the next forward."""
     L = circle.blocks
     names = {f.tensor.name: f for f in placements}
 
@@ -164,7 +166,7 @@ def _after_backward(
 def _after_forward(
     circle: _Circle, placements: Sequence[Placement], solution: Solution, weights_sent: dict[str, int]
 ) -> dict[str, Absence]:
-    """The absence of each weight between its forward and its backward, by name. All numbers are stages, not
+    """Return each weight's absence between its forward and its backward, by name. All numbers are stages, not
     positions."""
     leaving = [f for f in placements if f.after_forward]
     early = [f for f in leaving if f.send == "D"]
@@ -197,8 +199,8 @@ def _after_forward(
 def _state_absences(
     circle: _Circle, placements: Sequence[Placement], solution: Solution, clip: bool
 ) -> dict[str, tuple[Absence, ...]]:
-    """The absences of states, by name. States move first in, first out along a tape in order of use: both the bytes
-    sent and the bytes fetched go round this tape."""
+    """Return the absences of optimizer states, by tensor name. States move first in, first out, in their order of use.
+    The order is cyclic: at the end it continues with the first states."""
     tape = sorted((f for f in placements if f.states_travel), key=lambda f: (-f.block, f.tensor.name))
     total = sum(f.tensor.state_bytes for f in tape)
     slack = _TOLERANCE * total

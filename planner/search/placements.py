@@ -1,4 +1,5 @@
-"""Placements of the tensors that may leave, and the schedules that take the least memory for them."""
+"""Says for each tensor when it is away from the device (its placement), and makes the schedules that need the least
+memory for that."""
 
 from __future__ import annotations
 
@@ -12,11 +13,12 @@ from planner.schedule.chain import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """What happens to one tensor that may leave, whenever it happens.
+    """Where one tensor is during a step, and who updates it (`side`), without the exact stages of its transfers.
 
-    `after_backward`: away between its backward and its next forward. `after_forward`: away between its forward and its
-    backward; `send` says when the host gets the copy that this needs: "" the host's copy is current by then, "D" it is
-    sent before the forward ends, "K" after. `trails`: its states on disk are updated in the next step.
+    `after_backward`: it is away from the device between its backward and its next forward. `after_forward`: away
+    between its forward and its backward. `send`: when the host gets the copy that `after_forward` needs: "" the host's
+    copy is up to date by then, "D" it is sent before the forward ends, "K" after. `states_travel`: its optimizer states
+    come to the device only for the update. `trails`: its optimizer states on disk are updated one step later.
     """
 
     tensor: Tensor
@@ -30,10 +32,9 @@ class Placement:
 
 
 def in_their_stages(setting: Setting, placements: Sequence[Placement]) -> list[TensorSchedule]:
-    """A schedule for every placement, in one round. What leaves is sent and released in the stage that uses it last,
-    and what comes is fetched in the stage that reads it. No other times take less memory;
-    `planner.search.list_schedule` finds faster ones.
-    """
+    """Return a schedule for each placement, in one round. A tensor that leaves is sent and released in the stage that
+    uses it last, and one that comes back is fetched in the stage that reads it. No other times need less memory;
+    `planner.search.list_schedule` finds faster ones."""
     last = 2 * len(setting.chain.blocks) - 2
     schedules = []
     for placement in placements:

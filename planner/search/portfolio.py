@@ -1,4 +1,5 @@
-"""Searches for one problem's plan among candidates from the greedy algorithms and the O-ILP; verifies the fastest."""
+"""Searches for one problem's plan among the candidates of the greedy algorithms and of the integer program (O-ILP), and
+verifies the fastest."""
 
 from __future__ import annotations
 
@@ -27,10 +28,12 @@ _NEAR = 0.025  # to the solver's step or the bound: with a plan so near, no othe
 
 
 class Search:
-    """The candidates of one problem and the best so far. `solved`: the solver's answers about it, where it was asked
-    already. The search is limited by counts and gaps; `deadline`, by the monotonic clock, is the last resort, and a log
-    line says when it was reached. Little is tried where the solver finds no step below `beat_s`; no schedule has a step
-    below `bound_s`."""
+    """A search for the fastest plan of one setting.
+
+    `solved`: the integer program's solutions, where they are known already. Counts and gaps limit the search;
+    `deadline` (`time.monotonic()`) is the last resort, and a log line says when it was reached. Where the integer
+    program finds no step below `beat_s` seconds, little is tried. `bound_s`: a lower bound on the step in seconds.
+    """
 
     def __init__(
         self,
@@ -48,7 +51,8 @@ class Search:
         self.best_s = math.inf
 
     def best(self, least: Candidate) -> Plan:
-        """The fastest of all candidates; `least` fits."""
+        """Return the plan of the fastest candidate. `least`: a candidate that fits the budgets, so that there is at
+        least one."""
         s = self.setting
         quick = sorted((evaluate(s, d) for d in candidates(s, lambda d: fits(d, s))), key=lambda seen: seen.step_s)
         # Of plans that take the same time take the quick one: the frugal one moves what need not move.
@@ -68,8 +72,9 @@ class Search:
         )
 
     def first(self) -> Plan | None:
-        """The plan made of the better of the solver's first two answers; None where neither helps. It takes a fraction
-        of the time of `best`, and the plan is nearly always as good."""
+        """Return the plan made from the better of the integer program's first two solutions; None where it has no
+        solution below `beat_s`, or none of them fits as whole tensors. It takes a fraction of the time of `best`, and
+        the plan is nearly always as fast."""
         found = min(islice(self._candidates(()), 2), key=lambda seen: seen.step_s, default=None)
         if found is None:
             return None
@@ -77,16 +82,18 @@ class Search:
         return proven(self._ahead(self._improved(found, found.step_s)).candidate, self.setting)
 
     def _improved(self, seen: Evaluation, best_s: float) -> Evaluation:
-        """The evaluation improved until hardly more than the gap is left to gain."""
+        """Return the evaluation improved until hardly more than the gap is left to gain."""
         return improved(self.setting, seen, (1 + self.gap) * self._reach_s(best_s), self._near_s())
 
     def _near_s(self) -> float:
-        """The greatest step that counts as near to the solver's; 0 while there is no answer of the solver."""
+        """Return the longest step in seconds that counts as near to the integer program's; 0 without a solution of
+        it."""
         return (1 + _NEAR) * max(self.bound_s, self.solutions[0].step_s) if self.solutions else 0.0
 
     def _reach_s(self, best_s: float) -> float:
-        """The shortest step that may be in reach by all that is known; 0 while there is no answer of the solver. Where
-        a plan has beaten the solver's stages, as happens with clipping, this is the bound."""
+        """Return the shortest step in seconds that may be possible by all that is known; 0 without a solution of the
+        integer program. Where a plan is faster than that program's solution, as happens with clipping, this is the
+        proven bound."""
         if not self.solutions:
             return 0.0
         hope_s = self.solutions[0].step_s
@@ -94,8 +101,9 @@ class Search:
         return self.bound_s if beaten else max(self.bound_s, hope_s)
 
     def _candidates(self, quick: Sequence[Evaluation]) -> Iterator[Evaluation]:
-        """The solver's candidates, then one that is solved with time to spare, where whole tensors are still far from
-        the solver's step. Then, with clipping, the `quick` ones again, to try updates ahead of the norm on them."""
+        """Yield the candidates rounded from the integer program's solutions; then one solved with lower rates, where
+        whole tensors are still far from the program's step. Then, with clipping, the `quick` ones again, to try updates
+        before the gradient norm is known on them."""
         self.solutions = self.solved or self._solve(self.setting.budgets)
         if self.solutions and self.solutions[0].step_s >= self.beat_s:
             return
@@ -119,7 +127,8 @@ class Search:
         return self.setting.clip and self.setting.budgets.cpu_updates
 
     def _trailing(self, seen: Evaluation) -> Evaluation:
-        """With clipping, the candidate with as many states on disk trailing as make it fastest."""
+        """With clipping, return the candidate in which as many states on disk as make it fastest are updated only in
+        the next step."""
         s = self.setting
         if not self._may_run_ahead():
             return seen
@@ -127,7 +136,8 @@ class Search:
         return min([seen, *(evaluate(s, way) for way in ways)], key=lambda way: way.step_s)
 
     def _ahead(self, seen: Evaluation) -> Evaluation:
-        """With clipping, the candidate with as many updates ahead of the norm as make it fastest."""
+        """With clipping, return the candidate in which as many updates as make it fastest run before the gradient norm
+        is known."""
         s = self.setting
         if not self._may_run_ahead():
             return seen

@@ -1,4 +1,5 @@
-"""One question for the planner: a chain, a machine, budgets and a step, as a value."""
+"""Defines the question that the planner answers: a model, a machine, memory budgets and a training step, as one
+value."""
 
 from __future__ import annotations
 
@@ -34,9 +35,13 @@ _NEAR_BYTES = 2**30  # how exactly a least host budget is found
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """A question for the planner. `slices` are those of a step. Without `cpu_updates` no plan has CPU updates, without
-    `activation_offload` none offloads activations. `not_in_files`: why loading takes host memory for all weights, so
-    that none is on disk; None: the model's files have the weights in the form that the job uses."""
+    """A question for the planner: which plan trains this model (`chain`, its blocks in order) fastest on this machine?
+
+    `slices`: micro-batches of a step. `clip`: gradients are clipped by their global norm. Without `cpu_updates` the CPU
+    updates no weights, without `activation_offload` no activations are moved to the host. `not_in_files`: the reason
+    why loading the model needs host memory for all its weights, so that none can be read from disk during training;
+    None: the model's files have the weights in the form that the job uses.
+    """
 
     chain: Chain
     hardware: Hardware
@@ -50,12 +55,12 @@ class Problem:
 
     @property
     def tokens(self) -> int:
-        """Tokens of a step."""
+        """Tokens of a training step."""
         return self.slices * self.chain.slice_tokens
 
     @property
     def setting(self) -> Setting:
-        """The problem as the searches take it, in one round."""
+        """The problem in the form that the search functions take, with all micro-batches of a step in one round."""
         budgets = Budgets(
             gpu_bytes=self.gpu_budget_bytes,
             cpu_bytes=self.cpu_budget_bytes,
@@ -65,17 +70,18 @@ class Problem:
         return Setting(chain=self.chain, hardware=self.hardware, budgets=budgets, slices=self.slices, clip=self.clip)
 
     def plan(self, time_limit_s: float = TIME_LIMIT_S, gap: float = GAP) -> Plan:
-        """The fastest plan found: see `make_plan`. Raises UserError `budget-too-small` and `host-memory-too-small`."""
+        """Return the fastest plan found within `time_limit_s` seconds; see `make_plan` for `gap`. Raises UserError
+        `budget-too-small` or `host-memory-too-small` where nothing fits the budgets."""
         return make_plan(self.setting, time_limit_s=time_limit_s, gap=gap)
 
     def least(self) -> LeastBudget:
-        """The least device budget with which there is a plan, whatever `gpu_budget_bytes` is. Raises UserError
-        `host-memory-too-small`."""
+        """Return the least GPU memory budget for which there is a plan, whatever `gpu_budget_bytes` is. Raises
+        UserError `host-memory-too-small`."""
         return least_budget(self.setting)
 
     def plan_in(self, rounds: int, time_limit_s: float, beat_s: float) -> Plan | None:
-        """A plan in `rounds` rounds, found in a third of the time of `plan`. None where the solver hopes for no step
-        below `beat_s`, or finds nothing that fits."""
+        """Return a plan that runs a step's micro-batches in `rounds` rounds, found in a third of the time of `plan`.
+        None where nothing fits, or where the integer program finds no step shorter than `beat_s` seconds."""
         s = replace(self.setting, rounds=rounds, slices=self.slices // rounds)
         bound_s = bound_of(s)
         s = next((fitting for fitting in rounds_that_fit(self.setting) if fitting.rounds == rounds), s)
@@ -84,11 +90,12 @@ class Problem:
         return Search(s, deadline=deadline, gap=GAP, beat_s=beat_s, bound_s=bound_s).first()
 
     def bound_s(self) -> float:
-        """Seconds that no plan of this problem beats."""
+        """Return a lower bound on the seconds of a step: no plan of this problem is faster."""
         return min(map(bound_of, in_rounds(self.setting)))
 
     def hope_s(self) -> float:
-        """Seconds of the solver's step, before rounding, in as many rounds as are best; infinity where it finds none.
+        """Return the seconds of the integer program's best step, in which parts of tensors may move, for the best
+        number of rounds. Infinity where there is none. A plan of whole tensors is about as fast.
 
         This takes a fraction of a plan's time, and does not depend on a time limit of the caller.
         """
@@ -96,37 +103,41 @@ class Problem:
         return solution.step_s if solution else math.inf
 
     def hoped(self, *, states_anywhere: bool = False) -> Solution | None:
-        """The solver's answer in as many rounds as are best. `states_anywhere`: see `Setting`."""
+        """Return the integer program's solution for the best number of rounds; None where there is none.
+        `states_anywhere`: the solver also decides which optimizer states are on disk."""
         return _hoped(replace(self.setting, states_anywhere=states_anywhere))
 
     def least_bytes(self, *, enough: int = 0, rounds: int | None = None) -> int | None:
-        """The least device budget with this host budget, or the first one found that is at most `enough`; in `rounds`
-        rounds, or in any number of them. None where the host is too small for any plan."""
+        """Return the least GPU memory in bytes for which there is a plan with this host budget, or the first amount
+        found that is at most `enough`. `rounds`: for a plan in so many rounds; None: in any number. Returns None where
+        the host's memory is too small for any plan."""
         try:
             return least_gpu_bytes(self.setting, enough=enough, rounds=rounds)
         except UserError:
             return None
 
     def fits(self, rounds: int | None = None) -> bool:
-        """Whether there is a plan, in `rounds` rounds or, with None, in any number of them."""
+        """Return whether there is a plan within the budgets, in `rounds` rounds or, with None, in any number of
+        them."""
         if self._standing_bytes() > self.gpu_budget_bytes + self.cpu_budget_bytes:
             return False
         least = self.least_bytes(enough=self.gpu_budget_bytes, rounds=rounds)
         return least is not None and least <= self.gpu_budget_bytes
 
     def check_fits(self) -> None:
-        """Raise the UserError of `plan` where nothing fits, without a search for a fast plan."""
+        """Raise the UserError of `plan` where nothing fits the budgets, without a search for a fast plan."""
         if not self.fits():
             raise too_small(self.setting)
 
     def _standing_bytes(self) -> int:
-        """Bytes of the weights and states that are in memory, of the device or of the host."""
+        """Return the bytes of all weights and optimizer states that are not on disk: they are in GPU or host memory."""
         return sum(
             (0 if t.on_disk else t.bytes) + (0 if t.states_on_disk else t.state_bytes) for t in self.chain.tensors()
         )
 
     def least_cpu_bytes(self) -> int | None:
-        """About the least host budget with this device budget, by bisection; None where no host is large enough."""
+        """Return the least host memory in bytes for which there is a plan with this GPU budget, at most 1 GiB too much,
+        by bisection. None where no host is large enough."""
 
         def fits(size: int) -> bool:
             return replace(self, cpu_budget_bytes=size).fits()

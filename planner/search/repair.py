@@ -1,10 +1,10 @@
-"""Makes a candidate fit: where a stage has too much on the device, tensors that wait there unused come later or leave
-earlier.
+"""Makes a candidate fit the device's memory: in stages that need too much, tensors that are there but not used come
+back later or leave earlier.
 
-Whole tensors may not fit where the solver's fractions did. Of the tensors that are on the device without being read,
-the one whose use is farthest is moved first. It then comes after the crowded stage, at the latest in the stage that
-reads it, or leaves before the crowded stage, at the earliest in the stage that makes it: this costs time and never
-memory. What a stage itself reads stays.
+Whole tensors may not fit where the integer program's fractions of them did. Of the tensors that are on the device
+without being read, the one whose next use is farthest away is moved first. It then comes back after the crowded stage,
+at the latest in the stage that reads it, or leaves before the crowded stage, at the earliest in the stage that makes
+it. This costs time and never memory. What a stage itself reads stays.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from planner.schedule.chain import Chain
 
 
 class _Stages:
-    """The stages that use each tensor, and the room in bytes that each stage has left."""
+    """The stages in which each tensor is used, and the free bytes of each stage."""
 
     def __init__(self, chain: Chain, room_bytes: Sequence[int]) -> None:
         self.room = list(room_bytes)
@@ -28,23 +28,23 @@ class _Stages:
         }
 
     def until(self, stage: int, uses: Sequence[int]) -> int:
-        """Stages from `stage` to the next of `uses`."""
+        """Return the number of stages from `stage` to the next of `uses`."""
         return min((use - stage) % self.count for use in uses)
 
     def since(self, stage: int, uses: Sequence[int]) -> int:
-        """Stages from the last of `uses` to `stage`."""
+        """Return the number of stages from the last of `uses` to `stage`."""
         return min((stage - use) % self.count for use in uses)
 
     def give(self, first: int, stages: int, size: int) -> None:
-        """Note that `size` bytes less are on the device in `stages` stages from `first` on."""
+        """Add `size` to the free bytes of `stages` stages, from stage `first` on."""
         for n in range(stages):
             self.room[(first + n) % self.count] += size
 
 
 def tightened(chain: Chain, candidate: Candidate, room_bytes: Sequence[int]) -> Candidate:
-    """The candidate with less on the device in stages without room, as far as possible. `room_bytes`: per stage, the
-    budget less the candidate's peak; below zero where it does not fit.
-    """
+    """Return the candidate with less on the device in stages that have too little memory, as far as possible.
+    `room_bytes`: for each stage, the budget minus the bytes needed at its peak; below zero where the candidate does not
+    fit."""
     stages = _Stages(chain, room_bytes)
     schedules = {schedule.tensor.name: schedule for schedule in candidate.schedules}
     for stage in range(stages.count):
@@ -63,8 +63,8 @@ def tightened(chain: Chain, candidate: Candidate, room_bytes: Sequence[int]) -> 
 
 
 def _waiting(stages: _Stages, schedule: TensorSchedule, stage: int) -> list[tuple[int, str]]:
-    """The parts of this tensor that are unused on the device in `stage`, each as (stages to its use, kind): kind "w" is
-    its weight, "s" its states, "g" its gradient."""
+    """Return the parts of a tensor that are on the device in `stage` without being used, as (stages until its use,
+    kind) pairs. Kind "w" is its weight, "s" its optimizer states, "g" its gradient."""
     found: list[tuple[int, str]] = []
     if schedule.drop is not None and schedule.send is not None and _made(stages, schedule) < stage <= schedule.drop:
         found.append((stages.count, "g"))
@@ -80,8 +80,8 @@ def _waiting(stages: _Stages, schedule: TensorSchedule, stage: int) -> list[tupl
 
 
 def _kinds(stages: _Stages, schedule: TensorSchedule) -> list[tuple[str, tuple[Absence, ...], list[int]]]:
-    """The kinds "w" and "s", each with its absences and the stages that use it: those that read or update a weight, the
-    one that updates states."""
+    """Return the kinds "w" (weight) and "s" (optimizer states), each with its absences and the stages that use it: for
+    a weight those that read or update it, for states the one that updates them."""
     weight_uses, updates = list(stages.uses[schedule.tensor.name]), []
     if schedule.side is Side.GPU and schedule.update is not None:
         updates = [schedule.update]
@@ -94,13 +94,13 @@ def _made(stages: _Stages, schedule: TensorSchedule) -> int:
 
 
 def _later(stages: _Stages, schedule: TensorSchedule, absence: Absence, stage: int, uses: list[int]) -> bool:
-    """Whether the absence ends by `stage`, for a use after `stage`: then it may end later."""
+    """Return whether the absence could end later: it ends by `stage`, for a use after `stage`."""
     return (stage - absence.prefetch) % stages.count < stages.until(absence.prefetch, uses)
 
 
 def _sooner(stages: _Stages, absence: Absence, stage: int, uses: list[int]) -> bool:
-    """Whether the last use was before `stage`, and the absence begins at the end of `stage` or later, before the next
-    use: then it may begin sooner."""
+    """Return whether the absence could begin sooner: the last use was before `stage`, and the absence begins at the end
+    of `stage` or later, before the next use."""
     since = stages.since(stage, uses)
     return (
         since > 0

@@ -1,9 +1,10 @@
-"""Rounds the solver's fractions to whole tensors.
+"""Rounds the integer program's fractions of tensors to whole tensors.
 
-Per block the solver gives bytes of each placement (`planner.ilp.program.Totals`). Here tensors are chosen for these
-bytes, and the difference is passed on to the next block, in the direction in which memory sums over blocks. So every
-such sum stays within one tensor of the solver's sum, on the side that needs less memory. In several rounds the solver
-then spreads the rounded bytes over the stages once more; in one round the step is played.
+For each block the integer program says how many bytes get each placement (`planner.ilp.program.Totals`), such as
+"updated by the CPU". Here whole tensors are chosen for these bytes. The difference is passed on to the next block, in
+the direction in which memory adds up over the blocks. So each such sum stays within one tensor of the program's sum, on
+the side that needs less memory. In several rounds, the program then distributes the rounded bytes over the stages once
+more. In one round, `planner.search.list_schedule` chooses the stages by simulating the step.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ _SUMS = 4096  # of tensor sizes, looked at for one block
 
 @dataclass(slots=True)
 class Carry:
-    """The bytes that rounding has given too little (positive) or too much (negative) so far, per kind. `up`: rounding
-    gives no less than wanted."""
+    """The rounding error so far, in bytes per kind of placement: positive where whole tensors had too few bytes,
+    negative where too many. `up`: rounding always gives at least the wanted bytes."""
 
     of: dict[str, float]
     up: bool
@@ -42,9 +43,9 @@ class Carry:
     def take(
         self, kind: str, tensors: Sequence[Tensor], target: float, size: Callable[[Tensor], int], least: float = 0.0
     ) -> list[Tensor]:
-        """Tensors for the target plus what was carried over, and for no less than `least`. With `up` their sizes sum to
-        at least that, by as little as possible; else as nearly as possible to that.
-        """
+        """Return tensors whose sizes sum to `target` plus the rounding error so far, or to `least` where that is more,
+        and note the new error. With `up` their sum is at least that, by as little as possible; without it is as near as
+        possible. `size` gives a tensor's bytes."""
         wanted = target + self.of[kind]
         taken = _subset([t for t in tensors if size(t)], max(wanted, least), size, up=self.up)
         self.of[kind] = wanted - sum(size(t) for t in taken)
@@ -52,9 +53,9 @@ class Carry:
 
 
 def _subset(tensors: Sequence[Tensor], target: float, size: Callable[[Tensor], int], *, up: bool) -> list[Tensor]:
-    """The tensors whose sizes sum most nearly to the target; with `up` to no less, or all where that is not enough. Of
-    equal sums the one of larger tensors is taken. Exact for a dozen tensors; for many more not all sums are known.
-    """
+    """Return the tensors whose sizes sum to about the target: the nearest sum or, with `up`, the nearest that is no
+    less (all tensors where even these are too few). Of equal sums, the one of larger tensors is taken. Exact for a
+    dozen tensors; for many more, not all sums are tried."""
     slack = _TOLERANCE * sum(size(t) for t in tensors)
     sums: dict[int, tuple[Tensor, ...]] = {0: ()}
     for tensor in sorted(tensors, key=lambda t: (-size(t), t.name)):
@@ -78,11 +79,13 @@ def choose_placements(
     up: bool,
     tight: bool = False,
 ) -> list[Placement]:
-    """A placement for every tensor that may leave. `up`: no running sum over blocks is below the solver's.
+    """Return a placement for each tensor that may leave the device, near the bytes per block and kind in `totals`.
+    `up`: no running sum over the blocks is below the integer program's.
 
-    `limits`: see `planner.ilp.columns.limits_of`; where a limit is 0, that placement is not possible. `tight`: every
-    block gets no less than the solver gives it, whatever other blocks have in excess, where kinds may stand in for one
-    another. Near the least possible budget, what the device updates has no place elsewhere in its block.
+    `limits`: the most bytes of each kind per block (`planner.ilp.columns.limits_of`); where a limit is 0, that
+    placement is not possible. `tight`: each block gets at least the program's bytes for it, whatever other blocks have
+    in excess. This is for budgets near the least possible, where what the device updates in one block cannot be made up
+    for in another.
     """
     carry = Carry(dict.fromkeys(totals.of, 0.0), up)
     trainable, frozen = tensor_lists(chain, hardware)
@@ -137,7 +140,8 @@ def choose_placements(
 
 
 def placements_of(chain: Chain, hardware: Hardware, chosen: Sequence[dict[str, list[Tensor]]]) -> list[Placement]:
-    """The placements of all tensors that may leave; per block, `chosen` has the tensors of each kind."""
+    """Return the placements of all tensors that may leave the device. `chosen`: for each block, the tensors of each
+    kind of placement."""
     trainable, frozen = tensor_lists(chain, hardware)
     staying = settled(chain, hardware)
     return [
@@ -171,7 +175,7 @@ def _placement(block: int, tensor: Tensor, chosen: dict[str, list[Tensor]]) -> P
 
 
 def rounded_totals(chain: Chain, placements: Sequence[Placement]) -> Totals:
-    """The bytes of each kind that the placements stand for."""
+    """Return, per kind of placement and block, how many bytes these placements of whole tensors have."""
     stored, trailing = any(p.tensor.states_on_disk for p in placements), any(p.trails for p in placements)
     kinds_of_all = (*"XNREDKY", *("V" if stored else ""), *("U" if trailing else ""))
     of: dict[str, list[float]] = {kind: [0.0] * len(chain.blocks) for kind in kinds_of_all}
@@ -191,12 +195,13 @@ def rounded_totals(chain: Chain, placements: Sequence[Placement]) -> Totals:
 
 
 def hoped(setting: Setting, *, gap: float, deadline: float) -> list[Solution]:
-    """The solver's answers, the shortest step first; empty where it finds none.
+    """Return the integer program's solutions for a setting, the shortest step first; empty where there is none. `gap`:
+    how far from the optimum a solution may be, as a share of the time. `deadline`: when to stop, by `time.monotonic()`.
 
-    Where the first block is one tensor (the embedding, larger than a layer), there are two answers: with the device and
-    with the CPU updating it. A solver that may split this tensor finds a step that whole tensors are far from. (One
-    program with a binary variable for the side takes longer than both.) Every plan has one of the two sides, so the two
-    answers together prove as much as the program that may split the tensor.
+    Where the first block is one tensor (the embedding, which is larger than a layer), there are two solutions: one with
+    the device updating this tensor and one with the CPU. A program that may split the tensor finds a step that whole
+    tensors cannot come near. (One program with a binary variable for the side takes longer than both.) Each plan has
+    one of the two sides, so the two solutions prove together as much as the program that may split the tensor.
     """
     instance = make_instance(setting)
 
@@ -214,10 +219,12 @@ def hoped(setting: Setting, *, gap: float, deadline: float) -> list[Solution]:
 def rounded_candidate(
     setting: Setting, solution: Solution, *, gap: float, deadline: float, source: str
 ) -> Evaluation | None:
-    """A candidate of whole tensors near the solution that fits, evaluated; None when none was found.
+    """Return a candidate of whole tensors near the integer program's `solution`, evaluated; None where none was found
+    that fits the budgets. `source`: what the candidate is called in logs.
 
-    Where whole tensors do not fit as the solver's bytes did, the solver's choice for a budget smaller by the excess is
-    rounded instead. Near the least possible budget it has no such choice, and then every block is rounded by itself.
+    Where whole tensors do not fit although the solution's fractions did, the program's solution for a budget smaller by
+    the excess is rounded instead. Near the least possible budget it has no solution for less, and then each block is
+    rounded separately.
     """
     instance = make_instance(setting)
     limits = limits_of(instance)
@@ -241,7 +248,8 @@ def rounded_candidate(
 def _fitting(
     setting: Setting, placements: Sequence[Placement], options: Sequence[int], deadline: float, source: str
 ) -> tuple[Evaluation | None, tuple[int, int]]:
-    """The placements' candidate, evaluated, where it fits; else None, and the bytes too many on device and host."""
+    """Return the candidate for these placements, evaluated, if it fits the budgets; else None and the excess bytes on
+    device and host."""
     chain = setting.chain
     schedules = _schedules(setting, placements, options, deadline)
     if schedules is None:
@@ -259,8 +267,9 @@ def _fitting(
 def _schedules(
     setting: Setting, placements: Sequence[Placement], options: Sequence[int], deadline: float
 ) -> list[TensorSchedule] | None:
-    """Schedules with the times that take the least memory, to be played. Several rounds are not played: their times are
-    those of the solver's flows, and None where it finds none."""
+    """Return a schedule for each placement. In one round it has the times that need the least memory, and simulating
+    the step chooses better ones later. In several rounds its times are those of the integer program's flows; None where
+    the program finds none."""
     if setting.rounds == 1:
         return in_their_stages(setting, placements)
     flows = solve_oilp(
@@ -274,7 +283,7 @@ def _schedules(
 
 
 def _less(setting: Setting, gpu_bytes: int, cpu_bytes: int) -> Setting:
-    """The setting with budgets smaller by so many bytes, or by a small share where both numbers are 0."""
+    """Return the setting with budgets smaller by these numbers of bytes; by a hundredth where both are 0."""
     budgets = setting.budgets
     if not (gpu_bytes or cpu_bytes):
         gpu_bytes, cpu_bytes = int(budgets.gpu_bytes * _SHARE), int(budgets.cpu_bytes * _SHARE)
@@ -283,7 +292,8 @@ def _less(setting: Setting, gpu_bytes: int, cpu_bytes: int) -> Setting:
 
 
 def _solve_near(instance: Instance, solution: Solution, *, gap: float, deadline: float) -> Solution | None:
-    """The solver's answer with the options of `solution`, or with any options where there is none with these."""
+    """Return the integer program's solution with the block options of `solution`, or with any options where there is
+    none with these; None where there is none at all."""
     limit_s = deadline - time.monotonic()
     same = solve_oilp(instance, time_limit_s=limit_s, gap=gap, options=solution.options)
     return same or solve_oilp(instance, time_limit_s=deadline - time.monotonic(), gap=gap)

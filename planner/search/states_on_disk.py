@@ -1,7 +1,7 @@
-"""Decides which optimizer states are on disk, where the host's memory is too small for all.
+"""Decides which optimizer states are on disk, where the host's memory is too small for all of them.
 
-They are read, updated and written again in every step. The solver decides which and how many: states on disk leave
-host memory for activations, too.
+States on disk are read, updated and written again in every step. The integer program decides how many they are and
+which: this also frees host memory for activations.
 """
 
 from __future__ import annotations
@@ -22,17 +22,20 @@ from planner.search.round_placements import Carry
 from planner.units import format_bytes, format_bytes_down
 
 PIECE_ELEMENTS = 4 * 2**20
-"""48 MiB of states: a drive is at its full rate with that, and what the ring takes of the host's memory is on disk."""
+"""Elements of a tensor whose states are read and written at once: 48 MiB of states. With this size a drive reaches its
+full rate, and the buffers take little host memory."""
 PARTS = 256
 
 
 def with_states_on_disk(problem: Problem) -> Problem:
-    """The problem with those states on disk with which the solver hopes for the shortest step, as far as they have room
-    there. Where a plan needs more states on disk, it gets as few as it needs; their size tells how much room there
-    should be. Where all states on disk are not enough, as few weights as needed are wholly on disk, too.
+    """Return the problem with some optimizer states on disk: those for which the integer program finds the shortest
+    step, as far as the disk has room.
 
-    The problem is returned as it is where no disk is given, where a plan keeps its budgets without one, and where none
-    does with all on disk that may be."""
+    Where no plan fits then, as few more states as needed are put on disk, even beyond its room: their size tells the
+    user how much room is needed. Where even all states on disk are not enough, as few weights as needed are kept wholly
+    on disk, too. The problem is returned unchanged where it has no disk, where a plan fits without a disk, and where
+    none fits even with all on disk that can be there.
+    """
     everything = _all_that_may_help(problem)
     if everything is None:
         return problem
@@ -51,8 +54,8 @@ def with_states_on_disk(problem: Problem) -> Problem:
 
 
 def hope_s(problem: Problem) -> float:
-    """Seconds of the solver's step, before rounding, with the states on disk that the solver chooses; infinity where it
-    finds no step."""
+    """Return the seconds of the integer program's best step when it also chooses which states are on disk; infinity
+    where it finds none."""
     everything = _all_that_may_help(problem)
     if everything is None:
         return problem.hope_s()
@@ -61,19 +64,21 @@ def hope_s(problem: Problem) -> float:
 
 
 def _all_that_may_help(problem: Problem) -> Problem | None:
-    """The problem with all states on disk that may be there; None where none may or needs to be there."""
+    """Return the problem with all states on disk that can be there; None where none can be there or none needs to
+    be."""
     names = _may_be_on_disk(problem)
     return _on_disk(problem, names) if problem.hardware.disk_bytes and names and not problem.fits() else None
 
 
 def decided_anew(problem: Problem) -> Problem:
-    """The problem with the choice of states on disk made again, where it has any: for one that was changed since."""
+    """Return a problem that was changed since its states on disk were chosen, with these chosen again. A problem
+    without states on disk is returned unchanged."""
     return with_states_on_disk(_on_disk(problem, ())) if states_on_disk(problem.chain) else problem
 
 
 def with_weights_wholly_on_disk(everything: Problem, otherwise: Problem) -> Problem:
-    """The problem with all states on disk, and with as few of the layers' weights wholly on disk as a plan needs to
-    keep its budgets; `otherwise` where no plan does."""
+    """Return the problem `everything`, which has all states on disk, with as few of the layers' weights wholly on disk
+    as a plan needs to fit the budgets; `otherwise` where none fits even so."""
     names = _may_be_wholly_on_disk(everything)
     if not (names and everything.cpu_updates):
         return otherwise
@@ -82,8 +87,8 @@ def with_weights_wholly_on_disk(everything: Problem, otherwise: Problem) -> Prob
 
 
 def with_all_on_disk(problem: Problem) -> Problem:
-    """The problem with all states on disk that may be there, where a disk is given only those that have room on it.
-    Where all states are not enough, all weights that may be wholly on disk are there, too."""
+    """Return the problem with all optimizer states on disk that can be there and, where a disk is given, have room on
+    it. Where no plan fits even so, all weights that can be wholly on disk are there, too."""
     names = _may_be_on_disk(problem)
     everything = _on_disk(problem, names)
     if not everything.fits() and (more := _may_be_wholly_on_disk(everything)):
@@ -92,18 +97,19 @@ def with_all_on_disk(problem: Problem) -> Problem:
 
 
 def every(names: Sequence[str], parts: int) -> list[str]:
-    """`parts` 256ths of the names, spread evenly."""
+    """Return a share of the names, `parts` 256ths of them, spread evenly over the list."""
     return [name for k, name in enumerate(names) if (k + 1) * parts // PARTS > k * parts // PARTS]
 
 
 def _fastest(everything: Problem) -> list[str]:
-    """The tensors whose states the solver puts on disk when any may be there. Embedding and head are as it says; layers
-    have as much in all as it says. What rounding gives too much or too little is passed on, from blocks of large
+    """Return the names of the tensors whose states the integer program puts on disk when any can be there. For the
+    embedding and the head this follows its choice; the layers have together as many bytes on disk as it chooses, and
+    each layer gets the same share. The difference from rounding to whole tensors is passed on, from blocks of large
     tensors to those of small ones.
 
-    The solver does not care which layers the states belong to. If they were those of some layers in a row, the drive
-    would wait for the CPU, and then the CPU for the drive, longer than the ring can even out. So each layer gets its
-    share."""
+    The integer program does not care which layers the states belong to. If they were those of consecutive layers, the
+    drive would first wait for the CPU, and then the CPU for the drive, longer than the buffers can even out.
+    """
     solution = everything.hoped(states_anywhere=True)
     if solution is None:
         return []
@@ -122,8 +128,8 @@ def _fastest(everything: Problem) -> list[str]:
 
 
 def _with_room(problem: Problem, names: Sequence[str]) -> list[str]:
-    """Those of the named tensors, taken in order, whose states have room on disk: whole tensors may take a little more
-    than the solver found room for."""
+    """Return those of the named tensors, taken in order, whose states have room on disk. Whole tensors may need a
+    little more room than the integer program's fractions."""
     left, found = problem.hardware.disk_bytes, []
     for name in names:
         if (size := _stored_bytes(problem, [name])) <= left:
@@ -139,8 +145,9 @@ def _stored_bytes(problem: Problem, names: Collection[str]) -> int:
 
 
 def as_few_as_fit(problem: Problem, with_parts: Callable[[int], Problem]) -> Problem:
-    """`with_parts` of the fewest 256ths on disk for which there is a plan; `problem` where there is none even for all
-    256. Rounds are as many as take the least memory when all is on disk."""
+    """Return `with_parts(parts)` for the smallest `parts` from 1 to 256 for which there is a plan, by bisection;
+    `problem` where there is none even for 256. `with_parts` returns the problem with so many 256ths of something on
+    disk. Plans are looked for only in the number of rounds that needs the least memory when all 256 are there."""
     low, high = 0, PARTS
     best = with_parts(high)
     rounds = rounds_of_least(best.setting)
@@ -157,13 +164,13 @@ def as_few_as_fit(problem: Problem, with_parts: Callable[[int], Problem]) -> Pro
 
 
 def states_on_disk(chain: Chain) -> bool:
-    """Whether any states may be on disk."""
+    """Return whether any tensor's optimizer states can be on disk."""
     return any(t.states_on_disk for t in chain.tensors())
 
 
 def disk_need_bytes(plan: Plan, chain: Chain, *, homes: int) -> int:
-    """Bytes on disk of states, and of weights wholly on disk, of the tensors that the CPU updates. `homes`: places that
-    each piece of states has there."""
+    """Return the bytes that a plan needs on disk for the tensors that the CPU updates: their states, and the weights
+    that are wholly on disk. `homes`: how many copies of each state have a place there (`Job.state_homes`)."""
     updated = plan.cpu_updated()
     there = [t for t in chain.tensors() if t.states_on_disk and t.name in updated]
     states = stored_bytes((piece for t in there for piece in chain.state_pieces(t)), homes)
@@ -171,8 +178,8 @@ def disk_need_bytes(plan: Plan, chain: Chain, *, homes: int) -> int:
 
 
 def check_disk_budget(need_bytes: int, budget_bytes: int | None, *, homes: int) -> None:
-    """Raise UserError "disk-too-small" where the budget is less than the need. `homes`: places that each piece of
-    states has on disk."""
+    """Raise UserError "disk-too-small" if the disk budget is less than `need_bytes`; a budget of None never is.
+    `homes`: how many copies of each optimizer state have a place on disk (`Job.state_homes`), for the hint."""
     if budget_bytes is not None and need_bytes > budget_bytes:
         raise UserError(
             "The disk budget has no room for what goes to disk.",
@@ -185,8 +192,8 @@ def check_disk_budget(need_bytes: int, budget_bytes: int | None, *, homes: int) 
 
 
 def _may_be_on_disk(problem: Problem) -> list[str]:
-    """Names of the tensors whose states may be on disk: those that the CPU may update, but for small ones, for which a
-    drive would take nearly as long as for large ones."""
+    """Return the names of the tensors whose states can be on disk: those that the CPU may update, without small ones,
+    for which a drive takes nearly as long as for large ones."""
     return [t.name for block in _movable(problem) for t in block if t.storable]
 
 
@@ -200,8 +207,9 @@ def _on_disk(problem: Problem, names: Collection[str]) -> Problem:
 
 
 def _may_be_wholly_on_disk(problem: Problem) -> list[str]:
-    """Names of the layers' weights with states on disk, where loading needs no memory for all weights. Embedding and
-    head are left out: each is as large as many such weights, and the slots that it came through would be, too."""
+    """Return the names of the layers' weights that can be wholly on disk: those with states on disk, of a model whose
+    loading does not need memory for all weights. Embedding and head are left out: each is as large as many such
+    weights, and the buffers through which it would be read would be as large, too."""
     layers = _movable(problem)[1:-1] if problem.not_in_files is None else ()
     return [t.name for tensors in layers for t in tensors if t.states_on_disk and t.has_master]
 
