@@ -1,2 +1,2 @@
-"""The job file and its data, read and checked before anything runs. Imports the package's root and `machine`, and no
-torch, as the command line uses it."""
+"""The job file and its data: read and checked before anything runs. Imports the package's root and `machine`, but not
+torch, because the command line uses it."""

@@ -1,4 +1,4 @@
-"""Decides whether a job's data are read while the job is submitted, or only when it has its turn: by place and size."""
+"""Decides, by place and size, whether a job's data are read when the job is submitted or only when it starts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MOST_BYTES = 64 * 2**20
 
 
 def why_not_at_hand(job: Job) -> str | None:
-    """Why the data are not read before the job has its turn; None where they are read."""
+    """Return the reason why a job's data are read only when it starts; None where they are read at submission."""
     size = 0
     for entry in (*job.data, *job.eval_data):
         if not is_local(entry.path):

@@ -1,10 +1,11 @@
-"""Checks that the local files of a job's model and tokenizer, its base, are still those that it was submitted with.
+"""Checks that the local files of a job's base, which are those of its model and tokenizer, are unchanged since the job
+was submitted.
 
 A job whose base has changed is refused. This module does not import torch.
 
-A file with the size, times, inode and device that were noted was not written to, and is not read again. Where these
-differ its content decides, so a file that was copied, restored or touched counts as the same. Models on the hub are
-identified by their commit. A model's own code is never run and not looked at.
+A file whose size, times, inode and device are as noted has not been written to, and is not read again. Where these
+differ, its content decides, so a file that was copied, restored or touched counts as unchanged. Models on the hub are
+identified by their commit. Python code in a model's folder is never run and not checked.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ log = logging.getLogger(__name__)
 Part = Literal["config", "tokenizer", "weights"]
 PARTS: tuple[Part, ...] = ("config", "tokenizer", "weights")
 BESIDE_WEIGHTS: tuple[Part, ...] = ("config", "tokenizer")
-"""The parts of its base that the model folder of a trained job takes over."""
+"""The parts of the base that are copied into the model folder of a trained job."""
 TOKENIZER = (
     "tokenizer*",
     "special_tokens_map.json",
@@ -42,18 +43,20 @@ TOKENIZER = (
     "tekken.json",
     "chat_template*",
 )
-"""Files of tokenizers, older forms included: transformers lets these, too, say what special tokens are."""
+"""Files of tokenizers, older formats included. transformers reads special tokens from these, too."""
 _CONFIG = ("config*.json", "generation_config.json", "adapter_config.json")
 _WEIGHTS = ("model.safetensors.index.json", "pytorch_model.bin.index.json", "adapter_model.*")
-"""Files beside the weights themselves. An adapter that lies in a model's folder is loaded with it."""
+"""Files beside the weight files themselves. transformers loads an adapter in a model's folder together with the
+model."""
 
 Base = Mapping[str, Mapping[str, Any]]
-"""Path of a file -> its `part`; its size in `bytes`; the `hash` of its content, None until it is read; and the `status`
-under which it has that hash: mtime and ctime in ns, inode, device. The `status` is None where it could not reveal
-another change. Large weights also have a `glance`: the hash of some pieces of their content."""
+"""What is noted of a base: path of a file -> its `part` (config, tokenizer or weights), its size in `bytes`, the `hash`
+of its content (None until it is read), and the `status` in which it has that hash: mtime and ctime in ns, inode,
+device. The `status` is None where a later change might not show in it. Large weight files also have a `glance`: the
+hash of some pieces of their content."""
 
 AT_ONCE_BYTES = 2 * 2**30
-"""The most bytes of weights that are read while somebody waits for the answer; more is left to the planner's
+"""The most bytes of weights that are read while a user waits for the answer. More are read later by the planner's
 process."""
 _SETTLED_NS = 2 * 10**9  # file systems note times in steps of up to 2 s: a second change within one is not seen
 _THREADS = 4
@@ -63,8 +66,8 @@ _SHOWN = 5
 
 
 def base_files(job: Job, parts: Iterable[Part] = PARTS) -> dict[Path, Part]:
-    """The local files that loading the job's model and tokenizer reads now. Raises UserError `weights-not-usable`,
-    OSError."""
+    """Return the local files that loading the job's model and tokenizer reads, each with its part of the base. `parts`:
+    only these parts. Raises UserError `weights-not-usable`, OSError."""
     model, tokenizer = Path(job.model), Path(job.tokenizer)
     part_of: dict[Path, Part] = {}
     if is_local(job.tokenizer):
@@ -79,8 +82,9 @@ def base_files(job: Job, parts: Iterable[Part] = PARTS) -> dict[Path, Part]:
 
 
 def freeze_base(job: Job, runs: Path) -> dict[str, dict[str, Any]]:
-    """What identifies the job's base (`Base`). `runs`: the folder of all runs, whose notes have the hashes of files
-    that were read before. More than `AT_ONCE_BYTES` of weights are left unread. Raises UserError, OSError."""
+    """Return what identifies the files of the job's base (see `Base`). `runs`: the folder of all runs, whose notes have
+    the hashes of files that were read before. Where more than `AT_ONCE_BYTES` of weights would have to be read, their
+    hashes stay None. Raises UserError, OSError."""
     base = {str(file): _told(file, part) for file, part in base_files(job).items()}
     weights = {path: note for path, note in base.items() if note["part"] == "weights"}
     if sum(note["bytes"] for note in weights.values()) > AT_ONCE_BYTES:
@@ -93,7 +97,7 @@ def freeze_base(job: Job, runs: Path) -> dict[str, dict[str, Any]]:
 
 
 def left_for_later(base: Base) -> tuple[str, ...]:
-    """A note on files that are not read yet, where there are any."""
+    """Return a note for the user on the weights that are not read yet; () where all are."""
     sizes = [note["bytes"] for note in base.values() if note["hash"] is None]
     if not sizes:
         return ()
@@ -102,8 +106,8 @@ def left_for_later(base: Base) -> tuple[str, ...]:
 
 
 def content_of(base: Base) -> dict[str, Any]:
-    """A value that is equal for files of equal content, whether all of it was read or not, and whenever they were
-    written."""
+    """Return a value that is equal for bases of equal content, whenever their files were written. Large weight files
+    are compared by their `glance`."""
     return {path: [note["bytes"], note.get("glance") or note["hash"]] for path, note in base.items()}
 
 
@@ -116,10 +120,13 @@ def check_base(
     most_bytes: int | None = None,
     hint: str = "go on with what is there now: offmate retry ID --allow-changed-model",
 ) -> Base | None:
-    """Raise UserError `base-changed` where these `parts` of the job's base are not those that were submitted. Returns
-    the base to be noted from now on. `base` None: it was never noted, and nothing is checked. `runs`: as for
-    `freeze_base`. `most_bytes`: read no more than this; where more would have to be read, only file sizes and times are
-    checked. `hint`: what people can do besides putting the files back. Raises OSError."""
+    """Raise UserError `base-changed` if files of the job's base have changed since it was submitted; else return the
+    base to be noted from now on.
+
+    `base`: what was noted; None: nothing was, and nothing is checked. `runs`: as for `freeze_base`. `parts`: check only
+    these parts. `most_bytes`: where more bytes than this would have to be read, only sizes and times of files are
+    checked. `hint`: what the user can do besides restoring the files. Raises OSError.
+    """
     if base is None:
         return None
     wanted = set(parts)
@@ -160,25 +167,27 @@ def check_base(
 
 
 class Run(Protocol):
-    """What this module needs of `planner.run.folder.RunFolder`: its path, and the note of the base model."""
+    """The members of a run folder (`planner.run.folder.RunFolder`) that this module uses: its path, and the note on the
+    base."""
 
     @property
     def path(self) -> Path:
-        """The run folder, which lies beside those of all other runs."""
+        """The run folder, whose parent folder has all runs."""
 
     def read_base(self) -> Base | None:
-        """The base that is noted; None where there is none."""
+        """Return the base that is noted in the run folder; None where there is none."""
 
     def write_base(self, base: Base | None) -> None:
-        """Note this base in place of the old one."""
+        """Replace the base that is noted in the run folder."""
 
     def say(self, text: str) -> None:
         """Add a line to the job's log."""
 
 
 def keep_base(job: Job, run: Run, *, parts: Iterable[Part] = PARTS) -> None:
-    """At a start of a run folder's job: raise UserError `base-changed` as `check_base` does, and note what is known of
-    its base from now on. Where no base was noted, as by an older version, today's files are noted. Raises OSError."""
+    """Check the base of a run folder's job at its start, and note what is known of its files from now on. Raises
+    UserError `base-changed` as `check_base` does, OSError. Where no base was noted, as by an older version, today's
+    files are noted."""
     runs = run.path.parent
     if (base := run.read_base()) is None:
         base = freeze_base(job, runs)
@@ -208,7 +217,7 @@ def _fill_in(files: Mapping[str, dict[str, Any]], known: Mapping[tuple[int, ...]
 
 
 def _known(runs: Path) -> dict[tuple[int, ...], str]:
-    """(Size, status) of a file that one of the newest runs has read -> its hash."""
+    """Return the hashes of files that the newest runs have read: (size, status) -> hash."""
     hashes: dict[tuple[int, ...], str] = {}
     numbers = sorted((int(run.name) for run in runs.iterdir() if run.name.isdigit()), reverse=True)
     for number in numbers[:_RUNS_ASKED]:
@@ -220,8 +229,8 @@ def _known(runs: Path) -> dict[tuple[int, ...], str]:
 
 
 def _read(files: Mapping[str, dict[str, Any]]) -> None:
-    """Note the hash of each file that has none. Its status becomes None where it was too new to show a later change, or
-    changed while the file was read."""
+    """Read each file that has no hash yet, and note its hash. Its status becomes None where the file was so new that a
+    later change might not show in it, or changed while it was read."""
     unread = [path for path, note in files.items() if note["hash"] is None]
     if (size := sum(files[path]["bytes"] for path in unread)) > AT_ONCE_BYTES:
         log.info("base: %s are read to know their content", format_bytes(size))

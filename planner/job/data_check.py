@@ -1,8 +1,8 @@
-"""Checks a job's data files before the job is taken in: can they be opened, and are their records what they say? No
-torch.
+"""Checks a job's data files when the job is submitted: whether they can be read, and whether their records have the
+format that they should have. Does not import torch.
 
-Only what the trainer would refuse is refused here, so that the user learns it now and not when the job has its turn. Of
-large files only the beginning is read. What needs the tokenizer, or a dataset of the hub, is left to the trainer.
+It refuses only what the trainer would refuse, so that the user learns it now and not when the job starts. Of large
+files only the beginning is read. What needs the tokenizer, or a dataset on the hub, is left to the trainer.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from planner.job.schema import Job
 from planner.units import counted
 
 MOST_BYTES = 32 * 2**20
-"""The most bytes read of each entry of `dataset`: about a second."""
+"""The most bytes that are read of each dataset, which takes about a second."""
 
 _NO_TEMPLATE = "The data are conversations, and the tokenizer has no chat template."
 _TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates", "tekken.json")
@@ -36,7 +36,7 @@ _TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json", "additional_chat
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstRows:
-    """The beginning of an entry: its first rows, under the data's own names, and all `columns`. `whole`: it has no more
+    """The first rows of a dataset, and all its `columns`, under the names that the data have. `whole`: it has no more
     rows."""
 
     columns: tuple[str, ...]
@@ -45,9 +45,9 @@ class FirstRows:
 
 
 def check_data(job: Job, looking_at: Callable[[str], None] = lambda _: None) -> tuple[str, ...]:
-    """Check the data of a job. Returns the paths of the entries on the hub, which are not checked. Raises UserError
-    (exit 2) with the trainer's codes, for all entries together. `looking_at` is called for each entry before it is
-    read."""
+    """Check the local data of a job, and return the hub ids of its other datasets, which are not checked. `looking_at`
+    is called with a text such as "the dataset /data/a.jsonl" before each dataset is read. Raises UserError (exit 2),
+    with the codes that the trainer would give, for all datasets together."""
     corpora = (job.data, job.eval_data)
     wrong = Errors()
     for entries in corpora:
@@ -74,8 +74,8 @@ def check_data(job: Job, looking_at: Callable[[str], None] = lambda _: None) -> 
 
 
 def _check_entry(entry: DataEntry, job: Job) -> tuple[str, ...] | None:
-    """Lines about an entry whose records are all empty or broken; None where there may be something to learn. Raises
-    UserError."""
+    """Check one entry of the job's `dataset`. Returns lines that say so where all its records are empty or broken; None
+    where there may be something to learn. Raises UserError."""
     path, broken = Path(entry.path), BrokenRows(skip=job.broken_rows == "skip")
     if not re.match(r"train(\[|$)", entry.split):
         hint = "local files have only the split train, or a part like train[:10%]; list other files as further entries"
@@ -136,8 +136,8 @@ def _check_entry(entry: DataEntry, job: Job) -> tuple[str, ...] | None:
 
 
 def learns(entry: DataEntry, kind: Kind, row: Row, broken: BrokenRows) -> bool:
-    """Whether a row has something to learn, as far as that can be told without a tokenizer. `kind` is that of the
-    entry's records. A broken row is added to `broken`."""
+    """Return whether a row has something to learn, as far as this shows without a tokenizer. `kind`: the format of the
+    entry's records. A broken row is added to `broken` and counts as having nothing."""
     if row.record is None:
         broken.add_row(row)
         return False
@@ -157,15 +157,16 @@ def learns(entry: DataEntry, kind: Kind, row: Row, broken: BrokenRows) -> bool:
 
 
 def is_rendered(job: Job) -> bool:
-    """Whether local data of a checked job are more than plain texts: a chat template or a prompt surrounds them, or
-    only parts of them are learned."""
+    """Return whether any local data of a checked job are more than plain texts: whether a chat template or a prompt
+    surrounds them, or only parts of them are learned."""
     local = (entry for entry in (*job.data, *job.eval_data) if is_local(entry.path))
     return any(_kind(entry, local_data(Path(entry.path))) not in (None, "text") for entry in local)
 
 
 def count_of_few(entry: DataEntry, most: int, most_bytes: int) -> int | None:
-    """How many records an entry has. None where it has more than `most` records or `most_bytes`, is on the hub or a
-    part of a split, or has rows that are no single records (`converter`). Raises UserError."""
+    """Return the number of records of a small dataset. None where it has more than `most` records or `most_bytes`
+    bytes, is on the hub or only a part of a split, or where a record makes several rows (`converter`). Raises
+    UserError."""
     if not is_local(entry.path) or not entry.whole or entry.converter is not None:
         return None
     path, count = Path(entry.path), 0
@@ -178,8 +179,8 @@ def count_of_few(entry: DataEntry, most: int, most_bytes: int) -> int | None:
 
 
 def first_rows(entry: DataEntry, most: int) -> FirstRows | None:
-    """The first `most` rows of an entry; None where reading a file does not give them: for the hub's data, and for a
-    part of a split. Raises UserError."""
+    """Return the first `most` rows of a dataset; None for a dataset on the hub, and for a part of a split. Raises
+    UserError."""
     if not is_local(entry.path) or not entry.whole:
         return None
     path = Path(entry.path)
@@ -190,8 +191,8 @@ def first_rows(entry: DataEntry, most: int) -> FirstRows | None:
 
 
 def columns_of(data: LocalData) -> tuple[str, ...]:
-    """The columns in the first `MOST_BYTES` of data, which show the kind of its records. Where no record with a column
-    ends within these, the columns of the first record that has any. Raises OSError, ValueError."""
+    """Return the names of the columns in the first `MOST_BYTES` of a dataset, which show the format of its records.
+    Where these bytes have no column, return those of the first record that has any. Raises OSError, ValueError."""
     reader = Reader(data, MOST_BYTES)
     for _ in reader:
         pass
@@ -201,7 +202,8 @@ def columns_of(data: LocalData) -> tuple[str, ...]:
 
 
 def kind_in(entry: DataEntry, columns: tuple[str, ...], name: str) -> Kind:
-    """The kind of an entry's records, as the entry says or as their columns show. Raises UserError."""
+    """Return the format of an entry's records, as its `type` says or as their columns show. `name`: the dataset's name
+    in errors. Raises UserError where the columns show no known format or do not fit the entry."""
     try:
         names = entry.names(columns)
     except ValueError as error:
@@ -219,7 +221,7 @@ def kind_in(entry: DataEntry, columns: tuple[str, ...], name: str) -> Kind:
 
 
 def _kind(entry: DataEntry, data: LocalData) -> Kind | None:
-    """The kind of an entry's records; None where its beginning has none. Raises UserError."""
+    """Return the format of an entry's records; None where the beginning of its data has none. Raises UserError."""
     path = Path(entry.path)
     try:
         columns = columns_of(data)
@@ -244,7 +246,8 @@ def _csv_hint(columns: tuple[str, ...], otherwise: str) -> str:
 
 
 def _separator(columns: Iterable[str]) -> str | None:
-    """The character that seems to separate the cells of a csv file, in words, where it is no comma; else None."""
+    """Return the character that seems to separate the cells of a CSV file, in words, if it is not a comma; else
+    None."""
     names = [*columns]
     signs = ((";", "semicolons"), ("\t", "tabs"), ("|", "vertical bars"))
     return next((name for sign, name in signs if len(names) == 1 and sign in names[0]), None)
@@ -266,7 +269,7 @@ def _rows(reader: Reader, path: Path) -> Iterator[Row]:
 
 
 def _has_template(job: Job) -> bool:
-    """Whether there may be a chat template: the job's, or one in the tokenizer's folder."""
+    """Return whether there may be a chat template: the job's own, or one in the tokenizer's folder."""
     folder = Path(job.tokenizer)
     if job.chat_template is not None or not folder.is_absolute():
         return True

@@ -1,4 +1,5 @@
-"""Notes a job's local data, the adapter it continues and package versions at submission, and finds later changes.
+"""Notes at submission what a job's local data, the adapter that it continues and the installed packages are, and finds
+later changes.
 
 A job whose data or adapter have changed is refused. This module does not import torch.
 """
@@ -20,25 +21,26 @@ from planner.keys.trackers import SETTINGS
 
 _SHOWN = 5
 Frozen = Mapping[str, Mapping[str, Any]]
-"""Path of a file -> its size in `bytes` and the `hash` of its content. Modification times are not noted: copying a file
-may keep them."""
+"""What is noted of local files: path of a file -> its size in `bytes` and the `hash` of its content. Modification times
+are not noted, because copying a file may keep them."""
 
 
 PACKAGES = ("offmate", "torch", "transformers", "tokenizers", "datasets", "trl", "peft", "bitsandbytes", "numpy")
-"""Packages on which depends what a job learns; on some of them only for some jobs."""
+"""The packages whose versions may change what a job learns; some of them are used by some jobs only."""
 _NOT_LEARNED = {"run_name", "report_to", "output_dir", "schedule"}.union(*SETTINGS.values())
 
 
 def fingerprint(job: Job, frozen: Frozen, checkpoint: Path | None = None) -> str:
-    """A hash that is the same for jobs that do the same work on the same local data, from the start or from the same
-    `checkpoint` of a shorter run. Names, trackers, output folder and schedule do not change it."""
+    """Return a hash that is equal for jobs that do the same training on the same local data. `frozen`: what is noted of
+    these data; `checkpoint`: the checkpoint of a shorter run from which the job starts, None for the beginning. Run
+    name, trackers, output folder and schedule do not change the hash."""
     work = job.model_dump(mode="json", exclude=_NOT_LEARNED)
     parts = [work, frozen] if checkpoint is None else [work, frozen, str(checkpoint)]
     return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 def package_versions() -> dict[str, str]:
-    """The versions of `PACKAGES`, without those that are not installed."""
+    """Return the installed versions of `PACKAGES`: name -> version."""
     versions = {}
     for name in PACKAGES:
         try:
@@ -49,7 +51,8 @@ def package_versions() -> dict[str, str]:
 
 
 def changed_packages(before: Mapping[str, str] | None) -> tuple[str, ...]:
-    """Lines on the packages that differ from `before`; `before` None: the old versions are not known."""
+    """Return a line for each package whose version differs from `before` (name -> version); none where `before` is
+    None, as the old versions are not known."""
     if before is None:
         return ()
     now = package_versions()
@@ -58,7 +61,8 @@ def changed_packages(before: Mapping[str, str] | None) -> tuple[str, ...]:
 
 
 def freeze(job: Job) -> dict[str, dict[str, Any]]:
-    """What identifies the job's local files (`Frozen`). Raises OSError."""
+    """Return what identifies the job's local data and adapter files (see `Frozen`), after reading all of them. Raises
+    OSError."""
     return {str(file): _told(file) for file in _files(job)}
 
 
@@ -68,9 +72,9 @@ def check_frozen(
     *,
     hint: str = "train on what is there now: offmate retry ID --allow-changed-data",
 ) -> None:
-    """Raise UserError `data-changed` where the local data, or the adapter that the job continues, are not those that
-    were submitted. `frozen` None: it is not known what these were. `hint`: what people can do besides putting the files
-    back."""
+    """Raise UserError `data-changed` if the job's local data, or the adapter that it continues, have changed since it
+    was submitted. `frozen`: what was noted then; None: nothing was, and nothing is checked. `hint`: what the user can
+    do besides restoring the files. Raises OSError."""
     if frozen is None:
         return
     now = set(map(str, _files(job)))
@@ -97,8 +101,9 @@ def check_frozen(
 
 
 def other_content(before: Mapping[str, Mapping[str, Any]] | None, now: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """A line for each file, of data or of a base, whose content differs between the notes `before` and `now`, or may
-    differ as it was not read in full. `before` None: the old content is not known."""
+    """Return a line for each file whose content differs between two notes on data or on a base model, `before` and
+    `now`, or may differ because it was not read in full. `before` None: the old content is not known, which one line
+    says."""
     if before is None:
         return ["what they were when the job was handed in was not noted"]
     lines = [f"{path}, which is gone" for path in sorted(before.keys() - now.keys())]
@@ -116,14 +121,14 @@ def other_content(before: Mapping[str, Mapping[str, Any]] | None, now: Mapping[s
 
 
 def _is_as_before(path: Path, before: Mapping[str, Any]) -> bool:
-    """Whether a file larger than a GiB matches what an earlier version noted: that version hashed no more than a GiB of
-    it, and noted its modification time."""
+    """Return whether a file larger than 1 GiB is as an earlier version of offmate noted it: that version hashed only
+    the first GiB, and noted the modification time."""
     status = path.stat()
     return (status.st_size, status.st_mtime_ns) == (before["bytes"], before.get("changed_ns"))
 
 
 def _files(job: Job) -> list[Path]:
-    """The local files of all entries, and of the adapter that the job continues, without missing ones."""
+    """Return the existing local files of all datasets, and of the adapter that the job continues."""
     files: dict[Path, None] = {}
     for entry in (*job.data, *job.eval_data):
         path = Path(entry.path)

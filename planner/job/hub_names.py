@@ -1,4 +1,5 @@
-"""Names that a job takes from the hub. Each may be a path with a typing mistake."""
+"""The names in a job that stand for something on the Hugging Face hub. Each may be a local path with a typing
+mistake."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from planner.job.schema import Job
 
 
 def of_hub(job: Job) -> tuple[tuple[str, str, Kind], ...]:
-    """Key, name and kind of all that a job takes from the hub."""
+    """Return the job's key, the name and the kind ("model" or "dataset") of each model, tokenizer and dataset that the
+    job takes from the hub."""
     named: list[tuple[str, str, Kind]] = [("model", job.model, "model"), ("tokenizer", job.tokenizer, "model")]
     for key, entries in (("dataset", job.data), ("eval_dataset", job.eval_data)):
         named += [(key, entry.path, "dataset") for entry in entries]
@@ -21,7 +23,7 @@ def of_hub(job: Job) -> tuple[tuple[str, str, Kind], ...]:
 
 
 def taken_from_hub(job: Job) -> tuple[str, ...]:
-    """Notes on a job's model and datasets that are no local paths and have no download on this machine: each may be a
+    """Return notes on those models and datasets on the hub that this machine has not downloaded: each name may be a
     path with a typing mistake."""
     return tuple(
         f"{key}: there is no {'folder' if kind == 'model' else 'file or folder'} {name} beside the job file, and no"
@@ -32,8 +34,9 @@ def taken_from_hub(job: Job) -> tuple[str, ...]:
 
 
 def no_such_name(key: str, name: str, kind: Kind, folder: Path | None, why: UserError) -> UserError:
-    """The error of a name that is no path and has no download, while the hub does not answer (`why`). Similar names are
-    searched for below `folder`, the job file's folder."""
+    """Return the error for a name that is no local path and was not downloaded, while the hub does not answer (`why`).
+    `key`: the job's key with the name. `folder`: the job file's folder, below which similar names are looked for; None:
+    nowhere."""
     similar = () if folder is None else near(name, kind, folder)
     meant = f"did you mean {' or '.join(similar)}? Else " if similar else ""
     what = "folder" if kind == "model" else "file or folder"

@@ -1,4 +1,4 @@
-"""Rewrites a job file of another tool in offmate's keys, with a comment on each key."""
+"""Rewrites another tool's job file in offmate's keys, with a comment on each key."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ _READ_FROM = {
 
 
 def imported(text: str, folder: Path, name: str) -> str:
-    """A job file that means the same as the YAML `text` and writes out its tool's defaults. Relative paths start at
-    `folder`. Raises UserError for what cannot be run as it is written."""
+    """Return an offmate job file that means the same as the YAML `text` for another tool and writes out that tool's
+    defaults. `folder`: where relative paths start; `name`: the file's name in errors. Raises UserError for what cannot
+    be run as it is written."""
     job, notes = Job.parse_with_notes(text, folder, name=name)
     source = read_yaml(text, name)
     known = tool_of(source.values)
@@ -66,7 +67,7 @@ def _comment(key: str, file_key: str | None, tool: str) -> str:
 
 
 def _plain(key: str, value: Any, written: object) -> Any:
-    """The value as people write it: a template by its name, an entry without fields that say nothing."""
+    """Return a key's value as people write it: a template by its name, a dataset without fields that are not set."""
     if key == "chat_template" and isinstance(written, str) and named_template(written) == value is not None:
         return written
     if key == "bf16" and written in (None, "auto"):

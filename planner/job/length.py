@@ -1,4 +1,4 @@
-"""Notes on runs that are shorter than their job says. Light: no torch."""
+"""Notes for the user on runs that are shorter than the job file suggests. Does not import torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MOST = 1000
 
 
 def notes_on_length(job: Job) -> tuple[str, ...]:
-    """Notes on a checked job whose data are so few that counting their records shows the run's length."""
+    """Return notes on the length of a checked job's run, if it has so few data that counting its records is quick."""
     if job.packing == "wrapped" or job.long_rows == "split" or job.mix_strategy == "interleave_over":
         return ()  # a record may be several rows
     records = 0

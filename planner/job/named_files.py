@@ -1,9 +1,10 @@
-"""Finds what a job's `model`, `tokenizer`, `dataset` and `chat_template` name: local files, made absolute, or hub ids.
+"""Finds what a job's `model`, `tokenizer`, `dataset` and `chat_template` name: local files, whose paths are made
+absolute, or ids on the Hugging Face hub.
 
-Each function takes the value as written and the folder at which relative paths start. The folder is None for the values
-of `resolved.yaml`, in which a path is absolute, a template is its text, and all else is an id. A function raises
-FileNotFoundError when a path that looks local does not exist, ValueError when it exists and cannot be used, and
-TypeError when the value is no path at all.
+Each function takes the value as it is written, and the folder where relative paths start. The folder is None for values
+from `resolved.yaml`, in which a path is absolute, a template is its text, and all else is an id. A function raises
+FileNotFoundError where a path does not exist, ValueError where it exists but cannot be used, and TypeError where the
+value cannot be a path at all.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ _TOKENIZER_FILES = (
 
 
 def folders(value: object, folder: Path | None) -> tuple[str, ...]:
-    """One path or a list of them, absolute; they need not exist. Raises ValueError where one comes twice."""
+    """Return one path or a list of paths as absolute paths, which need not exist. Raises ValueError where two are the
+    same folder."""
     paths = tuple(resolve(text, folder) for text in (value if isinstance(value, (list, tuple)) else [value]))
     seen: dict[str, str] = {}
     for path in paths if folder is not None else ():
@@ -44,7 +46,8 @@ def folders(value: object, folder: Path | None) -> tuple[str, ...]:
 
 
 def local_model(text: object, folder: Path | None) -> str:
-    """A folder with config.json, or a hub id."""
+    """Return the absolute path of a model folder, which must have a config.json, or a hub id unchanged. Raises
+    FileNotFoundError, TypeError."""
     path = path_or_id(text, folder, "model folder")
     if isinstance(path, Path) and not (path / "config.json").is_file():
         raise FileNotFoundError(f"{path} has no config.json; a model is a folder in Hugging Face's layout")
@@ -52,7 +55,8 @@ def local_model(text: object, folder: Path | None) -> str:
 
 
 def local_config(text: object, folder: Path | None) -> str:
-    """A folder with config.json, a config file itself, or a hub id: enough to plan a model, not to train it."""
+    """Return the absolute path of a folder with config.json or of a config file under another name, or a hub id
+    unchanged. This is enough to plan a job, but not to train. Raises FileNotFoundError, TypeError."""
     path = path_or_id(text, folder, "model config")
     if not isinstance(path, Path) or (path.is_file() and path.name != "config.json"):
         return str(path)
@@ -60,7 +64,8 @@ def local_config(text: object, folder: Path | None) -> str:
 
 
 def local_tokenizer(text: object, folder: Path | None) -> str:
-    """A folder with a tokenizer's files, or a hub id."""
+    """Return the absolute path of a folder with a tokenizer's files, or a hub id unchanged. Raises FileNotFoundError,
+    TypeError."""
     path = path_or_id(text, folder, "tokenizer folder")
     if isinstance(path, Path) and not any((path / name).is_file() for name in _TOKENIZER_FILES):
         raise FileNotFoundError(f"{path} has no tokenizer files ({', '.join(_TOKENIZER_FILES[:3])} …)")
@@ -68,7 +73,9 @@ def local_tokenizer(text: object, folder: Path | None) -> str:
 
 
 def local_dataset(value: object, folder: Path | None) -> tuple[str | DataEntry, ...]:
-    """Files, folders or hub ids, also as entries that say how to read them (`planner.importers.axolotl_data`)."""
+    """Return the datasets that a job's `dataset` names: one value or a list, each a file, a folder, a hub id, or a
+    mapping that says how to read one (`planner.importers.axolotl_data`). Raises ValueError, FileNotFoundError,
+    TypeError."""
     entries = value if isinstance(value, (list, tuple)) else [value]
     if not entries:
         raise ValueError("the list is empty")
@@ -81,7 +88,9 @@ def local_dataset(value: object, folder: Path | None) -> tuple[str | DataEntry, 
 
 
 def local_file_or_template(text: object, folder: Path | None) -> str:
-    """The text of a Jinja template: read from a file, found by its name, or given itself."""
+    """Return the text of the Jinja template that a job's `chat_template` names: a file's path, a template's name, or
+    the text itself. The name of a LLaMA-Factory template is returned unchanged. Raises FileNotFoundError, ValueError,
+    TypeError."""
     if not isinstance(text, str):
         raise TypeError(f"it is {shown(text)}; it must be a path to a Jinja template, or its text")
     if folder is None or "{{" in text or "{%" in text or slot_template(text) is not None:
@@ -127,7 +136,7 @@ _PLANNED: dict[str, Callable[[object, Path | None], object]] = {
 def _wrong_entries(
     find: Callable[[object, Path | None], object], value: object, folder: Path | None
 ) -> Iterator[tuple[int, Exception]]:
-    """The entries of a list that are wrong by themselves: their places, from 0, and errors."""
+    """Yield those entries of a list that are wrong by themselves: place in the list, from 0, and error."""
     for place, entry in enumerate(value if isinstance(value, list) else ()):
         try:
             find([entry], folder)
@@ -138,8 +147,9 @@ def _wrong_entries(
 def resolve_paths(
     values: dict[str, Any], folder: Path | None, source: Source, name_of: Callable[[str], str], *, only_planned: bool
 ) -> list[Mistake]:
-    """Make the paths in `values` (by canonical name) absolute, in place. Returns mistakes for missing or unfit files.
-    `name_of` gives the name that the file uses for a key. `only_planned`: the model's config is enough."""
+    """Make the paths in `values` (canonical key -> value) absolute, in place, and return mistakes for files that are
+    missing or cannot be used. `name_of`: gives the name that the file uses for a canonical key. `only_planned`: the job
+    is for planning only, so the model's config is enough."""
     mistakes: list[Mistake] = []
     for key, find in (_PLANNED if only_planned else _FINDERS).items():
         if key == "tokenizer" and values.get(key) is None:  # it is the model's, whose own mistake is enough

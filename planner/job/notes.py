@@ -1,4 +1,4 @@
-"""Notes for the person who submits a job: what is not used, is created, or is rounded."""
+"""Notes for the user who submits a job: which keys are not used, what is created, what is rounded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from planner.units import counted
 
 
 def all_warmup(schedule: str, warmup_steps: float, steps: int) -> str | None:
-    """A note on a warm-up that is at least as long as a run of `steps`; None for a shorter one."""
+    """Return a note where the warm-up of the learning rate is at least as long as a run of `steps` steps; None for a
+    shorter one. `warmup_steps` below 1 is a share of all steps."""
     if schedule == "constant" or warmup_steps < 1 or warmup_steps < steps:
         return None
     run = f"the run has {counted(steps, 'step')}"

@@ -1,8 +1,8 @@
-"""Where a trained model goes: a folder that is empty or does not exist yet, and that only its own run may fill.
+"""Puts a trained model into its output folder, which must be empty or not exist yet, and which only this run may fill.
 
-Nothing is written through links or over files that are not the run's. All files are first made in a folder with an
-unguessable name, inside the output folder where that exists, else beside it. Renames that replace nothing then put them
-in place. Only files that the run made are removed, by their names. Light: no torch.
+Nothing is written through symbolic links or over files that are not the run's. All files are first written to a folder
+with an unguessable name, inside the output folder where that exists, else beside it. They are then renamed into place
+without replacing anything. Only files that the run made are removed, by their names. Does not import torch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from planner.errors import Exit, Room, UserError, is_disk_full
 from planner.units import format_bytes
 
 MARK = "offmate.json"
-"""The file in a model folder that names its run, under "token", and all the folder's files, under "files"."""
+"""The file in a model folder that names its run (by the random "token") and lists all files of the folder ("files")."""
 
 _PREFIX = ".offmate-"
 _LONG = "model-00001-of-00001.safetensors.index.json"  # as long as a name of a model's files can be
@@ -31,19 +31,21 @@ _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EMLINK, errno.E
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """The output folder `folder`, an absolute path, of the run that recognizes its own files by `token` (see
-    `new_token`)."""
+    """An output folder (`folder`, an absolute path) of one run. The run recognizes its own files in it by `token`, a
+    random name from `new_token`."""
 
     folder: Path
     token: str
 
     def published(self) -> int | None:
-        """The step of this run's model in the folder; None where there is none."""
+        """Return the training step of this run's model in the folder; None where the folder has no model of this
+        run."""
         mark = _mark(self.folder)
         return mark.step if mark is not None and mark.token == self.token else None
 
     def check(self) -> None:
-        """Raise UserError unless the folder does not exist, is empty, or holds what this run has put there."""
+        """Raise UserError if the run may not use the folder: unless it does not exist, is empty, or has only files of
+        this run."""
         with self._told():
             for path in (self.folder, *self.folder.parents):
                 if path.is_symlink() and not path.exists():
@@ -56,9 +58,10 @@ class Place:
                 raise self._taken()
 
     def try_out(self, needed_bytes: int = 0) -> None:
-        """`check`, and try all that publishing does with a meaningless file. Leaves nothing behind.
+        """Check the folder as `check` does, and try everything that publishing a model does, with a meaningless file.
+        Nothing of it is left behind.
 
-        Raises UserError when any of it fails, or when the disk has less than `needed_bytes` left.
+        Raises UserError where any of this fails, or where the disk has less than `needed_bytes` free.
         """
         self.check()
         probe = Place(folder=self.folder, token=new_token())
@@ -90,8 +93,8 @@ class Place:
             )
 
     def begin(self) -> Path:
-        """A new folder of this run, for the files that `finish` puts in place. Removes what an earlier attempt left.
-        Raises OSError."""
+        """Return a new folder of this run in which the caller writes files, for `finish` to put in place. What an
+        earlier attempt left is removed first. Raises OSError."""
         self.clear()
         self.folder.parent.mkdir(parents=True, exist_ok=True)
         staging = (self.folder if self.folder.is_dir() else self.folder.parent) / self._name
@@ -99,10 +102,11 @@ class Place:
         return staging
 
     def finish(self, staging: Path, *, run: str, step: int) -> None:
-        """Move the content of `staging`, the folder from `begin`, into the output folder, all or nothing. The file
-        `MARK` gets the id `run` and the number `step`.
+        """Move all files from `staging`, the folder that `begin` returned, into the output folder: all of them or none.
+        `run` (the run's id) and `step` (the training step) are noted in the file `MARK`.
 
-        Raises UserError when something has come into the folder meanwhile; that then stays as it is.
+        Raises UserError where another program has put something into the output folder meanwhile; that then stays as it
+        is.
         """
         files = sorted(path.relative_to(staging).as_posix() for path in staging.rglob("*") if not path.is_dir())
         mark = {"format": 2, "run": run, "step": step, "token": self.token, "files": files}
@@ -124,7 +128,7 @@ class Place:
             sync(self.folder)
 
     def clear(self) -> None:
-        """Remove what this run has begun to write here and has not finished. Raises OSError."""
+        """Remove what this run began to write here and did not finish. Raises OSError."""
         for parent in (self.folder, self.folder.parent):
             staging = parent / self._name
             if staging.is_symlink() or not staging.is_dir():
@@ -135,8 +139,8 @@ class Place:
             shutil.rmtree(staging)
 
     def withdraw(self) -> None:
-        """Remove the files of this run's model from the folder, if they are there, and the folder if nothing else is in
-        it. Raises OSError."""
+        """Remove the files of this run's model from the folder, if there are any, and the folder if it is then empty.
+        Raises OSError."""
         mark = _mark(self.folder)
         if mark is not None and mark.token == self.token:
             _remove(self.folder, [*mark.files, MARK])
@@ -147,7 +151,7 @@ class Place:
         return f"{_PREFIX}{self.token}"
 
     def _others(self) -> list[str]:
-        """The names of all in the folder that is not this run's."""
+        """Return the names of everything in the folder that is not this run's."""
         return sorted(path.name for path in self.folder.iterdir() if path.name != self._name)
 
     def _taken(self) -> UserError:
@@ -163,7 +167,7 @@ class Place:
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:
-        """Turns an OSError into a UserError."""
+        """Turn an OSError in the `with` block into a UserError."""
         try:
             yield
         except OSError as error:
@@ -180,14 +184,15 @@ class Place:
 
 
 def delivered(job_says: str | None, run_folders_own: Path, token: str) -> Path | None:
-    """The folder with the finished model of the run `token`: the one that its job names, or the one in the run folder,
-    where the model goes if that place refuses it. None where it is in neither."""
+    """Return the folder that has the finished model of the run with this `token`: `job_says`, the output folder of its
+    job, or `run_folders_own`, the run folder's own output, which receives the model where the job's folder refuses it.
+    None where neither has it."""
     places = (Place(folder=Path(folder), token=token) for folder in (job_says, run_folders_own) if folder is not None)
     return next((place.folder for place in places if place.published() is not None), None)
 
 
 def new_token() -> str:
-    """A name that is unique and that nobody can guess."""
+    """Return a random name of 32 hexadecimal digits, which is unique and cannot be guessed."""
     return secrets.token_hex(16)
 
 
@@ -199,7 +204,7 @@ class _Mark:
 
 
 def _mark(folder: Path) -> _Mark | None:
-    """The content of a folder's MARK; None where there is none, or one that this version did not write."""
+    """Return the content of a folder's `MARK`; None where there is none, or where this version did not write it."""
     try:
         mark = json.loads((folder / MARK).read_text("utf-8"))
         files = tuple(name for name in mark["files"] if isinstance(name, str) and _is_inside(name))
@@ -220,7 +225,7 @@ def _write(path: Path) -> None:
 
 
 def _put(path: Path, target: Path) -> None:
-    """Rename `path` to `target`, which must not be there. Raises FileExistsError."""
+    """Rename `path` to `target`. Raises FileExistsError if `target` exists."""
     if path.is_dir():
         if os.path.lexists(target):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target))
@@ -239,19 +244,19 @@ def _put(path: Path, target: Path) -> None:
 
 
 def _has_left(staged: Path, put: Path) -> bool:
-    """Whether a file has its new name `put` already, and perhaps no longer its old one, `staged`."""
+    """Return whether a file has its new name `put` already, and perhaps no longer its old one, `staged`."""
     return not staged.exists() or (put.exists() and staged.samefile(put))
 
 
 def _remove(folder: Path, names: list[str]) -> None:
-    """Remove files of a folder by their names, and the folders of these files that are then empty."""
+    """Remove the named files of a folder, and their own folders where these are then empty."""
     for name in names:
         (folder / name).unlink(missing_ok=True)
         _remove_empty([folder / parent for parent in list(Path(name).parents)[:-1]])
 
 
 def _remove_empty(folders: list[Path]) -> None:
-    """Remove those of these folders, the innermost first, that exist and are empty."""
+    """Remove those of the folders that exist and are empty; inner ones must come first."""
     for folder in folders:
         with contextlib.suppress(OSError):
             folder.rmdir()

@@ -1,4 +1,5 @@
-"""Pins what a job takes from the Hugging Face hub to commits: a later upload changes no job that was submitted."""
+"""Replaces the branches and tags of everything that a job takes from the Hugging Face hub by commits, so that a later
+upload changes no job that was submitted."""
 
 from __future__ import annotations
 
@@ -16,18 +17,18 @@ _COMMIT = re.compile("[0-9a-f]{40}")
 
 
 def revision_of(job: Job) -> str:
-    """The branch, tag or commit of the model's repository on the hub that the job uses."""
+    """Return the branch, tag or commit at which the job uses the model's repository on the hub."""
     return job.model_revision or "main"
 
 
 def tokenizer_revision(job: Job) -> str:
-    """The branch, tag or commit of the tokenizer's repository on the hub that the job uses. It is the model's revision
-    where both have one repository and the job names no `tokenizer_revision`."""
+    """Return the branch, tag or commit at which the job uses the tokenizer's repository on the hub. Where the model and
+    the tokenizer are in the same repository and the job has no `tokenizer_revision`, it is the model's revision."""
     return job.tokenizer_revision or (revision_of(job) if job.tokenizer == job.model else "main")
 
 
 class Run(Protocol):
-    """The part of a run folder (`planner.run.folder.RunFolder`) that pinning uses."""
+    """The methods of a run folder (`planner.run.folder.RunFolder`) that this module calls."""
 
     @property
     def resolved(self) -> Path:
@@ -37,15 +38,15 @@ class Run(Protocol):
         """Replace the content of `resolved.yaml`."""
 
     def last_checkpoint_step(self) -> int | None:
-        """The step of the last checkpoint; None where there is none."""
+        """Return the step of the last checkpoint; None where there is none."""
 
     def say(self, text: str) -> None:
         """Add a line to the job's log."""
 
 
 def pin(run: Run) -> Job:
-    """The job of a run folder, rewritten with the commits of what it takes from the hub. A job with a checkpoint is not
-    changed: the checkpoint belongs to the job as it is."""
+    """Return the job of a run folder with its hub revisions replaced by commits, and write it to `resolved.yaml`. A job
+    that has a checkpoint is returned unchanged, because its checkpoint belongs to the job as it is."""
     job = Job.from_resolved(run.resolved)
     if run.last_checkpoint_step() is not None or (pinned_job := pinned(job)) == job:
         return job
@@ -56,10 +57,12 @@ def pin(run: Run) -> Job:
 
 
 def pinned(job: Job) -> Job:
-    """The job with a commit in place of a branch, a tag or nothing, for its model, for its tokenizer where that has
-    another repository or revision, and for its datasets on the hub. The commit is the hub's answer, or the last
-    download's where the hub does not answer; where neither has one, the revision stays as it is. Each revision of a
-    repository is asked for once."""
+    """Return the job with a commit as the revision of its model, of its tokenizer where that has another repository or
+    revision, and of its datasets on the hub.
+
+    The hub says which commit a branch or tag is. Where it does not answer, the last download on this machine does;
+    where there is none either, the revision stays as it is. Each revision of a repository is asked for once.
+    """
     hub = _Hub()
     revisions = {"model_revision": job.model_revision, "tokenizer_revision": job.tokenizer_revision}
     if not is_local(job.model):
@@ -72,7 +75,8 @@ def pinned(job: Job) -> Job:
 
 
 def told(before: Job, after: Job) -> Iterator[str]:
-    """What `pinned` has changed in a job, a line for each repository."""
+    """Yield a line of text for each repository whose revision `pinned` has changed, from the job `before` and `after`
+    that."""
     if before.model_revision != after.model_revision:
         yield f"the model {before.model}, {before.model_revision or 'main'}, is commit {after.model_revision}"
     if before.tokenizer_revision != after.tokenizer_revision:
@@ -94,8 +98,8 @@ def _pinned(entry: str | DataEntry, hub: _Hub) -> str | DataEntry:
 
 
 class _Hub:
-    """The hub's answers, asked for once. Where the hub cannot be reached it is not asked again: each attempt takes
-    `ANSWER_S`."""
+    """The hub's answers, each asked for once. After the hub could not be reached once, it is not asked again, because
+    each attempt takes `ANSWER_S` seconds."""
 
     def __init__(self) -> None:
         from huggingface_hub import constants
@@ -104,8 +108,8 @@ class _Hub:
         self._silent = constants.HF_HUB_OFFLINE
 
     def commit(self, name: str, kind: Kind, revision: str | None) -> str | None:
-        """The commit of a repository's revision; `revision` itself where it is a commit, or where no commit can be
-        found."""
+        """Return the commit of a repository's revision; `revision` itself where it is a commit already, or where no
+        commit can be found."""
         if revision is not None and _COMMIT.fullmatch(revision):
             return revision
         request = (name, kind, revision)

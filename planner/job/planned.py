@@ -1,4 +1,4 @@
-"""The keys of a job that do not affect its plan."""
+"""The keys of a job that do not change its plan."""
 
 from __future__ import annotations
 

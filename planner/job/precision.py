@@ -1,4 +1,4 @@
-"""Settles the precision of a job whose file does not set it."""
+"""Decides the precision (bf16 or fp32) of a job whose file does not set it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from planner.machine.installed_memory import computes_bf16, has_gpu
 
 
 def settle_precision(values: dict[str, Any], source: Source, *, named_machine: bool) -> tuple[str, ...]:
-    """Put `bf16` into `values` where a file of offmate's own leaves it out: true where the card computes in bf16, this
-    machine's or a card known by its name (`named_machine`), as all of those do. Without a card all is fp32. Returns
-    notes for the user.
+    """Set `bf16` in `values` where an offmate job file leaves it out, and return notes for the user. It becomes true if
+    this machine's GPU computes in bf16, or where the job is for a GPU given by its name (`named_machine`), as all of
+    these do. Without a GPU it becomes false: the job runs in fp32.
 
-    The run folder stores the value, so that a job stays as it was submitted.
+    The run folder stores the value, so that the job stays as it was submitted.
     """
     file_values = (source.values.get(name) for name in ("bf16", *ALIASES["bf16"]))
     if any(value not in (None, "") for value in file_values):

@@ -1,4 +1,4 @@
-"""The room that a job takes on its disks, and a check that it is there. Light: no torch."""
+"""Computes the disk space that a job needs, and checks that there is enough. Does not import torch."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ from planner.job.output_dir import Place
 from planner.job.schema import Job
 
 STATE_BYTES_PER_PARAMETER = 12
-"""The most bytes that a checkpoint has for a trained parameter: master and moments, fp32."""
+"""The most bytes of a checkpoint per trained parameter: an fp32 master weight and two fp32 moments."""
 FILES_BYTES = 2**24
-"""About the bytes of a model folder beside its weights: configs, tokenizer, headers."""
+"""About the bytes of a model folder besides its weights: configs, tokenizer, headers."""
 
 
 def checkpoint_bytes(job: Job, saved: int, on_disk: int = 0) -> int:
-    """The bytes of a checkpoint with `saved` bytes of masters and moments (`Chain.saved_bytes`). `on_disk`: those of
-    them that are on disk; a checkpoint that is no copy only names these."""
+    """Return the size of a checkpoint in bytes. `saved`: bytes of the master weights and moments (`Chain.saved_bytes`);
+    `on_disk`: how many of these are on disk during training. Where the job keeps two copies of these
+    (`Job.state_homes`), a checkpoint only names one and copies nothing."""
     return saved - (on_disk if job.state_homes > 1 else 0) + 2**20
 
 
 def check_room(run_folder: Path, place: Place, *, checkpoint_bytes: int, weight_bytes: int, best: bool = False) -> int:
-    """Try the place where the model will go, and check that there is room for a checkpoint, the trained weights and the
-    model folder; with `best`, also for the weights of the best evaluation and of the next best one beside them. Returns
-    the bytes that checkpoints may take on the run folder's disk. Raises UserError."""
+    """Check that the output folder can be written, and that the disks have room for a checkpoint, the trained weights
+    and the model folder. Returns the bytes that checkpoints may take on the run folder's disk. `best`: also count the
+    weights of the best evaluation, and of the next best one beside them. Raises UserError."""
     model_bytes = weight_bytes + FILES_BYTES
     place.try_out(model_bytes)
     taken = (3 if best else 1) * weight_bytes + (model_bytes if _disk_of(place.folder) == _disk_of(run_folder) else 0)
@@ -33,5 +34,5 @@ def check_room(run_folder: Path, place: Place, *, checkpoint_bytes: int, weight_
 
 
 def _disk_of(folder: Path) -> int:
-    """The number of the disk that a folder is on, or will be."""
+    """Return the device number of the disk that a folder is on, or will be on."""
     return next(path for path in (folder, *folder.parents) if path.exists()).stat().st_dev

@@ -1,9 +1,8 @@
-"""Checks the files of a model's weights before a job is taken in: are all of them there, and whole? No torch.
+"""Checks a model's weight files when a job is submitted: whether all are there and complete. Does not import torch.
 
-The header of each file is read and compared with the file's size, so that the user learns now, and not when the job has
-its turn, what a download left out. Whether the numbers are right shows only when all of them are read. Of a pickle, as
-`.bin` files are, the opcodes are looked at and none is executed: PyTorch's safe loading accepts only those that make
-tensors.
+The header of each file is compared with the file's size, so that the user learns now, and not when the job starts, that
+a download is incomplete. Whether the numbers are right shows only when all of them are read. Of a pickle (`.bin` files)
+the opcodes are looked at and none is executed: PyTorch's safe loading accepts only those that make tensors.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ from planner.keys.lora import has_no_weights
 from planner.units import counted
 
 _NAMES = ("model.safetensors", "pytorch_model.bin")
-"""In transformers' order; each file goes before its index."""
+"""Names of weight files, in the order in which transformers looks for them; each file comes before its index."""
 _INDEX = ".index.json"
 _OTHER_FORMS = (".pth", ".pt", ".h5", ".msgpack", ".gguf", ".ckpt", ".ckpt.index", ".npz", ".onnx")
 """Suffixes of weight files that transformers does not read."""
 _OF_A_RUN = re.compile("optimizer|scheduler|scaler|rng_state|training_args|tokenizer|imatrix|embeddings")
-"""Names of a checkpoint's files that are no weights."""
+"""Names of files in a checkpoint that are no weights."""
 _POINTER = b"version https://git-lfs"
 _LONGEST_HEADER = 100_000_000  # bytes; the limit of safetensors' own reader
 _MOST_NAMED = 5
@@ -40,9 +39,9 @@ _TENSORS = re.compile(
     r"|torch\.nn\.parameter\.Parameter|torch\.storage\.\w+Storage|torch\._utils\._rebuild_\w+"
     r"|torch\._tensor\._rebuild_from_type_v2|torch\.serialization\._get_layout"
 )
-"""Names that PyTorch's safe loading accepts."""
+"""The classes and functions in a pickle that PyTorch's safe loading accepts."""
 _MAKES = ("STACK_GLOBAL", "INST", "OBJ", "NEWOBJ_EX", "EXT1", "EXT2", "EXT4")
-"""Opcodes that it does not accept: they make or call something by its name."""
+"""Opcodes of a pickle that PyTorch's safe loading does not accept: they make or call something by its name."""
 _CONVERT = (
     "import glob, torch, safetensors.torch as s; w = {}; [w.update(getattr(x, 'state_dict', lambda: x)()) for x in "
     "(torch.load(f, 'cpu', weights_only=False) for f in glob.glob('pytorch_model*.bin'))]; s.save_file({k: "
@@ -52,9 +51,9 @@ _CONVERT = (
 
 
 def check_weights(job: Job) -> None:
-    """Check the weights of a job whose model is a folder. Raises UserError `weights-not-usable` (exit 2) where files
-    are missing or are not what their names say, and `unknown-weights` where all are in a form that is not read. A
-    folder without weights is fine, and so is one whose weights have names that only transformers knows."""
+    """Check the weight files of a job whose model is a local folder. Raises UserError `weights-not-usable` (exit 2)
+    where files are missing or damaged, and `unknown-weights` where all are in a format that is not read. A folder
+    without weights is accepted, and so is one whose weight files have names that only transformers knows."""
     folder = Path(job.model)
     if not folder.is_absolute() or not folder.is_dir():
         return
@@ -68,7 +67,7 @@ def check_weights(job: Job) -> None:
 
 
 def _refuse_other_forms(folder: Path) -> None:
-    """Raise UserError where a folder has weights only in forms that are not read: the job would train from random
+    """Raise UserError where a folder has weights only in formats that are not read: the job would start from random
     weights."""
     names = [file.name for file in sorted(folder.iterdir()) if file.is_file() and file.name.endswith(_OTHER_FORMS)]
     if names := [name for name in names if not _OF_A_RUN.match(name)]:
@@ -107,8 +106,9 @@ def _check(folder: Path, files: list[Path]) -> None:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files from which transformers reads the weights of a model's folder, whether they exist or not; [] where
-    their names are known only to transformers. Raises UserError `weights-not-usable` for a broken index, OSError."""
+    """Return the files from which transformers would read the weights in a model's folder, whether they exist or not;
+    [] where their names are known only to transformers. Raises UserError `weights-not-usable` for a broken index,
+    OSError."""
     for name in _NAMES:
         if (folder / name).is_file():
             return [folder / name]
@@ -133,7 +133,7 @@ def _is_pointer(file: Path) -> bool:
 
 
 def _wrong(file: Path) -> str | None:
-    """What is wrong with a file of weights, as far as its header shows; None where nothing is."""
+    """Return what is wrong with a weight file, as far as its header shows; None where nothing is."""
     size = file.stat().st_size
     with file.open("rb") as content:
         start = content.read(8)
@@ -154,7 +154,7 @@ def _wrong(file: Path) -> str | None:
 
 
 def _beyond_tensors(file: Path) -> str | None:
-    """Why PyTorch's safe loading refuses a pickle; None where nothing shows that it would."""
+    """Return why PyTorch's safe loading would refuse a pickle; None where nothing shows that it would."""
     pickles = b""
     try:
         pickles, number = _pickles(file)
@@ -171,8 +171,8 @@ def _beyond_tensors(file: Path) -> str | None:
 
 
 def _pickles(file: Path) -> tuple[bytes, int]:
-    """The pickles at the beginning of a file of PyTorch, at most `_MOST_PICKLED` bytes, and their number. Raises
-    LookupError, RuntimeError and zipfile's errors for a file that is none of PyTorch's."""
+    """Return the pickles at the beginning of a PyTorch file, at most `_MOST_PICKLED` bytes, and their number. Raises
+    LookupError, RuntimeError and zipfile's errors for a file that PyTorch did not write."""
     with file.open("rb") as content:
         if content.read(2) != b"PK":
             content.seek(0)

@@ -5,8 +5,8 @@ there are tensors to take them. Whole tensors leave the device no later than the
 earlier, so a plan of whole tensors needs no more memory than the program's. A tensor that would miss its deadline moves
 in the very stage that needs it, which costs time but never memory.
 
-Positions are those of `planner.ilp.program`, for a chain of L blocks: u counts from the end of the forward (stage u + L
-- 1, continued into the next step), v is the stage.
+Positions are those of `planner.ilp.program`, for a chain of L blocks: u, for moves after backward, counts stages from
+the head's stage (L - 1) on, into the next step; v, for moves after forward, is the stage itself.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class _Circle:
         return 2 * self.blocks - 1
 
     def stage(self, u: int) -> int:
-        """Return the stage at position `u`."""
+        """Return the stage at position `u` of moves after backward."""
         return (u + self.blocks - 1) % self.stages
 
     def backward(self, block: int) -> int:

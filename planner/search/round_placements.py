@@ -83,9 +83,9 @@ def choose_placements(
     `up`: no running sum over the blocks is below the integer program's.
 
     `limits`: the most bytes of each kind per block (`planner.ilp.columns.limits_of`); where a limit is 0, that
-    placement is not possible. `tight`: each block gets at least the program's bytes for it, whatever other blocks have
-    in excess. This is for budgets near the least possible, where what the device updates in one block cannot be made up
-    for in another.
+    placement is not possible. `tight`: each block gets at least the program's bytes for it, even where other blocks
+    have too many; a kind of placement may stand in for another that frees as much memory. This is needed near the least
+    possible budget, where a block has no room for tensors that it should not keep.
     """
     carry = Carry(dict.fromkeys(totals.of, 0.0), up)
     trainable, frozen = tensor_lists(chain, hardware)
