@@ -22,7 +22,8 @@ def all_warmup(schedule: str, warmup_steps: float, steps: int) -> str | None:
 
 
 def notes_of(values: Mapping[str, Any], set_keys: Collection[str]) -> tuple[str, ...]:
-    """The notes on a job with these values, by canonical key; `set_keys`: the keys that its file sets."""
+    """Return the notes on a job with these values (canonical key -> value). `set_keys`: the keys that its file sets
+    itself."""
     notes = []
     if values["gradient_checkpointing"] is not None:
         notes.append("gradient_checkpointing: the planner decides it, block by block; the value is not used.")

@@ -68,4 +68,4 @@ NOT_PLANNED = frozenset(
         *OPTIMIZER_KEYS,
     }
 )
-"""Keys on which no estimate of a plan depends, except that `add_tokens` may add a few rows to an embedding."""
+"""Keys that do not change a plan or its estimates, except that `add_tokens` may add a few rows to an embedding."""

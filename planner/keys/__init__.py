@@ -1,1 +1,1 @@
-"""What each key of a job may hold, and the checks of keys that belong together."""
+"""Which values each key of a job file may have, and the checks of keys that must fit together."""

@@ -1,4 +1,4 @@
-"""Reads the folder of an existing peft adapter that a job continues. Does not import torch."""
+"""Reads the folder of an existing peft adapter that a job continues to train. Does not import torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from planner.keys.source import SWITCHED_OFF, shown
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PEFTS: dict[str, object] = {"r": 8, "lora_alpha": 8, "lora_dropout": 0.0}
-"""peft's defaults for keys that a config lacks."""
+"""peft's defaults for keys that an adapter's config lacks."""
 _KEYS = {
     "r": "lora_r",
     "lora_alpha": "lora_alpha",
@@ -27,7 +27,7 @@ _KEYS = {
     "rank_pattern": "rank_pattern",
     "alpha_pattern": "alpha_pattern",
 }
-"""peft's key -> the job's."""
+"""Key of peft's LoraConfig -> key of a job."""
 _SAYS_NOTHING = frozenset(
     {
         "task_type",
@@ -47,22 +47,22 @@ _SAYS_NOTHING = frozenset(
         "qalora_group_size",
     }
 )
-"""Keys that say how or from what the adapter was made. They have no effect once it exists."""
+"""Keys of peft's config that say how, or from what, the adapter was made. They have no effect once it exists."""
 _FINE: dict[str, tuple[object, ...]] = {"bias": ("none",), "init_lora_weights": (True, "gaussian", "eva", "orthogonal")}
-"""Values that are fine besides those that ask for nothing. With other values of `init_lora_weights`, such as pissa and
-olora, peft subtracts the adapter's starting weights from the model's own weights each time it loads the adapter;
-offmate writes such adapters converted."""
+"""Values of other keys that are accepted besides those that switch a key off. With other values of `init_lora_weights`,
+such as pissa and olora, peft subtracts the adapter's starting weights from the model's own weights each time it loads
+the adapter; offmate writes such adapters converted."""
 
 
 def takes_from_base(begin: object) -> bool:
-    """Whether adapters that begin by this value of `init_lora_weights` take over a part of the model's own weights,
-    which then become W - scale B A."""
+    """Return whether adapters with this value of `init_lora_weights` start from a part of the model's own weights
+    (pissa, olora), which then become W - scale B A."""
     return isinstance(begin, str) and begin.startswith(("pissa", "olora"))
 
 
 def local_adapter(text: object, folder: Path | None) -> str:
-    """The absolute path of a folder with an adapter of peft's. Relative paths start at `folder`; None: `text` comes
-    from `resolved.yaml` and is returned as it is. Raises FileNotFoundError, TypeError."""
+    """Return the absolute path of a folder with a peft adapter. `folder`: where relative paths start; None: `text`
+    comes from `resolved.yaml` and is returned unchanged. Raises FileNotFoundError, TypeError."""
     if not isinstance(text, str) or not text:
         raise TypeError(f"it is {shown(text)}; it must be a folder with an adapter")
     if folder is None:
@@ -81,8 +81,8 @@ def local_adapter(text: object, folder: Path | None) -> str:
 
 
 def adapter_revision(path: str) -> str | None:
-    """The branch, tag or commit of the base model that the config of the adapter in the folder `path` names; None where
-    it names none. A config that cannot be read is reported by `adapter_keys`."""
+    """Return the branch, tag or commit of the base model in the config of the adapter in the folder `path`; None where
+    it has none, or where the config cannot be read (`adapter_keys` reports that)."""
     try:
         config = json.loads((Path(path) / CONFIG).read_text("utf-8"))
     except (ValueError, OSError):
@@ -92,7 +92,7 @@ def adapter_revision(path: str) -> str | None:
 
 
 def adapter_keys(path: str) -> dict[str, Any]:
-    """The keys of a job that the adapter in the folder `path` decides, and their values. Raises ValueError for an
+    """Return the keys of a job that the adapter in the folder `path` decides: key -> value. Raises ValueError for an
     adapter that is not supported, OSError."""
     try:
         config = json.loads((Path(path) / CONFIG).read_text("utf-8"))

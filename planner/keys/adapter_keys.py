@@ -10,7 +10,7 @@ from planner.keys.fields import MOST, Beta, Count, Modules, Positive, Switch, Te
 
 
 def _numbers(value: object) -> object:
-    """A number or a list of numbers, as a tuple."""
+    """Return a number or a list of numbers as a tuple."""
     return (value,) if isinstance(value, int) and not isinstance(value, bool) else listed(value)
 
 
@@ -46,7 +46,8 @@ _Rate = Annotated[Positive | None, BeforeValidator(nothing), Field(description="
 
 
 class AdapterKeys(BaseModel):
-    """Part of `planner.job.schema.Job`."""
+    """The keys of a job for what is trained and by which method (full or LoRA): a base class of
+    `planner.job.schema.Job`, in a module of its own."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 

@@ -1,4 +1,4 @@
-"""Checks the keys of a job that say how many rows a step has, and in how many micro-batches they are run."""
+"""Checks the keys of a job that say how many rows a step has, and into how many micro-batches they are split."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _SIZE, _COUNT, _TOTAL = "per_device_train_batch_size", "gradient_accumulation_st
 
 
 def check_batch(values: dict[str, Any], names: dict[str, str], source: Source) -> list[Mistake]:
-    """Mistakes where the three keys contradict one another. Where two are given, the third is filled in. `names`:
-    canonical name -> the name in the file.
+    """Return the mistakes where the three keys for batch sizes contradict one another; where two are given, the third
+    is filled into `values` (canonical key -> value). `names`: canonical key -> the name that the file uses.
 
-    Rows of a step = rows of a micro-batch × micro-batches. Where the rows of a micro-batch are `auto`, or only those of
-    a step are given, the planner decides the split.
+    Rows of a step = rows of a micro-batch × number of micro-batches. Where the rows of a micro-batch are `auto`, or
+    only the rows of a step are given, the planner decides the split.
     """
     sizes = {key: values[key] for key in (_SIZE, _COUNT, _TOTAL) if values.get(key) is not None}
     if any(not _is_count(value) for key, value in sizes.items() if (key, value) != (_SIZE, AUTO)):

@@ -7,14 +7,15 @@ from typing import Any
 from planner.keys.source import SWITCHED_OFF, Mistake, Source, shown
 
 EVALUATED = ("eval_dataset", "val_size", "sample_prompts")
-"""Keys that say what to evaluate on, or what to show."""
+"""Keys that say what to evaluate on, or which prompts to answer."""
 _TIMES = ("eval_strategy", "eval_steps", "eval_on_start")
 _CHOICES = ("load_best_model_at_end", "early_stopping_patience")
 
 
 def check_evaluation(values: dict[str, Any], names: dict[str, str], source: Source) -> list[Mistake]:
-    """Mistakes where the keys of evaluation contradict one another. `values` by canonical name; `names`: canonical name
-    -> the name in the file. `eval_strategy: no` takes the keys of evaluation out of `values`."""
+    """Return the mistakes of evaluation keys that contradict one another. `values`: canonical key -> value; `names`:
+    canonical key -> the name that the file uses. Where `eval_strategy` is no, the evaluation keys are removed from
+    `values`."""
     choices = [key for key in _CHOICES if values.get(key) not in SWITCHED_OFF]
     if choices and not any(values.get(key) not in SWITCHED_OFF for key in ("val_size", "eval_dataset")):
         text = "it goes by the loss of evaluations; give val_size or eval_dataset, too"

@@ -1,6 +1,6 @@
-"""The types of a job file's values: their bounds, and the spellings that are accepted for a value.
+"""The types of a job file's values: their bounds, and the ways in which a value may be written.
 
-The description of each type is the end of its error: "max_length: it is 0; it must be DESCRIPTION".
+The description of each type ends its error: "max_length: it is 0; it must be DESCRIPTION".
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from planner.keys.source import SWITCHED_OFF, shown
 from planner.units import SMALLEST_BUDGET_BYTES, parse_bytes
 
 VALUES = "chat_template_kwargs"
-"""The key, and the column, with values that the chat template gets beside the messages."""
+"""The key of a job, and the column of a record, with variables for the chat template."""
 
 
 _NOT_VALUES = frozenset(
@@ -34,12 +34,13 @@ _NOT_VALUES = frozenset(
         "max_length",
     }
 )
-"""Names that the code which renders a template sets itself."""
+"""Variables that the code which renders a chat template sets itself."""
 
 
 def template_values(value: object) -> dict[str, Any]:
-    """The values that the chat template gets beside the messages, without nulls. Raises ValueError where this is no
-    mapping, or sets a name that is not the template's own (`_NOT_VALUES`)."""
+    """Return the variables that the chat template gets besides the messages, without those that are null. Raises
+    ValueError where `value` is no mapping, or sets a name that the code which renders a template sets itself
+    (`_NOT_VALUES`)."""
     if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
         raise ValueError(f"{VALUES} is a mapping, this is {shown(value, 80)}")
     if taken := sorted(_NOT_VALUES & value.keys()):
@@ -52,17 +53,17 @@ def _size(value: object) -> object:
 
 
 def _no_clip(value: object) -> object:
-    """0 means no clipping."""
+    """Return None for 0, which means no clipping; other values unchanged."""
     return None if value == 0 and not isinstance(value, bool) else value
 
 
 def _no_limit(value: object) -> object:
-    """-1 means no limit in `TrainingArguments`."""
+    """Return None for -1, which means no limit in `TrainingArguments`; other values unchanged."""
     return None if value == -1 else value
 
 
 def _prompts(value: object) -> object:
-    """One text, or a list of texts and of lists of messages, as tuples."""
+    """Return one prompt, or a list of prompts, as a tuple; a prompt is a text or a list of messages."""
     if value in SWITCHED_OFF:
         return None
     entries = value if isinstance(value, (list, tuple)) else [value]
@@ -70,12 +71,14 @@ def _prompts(value: object) -> object:
 
 
 def nothing(value: object) -> object:
-    """None for a value that people write to switch something off."""
+    """Return None for a value by which a job file switches a key off, such as false, 0, "none" or []; other values
+    unchanged."""
     return None if value in SWITCHED_OFF else value
 
 
 def _tokens(value: object) -> object:
-    """The mapping with its lists as tuples. Raises ValueError unless exactly `additional_special_tokens` has a list."""
+    """Return a mapping of special tokens with its list as a tuple. Raises ValueError unless exactly
+    `additional_special_tokens` has a list."""
     if not isinstance(value, dict):
         return nothing(value)
     for name, tokens in value.items():
@@ -85,19 +88,20 @@ def _tokens(value: object) -> object:
 
 
 def _modules(value: object) -> object:
-    """A list of names; also LLaMA-Factory's "a,b"."""
+    """Return a list of names as a tuple; LLaMA-Factory's form "a,b" is accepted, too."""
     if isinstance(value, str):
         value = [part.strip() for part in value.split(",") if part.strip()]
     return listed(value)
 
 
 def listed(value: object) -> object:
-    """A list as a tuple."""
+    """Return a list as a tuple, for immutable values; None for an empty list and for values that switch a key off;
+    others unchanged."""
     return tuple(value) if isinstance(value, list) and value else nothing(value)
 
 
 def _shares(value: object) -> object:
-    """A list of numbers; also LLaMA-Factory's "0.8,0.2"."""
+    """Return a list of numbers as a tuple; LLaMA-Factory's form "0.8,0.2" is accepted, too."""
     if isinstance(value, str) and value:
         try:
             value = [float(part) for part in value.split(",")]
@@ -107,19 +111,19 @@ def _shares(value: object) -> object:
 
 
 def _off(value: object) -> object:
-    """ "off" for false, as YAML reads the bare word off."""
+    """Return "off" for false, because YAML reads the bare word off as false; other values unchanged."""
     return "off" if value is False else value
 
 
 def _trackers(value: object) -> object:
-    """One, several or no trackers, in any spelling, as a tuple."""
+    """Return one, several or no trackers, in any accepted form, as a tuple."""
     if value in (*SWITCHED_OFF, ["none"]):
         return ()
     return tuple(value) if isinstance(value, list) else (value,) if isinstance(value, str) else value
 
 
 MOST = 10**9
-"""The upper bound of counts: a larger number is a typing mistake."""
+"""The largest count that a key accepts; a larger number is a typing mistake."""
 DEFAULT_EPOCHS = 3.0
 
 Switch = Annotated[bool, Field(description="true or false")]

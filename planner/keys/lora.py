@@ -1,4 +1,4 @@
-"""The keys of a job that say what LoRA trains: their checks and their defaults."""
+"""Checks the keys of a job that say what LoRA trains, and fills in their defaults."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from planner.keys.patterns import SIMPLER, too_slow
 from planner.keys.source import SWITCHED_OFF, Mistake, Source, shown
 
 ALL_LINEAR = "all-linear"
-"""peft's word for every linear layer but the head."""
+"""peft's word for all linear layers except the head."""
 PEFTS_OWN = "peft-default"
-"""The targets that peft chooses by itself for a model of this type."""
+"""The word for the target modules that peft itself chooses for a model of this type."""
 
 DEFAULTS: dict[str, object] = {
     "lora_r": 16,
@@ -23,12 +23,12 @@ DEFAULTS: dict[str, object] = {
     "lora_dropout": 0.05,
     "lora_target_modules": ALL_LINEAR,
 }
-"""The defaults with `method: lora`, which are TRL's."""
+"""The defaults under `method: lora`, which are TRL's."""
 KINDS = ("use_rslora", "use_dora", "load_in_4bit", "load_in_8bit", "quantize_moe_experts")
-"""Switches for other kinds of LoRA, and for a quantized base."""
+"""Keys that switch on other kinds of LoRA or a quantized base model."""
 ADAPTER, MODULES, PARAMETERS = "adapter_name_or_path", "lora_modules_to_save", "lora_target_parameters"
 WHERE = ("exclude_modules", "layers_to_transform", "layers_pattern", "rank_pattern", "alpha_pattern")
-"""Keys that say which layers have an adapter, and its size there."""
+"""Keys that say which layers get an adapter, and its rank and alpha there."""
 BEGIN, PLUS, PLUS_EMBEDDING = "init_lora_weights", "loraplus_lr_ratio", "loraplus_lr_embedding"
 _SETS = ("lora_target_modules", PARAMETERS, MODULES, *WHERE[:3])
 """Keys whose lists mean the same in any order."""
@@ -38,9 +38,10 @@ _PATTERN = re.compile(r"[\\^$*+?()\[\]|]")
 def check_lora(
     values: dict[str, Any], names: dict[str, str], source: Source, *, decided: bool = False
 ) -> list[Mistake]:
-    """Mistakes in the keys of LoRA. `values` by canonical name; `names`: canonical name -> the name in the file. With
-    `method: lora` the defaults are filled into `values`; otherwise keys that are switched off are taken out. `decided`:
-    the keys are complete, and the folder of the adapter that the job continues is not read again."""
+    """Return the mistakes in the keys of LoRA. `values`: canonical key -> value; `names`: canonical key -> the name
+    that the file uses. With `method: lora` defaults are filled into `values`; otherwise LoRA keys that are switched off
+    are removed. `decided`: the values come from `resolved.yaml` and are complete, so the folder of an adapter that the
+    job continues is not read again."""
     sets_embedding_rate = values.get(PLUS_EMBEDDING) not in (None, AdapterKeys.model_fields[PLUS_EMBEDDING].default)
     if not decided and sets_embedding_rate and values.get(PLUS) in SWITCHED_OFF:
         text = f"it has no effect without {PLUS}: give that too, or leave this key out"
@@ -89,7 +90,7 @@ def check_lora(
 
 
 def _apart(values: Mapping[str, Any], names: Mapping[str, str], source: Source) -> Iterator[Mistake]:
-    """Mistakes of keys that peft does not combine."""
+    """Yield the mistakes of keys that peft does not combine."""
 
     def bad(key: str, text: str, code: str = "bad-value") -> Mistake:
         return source.mistake(names.get(key, key), code, text)
@@ -131,7 +132,8 @@ def _apart(values: Mapping[str, Any], names: Mapping[str, str], source: Source) 
 
 
 def _apart_from_parts(values: Mapping[str, Any], bad: Callable[..., Mistake]) -> Iterator[Mistake]:
-    """Mistakes of keys that do not go with adapters that begin with a part of the model's own weights."""
+    """Yield the mistakes of keys that do not work with adapters that start from a part of the model's own weights
+    (pissa, olora)."""
     begin = values[BEGIN]
     if quantized := [key for key in ("load_in_4bit", "load_in_8bit") if values.get(key) is True]:
         bits = quantized[0].removeprefix("load_in_").removesuffix("bit")
@@ -145,8 +147,8 @@ def _apart_from_parts(values: Mapping[str, Any], bad: Callable[..., Mistake]) ->
 
 
 def _as_the_adapter(values: dict[str, Any], names: dict[str, str], source: Source) -> list[Mistake]:
-    """Set the keys to those of the adapter that the job continues. Returns mistakes in the adapter, and those of keys
-    in the file that contradict it."""
+    """Set the keys in `values` to those of the adapter that the job continues. Returns mistakes in the adapter, and
+    those of keys in the file that contradict it."""
     path = values.get(ADAPTER)
     if not isinstance(path, str) or not (Path(path) / CONFIG).is_file():  # reported where its path is checked
         return []
@@ -165,8 +167,8 @@ def _as_the_adapter(values: dict[str, Any], names: dict[str, str], source: Sourc
 
 
 def _same(key: str, file_value: object, adapter_value: object) -> bool:
-    """Whether the file's value agrees with the adapter's. A word such as all-linear agrees with the layers that the
-    adapter was made for."""
+    """Return whether the file's value agrees with the adapter's. A word such as all-linear agrees with any layers that
+    the adapter was made for."""
     if key not in _SETS:
         return file_value == adapter_value
     file_value = (file_value,) if isinstance(file_value, int) and key == "layers_to_transform" else _targets(file_value)
@@ -182,19 +184,21 @@ def _same(key: str, file_value: object, adapter_value: object) -> bool:
 
 
 def _alone_among(targets: object) -> str | None:
-    """A word for targets (all, peft-default) that stands in a list, where it would be taken for a module's name."""
+    """Return a word for targets (all, peft-default) that is an element of a list, where peft would take it for a
+    module's name; None where there is none."""
     return next((word for word in ("all", PEFTS_OWN) if isinstance(targets, tuple) and word in targets), None)
 
 
 def _by_a_word(targets: object) -> bool:
-    """Whether targets leave the choice to the model, wholly or in part: all linear layers, or peft's own choice."""
+    """Return whether the targets leave the choice to the model, wholly or in part: all linear layers, or peft's own
+    choice."""
     return targets in (ALL_LINEAR, PEFTS_OWN) or (isinstance(targets, tuple) and ALL_LINEAR in targets)
 
 
 def of_the_adapter(values: dict[str, Any], source: Source, name: str) -> Iterator[str]:
-    """Notes on the adapter that the job continues: where the file leaves the choice of layers to the model and the
-    adapter has its own; and where it was made for another revision of the base. `name`: the name of the targets in the
-    file."""
+    """Yield notes for the user on the adapter that the job continues: that it decides the layers where the file leaves
+    them to the model, and that it was made for another revision of the base model. `name`: the name that the file uses
+    for `lora_target_modules`."""
     if values.get(ADAPTER) in SWITCHED_OFF:
         return
     targets = values.get("lora_target_modules")
@@ -208,7 +212,8 @@ def of_the_adapter(values: dict[str, Any], source: Source, name: str) -> Iterato
 
 
 def check_weights(values: dict[str, Any], names: dict[str, str], source: Source) -> list[Mistake]:
-    """The mistake of training adapters on a model without weights."""
+    """Return a mistake if the job trains LoRA adapters on a model folder without weights; else []. `values`: canonical
+    key -> value; `names`: canonical key -> the name that the file uses."""
     if values.get("method") == "lora" and isinstance(model := values.get("model"), str) and has_no_weights(model):
         text = f"lora needs a model with weights, and {model} has none"
         return [source.mistake(names["method"], "bad-value", text)]
@@ -216,7 +221,7 @@ def check_weights(values: dict[str, Any], names: dict[str, str], source: Source)
 
 
 def _broken(pattern: str) -> str | None:
-    """What is wrong with a pattern of names; None where nothing is."""
+    """Return what is wrong with a regular expression for module names; None where nothing is."""
     try:
         re.compile(pattern)
     except re.error as error:
@@ -227,15 +232,16 @@ def _broken(pattern: str) -> str | None:
 
 
 def has_no_weights(model: str) -> bool:
-    """Whether `model` is a local folder without weights. A folder with an index counts as having them: its files are
-    missing from a download that is not complete."""
+    """Return whether `model` is a local folder without weight files. A folder with an index of weight files counts as
+    having weights: its files are missing because a download is incomplete."""
     folder = Path(model)
     return folder.is_dir() and not any(any(folder.glob(f"*{end}")) for end in (".safetensors", ".bin", ".index.json"))
 
 
 def _targets(value: object) -> object:
-    """The modules as peft has them. Read are axolotl's `lora_target_linear: true`, LLaMA-Factory's "all" and "a,b", and
-    a list whose only element is one of peft's own words or a pattern."""
+    """Return a value of `lora_target_modules` as peft has it: a word, a pattern, or a tuple of module names. Accepted
+    are also axolotl's `lora_target_linear: true`, LLaMA-Factory's "all" and "a,b", and a list whose only element is one
+    of peft's words or a pattern."""
     if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str):
         targets = _targets(value[0])
         return targets if isinstance(targets, str) else tuple(value)

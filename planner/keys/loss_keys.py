@@ -1,4 +1,4 @@
-"""The keys of the loss, and of the noise that training adds."""
+"""The keys of a job for the loss, and for noise added in training."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ _SMOOTHED, _SHARE, _WEIGHTING = "label_smoothing_factor", "router_aux_loss_coef"
 
 
 class LossKeys(BaseModel):
-    """Part of `planner.job.schema.Job`."""
+    """The keys of a job for the loss and for noise: a base class of `planner.job.schema.Job`, in a module of its
+    own."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
@@ -26,7 +27,8 @@ class LossKeys(BaseModel):
 
 
 def check_loss(values: Mapping[str, object], names: Mapping[str, str], source: Source) -> list[Mistake]:
-    """Mistakes of keys of the loss that exclude one another."""
+    """Return the mistakes of loss keys that exclude one another. `values`: canonical key -> value; `names`: canonical
+    key -> the name that the file uses."""
     mistakes = []
     if values.get(_WEIGHTING) == "documents" and values.get("packing") == "wrapped":
         text = "packing: wrapped joins all documents, so none can be weighted by itself; use packing: true"

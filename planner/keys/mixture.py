@@ -1,4 +1,4 @@
-"""Checks the keys for mixing the entries of `dataset`, which are LLaMA-Factory's."""
+"""Checks the keys for mixing several datasets, which are LLaMA-Factory's."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _NOT_REPEATED = {
 
 
 def check_mixture(values: dict[str, Any], names: dict[str, str], source: Source) -> list[Mistake]:
-    """Mistakes where the keys contradict one another. `values` by canonical name; `names`: canonical name -> the name
-    in the file."""
+    """Return the mistakes of keys for mixing datasets that contradict one another or the list of datasets. `values`:
+    canonical key -> value; `names`: canonical key -> the name that the file uses."""
     shares, entries = values.get(_SHARES), values.get("dataset")
     if isinstance(entries, (list, tuple)) and (mistakes := _repeats(entries, values, names, source)):
         return mistakes
@@ -47,7 +47,7 @@ def check_mixture(values: dict[str, Any], names: dict[str, str], source: Source)
 
 
 def _repeats(entries: Sequence[object], values: dict[str, Any], names: dict[str, str], source: Source) -> list[Mistake]:
-    """Mistakes of keys that do not work with records that come several times."""
+    """Return the mistakes of keys that do not work where a mixture repeats records."""
     mistakes = []
     if len(entries) > 1 and values.get(_STRATEGY) == "interleave_over":
         over = "mix_strategy: interleave_over repeats records"

@@ -9,11 +9,13 @@ from planner.optimizers.adamw import AdamW
 from planner.optimizers.table import OPTIMIZERS
 
 RATES = ("loraplus_lr_ratio", "embedding_lr", "embedding_lr_scale")
-"""Keys by which some weights have another learning rate."""
+"""Keys that give some weights another learning rate."""
 
 
 def check_optimizer(values: Mapping[str, object], names: Mapping[str, str], source: Source) -> list[Mistake]:
-    """Mistakes of optimizer states that cannot be on disk, and of learning rates that exclude one another."""
+    """Return the mistakes of a job whose optimizer cannot have its states on disk although it asks for that, or whose
+    learning-rate keys exclude one another. `values`: canonical key -> value; `names`: canonical key -> the name that
+    the file uses."""
     apart = [key for key in RATES if values.get(key) not in SWITCHED_OFF]
     if apart and values.get("decay_all") is True:
         text = f"{names[apart[0]]} says which weights decay; leave one of the two out"

@@ -1,8 +1,8 @@
 """Tests regular expressions from a job file, with a limit on the processor time that each may take.
 
-Python's `re` backtracks over all ways to match. Their number may double with each letter, and nothing but the end of
-its process stops it. So patterns that libraries match later are first matched in a process of their own. This file
-imports only the standard library and nothing of this project, as it is also run as that process.
+Python's `re` backtracks over all ways to match. Their number may double with each letter, and only ending the process
+stops it. So patterns that libraries will match later are first matched in a separate process. This file imports only
+the standard library and nothing of this project, because it is also run as that process.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ _REPEATS = re.compile(r"[*+?{]")
 
 
 def too_slow(patterns: Iterable[str], names: Iterable[str] = TYPICAL) -> str | None:
-    """The first of `patterns`, which are valid regular expressions, that takes more processor time than `LIMIT_S` plus
-    `NAME_S` a name to be matched with all of `names`, from their beginning. None where no pattern does."""
+    """Return the first of `patterns` that takes too long to match with all of `names`: more processor time than
+    `LIMIT_S` seconds plus `NAME_S` seconds per name. None where no pattern does. The patterns must be valid regular
+    expressions; they are matched from the beginning of each name."""
     repeats = tuple(pattern for pattern in patterns if _REPEATS.search(pattern))
     return _too_slow(repeats, tuple(names)) if repeats else None
 

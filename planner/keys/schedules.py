@@ -1,4 +1,4 @@
-"""The learning rate's schedules, which are those of transformers, and checks of their keys. Light: no torch."""
+"""The learning-rate schedules, which are those of transformers, and the checks of their keys. Does not import torch."""
 
 from __future__ import annotations
 
@@ -48,8 +48,9 @@ _SHAPES = ("linear", "cosine", "1-sqrt")
 
 
 def check_schedule(values: dict[str, Any], names: dict[str, str], source: Source) -> list[Mistake]:
-    """Mistakes in the keys of the schedule. `values` by canonical name; `names`: canonical name -> the name in the
-    file. axolotl's `cosine_min_lr_ratio` is replaced by the schedule that it means."""
+    """Return the mistakes in the keys of the learning-rate schedule. `values`: canonical key -> value; `names`:
+    canonical key -> the name that the file uses. axolotl's `cosine_min_lr_ratio` is replaced in `values` by the
+    schedule that it means."""
     ratio = source.values.get("cosine_min_lr_ratio")
     if ratio not in SWITCHED_OFF:
         if values.get("lr_scheduler_type", "cosine") != "cosine":
@@ -83,7 +84,7 @@ def check_schedule(values: dict[str, Any], names: dict[str, str], source: Source
 
 
 def _phrase(name: str) -> str:
-    """What the option `name` of a schedule must be, in words that follow "it must be"."""
+    """Return what the option `name` of a schedule must be, as words that follow "it must be"."""
     if name.endswith("_type"):
         return f"one of {', '.join(_SHAPES)}"
     return "a whole number, 1 or more" if name in _WHOLE else "a number, 0 or more"

@@ -1,4 +1,5 @@
-"""Reads a job's YAML file: the line of each key, duplicate keys, and the texts of mistakes."""
+"""Reads a job's YAML file, with the line of each key, and turns mistakes in it into errors. Duplicate keys are
+mistakes."""
 
 from __future__ import annotations
 
@@ -21,11 +22,11 @@ _SET = "--set "
 SHOWN_LENGTH = 200  # characters of a wrong value in an error
 
 MOST_CHARACTERS = 2**18
-"""The most characters of a job file, also counted with every alias written out. Reading this many takes about half a
-second."""
+"""The most characters of a job file, and of its content with each YAML alias written out. Reading this many takes about
+half a second."""
 MOST_VALUES = 10_000
-"""The most values in a job file, counted with keys, lists and every alias written out: a list of some thousand files
-fits."""
+"""The most values in a job file, counting keys and lists, and each YAML alias as if it were written out. A list of some
+thousand files fits."""
 DEEPEST = 32
 """The most levels of lists and mappings inside one another."""
 MOST_MISTAKES = 50
@@ -34,12 +35,13 @@ _LONGEST_NUMBER = 100  # characters; arithmetic with a number of 200,000 digits 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 SWITCHED_OFF: tuple[object, ...] = (None, False, 0, "", "no", "none", [], {})
-"""Values that switch a key off: under them the key asks for nothing."""
+"""Values by which a job file switches a key off: with them the key counts as not set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mistake:
-    """One thing wrong with one key; `line` counts from 1, None when the key is not in the file."""
+    """One thing wrong with one key of a job file: what is wrong (`text`), a stable `code`, and the line, counted from
+    1; None where the key is not in the file."""
 
     key: str
     code: str
@@ -53,10 +55,13 @@ class Mistake:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A YAML mapping with the line of each key; `lines` has the elements of lists, too, as "key[0]". `name` is what
-    errors call the file. `told`: keys that come from the command line (--set) and not from the file. `written`: the
-    text of each key whose value YAML reads as something else, such as no for false or 1e3 for 1000.0. `unclear`:
-    mistakes of numbers that YAML reads otherwise than people do."""
+    """The content of a job file: a YAML mapping, with the line of each key.
+
+    `name`: what errors call the file. `lines`: key -> line from 1; the elements of a list are "key[0]" and so on.
+    `told`: the keys that were set on the command line (--set). `written`: the text of values that YAML reads as
+    something else, such as no for false or 1e3 for 1000.0. `unclear`: mistakes for numbers that YAML reads differently
+    than people do.
+    """
 
     name: str
     values: dict[str, Any]
@@ -66,38 +71,38 @@ class Source:
     unclear: tuple[Mistake, ...] = ()
 
     def shown(self, key: str, value: object) -> str:
-        """The `value` of a key as the file writes it; where YAML reads another value from that text, the text says
-        so."""
+        """Return the value of a key as the file writes it, for errors. Where YAML reads another value from that text,
+        both are in it."""
         if (written := self.written.get(key)) is None or shown(self.values[key]) != shown(value):
             return shown(value)
         return f"{_cut(written)}, which YAML reads as {shown(value)}"
 
     def mistake(self, key: str, code: str, text: str) -> Mistake:
-        """A mistake at `key`, with its line."""
+        """Return a mistake at `key`, with the line that the key has in the file."""
         if key in self.told:
             return Mistake(key=f"{_SET}{key}", code=code, text=text, line=None)
         return Mistake(key=key, code=code, text=text, line=self.lines.get(key))
 
     def unknown(self, key: str, known: Iterable[str], meant: str | None = None) -> Mistake:
-        """The mistake of a key that is not in `known`. It suggests the key that is `meant`, else the nearest known
-        one."""
+        """Return the mistake for a key that is not in `known`. It suggests the key `meant` or, where that is None, the
+        `known` key with the most similar name."""
         near = [meant] if meant else difflib.get_close_matches(key, list(known), n=1, cutoff=0.6)
         return self.mistake(key, "unknown-key", "unknown key" + (f"; did you mean {near[0]}?" if near else ""))
 
 
 class _TooMuch(yaml.composer.ComposerError):
-    """A file with more values, characters or levels than a job file may have."""
+    """Raised for a file with more values, characters or levels than a job file may have."""
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe YAML that refuses a key given twice and reads 5e-5 as a number, as YAML 1.2 does (1.1 wants 5.0e-5).
+    """A safe YAML loader that refuses duplicate keys and reads 5e-5 as a number, as YAML 1.2 does (1.1 wants 5.0e-5).
 
     A date stays text: no key takes a date, and a run may be named after a day. 1:30 and 010, which YAML 1.1 reads as 90
-    and 8, are kept in `unclear`, each with its node. A few bytes of aliases can stand for more than any memory holds.
-    So the values and characters behind aliases are counted while they are read, and refused before they are built.
+    and 8, are noted in `unclear`, each with its node. A few bytes of aliases can stand for more than any memory holds,
+    so values and characters behind aliases are counted during reading, and too many are refused before they are built.
 
     Not ruamel.yaml: with YAML 1.2 it reads `yes` and `off` as texts, which transformers' files mean as switches, and
-    with 1.1 it reads the key `n` as false. It does not count aliases, and it accepts tags that it does not know.
+    with 1.1 it reads the key `n` as false. It does not count aliases, and it accepts unknown tags.
     """
 
     def __init__(self, text: str) -> None:
@@ -167,15 +172,15 @@ _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
 
 def _has_two_readings(node: yaml.ScalarNode, value: Any) -> bool:
-    """Whether YAML 1.1 reads a number in base 60 or base 8, and so gets another value than a person does."""
+    """Return whether YAML 1.1 reads a number in base 60 or base 8, so that it gets another value than a person does."""
     written = node.value.replace("_", "")
     in_eights = re.fullmatch("[-+]?0[0-9]+", written) and node.tag == _NUMBERS[0] and int(written) != value
     return ":" in written or bool(in_eights)
 
 
 def _joined(node: Any) -> str:
-    """A text whose characters may be written as JSON's surrogate pairs ("\\ud83d\\ude00"), with each pair joined.
-    Raises ComposerError for half a pair: it is no text and can be neither stored nor sent."""
+    """Return a text in which each surrogate pair, as JSON writes it ("\\ud83d\\ude00"), is joined to one character.
+    Raises ComposerError for half a pair, which is no valid text and can be neither stored nor sent."""
     try:
         return str(node.value).encode("utf-16", "surrogatepass").decode("utf-16")
     except UnicodeDecodeError:
@@ -193,7 +198,8 @@ _Loader.add_implicit_resolver(
 
 
 def read_text(path: Path, *, longest: int | None = MOST_CHARACTERS) -> str:
-    """The text of the job file, of at most `longest` characters. Raises UserError (exit 2) when it cannot be read."""
+    """Return the text of a job file, of at most `longest` characters (None: any number). Raises UserError (exit 2)
+    where it cannot be read or is longer."""
     try:
         with path.open(encoding="utf-8") as file:
             text = file.read(-1 if longest is None else longest + 1)
@@ -211,7 +217,7 @@ def read_text(path: Path, *, longest: int | None = MOST_CHARACTERS) -> str:
 
 
 def _near(path: Path) -> Path | None:
-    """A file with a similar name in the same folder."""
+    """Return the file in the same folder whose name is most similar; None where none is similar."""
     try:
         names = [file.name for file in path.parent.iterdir() if file.is_file()]
     except OSError:
@@ -232,14 +238,15 @@ def _check_length(text: str, name: str, longest: int | None) -> None:
 
 
 def _if_data(name: str) -> str:
-    """A remark for the name of a file that was given as a job file but ends as a data file does; else nothing."""
+    """Return a remark for an error, if the name of a supposed job file ends as a data file's does; else ""."""
     return ", which looks like a data file and not like a job file" if name.lower().endswith((".jsonl", ".csv")) else ""
 
 
 def read_yaml(text: str, name: str, *, longest: int | None = MOST_CHARACTERS, allow_unclear: bool = False) -> Source:
-    """The mapping in `text`, of at most `longest` characters. Raises UserError (exit 2) when the text is no YAML or no
-    mapping, gives a key twice, or holds more than a job may (`MOST_VALUES`, `DEEPEST`). A number with two readings
-    raises it, too, unless `allow_unclear` leaves such numbers to the caller."""
+    """Return the mapping in a YAML `text` of at most `longest` characters. `name`: the file's name in errors. Raises
+    UserError (exit 2) where the text is no valid YAML, is no mapping, gives a key twice, or has more in it than a job
+    file may (`MOST_VALUES`, `DEEPEST`). Numbers that YAML reads differently than people do raise it, too; with
+    `allow_unclear` they are returned in `Source.unclear` instead."""
     _check_length(text, name, longest)
     try:
         loader = _Loader(text)  # raises for characters that YAML does not allow
@@ -291,7 +298,7 @@ def read_yaml(text: str, name: str, *, longest: int | None = MOST_CHARACTERS, al
 
 
 def _unclear(mapping: yaml.MappingNode, number: yaml.ScalarNode, value: object) -> Mistake:
-    """The mistake of a `number` with two readings in the file's `mapping`; `value` is YAML's reading."""
+    """Return the mistake for a `number` that YAML reads differently than people do. `value`: YAML's reading."""
     key = next(
         str(key.value)
         for key, value_node in mapping.value
@@ -302,8 +309,8 @@ def _unclear(mapping: yaml.MappingNode, number: yaml.ScalarNode, value: object) 
 
 
 def _line(error: yaml.MarkedYAMLError, text: str) -> int | None:
-    """The line of the mistake. YAML notices a line without a colon only where the next line begins, or where the text
-    ends."""
+    """Return the line of the mistake. YAML notices a line without a colon only at the beginning of the next line or at
+    the end of the text."""
     mark = error.problem_mark or error.context_mark
     if error.context == "while scanning a simple key":
         mark = error.context_mark
@@ -316,8 +323,8 @@ def _line(error: yaml.MarkedYAMLError, text: str) -> int | None:
 
 
 def shown(value: object, length: int = SHOWN_LENGTH) -> str:
-    """`value` as people write it in YAML: "text", true, null, 0.1. It is cut to `length` characters, and no more than
-    that is formatted."""
+    """Return `value` as people write it in YAML, for errors: "text", true, null, 0.1. It is cut to `length` characters;
+    no more than that is formatted, so large values cost nothing."""
     if isinstance(value, float) and not math.isfinite(value):
         return {math.inf: ".inf", -math.inf: "-.inf"}.get(value, ".nan")
     text = ""
@@ -336,8 +343,8 @@ def _cut(text: str, length: int = SHOWN_LENGTH) -> str:
 
 
 def to_user_error(mistakes: list[Mistake], name: str) -> UserError:
-    """All mistakes of a file as one error (exit 2), in the order of their lines, at most `MOST_MISTAKES` of them. A
-    single mistake gives the error its own code."""
+    """Return all mistakes of a job file as one error (exit 2), ordered by line, at most `MOST_MISTAKES` of them.
+    `name`: the file's name. The error has the code of its mistake where there is only one, else "bad-job"."""
     ordered = sorted(mistakes, key=lambda mistake: mistake.line or 0)
     more = len(ordered) - MOST_MISTAKES
     count = "one mistake" if len(ordered) == 1 else counted(len(ordered), "mistake")

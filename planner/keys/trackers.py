@@ -1,6 +1,7 @@
-"""Finds the experiment trackers (wandb, mlflow, …) that a job file wants metrics reported to, in any tool's keys.
+"""Finds the experiment trackers (wandb, mlflow, …) to which a job file, with the keys of any supported tool, asks to
+report metrics.
 
-A job file holds no secrets: those stay in the trackers' own files and environment variables.
+A job file has no secrets: these stay in the trackers' own files and environment variables.
 """
 
 from __future__ import annotations
@@ -14,21 +15,24 @@ from urllib.parse import parse_qsl, urlsplit
 from planner.keys.source import SWITCHED_OFF, Mistake, Source, shown
 
 TRACKERS = ("tensorboard", "wandb", "trackio", "mlflow")
-"""Each is the name of a package, and of an extra of offmate."""
+"""The trackers that are supported. Each is the name of a Python package, and of an optional extra of offmate."""
 SETTINGS = {
     "wandb": ("wandb_project", "wandb_entity", "wandb_mode"),
     "trackio": ("trackio_project_name", "trackio_space_id"),
     "mlflow": ("mlflow_experiment_name", "mlflow_tracking_uri"),
 }
-"""Tracker -> the keys that say where its metrics go."""
+"""Tracker -> the keys that say where it stores metrics."""
 _ASKING = {"wandb_project": "wandb", "trackio_project_name": "trackio", "mlflow_experiment_name": "mlflow"}
-"""axolotl's keys for a project, each of which asks for its tracker."""
+"""axolotl's keys for a project; each of them switches its tracker on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reports:
-    """What a file says of trackers: `trackers` that it wants, `others` that offmate does not report to, `idle` keys
-    that have no effect without their tracker (tracker -> keys), and mistakes."""
+    """What a job file asks of experiment trackers.
+
+    `trackers`: those to report to; `others`: "key: name" of those that offmate does not support; `idle`: tracker ->
+    keys of it that have no effect, because the tracker is not asked for; `mistakes`: mistakes in these keys.
+    """
 
     trackers: tuple[str, ...]
     others: tuple[str, ...]
@@ -37,8 +41,8 @@ class Reports:
 
 
 def reports(keys: Sequence[str], source: Source) -> Reports:
-    """The reports that the file's `keys` for `report_to` ask for (`use_wandb` and its like among them), and that its
-    projects do."""
+    """Return what a job file asks of trackers. `keys`: the names under which the file gives `report_to`, `use_wandb`
+    and its like among them. axolotl's keys for projects ask for a tracker, too."""
     file, trackers, off, others, mistakes = source.values, list[str](), list[str](), list[str](), list[Mistake]()
     for key in keys:
         value = file[key]
@@ -82,7 +86,7 @@ def reports(keys: Sequence[str], source: Source) -> Reports:
 
 
 def missing_package(tracker: str) -> str | None:
-    """A note on a tracker whose package is not installed; None where it is."""
+    """Return a note for the user if the tracker's package is not installed; else None."""
     if find_spec(tracker) is not None:
         return None
     return (

@@ -1,4 +1,4 @@
-"""The keys of a job that say which weights full fine-tuning trains. Light: no torch."""
+"""Checks the keys of a job that say which weights full fine-tuning trains. Does not import torch."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from planner.keys.source import SWITCHED_OFF, Mistake, Source, shown
 
 TRAINABLE, LAYERS = "trainable", "trainable_layers"
 PLACE = "{layers}"
-"""Stands in a pattern for the numbers of the layers that `trainable_layers` means."""
+"""A placeholder in a pattern of parameter names. It stands for the numbers of the layers that `trainable_layers`
+selects."""
 
 
 def check_trainable(values: dict[str, Any], names: Mapping[str, str], source: Source) -> list[Mistake]:
-    """Mistakes in these keys. `values` by canonical name; `names`: canonical name -> the name in the file. Where only
-    `trainable_layers` is given, the pattern for whole layers is filled in."""
+    """Return the mistakes in `trainable` and `trainable_layers`. `values`: canonical key -> value; `names`: canonical
+    key -> the name that the file uses. Where only `trainable_layers` is given, `values` gets the pattern that selects
+    whole layers."""
 
     def bad(key: str, text: str, code: str = "bad-value") -> list[Mistake]:
         return [source.mistake(names.get(key, key), code, text)]

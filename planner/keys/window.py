@@ -1,4 +1,4 @@
-"""The hours in which a job may have the GPU: "23:00-07:00 mon-fri Europe/Berlin"."""
+"""The hours in which a job may use the GPU: "23:00-07:00 mon-fri Europe/Berlin"."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CLOCK = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)-([01]?\d|2[0-4]):([0-5]\d)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """A span of time, in seconds since 1970."""
+    """A span of time, from `opens` to `closes`, in seconds since 1970 (Unix time)."""
 
     opens: float
     closes: float
@@ -26,9 +26,12 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """Hours of local time, in minutes after midnight. A window whose `end` is not after its `begin` ends on the next
-    day. `days`: the days on which it begins, 0 for Monday. `timezone` None: this machine's. `Window.parse(str(w)) ==
-    w`."""
+    """The hours of the day in which a job may use the GPU, in local time.
+
+    `begin` and `end`: minutes after midnight. A window whose `end` is not after its `begin` ends on the next day.
+    `days`: the days on which it begins, 0 for Monday. `timezone`: a name such as Europe/Berlin; None: this machine's.
+    `Window.parse(str(w)) == w`.
+    """
 
     begin: int
     end: int
@@ -37,8 +40,8 @@ class Window:
 
     @classmethod
     def parse(cls, text: str) -> Window:
-        """The window in a text: hours, then optional days and an optional time zone. Raises ValueError that says what
-        is wrong."""
+        """Return the window in a text such as "23:00-07:00 mon-fri Europe/Berlin": hours, then optional days and an
+        optional time zone. Raises ValueError that says what is wrong."""
         hours, *more = text.split()[:4] or [""]
         clock = _CLOCK.fullmatch(hours)
         if clock is None:
@@ -60,8 +63,8 @@ class Window:
 
     @classmethod
     def of(cls, value: object) -> Window:
-        """The window of a job file's value: a text, or a mapping with `window`, `days` and `timezone`. Raises
-        ValueError."""
+        """Return the window that a job file's value describes: a text (see `parse`), or a mapping with `window`, `days`
+        and `timezone`. Raises ValueError."""
         if isinstance(value, str):
             return cls.parse(value)
         if not isinstance(value, Mapping) or "window" not in value:
@@ -79,7 +82,8 @@ class Window:
         return " ".join(filter(None, (hours, days, self.timezone)))
 
     def span(self, now: float) -> Span:
-        """The span that is open at `now`, else the next one."""
+        """Return the span of time in which the window is open at `now` (Unix time, seconds); else the next such
+        span."""
         zone = ZoneInfo(self.timezone) if self.timezone is not None else None
         today = datetime.fromtimestamp(now, zone).date()
         # A night that began yesterday may not be over. Up to a week may pass without a window, and the clock change
@@ -94,18 +98,19 @@ class Window:
         raise AssertionError("a window has a day in every week")
 
     def opening(self, now: float) -> float:
-        """When the window is open next: `now`, if it is open."""
+        """Return when the window is open next, in Unix time (seconds): `now` if it is open now."""
         return max(now, self.span(now).opens)
 
     def next_opening(self, now: float) -> float:
-        """When the window opens next after `now`; if it is open now, the opening after it has closed."""
+        """Return when the window next opens after `now`, in Unix time (seconds). If it is open now, this is the opening
+        after it has closed."""
         span = self.span(now)
         return span.opens if span.opens > now else self.opening(span.closes)
 
 
 def check_window(values: dict[str, Any], names: Mapping[str, str], source: Source) -> list[Mistake]:
-    """Mistakes in `schedule`, whose value becomes the text of its window. `values` by canonical name; `names`:
-    canonical name -> the name in the file."""
+    """Return the mistakes in `schedule`. Its value in `values` (canonical key -> value) is replaced by the text form of
+    its window. `names`: canonical key -> the name that the file uses."""
     if (value := values.get("schedule")) in SWITCHED_OFF:
         values.pop("schedule", None)
         return []
@@ -117,8 +122,8 @@ def check_window(values: dict[str, Any], names: Mapping[str, str], source: Sourc
 
 
 def _moment(day: date, minutes: int, zone: ZoneInfo | None) -> float:
-    """The time of `minutes` after midnight. An hour that the clock skips in spring counts as the hour after it; of an
-    hour that comes twice in autumn the first counts."""
+    """Return the Unix time (seconds) of `minutes` after midnight. An hour that the clock skips in spring counts as the
+    hour after it; of an hour that comes twice in autumn, the first counts."""
     days, minute = divmod(minutes, 24 * 60)
     at = datetime.combine(day + timedelta(days=days), time(minute // 60, minute % 60), zone)
     return at.timestamp()

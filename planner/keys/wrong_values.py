@@ -1,4 +1,4 @@
-"""Turns pydantic's errors into mistakes in the words of the file."""
+"""Turns pydantic's errors into mistakes that name the keys and values as the job file has them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ def mistakes_of(
     names: Mapping[str, str],
     fields: Mapping[str, FieldInfo],
 ) -> list[Mistake]:
-    """One mistake per key with an error of pydantic's, in our words. `names`: canonical name -> the name in the
-    file."""
+    """Return one mistake for each key for which pydantic reports an error. `values`: canonical key -> value; `names`:
+    canonical key -> the name that the file uses; `fields`: the fields of the job's model, whose descriptions say what a
+    value must be."""
     mistakes: dict[str, Mistake] = {}
     for detail in error.errors():
         field = str(detail["loc"][0])
