@@ -1,6 +1,8 @@
-"""Reads records as LLaMA-Factory does: a system text, tools, and alternating turns of the user and the assistant.
+"""Reads training records as LLaMA-Factory does: a system text, tools, and messages of the user and the assistant in
+turn.
 
-Records that LLaMA-Factory leaves out with a warning are left out; those at which it fails are broken. No torch.
+Records that LLaMA-Factory leaves out with a warning are left out, and those at which it fails count as broken. Does not
+import torch.
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ _SHORT = "detailed thinking off"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One turn. For `calls` the content is their JSON, perhaps with thoughts before it. `learned`: false only where the
-    record says so."""
+    """One message of a conversation. For the role `calls` the content is the JSON text of tool calls, perhaps with
+    thoughts before it. `learned`: False only where the record says that the model does not learn it."""
 
     role: Role
     content: str
@@ -34,7 +36,8 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """A record, as LLaMA-Factory reads it. `tools`: JSON of a list, or "" for none."""
+    """The conversation in one record, as LLaMA-Factory reads it. `tools`: the JSON text of a list of tool definitions,
+    "" for none."""
 
     turns: tuple[Turn, ...]
     system: str = ""
@@ -43,14 +46,16 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
-    """A record that LLaMA-Factory leaves out, and `why`."""
+    """Stands for a record that LLaMA-Factory leaves out. `why`: the reason, in words that follow "records are left
+    out:"."""
 
     why: str
 
 
 def read(kind: Kind, record: Record, formatting: Formatting | None) -> Conversation | LeftOut:
-    """The conversation in a record with offmate's names. `formatting` None: the file is given by its path. Raises
-    ValueError for a record at which LLaMA-Factory fails."""
+    """Return the conversation in a record, whose columns have offmate's names, or the reason why LLaMA-Factory leaves
+    it out. `kind`: the record's format; `formatting`: the dataset's format in dataset_info.json, None for a file that
+    the job gives by its path. Raises ValueError for a record at which LLaMA-Factory fails."""
     if kind == "alpaca":
         return _instruction(record)
     if formatting is None:
@@ -77,7 +82,9 @@ def read(kind: Kind, record: Record, formatting: Formatting | None) -> Conversat
 
 
 def check(kind: Kind, record: Record, formatting: Formatting) -> bool:
-    """Whether a record has something to learn. Raises ValueError for one at which LLaMA-Factory fails."""
+    """Return whether a record has something to learn, as LLaMA-Factory reads it. `kind`: the record's format;
+    `formatting`: the dataset's format in dataset_info.json. Raises ValueError for a record at which LLaMA-Factory
+    fails."""
     if kind == "text":
         text_of(record, "text")
         return True  # at least an end token is learned
@@ -100,7 +107,7 @@ def _instruction(record: Record) -> Conversation | LeftOut:
 
 
 def _messages(kind: Kind, record: Record) -> list[dict[str, Any]]:
-    """The messages of a record, with roles by offmate's names; None for an unknown role."""
+    """Return the messages of a record, with roles by offmate's names; the role is None for an unknown name."""
     if kind == "prompt":
         prompt = [{**message, "train": False} for message in _list(record.get("prompt"))]
         return [_message(message) for message in chain(prompt, _list(record.get("completion")))]
@@ -108,7 +115,7 @@ def _messages(kind: Kind, record: Record) -> list[dict[str, Any]]:
 
 
 def _check_written(messages: object) -> None:
-    """Raise ValueError for content of a message that LLaMA-Factory's templates do not write."""
+    """Raise ValueError for content of a message that LLaMA-Factory's templates would not write."""
     for message in messages if isinstance(messages, list) else ():
         filled = {key for key, value in message.items() if value} if isinstance(message, Mapping) else set()
         if thoughts := sorted(filled & {"reasoning_content", "reasoning", "thinking"}):
@@ -158,7 +165,8 @@ def _json(value: object) -> str:
 
 
 def _with_joined_results(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Join consecutive results into one turn. Results at the end, with no message behind them, are dropped."""
+    """Return the messages with consecutive tool results joined into one. Results with no message behind them are
+    dropped."""
     joined: list[dict[str, Any]] = []
     results: list[str] = []
     for message in messages:
@@ -173,7 +181,7 @@ def _with_joined_results(messages: list[dict[str, Any]]) -> list[dict[str, Any]]
 
 
 def _with_short_thoughts(system: str, tools: str) -> str:
-    """The system's text as LLaMA-Factory has it for OpenAI's form."""
+    """Return the system text that LLaMA-Factory makes of this one where it reads the `openai` format."""
     if tools:
         return f"{system}\n" if system else ""
     if "detailed thinking on" in system or _SHORT in system:

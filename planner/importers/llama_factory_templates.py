@@ -1,4 +1,5 @@
-"""LLaMA-Factory's named templates (its version 0.9.6): what each writes around the messages. No torch."""
+"""LLaMA-Factory's named chat templates (of its version 0.9.6): the text that each writes around messages. Does not
+import torch."""
 
 from __future__ import annotations
 
@@ -11,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 PREFIX = "llama_factory:"
-"""The beginning of a job's `chat_template` that names one of these templates."""
+"""A job's `chat_template` that begins with this names one of LLaMA-Factory's templates: "llama_factory:NAME"."""
 PARSED = f"{PREFIX}parsed"
-"""The template that LLaMA-Factory derives from the tokenizer's own chat template where its file names none."""
+"""Stands for the template that LLaMA-Factory derives from the tokenizer's own chat template, where its file names
+none."""
 BOS, EOS = "{{bos}}", "{{eos}}"
 _CONTENT = "{{content}}"
 _BORDER = re.compile(r"(\{\{(?:bos|eos|cut|token:[^}]+)\}\})")
@@ -21,17 +23,18 @@ _BORDER = re.compile(r"(\{\{(?:bos|eos|cut|token:[^}]+)\}\})")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotTemplate:
-    """What a template writes: a text for each kind of turn, with `{{content}}` for the message and `{{bos}}`, `{{eos}}`
-    and `{{token:…}}` for tokens. At each of these tokens, and at `{{cut}}`, the text is split, and the pieces are
-    tokenized apart.
+    """One of LLaMA-Factory's templates: a text for each kind of message, with placeholders.
 
-    `calls` and `results`: the turns that call tools, and those with the tools' results; None: as `assistant` and
-    `user`. `tools`: the form in which both are written (`llama_factory_tools`). `stops`: tokens that end an answer.
-    `system_in_user`: the system's text is part of the user's first turn. `reasons`: an answer without thoughts gets
-    empty ones, between the two texts of `thought`. `closes_thought`: only the second of these is written for them.
-    `call_marks`: the marks around calls in the data. `ends_once`: only the last answer has an end token behind it.
-    `replaces_eos`: the first of `stops` becomes the tokenizer's end token. `replaces_jinja`: the tokenizer's own chat
-    template is replaced.
+    `{{content}}` stands for the message, and `{{bos}}`, `{{eos}}` and `{{token:…}}` for single tokens. At each of these
+    tokens and at `{{cut}}` the text is split, and the parts are tokenized separately.
+
+    `calls` and `results`: the texts for messages that call tools, and for those with the tools' results; None: as
+    `assistant` and `user`. `tools`: the format in which tool definitions and calls are written (`llama_factory_tools`).
+    `stops`: tokens that end an answer. `system_in_user`: the system text is part of the user's first message.
+    `reasons`: an answer without thoughts gets empty ones, which are the two texts of `thought`. `closes_thought`: of
+    these only the second is written. `call_marks`: the marks around tool calls in the data. `ends_once`: only the last
+    answer has an end token behind it. `replaces_eos`: the first of `stops` becomes the tokenizer's end token.
+    `replaces_jinja`: the tokenizer's own chat template is replaced.
     """
 
     user: str
@@ -54,20 +57,21 @@ class SlotTemplate:
 
     @property
     def empty_thought(self) -> str:
-        """The empty thoughts that an answer without thoughts gets."""
+        """The text that an answer without thoughts gets in their place."""
         return self.thought[1] if self.closes_thought else "".join(self.thought)
 
     @property
     def tokens(self) -> tuple[str, ...]:
-        """The texts that must be single tokens: those that LLaMA-Factory looks up, and the ends of answers that it
-        makes tokens."""
+        """The texts of this template that must be single tokens of the tokenizer: those that LLaMA-Factory looks up as
+        tokens, and the end marks of answers that it adds as tokens."""
         texts = (self.prefix, self.system, self.user, self.results or "", self.assistant, self.calls or "")
         named = [border[8:-2] for text in texts for border in _BORDER.findall(text) if border.startswith("{{token:")]
         return tuple(dict.fromkeys((*named, *(stop for stop in self.stops if any(stop in text for text in texts)))))
 
     def jinja(self, bos: str, eos: str) -> str | None:
-        """The chat template that LLaMA-Factory gives to a tokenizer. It has no tools, and each turn of the user's ends
-        with the beginning of the answer. None where LLaMA-Factory gives none."""
+        """Return the Jinja chat template that LLaMA-Factory stores in the tokenizer; None where it stores none. `bos`,
+        `eos`: the tokenizer's tokens. It writes no tools, and the text that begins an answer is at the end of the
+        user's message."""
         texts = (self.prefix, self.system, self.user, self.assistant)
         if any("{{token:" in text for text in texts):
             return None
@@ -107,8 +111,9 @@ class SlotTemplate:
 
 
 def parts(text: str, content: str, **more: str) -> Iterator[tuple[str, bool]]:
-    """A template's text, filled with the message, in the pieces that are tokenized apart. Each comes with whether it
-    stands for a token: `{{bos}}`, `{{eos}}` or `{{token:…}}`."""
+    """Yield the parts of a template's text that are tokenized separately, with the message `content` filled in. Each
+    comes with whether it is a placeholder for a token: `{{bos}}`, `{{eos}}` or `{{token:…}}`. `more`: texts for other
+    placeholders."""
     for part in _BORDER.split(text):
         if _BORDER.fullmatch(part):
             if part != "{{cut}}":
@@ -131,14 +136,15 @@ def _table() -> dict[str, dict[str, Any]]:
 
 
 def has_slots(name: object) -> bool:
-    """Whether LLaMA-Factory's template of this name is known here."""
+    """Return whether offmate knows LLaMA-Factory's template of this name."""
     return isinstance(name, str) and name in _table()
 
 
 @cache
 def slot_template(chat_template: str | None) -> SlotTemplate | None:
-    """The template that a job's `chat_template` names; None for a template of another kind. `PARSED` gives here the
-    template for a tokenizer without a chat template. Raises ValueError for an unknown name."""
+    """Return the LLaMA-Factory template that a job's `chat_template` names; None where it is no name of such a
+    template. For `PARSED`, return the template for a tokenizer without a chat template. Raises ValueError for an
+    unknown name."""
     if chat_template is None or not chat_template.startswith(PREFIX):
         return None
     if chat_template == PARSED:

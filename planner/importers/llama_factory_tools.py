@@ -1,4 +1,4 @@
-"""Writes tools and calls as LLaMA-Factory does, in its named forms (`tool_format`). No torch."""
+"""Writes tool definitions and tool calls as text, in LLaMA-Factory's formats (`tool_format`). Does not import torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from planner.data.json_values import json_in
 
 Call = tuple[str, Any]
-"""A function's name and its arguments, as the JSON has them."""
+"""A tool call: the function's name, and its arguments as parsed from JSON."""
 
 _DEFAULT = (
     "You have access to the following tools:\n{tools}Use the following format if using a tool:\n```\n"
@@ -157,8 +157,8 @@ def _gemma4_call(name: str, arguments: Any) -> str:
 
 
 def _each(form: str, value: str, end: str) -> Callable[[Sequence[Call]], str]:
-    """A function that writes calls with an element for each argument: `form` begins a call, `value` writes an argument,
-    `end` ends a call."""
+    """Return a function that writes tool calls with one element per argument: `form` begins a call, `value` writes an
+    argument, `end` ends a call."""
 
     def written(calls: Sequence[Call]) -> str:
         texts = []
@@ -246,7 +246,8 @@ _AS_GIVEN = "phi4_mini"
 
 
 def tools_text(form: str, tools: str) -> str:
-    """The text in which the form `form` writes tools, which are JSON of a list. Raises ValueError for others."""
+    """Return the text that tells a model which tools it may call, in LLaMA-Factory's format `form` (`tool_format`).
+    `tools`: JSON text of a list of tool definitions. Raises ValueError for other text."""
     if form == _AS_GIVEN:
         return f"<|tool|>{tools}<|/tool|>"
     try:
@@ -257,8 +258,8 @@ def tools_text(form: str, tools: str) -> str:
 
 
 def calls_text(form: str, calls: str) -> str:
-    """The text in which the form `form` writes calls, which are JSON of one call or a list: objects with name and
-    arguments. Raises ValueError for others."""
+    """Return the text of tool calls in LLaMA-Factory's format `form` (`tool_format`). `calls`: JSON text of one call or
+    a list of calls, which are objects with name and arguments. Raises ValueError for other text."""
     try:
         parsed = json_in(calls)
         pairs = [(call["name"], call["arguments"]) for call in (parsed if isinstance(parsed, list) else [parsed])]

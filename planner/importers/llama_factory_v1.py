@@ -1,8 +1,8 @@
-"""LLaMA-Factory's v1 (as of August 2026): its keys, and its files, which are rewritten in offmate's own keys before
-anything else reads them.
+"""Reads job files of LLaMA-Factory's v1 (as of August 2026), and rewrites them in offmate's keys before any other code
+reads them.
 
-Facts of v1: a constant learning rate, AdamW as in PyTorch (all weights decay), a mean over the tokens
-of a step, bf16 only with FSDP2 or DeepSpeed.
+How v1 trains: with a constant learning rate, PyTorch's AdamW (all weights decay), the mean loss over the tokens of a
+step, and bf16 only with FSDP2 or DeepSpeed.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ _AS_THEY_ARE = {
     "flash_attn": "attn_implementation",
     "full_determinism": "full_determinism",
 }
-"""v1's key -> one of offmate's names for it; the value means the same under both."""
+"""Key of v1 -> a name that offmate has for it; values mean the same under both."""
 _LORA = {
     "r": "lora_r",
     "lora_alpha": "lora_alpha",
@@ -138,22 +138,23 @@ _MUON: dict[str, Any] = {
 }
 _DISTRIBUTED = ("fsdp2", "fsdpturbo", "deepspeed")
 _COUNTED = ("gpt2", "gpt_neo", "gpt_bigcode", "opt", "xglm", "biogpt", "openai-gpt", "ctrl", "bart", "mbart")
-"""Types of models that learn a vector for each position."""
+"""Types of models that learn an embedding for each position."""
 _CANONICAL = {name: ours for ours, names in ALIASES.items() for name in names}
 _NUMBER = re.compile(r"\d+(\.\d*)?|\.\d+")
 
 
 def is_v1(keys: Mapping[str, object]) -> bool:
-    """Whether these are the keys of a file of v1."""
+    """Return whether a job file with these keys is one of LLaMA-Factory's v1."""
     return any(key in keys for key in _TELLING) and not any(key in keys for key in _OTHERS)
 
 
 def in_own_keys(
     source: Source, folder: Path, keys: Collection[str], *, only_planned: bool
 ) -> tuple[Source, tuple[str, ...]]:
-    """The file in offmate's own keys, with all that v1 does by default, and notes for the user. `keys`: offmate's keys,
-    which may stand beside v1's. `only_planned`: the data need not be there. Raises UserError for a file that asks for
-    something else."""
+    """Return a v1 job file rewritten in offmate's keys, with v1's defaults written out, and notes for the user.
+    `folder`: where relative paths start. `keys`: offmate's keys, which may stand beside v1's. `only_planned`: the job
+    is for planning only, so its data need not exist. Raises UserError for a file that asks for something that is not
+    supported."""
     file = _File(source, folder, keys)
     file.read(only_planned=only_planned)
     if mistakes := file.alone[:1] or file.mistakes:
@@ -163,7 +164,8 @@ def in_own_keys(
 
 @dataclass(slots=True)
 class _File:
-    """A file while it is read. `own`: keys and values of offmate's; `lines`: the file's lines that these come from."""
+    """A v1 job file while it is read. `own`: offmate's keys and their values, found so far; `lines`: the line of the
+    file from which each of them comes."""
 
     source: Source
     folder: Path
@@ -178,7 +180,7 @@ class _File:
     configs: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def read(self, *, only_planned: bool) -> None:
-        """Read all keys: first one by one, then those that depend on one another."""
+        """Read all keys: first one by one, then those that depend on others."""
         for key, value in self.source.values.items():
             self._key(key, value)
         for key, name in _AS_THEY_ARE.items():
@@ -197,17 +199,17 @@ class _File:
             self._data()
 
     def put(self, key: str, values: Mapping[str, Any]) -> None:
-        """Add own keys that come from the file's `key`."""
+        """Set keys of offmate's that come from the file's `key`."""
         self.own |= values
         if key in self.source.lines:
             self.lines |= dict.fromkeys(values, self.source.lines[key])
 
     def refuse(self, key: str, text: str, code: str = "not-there") -> None:
-        """Note a mistake: something wrong, or something that is not supported yet."""
+        """Note a mistake at the file's `key`: a wrong value, or something that is not supported yet."""
         self.mistakes.append(self.source.mistake(key, code, text))
 
     def written(self) -> Source:
-        """The file in own keys."""
+        """Return the file in offmate's keys, with v1's defaults."""
         beside = {key: value for key, value in self.source.values.items() if self._is_told(key)}
         above = {_CANONICAL.get(key, key) for key in beside}
         values = {key: value for key, value in self.own.items() if _CANONICAL.get(key, key) not in above} | beside
@@ -218,7 +220,7 @@ class _File:
         return Source(name=source.name, values=self.filled | values, lines=self.lines, told=source.told)
 
     def notes(self) -> tuple[str, ...]:
-        """Notes for the user on the file."""
+        """Return the notes for the user on this file."""
         words = ", ".join(f"{key} {str(value).lower()}" for key, value in self.filled.items())
         notes = [f"the file reads as {V1}; its defaults for keys that are not given: {words}"]
         if self.apart:
@@ -248,7 +250,8 @@ class _File:
             self.unused.setdefault(meaning.text, []).append(key)
 
     def _config(self, key: str) -> dict[str, Any]:
-        """The mapping with a name under a key; {} where there is none, or a wrong one."""
+        """Return the mapping under a key such as `peft_config`, which must have a name; {} where there is none, or a
+        wrong one, which is noted as a mistake."""
         value = self._given(key)
         if value is None:
             return {}
@@ -258,7 +261,7 @@ class _File:
         return {}
 
     def _only(self, key: str, config: Mapping[str, Any], known: tuple[str, ...]) -> bool:
-        """Whether a config has no keys but these, as v1 demands; else a mistake is noted."""
+        """Return whether a config has only `known` keys, as v1 demands; otherwise note a mistake."""
         if strange := next((name for name in config if name not in ("name", *known)), None):
             self.refuse(key, f"it has {strange}, which is no key of it; known are {', '.join(known)}", "unknown-key")
         return strange is None
@@ -272,7 +275,8 @@ class _File:
             self.refuse("model", f"{text}counts from 0; batching_strategy: padding_free counts from 0, too")
 
     def _model_config(self) -> dict[str, Any]:
-        """The config of a model in a folder; {} where it cannot be read, which is reported where it is loaded."""
+        """Return the config.json of a model in a local folder; {} where it cannot be read. Loading the model will
+        report that."""
         try:
             config = json.loads((Path(resolve(self.own["model"], self.folder)) / "config.json").read_text("utf-8"))
         except (OSError, TypeError, ValueError):
@@ -375,7 +379,7 @@ class _File:
             )
 
     def _steps(self) -> None:
-        """Read the rows of a step, the number of steps, and how gradients are clipped."""
+        """Read the rows of a step, the number of steps, and the limit for the gradient norm."""
         numbers = {key: self._given(key) for key in ("micro_batch_size", "dp_size", "global_batch_size", "max_steps")}
         for key, value in numbers.items():
             if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
@@ -403,7 +407,7 @@ class _File:
             self._deepspeed(config)
 
     def _deepspeed(self, config: dict[str, Any]) -> None:
-        """Read what DeepSpeed's own file says of training: how gradients are clipped, and whether bf16 computes."""
+        """Read DeepSpeed's config file: the limit for the gradient norm, and whether it computes in bf16."""
         try:
             path = Path(self._found(config.get("config_file")))
             settings = json.loads(path.read_text("utf-8"))
@@ -427,8 +431,8 @@ class _File:
         self.put("dist_config", {"bf16": "auto" if bf16 is True or (bf16 == fp16 == "auto") else False})
 
     def _precision(self) -> None:
-        """Settle bf16: v1 computes in bf16 with FSDP2 or DeepSpeed, else in the model's dtype, which full training
-        makes fp32."""
+        """Set `bf16`: v1 computes in bf16 with FSDP2 or DeepSpeed, otherwise in the model's dtype, which is fp32 in
+        full training."""
         config, bf16 = self.configs["dist_config"], self._given("bf16")
         bf16 = "auto" if bf16 is None else bf16
         if config.get("name") == "deepspeed":
@@ -452,12 +456,13 @@ class _File:
         self.put("custom_chat_template", {"chat_template": template})
 
     def _places(self) -> Iterator[Path]:
-        """The folders at which relative paths may start: v1 is run in the file's folder or in one above it."""
+        """Yield the folders where relative paths may start: v1 may be run in the file's folder or in any folder
+        above."""
         yield from (self.folder, *self.folder.parents)
 
     def _found(self, path: object) -> str:
-        """A path, taken from the nearest of `_places` that has it; as it is written where none has. Raises
-        TypeError."""
+        """Return a path as an absolute one, in the nearest of `_places` in which it exists; unchanged where it exists
+        in none. Raises TypeError."""
         paths = (resolve(path, place) for place in self._places())
         return next((candidate for candidate in paths if Path(candidate).exists()), str(path))
 
@@ -488,7 +493,7 @@ class _File:
             self.refuse(key, error.what, "bad-value")
 
     def _entries(self, infos: Mapping[str, Any], place: Path) -> None:
-        """Read the datasets, whose paths start at `place`, the folder where v1 is run."""
+        """Read the datasets of the file. `place`: the folder where v1 is run and where their paths start."""
         entries, wrong = entries_of(infos, place, seed=self._given("seed"))
         for name, error in wrong:
             code = "missing-file" if isinstance(error, OSError) else "bad-value"
@@ -497,7 +502,7 @@ class _File:
 
 
 def _plain(value: object) -> object:
-    """A value as v1 reads it: a text that is a number or a switch becomes one."""
+    """Return a value as v1 reads it: a text that is a number, true or false becomes that."""
     if not isinstance(value, str):
         return value
     if value.lower() in ("true", "false"):
@@ -508,7 +513,7 @@ def _plain(value: object) -> object:
 
 
 def _enabled(settings: Mapping[str, Any], name: str) -> object:
-    """A switch in DeepSpeed's file; "auto" where the file does not set it."""
+    """Return the switch `name` of DeepSpeed's config file; "auto" where the file does not set it."""
     part = settings.get(name)
     switch = part.get("enabled", "auto") if isinstance(part, dict) else "auto"
     return _plain(switch)
@@ -520,7 +525,7 @@ _CONFIGS: dict[str, Callable[[_File, dict[str, Any]], None]] = {
     "optim_config": _File._optimizer,
     "dist_config": _File._distributed,
 }
-"""Keys with mappings, and their readers. Later ones may use what earlier ones have set."""
+"""Keys whose values are mappings, and the methods that read them. Later ones may use what earlier ones have set."""
 
 
 # ---- reads the datasets in a file of LLaMA-Factory's v1 as entries of a job's `dataset`
@@ -534,8 +539,9 @@ _UNKNOWN = -1
 def entries_of(
     infos: Mapping[str, Any], place: Path, *, seed: object
 ) -> tuple[list[dict[str, Any]], list[tuple[str, Exception]]]:
-    """The entries for v1's datasets, whose paths start at `place`, and the errors, each with its dataset's name.
-    `seed`: the file's, for draws."""
+    """Return v1's datasets as entries of a job's `dataset`, and the errors in them, each with the dataset's name.
+    `infos`: dataset name -> its mapping in v1's file; `place`: the folder where relative paths start; `seed`: the
+    file's seed, for datasets of which rows are drawn at random."""
     entries, wrong, drawn = [], list[tuple[str, Exception]](), 0
     for name, info in infos.items():
         try:
@@ -547,8 +553,8 @@ def entries_of(
 
 
 def _entry(info: object, place: Path, drawn: int, seed: object) -> tuple[dict[str, Any], int]:
-    """A dataset as an entry, and how many numbers v1's generator has given after it. `drawn`: the numbers that it gave
-    before, or `_UNKNOWN`. Raises OSError, TypeError and ValueError."""
+    """Return a v1 dataset as an entry of `dataset`, and how many random numbers v1 has drawn up to and including this
+    dataset. `drawn`: how many it had drawn before, or `_UNKNOWN`. Raises OSError, TypeError and ValueError."""
     if not isinstance(info, dict) or not isinstance(info.get("path"), str):
         raise ValueError(f"a dataset has a path, this is {shown(info)}")
     if strange := next((key for key in info if key not in _INFO), None):

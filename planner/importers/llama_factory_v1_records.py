@@ -1,7 +1,7 @@
-"""Reads records as LLaMA-Factory's v1 does, and makes its rows of them: one for each answer that is learned, with all
-messages before it. No torch.
+"""Reads training records as LLaMA-Factory's v1 does, and makes its rows of them: one row for each assistant's answer
+that is learned, with all messages before it. Does not import torch.
 
-A record counts as broken where v1 drops something from it with a warning, or fails.
+Where v1 drops a part of a record with a warning, or fails, the record counts as broken.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from planner.data.records import Record, check_json
 from planner.keys.source import shown
 
 Part = tuple[Literal["text", "reasoning", "tool_call"], str]
-"""A piece of a message: its kind and its text; for a call the text is JSON."""
+"""A part of a message: its kind and its text. For a tool call the text is JSON."""
 _PICTURES = ("images", "videos", "audios")
 _PLACES = ("<image>", "<video>", "<audio>")
 _TAGS = {"system": "system", "human": "user", "gpt": "assistant", "observation": "tool", "function_call": "assistant"}
@@ -25,14 +25,15 @@ _LEAST = 1e-6  # a weight up to which nothing is learned
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Said:
-    """A message. `learned`: it is an answer with a row of its own."""
+    """One message of a conversation. `learned`: it is an answer that the model learns, in a row of its own."""
 
     role: str
     parts: tuple[Part, ...]
     learned: bool
 
     def told(self) -> dict[str, Any]:
-        """The message in the form that a chat template takes."""
+        """Return the message as the mapping that a chat template takes: role, content and, where it has them,
+        tool_calls and reasoning_content."""
         message: dict[str, Any] = {"role": self.role, "content": self._joined("text")}
         if calls := [json.loads(value) for kind, value in self.parts if kind == "tool_call"]:
             message["tool_calls"] = [
@@ -47,15 +48,16 @@ class Said:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Talk:
-    """A record. `tools`: JSON, or "" for none."""
+    """The conversation in one record. `tools`: the definitions of tools as JSON text, "" for none."""
 
     messages: tuple[Said, ...]
     tools: str = ""
 
     @property
     def rows(self) -> tuple[int, ...]:
-        """For each row, how many messages it has, the last of which is the answer. A record without an answer to learn
-        makes one row, with nothing learned."""
+        """For each training row that this conversation makes: the number of messages in it, counted from the first
+        message. The last of them is the answer that is learned. A conversation without such an answer makes one row,
+        with nothing learned."""
         counts = (
             place for place, message in enumerate(self.messages, 1) if message.role == "assistant" and message.learned
         )
@@ -63,8 +65,8 @@ class Talk:
 
 
 def talk_of(converter: Converter, record: Record) -> Talk:
-    """The conversation in a record. Raises ValueError for a record from which v1 drops something, or at which it
-    fails."""
+    """Return the conversation in a record, read by this converter of v1. Raises ValueError for a record of which v1
+    drops a part, or at which it fails."""
     if pictures := [column for column in _PICTURES if record.get(column)]:
         raise ValueError(f"it has {pictures[0]}; offmate trains on texts and conversations")
     if "chosen_messages" in record or "rejected_messages" in record:
@@ -80,12 +82,14 @@ def talk_of(converter: Converter, record: Record) -> Talk:
 
 
 def check(converter: Converter, record: Record) -> bool:
-    """Whether a record has something to learn. Raises ValueError as `talk_of`."""
+    """Return whether a record, read by this converter of v1, has an answer to learn. Raises ValueError for a record of
+    which v1 drops a part, or at which it fails."""
     return any(message.role == "assistant" and message.learned for message in talk_of(converter, record).messages)
 
 
 def times_taken(draw: Draw, converter: Converter, records: Iterable[Record]) -> list[int]:
-    """How often each row of these records is taken; broken records have no rows."""
+    """Return, for each training row that these records make, how often the random sample `draw` has it. Broken records
+    make no rows."""
     count = 0
     for record in records:
         try:
@@ -97,7 +101,7 @@ def times_taken(draw: Draw, converter: Converter, records: Iterable[Record]) -> 
 
 
 def _instruction(record: Record) -> Talk:
-    """Read a record with an instruction. The instruction and its input are joined with nothing between them."""
+    """Read an Alpaca record. Instruction and input are joined with nothing between them, as v1 does."""
     messages = []
     if (system := _column(record, "system")) is not None:
         messages.append(Said(role="system", parts=(("text", system),), learned=False))
@@ -164,7 +168,8 @@ def _text(value: str) -> Part:
 
 
 def _call(call: object, written: str | None = None) -> Part:
-    """A call. Its arguments must be an object: v1 would write JSON in a text as a text."""
+    """Return a tool call as a part of a message. Its arguments must be an object: v1 would write arguments that are
+    JSON text as a quoted text."""
     named = isinstance(call, dict) and isinstance(call.get("name"), str)
     if not isinstance(call, dict) or not named or not isinstance(call.get("arguments"), dict):
         raise ValueError(f"a call has a name, and as arguments an object, this is {shown(call, 80)}")
@@ -172,7 +177,8 @@ def _call(call: object, written: str | None = None) -> Part:
 
 
 def _tools(record: Record, *, again: bool) -> str:
-    """The record's tools. `again`: written anew from their JSON, as v1 does for this form."""
+    """Return the record's tool definitions as JSON text. `again`: parsed and written anew, as v1 does for this
+    format."""
     value = record.get("tools")
     if not value:
         return ""

@@ -1,4 +1,4 @@
-"""Chat templates by the names that axolotl and LLaMA-Factory have for them."""
+"""Chat templates that have a name in axolotl or LLaMA-Factory."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _UNASKED = "{{% if messages[0]['role'] != 'system' %}}{{{{ {text} }}}}{{% endif 
 
 
 def _of_turns(system: str, user: str, learned: str, *, behind: str = "", unasked: str = "") -> str:
-    """A template, from what it writes for each kind of turn, and (`unasked`) first where no system message begins the
-    conversation. These are Jinja expressions in which `said` stands for the message's content. The text that begins an
-    answer belongs to the end of the user's turn. `behind` is template text."""
+    """Return a Jinja chat template made of Jinja expressions, one for each kind of message, in which `said` stands for
+    the message's content. `unasked`: what comes first in a conversation without a system message. The text that begins
+    an answer belongs to the end of `user`. `behind`: template text behind an answer."""
     parts = {"system": system, "user": user, "learned": learned}
     texts = {name: part.replace("said", "message['content']") for name, part in parts.items()}
     return (_UNASKED.format(text=unasked) if unasked else "") + _TURNS.format(**texts, behind=behind)
@@ -78,15 +78,16 @@ _FILES = {
 }
 _CHATMLS = ("chatml", "qwen3_5_nothink")
 NAMES = (*_CHATMLS, *_FILES, *_OWN, *TEMPLATES)
-"""The names of templates; those that axolotl has, too, write the same as axolotl's. `qwen3_5_nothink` is ChatML: what
-that Qwen writes when it does not think."""
+"""The names of all templates. Those that axolotl has, too, write the same as axolotl's. `qwen3_5_nothink` is ChatML,
+which Qwen3.5 writes when it does not think."""
 
 GIVE_TEMPLATE = "give chat_template in the job file: the path of a Jinja template, or a name such as chatml"
-"""The hint where a tokenizer has no chat template."""
+"""The hint of the error where a tokenizer has no chat template."""
 
 
 def named_template(name: str) -> str | None:
-    """The template of that name, which may be a file of TRL's; None for an unknown name. Does not import TRL."""
+    """Return the text of the Jinja chat template that axolotl or LLaMA-Factory call `name`; None for an unknown name.
+    Some are files of TRL, which is not imported."""
     if name in TEMPLATES:
         return TEMPLATES[name]
     if name in _CHATMLS:

@@ -16,8 +16,8 @@ import sys
 from collections.abc import Iterable
 
 LIMIT_S, NAME_S = 1.0, 1e-4
-"""Processor time for one pattern, and in addition for each name: a hundred times what the slowest useful patterns
-take."""
+"""Seconds of processor time for one pattern, and in addition for each name: a hundred times what the slowest useful
+patterns take."""
 TYPICAL = (
     "lm_head",
     "model.embed_tokens",
