@@ -64,7 +64,7 @@ class BrokenRows:
 
     @property
     def ends(self) -> bool:
-        """Whether the job is refused because of the broken records found so far."""
+        """Whether the job is refused: it has broken records and does not skip them."""
         return self._count > 0 and not self.skip
 
     @property
@@ -105,8 +105,8 @@ class BrokenRows:
             self._mistakes[kind] = _Mistake(place, error, line)
 
     def refuse(self, seen: int) -> None:
-        """Raise BrokenRecordsError if the job is refused for its broken records, else do nothing. `seen`: the number of
-        records read so far, for the error."""
+        """Raise BrokenRecordsError if broken records were found and the job does not skip them; else do nothing.
+        `seen`: the number of records read so far, for the error."""
         if not self.ends:
             return
         self._refuse_template()

@@ -70,7 +70,8 @@ class PromptFormat(BaseModel):
     system: str = ""
 
     def written(self, instruction: str, more: str, system: str) -> str:
-        """Return the prompt of a record. `more`: the text of its column `input`, "" for none."""
+        """Return the prompt of one record in this format. `instruction`, `more` and `system` are the texts of its
+        columns instruction, input and system, "" where it has none."""
         texts = {"system": system or self.system, "input": more, "instruction": instruction}
         # One pass: a `{input}` in a record's own text is not replaced.
         return _PLACES.sub(lambda place: texts[place[1]], self.with_input if more else self.without_input)
@@ -208,12 +209,12 @@ class DataEntry(BaseModel):
 
     @property
     def kind(self) -> Kind | None:
-        """The format of the entry's records, as its `type` says; None where their columns show it."""
+        """The format of the dataset's records, as the entry's `type` says; None where their columns show it."""
         return _KINDS[self.type] if self.type is not None else None
 
     def most(self, of_job: int | None) -> int | None:
-        """Return the number of records after which the entry's others are ignored: the smaller of its own `max_samples`
-        and the job's (`of_job`). None: no limit."""
+        """Return how many of the dataset's records are used at most: the smaller of the entry's `max_samples` and the
+        job's (`of_job`); None: all."""
         return min((most for most in (self.max_samples, of_job) if most is not None), default=None)
 
     @property
@@ -222,8 +223,9 @@ class DataEntry(BaseModel):
         return self.split == "train"
 
     def names(self, columns: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the names of the data's columns, renamed to offmate's names where the entry renames them. `columns`:
-        the names in the data. Raises ValueError where a column is missing that the entry needs."""
+        """Return the dataset's column names as offmate calls these columns (prompt, completion, messages, …), by the
+        entry's `columns`. The argument has the names in the data. Raises ValueError where a column is missing that the
+        entry needs."""
         needed = {self.columns.get(column, column) for column in (COLUMNS[self.type] if self.type else ())}
         optional = {"input", "system", "tools", "history", VALUES}  # data may lack these
         needed |= {theirs for ours, theirs in self.columns.items() if theirs and ours not in optional}
@@ -234,8 +236,8 @@ class DataEntry(BaseModel):
         return (*ours, *(column for column in columns if column not in taken and column not in self.columns))
 
     def mapped(self, record: Record) -> Record:
-        """Return the record with its columns, message keys and roles renamed to offmate's names, as the entry says.
-        Raises ValueError for messages that cannot be read."""
+        """Return the record with its columns, message keys and roles renamed from the data's names to offmate's
+        (prompt, completion, messages, …), as the entry says. Raises ValueError for messages that cannot be read."""
         of_axolotl = self.learned is not None
         renamed = self.columns or self.message_keys or self.roles or self.drop_system or self.split_thinking
         if not (renamed or of_axolotl):

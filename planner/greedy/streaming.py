@@ -32,7 +32,8 @@ PROFILES = ("fast", "recompute", "offload")
 
 
 def profile(setting: Setting, name: str) -> list[str]:
-    """Return the name of an option for each block, chosen by the profile `name`, one of `PROFILES`."""
+    """Return, for each block, the name of the option that the profile `name` (one of `PROFILES`) chooses. An option
+    says which activations a block keeps, offloads or recomputes."""
     return [_pick(setting.options(block), block, name).name for block in setting.chain.blocks]
 
 
@@ -57,9 +58,9 @@ def streamed(
     gpu_updated: frozenset[str] = frozenset(),
     source: str,
 ) -> Candidate:
-    """Return the candidate in which each tensor that may leave the device is away between its uses, except those in
-    `at_home_names`. The CPU updates these tensors, except those in `gpu_updated`. `options`: an option name for each
-    block.
+    """Return the candidate plan in which each tensor that may leave the device is away between its uses, except those
+    in `at_home_names`. The CPU updates these tensors, except those in `gpu_updated`. `options`: for each block, the
+    name of the option that says which activations it keeps.
 
     `ahead`: a tensor is fetched in the stage before the one that reads it, and its gradient is released in the stage
     after the one that makes it. Otherwise both happen in the very same stage, and the device waits.
@@ -122,14 +123,15 @@ def _stream(setting: Setting, tensor: Tensor, block: int, ahead: bool, *, on_gpu
 
 
 def resident(setting: Setting, options: Sequence[str], source: str) -> Candidate:
-    """Return the candidate with everything on the device all the time. `options`: an option name for each block."""
+    """Return the candidate plan with all weights, gradients and optimizer states on the device all the time. `options`:
+    for each block, the name of the option that says which activations it keeps."""
     schedules = tuple(at_home(setting.chain, tensor, setting.clip) for tensor in setting.chain.tensors())
     return Candidate(options=tuple(options), schedules=schedules, source=source)
 
 
 def candidates(setting: Setting, fits: Callable[[Candidate], bool]) -> Iterator[Candidate]:
-    """Yield candidates that fit and take no solver: all tensors resident, all streamed, and streamed with as many
-    blocks resident as fit. The final plan is never slower than these."""
+    """Yield candidate plans that fit and take no solver: all tensors resident on the device, all streamed, and streamed
+    with as many blocks resident as fit. The final plan is never slower than these."""
     for name in PROFILES:
         options = profile(setting, name)
         plan = resident(setting, options, f"resident, {name}")
@@ -164,8 +166,8 @@ def _filled(
 def frugal(
     setting: Setting, peak_bytes: Callable[[Candidate], int], cpu_bytes: Callable[[Candidate], int]
 ) -> Candidate | None:
-    """Return the candidate with the least device memory whose host memory fits the budget; None where the host is too
-    small for any. `peak_bytes` and `cpu_bytes` give a candidate's bytes on device and host.
+    """Return the candidate plan with the least device memory whose host memory fits the budget; None where the host is
+    too small for any. `peak_bytes` and `cpu_bytes` give a candidate's bytes on device and host.
 
     Weights come in the stage that reads them. Each block has the option that keeps the fewest bytes, of those whose own
     peak is within a limit; the limit is the lowest at which each block has such an option.

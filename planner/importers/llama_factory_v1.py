@@ -151,10 +151,10 @@ def is_v1(keys: Mapping[str, object]) -> bool:
 def in_own_keys(
     source: Source, folder: Path, keys: Collection[str], *, only_planned: bool
 ) -> tuple[Source, tuple[str, ...]]:
-    """Return a v1 job file rewritten in offmate's keys, with v1's defaults written out, and notes for the user.
-    `folder`: where relative paths start. `keys`: offmate's keys, which may stand beside v1's. `only_planned`: the job
-    is for planning only, so its data need not exist. Raises UserError for a file that asks for something that is not
-    supported."""
+    """Return a job file of LLaMA-Factory's v1 rewritten in offmate's keys, with v1's defaults written out, and notes
+    for the user. `folder`: where relative paths start. `keys`: offmate's keys, which may stand beside v1's.
+    `only_planned`: the job is for planning only, so its data need not exist. Raises UserError for a file that asks for
+    something that is not supported."""
     file = _File(source, folder, keys)
     file.read(only_planned=only_planned)
     if mistakes := file.alone[:1] or file.mistakes:
@@ -539,9 +539,9 @@ _UNKNOWN = -1
 def entries_of(
     infos: Mapping[str, Any], place: Path, *, seed: object
 ) -> tuple[list[dict[str, Any]], list[tuple[str, Exception]]]:
-    """Return v1's datasets as entries of a job's `dataset`, and the errors in them, each with the dataset's name.
-    `infos`: dataset name -> its mapping in v1's file; `place`: the folder where relative paths start; `seed`: the
-    file's seed, for datasets of which rows are drawn at random."""
+    """Return the datasets in a job file of LLaMA-Factory's v1 as entries of an offmate job's `dataset`, and the errors
+    in them, each with the dataset's name. `infos`: dataset name -> its mapping in v1's file; `place`: the folder where
+    relative paths start; `seed`: the file's seed, for datasets of which rows are drawn at random."""
     entries, wrong, drawn = [], list[tuple[str, Exception]](), 0
     for name, info in infos.items():
         try:

@@ -25,7 +25,8 @@ _LEAST = 1e-6  # a weight up to which nothing is learned
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Said:
-    """One message of a conversation. `learned`: it is an answer that the model learns, in a row of its own."""
+    """One message of a conversation, as LLaMA-Factory's v1 reads it: its role and its parts. `learned`: it is an answer
+    that the model learns, in a training row of its own."""
 
     role: str
     parts: tuple[Part, ...]
@@ -48,7 +49,8 @@ class Said:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Talk:
-    """The conversation in one record. `tools`: the definitions of tools as JSON text, "" for none."""
+    """The conversation in one record, as LLaMA-Factory's v1 reads it. `tools`: the definitions of tools as JSON text,
+    "" for none."""
 
     messages: tuple[Said, ...]
     tools: str = ""
@@ -65,8 +67,8 @@ class Talk:
 
 
 def talk_of(converter: Converter, record: Record) -> Talk:
-    """Return the conversation in a record, read by this converter of v1. Raises ValueError for a record of which v1
-    drops a part, or at which it fails."""
+    """Return the conversation in a record as LLaMA-Factory's v1 reads it. `converter`: v1's name for the record's
+    format. Raises ValueError for a record of which v1 drops a part, or at which it fails."""
     if pictures := [column for column in _PICTURES if record.get(column)]:
         raise ValueError(f"it has {pictures[0]}; offmate trains on texts and conversations")
     if "chosen_messages" in record or "rejected_messages" in record:
@@ -82,14 +84,14 @@ def talk_of(converter: Converter, record: Record) -> Talk:
 
 
 def check(converter: Converter, record: Record) -> bool:
-    """Return whether a record, read by this converter of v1, has an answer to learn. Raises ValueError for a record of
-    which v1 drops a part, or at which it fails."""
+    """Return whether a record has an answer to learn, as LLaMA-Factory's v1 reads it. `converter`: v1's name for the
+    record's format. Raises ValueError for a record of which v1 drops a part, or at which it fails."""
     return any(message.role == "assistant" and message.learned for message in talk_of(converter, record).messages)
 
 
 def times_taken(draw: Draw, converter: Converter, records: Iterable[Record]) -> list[int]:
-    """Return, for each training row that these records make, how often the random sample `draw` has it. Broken records
-    make no rows."""
+    """Return, for each training row that LLaMA-Factory's v1 makes of these records, how often the random sample `draw`
+    has it. `converter`: v1's name for the records' format. Broken records make no rows."""
     count = 0
     for record in records:
         try:

@@ -32,10 +32,10 @@ class Run(Protocol):
 
     @property
     def resolved(self) -> Path:
-        """The path of `resolved.yaml`."""
+        """The path of the run folder's `resolved.yaml`, which is the job with every default written out."""
 
     def write_resolved(self, text: str) -> None:
-        """Replace the content of `resolved.yaml`."""
+        """Replace the content of the run folder's `resolved.yaml`, which is the job with every default written out."""
 
     def last_checkpoint_step(self) -> int | None:
         """Return the step of the last checkpoint; None where there is none."""
@@ -45,8 +45,9 @@ class Run(Protocol):
 
 
 def pin(run: Run) -> Job:
-    """Return the job of a run folder with its hub revisions replaced by commits, and write it to `resolved.yaml`. A job
-    that has a checkpoint is returned unchanged, because its checkpoint belongs to the job as it is."""
+    """Return the job of a run folder with its revisions on the Hugging Face hub (branches, tags) replaced by commits,
+    and write it to `resolved.yaml`. A job that has a checkpoint is returned unchanged, because its checkpoint belongs
+    to the job as it is."""
     job = Job.from_resolved(run.resolved)
     if run.last_checkpoint_step() is not None or (pinned_job := pinned(job)) == job:
         return job
@@ -75,8 +76,8 @@ def pinned(job: Job) -> Job:
 
 
 def told(before: Job, after: Job) -> Iterator[str]:
-    """Yield a line of text for each repository whose revision `pinned` has changed, from the job `before` and `after`
-    that."""
+    """Yield a line of text for each repository on the hub whose revision was replaced by a commit. `before`, `after`:
+    the job before and after `pinned`."""
     if before.model_revision != after.model_revision:
         yield f"the model {before.model}, {before.model_revision or 'main'}, is commit {after.model_revision}"
     if before.tokenizer_revision != after.tokenizer_revision:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RopeBorder:
-    """Up to which row length a model's rotary frequencies are those that it was made with (`tokens`). Longer rows have
-    one other set of frequencies (`longrope`) or, with `by_length`, another set for each length (`dynamic`). The largest
-    position in a batch decides for the whole batch."""
+    """The longest rows, of `tokens` tokens, for which a model has the rotary frequencies that it was made with. Longer
+    rows get one other set of frequencies (rope type `longrope`) or, with `by_length`, another set for each length (rope
+    type `dynamic`). The largest position in a batch decides for the whole batch."""
 
     tokens: int
     by_length: bool

@@ -286,7 +286,7 @@ class Job(AdapterKeys, LossKeys):
 
     @classmethod
     def from_resolved(cls, path: Path) -> Job:
-        """Return the job in a run folder's `resolved.yaml`, as `resolved_yaml` wrote it. Raises UserError.
+        """Return the job in `resolved.yaml`, the file in a run folder that `resolved_yaml` wrote. Raises UserError.
 
         A Hugging Face id stays an id, whatever files lie beside `resolved.yaml`: run folders have a folder `output`,
         and `output/x` is a valid id.
@@ -325,8 +325,8 @@ class Job(AdapterKeys, LossKeys):
 
     @property
     def is_split(self) -> bool:
-        """Whether the job says how many rows a micro-batch has. Otherwise (`per_device_train_batch_size: auto`) the
-        planner decides it and sets it by `with_slices`."""
+        """Whether it is decided how many rows a micro-batch has. With `per_device_train_batch_size: auto` the planner
+        decides it and sets it by `with_slices`."""
         return self.per_device_train_batch_size != AUTO
 
     def with_slices(self, rows: int) -> Job:
@@ -352,9 +352,9 @@ class Job(AdapterKeys, LossKeys):
 
     @property
     def state_homes(self) -> int:
-        """How many copies of each optimizer state on disk have a place there, 1 or 2. With 2, a step writes one copy
-        while a checkpoint points to the other, so a checkpoint copies nothing. This works for one kept checkpoint only:
-        a second one would need a third place."""
+        """How many copies of each optimizer state that is on disk are kept there, 1 or 2. With 2, a step writes one
+        copy while the last checkpoint points to the other, so a checkpoint copies nothing. This works for one kept
+        checkpoint only, because a second one would need a third copy."""
         return 2 if self.save_total_limit == 1 else 1
 
     @property

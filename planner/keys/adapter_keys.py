@@ -46,8 +46,8 @@ _Rate = Annotated[Positive | None, BeforeValidator(nothing), Field(description="
 
 
 class AdapterKeys(BaseModel):
-    """The keys of a job for what is trained and by which method (full or LoRA): a base class of
-    `planner.job.schema.Job`, in a module of its own."""
+    """The keys of a job file for what is trained and by which method (full or LoRA); a base class of
+    `planner.job.schema.Job`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 

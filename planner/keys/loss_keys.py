@@ -14,8 +14,7 @@ _SMOOTHED, _SHARE, _WEIGHTING = "label_smoothing_factor", "router_aux_loss_coef"
 
 
 class LossKeys(BaseModel):
-    """The keys of a job for the loss and for noise: a base class of `planner.job.schema.Job`, in a module of its
-    own."""
+    """The keys of a job file for the loss and for noise; a base class of `planner.job.schema.Job`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 

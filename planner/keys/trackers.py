@@ -41,8 +41,8 @@ class Reports:
 
 
 def reports(keys: Sequence[str], source: Source) -> Reports:
-    """Return what a job file asks of trackers. `keys`: the names under which the file gives `report_to`, `use_wandb`
-    and its like among them. axolotl's keys for projects ask for a tracker, too."""
+    """Return which experiment trackers a job file asks for. `keys`: the names under which the file gives them, such as
+    `report_to` or `use_wandb`. axolotl's keys for projects, such as `wandb_project`, ask for their tracker, too."""
     file, trackers, off, others, mistakes = source.values, list[str](), list[str](), list[str](), list[Mistake]()
     for key in keys:
         value = file[key]

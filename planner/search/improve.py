@@ -31,8 +31,9 @@ _TRIES = 300  # at most
 
 
 def improved(setting: Setting, seen: Evaluation, goal_s: float, near_s: float) -> Evaluation:
-    """Return the fastest candidate found from `seen`, evaluated; `seen` itself where none is faster. It fits the
-    budgets. The search ends when a step is at most `goal_s` seconds; random changes end at `near_s` seconds."""
+    """Return the fastest variant found of a candidate plan (`seen`), evaluated; `seen` itself where none is faster. It
+    fits the budgets. The search ends when a step takes at most `goal_s` seconds; random changes already end at `near_s`
+    seconds."""
     if setting.rounds == 1:
         seen = _decided(setting, _played(setting, seen, goal_s), near_s)
     return _moved(setting, seen, goal_s)
@@ -113,8 +114,8 @@ _OPTIONS = 0.2  # share of the changes that are of options, where there are also
 
 
 class Decisions:
-    """The decisions in a setting's candidates that can be changed: the schedules of tensors and the options of blocks.
-    False where there are none."""
+    """The decisions in a candidate plan that can be changed: the schedules of tensors and the options of blocks. False
+    where there are none."""
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
@@ -127,7 +128,7 @@ class Decisions:
         return bool(self.tensors or self.blocks)
 
     def changed(self, candidate: Candidate, chance: Random) -> Candidate:
-        """Return the candidate with one to three random decisions changed."""
+        """Return the candidate plan with one to three decisions, chosen at random by `chance`, changed."""
         for _ in range(chance.choice((1, 1, 2, 2, 3))):
             candidate = self._once(candidate, chance)
         return candidate

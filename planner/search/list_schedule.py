@@ -73,8 +73,9 @@ class _Clock:
 
 
 def timed(setting: Setting, candidate: Candidate, plan: Plan, room_bytes: Sequence[int], manner: Manner) -> Candidate:
-    """Return the candidate with better stages for its copies, updates and releases, chosen by simulating the step.
-    `plan`: the candidate's plan, in one round. `room_bytes`: free device bytes of each stage, none below zero."""
+    """Return the candidate plan with better stages for its copies, updates and releases, chosen by simulating the step.
+    `plan`: the candidate's plan, in one round. `room_bytes`: free device bytes of each stage, none below zero.
+    `manner`: how the simulated link chooses transfers."""
     play = _Play(setting, candidate, plan, room_bytes, manner)
     for number in range(_STEPS * play.stages):
         play.stage(number)

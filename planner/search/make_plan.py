@@ -44,10 +44,10 @@ class LeastBudget:
 def make_plan(step: Setting, *, time_limit_s: float = TIME_LIMIT_S, gap: float = GAP) -> Plan:
     """Return the fastest plan found within the budgets, with its predicted step time and the lower bound on it.
 
-    `step` has all micro-batches of a step in one round; the plan has as many rounds as is best. `time_limit_s`: seconds
-    after which the search stops. `gap`: how much slower than the optimum a solution of the integer program may be, as a
-    share of the time. Where the chain says which tensors each block allocates (`lifetimes`), tensors get addresses in
-    GPU memory, and bytes lost between them count against the budget.
+    `step` has all micro-batches of a step in one round, a forward and backward through the model; the plan has as many
+    rounds as is best. `time_limit_s`: seconds after which the search stops. `gap`: how much slower than the optimum a
+    solution of the integer program may be, as a share of the time. Where the chain says which tensors each block
+    allocates (`lifetimes`), tensors get addresses in GPU memory, and bytes lost between them count against the budget.
 
     Raises UserError `budget-too-small` (exit 3), which names the least possible budget, or `host-memory-too-small`.
     """
@@ -87,8 +87,8 @@ def _arranged(step: Setting, time_limit_s: float, gap: float) -> Plan | None:
 
 
 def without_loss(budget_bytes: int) -> int:
-    """Return how many of a budget's bytes tensors can use, in nearly all cases, when gaps between their addresses take
-    the rest."""
+    """Return how many bytes of a GPU memory budget tensors can use if each has a fixed address, as the gaps between
+    them take the rest. In rare cases the gaps take more."""
     return budget_bytes - budget_bytes // _LOST
 
 
@@ -135,8 +135,8 @@ def least_budget(step: Setting) -> LeastBudget:
 
 def least_gpu_bytes(step: Setting, *, enough: int = 0, rounds: int | None = None) -> int:
     """Return the least GPU memory in bytes for which there is a plan with the host budget of `step`, or the first
-    amount found that is at most `enough`. `rounds`: for a plan in so many rounds; None: in any number. Raises UserError
-    where the host's memory is too small for any plan."""
+    amount found that is at most `enough`. `rounds`: the number of rounds in which the plan runs a step's micro-batches;
+    None: any. Raises UserError where the host's memory is too small for any plan."""
     found = _most_frugal(step, enough=enough, rounds=rounds)
     if found is None:
         raise _host_too_small(step)
@@ -148,7 +148,7 @@ def least_gpu_bytes(step: Setting, *, enough: int = 0, rounds: int | None = None
 
 def rounds_of_least(step: Setting) -> int | None:
     """Return in how many rounds a step needs the least GPU memory; None where the host's memory is too small for any
-    plan."""
+    plan. A round is a forward and backward of a share of the step's micro-batches."""
     found = _most_frugal(step)
     return found and found[1].rounds
 
@@ -169,9 +169,10 @@ def _most_frugal(step: Setting, *, enough: int = 0, rounds: int | None = None) -
 
 @functools.lru_cache(REMEMBERED)
 def rounds_that_fit(step: Setting) -> Mapping[Setting, Candidate]:
-    """Return, for each number of rounds in which a plan fits the budgets, its setting and the candidate that needs the
-    least GPU memory. The setting has only the block options that are worth deciding among. Tensors too small to be
-    worth a transfer stay on the device, unless nothing fits then."""
+    """Return, for each number of rounds in which a plan fits the budgets, the setting of that plan and the candidate
+    plan that needs the least GPU memory. A round is a forward and backward of a share of the step's micro-batches. The
+    setting has only those options of blocks that are worth deciding among. Tensors too small to be worth a transfer
+    stay on the device, unless nothing fits then."""
     for small in _small_tensors(step):
         candidates = {setting: _frugal(setting) for setting in in_rounds(small)}
         found = {s: d for s, d in candidates.items() if d and device_bytes(d, s) <= step.budgets.gpu_bytes}
@@ -189,7 +190,8 @@ def _small_tensors(step: Setting) -> list[Setting]:
 
 
 def in_rounds(step: Setting) -> Iterator[Setting]:
-    """Yield the step with its micro-batches in one round, in two and so on, for all numbers of rounds of equal size."""
+    """Yield the step with its micro-batches in one round (a forward and backward through the model), in two and so on,
+    for all numbers of rounds that give rounds of equal size."""
     for rounds in range(1, step.slices + 1):
         if step.slices % rounds == 0:
             yield replace(step, rounds=rounds, slices=step.slices // rounds)
@@ -221,8 +223,8 @@ def _most_promising(ways: list[Setting], deadline: float, gap: float) -> list[_W
 
 
 def bound_of(s: Setting) -> float:
-    """Return a lower bound in seconds: no schedule in the rounds of `s` has a shorter step, whatever it moves. Where
-    some optimizer states are on disk, the bound holds for any choice of these states."""
+    """Return a lower bound in seconds on the step: no schedule in the number of rounds of `s` is faster, whatever it
+    moves. Where some optimizer states are on disk, the bound holds for any choice of these states."""
     stored = any(t.states_on_disk for t in s.chain.tensors())
     return lower_bound_s(replace(_small_tensors(s)[-1], states_anywhere=stored))
 

@@ -21,8 +21,9 @@ from planner.schedule.items import GRADIENT, WEIGHT, Item
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The four stages of an absence: copy sent to the host, device copy released, CPU update, return to the device.
-    Stage numbers go on past the end of a step. `update` is used only for a weight that the CPU updates."""
+    """The four stages of an absence, a time when a tensor is off the device: copy sent to the host, device copy
+    released, CPU update, return to the device. Stage numbers go on past the end of a step. `update` is used only for a
+    weight that the CPU updates."""
 
     sent: int
     evict: int
@@ -31,8 +32,8 @@ class Place:
 
 
 class Board:
-    """All absences of a candidate with their stages, which can be moved. `room`: free bytes on the device, for each
-    stage."""
+    """All absences of a candidate plan: the times when its tensors are not on the device, each with the stages in which
+    they begin and end. Absences can be moved to other stages. `room`: free bytes on the device, for each stage."""
 
     def __init__(self, setting: Setting, seen: Evaluation) -> None:
         candidate = seen.candidate
@@ -59,9 +60,9 @@ class Board:
         return self.schedules[self.number[window.item.name]]
 
     def critical(self) -> list[tuple[int, Place]]:
-        """Return the absences that make the step longer, as (number, better place) pairs: a fetch for which the device
-        waited comes a stage earlier, a release that waited for its copy comes a stage later. Places that are not
-        allowed are left out."""
+        """Return the absences (times when a tensor is off the device) that make the step longer, as (number, better
+        place) pairs. A fetch for which the device waited comes a stage earlier, a release that waited for its copy
+        comes a stage later. Places that are not allowed are left out."""
         found = []
         for what, item in self.model.critical():
             for n in self.of_item.get(item, ()):
@@ -96,8 +97,8 @@ class Board:
         return max(gone, self.places[partner].sent) <= place.update < place.fetch
 
     def put(self, changed: Sequence[tuple[int, Place]]) -> None:
-        """Move absences to other places; `changed` has (absence number, new place) pairs. The free bytes per stage are
-        updated."""
+        """Move absences (times when a tensor is off the device) to other stages; `changed` has (absence number, new
+        place) pairs. The free bytes per stage are updated."""
         for n, place in changed:
             size, old = self.windows[n].size, self.places[n]
             self.places[n] = place
@@ -108,8 +109,8 @@ class Board:
             self._changed[number] = None
 
     def put_if_room(self, n: int, place: Place) -> None:
-        """Move absence number `n` to `place`, unless that place is not allowed or the device has too little memory for
-        it."""
+        """Move absence number `n`, a time when a tensor is off the device, to `place`, unless that place is not allowed
+        or the device has too little memory for it."""
         if not self._allows(n, place):
             return
         old = self.places[n]
@@ -118,7 +119,8 @@ class Board:
             self.put([(n, old)])
 
     def step_s(self) -> float:
-        """Return the predicted seconds of a step with the absences where they are now."""
+        """Return the predicted seconds of a step with the absences (times when tensors are off the device) as they are
+        now."""
         self.model.change((number, self.schedules[number]) for number in self._changed)
         self._changed.clear()
         return self.model.step_s()
@@ -142,7 +144,7 @@ class Board:
         return replace(schedule, update=place.update % T) if window.update_s else schedule
 
     def proposed(self) -> Candidate:
-        """Return the candidate with the absences where they are now."""
+        """Return the candidate plan with the absences (times when tensors are off the device) as they are now."""
         return replace(self.candidate, schedules=tuple(self.schedules))
 
 

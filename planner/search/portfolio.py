@@ -28,7 +28,7 @@ _NEAR = 0.025  # to the solver's step or the bound: with a plan so near, no othe
 
 
 class Search:
-    """A search for the fastest plan of one setting.
+    """A search for the fastest plan of one setting: the best of several candidate plans.
 
     `solved`: the integer program's solutions, where they are known already. Counts and gaps limit the search;
     `deadline` (`time.monotonic()`) is the last resort, and a log line says when it was reached. Where the integer
@@ -73,8 +73,8 @@ class Search:
 
     def first(self) -> Plan | None:
         """Return the plan made from the better of the integer program's first two solutions; None where it has no
-        solution below `beat_s`, or none of them fits as whole tensors. It takes a fraction of the time of `best`, and
-        the plan is nearly always as fast."""
+        solution below `beat_s` seconds, or none of them fits as whole tensors. It takes a fraction of the time of
+        `best`, and the plan is nearly always as fast."""
         found = min(islice(self._candidates(()), 2), key=lambda seen: seen.step_s, default=None)
         if found is None:
             return None

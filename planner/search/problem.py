@@ -60,7 +60,8 @@ class Problem:
 
     @property
     def setting(self) -> Setting:
-        """The problem in the form that the search functions take, with all micro-batches of a step in one round."""
+        """The problem in the form that the search functions take. A round is one forward and backward of its
+        micro-batches through the model; here all micro-batches of a step are in one round."""
         budgets = Budgets(
             gpu_bytes=self.gpu_budget_bytes,
             cpu_bytes=self.cpu_budget_bytes,
@@ -80,8 +81,9 @@ class Problem:
         return least_budget(self.setting)
 
     def plan_in(self, rounds: int, time_limit_s: float, beat_s: float) -> Plan | None:
-        """Return a plan that runs a step's micro-batches in `rounds` rounds, found in a third of the time of `plan`.
-        None where nothing fits, or where the integer program finds no step shorter than `beat_s` seconds."""
+        """Return a plan that runs the micro-batches of a step in `rounds` rounds, each a forward and backward of its
+        share through the model. The search takes a third of the time of `plan`. None where nothing fits, or where the
+        planner's integer program finds no step shorter than `beat_s` seconds."""
         s = replace(self.setting, rounds=rounds, slices=self.slices // rounds)
         bound_s = bound_of(s)
         s = next((fitting for fitting in rounds_that_fit(self.setting) if fitting.rounds == rounds), s)
@@ -94,8 +96,8 @@ class Problem:
         return min(map(bound_of, in_rounds(self.setting)))
 
     def hope_s(self) -> float:
-        """Return the seconds of the integer program's best step, in which parts of tensors may move, for the best
-        number of rounds. Infinity where there is none. A plan of whole tensors is about as fast.
+        """Return the seconds of a step by the planner's integer program, which may move parts of tensors, for the best
+        number of rounds; infinity where there is none. A plan of whole tensors is about as fast.
 
         This takes a fraction of a plan's time, and does not depend on a time limit of the caller.
         """
@@ -103,29 +105,30 @@ class Problem:
         return solution.step_s if solution else math.inf
 
     def hoped(self, *, states_anywhere: bool = False) -> Solution | None:
-        """Return the integer program's solution for the best number of rounds; None where there is none.
+        """Return the solution of the planner's integer program for the best number of rounds; None where there is none.
         `states_anywhere`: the solver also decides which optimizer states are on disk."""
         return _hoped(replace(self.setting, states_anywhere=states_anywhere))
 
     def least_bytes(self, *, enough: int = 0, rounds: int | None = None) -> int | None:
         """Return the least GPU memory in bytes for which there is a plan with this host budget, or the first amount
-        found that is at most `enough`. `rounds`: for a plan in so many rounds; None: in any number. Returns None where
-        the host's memory is too small for any plan."""
+        found that is at most `enough`. `rounds`: the number of rounds in which the plan runs a step's micro-batches;
+        None: any. Returns None where the host's memory is too small for any plan."""
         try:
             return least_gpu_bytes(self.setting, enough=enough, rounds=rounds)
         except UserError:
             return None
 
     def fits(self, rounds: int | None = None) -> bool:
-        """Return whether there is a plan within the budgets, in `rounds` rounds or, with None, in any number of
-        them."""
+        """Return whether there is a plan within the GPU and host budgets. `rounds`: the number of rounds in which it
+        runs a step's micro-batches; None: any."""
         if self._standing_bytes() > self.gpu_budget_bytes + self.cpu_budget_bytes:
             return False
         least = self.least_bytes(enough=self.gpu_budget_bytes, rounds=rounds)
         return least is not None and least <= self.gpu_budget_bytes
 
     def check_fits(self) -> None:
-        """Raise the UserError of `plan` where nothing fits the budgets, without a search for a fast plan."""
+        """Raise UserError `budget-too-small` or `host-memory-too-small` where no plan fits the budgets. Does not search
+        for a fast plan."""
         if not self.fits():
             raise too_small(self.setting)
 

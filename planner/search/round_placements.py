@@ -175,7 +175,8 @@ def _placement(block: int, tensor: Tensor, chosen: dict[str, list[Tensor]]) -> P
 
 
 def rounded_totals(chain: Chain, placements: Sequence[Placement]) -> Totals:
-    """Return, per kind of placement and block, how many bytes these placements of whole tensors have."""
+    """Return the bytes of each kind of placement (such as "updated by the CPU") in each block, for these placements of
+    whole tensors."""
     stored, trailing = any(p.tensor.states_on_disk for p in placements), any(p.trails for p in placements)
     kinds_of_all = (*"XNREDKY", *("V" if stored else ""), *("U" if trailing else ""))
     of: dict[str, list[float]] = {kind: [0.0] * len(chain.blocks) for kind in kinds_of_all}
@@ -195,8 +196,9 @@ def rounded_totals(chain: Chain, placements: Sequence[Placement]) -> Totals:
 
 
 def hoped(setting: Setting, *, gap: float, deadline: float) -> list[Solution]:
-    """Return the integer program's solutions for a setting, the shortest step first; empty where there is none. `gap`:
-    how far from the optimum a solution may be, as a share of the time. `deadline`: when to stop, by `time.monotonic()`.
+    """Return the solutions of the planner's integer program for a setting, the shortest step first; empty where there
+    is none. `gap`: how far from the optimum a solution may be, as a share of the time. `deadline`: when to stop, by
+    `time.monotonic()`.
 
     Where the first block is one tensor (the embedding, which is larger than a layer), there are two solutions: one with
     the device updating this tensor and one with the CPU. A program that may split the tensor finds a step that whole

@@ -28,8 +28,8 @@ PARTS = 256
 
 
 def with_states_on_disk(problem: Problem) -> Problem:
-    """Return the problem with some optimizer states on disk: those for which the integer program finds the shortest
-    step, as far as the disk has room.
+    """Return the problem with some optimizer states on disk: those for which the planner's integer program finds the
+    shortest step, as far as the disk has room.
 
     Where no plan fits then, as few more states as needed are put on disk, even beyond its room: their size tells the
     user how much room is needed. Where even all states on disk are not enough, as few weights as needed are kept wholly
@@ -54,8 +54,8 @@ def with_states_on_disk(problem: Problem) -> Problem:
 
 
 def hope_s(problem: Problem) -> float:
-    """Return the seconds of the integer program's best step when it also chooses which states are on disk; infinity
-    where it finds none."""
+    """Return the seconds of the shortest step that the planner's integer program finds when it also chooses which
+    optimizer states are on disk; infinity where it finds none."""
     everything = _all_that_may_help(problem)
     if everything is None:
         return problem.hope_s()
@@ -164,7 +164,7 @@ def as_few_as_fit(problem: Problem, with_parts: Callable[[int], Problem]) -> Pro
 
 
 def states_on_disk(chain: Chain) -> bool:
-    """Return whether any tensor's optimizer states can be on disk."""
+    """Return whether the optimizer states of any tensor are marked as being on disk."""
     return any(t.states_on_disk for t in chain.tensors())
 
 
