@@ -255,7 +255,7 @@ class DataEntry(BaseModel):
 
     def _message(self, message: Any) -> Any:
         if not isinstance(message, dict):
-            return message  # its reader reports what is wrong
+            return message  # `conversation` reports what is wrong
         taken = set(self.message_keys.values())
         fields = {key: value for key, value in message.items() if key not in taken and key not in self.message_keys}
         fields |= {ours: message[theirs] for ours, theirs in self.message_keys.items() if theirs in message}
@@ -284,8 +284,7 @@ def simplest(values: Mapping[str, Any]) -> str | DataEntry:
     return entry.path if entry == DataEntry(path=entry.path) else entry
 
 
-# ---- reads conversations as axolotl does, from any file: nulls count as absent, and texts that are to be JSON are
-# parsed
+# ---- reads conversations as axolotl does, from any file: nulls count as absent, and JSON in texts is parsed
 
 
 _COLUMNS = ("messages", "conversations", "tools")

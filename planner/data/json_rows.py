@@ -74,7 +74,8 @@ class _Text:
         """Read on, at least as many bytes as are still unused. Returns False at the end of the file."""
         if self.ended:
             return False
-        piece = self._file.read(max(_PIECE, len(self.text) - self.at))  # doubled: else a long value is parsed often
+        # Doubling the size keeps the work for a long value small: it is parsed again after each piece.
+        piece = self._file.read(max(_PIECE, len(self.text) - self.at))
         self.ended = not piece
         self.text, self.at = self.text[self.at :] + self._decoder.decode(piece, final=self.ended), 0
         return True

@@ -203,8 +203,8 @@ def _less_on_host(setting: Setting, least: Sequence[str], cpu_bytes: Callable[[C
     resident; or none and some updates on the device, which need no gradient on the host."""
     options = profile(setting, "recompute")
     free = [t for block in movable(setting.chain, setting.hardware) for t in block]
-    # Last those with states on disk: the host has none to be rid of. None wholly on disk: updated on the device, these
-    # do not travel.
+    # Tensors with states on disk come last, because moving them frees no host memory. Tensors wholly on disk are left
+    # out: with updates on the device they would never leave it.
     order = sorted((t for t in free if not t.wholly_on_disk), key=lambda t: t.states_on_disk)
     last_first = [t for on_disk in (False, True) for t in reversed(free) if t.states_on_disk == on_disk]
 
@@ -213,7 +213,7 @@ def _less_on_host(setting: Setting, least: Sequence[str], cpu_bytes: Callable[[C
         return streamed(setting, options, ahead=False, at_home_names=names, source="frugal, host full")
 
     def gpu_updated_plan(count: int) -> Candidate:
-        names = frozenset(t.name for t in order[:count])  # the head last: its states would be there with its loss
+        names = frozenset(t.name for t in order[:count])  # the head last: its states would be there beside its loss
         return streamed(setting, options, ahead=False, gpu_updated=names, source="frugal, host full, GPU updates")
 
     def recomputed_plan(count: int) -> Candidate:
@@ -253,8 +253,8 @@ def _least_options(setting: Setting) -> list[str]:
 
     allowed = [[block.options.index(o) for o in setting.options(block)] for block in chain.blocks]
     kept_by_option = [[slices * kept_bytes(block, o) for o in block.options] for block in chain.blocks]
-    # What a block's own options, and those of the block before, add to the fullest of its moments. Of options that keep
-    # alike, those come first of which less travels while the next block runs.
+    # How many bytes a block's own options, and those of the block before, add to its fullest moment. Of options that
+    # keep equally many bytes, those come first that offload less while the next block runs.
     own_levels = [
         {
             o: max(fixed + of.get((i, o), 0) for fixed, of in stages[i])

@@ -36,7 +36,7 @@ _TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json", "additional_chat
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstRows:
-    """The first rows of a dataset, and all its `columns`, under the names that the data have. `whole`: it has no more
+    """The first rows of a dataset and the names of all its `columns`, as the data call them. `whole`: it has no more
     rows."""
 
     columns: tuple[str, ...]
@@ -84,7 +84,7 @@ def _check_entry(entry: DataEntry, job: Job) -> tuple[str, ...] | None:
     reader, kind = Reader(data, MOST_BYTES), None
     with wrong.apart():
         kind = _kind(entry, data)
-    if kind is None:  # the beginning has no record, none with a column, or none with a known column
+    if kind is None:  # the beginning has no record with a known column
         seen = 0
         for row in _rows(reader, path):
             seen += 1
@@ -92,16 +92,16 @@ def _check_entry(entry: DataEntry, job: Job) -> tuple[str, ...] | None:
                 broken.add_row(row)
             elif not wrong.found:
                 kind_in(entry, (), path.name)
-        if data.kind != "csv" or _separator(reader.columns) is None:  # else every row is broken by the separator
+        if data.kind != "csv" or _separator(reader.columns) is None:  # else the wrong separator breaks every row
             with wrong.apart():
                 broken.refuse(seen)
         wrong.refuse()
         if reader.whole:
             raise no_records(path, left_out=len(broken))
         return None
-    if not entry.whole:  # which records the part has is not known here
+    if not entry.whole:  # it is not known here which records the part has
         return None
-    has_template = entry.converter is not None or _has_template(job)  # v1 has a template for tokenizers without
+    has_template = entry.converter is not None or _has_template(job)  # v1 has a template for tokenizers that have none
     most, records, learned = entry.most(job.max_samples), 0, False
     for row in _rows(reader, path):
         if records == most:

@@ -79,7 +79,7 @@ def local_dataset(value: object, folder: Path | None) -> tuple[str | DataEntry, 
     entries = value if isinstance(value, (list, tuple)) else [value]
     if not entries:
         raise ValueError("the list is empty")
-    if folder is None:  # as offmate wrote them
+    if folder is None:  # from resolved.yaml
         read = [simplest(entry) if isinstance(entry, dict) else str(entry) for entry in entries]
         for entry in read:
             data_finder(folder)(entry.path if isinstance(entry, DataEntry) else entry)
@@ -152,7 +152,7 @@ def resolve_paths(
     is for planning only, so the model's config is enough."""
     mistakes: list[Mistake] = []
     for key, find in (_PLANNED if only_planned else _FINDERS).items():
-        if key == "tokenizer" and values.get(key) is None:  # it is the model's, whose own mistake is enough
+        if key == "tokenizer" and values.get(key) is None:  # the model's is used; a mistake there is reported once
             values.pop(key, None)
             if values.get("model") is not None and not mistakes:
                 values[key] = values["model"]

@@ -25,7 +25,7 @@ MARK = "offmate.json"
 """The file in a model folder that names its run (by the random "token") and lists all files of the folder ("files")."""
 
 _PREFIX = ".offmate-"
-_LONG = "model-00001-of-00001.safetensors.index.json"  # as long as a name of a model's files can be
+_LONG = "model-00001-of-00001.safetensors.index.json"  # the longest name that a model's file can have
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EMLINK, errno.ENOSYS)
 
 
@@ -119,7 +119,7 @@ class Place:
                 sync(self.folder.parent)
                 return
             try:
-                for path in sorted(staging.iterdir(), key=lambda path: path.name == MARK):  # last: then all is there
+                for path in sorted(staging.iterdir(), key=lambda path: path.name == MARK):  # MARK comes last
                     _put(path, self.folder / path.name)
             except OSError:
                 self.clear()
@@ -134,7 +134,7 @@ class Place:
             if staging.is_symlink() or not staging.is_dir():
                 continue
             mark = _mark(staging)
-            if parent == self.folder and mark is not None:  # ended between the renames; MARK's is last
+            if parent == self.folder and mark is not None:  # it ended between the renames, before that of MARK
                 _remove(self.folder, [name for name in mark.files if _has_left(staging / name, self.folder / name)])
             shutil.rmtree(staging)
 

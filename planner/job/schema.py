@@ -255,7 +255,7 @@ class Job(AdapterKeys, LossKeys):
             notes = (*notes, *settle_precision(values, source, named_machine=only_planned))
         if only_planned:
             alike = NOT_PLANNED | ({"optim"} if OPTIMIZERS.get(str(values.get("optim")), AdamW) is AdamW else set())
-            if takes_from_base(values.get("init_lora_weights")):  # no file then has the weights as they are
+            if takes_from_base(values.get("init_lora_weights")):  # then the weights differ from those in any file
                 alike = alike - {"init_lora_weights"}
             values = {key: value for key, value in values.items() if key not in alike}
         elif folder is not None:
@@ -319,8 +319,7 @@ class Job(AdapterKeys, LossKeys):
 
     @property
     def most_target_tokens(self) -> int:
-        """The most tokens of a completion where it is a sequence apart from its prompt, as for encoder-decoder
-        models."""
+        """The most tokens of a completion in models that read it apart from its prompt, such as encoder-decoders."""
         return self.max_target_length or self.max_length
 
     @property

@@ -31,8 +31,8 @@ _OF_A_RUN = re.compile("optimizer|scheduler|scaler|rng_state|training_args|token
 _POINTER = b"version https://git-lfs"
 _LONGEST_HEADER = 100_000_000  # bytes; the limit of safetensors' own reader
 _MOST_NAMED = 5
-_MOST_PICKLED = 64 * 2**20  # bytes of a pickle that are looked at; that of a large model has less than one MiB
-_PICKLES = 4  # of a file of PyTorch before 1.6: two numbers and a description, then the tensors
+_MOST_PICKLED = 64 * 2**20  # bytes of a pickle that are checked; a large model's has less than 1 MiB
+_PICKLES = 4  # in a file of PyTorch before 1.6: two numbers, a description, then the tensors
 _TENSORS = re.compile(
     r"collections\.(OrderedDict|Counter)|_codecs\.encode|builtins\.(bytearray|set|complex)"
     r"|torch\.(Size|device|bool|[a-z]+\d\w*|per_(tensor|channel)_\w+)|torch\.(cuda\.)?(sparse\.)?\w*(Tensor|Storage)"

@@ -63,7 +63,7 @@ def check_lora(
     targets = values.get("lora_target_modules")
     values["lora_target_modules"] = _targets(targets)
     if values.get(PARAMETERS) and source.values.get(names.get("lora_dropout", "lora_dropout")) is None:
-        values["lora_dropout"] = 0.0  # adapters on parameters have no other
+        values["lora_dropout"] = 0.0  # adapters on parameters have no dropout
     for key, default in DEFAULTS.items():
         if values.get(key) is None:
             values[key] = default

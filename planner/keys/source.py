@@ -71,8 +71,8 @@ class Source:
     unclear: tuple[Mistake, ...] = ()
 
     def shown(self, key: str, value: object) -> str:
-        """Return the value of a key as the file writes it, for errors. Where YAML reads another value from that text,
-        both are in it."""
+        """Return the value of a key as the file writes it, for errors. Where YAML reads that text as something else,
+        this is added: "1e3, which YAML reads as 1000.0"."""
         if (written := self.written.get(key)) is None or shown(self.values[key]) != shown(value):
             return shown(value)
         return f"{_cut(written)}, which YAML reads as {shown(value)}"

@@ -15,7 +15,7 @@ from planner.schedule.chain import Block, Chain, Option
 from planner.search.problem import Problem
 from planner.search.states_on_disk import hope_s, with_states_on_disk
 
-_WORTH = 0.03  # of a step: a smaller gain is not written for, and whole blocks lose some of what the solver hopes for
+_WORTH = 0.03  # of a step: a smaller gain is not worth the writing, and rounding to whole blocks loses a part of it
 _ON_DISK = "-disk"
 
 

@@ -26,7 +26,7 @@ from planner.search.repair import tightened
 
 _FIRST = (Manner(overtake=True), Manner(ahead=0.3))
 _NEXT = tuple(Manner(ahead=ahead, overtake=overtake) for ahead in (1.0, 2.0, 0.6) for overtake in (False, True))
-_LIGHT = 3_500  # operations; decisions are tried (this / a candidate's operations) squared times
+_LIGHT = 3_500  # operations: for n operations, (_LIGHT / n) ** 2 changes are tried
 _TRIES = 300  # at most
 
 
@@ -110,7 +110,7 @@ def _moved(setting: Setting, best: Evaluation, goal_s: float) -> Evaluation:
 # ---- changes single decisions of a candidate by chance: the schedule of a tensor, the option of a block
 
 
-_OPTIONS = 0.2  # share of the changes that are of options, where there are also tensors to change
+_OPTIONS = 0.2  # the share of changes that concern a block's option, where tensors can change, too
 
 
 class Decisions:
@@ -157,6 +157,6 @@ class Decisions:
         if tensor.trainable and True in may["X"]:
             on_cpu = replace(placement, side=Side.CPU, after_backward=True)
             placements += [replace(on_cpu, after_forward=forward) for forward in may["E"]]
-        if tensor.wholly_on_disk:  # where the device updates it, it stays
+        if tensor.wholly_on_disk:  # if the device updates it, it stays there
             placements = [p for p in placements if p.side is Side.CPU or p == placement]
         return in_their_stages(self.setting, placements)

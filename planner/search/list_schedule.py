@@ -35,7 +35,7 @@ from planner.schedule.plan import Direction, Plan
 from planner.schedule.update_work import update_work
 
 _STEPS = 3
-_AHEAD = 0.5  # of the slots for states on disk, the part that is read ahead
+_AHEAD = 0.5  # the share of the buffers for states on disk that is read ahead
 _order = itemgetter(0)
 
 
@@ -61,7 +61,7 @@ class _Clock:
     d2h: float = 0.0
     cpu: float = 0.0
     drive: float = 0.0
-    writer: float = 0.0  # of activations, as is `reader`
+    writer: float = 0.0  # writes activations to disk; `reader` reads them back
     reader: float = 0.0
     activations: dict[str, float] = field(default_factory=dict)  # item -> when its last copy is done
     written: dict[str, float] = field(default_factory=dict)  # item on disk -> when it has been written
@@ -102,14 +102,15 @@ class _Play:
         self.gpu_update_s = self._gpu_updates()
         self.back_s = self._activations_coming()
         self.ahead_s = _AHEAD * state_ring_bytes(setting.chain) * self.machine.disk_s_per_byte
-        self.coming: list[tuple[tuple[int, int], Window]] = []  # away, with the host's copy right or promised; by use
+        # off the device, with a host copy that is or will be up to date; ordered by use
+        self.coming: list[tuple[tuple[int, int], Window]] = []
         self.here: list[Window] = []  # fetched, not used yet
-        # gradients sent, their weights not updated yet; by use of the weights
+        # (order, gradient, weight) of gradients that were sent and whose weights are not updated yet
         self.gradients: list[tuple[tuple[int, int], Window, Window]] = []
-        self.stale: dict[str, Window] = {}  # tensor -> its weight, which is away; its gradient is not sent yet
+        self.stale: dict[str, Window] = {}  # tensor -> its weight, off the device, waiting for the gradient
         self.lazy: list[Window] = []  # copies that may wait
-        self.staying: list[Window] = []  # they leave when their copies are done
-        self.ending: list[list[Window]] = [[] for _ in self.room]  # stage -> what has something to do at its end
+        self.staying: list[Window] = []  # tensors that leave the device when their copies are done
+        self.ending: list[list[Window]] = [[] for _ in self.room]  # stage -> windows with an event at its end
         windows = windows_of(setting, candidate)
         self.taken: list[Window] = []
         for step in range(-1, _STEPS):

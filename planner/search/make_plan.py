@@ -26,9 +26,9 @@ from planner.units import format_bytes, format_bytes_down
 
 TIME_LIMIT_S = 900.0  # a last resort: a plan that it cuts short depends on how busy the machine is
 GAP = 0.01
-_LOST = 32  # a 32nd of the budget is left for bytes lost between tensors; mostly fewer are lost
-_TRIES = (0.6, 0.3, 0.1)  # shares of the time, for plans that leave ever more
-REMEMBERED = 64  # settings: the questions of fit, of the solver's hope and of the plan all begin with the same ones
+_LOST = 32  # 1/32 of the budget is reserved for gaps between tensors; mostly they are smaller
+_TRIES = (0.6, 0.3, 0.1)  # shares of the time limit; each further plan reserves more for gaps
+REMEMBERED = 64  # settings whose results are cached: `fits`, `hope_s` and `plan` begin with the same ones
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +104,7 @@ def _fastest(step: Setting, time_limit_s: float, gap: float) -> Plan | None:
     best: Plan | None = None
     beat_s = math.inf
     candidates = rounds_that_fit(step)
-    # These have a schedule, so a proof that they have none comes from the solver's tolerances.
+    # A schedule is known for these, so a proof that there is none comes only from the solver's tolerances.
     bounds_s |= {s.rounds: 0.0 for s in candidates if bounds_s[s.rounds] == math.inf}
     promising = _most_promising(list(candidates), deadline, gap)
     for way in promising:

@@ -53,7 +53,7 @@ class Board:
         ]
         self.of_item: dict[str, list[int]] = {}
         for n, window in enumerate(self.windows):
-            if setting.rounds == 1 or window.item.kind == WEIGHT:  # others are not alike in all rounds
+            if setting.rounds == 1 or window.item.kind == WEIGHT:  # others differ between rounds
                 self.of_item.setdefault(window.item, []).append(n)
 
     def _schedule(self, window: Window) -> TensorSchedule:
@@ -78,7 +78,7 @@ class Board:
         window, partner = self.windows[n], self.partner[n]
         if window.is_gradient:
             if partner is None or place.fetch != self.places[n].fetch:
-                return False  # a gradient of the device, between rounds; and no gradient comes back
+                return False  # between rounds, for an update on the device; and a gradient's return is fixed
             return window.last <= place.sent <= place.evict < self.stages and place.sent <= self.places[partner].update
         if not window.last <= place.evict < place.fetch <= window.use:
             return False
@@ -90,9 +90,9 @@ class Board:
         if not window.update_s:
             return True
         if self.setting.clip and place.update != self.places[n].update:
-            return False  # it waits for the norm, or runs ahead of it
+            return False  # whether it waits for the gradient norm is decided already
         assert partner is not None
-        # The stale weight is gone before the host has a newer one; block 0's leaves in the very stage.
+        # The old weight leaves the device before the host has the new one; block 0's leaves in the same stage.
         gone = place.evict + ((window.last + 1) % self.stages != 0)
         return max(gone, self.places[partner].sent) <= place.update < place.fetch
 

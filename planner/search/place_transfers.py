@@ -19,7 +19,7 @@ from planner.candidate.setting import Setting
 from planner.ilp.program import Solution
 from planner.search.placements import Placement
 
-_TOLERANCE = 1e-6  # of all bytes of a kind: the solver may round by so much
+_TOLERANCE = 1e-6  # share of all bytes of a kind by which the solver may round
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,8 @@ class _Circle:
 
 
 def timed_schedules(setting: Setting, placements: Sequence[Placement], solution: Solution) -> list[TensorSchedule]:
-    """Return a schedule for each placement, with transfers and updates in the stages that the solution's flows give."""
+    """Return a schedule (the stages of its transfers and its update) for each tensor's placement, by the bytes per
+    stage in the integer program's `solution`."""
     chain, clip, rounds = setting.chain, setting.clip, setting.rounds
     circle = _Circle(len(chain.blocks))
     weights_sent, updates, gradients_sent, back = _after_backward(circle, placements, solution, clip)
@@ -217,7 +218,7 @@ def _state_absences(
         send = next((u for u in range(T) if sent[u] > mark + slack), T - 1)
         mark = end if end > solution.states_back_bytes + slack else end + total
         fetch = next((u for u in range(T) if fetched[u] >= mark - slack), T - 1)
-        kept = (send - use) % T  # stages from the use to the copy, and to the return: at most at the next use
+        kept = (send - use) % T  # stages from the use to the copy; `away`: to the return
         away = (fetch - use) % T or T
         if mark == end and fetch > use:
             away = T

@@ -23,8 +23,8 @@ from planner.search.round_placements import hoped, rounded_candidate
 
 log = logging.getLogger(__name__)
 
-_TO_SPARE = RateScale(h2d=0.94, d2h=0.94, cpu=0.94)  # for the second question, as whole tensors waste some time
-_NEAR = 0.025  # to the solver's step or the bound: with a plan so near, no other candidate is looked for
+_TO_SPARE = RateScale(h2d=0.94, d2h=0.94, cpu=0.94)  # for a second solution: whole tensors waste some of the rates
+_NEAR = 0.025  # a plan this near to the solver's step or the bound ends the search
 
 
 class Search:
@@ -55,7 +55,7 @@ class Search:
         least one."""
         s = self.setting
         quick = sorted((evaluate(s, d) for d in candidates(s, lambda d: fits(d, s))), key=lambda seen: seen.step_s)
-        # Of plans that take the same time take the quick one: the frugal one moves what need not move.
+        # Of two equally fast plans the quick one comes first: the frugal one moves tensors needlessly.
         best = min((*quick[:1], evaluate(s, least)), key=lambda seen: seen.step_s)
         for seen in map(self._trailing, self._candidates(quick[:1])):
             if seen.candidate.source.startswith("o-ilp"):

@@ -30,7 +30,7 @@ from planner.search.make_plan import (
 from planner.search.portfolio import Search
 from planner.search.round_placements import hoped
 
-_NEAR_BYTES = 2**30  # how exactly a least host budget is found
+_NEAR_BYTES = 2**30  # a least host budget is found to within this
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +76,8 @@ class Problem:
         return make_plan(self.setting, time_limit_s=time_limit_s, gap=gap)
 
     def least(self) -> LeastBudget:
-        """Return the least GPU memory budget for which there is a plan, whatever `gpu_budget_bytes` is. Raises
-        UserError `host-memory-too-small`."""
+        """Return the least GPU memory for which there is a plan, whatever `gpu_budget_bytes` is. Raises UserError
+        `host-memory-too-small`."""
         return least_budget(self.setting)
 
     def plan_in(self, rounds: int, time_limit_s: float, beat_s: float) -> Plan | None:
@@ -87,7 +87,8 @@ class Problem:
         s = replace(self.setting, rounds=rounds, slices=self.slices // rounds)
         bound_s = bound_of(s)
         s = next((fitting for fitting in rounds_that_fit(self.setting) if fitting.rounds == rounds), s)
-        bound_s = 0.0 if bound_s == math.inf else bound_s  # a proof that there is no plan comes from tolerances
+        # A plan fits, so a proof that there is none comes only from the solver's tolerances.
+        bound_s = 0.0 if bound_s == math.inf else bound_s
         deadline = time.monotonic() + time_limit_s
         return Search(s, deadline=deadline, gap=GAP, beat_s=beat_s, bound_s=bound_s).first()
 
@@ -139,8 +140,8 @@ class Problem:
         )
 
     def least_cpu_bytes(self) -> int | None:
-        """Return the least host memory in bytes for which there is a plan with this GPU budget, at most 1 GiB too much,
-        by bisection. None where no host is large enough."""
+        """Return the least host memory in bytes for which there is a plan with this GPU budget, found by bisection and
+        at most 1 GiB too large. None where no host is large enough."""
 
         def fits(size: int) -> bool:
             return replace(self, cpu_budget_bytes=size).fits()
@@ -148,7 +149,7 @@ class Problem:
         tensors = list(self.chain.tensors())
         standing = self._standing_bytes()
         offloaded = sum(max(o.offloaded_bytes for o in b.options) for b in self.chain.blocks)
-        low = max(0, standing - self.gpu_budget_bytes)  # all of it is somewhere
+        low = max(0, standing - self.gpu_budget_bytes)  # weights and states are either on the device or on the host
         high = standing + sum(t.gradient_bytes for t in tensors)
         if not fits(high):
             low, high = high, high + self.slices * offloaded

@@ -27,9 +27,9 @@ from planner.search.placements import Placement, in_their_stages
 from planner.search.repair import tightened
 
 _TOLERANCE = 1e-6
-_ATTEMPTS = 4  # to make whole tensors fit, for each way of rounding
-_SHARE = 0.01  # of a budget
-_SUMS = 4096  # of tensor sizes, looked at for one block
+_ATTEMPTS = 4  # attempts to make whole tensors fit, for each way of rounding
+_SHARE = 0.01  # of a budget: the step by which it is made smaller
+_SUMS = 4096  # the most sums of tensor sizes that are compared for one block
 
 
 @dataclass(slots=True)
@@ -43,9 +43,9 @@ class Carry:
     def take(
         self, kind: str, tensors: Sequence[Tensor], target: float, size: Callable[[Tensor], int], least: float = 0.0
     ) -> list[Tensor]:
-        """Return tensors whose sizes sum to `target` plus the rounding error so far, or to `least` where that is more,
-        and note the new error. With `up` their sum is at least that, by as little as possible; without it is as near as
-        possible. `size` gives a tensor's bytes."""
+        """Return tensors whose sizes sum to about `target` plus the rounding error so far, or to `least` where that is
+        more, and note the new error. With `up` the sum is that or a little more; without it, as near to that as
+        possible. `kind`: the kind of placement whose error counts; `size`: gives a tensor's bytes."""
         wanted = target + self.of[kind]
         taken = _subset([t for t in tensors if size(t)], max(wanted, least), size, up=self.up)
         self.of[kind] = wanted - sum(size(t) for t in taken)
@@ -133,7 +133,7 @@ def choose_placements(
         kinds["K"] = carry.take("K", left, totals.of["K"][i], _weight)
         current = [*kinds["X"], *kinds["N"], *frozen[i]] if limits["E"][i] else []
         sent = sum(t.bytes for t in (*kinds["D"], *kinds["K"]))
-        # Away after forward, whenever its copy was made.
+        # Off the device after forward, whenever the host got its copy.
         away = totals.of["E"][i] + (totals.of["D"][i] + totals.of["K"][i] - sent if tight else 0.0)
         kinds["E"] = carry.take("E", current, away, _weight, away if tight else 0.0)
     return placements_of(chain, hardware, chosen)
@@ -213,7 +213,7 @@ def hoped(setting: Setting, *, gap: float, deadline: float) -> list[Solution]:
     found: list[Solution | None] = []
     if instance.first_is_one_tensor:
         found = [solve(update_of_first_on_device), solve(update_of_first_on_cpu)]
-    if not found or None in found:  # the other side may have no answer, or had no time to find one
+    if not found or None in found:  # a side may have no solution, or none was found in time
         found = [solve()]
     return sorted((solution for solution in found if solution is not None), key=lambda solution: solution.step_s)
 

@@ -97,7 +97,7 @@ def with_all_on_disk(problem: Problem) -> Problem:
 
 
 def every(names: Sequence[str], parts: int) -> list[str]:
-    """Return a share of the names, `parts` 256ths of them, spread evenly over the list."""
+    """Return `parts` 256ths of the names, spread evenly over the list: every second name for 128."""
     return [name for k, name in enumerate(names) if (k + 1) * parts // PARTS > k * parts // PARTS]
 
 
@@ -164,13 +164,13 @@ def as_few_as_fit(problem: Problem, with_parts: Callable[[int], Problem]) -> Pro
 
 
 def states_on_disk(chain: Chain) -> bool:
-    """Return whether the optimizer states of any tensor are marked as being on disk."""
+    """Return whether there are tensors whose optimizer states are on disk when the CPU updates them."""
     return any(t.states_on_disk for t in chain.tensors())
 
 
 def disk_need_bytes(plan: Plan, chain: Chain, *, homes: int) -> int:
     """Return the bytes that a plan needs on disk for the tensors that the CPU updates: their states, and the weights
-    that are wholly on disk. `homes`: how many copies of each state have a place there (`Job.state_homes`)."""
+    that are wholly on disk. `homes`: how many copies of each state are kept there (`Job.state_homes`)."""
     updated = plan.cpu_updated()
     there = [t for t in chain.tensors() if t.states_on_disk and t.name in updated]
     states = stored_bytes((piece for t in there for piece in chain.state_pieces(t)), homes)
@@ -179,7 +179,7 @@ def disk_need_bytes(plan: Plan, chain: Chain, *, homes: int) -> int:
 
 def check_disk_budget(need_bytes: int, budget_bytes: int | None, *, homes: int) -> None:
     """Raise UserError "disk-too-small" if the disk budget is less than `need_bytes`; a budget of None never is.
-    `homes`: how many copies of each optimizer state have a place on disk (`Job.state_homes`), for the hint."""
+    `homes`: how many copies of each optimizer state are kept on disk (`Job.state_homes`), for the hint."""
     if budget_bytes is not None and need_bytes > budget_bytes:
         raise UserError(
             "The disk budget has no room for what goes to disk.",
