@@ -309,7 +309,7 @@ def history_of(record: Record) -> list[Message]:
     if not isinstance(value, list) or not all(
         isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair) for pair in value
     ):
-        raise ValueError(f"history is a list of [said, answered], this is {shown(value, 80)}")
+        raise ValueError(f"history is a list of pairs [user's text, answer], this is {shown(value, 80)}")
     return [
         {"role": role, "content": text}
         for pair in value

@@ -96,7 +96,7 @@ def _instruction(record: Record) -> Conversation | LeftOut:
     turns: list[Turn] = []
     for pair in history if isinstance(history, list) else ():
         if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(text, str) for text in pair):
-            raise ValueError(f"history is a list of [said, answered], this is {shown(history, 80)}")
+            raise ValueError(f"history is a list of pairs [user's text, answer], this is {shown(history, 80)}")
         turns += [Turn(role="user", content=pair[0]), Turn(role="assistant", content=pair[1])]
     question = "\n".join(filter(None, (text_of(record, "instruction"), text_of(record, "input"))))
     answer = record.get("output")
@@ -121,7 +121,7 @@ def _check_written(messages: object) -> None:
         if thoughts := sorted(filled & {"reasoning_content", "reasoning", "thinking"}):
             raise ValueError(f"a template of LLaMA-Factory's writes no {thoughts[0]}; put it into the content")
         if filled & {"tool_calls", "function_call"} and filled & {"content", "value"}:
-            raise ValueError("a template of LLaMA-Factory's writes nothing that is said beside calls")
+            raise ValueError("LLaMA-Factory's templates leave out text beside tool calls")
 
 
 def _list(value: object) -> Sequence[Any]:
@@ -161,7 +161,7 @@ def _json(value: object) -> str:
     try:
         return json.dumps(value, ensure_ascii=False)
     except TypeError as error:  # types of tables, such as dates
-        raise ValueError(f"tools and calls are of what JSON has, this is not: {str(value)[:80]}") from error
+        raise ValueError(f"tools and tool calls are JSON values, this is none: {str(value)[:80]}") from error
 
 
 def _with_joined_results(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

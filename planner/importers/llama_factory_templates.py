@@ -152,7 +152,7 @@ def slot_template(chat_template: str | None) -> SlotTemplate | None:
     name = chat_template.removeprefix(PREFIX)
     if not has_slots(name):
         known = ", ".join(sorted(_table()))
-        raise ValueError(f"LLaMA-Factory has no template {name} for texts that is known here; known are {known}")
+        raise ValueError(f"offmate knows no template {name} of LLaMA-Factory for texts; known are {known}")
     fields: dict[str, Any] = dict(_table()[name])
     while (like := fields.pop("like", None)) is not None:
         fields = _table()[like] | fields

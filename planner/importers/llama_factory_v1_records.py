@@ -77,9 +77,9 @@ def talk_of(converter: Converter, record: Record) -> Talk:
     talk = read(record)
     learned = any(message.role == "assistant" and message.learned for message in talk.messages)
     if not talk.messages or not (learned or talk.messages[-1].role == "assistant"):
-        raise ValueError("it has no answer of the assistant's, at which LLaMA-Factory's v1 stops")
+        raise ValueError("it has no answer of the assistant, and LLaMA-Factory's v1 stops at such a record")
     if talk.messages[0].role == "assistant":
-        raise ValueError("it begins with an answer, to which nothing asks")
+        raise ValueError("it begins with an answer, without a question before it")
     return talk
 
 

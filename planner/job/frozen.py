@@ -105,7 +105,7 @@ def other_content(before: Mapping[str, Mapping[str, Any]] | None, now: Mapping[s
     `now`, or may differ because it was not read in full. `before` None: the old content is not known, which one line
     says."""
     if before is None:
-        return ["what they were when the job was handed in was not noted"]
+        return ["it is not known what they were when the job was submitted"]
     lines = [f"{path}, which is gone" for path in sorted(before.keys() - now.keys())]
     lines += [f"{path}, which is new" for path in sorted(now.keys() - before.keys())]
     for path in sorted(before.keys() & now.keys()):

@@ -18,10 +18,10 @@ def check_evaluation(values: dict[str, Any], names: dict[str, str], source: Sour
     `values`."""
     choices = [key for key in _CHOICES if values.get(key) not in SWITCHED_OFF]
     if choices and not any(values.get(key) not in SWITCHED_OFF for key in ("val_size", "eval_dataset")):
-        text = "it goes by the loss of evaluations; give val_size or eval_dataset, too"
+        text = "it compares the losses of evaluations; give val_size or eval_dataset, too"
         return [source.mistake(names[choices[0]], "bad-value", text)]
     if choices and values.get("eval_strategy", "steps") in SWITCHED_OFF[1:]:
-        text = "it goes by the loss of evaluations, and eval_strategy is no"
+        text = "it compares the losses of evaluations, and eval_strategy is no"
         return [source.mistake(names[choices[0]], "bad-value", text)]
     if "eval_strategy" in values and values["eval_strategy"] in SWITCHED_OFF[1:]:
         for key in (*EVALUATED, *_TIMES):

@@ -42,7 +42,7 @@ def check_mixture(values: dict[str, Any], names: dict[str, str], source: Source)
         except (TypeError, ValueError):
             return []  # the check of types reports it
         if abs(total - 1) > 1e-6:
-            text = f"its shares are {total:g} together; they must be 1"
+            text = f"its shares sum to {total:g}; they must sum to 1"
     return [source.mistake(names[_SHARES], "bad-value", text)] if text is not None else []
 
 

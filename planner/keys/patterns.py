@@ -26,7 +26,7 @@ TYPICAL = (
     "base_model.model.model.layers.31.mlp.experts.127.down_proj.lora_A.default.weight",
 )
 """Typical names of modules and parameters, for when the model is not loaded yet."""
-SIMPLER = "leave out repeats inside of repeats, as (.*)*, and of several .* all that one can do"
+SIMPLER = "leave out repeats inside of repeats, such as (.*)*, and use as few .* as possible"
 _REPEATS = re.compile(r"[*+?{]")
 
 

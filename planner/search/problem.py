@@ -87,7 +87,7 @@ class Problem:
         s = replace(self.setting, rounds=rounds, slices=self.slices // rounds)
         bound_s = bound_of(s)
         s = next((fitting for fitting in rounds_that_fit(self.setting) if fitting.rounds == rounds), s)
-        # A plan fits, so a proof that there is none comes only from the solver's tolerances.
+        # Not a proof that there is no plan: it may come from the solver's tolerances alone.
         bound_s = 0.0 if bound_s == math.inf else bound_s
         deadline = time.monotonic() + time_limit_s
         return Search(s, deadline=deadline, gap=GAP, beat_s=beat_s, bound_s=bound_s).first()

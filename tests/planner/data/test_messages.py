@@ -107,7 +107,7 @@ def test_all_mistakes_are_told_at_once_in_the_files_order(folder: Path) -> None:
             "bad-value",
             "it has 2 shares, and dataset has 1 entry",
         ),
-        ("mix_strategy: interleave_over\ninterleave_probs: [0.5]", "bad-value", "its shares are 0.5 together"),
+        ("mix_strategy: interleave_over\ninterleave_probs: [0.5]", "bad-value", "its shares sum to 0.5"),
         (
             "mix_strategy: shuffle",
             "bad-value",
