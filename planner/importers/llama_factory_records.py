@@ -46,8 +46,8 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
-    """Stands for a record that LLaMA-Factory leaves out. `why`: the reason, in words that follow "records are left
-    out:"."""
+    """Stands for a record that LLaMA-Factory leaves out of training. `why`: the reason, worded for several records:
+    "they have no answer"."""
 
     why: str
 

@@ -20,9 +20,9 @@ _ON_DISK = "-disk"
 
 
 def with_states_and_activations_on_disk(problem: Problem) -> Problem:
-    """Return the problem with some optimizer states on disk (`with_states_on_disk`) and, where that helps, with
-    activations allowed there, too. It helps where the host's memory is too small for all activations and the integer
-    program then finds a step that is 3% shorter, or finds any step where it otherwise finds none."""
+    """Return the planner's problem with some optimizer states on disk (`with_states_on_disk`) and, where that helps,
+    with activations allowed there, too. It helps where the host's memory is too small for all activations and the
+    integer program then finds a step that is 3% shorter, or finds any step where it otherwise finds none."""
     if may_be_stored(problem):
         twins = replace(problem, chain=with_twins(problem.chain))
         if hope_s(twins) < (1 - _WORTH) * hope_s(problem):
@@ -49,8 +49,8 @@ def most_on_disk(chain: Chain, slices: int) -> int:
 
 
 def with_twins(chain: Chain) -> Chain:
-    """Return the chain with a second version of each block option that offloads activations: the same option, but with
-    these activations on disk."""
+    """Return the chain (the model's blocks) with a further option for each option by which a block offloads activations
+    to the host: the same, but with these activations on disk."""
     if has_twins(chain):
         return chain
     blocks = tuple(map(_with_twins, chain.blocks))
@@ -61,7 +61,7 @@ def with_twins(chain: Chain) -> Chain:
 
 
 def has_twins(chain: Chain) -> bool:
-    """Return whether some block options put activations on disk."""
+    """Return whether any block of the chain has an option by which it puts activations on disk."""
     return any(option.on_disk for block in chain.blocks for option in block.options)
 
 

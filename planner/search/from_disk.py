@@ -22,15 +22,15 @@ _LEAST_BYTES = 2**20  # a disk takes nearly as long for a smaller tensor
 
 @seldom_collected()
 def with_disk(problem: Problem) -> Problem:
-    """Return the problem with all decisions about disks made: which frozen weights are read from the model's files and,
-    where the job gives a disk, which optimizer states, activations and trained weights are on it."""
+    """Return the planner's problem with all decisions about disks made: which frozen weights are read from the model's
+    files and, where the job gives a disk, which optimizer states, activations and trained weights are on it."""
     return with_states_and_activations_on_disk(with_weights_on_disk(problem))
 
 
 def with_weights_on_disk(problem: Problem) -> Problem:
-    """Return the problem with some of the layers' frozen weights on disk. Where a plan needs this to fit the budgets,
-    as few as possible are there, in 256ths, spread evenly over the layers. Where half or all of them on disk let the
-    integer program find a shorter step, because host memory becomes free, so many are there.
+    """Return the planner's problem with some of the layers' frozen weights on disk. Where a plan fits the budgets only
+    so, as few of them as possible are there, in 256ths, spread evenly over the layers. Where half or all of them on
+    disk let the integer program find a shorter step, because host memory becomes free, so many are there.
 
     The problem is returned unchanged where none of this is needed or helps, and where no plan fits the budgets even
     with all of these weights on disk.

@@ -114,8 +114,8 @@ _OPTIONS = 0.2  # the share of changes that concern a block's option, where tens
 
 
 class Decisions:
-    """The decisions in a candidate plan that can be changed: the schedules of tensors and the options of blocks. False
-    where there are none."""
+    """The decisions in a candidate plan that can be changed: the schedules of tensors, and the options of blocks, which
+    say which activations these keep. False where there are none."""
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting

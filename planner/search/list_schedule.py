@@ -41,11 +41,11 @@ _order = itemgetter(0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manner:
-    """The rules by which the link from host to device chooses its next transfer.
+    """The rules by which the link from host to device chooses its next transfer, in the simulation of a step.
 
-    `ahead`: how far past the end of the running stage transfers are started, in lengths of that stage: the device may
-    have to wait there. `overtake`: where the tensor needed next has no room on the device, a smaller one that is needed
-    later may come first.
+    `ahead`: how far past the end of the running stage (a block's forward or backward) transfers are started, in lengths
+    of that stage: the device may have to wait there. `overtake`: where the tensor needed next has no room on the
+    device, a smaller one that is needed later may come first.
     """
 
     ahead: float = 0.0
@@ -74,8 +74,8 @@ class _Clock:
 
 def timed(setting: Setting, candidate: Candidate, plan: Plan, room_bytes: Sequence[int], manner: Manner) -> Candidate:
     """Return the candidate plan with better stages for its copies, updates and releases, chosen by simulating the step.
-    `plan`: the candidate's plan, in one round. `room_bytes`: free device bytes of each stage, none below zero.
-    `manner`: how the simulated link chooses transfers."""
+    A stage is one block's forward or backward. `plan`: the candidate's plan, in one round. `room_bytes`: free device
+    bytes of each stage, none below zero. `manner`: how the simulated link chooses transfers."""
     play = _Play(setting, candidate, plan, room_bytes, manner)
     for number in range(_STEPS * play.stages):
         play.stage(number)

@@ -21,9 +21,9 @@ from planner.schedule.items import GRADIENT, WEIGHT, Item
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The four stages of an absence, a time when a tensor is off the device: copy sent to the host, device copy
-    released, CPU update, return to the device. Stage numbers go on past the end of a step. `update` is used only for a
-    weight that the CPU updates."""
+    """The four stages (each one block's forward or backward) of an absence, a time when a tensor is off the device:
+    copy sent to the host, device copy released, CPU update, return to the device. Stage numbers go on past the end of a
+    step. `update` is used only for a weight that the CPU updates."""
 
     sent: int
     evict: int
@@ -32,8 +32,9 @@ class Place:
 
 
 class Board:
-    """All absences of a candidate plan: the times when its tensors are not on the device, each with the stages in which
-    they begin and end. Absences can be moved to other stages. `room`: free bytes on the device, for each stage."""
+    """All absences of a candidate plan, the times when its tensors are off the device, each with the stages in which
+    they begin and end. A stage is one block's forward or backward. Absences can be moved to other stages. `room`: free
+    bytes on the device, for each stage."""
 
     def __init__(self, setting: Setting, seen: Evaluation) -> None:
         candidate = seen.candidate

@@ -24,7 +24,8 @@ _TOLERANCE = 1e-6  # share of all bytes of a kind by which the solver may round
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A tensor of `size` bytes to be moved at some position from `release` to `deadline`, both included."""
+    """A tensor of `size` bytes that must be moved at some position from `release` to `deadline`, both included.
+    Positions are numbers of stages, each one block's forward or backward."""
 
     name: str
     size: int
@@ -33,8 +34,9 @@ class Job:
 
 
 def hand_out(amounts: Sequence[float], jobs: Sequence[Job], *, eager: bool, new_last: bool = False) -> dict[str, int]:
-    """Return the position at which each job's tensor moves, by its name. Up to each position, the sizes of the moved
-    tensors sum to at least the given `amounts` (bytes per position) if `eager`, else to at most these.
+    """Return the position (a number of a stage) at which each job's tensor moves, by the job's name. Up to each
+    position, the sizes of the moved tensors sum to at least the given `amounts` (bytes per position) if `eager`, else
+    to at most these.
 
     Jobs are taken by earliest deadline. With `new_last`, a job released at a position comes after those that waited
     already, because a running block makes its gradients at the stage's end. A job that reaches its deadline moves there
@@ -81,8 +83,8 @@ class _Circle:
 
 
 def timed_schedules(setting: Setting, placements: Sequence[Placement], solution: Solution) -> list[TensorSchedule]:
-    """Return a schedule (the stages of its transfers and its update) for each tensor's placement, by the bytes per
-    stage in the integer program's `solution`."""
+    """Return a schedule for each tensor's placement (who updates it, and when it is off the device): the stages of its
+    transfers and its update, by the bytes per stage in the integer program's `solution`."""
     chain, clip, rounds = setting.chain, setting.clip, setting.rounds
     circle = _Circle(len(chain.blocks))
     weights_sent, updates, gradients_sent, back = _after_backward(circle, placements, solution, clip)

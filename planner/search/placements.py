@@ -32,10 +32,10 @@ class Placement:
 
 
 def in_their_stages(setting: Setting, placements: Sequence[Placement]) -> list[TensorSchedule]:
-    """Return a schedule (the stages of its transfers and its update) for each tensor's placement, in one round. A
-    tensor that leaves the device is sent and released in the stage that uses it last, and one that comes back is
-    fetched in the stage that reads it. No other times need less memory; `planner.search.list_schedule` finds faster
-    ones."""
+    """Return a schedule for each tensor's placement, in one round: the stages of its transfers and its update. A stage
+    is one block's forward or backward. A tensor that leaves the device is sent and released in the stage that uses it
+    last, and one that comes back is fetched in the stage that reads it. No other times need less memory;
+    `planner.search.list_schedule` finds faster ones."""
     last = 2 * len(setting.chain.blocks) - 2
     schedules = []
     for placement in placements:

@@ -71,8 +71,9 @@ class Problem:
         return Setting(chain=self.chain, hardware=self.hardware, budgets=budgets, slices=self.slices, clip=self.clip)
 
     def plan(self, time_limit_s: float = TIME_LIMIT_S, gap: float = GAP) -> Plan:
-        """Return the fastest plan found within `time_limit_s` seconds; see `make_plan` for `gap`. Raises UserError
-        `budget-too-small` or `host-memory-too-small` where nothing fits the budgets."""
+        """Return the fastest plan found within `time_limit_s` seconds. `gap`: how much slower than the optimum a
+        solution of the planner's integer program may be, as a share of the time. Raises UserError `budget-too-small` or
+        `host-memory-too-small` where nothing fits the budgets."""
         return make_plan(self.setting, time_limit_s=time_limit_s, gap=gap)
 
     def least(self) -> LeastBudget:

@@ -43,8 +43,8 @@ class _Stages:
 
 def tightened(chain: Chain, candidate: Candidate, room_bytes: Sequence[int]) -> Candidate:
     """Return the candidate plan with fewer bytes on the device in stages that have too little memory, as far as
-    possible. `room_bytes`: for each stage, the budget minus the bytes needed at its peak; below zero where the
-    candidate does not fit."""
+    possible. `room_bytes`: for each stage (one block's forward or backward), the budget minus the bytes needed at its
+    peak; below zero where the candidate does not fit."""
     stages = _Stages(chain, room_bytes)
     schedules = {schedule.tensor.name: schedule for schedule in candidate.schedules}
     for stage in range(stages.count):

@@ -34,8 +34,9 @@ _SUMS = 4096  # the most sums of tensor sizes that are compared for one block
 
 @dataclass(slots=True)
 class Carry:
-    """The rounding error so far, in bytes per kind of placement: positive where whole tensors had too few bytes,
-    negative where too many. `up`: rounding always gives at least the wanted bytes."""
+    """The rounding error so far when whole tensors are chosen for the integer program's bytes, per kind of placement
+    (such as "updated by the CPU"): positive where the tensors had too few bytes, negative where too many. `up`:
+    rounding always gives at least the wanted bytes."""
 
     of: dict[str, float]
     up: bool
@@ -79,8 +80,8 @@ def choose_placements(
     up: bool,
     tight: bool = False,
 ) -> list[Placement]:
-    """Return a placement for each tensor that may leave the device, near the bytes per block and kind in `totals`.
-    `up`: no running sum over the blocks is below the integer program's.
+    """Return a placement (who updates it, and when it is off the device) for each tensor that may leave the device,
+    near the bytes per block and kind in `totals`. `up`: no running sum over the blocks is below the integer program's.
 
     `limits`: the most bytes of each kind per block (`planner.ilp.columns.limits_of`); where a limit is 0, that
     placement is not possible. `tight`: each block gets at least the program's bytes for it, even where other blocks
@@ -140,8 +141,8 @@ def choose_placements(
 
 
 def placements_of(chain: Chain, hardware: Hardware, chosen: Sequence[dict[str, list[Tensor]]]) -> list[Placement]:
-    """Return the placements of all tensors that may leave the device. `chosen`: for each block, the tensors of each
-    kind of placement."""
+    """Return the placements (who updates it, and when it is off the device) of all tensors that may leave the device.
+    `chosen`: for each block, the tensors of each kind of placement."""
     trainable, frozen = tensor_lists(chain, hardware)
     staying = settled(chain, hardware)
     return [
@@ -221,12 +222,12 @@ def hoped(setting: Setting, *, gap: float, deadline: float) -> list[Solution]:
 def rounded_candidate(
     setting: Setting, solution: Solution, *, gap: float, deadline: float, source: str
 ) -> Evaluation | None:
-    """Return a candidate of whole tensors near the integer program's `solution`, evaluated; None where none was found
-    that fits the budgets. `source`: what the candidate is called in logs.
+    """Return a candidate plan of whole tensors near the integer program's `solution`, evaluated; None where none was
+    found that fits the budgets. `source`: what the candidate is called in logs.
 
-    Where whole tensors do not fit although the solution's fractions did, the program's solution for a budget smaller by
-    the excess is rounded instead. Near the least possible budget it has no solution for less, and then each block is
-    rounded separately.
+    Where whole tensors do not fit although the solution's fractions did, the program's solution for a smaller budget,
+    less by the excess, is rounded instead. Near the least possible budget it has no solution for less, and then each
+    block is rounded separately.
     """
     instance = make_instance(setting)
     limits = limits_of(instance)

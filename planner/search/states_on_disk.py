@@ -71,14 +71,14 @@ def _all_that_may_help(problem: Problem) -> Problem | None:
 
 
 def decided_anew(problem: Problem) -> Problem:
-    """Return a problem that was changed since its states on disk were chosen, with these chosen again. A problem
-    without states on disk is returned unchanged."""
+    """Return the planner's problem with the choice of optimizer states on disk made again, because the problem has
+    changed since. A problem without states on disk is returned unchanged."""
     return with_states_on_disk(_on_disk(problem, ())) if states_on_disk(problem.chain) else problem
 
 
 def with_weights_wholly_on_disk(everything: Problem, otherwise: Problem) -> Problem:
-    """Return the problem `everything`, which has all states on disk, with as few of the layers' weights wholly on disk
-    as a plan needs to fit the budgets; `otherwise` where none fits even so."""
+    """Return the planner's problem `everything`, which has all optimizer states on disk, with as few of the layers'
+    weights wholly on disk as a plan needs to fit the budgets; `otherwise` where none fits even so."""
     names = _may_be_wholly_on_disk(everything)
     if not (names and everything.cpu_updates):
         return otherwise
@@ -87,8 +87,8 @@ def with_weights_wholly_on_disk(everything: Problem, otherwise: Problem) -> Prob
 
 
 def with_all_on_disk(problem: Problem) -> Problem:
-    """Return the problem with all optimizer states on disk that can be there and, where a disk is given, have room on
-    it. Where no plan fits even so, all weights that can be wholly on disk are there, too."""
+    """Return the planner's problem with all optimizer states on disk that can be there and, where a disk is given, have
+    room on it. Where no plan fits even so, all weights that can be wholly on disk are there, too."""
     names = _may_be_on_disk(problem)
     everything = _on_disk(problem, names)
     if not everything.fits() and (more := _may_be_wholly_on_disk(everything)):
@@ -145,9 +145,10 @@ def _stored_bytes(problem: Problem, names: Collection[str]) -> int:
 
 
 def as_few_as_fit(problem: Problem, with_parts: Callable[[int], Problem]) -> Problem:
-    """Return `with_parts(parts)` for the smallest `parts` from 1 to 256 for which there is a plan, by bisection;
-    `problem` where there is none even for 256. `with_parts` returns the problem with so many 256ths of something on
-    disk. Plans are looked for only in the number of rounds that needs the least memory when all 256 are there."""
+    """Return `with_parts(parts)` for the smallest `parts` from 1 to 256 for which there is a plan, found by bisection;
+    `problem` where there is none even for 256. `with_parts` returns the planner's problem with so many 256ths of
+    something on disk. Plans are looked for only in the number of rounds that needs the least memory when all 256 are
+    there."""
     low, high = 0, PARTS
     best = with_parts(high)
     rounds = rounds_of_least(best.setting)
