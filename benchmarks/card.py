@@ -35,7 +35,7 @@ from benchmarks import card_questions, gpu
 from benchmarks.card_engine import work_of
 from benchmarks.card_tests import run_tests
 from benchmarks.forked import Forks, said
-from planner.machine.installed_memory import driver_card
+from planner.machine.this_machine import driver_card
 
 RESULTS = Path(__file__).with_name("results")
 QUESTIONS = {

@@ -25,7 +25,7 @@ from planner.arrange.pack import can_arrange
 from planner.errors import Exit, UserError
 from planner.graph import take_turns
 from planner.job.room import STATE_BYTES_PER_PARAMETER
-from planner.machine.installed_memory import check_budgets
+from planner.machine.this_machine import check_budgets
 from planner.measure.analysis import Analysis, analyse_model, estimate_times, measure_times
 from planner.measure.choose_compiled import why_off
 from planner.measure.machine_rates import measure_hardware
@@ -232,7 +232,7 @@ class LoopEngine:
                 f"{type(self._model).__name__} has no generate() and cannot write texts.",
                 code="generation-not-usable",
                 exit_code=Exit.USAGE,
-                hint="use a model of transformers with a head for texts",
+                hint="use a model of transformers with a language-modelling head (…ForCausalLM)",
             )
         if not prompts or not all(map(len, prompts)):
             number = f"prompt {list(map(len, prompts)).index(0)} of {len(prompts)} has no token" if prompts else "none"

@@ -10,7 +10,7 @@ from pathlib import Path
 from offmated.paths import Paths
 from planner.errors import Errors, Exit, UserError
 from planner.job.schema import Job
-from planner.machine.installed_memory import check_budgets_here
+from planner.machine.this_machine import check_budgets_here
 from planner.run.bounds import ended_by
 from planner.run.folder import RunFolder
 from planner.run.oom import kills

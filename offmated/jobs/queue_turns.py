@@ -17,7 +17,8 @@ from offmated.jobs.table import JobRow
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
     """The conditions, given at its submission, under which a job may start; the fields are as the columns of `JobRow`.
-    `begin_at`: seconds since 1970. `window`: in place of the job file's window and of the machine's."""
+    `begin_at`: seconds since 1970. `window`: the hours in which the job may have
+    the GPU, in place of those that the job file or the machine gives."""
 
     priority: int = 0
     after: int | None = None

@@ -16,7 +16,7 @@ from planner.errors import UserError
 from planner.job.base import AT_ONCE_BYTES, BESIDE_WEIGHTS, PARTS, check_base, freeze_base
 from planner.job.frozen import check_frozen, freeze, other_content
 from planner.job.schema import Job
-from planner.machine.installed_memory import check_budgets_here
+from planner.machine.this_machine import check_budgets_here
 from planner.run.folder import RunFolder
 
 _SHOWN = 20

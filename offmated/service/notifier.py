@@ -73,7 +73,7 @@ class Notifier:
         self._sending: tuple[subprocess.Popen[bytes], Message] | None = None
 
     def tick(self) -> None:
-        """Check whether the last message was sent, or else start sending the next one."""
+        """While a message is being sent, check whether it has been sent; otherwise start sending the next one."""
         if self._sending is not None:
             self._see()
         elif time.monotonic() >= self._due:

@@ -22,7 +22,8 @@ FULL_RATES = RateScale()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budgets:
-    """Bytes that the job may use on the device and on the host, and what the solver is allowed to do."""
+    """Bytes that the job may use on the device and on the host, and restrictions on the plan: `cpu_updates` and
+    `activation_offload` are False where a plan may have none; `rate_scale` reduces the machine's rates."""
 
     gpu_bytes: int
     cpu_bytes: int

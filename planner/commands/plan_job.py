@@ -24,7 +24,7 @@ from planner.errors import Exit, UserError
 from planner.job.schema import Job
 from planner.machine.drives import check_place
 from planner.machine.hardware import Hardware
-from planner.machine.installed_memory import check_budgets
+from planner.machine.this_machine import check_budgets
 from planner.measure.analysis import Analysis, analyse, estimate_times, measure_times
 from planner.measure.choose_compiled import why_off
 from planner.measure.drive import expected_shares, with_own_drive, with_rates

@@ -189,8 +189,11 @@ def states_are_there_for_their_update(v: Columns) -> None:
 
 
 def gpu_memory_fits(v: Columns) -> None:
-    """Add thesis rows (4.14)-(4.17): at every moment of a stage all that is on the device fits the budget (plus the
-    stage's `excess`).
+    """Add thesis rows (4.14)-(4.17): at every moment of a stage, all that is on the device fits the budget.
+
+    Terms: what is always on the device, what the stage itself needs at the moment, the saved activations of earlier
+    blocks, weights and states without those that are away then, and gradients. `excess`: bytes above the budget that a
+    stage may have at a price, while the program is solved for the least budget.
 
     standing + moment + S[≤before] + weights - away + states - away_Y[u] + gradients ≤ gpu_budget, at each moment.
     """

@@ -50,11 +50,11 @@ class Sums:
             self._sums.append(total)
 
     def upto(self, i: int) -> Term:
-        """The sum over blocks 0 … `i`; 0 for `i` < 0."""
+        """The sum of the terms of blocks 0 … `i`; 0 for `i` < 0."""
         return self._sums[min(i, len(self._sums) - 1)] if i >= 0 else 0
 
     def since(self, i: int) -> Term:
-        """The sum over blocks `i` … L-1, where L is the number of blocks; 0 for `i` ≥ L."""
+        """The sum of the terms of blocks `i` … L-1, where L is the number of blocks; 0 for `i` ≥ L."""
         if i >= len(self._sums):
             return 0
         return self._sums[-1] - (self._sums[i - 1] if i > 0 else 0)

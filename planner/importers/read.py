@@ -20,7 +20,7 @@ from planner.importers.trl import TRL, settle_dataset
 from planner.keys.lora import BEGIN, DEFAULTS, MODULES, PARAMETERS, PLUS, PLUS_EMBEDDING, WHERE
 from planner.keys.source import MOST_MISTAKES, SWITCHED_OFF, Mistake, Source, shown, to_user_error
 from planner.keys.trackers import reports
-from planner.machine.installed_memory import computes_bf16
+from planner.machine.this_machine import computes_bf16
 from planner.units import counted
 
 _ALL = (OWN, *TOOLS)

@@ -6,7 +6,7 @@ from typing import Any
 
 from planner.importers.tools import ALIASES
 from planner.keys.source import Source
-from planner.machine.installed_memory import computes_bf16, has_gpu
+from planner.machine.this_machine import computes_bf16, has_gpu
 
 
 def settle_precision(values: dict[str, Any], source: Source, *, named_machine: bool) -> tuple[str, ...]:

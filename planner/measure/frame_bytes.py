@@ -78,8 +78,10 @@ def trace_blocks(
     own_code_kinds: Collection[str] = (),
 ) -> dict[str, Joint | EagerPair]:
     """Trace the joint graph of each kind of block, with the arguments that the model passes to the first block of the
-    kind. Returns kind -> joint graph; for a layer that cannot be traced, its own code, measured. `own_code_kinds`:
-    kinds that run by their own code, too, but are not measured.
+    kind. Returns kind -> joint graph of forward and backward. A layer that cannot be
+    traced runs by the model's own code; its entry has the bytes that were measured while it ran. `own_code_kinds`:
+    further
+    kinds that run by the model's own code; these are not measured.
 
     Raises UserError "block-not-traceable" for an embedding or head that cannot be traced.
     """

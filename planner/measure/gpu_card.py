@@ -12,8 +12,8 @@ from dataclasses import replace
 import torch
 
 from planner.machine.hardware import Hardware
-from planner.machine.installed_memory import Card, driver_card
 from planner.machine.presets import is_preset, preset, usable_gpu_bytes
+from planner.machine.this_machine import Card, driver_card
 from planner.machine.traffic import UPDATE_TRAFFIC_BYTES
 from planner.measure.machine_rates import cpu_bytes, machine_name
 from planner.schedule.peak_moments import staged_size

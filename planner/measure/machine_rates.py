@@ -20,7 +20,7 @@ from torch import Tensor
 
 from planner.cpu.adamw import Step, Target, cpu_kernel
 from planner.machine.hardware import Hardware
-from planner.machine.installed_memory import ram_bytes
+from planner.machine.this_machine import ram_bytes
 from planner.machine.traffic import UPDATE_TRAFFIC_BYTES
 from planner.measure.stopwatch import Stopwatch, warm_up
 from planner.measure.times import device_name

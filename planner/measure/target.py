@@ -8,7 +8,7 @@ import torch
 
 from planner.errors import Exit, UserError
 from planner.machine.hardware import Hardware
-from planner.machine.installed_memory import ram_bytes
+from planner.machine.this_machine import ram_bytes
 from planner.measure.gpu_card import ask_card, estimate_card
 from planner.measure.machine_rates import estimate_hardware
 

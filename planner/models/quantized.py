@@ -158,11 +158,11 @@ class Quantization:
             return None
         if by is not None and (by != "bitsandbytes" or job.method != "lora" or job.use_dora):
             raise UserError(
-                f"{job.model} was saved quantized, and cannot be trained like this.",
+                f"{job.model} was saved in a quantized form that this job cannot train.",
                 code="base-quantized",
                 exit_code=Exit.USAGE,
                 numbers=(f"quantized by {by}, method: {job.method}",),
-                hint="leave load_in_4bit and load_in_8bit out: it is unpacked to the working dtype as it is read"
+                hint="leave load_in_4bit and load_in_8bit out: the weights are then unpacked as they are read"
                 if by in _UNPACKED
                 else "a base quantized by bitsandbytes is trained by method: lora (without DoRA); "
                 "or give the model as published in bf16",

@@ -84,7 +84,8 @@ class Optimizer:
         return self
 
     def trial(self, elements: int, device: torch.device) -> tuple[Callable[[], None], float]:
-        """An update to be timed, and the factor for its time. Only for kinds with seconds of their own."""
+        """A function that does one update on random data, to be timed, and the number by which its seconds are
+        multiplied for a tensor of so many elements. Only kinds of optimizer whose time per element is not AdamW's have one."""
         raise NotImplementedError
 
     def moment_bytes(self, elements: int) -> tuple[int, ...]:

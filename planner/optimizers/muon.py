@@ -149,8 +149,8 @@ class Muon(Optimizer):
         )
 
     def trial(self, elements: int, device: torch.device) -> tuple[Callable[[], None], float]:
-        """An update of a matrix with these sides. Where that takes long, a smaller matrix is updated, and the factor is
-        the ratio of the arithmetic."""
+        """See `Optimizer.trial`. If the update of a matrix with these sides takes long, a smaller one is updated,
+        and the factor is the ratio of the arithmetic."""
         import torch
 
         side, longer = self.shorter_side, elements // self.shorter_side

@@ -45,7 +45,7 @@ class Carry:
         self, kind: str, tensors: Sequence[Tensor], target: float, size: Callable[[Tensor], int], least: float = 0.0
     ) -> list[Tensor]:
         """Return tensors whose sizes sum to about `target` plus the rounding error so far, or to `least` where that is
-        more, and note the new error. With `up` the sum is that or a little more; without it, as near to that as
+        more, and note the new error. If rounding is `up`, the sum is at least that; otherwise it is as near to that as
         possible. `kind`: the kind of placement whose error counts; `size`: gives a tensor's bytes."""
         wanted = target + self.of[kind]
         taken = _subset([t for t in tensors if size(t)], max(wanted, least), size, up=self.up)

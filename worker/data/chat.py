@@ -67,7 +67,7 @@ class ChatTemplate:
             self._template: str = tokenizer.get_chat_template()
         except ValueError as error:
             raise UserError(
-                "The tokenizer has several chat templates, none of them for conversations.",
+                "The tokenizer has several chat templates, and none of them is named default.",
                 code="no-chat-template",
                 exit_code=Exit.USAGE,
                 numbers=(first_line(error),),

@@ -17,7 +17,8 @@ log = logging.getLogger(__name__)
 
 
 class Sharing:
-    """Cuts documents that are too long for a job with `long_rows: share`. Documents of other jobs stay as they are."""
+    """Cuts documents longer than `max_length` for a job whose `long_rows` is `share`: in each turn, prompt and answer
+    are both shortened, in proportion. Documents of other jobs stay as they are."""
 
     def __init__(self, job: Job, *, pairs: bool = False) -> None:
         """`pairs`: for an encoder-decoder, where prompt and completion are cut elsewhere, each by itself."""

@@ -31,7 +31,7 @@ class Streamed:
 
     @property
     def bytes(self) -> int:
-        """The number of bytes of all the item's tensors, those in `rest` included."""
+        """The number of bytes of all the item's tensors: those that are streamed, and the whole ones in `rest`."""
         streamed = self.dtype.itemsize * math.prod(self.shape) * len(self.parts)
         return streamed + sum(tensor.nbytes for tensor in self.rest.values())
 

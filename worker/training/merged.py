@@ -29,7 +29,7 @@ from planner.job.base import TOKENIZER
 from planner.job.room import FILES_BYTES
 from planner.job.schema import Job
 from planner.keys.adapter import adapter_keys, takes_from_base
-from planner.machine.installed_memory import free_ram_bytes
+from planner.machine.this_machine import free_ram_bytes
 from planner.models.files_of_weights import entries_of
 from planner.models.hf_model import model_config, skeleton_model
 from planner.models.peft_lora import load_adapter, plain_name

@@ -22,7 +22,7 @@ from planner.counted import Counted
 from planner.errors import Exit, UserError
 from planner.job.frozen import changed_packages
 from planner.job.schema import Job
-from planner.machine.installed_memory import ram_bytes
+from planner.machine.this_machine import ram_bytes
 from planner.out_of_memory import host_memory_not_registered
 from planner.run.folder import RunFolder
 from tests.offmated.jobs.conftest import JOB

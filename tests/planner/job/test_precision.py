@@ -21,7 +21,7 @@ def driver(monkeypatch: pytest.MonkeyPatch, capability: str | None) -> None:
             raise FileNotFoundError(command[0])
         return subprocess.CompletedProcess(command, 0, f"{capability}\n", "")
 
-    monkeypatch.setattr("planner.machine.installed_memory.subprocess.run", run)
+    monkeypatch.setattr("planner.machine.this_machine.subprocess.run", run)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_ours_is_bf16_where_the_card_computes_in_it_and_says_so(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capability: str | None, bf16: bool, word: str
 ) -> None:
     driver(monkeypatch, capability)
-    monkeypatch.setattr("planner.machine.installed_memory._GPU_DEVICES", ())
+    monkeypatch.setattr("planner.machine.this_machine._GPU_DEVICES", ())
     job, notes = Job.parse_with_notes(OURS, folder)
     told = [note for note in notes if "bf16" in note]
     assert job.bf16 is bf16
@@ -54,7 +54,7 @@ def test_a_driver_that_does_not_answer_is_told_of_where_a_card_is(
     folder: Path, monkeypatch: pytest.MonkeyPatch, there: bool
 ) -> None:
     driver(monkeypatch, None)
-    monkeypatch.setattr("planner.machine.installed_memory._GPU_DEVICES", (str(folder if there else folder / "none"),))
+    monkeypatch.setattr("planner.machine.this_machine._GPU_DEVICES", (str(folder if there else folder / "none"),))
     job, notes = Job.parse_with_notes(OURS, folder)
     assert not job.bf16
     assert any("the driver does not say what the card is" in note for note in notes) is there

@@ -13,8 +13,8 @@ from planner.cache.store import Cache
 from planner.cache.tables import metadata
 from planner.commands.plan_job import plan_job
 from planner.errors import Exit, UserError
-from planner.machine.installed_memory import Card, check_budgets, device_bytes, parse_card, ram_bytes
 from planner.machine.presets import preset, usable_gpu_bytes
+from planner.machine.this_machine import Card, check_budgets, device_bytes, parse_card, ram_bytes
 from planner.measure.gpu_card import ask_card, estimate_card
 from planner.measure.target import find_target
 from tests.support.analyses import analyse_once
@@ -54,7 +54,7 @@ def test_the_drivers_tool_is_asked_for_the_card_that_cuda_would_take(monkeypatch
         asked.append(command)
         return subprocess.CompletedProcess(command, 0, "12288, NVIDIA GeForce RTX 3060\n", "")
 
-    monkeypatch.setattr("planner.machine.installed_memory.subprocess.run", run)
+    monkeypatch.setattr("planner.machine.this_machine.subprocess.run", run)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,0")
     assert ask_card() == CARD
     assert asked[0][0] == "nvidia-smi"
@@ -128,15 +128,15 @@ def test_the_devices_memory_is_known_without_torch_where_the_driver_tells_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr("planner.machine.installed_memory.driver_card", lambda: CARD)
+    monkeypatch.setattr("planner.machine.this_machine.driver_card", lambda: CARD)
     assert device_bytes() == 12 * GIB
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert device_bytes() == ram_bytes()
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    monkeypatch.setattr("planner.machine.installed_memory.driver_card", lambda: parse_card("no devices"))
-    monkeypatch.setattr("planner.machine.installed_memory._GPU_DEVICES", (str(tmp_path),))
+    monkeypatch.setattr("planner.machine.this_machine.driver_card", lambda: parse_card("no devices"))
+    monkeypatch.setattr("planner.machine.this_machine._GPU_DEVICES", (str(tmp_path),))
     assert device_bytes() is None
-    monkeypatch.setattr("planner.machine.installed_memory._GPU_DEVICES", (str(tmp_path / "none"),))
+    monkeypatch.setattr("planner.machine.this_machine._GPU_DEVICES", (str(tmp_path / "none"),))
     assert device_bytes() == ram_bytes()
 
 

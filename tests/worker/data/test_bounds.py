@@ -136,7 +136,7 @@ def test_the_time_of_a_rendering_ends_with_it() -> None:
 
 def test_a_tokenizer_whose_templates_are_for_other_things_is_refused() -> None:
     tokenizer = byte_tokenizer(chat_template={"rag": CHATML})  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="several chat templates, none of them for conversations"):
+    with pytest.raises(UserError, match="several chat templates, and none of them is named default"):
         ChatTemplate(tokenizer)
 
 

@@ -16,7 +16,7 @@ from transformers.utils import logging as transformers_logging
 
 from planner.errors import UserError
 from planner.job.schema import Job
-from planner.machine.installed_memory import free_ram_bytes
+from planner.machine.this_machine import free_ram_bytes
 from planner.models.hf_model import skeleton_model
 from planner.models.peft_lora import load_adapter
 from planner.models.tokenizer import load_tokenizer
@@ -210,7 +210,7 @@ def test_experts_that_are_published_one_by_one_are_saved_from_copies(tmp_path: P
 
 def test_no_more_memory_is_free_than_a_control_group_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 2**20 < free_ram_bytes() <= psutil.virtual_memory().total
-    monkeypatch.setattr("planner.machine.installed_memory.ram_bytes", lambda: 2**20)
+    monkeypatch.setattr("planner.machine.this_machine.ram_bytes", lambda: 2**20)
     assert free_ram_bytes() == 2**20
 
 

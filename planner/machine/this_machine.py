@@ -1,4 +1,5 @@
-"""Finds how much memory this machine has, without torch as far as possible, and refuses memory budgets above it."""
+"""Finds what this machine has, as far as possible without torch: its card, and the total and free memory of card and
+host. Refuses memory budgets above it."""
 
 from __future__ import annotations
 
