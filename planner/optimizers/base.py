@@ -85,7 +85,8 @@ class Optimizer:
 
     def trial(self, elements: int, device: torch.device) -> tuple[Callable[[], None], float]:
         """A function that does one update on random data, to be timed, and the number by which its seconds are
-        multiplied for a tensor of so many elements. Only kinds of optimizer whose time per element is not AdamW's have one."""
+        multiplied for a tensor of so many elements. Only kinds of optimizer whose time per element is not AdamW's have
+        one."""
         raise NotImplementedError
 
     def moment_bytes(self, elements: int) -> tuple[int, ...]:
