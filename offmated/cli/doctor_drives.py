@@ -39,7 +39,7 @@ def look_at(folder: Path) -> Found:
     try:
         drive = drive_of(folder)
     except OSError as error:
-        return Found(text=f"{folder}: {error.strerror}", fine=False, advice="see to the disk")
+        return Found(text=f"{folder}: {error.strerror}", fine=False, advice="check the disk")
     device = f"{drive.model} ({drive.source})" if drive.model else drive.source
     where = f"{folder} is on {device}, {drive.file_system}"
     if drive.file_system in IN_MEMORY:
@@ -52,7 +52,7 @@ def look_at(folder: Path) -> Found:
     if measured.error == errno.EINVAL:
         advice = "disk_paths need one with direct transfers: ext4, xfs, btrfs"
         return Found(text=f"{where}, which knows no direct transfers", fine=False, advice=advice)
-    advice = "see to the disk, and to the rights of the folder"
+    advice = "check the disk, and to the rights of the folder"
     return Found(text=f"{where}; it could not be measured: {measured.text}", fine=False, advice=advice)
 
 

@@ -86,8 +86,8 @@ class BlockCode(ABC):
 
     def lifetimes(self) -> tuple[str, str]:
         """The memory that forward and backward allocate and free, each as a line of text in the form that
-        `planner.graph.lifetimes` describes. This method serves code of which only the peaks are known: one area (`~`)
-        stands for all that it needs while it runs."""
+        `planner.graph.lifetimes` describes. This implementation is for code of which only the peaks are known. It gives
+        one allocation (`~`) of the peak's bytes for all that the code needs while it runs."""
         outputs = [t.untyped_storage().nbytes() for t in self.output_values]
         sizes = [0 if t is None else t.untyped_storage().nbytes() for t in self.input_grad_values]
         working = max(0, self.forward_peak - sum(outputs) - self.saved_bytes)

@@ -24,7 +24,8 @@ class Work:
 
 
 def work_of(nodes: Sequence[fx.Node]) -> tuple[Work, ...]:
-    """The work of each operation among `nodes`, in order. Views and `getitem` do no work and are left out."""
+    """The FLOPs and the bytes read and written (`Work`) of each operation among `nodes`, in order. Views and `getitem`
+    are left out."""
     works = []
     for node in nodes:
         if is_op(node) and not is_view(node):

@@ -156,7 +156,7 @@ class Passes:
         return p.stored.ratio * ((p.disk / p.disk_both) * self.whole + self.read) + passing * self.whole
 
     def host_bytes(self, v: Columns) -> Term:
-        """The expression for the bytes that these reads and writes move through the host's memory."""
+        """The expression for the bytes that these reads from disk and writes to disk move through the host's memory."""
         stored = v.p.stored
         return stored.ratio * (2 * self.whole + self.read) + 3 * stored.wholly * self.whole if stored else 0
 

@@ -66,7 +66,7 @@ def check_data(job: Job, looking_at: Callable[[str], None] = lambda _: None) -> 
                     code="nothing-to-train",
                     exit_code=Exit.USAGE,
                     numbers=tuple(line for lines in useless for line in lines or ()),
-                    hint="give data with texts to learn",
+                    hint="give records with texts or answers that are learned; offmate preview shows what is learned",
                 )
             )
     wrong.refuse()

@@ -77,7 +77,7 @@ def _refuse_other_forms(folder: Path) -> None:
             exit_code=Exit.USAGE,
             numbers=(f"{_named(names)}; it reads {' and '.join(_NAMES)}, whole or in parts",),
             hint=f"take the model's safetensors, such as by: hf download OWNER/NAME --local-dir {folder}; or convert "
-            "the weights to safetensors; to train from random ones, move these files out of the folder",
+            "the weights to safetensors; to train from random weights, move the weight files out of the folder",
         )
 
 

@@ -125,7 +125,11 @@ def lifetimes_of(
         elif kind in own_code_kinds:
             pairs[kind] = {EAGER.name: joint}
         else:
-            raise UserError(f"{joint.name} cannot be traced.", code="block-not-traceable", exit_code=Exit.USAGE)
+            raise UserError(
+                f"The code of the layer {joint.name} cannot be traced for a plan.",
+                code="block-not-traceable",
+                exit_code=Exit.USAGE,
+            )
     codes = {kind: tuple(by_option.values()) for kind, by_option in pairs.items()}
     layouts = measure_frame(model, names, codes, batch, device, model_kwargs, chunk_rows=chunk_rows).layouts
     frame = frame_lifetimes(model, names, codes, batch, device, model_kwargs, chunk_rows=chunk_rows)

@@ -301,11 +301,11 @@ def pack(model: nn.Module, dtype: torch.dtype) -> None:
                 code = cast(Any, create_dynamic_map)().to("cpu" if weight.is_meta else weight.device)
             if not weight.is_meta and not _is_usual(weight.quant_state, code):
                 raise UserError(
-                    "The model was quantized by other settings than bitsandbytes' own.",
+                    "The model was quantized by bitsandbytes with settings other than its default.",
                     code="base-quantized",
                     exit_code=Exit.USAGE,
                     numbers=(f"layer: {name}",),
-                    hint="give the model as published, and load_in_4bit: true",
+                    hint="give the model as published in bf16, and load_in_4bit: true",
                 )
             model.set_submodule(name, Packed4bit(layer, code, dtype))
         else:

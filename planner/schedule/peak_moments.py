@@ -102,8 +102,8 @@ def distinct_tokens(chain: Chain, slices: int) -> tuple[int, ...]:
 
 
 def staged_bytes(chain: Chain, slices: int, rounds: int) -> int:
-    """Bytes brought to the device before a step begins: the batches of all its slices (micro-batches), and the row
-    numbers of tied embeddings."""
+    """Bytes brought to the device before a step begins: the batches of all its slices (micro-batches), and, for
+    embeddings whose weight is also the head's, the numbers of the rows that get a gradient."""
     if not chain.staged_bytes:  # nothing is staged
         return 0
     rows = tied_rows(chain, slices, rounds, begun=False).values()

@@ -60,8 +60,8 @@ class Problem:
 
     @property
     def setting(self) -> Setting:
-        """The problem in the form that the search functions take. A round is one forward and backward of its
-        micro-batches through the model; here all micro-batches of a step are in one round."""
+        """The problem in the form that the search functions take. All micro-batches of a step
+        are in one round: they go through the model together, block by block."""
         budgets = Budgets(
             gpu_bytes=self.gpu_budget_bytes,
             cpu_bytes=self.cpu_budget_bytes,

@@ -159,9 +159,9 @@ class Filled:
 
 
 def fill(shape: Shape, said: dict[str, Said], text: str) -> Filled | None:
-    """Replace the marks of a rendering by the words that they stand for (`said`: mark -> words), as they are or in a
-    form in which templates write them. None where the result is not `text`; the rendering then proves nothing about the
-    text."""
+    """Put the words of a conversation into the rendering of its shape, in which marks stand for them (`said`: mark ->
+    words). The words are tried as they are, and in the forms in which templates write them (such as stripped). None
+    where no form gives `text`, the conversation's own rendering: then the template does more than insert words."""
     if not text.startswith(shape.gaps[0]):
         return None
     at, starts, places = len(shape.gaps[0]), [0], []

@@ -267,5 +267,5 @@ def _failed(path: Path, error: OSError) -> UserError:
         "The model's weights cannot be read from disk any more.",
         code="disk-failed",
         numbers=(f"{path}: {first_line(error)}",),
-        hint="see to the disk; the job goes on from its last checkpoint: offmate retry",
+        hint="check the disk; the job goes on from its last checkpoint: offmate retry",
     )

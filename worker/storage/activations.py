@@ -104,7 +104,7 @@ class ActivationsOnDisk:
             f"{self._what.capitalize()} cannot be {done} disk any more.",
             code="disk-failed",
             numbers=(f"{self._folders[file]}: {first_line(error)}",),
-            hint="see to the disk; the job goes on from its last checkpoint: offmate retry",
+            hint="check the disk; the job goes on from its last checkpoint: offmate retry",
         )
         self._failed = self._failed or failed
         return failed

@@ -190,7 +190,7 @@ class Checkpoints:
                     f"The checkpoint {path.name} cannot be read now.",
                     code="checkpoint-not-readable",
                     numbers=(first_line(error),),
-                    hint=f"it is kept; see to the disk and the rights of {path}",
+                    hint=f"it is kept; check the disk and the rights of {path}",
                 ) from error
             origin = checkpoint.origin.of_length(self._origin) if self._longer else checkpoint.origin
             if changed := origin.differences(self._origin):

@@ -35,7 +35,7 @@ def prepared(folder: Path, contents: str) -> Path:
             f"A folder for {contents} cannot be used.",
             code="disk-failed",
             numbers=(first_line(error),),
-            hint="see to the disk, and to the rights of the folder",
+            hint="check the disk, and to the rights of the folder",
         ) from error
     if kind is not None:
         raise UserError(
@@ -106,5 +106,5 @@ def refused(path: Path, size: int, error: OSError, contents: str) -> UserError:
         f"The {contents} cannot be kept there.",
         code="disk-failed",
         numbers=(f"{path}: {first_line(error)}",),
-        hint="see to the disk, and to the rights of the folder",
+        hint="check the disk, and to the rights of the folder",
     )

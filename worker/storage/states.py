@@ -249,7 +249,7 @@ class StatesOnDisk:
             f"The optimizer states cannot be {done} disk any more.",
             code="disk-failed",
             numbers=(f"{self._paths[file]}: {first_line(error)}",),
-            hint="see to the disk; the job goes on from its last checkpoint: offmate retry",
+            hint="check the disk; the job goes on from its last checkpoint: offmate retry",
         )
         self._failed = self._failed or failed
         return failed

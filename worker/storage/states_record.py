@@ -131,7 +131,7 @@ def _not_read(path: str, error: OSError) -> UserError:
         "The optimizer states cannot be read from disk.",
         code="disk-failed",
         numbers=(f"{path}: {first_line(error)}",),
-        hint="see to the disk, then offmate retry",
+        hint="check the disk, then offmate retry",
     )
 
 

@@ -102,7 +102,7 @@ class Rehearsal:
                 "A checkpoint that was read back differs from what was written.",
                 code="disk-failed",
                 numbers=(f"{first_line(error)}, in {folder}",),
-                hint="see to the disk before anything else",
+                hint="check the disk before anything else",
             ) from error
 
     def _first_states(self) -> Iterator[tuple[str, Mapping[str, Tensor]]]:

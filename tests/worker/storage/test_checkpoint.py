@@ -302,7 +302,7 @@ def test_a_disk_that_does_not_answer_costs_no_checkpoint(tmp_path: Path, monkeyp
     assert str(told.value) == (
         "The checkpoint step-2 cannot be read now.\n"
         "  [Errno 5] Input/output error\n"
-        f"  hint: it is kept; see to the disk and the rights of {tmp_path}/step-2   [checkpoint-not-readable]"
+        f"  hint: it is kept; check the disk and the rights of {tmp_path}/step-2   [checkpoint-not-readable]"
     )
     assert names(tmp_path) == ["step-1", "step-2"]
     monkeypatch.setattr(FileRecord, "of", read)
