@@ -42,7 +42,9 @@ def _export(run: RunFolder, target: Path, kind: str | None) -> Exit:
             code="nothing-to-export" if kind else "nothing-to-merge",
             exit_code=Exit.USAGE,
             numbers=(place,),
-            hint="jobs have one when they are done" if to_come else "jobs with method: lora have some",
+            hint="jobs have one when they are done"
+            if to_come
+            else "its weights are in that folder: copy it; only jobs with method: lora have adapters",
         )
     from transformers.utils import logging as transformers_logging
 

@@ -229,7 +229,9 @@ def _metric(reading: Reading, key: str, value: object) -> None:
 
 
 def _resume(reading: Reading, key: str, value: object) -> None:
-    if value is not True and value not in SWITCHED_OFF:
+    if value is True:
+        reading.leave(key, "a job starts from its model, and resumes from its own checkpoints by itself")
+    elif value not in SWITCHED_OFF:
         reading.refuse(
             key, (f"it is {shown(value)}; a job starts from its model and no other checkpoint; leave this key out")
         )

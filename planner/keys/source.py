@@ -257,7 +257,7 @@ def read_yaml(text: str, name: str, *, longest: int | None = MOST_CHARACTERS, al
             loader.dispose()
     except yaml.MarkedYAMLError as error:
         line = _line(error, text)
-        code, hint = "bad-yaml", "write one `key: value` per line"
+        code, hint = "bad-yaml", "write one `key: value` per line, without spaces before the key"
         if isinstance(error, yaml.constructor.ConstructorError) and "given twice" in str(error.problem):
             code, hint = "duplicate-key", "keep one of the two lines"
         elif isinstance(error, _TooMuch):

@@ -270,7 +270,7 @@ def _meant(setting: Setting) -> str:
     forgotten; "" for other budgets."""
     model_bytes = sum(tensor.bytes + tensor.state_bytes for tensor in setting.chain.tensors())
     for key, budget in (("gpu_budget", setting.budgets.gpu_bytes), ("cpu_budget", setting.budgets.cpu_bytes)):
-        if 0 < budget < 2**20 <= model_bytes:
+        if 0 < budget < 2**18 and model_bytes >= 2**20:  # 2^18 MB would be 256 GB
             meant = f"{budget}{'GB' if budget < 1000 else 'MB'}"
             return f"{key} is {budget} bytes, as a number without a unit counts bytes: did you mean {meant}? Else "
     return ""

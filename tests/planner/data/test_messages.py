@@ -63,7 +63,7 @@ def test_all_mistakes_are_told_at_once_in_the_files_order(folder: Path) -> None:
         (
             "fp16: true",
             "not-there",
-            "fp16 training, whose loss scaling skips steps (bf16: true is, and cards without it compute in fp32) is not",  # noqa: E501
+            "fp16 training is not supported yet; give bf16: true in its place, or leave both out to compute in fp32",
         ),
         ("train_on_inputs: maybe", "wrong-type", 'it is "maybe"; it must be true or false'),
         ("optimizer: lion", "bad-value", "adamw_8bit or muon; their states need no GPU memory"),

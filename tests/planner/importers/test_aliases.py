@@ -174,8 +174,8 @@ def test_a_whole_file_of_axolotl_is_read_and_says_what_became_of_it(folder: Path
         "train_on, warmup_ratio is warmup_steps, evals_per_epoch is eval_steps"
     )
     assert (
-        "not used: wandb_watch (figures go to tensorboard, wandb, trackio and mlflow; metrics.jsonl has all of them)"
-        in notes
+        "not used: wandb_watch (offmate reports to tensorboard, wandb, trackio and mlflow only; "
+        "metrics.jsonl has all figures)" in notes
     )
     assert "not used: flash_attention, sdp_attention (attention is what attn_implementation says)" in notes
     assert job.load_best_model_at_end, "each of its saves is at an evaluation"

@@ -144,3 +144,10 @@ def test_a_misspelled_stage_hides_no_other_mistake(stage: str, told: str, folder
         Job.parse(f"model_name_or_path: tiny\nstage: {stage}\ndataset: text.jsonl\ncutof_len: 9\n", folder)
     assert refused.value.numbers[0] == f"line 2: stage: {told}"
     assert "cutof_len: unknown key; did you mean cutoff_len?" in refused.value.numbers[1]
+
+
+@pytest.mark.parametrize("base", [BASE, "base_model: tiny\nlearning_rate: 1e-4\ndatasets: [{path: text.jsonl}]\n"])
+def test_a_run_that_is_to_resume_is_told_that_a_job_does_that_by_itself(base: str, folder: Path) -> None:
+    _, notes = Job.parse_with_notes(base + "resume_from_checkpoint: true\n", folder)
+    why = "a job starts from its model, and resumes from its own checkpoints by itself"
+    assert f"not used: resume_from_checkpoint ({why})" in notes

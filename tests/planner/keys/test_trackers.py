@@ -42,8 +42,8 @@ def test_who_is_not_told_is_said(folder: Path) -> None:
     lines = "report_to: [swanlab, wandb]\nmlflow_tracking_uri: http://box:5000\n"
     _, notes = Job.parse_with_notes(BASE + lines, folder)
     assert (
-        "not used: report_to: swanlab (figures go to tensorboard, wandb, trackio and mlflow; metrics.jsonl has all "
-        "of them)" in notes
+        "not used: report_to: swanlab (offmate reports to tensorboard, wandb, trackio and mlflow only; "
+        "metrics.jsonl has all figures)" in notes
     )
     assert "not used: mlflow_tracking_uri (it has no effect without report_to: mlflow)" in notes
 

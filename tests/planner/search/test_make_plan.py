@@ -117,7 +117,13 @@ def test_what_does_not_fit_is_refused_with_the_least_possible_budget() -> None:
 
 @pytest.mark.parametrize(
     ("gpu", "cpu", "meant"),
-    [(10, 128 * GB, "10GB"), (8192, 128 * GB, "8192MB"), (2**33, 64, "64GB"), (2**33, 10 * GB, "")],
+    [
+        (10, 128 * GB, "10GB"),
+        (8192, 128 * GB, "8192MB"),
+        (2**33, 64, "64GB"),
+        (2**33, 10 * GB, ""),
+        (300 * 1024, 10 * GB, ""),
+    ],
 )
 def test_a_budget_without_its_unit_is_asked_about(gpu: int, cpu: int, meant: str) -> None:
     with pytest.raises(UserError) as refused:
