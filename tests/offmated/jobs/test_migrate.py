@@ -111,7 +111,7 @@ def test_an_upgrade_without_room_leaves_the_database_as_it_was_and_no_half_copy(
     before = paths.database.read_bytes()
     with no_room_beyond(len(before) // 2):
         error = refused("", paths, scripts)
-    assert (error.code, error.numbers[1]) == ("database-not-upgraded", f"from 0001 to {REVISION}")
+    assert (error.code, error.numbers[1]) == ("database-not-upgraded", f"from initial to {REVISION}")
     assert paths.database.read_bytes() == before
     assert list(paths.backups.iterdir()) == []
     upgrade(open_engine(f"sqlite:///{paths.database}"), paths, scripts)

@@ -39,7 +39,7 @@ def test_of_two_that_start_at_once_one_upgrades_the_database_and_the_other_is_to
             with closing(sqlite3.connect(built.paths.database)) as connection:
                 assert connection.execute("SELECT version_num FROM alembic_version").fetchall() == [(REVISION,)]
             (copy,) = built.paths.backups.iterdir()
-            assert copy.name.startswith("offmate-0001-")
+            assert copy.name.startswith("offmate-initial-")
             built.client.shutdown(wait=False)
         finally:
             for daemon in both:

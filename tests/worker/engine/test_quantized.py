@@ -168,7 +168,7 @@ def test_a_model_that_was_saved_quantized_is_the_same_base(tmp_path: Path, keys:
     for method, by in (("full", "bitsandbytes"), ("lora", "gptq"), ("lora", "awq")):
         settings["quantization_config"]["quant_method"] = by
         (saved / "config.json").write_text(json.dumps(settings))
-        with pytest.raises(UserError, match="was saved quantized") as refused:
+        with pytest.raises(UserError, match="was saved in a quantized form") as refused:
             skeleton_model(other.model_copy(update={"method": method}))
         assert refused.value.code == "base-quantized" and refused.value.numbers == (
             f"quantized by {by}, method: {method}",

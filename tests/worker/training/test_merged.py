@@ -150,7 +150,7 @@ def test_in_memory_it_is_merged_in_the_dtype_of_the_base_and_takes_what_is_asked
     base_bytes = sum(p.numel() * (4 if "lora_" in name else 2) for name, p in trained.named_parameters())
     needed = base_bytes + 4 * 4 * max(p.numel() for name, p in trained.named_parameters() if "base_layer" in name)
     monkeypatch.setattr("worker.training.merged.free_ram_bytes", lambda: needed - 1)
-    with pytest.raises(UserError, match="there is too little") as refused:
+    with pytest.raises(UserError, match="there is not enough of it free") as refused:
         write_merged(job, tmp_path / "adapters", tmp_path / "merged")
     assert refused.value.numbers == (f"needed {format_bytes(needed)}, free {format_bytes(needed - 1)}",)
     monkeypatch.setattr("worker.training.merged.free_ram_bytes", lambda: needed)

@@ -107,7 +107,7 @@ def test_a_disk_that_gives_back_something_else_is_told(tmp_path: Path, monkeypat
         return read(path)
 
     monkeypatch.setattr(rehearsal, "read_checkpoint", changed)
-    with pytest.raises(UserError, match="is not what was written") as raised:
+    with pytest.raises(UserError, match="differs from what was written") as raised:
         run_job(run, StopRequest())
     assert raised.value.code == "disk-failed"
 
