@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import sqlite3
-import subprocess
 import sys
 import tempfile
 import threading
@@ -16,7 +15,7 @@ from contextlib import closing
 from pathlib import Path
 
 from tests.support.crashes import Trial, closed_window, kill_all, kill_broker, trial_house
-from tests.support.daemons import PATIENCE_S, House
+from tests.support.daemons import PATIENCE_S, House, more_daemons
 from tests.support.disks import run_on_small_disk
 from tests.support.next_version import REVISION, install_in
 
@@ -79,18 +78,7 @@ def clock_set(by_s: int) -> Callable[[Trial], None]:
 
 def two_daemons(trial: Trial) -> None:
     """Three more daemons on the same folder, at once."""
-    home = trial.home
-    more = [
-        subprocess.Popen(
-            [sys.executable, "-m", "offmated"],
-            cwd=home.paths.state,
-            env=home.environment,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(3)
-    ]
-    said = [daemon.communicate(timeout=PATIENCE_S)[1] for daemon in more]
+    said = [daemon.communicate(timeout=PATIENCE_S)[1] for daemon in more_daemons(trial.home, 3)]
     assert all("[already-running]" in text for text in said), said
 
 

@@ -178,6 +178,20 @@ class House:
         return self.paths.log.read_text()[-3000:] if self.paths.log.exists() else ""
 
 
+def more_daemons(home: House, count: int) -> list[subprocess.Popen[str]]:
+    """Start so many daemons in the foreground on the house's folder, at once. Their errors are read from `stderr`."""
+    return [
+        subprocess.Popen(
+            [sys.executable, "-m", "offmated"],
+            cwd=home.paths.state,
+            env=home.environment,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(count)
+    ]
+
+
 @contextmanager
 def house(
     *, real: bool = False, held: bool = False, before: Callable[[House], None] = lambda _: None

@@ -4,12 +4,10 @@ take seconds: they start a daemon, its broker and its workers."""
 from __future__ import annotations
 
 import sqlite3
-import subprocess
-import sys
 from contextlib import closing
 
 from tests.support.accidents import UPGRADE, happen
-from tests.support.daemons import PATIENCE_S, house, until
+from tests.support.daemons import PATIENCE_S, house, more_daemons, until
 from tests.support.next_version import REVISION, install_in
 
 
@@ -21,16 +19,7 @@ def test_of_two_that_start_at_once_one_upgrades_the_database_and_the_other_is_to
     with house() as built:
         built.down()
         install_in(built.home / "fakes")
-        both = [
-            subprocess.Popen(
-                [sys.executable, "-m", "offmated"],
-                cwd=built.paths.state,
-                env=built.environment,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for _ in range(2)
-        ]
+        both = more_daemons(built, 2)
         try:
             until(lambda: any(daemon.poll() is not None for daemon in both), "one has ended")
             until(built.client.running, "the other answers")

@@ -65,8 +65,8 @@ def place(folder: Path) -> Path:
             "LLaMA-Factory",
             "tokenized_path: saves/tokenized",
             [
-                "tokenized_path: reading data that are tokenized already is not supported yet; give the dataset itself, and "  # noqa: E501
-                "leave this key out"
+                "tokenized_path: reading data that are tokenized already is not supported yet; "
+                "give the dataset itself, and leave this key out"
             ],
         ),
         ("axolotl", "liger_use_token_scaling: true", [f"liger_use_token_scaling: another loss {LEAVE_OUT}"]),
@@ -116,8 +116,8 @@ def place(folder: Path) -> Path:
             "LLaMA-Factory",
             "quantization_bit: 4\nquantization_method: hqq",
             [
-                "quantization_method: a base quantized in another way than load_in_4bit and load_in_8bit is not supported yet;"  # noqa: E501
-                " give one of them instead"
+                "quantization_method: a base quantized in another way than load_in_4bit and load_in_8bit is not "
+                "supported yet; give one of them instead"
             ],
         ),
         (
