@@ -131,7 +131,7 @@ def main() -> None:
             hardware=machine(),
             gpu_budget_bytes=budget,
             **settings,
-        ).plan(time_limit_s=given.seconds)
+        ).plan()
         found = allocations(compile_program(plan, chain), chain)
         live = live_bytes(found)
         default, one = reserved_bytes(found), reserved_bytes(found, first=4 * live)

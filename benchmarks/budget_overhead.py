@@ -123,7 +123,7 @@ def measure(width: int, slices: int, pairs: int, share: float) -> Measured:
         cpu_budget_bytes=HOST,
         slices=slices,
         clip=False,
-    ).plan(time_limit_s=SECONDS)
+    ).plan()
     plans = {
         "kept": resident_plan(chain, hardware, None, slices),
         "recomputed": resident_plan(chain, hardware, planned.options, slices),

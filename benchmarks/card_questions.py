@@ -132,7 +132,7 @@ def plan(folder: Path, about: str) -> Json:
         """In a process forked after CUDA and PyTorch's threads have begun, which outlive no fork: it only solves."""
         torch.set_num_threads(1)  # others that its parent had are not there
         problem = Problem(gpu_budget_bytes=max(least, int(share * peak)), **asked)
-        return to_json(problem.plan(time_limit_s=8.0))
+        return to_json(problem.plan())
 
     at_once = max(1, len(os.sched_getaffinity(0)) // 2)
     plans = [from_json(Plan, one) for one in Forks().answers([partial(planned, one) for one in shares], at_once)]

@@ -249,7 +249,7 @@ class Bench:
         if budget_bytes is None:
             problem = replace(problem, gpu_budget_bytes=problem.least().gpu_bytes)
         try:
-            plan, missing = to_json(problem.plan(time_limit_s=self._planning_s)), ""
+            plan, missing = to_json(problem.plan()), ""
         except UserError as error:
             plan, missing = None, "; ".join((str(error).splitlines()[0], *error.numbers))
         return {"budget": problem.gpu_budget_bytes, "plan": plan, "missing": missing}

@@ -234,14 +234,14 @@ def solve(case: Case, variant: str, *, plans: bool) -> Seen:
             slices=case.slices,
             clip=case.clip,
             cpu_updates=case.cpu_updates,
-        ).plan(time_limit_s=60.0)
+        ).plan()
         step_s, bound_s, rounds, options = plan.step_s, plan.bound_s, plan.rounds, plan.options
     elif least <= gpu:
         budgets = Budgets(gpu_bytes=gpu, cpu_bytes=cpu, cpu_updates=case.cpu_updates)
         step = Setting(chain=chain, hardware=hardware, budgets=budgets, slices=case.slices, clip=case.clip)
         bounds = []
         for way in in_rounds(step):
-            found = solve_oilp(make_instance(way), time_limit_s=20.0, gap=GAP)
+            found = solve_oilp(make_instance(way), gap=GAP)
             bounds.append(lower_bound_s(way))
             if found is not None and found.step_s < step_s:
                 step_s, rounds = found.step_s, way.rounds

@@ -77,7 +77,7 @@ def plans(
     return chain, {
         "resident": resident_plan(chain, slices=slices, clip=True),
         "streamed": assemble(chain, offloading, slices=slices, clip=True),
-        "least": problem.plan(time_limit_s=2.0),
+        "least": problem.plan(),
     }
 
 

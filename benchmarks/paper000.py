@@ -178,7 +178,7 @@ def answers(
             clip=False,
             cpu_updates=variant.cpu_updates,
             activation_offload=variant.activation_offload,
-        ).plan(gap=gap, time_limit_s=60.0)
+        ).plan(gap=gap)
         found.append(Answer(variant=variant, plan=plan, planning_s=time.perf_counter() - start))
     return found
 

@@ -13,12 +13,12 @@ import contextlib
 import json
 import logging
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from planner.codec import from_json
 from planner.commands import parser as questions
+from planner.commands.tell import SILENT, InLines, Tell
 from planner.counted import Counted
 from planner.environment import before_torch
 from planner.errors import Exit
@@ -40,8 +40,6 @@ from planner.schedule.plan import Plan
 if TYPE_CHECKING:
     from planner.commands.answer import Answer
 
-_STARTED_S = time.monotonic()
-
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the planner with the command line `arguments` (None: the process's own); returns the exit code."""
@@ -50,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
     with contextlib.redirect_stdout(sys.stderr):  # what libraries print must not mix with the answer
         if options.command != "plan":
             with leaving_on_signals():
-                return questions.answer(options, _STARTED_S, answers)
+                return questions.answer(options, answers)
         run = RunFolder(options.run_dir) if options.run_dir else None
         if run is not None:
             speak_for_a_job()
@@ -68,17 +66,18 @@ def _log_to_the_job() -> None:
 
 
 def _plan_and_say(options: argparse.Namespace, run: RunFolder | None, answers: TextIO) -> Exit:
-    print(json.dumps(_answer(options, run).to_json(with_chain=False)), file=answers)
+    print(json.dumps(_answer(options, run, answers).to_json(with_chain=False)), file=answers)
     return Exit.DONE
 
 
-def _answer(options: argparse.Namespace, run: RunFolder | None) -> Answer:
+def _answer(options: argparse.Namespace, run: RunFolder | None, answers: TextIO) -> Answer:
     """Make the answer, write it into the run folder, and draw it where pictures are wanted."""
     pictures = Pictures.wanted(options)
     job = pin(run) if run else Job.load(options.job)
     if run is not None:
         keep_base(job, run)
-    answer = _plan(job, options, run.read_counted() if run else options.counted)
+    tell = SILENT if run else InLines(answers)
+    answer = _plan(job, options, run.read_counted() if run else options.counted, tell)
     if answer.disk is not None and (run is None or run.last_checkpoint_step() is None):
         answer.disk.check()  # a run with a checkpoint goes on: what was written to its drive shall not be wasted
     if run is not None:
@@ -129,7 +128,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _plan(job: Job, options: argparse.Namespace, counted: Counted | None) -> Answer:
+def _plan(job: Job, options: argparse.Namespace, counted: Counted | None, tell: Tell) -> Answer:
     # Measure with the trainer's settings: without them times on a busy machine are several times too long, and uneven.
     before_torch()
     # torch takes seconds to import: errors in the job file come before that.
@@ -139,7 +138,7 @@ def _plan(job: Job, options: argparse.Namespace, counted: Counted | None) -> Ans
         from planner.measure.target import device_of
 
     cache = Cache(options.database) if options.database else None
-    return plan_job(job, device_of(options.device), cache=cache, measure=options.measure, counted=counted)
+    return plan_job(job, device_of(options.device), cache=cache, measure=options.measure, counted=counted, tell=tell)
 
 
 if __name__ == "__main__":

@@ -97,9 +97,10 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> Table
     return lines
 
 
-def pairs(rows: Sequence[tuple[str, str | Text]]) -> Table:
-    """A table with a name and its value in each row."""
+def pairs(rows: Sequence[tuple[str, str | Text]], *, width: int = 0) -> Table:
+    """A table with a name and its value in each row. `width`: the least width of the names, in columns."""
     lines = Table.grid(padding=(0, 2, 0, 0))
+    lines.add_column(min_width=width)
     for name, value in rows:
         lines.add_row(Text(name, style="bold"), value)
     return lines

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import click
 
-from offmated.cli import job_view
 from offmated.cli.output import Size, budget_options, console, json_option, print_json, say
 from offmated.cli.pictures import drawn, picture_options
 from planner.errors import Exit
@@ -42,12 +41,6 @@ _COUNT = click.IntRange(min=1)
     help="Gradient clipping; default: exact with --model, none with --chain.",
 )
 @click.option(
-    "--time-limit",
-    type=click.FloatRange(0, min_open=True),
-    metavar="SECONDS",
-    help="With --chain: time for the solver (60).",
-)
-@click.option(
     "--gap",
     type=click.FloatRange(0, 1, max_open=True),
     metavar="SHARE",
@@ -69,22 +62,18 @@ def plan(file: Path | None, as_json: bool, **options: object) -> None:
     offmate plan job.yaml --html plan.html --trace plan.json
     """
     from offmated.cli import (  # late: importing them takes half of a command's start
+        plan_progress,
         planner_process,
-        receipt_view,
     )
 
     chosen = {name: value for name, value in options.items() if value not in (None, False, ())}
     kind = planner_process.kind_of_question(file, chosen)
-    if kind == "FILE" and file is not None:
-        code, answer = int(Exit.DONE), planner_process.make_plan(file, chosen)
-        shown = None if as_json else job_view.plan(answer)
-    else:
-        code, answer = planner_process.ask(file, chosen)
-        shown = None if as_json else receipt_view.answer(answer)
-    if as_json:
-        print_json(answer)
-    elif shown is not None:
-        console().print(shown)
+    with plan_progress.Screen() if not as_json else plan_progress.Quiet() as screen:
+        if kind == "FILE" and file is not None:
+            code, answer = int(Exit.DONE), planner_process.make_plan(file, chosen, screen.news)
+        else:
+            code, answer = planner_process.ask(file, chosen, screen.news)
+        screen.answer(answer)
     for line in drawn(options["trace"], options["html"]) if code == Exit.DONE and not as_json else ():
         say(line)
     sys.exit(code)

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from planner.codec import from_json
 from planner.schedule.disk_use import DiskUse
+from planner.schedule.earlier import plan_of
 from planner.schedule.items import GRADIENT, STATES, WEIGHT, Item
 from planner.schedule.plan import Plan
 from planner.units import counted, format_part, format_seconds
@@ -20,7 +21,7 @@ def plan_rows(answer: dict[str, Any]) -> list[tuple[str, str | Text]]:
     """The plan as pairs of name and value, for `pairs()`. `answer`: plan.json, with or without its chain (the model's
     sizes and times). For a plan in another version's form, one line says that it cannot be shown."""
     try:
-        return _rows(from_json(Plan, answer["plan"]), answer)
+        return _rows(plan_of(answer["plan"]), answer)
     except (KeyError, TypeError, ValueError):
         return [("plan", "written by another version of offmate; this version cannot show it")]
 
@@ -60,8 +61,7 @@ def option_runs(options: Sequence[str]) -> Iterator[str]:
 def _origin(plan: Plan, answer: dict[str, Any]) -> str:
     known = "measured on this machine" if answer["measured"] else "an estimate: the blocks are measured before training"
     origin = "from the cache" if answer["cached"] else f"made in {format_seconds(answer['solve_s'])}"
-    short = ", its search cut short by the time limit" if plan.cut_short else ""
-    return f"{plan.source}, {origin}{short}; {known}"
+    return f"{plan.source}, {origin}; {known}"
 
 
 def _batch(plan: Plan, answer: dict[str, Any]) -> str:

@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -36,12 +36,14 @@ _KINDS = {
     "FILE": _JOB | {"measure", "device"},
     "FILE --hardware": _JOB | _MACHINE,
     "--model --hardware": _JOB | _MACHINE | _SHORT,
-    "--chain --hardware": _MACHINE
-    | {"chain", "slices", "clip", "time_limit", "gap", "no_cpu_updates", "no_activation_offload"},
+    "--chain --hardware": _MACHINE | {"chain", "slices", "clip", "gap", "no_cpu_updates", "no_activation_offload"},
 }
 """Kind of a question to the planner -> the options of the command line that belong to it."""
 _END_S = 5.0
 """The seconds that a child process has, when asked to end, to remove its temporary folders."""
+NEWS = frozenset({"doing", "so_far"})
+"""The keys by which a line of the planner's process tells how far it is (`planner.commands.tell`)."""
+News = Callable[[Mapping[str, Any]], None]
 _NAMED = 3  # so many files are named; more are called "the data"
 
 
@@ -65,20 +67,22 @@ def kind_of_question(file: Path | None, options: Mapping[str, Any]) -> str:
     return kind
 
 
-def make_plan(file: Path, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Make a plan for the job in `file` in a planner process. Returns plan.json without its chain, and with
-    `planned_for`: how long the job's rows are, in a line of text. Uses the daemon's caches where there are any.
+def make_plan(file: Path, options: Mapping[str, Any], news: News) -> dict[str, Any]:
+    """Make a plan for the job in `file` in a planner process; `news` hears how far it is. Returns plan.json without its
+    chain, and with `planned_for`: how long the job's rows are, in a line of text. Uses the daemon's caches where there
+    are any.
 
     Raises UserError for a job that the daemon would refuse, and `click.exceptions.Exit` with the planner's exit code
     when the planner refuses: by then it has said why on stderr."""
     job = job_of(file, options)
     _check_as_submitted(job, file.absolute().parent)
     with resolved(job) as path:
+        news({"doing": "reading the data"})
         counted, planned_for = _rows(job, path)
         url = database()
         known = [*(["--database", url] if url else []), *(["--counted", json.dumps(counted)] if counted else [])]
         try:
-            code, answer = _planner("plan", "--job", str(path), *known, *_words(options, _JOB))
+            code, answer = _planner("plan", "--job", str(path), *known, *_words(options, _JOB), news=news)
         except click.exceptions.Exit:
             click.echo(planned_for, err=True)  # so that people know which rows were refused
             raise
@@ -125,18 +129,18 @@ def _planned_for(job: Job, *, longest: int, lengths: tuple[int, int], cut: int |
     return f"planned for rows of {rows}: {longest_row}; {limit}"
 
 
-def ask(file: Path | None, options: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
-    """Ask a planner process. Returns its exit code and its answer as JSON: the `planner.reports.receipt.Receipt` of a
-    job or a model on a named machine, or the `Solved` of a chain."""
+def ask(file: Path | None, options: Mapping[str, Any], news: News) -> tuple[int, dict[str, Any]]:
+    """Ask a planner process; `news` hears how far it is. Returns its exit code and its answer as JSON: the
+    `planner.reports.receipt.Receipt` of a job or a model on a named machine, or the `Solved` of a chain."""
     if "chain" in options:
-        return _planner("solve", *_words(options))
+        return _planner("solve", *_words(options), news=news)
     job = question(file, options)
     if "drive" in options and "save_total_limit" not in job.model_fields_set:
         job = job.model_copy(update={"save_total_limit": 1})  # as in a job that uses a drive
     with resolved(job) as path:
         url = database()
         known = [f"--database={url}"] if url else []
-        return _planner("ask", "--job", str(path), *known, *_words(options, _JOB | _SHORT))
+        return _planner("ask", "--job", str(path), *known, *_words(options, _JOB | _SHORT), news=news)
 
 
 def job_of(file: Path, options: Mapping[str, Any]) -> Job:
@@ -218,13 +222,20 @@ def resolved(job: Job) -> Iterator[Path]:
 
 
 def run_child(
-    command: Sequence[str], *, stdout: int | None = None, stderr: int | None = None
+    command: Sequence[str],
+    *,
+    stdout: int | None = None,
+    stderr: int | None = None,
+    hear: Callable[[str], None] | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run the child process `command` to its end. It may have temporary folders or processes of its own: if this
     process is to end meanwhile, the child is first asked to end, and can clean up; after `_END_S` seconds it is killed
-    together with its processes."""
+    together with its processes. `hear` gets each line of the child's stdout, a pipe, as it comes."""
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, text=True) as child:
         try:
+            if hear is not None and child.stdout is not None:
+                for line in child.stdout:
+                    hear(line)
             output, errors = child.communicate()
         except BaseException:
             _end(child)
@@ -254,15 +265,24 @@ def _words(options: Mapping[str, Any], in_job: Collection[str] = ()) -> Iterator
             yield f"--{name.replace('_', '-')}" if value is True else f"--{name.replace('_', '-')}={value}"
 
 
-def _planner(*words: str) -> tuple[int, Any]:
-    """Exit code and answer of the planner's process. Without an answer the process has said why on stderr, and this
-    raises `click.exceptions.Exit` with its exit code."""
+def _planner(*words: str, news: News = lambda document: None) -> tuple[int, Any]:
+    """Exit code and answer of the planner's process; `news` hears how far it is. Without an answer the process has said
+    why on stderr, and this raises `click.exceptions.Exit` with its exit code."""
     command = [sys.executable, "-P", "-m", "planner", *words]
-    done = run_child(command, stdout=subprocess.PIPE)
+    last: list[Any] = []
+
+    def hear(line: str) -> None:
+        document = json.loads(line)
+        if isinstance(document, dict) and not document.keys().isdisjoint(NEWS):
+            news(document)
+        else:
+            last[:] = [document]
+
+    done = run_child(command, stdout=subprocess.PIPE, hear=hear)
     code = done.returncode if done.returncode >= 0 else int(Exit.FAILED)
-    if not done.stdout.strip():
+    if not last:
         raise click.exceptions.Exit(code or Exit.FAILED)
-    return code, json.loads(done.stdout.splitlines()[-1])
+    return code, last[0]
 
 
 def _usage(what: str, hint: str) -> UserError:

@@ -18,6 +18,7 @@ from planner.reports.receipt import Receipt, Share, Solved
 from planner.units import counted, format_bytes, format_bytes_down, format_part, format_seconds
 
 Rows = list[tuple[str, str | Text]]
+_NAMES = len("not planned")  # the longest name of a row
 
 
 def answer(document: dict[str, Any]) -> RenderableType | None:
@@ -32,9 +33,19 @@ def answer(document: dict[str, Any]) -> RenderableType | None:
 
 def receipt(receipt: Receipt) -> RenderableType:
     """The planner's whole answer about one job on one machine, as text."""
+    return Group(figures(receipt), changes(receipt))
+
+
+def figures(receipt: Receipt) -> RenderableType:
+    """The first part of the answer: whether the job fits, how fast it is, and the bytes."""
     rows = list(_fitting(receipt) if receipt.status != "infeasible" else _too_large(receipt))
     verdict = Text(_verdict(receipt), style="green" if receipt.status != "infeasible" else "red")
-    return Group(_question(receipt), verdict, pairs(rows))
+    return Group(_question(receipt), verdict, pairs(rows, width=_NAMES))
+
+
+def changes(receipt: Receipt) -> RenderableType:
+    """The second part of the answer: what would help, or what would make the job fit."""
+    return pairs(list(_helps(receipt) if receipt.status != "infeasible" else _fits_with(receipt)), width=_NAMES)
 
 
 def _question(receipt: Receipt) -> str:
@@ -62,9 +73,6 @@ def _verdict(receipt: Receipt) -> str:
 def _fitting(receipt: Receipt) -> Iterator[tuple[str, str | Text]]:
     yield from _notes(receipt)
     yield "", ""
-    if receipt.cut_short:
-        yield "cut short", "the time limit ended the search for this plan, and it is not kept"
-        yield "", "ask again for a better one, best on an idle machine"
     yield "proven", proof(receipt)
     yield "limit", f"{receipt.loads[0].resource}, busy {receipt.loads[0].share:.0%} of the step"
     yield "", " · ".join(f"{load.resource} {load.share:.0%}" for load in receipt.loads[1:])
@@ -79,6 +87,9 @@ def _fitting(receipt: Receipt) -> Iterator[tuple[str, str | Text]]:
     for line in () if receipt.disk_use is None else receipt.disk_use.lines():
         yield "", line
     yield "", ""
+
+
+def _helps(receipt: Receipt) -> Iterator[tuple[str, str | Text]]:
     if not receipt.changes:
         more = "; others, which may help, were not planned" if receipt.unplanned else ""
         yield "would help", f"none of the other machines and batches that were planned{more}"
@@ -137,13 +148,13 @@ def _too_large(receipt: Receipt) -> Iterator[tuple[str, str | Text]]:
     yield "host", f"{host} for the job; {_least(receipt.least_cpu_budget_bytes, 'this GPU')}"
     yield from _disk(receipt.disk)
     yield "", ""
+
+
+def _fits_with(receipt: Receipt) -> Iterator[tuple[str, str | Text]]:
     if not receipt.fits_with:
-        more = "; there was no time to try everything, and the rest may fit" if receipt.untried else ""
-        yield "fits with", f"nothing that was tried{more}"
+        yield "fits with", "nothing that was tried"
     for number, text in enumerate(receipt.fits_with):
         yield "" if number else "fits with", text
-    for number, text in enumerate(receipt.untried):
-        yield "" if number else "no time for", text
 
 
 def _least(least: int | None, beside: str) -> str:

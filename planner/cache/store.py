@@ -198,10 +198,7 @@ class Cache:
             return None
 
     def keep_plan(self, key: str, cached: CachedPlan, *, model: str) -> None:
-        """Keep a plan under `key`, in place of what was there. A plan whose search a time limit ended is not kept,
-        because it would be used instead of the better one that another search finds."""
-        if cached.plan.cut_short:
-            return
+        """Keep a plan under `key`, in place of what was there."""
         document = {name: to_json(getattr(cached, name)) for name in ("plan", "chain", "hardware", "measurement")}
         self._keep(PlanRow, key, {"model": model, "document": document, "solve_s": cached.solve_s})
 

@@ -44,7 +44,6 @@ def add_parsers(commands: Any) -> None:
     solve.add_argument("--cpu-budget", type=parse_bytes, metavar="SIZE")
     solve.add_argument("--slices", type=_count, default=1)
     solve.add_argument("--clip", choices=("none", "exact"), default="none")
-    solve.add_argument("--time-limit", type=_seconds, default=60.0, metavar="SECONDS")
     solve.add_argument("--gap", type=_share, default=0.01)
     solve.add_argument("--no-cpu-updates", action="store_true")
     solve.add_argument("--no-activation-offload", action="store_true")
@@ -71,12 +70,12 @@ def _machine(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--drive", metavar="NAME", help="for optimizer states: pcie3, pcie4, pcie5, 2xpcie4 …")
 
 
-def answer(options: argparse.Namespace, started_s: float, answers: TextIO) -> int:
+def answer(options: argparse.Namespace, answers: TextIO) -> int:
     """Write the answer to the parsed command line to `answers`, one JSON object in one line; returns the exit code.
-    `started_s`: when the process began (monotonic clock, seconds)."""
+    A question about a machine by name writes lines before it that say how far it is (`planner.commands.tell`)."""
     try:
         if options.command == "ask":
-            code, document = _ask(options, started_s)
+            code, document = _ask(options, answers)
         else:
             code, document = {"solve": _solve, "plans": _plans, "picture": _picture}[options.command](options)
     except UserError as error:
@@ -103,7 +102,7 @@ def _solve(options: argparse.Namespace) -> tuple[Exit, Json]:
             clip=options.clip == "exact",
             cpu_updates=not options.no_cpu_updates,
             activation_offload=not options.no_activation_offload,
-        ).plan(time_limit_s=options.time_limit, gap=options.gap)
+        ).plan(gap=options.gap)
     except UserError as error:
         if error.exit_code is not Exit.DOES_NOT_FIT:
             raise
@@ -142,7 +141,7 @@ def _infeasible(chain: Chain, hardware: Hardware, options: argparse.Namespace, e
     return {"status": "infeasible", "code": error.code, "least_gpu_budget_bytes": least}
 
 
-def _ask(options: argparse.Namespace, started_s: float) -> tuple[Exit, Json]:
+def _ask(options: argparse.Namespace, answers: TextIO) -> tuple[Exit, Json]:
     pictures = Pictures.wanted(options)
     job = Job.question(read_text(options.job), options.job.absolute().parent)
     hardware = _hardware(options, bf16=job.bf16)
@@ -172,10 +171,11 @@ def _ask(options: argparse.Namespace, started_s: float) -> tuple[Exit, Json]:
         # torch takes seconds to import: kept answers, and errors in the command line, come before that.
         with lasting_imports():
             from planner.commands.ask import ask
+        from planner.commands.tell import InLines
 
-        receipt = ask(job, hardware, started_s=started_s, pictures=pictures, cache=cache)
+        receipt = ask(job, hardware, tell=InLines(answers), pictures=pictures, cache=cache)
         document = cast(dict[str, Any], to_json(receipt))
-        if cache is not None and key is not None and receipt.complete:
+        if cache is not None and key is not None:
             cache.keep_answer(key, document)
     return Exit.DOES_NOT_FIT if document["status"] == "infeasible" else Exit.DONE, document
 

@@ -19,6 +19,7 @@ from planner.cache import store as kept
 from planner.cache.store import Cache, CachedPlan, Question
 from planner.codec import from_json, to_json
 from planner.commands.answer import Answer
+from planner.commands.tell import SILENT, Tell
 from planner.counted import Counted
 from planner.errors import Exit, UserError
 from planner.job.schema import Job
@@ -50,11 +51,15 @@ from planner.whatif.ways_to_fit import ways_to_fit
 
 log = logging.getLogger(__name__)
 
-_WAYS_S = 10.0  # to look for changes that fit, where the job does not
-
 
 def plan_job(
-    job: Job, device: torch.device, *, cache: Cache | None, measure: bool, counted: Counted | None = None
+    job: Job,
+    device: torch.device,
+    *,
+    cache: Cache | None,
+    measure: bool,
+    counted: Counted | None = None,
+    tell: Tell = SILENT,
 ) -> Answer:
     """The plan of a job on this machine. Raises UserError; if no plan fits, the error names changes of the job that
     would fit.
@@ -70,10 +75,11 @@ def plan_job(
     are measured, and the fastest of them is taken. Without `measure` the first split by the estimate is taken, and the
     plan is an estimate.
 
-    Measurements use the kernels that the job will use: deterministic ones if it asks for them.
+    Measurements use the kernels that the job will use: deterministic ones if it asks for them. `tell` is told what is
+    being done.
     """
     with _its_kernels(job):
-        answer = _planned(_as_long_as_its_rows(job, counted), device, cache, measure, _distinct_tokens(counted))
+        answer = _planned(_as_long_as_its_rows(job, counted), device, cache, measure, _distinct_tokens(counted), tell)
     return replace(answer, disk=_told_use(job, answer.plan, answer.chain))
 
 
@@ -136,10 +142,10 @@ def _told_use(job: Job, plan: Plan, chain: Chain) -> DiskUse | None:
 
 
 def _planned(
-    job: Job, device: torch.device, cache: Cache | None, measure: bool, distinct_tokens: tuple[int, ...]
+    job: Job, device: torch.device, cache: Cache | None, measure: bool, distinct_tokens: tuple[int, ...], tell: Tell
 ) -> Answer:
     def planning(of: Job) -> _Planning:
-        return _Planning(of, device, cache, measure=measure, distinct_tokens=distinct_tokens)
+        return _Planning(of, device, cache, measure=measure, distinct_tokens=distinct_tokens, tell=tell)
 
     if measure and (reason := _why_not_compiled(job, device)):
         log.info("compile: off, because %s", reason)
@@ -182,9 +188,17 @@ def _why_not_compiled(job: Job, device: torch.device) -> str | None:
 
 class _Planning:
     def __init__(
-        self, job: Job, device: torch.device, cache: Cache | None, *, measure: bool, distinct_tokens: tuple[int, ...]
+        self,
+        job: Job,
+        device: torch.device,
+        cache: Cache | None,
+        *,
+        measure: bool,
+        distinct_tokens: tuple[int, ...],
+        tell: Tell = SILENT,
     ) -> None:
-        self.job, self.cache, self.measure = job, cache, measure
+        self.job, self.cache, self.measure, self.tell = job, cache, measure, tell
+        tell.doing("reading the model")
         self.target = find_target(device, working_dtype(job), measure=measure)
         check_budgets(job.gpu_budget, job.cpu_budget, gpu_bytes=self.target.gpu_bytes, ram_bytes=self.target.ram_bytes)
         if (note := beyond_positions(job)) is not None:
@@ -235,15 +249,17 @@ class _Planning:
                 not_in_files=self.not_in_files,
             )
             problem = with_disk(problem)
-            ways = ways_to_fit(self.job, problem, self.target.device, time.monotonic() + _WAYS_S, runs=True)
-            way_lines = (f"{'no time to look into' if way.least_bytes is None else 'fits with'} {way}" for way in ways)
-            numbers = (*error.numbers, *way_lines)
+            ways = ways_to_fit(self.job, problem, self.target.device, runs=True, tell=self._tries)
+            numbers = (*error.numbers, *(f"fits with {way}" for way in ways))
             least = problem.least_bytes()
             larger = "offmate plan job.yaml --hardware rtx4090 asks about another machine"
             hint = error.hint if least is None or least <= self.target.gpu_bytes else larger
             raise UserError(
                 error.what, code=error.code, numbers=numbers, hint=hint, exit_code=error.exit_code
             ) from None
+
+    def _tries(self, change: str) -> None:
+        self.tell.doing(f"what would make it fit: {change}")
 
     def check_fits(self) -> None:
         """Raise UserError if no plan fits the budgets."""
@@ -319,6 +335,7 @@ class _Planning:
         )
 
     def _solve(self, question: Question, times: Times, hardware: Hardware) -> Answer:
+        self.tell.doing("solving")
         start = time.monotonic()
         problem = Problem(
             chain=self.analysis.chain(times, self.distinct_tokens),
@@ -400,6 +417,7 @@ class _Planning:
             return None
 
     def _measure(self) -> tuple[Times, Hardware]:
+        self.tell.doing("measuring")
         optimizer = self.optimizer() if self.optimizer.own_rates else ADAMW
         hardware = measure_hardware(self.target.device, working_dtype(self.job), optimizer=optimizer)
         times = measure_times(

@@ -40,9 +40,9 @@ class _Class:
     comp: list[Term]
 
 
-def lower_bound_s(setting: Setting, *, time_limit_s: float = 300.0) -> float:
+def lower_bound_s(setting: Setting) -> float:
     """A lower bound in seconds on the time of a step, for any schedule whose rounds are all alike. 0 if the solver
-    finds no bound within `time_limit_s` seconds; infinity if it proves that there is no schedule."""
+    finds no bound; infinity if it proves that there is no schedule."""
     p = make_instance(setting)
     rows = Rows("bound")
     time = rows.variable("Time")
@@ -51,7 +51,7 @@ def lower_bound_s(setting: Setting, *, time_limit_s: float = 300.0) -> float:
     _work_takes_time(rows, p, classes, between, time)
     _memory_fits_at_the_turns(rows, p, classes, between)
     rows.problem.setObjective(time)
-    outcome = solve(rows.problem, time_limit_s=time_limit_s, gap=0.0)
+    outcome = solve(rows.problem, gap=0.0)
     if outcome.infeasible:
         return math.inf
     return max(0.0, outcome.bound) * p.unit_s if outcome.found else 0.0

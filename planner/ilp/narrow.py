@@ -16,7 +16,6 @@ from planner.ilp.stored_rows import price_of_writing
 
 _ENOUGH = 6
 """A block with at most so many options keeps them all: the integer program then takes no longer than its relaxation."""
-_LIMIT_S = 120.0
 _USED = 0.01  # share of a block: a smaller one is the solver's rounding
 
 
@@ -56,4 +55,4 @@ def _relaxed(instance: Instance) -> Columns | None:
             x.cat = pulp.LpContinuous
     price = price_of_writing(columns) if instance.stores_activations else 0
     columns.rows.problem.setObjective(columns.step_time() + price)
-    return columns if solve(columns.rows.problem, time_limit_s=_LIMIT_S, gap=0.0).found else None
+    return columns if solve(columns.rows.problem, gap=0.0).found else None

@@ -90,14 +90,13 @@ def build(p: Instance) -> Columns:
 def solve_oilp(
     p: Instance,
     *,
-    time_limit_s: float,
     gap: float,
     options: tuple[int, ...] | None = None,
     totals: Totals | None = None,
     more: Callable[[Columns], object] | None = None,
 ) -> Solution | None:
-    """The solution with the shortest step of this instance, to within `gap` (0.01 = 1%); None if there is none, or none
-    was found within `time_limit_s` seconds. `more`: a function that adds rows to the program.
+    """The solution with the shortest step of this instance, to within `gap` (0.01 = 1%); None if there is none, or the
+    solver found none. `more`: a function that adds rows to the program.
 
     With `options` and `totals` given, only the flows remain to be decided. Among the flows of the shortest step, those
     are taken that send and update early and fetch late. Stages in which whole tensors do not fit exceed the budget by
@@ -122,7 +121,7 @@ def solve_oilp(
             excess.upBound = None
         total_time += _regular(v) + _EXCESS_PRICE / p.h2d * pulp.lpSum(v.excess)
     v.rows.problem.setObjective(total_time + price_of_writing(v))
-    outcome = solve(v.rows.problem, time_limit_s=time_limit_s, gap=gap)
+    outcome = solve(v.rows.problem, gap=gap)
     return solution_of(v, outcome) if outcome.found else None
 
 

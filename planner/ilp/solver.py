@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 import warnings
 from dataclasses import dataclass
+from typing import Any
 
 import pulp
 
@@ -17,6 +17,11 @@ _THREADS = 1
 # Presolve's rule for forcing rows, bit 6. With it HiGHS 1.12 to 1.15 crash, or call infeasible what is not, on a few in
 # ten thousand of these programs.
 _PRESOLVE_RULE_OFF = 1 << 6
+_MOST_CHECKS = 3000
+"""How often HiGHS asks whether to go on before it is told to stop. Programs of models of up to 80 layers end after at
+most a few hundred. This limit, unlike one in seconds, ends the same program at the same solution on any machine."""
+_MOST_NODES = 3000  # the same limit for CBC, which counts nodes
+_HANGS_S = 3600.0  # only for a solver that would never end
 
 
 class SolverError(RuntimeError):
@@ -26,8 +31,8 @@ class SolverError(RuntimeError):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """The result of a solver run. `found`: the variables hold a solution. `infeasible`: it is proven that there is
-    none. After a time limit both may be False. `gap`: between the solution and the solver's bound, 0.01 = 1%. `bound`:
-    the best possible objective, in its own unit."""
+    none. If the solver stopped early, both may be False. `gap`: between the solution and the solver's bound, 0.01 = 1%.
+    `bound`: the best possible objective, in its own unit."""
 
     found: bool
     infeasible: bool
@@ -35,39 +40,60 @@ class Outcome:
     bound: float
 
 
-def solve(problem: pulp.LpProblem, *, time_limit_s: float, gap: float) -> Outcome:
-    """Solve `problem` in place, to within `gap` (0.01 = 1%) of the optimum. Raises SolverError."""
-    start = time.monotonic()
+def solve(problem: pulp.LpProblem, *, gap: float) -> Outcome:
+    """Solve `problem` in place, to within `gap` (0.01 = 1%) of the optimum. The work is limited by counts alone, so the
+    outcome does not depend on how busy the machine is. Raises SolverError."""
     integer = any(variable.cat == pulp.LpInteger for variable in problem.variables())
     if pulp.HiGHS().available():
         problem.solve(
             pulp.HiGHS(
                 msg=False,
                 threads=_THREADS,
-                timeLimit=max(0.1, time_limit_s),
+                timeLimit=_HANGS_S,
                 gapRel=gap,
                 presolve_rule_off=_PRESOLVE_RULE_OFF,
+                callbackTuple=(_Patience(), None),
+                callbacksToActivate=_asks_whether_to_go_on(),
             )
         )
         info = problem.solverModel.getInfo()
         bound = info.mip_dual_bound if integer else info.objective_function_value
     else:
-        problem.solve(_cbc(time_limit_s, gap))
+        problem.solve(_cbc(gap))
         # CBC does not tell its bound: where it says that it reached the gap that was asked for, the bound is that far.
         proven = problem.sol_status == pulp.LpSolutionOptimal
         bound = (pulp.value(problem.objective) or 0.0) / (1 + gap * integer) if proven else -math.inf
     found = problem.sol_status in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible)
+    found = found and abs(pulp.value(problem.objective) or 0.0) < 1e30  # HiGHS's infinity: stopped without a solution
     infeasible = problem.status == pulp.LpStatusInfeasible
     if problem.status == pulp.LpStatusUnbounded:
         raise SolverError(f"{problem.name} is unbounded")
-    if not found and not infeasible and time.monotonic() - start < time_limit_s:
+    if not found and not infeasible:
         log.warning("the solver gave up on %s: %s", problem.name, pulp.LpStatus[problem.status])
     objective = pulp.value(problem.objective) or 0.0
     reached = max(0.0, objective - bound) / max(abs(objective), 1e-12) if found and math.isfinite(bound) else math.inf
     return Outcome(found=found, infeasible=infeasible, gap=reached, bound=bound)
 
 
-def _cbc(time_limit_s: float, gap: float) -> pulp.LpSolver:
+class _Patience:
+    """The callback that stops HiGHS once it has asked `_MOST_CHECKS` times whether to go on."""
+
+    def __init__(self) -> None:
+        self._asked = 0
+
+    def __call__(self, kind: Any, message: str, seen: Any, told: Any, data: Any) -> None:
+        self._asked += 1
+        if self._asked > _MOST_CHECKS:
+            told.user_interrupt = True
+
+
+def _asks_whether_to_go_on() -> list[Any]:
+    import highspy
+
+    return [highspy.cb.HighsCallbackType.kCallbackMipInterrupt]
+
+
+def _cbc(gap: float) -> pulp.LpSolver:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # PuLP is pinned below 4, where this one goes
-        return pulp.PULP_CBC_CMD(msg=False, threads=_THREADS, timeLimit=max(1.0, time_limit_s), gapRel=gap)
+        return pulp.PULP_CBC_CMD(msg=False, threads=_THREADS, timeLimit=_HANGS_S, maxNodes=_MOST_NODES, gapRel=gap)

@@ -12,7 +12,7 @@ from planner.errors import Exit, UserError
 from planner.machine.hardware import Hardware
 from planner.picture.basis import Basis
 from planner.schedule.chain import Chain
-from planner.schedule.earlier import chain_of
+from planner.schedule.earlier import chain_of, plan_of
 from planner.schedule.measured import TIMELINE, Measured
 from planner.schedule.plan import Plan
 
@@ -72,7 +72,7 @@ def redraw(file: Path, pictures: Pictures, *, title: str) -> None:
     UserError (exit 2) if there is no plan in it."""
     try:
         document = json.loads(file.read_text("utf-8"))
-        plan, chain = from_json(Plan, document["plan"]), chain_of(document["chain"])
+        plan, chain = plan_of(document["plan"]), chain_of(document["chain"])
         hardware, basis = from_json(Hardware, document["hardware"]), Basis.of(bool(document["measured"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(

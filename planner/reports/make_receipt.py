@@ -71,7 +71,6 @@ def receipt(
         options=plan.options,
         cpu_update_share=cpu_update_share(plan, chain),
         loads=loads(program, chain, hardware, plan.step_s),
-        cut_short=plan.cut_short,
     )
 
 

@@ -70,9 +70,8 @@ class Receipt:
     `gpu`: what the device holds at its peak; `host`: what the host holds all the time; `disk`: the most that the run
     takes on disk; `disk_use`: what each step does to drives with optimizer states. `loads` begins with the resource
     that limits, `changes` with the change that helps most. `unplanned`: changes that may help and were not planned.
-    `fits_with`: changes with which the job fits. `untried`: changes with which it may fit, not looked into. `notes`:
-    what else to know about the job. `plan_key`: the key of the kept plan; empty if none is kept. `cut_short`: a time
-    limit ended the search for the plan, which is then not kept. `complete`: nothing was left out for lack of time.
+    `fits_with`: changes with which the job fits. `notes`: what else to know about the job. `plan_key`: the key of the
+    kept plan; empty if none is kept.
     `least_gpu_budget_bytes` is for the given host budget, `least_cpu_budget_bytes` for the given GPU budget; None: no
     budget is enough. `step_s`, `lp_step_s`, `bound_s`, `solver_gap`: as in `planner.schedule.plan.Plan`.
     """
@@ -104,12 +103,9 @@ class Receipt:
     least_gpu_budget_bytes: int | None = None
     least_cpu_budget_bytes: int | None = None
     fits_with: tuple[str, ...] = ()
-    untried: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     plan_key: str = ""
-    cut_short: bool = False
     answer_s: float = 0.0
-    complete: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Reads the chain of a plan.json, including those of earlier versions."""
+"""Reads the plan and the chain of a plan.json, including those of earlier versions."""
 
 from __future__ import annotations
 
@@ -9,6 +9,13 @@ from planner.optimizers.adamw import AdamW
 from planner.optimizers.adamw_8bit import AdamW8bit
 from planner.optimizers.muon import Muon
 from planner.schedule.chain import Chain
+from planner.schedule.plan import Plan
+
+
+def plan_of(data: dict[str, Any]) -> Plan:
+    """The plan that `data`, parsed JSON, describes. Earlier versions also wrote whether a time limit ended the search.
+    Raises ValueError, KeyError or TypeError if `data` describes no plan."""
+    return from_json(Plan, {name: value for name, value in data.items() if name != "cut_short"})
 
 
 def chain_of(data: dict[str, Any]) -> Chain:

@@ -108,7 +108,7 @@ class Plan:
     the order of `planner.schedule.places.Spans`; empty if tensors have no fixed places. `step_s`: seconds of the
     simulated step. `lp_step_s`: the solver's objective before rounding, in seconds. `bound_s`: a lower bound in seconds
     for any schedule. `solver_gap`: the solver's own gap (0.01 = 1%). `source`: the method that proposed the chosen
-    candidate. `cut_short`: a time limit ended the search, so another run may find a better plan.
+    candidate.
     """
 
     stages: tuple[Stage, ...]
@@ -126,7 +126,6 @@ class Plan:
     gpu_budget_bytes: int = 0
     cpu_budget_bytes: int = 0
     source: str = ""
-    cut_short: bool = False
     offsets: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:

@@ -14,7 +14,7 @@ from planner.schedule.chain import Chain
 from planner.search.activations_on_disk import with_states_and_activations_on_disk
 from planner.search.garbage import seldom_collected
 from planner.search.problem import Problem
-from planner.search.states_on_disk import PARTS, as_few_as_fit, every
+from planner.search.states_on_disk import PARTS, as_few_as_fit, every, with_all_on_disk
 
 _WORTH = 0.02  # of a step: where the gain is less, weights stay in memory
 _LEAST_BYTES = 2**20  # a disk takes nearly as long for a smaller tensor
@@ -25,6 +25,15 @@ def with_disk(problem: Problem) -> Problem:
     """Return the planner's problem with all decisions about disks made: which frozen weights are read from the model's
     files and, where the job gives a disk, which optimizer states, activations and trained weights are on it."""
     return with_states_and_activations_on_disk(with_weights_on_disk(problem))
+
+
+def with_all_that_may_be_on_disk(problem: Problem) -> Problem:
+    """Return the planner's problem as it needs the least memory: unchanged where a plan fits the budgets; else with all
+    on disk that can be there. Which of it should be there is not decided, so this is fast."""
+    if problem.fits():
+        return problem
+    stored = with_all_on_disk(problem) if problem.hardware.disk_bytes else problem
+    return _on_disk(stored, _may_be_on_disk(stored))
 
 
 def with_weights_on_disk(problem: Problem) -> Problem:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -24,10 +23,9 @@ from planner.search.portfolio import Search
 from planner.search.round_placements import hoped
 from planner.units import format_bytes, format_bytes_down
 
-TIME_LIMIT_S = 900.0  # a last resort: a plan that it cuts short depends on how busy the machine is
 GAP = 0.01
 _LOST = 32  # 1/32 of the budget is reserved for gaps between tensors; mostly they are smaller
-_TRIES = (0.6, 0.3, 0.1)  # shares of the time limit; each further plan reserves more for gaps
+_TRIES = 3  # plans; each further one reserves more for gaps
 REMEMBERED = 64  # settings whose results are cached: `fits`, `hope_s` and `plan` begin with the same ones
 
 
@@ -41,36 +39,34 @@ class LeastBudget:
 
 
 @seldom_collected()
-def make_plan(step: Setting, *, time_limit_s: float = TIME_LIMIT_S, gap: float = GAP) -> Plan:
+def make_plan(step: Setting, *, gap: float = GAP) -> Plan:
     """Return the fastest plan found within the budgets, with its predicted step time and the lower bound on it.
 
     `step` has all micro-batches of a step in one round, a forward and backward through the model; the plan has as many
-    rounds as is best. `time_limit_s`: seconds after which the search stops. `gap`: how much slower than the optimum a
-    solution of the integer program may be, as a share of the time. Where the chain says which tensors each block
-    allocates (`lifetimes`), tensors get addresses in GPU memory, and bytes lost between them count against the budget.
+    rounds as is best. `gap`: how much slower than the optimum a solution of the integer program may be, as a share of
+    the time. Where the chain says which tensors each block allocates (`lifetimes`), tensors get addresses in GPU
+    memory, and bytes lost between them count against the budget.
 
     Raises UserError `budget-too-small` (exit 3), which names the least possible budget, or `host-memory-too-small`.
     """
-    plan = _arranged(step, time_limit_s, gap) if step.chain.lifetimes else _fastest(step, time_limit_s, gap)
+    plan = _arranged(step, gap) if step.chain.lifetimes else _fastest(step, gap)
     if plan is None:
         raise too_small(step)
     return plan
 
 
-def _arranged(step: Setting, time_limit_s: float, gap: float) -> Plan | None:
+def _arranged(step: Setting, gap: float) -> Plan | None:
     """Return the fastest plan found whose tensors, each at an address, fit the GPU budget; None where there is none.
     How many bytes are lost between tensors is known only once there is a plan. Where they are more than was reserved,
     the next plan gets a budget that is smaller by the excess."""
     budget_bytes = step.budgets.gpu_bytes
     use_bytes = without_loss(budget_bytes)
-    cut_short = False
-    for share in _TRIES:
-        plan = _fastest(_within(step, use_bytes), share * time_limit_s, gap)
+    for _ in range(_TRIES):
+        plan = _fastest(_within(step, use_bytes), gap)
         if plan is None:
             break
-        cut_short |= plan.cut_short
         its_bytes = plan.gpu_peak_bytes
-        plan = replace(with_places(plan, step.chain), gpu_budget_bytes=budget_bytes, cut_short=cut_short)
+        plan = replace(with_places(plan, step.chain), gpu_budget_bytes=budget_bytes)
         if plan.gpu_peak_bytes <= budget_bytes:
             return plan
         lost_bytes = plan.gpu_peak_bytes - its_bytes
@@ -83,7 +79,7 @@ def _arranged(step: Setting, time_limit_s: float, gap: float) -> Plan | None:
     bound_s = min(map(bound_of, in_rounds(step)))
     if plan.gpu_peak_bytes > budget_bytes:
         return None
-    return replace(plan, solver_gap=1.0, bound_s=bound_s, cut_short=cut_short)
+    return replace(plan, solver_gap=1.0, bound_s=bound_s)
 
 
 def without_loss(budget_bytes: int) -> int:
@@ -96,24 +92,21 @@ def _within(step: Setting, gpu_bytes: int) -> Setting:
     return replace(step, budgets=replace(step.budgets, gpu_bytes=gpu_bytes))
 
 
-def _fastest(step: Setting, time_limit_s: float, gap: float) -> Plan | None:
+def _fastest(step: Setting, gap: float) -> Plan | None:
     """Return the fastest plan found, counting the bytes of tensors but not the gaps between their addresses; None where
     nothing fits."""
-    deadline = time.monotonic() + time_limit_s
     bounds_s = {setting.rounds: bound_of(setting) for setting in in_rounds(step)}
     best: Plan | None = None
     beat_s = math.inf
     candidates = rounds_that_fit(step)
     # A schedule is known for these, so a proof that there is none comes only from the solver's tolerances.
     bounds_s |= {s.rounds: 0.0 for s in candidates if bounds_s[s.rounds] == math.inf}
-    promising = _most_promising(list(candidates), deadline, gap)
+    promising = _most_promising(list(candidates), gap)
     for way in promising:
         setting = way.setting
-        if best is not None and (time.monotonic() >= deadline or bounds_s[setting.rounds] >= beat_s):
+        if best is not None and bounds_s[setting.rounds] >= beat_s:
             continue
-        search = Search(
-            setting, deadline=deadline, gap=gap, beat_s=beat_s, bound_s=bounds_s[setting.rounds], solved=way.solved
-        )
+        search = Search(setting, gap=gap, beat_s=beat_s, bound_s=bounds_s[setting.rounds], solved=way.solved)
         found = search.best(candidates[setting])
         if found.step_s < beat_s:
             best, beat_s = found, found.step_s * (1 - gap)
@@ -122,8 +115,7 @@ def _fastest(step: Setting, time_limit_s: float, gap: float) -> Plan | None:
     others_s = (max(w.least_s, bounds_s[w.setting.rounds]) for w in promising if w.setting.rounds != best.rounds)
     to_others = 1 - min(others_s, default=math.inf) / best.lp_step_s if best.lp_step_s else 0.0
     solver_gap = max(best.solver_gap, to_others)  # another number of rounds might be faster
-    cut_short = time.monotonic() >= deadline
-    return replace(best, bound_s=min(bounds_s.values()), solver_gap=solver_gap, cut_short=cut_short)
+    return replace(best, bound_s=min(bounds_s.values()), solver_gap=solver_gap)
 
 
 def least_budget(step: Setting) -> LeastBudget:
@@ -208,14 +200,14 @@ class _Way:
     solved: tuple[Solution, ...] = ()
 
 
-def _most_promising(ways: list[Setting], deadline: float, gap: float) -> list[_Way]:
+def _most_promising(ways: list[Setting], gap: float) -> list[_Way]:
     """Return the settings ordered by the step time of the integer program's solution. A setting with more rounds comes
     first only if it is faster by more than `gap`."""
     if len(ways) < 2:
         return [_Way(setting=setting) for setting in ways]
     found = []
     for number, s in enumerate(ways):
-        solved = hoped(s, gap=gap, deadline=deadline)
+        solved = hoped(s, gap=gap)
         hope_s = solved[0].step_s * (1 + gap) ** number if solved else math.inf
         least_s = min((solution.step_s * (1 - solution.gap) for solution in solved), default=0.0)
         found.append(_Way(setting=s, hope_s=hope_s, least_s=least_s, solved=tuple(solved)))

@@ -3,9 +3,7 @@ verifies the fastest."""
 
 from __future__ import annotations
 
-import logging
 import math
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -21,8 +19,6 @@ from planner.schedule.plan import Plan
 from planner.search.improve import improved
 from planner.search.round_placements import hoped, rounded_candidate
 
-log = logging.getLogger(__name__)
-
 _TO_SPARE = RateScale(h2d=0.94, d2h=0.94, cpu=0.94)  # for a second solution: whole tensors waste some of the rates
 _NEAR = 0.025  # a plan this near to the solver's step or the bound ends the search
 
@@ -30,22 +26,21 @@ _NEAR = 0.025  # a plan this near to the solver's step or the bound ends the sea
 class Search:
     """A search for the fastest plan of one setting: the best of several candidate plans.
 
-    `solved`: the integer program's solutions, where they are known already. Counts and gaps limit the search;
-    `deadline` (`time.monotonic()`) is the last resort, and a log line says when it was reached. Where the integer
-    program finds no step below `beat_s` seconds, little is tried. `bound_s`: a lower bound on the step in seconds.
+    `solved`: the integer program's solutions, where they are known already. Counts and gaps limit the search, never a
+    clock. Where the integer program finds no step below `beat_s` seconds, little is tried. `bound_s`: a lower bound on
+    the step in seconds.
     """
 
     def __init__(
         self,
         setting: Setting,
         *,
-        deadline: float,
         gap: float,
         beat_s: float,
         bound_s: float,
         solved: Sequence[Solution] = (),
     ) -> None:
-        self.setting, self.gap, self.deadline, self.beat_s, self.bound_s = setting, gap, deadline, beat_s, bound_s
+        self.setting, self.gap, self.beat_s, self.bound_s = setting, gap, beat_s, bound_s
         self.solved = solved
         self.solutions: Sequence[Solution] = ()
         self.best_s = math.inf
@@ -63,7 +58,7 @@ class Search:
             seen = self._ahead(seen)
             best = seen if seen.step_s < best.step_s else best
             self.best_s = best.step_s
-            if best.step_s <= self._reach_s(best.step_s) * (1 + _NEAR) or self._is_late():
+            if best.step_s <= self._reach_s(best.step_s) * (1 + _NEAR):
                 break
         return replace(
             proven(best.candidate, s),
@@ -111,17 +106,11 @@ class Search:
             if solution.step_s < self.beat_s and (seen := self._rounded(solution, self.setting.budgets, "o-ilp")):
                 yield seen
         spare = replace(self.setting.budgets, rate_scale=_TO_SPARE)
-        enough = self._is_late() or not self.solutions or self.best_s <= self._near_s()
+        enough = not self.solutions or self.best_s <= self._near_s()
         for solution in () if enough else self._solve(spare)[:1]:
             if seen := self._rounded(solution, spare, "o-ilp with time to spare"):
                 yield seen
         yield from quick if self._may_run_ahead() else ()
-
-    def _is_late(self) -> bool:
-        late = time.monotonic() >= self.deadline
-        if late:
-            log.warning("planning was cut short by its time limit: another run may find another plan")
-        return late
 
     def _may_run_ahead(self) -> bool:
         return self.setting.clip and self.setting.budgets.cpu_updates
@@ -145,8 +134,8 @@ class Search:
         return min([seen, *(evaluate(s, way) for way in ways)], key=lambda way: way.step_s)
 
     def _solve(self, budgets: Budgets) -> list[Solution]:
-        return hoped(replace(self.setting, budgets=budgets), gap=self.gap, deadline=self.deadline)
+        return hoped(replace(self.setting, budgets=budgets), gap=self.gap)
 
     def _rounded(self, solution: Solution, budgets: Budgets, source: str) -> Evaluation | None:
         setting = replace(self.setting, budgets=budgets)
-        return rounded_candidate(setting, solution, gap=self.gap, deadline=self.deadline, source=source)
+        return rounded_candidate(setting, solution, gap=self.gap, source=source)

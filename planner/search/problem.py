@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 import math
-import time
 from dataclasses import dataclass, replace
 
 from planner.candidate.setting import Budgets, Setting
@@ -17,7 +16,6 @@ from planner.schedule.plan import Plan
 from planner.search.make_plan import (
     GAP,
     REMEMBERED,
-    TIME_LIMIT_S,
     LeastBudget,
     bound_of,
     in_rounds,
@@ -70,18 +68,18 @@ class Problem:
         )
         return Setting(chain=self.chain, hardware=self.hardware, budgets=budgets, slices=self.slices, clip=self.clip)
 
-    def plan(self, time_limit_s: float = TIME_LIMIT_S, gap: float = GAP) -> Plan:
-        """Return the fastest plan found within `time_limit_s` seconds. `gap`: how much slower than the optimum a
+    def plan(self, gap: float = GAP) -> Plan:
+        """Return the fastest plan found. `gap`: how much slower than the optimum a
         solution of the planner's integer program may be, as a share of the time. Raises UserError `budget-too-small` or
         `host-memory-too-small` where nothing fits the budgets."""
-        return make_plan(self.setting, time_limit_s=time_limit_s, gap=gap)
+        return make_plan(self.setting, gap=gap)
 
     def least(self) -> LeastBudget:
         """Return the least GPU memory for which there is a plan, whatever `gpu_budget_bytes` is. Raises UserError
         `host-memory-too-small`."""
         return least_budget(self.setting)
 
-    def plan_in(self, rounds: int, time_limit_s: float, beat_s: float) -> Plan | None:
+    def plan_in(self, rounds: int, beat_s: float) -> Plan | None:
         """Return a plan that runs the micro-batches of a step in `rounds` rounds, each a forward and backward of its
         share through the model. The search takes a third of the time of `plan`. None where nothing fits, or where the
         planner's integer program finds no step shorter than `beat_s` seconds."""
@@ -90,8 +88,7 @@ class Problem:
         s = next((fitting for fitting in rounds_that_fit(self.setting) if fitting.rounds == rounds), s)
         # Not a proof that there is no plan: it may come from the solver's tolerances alone.
         bound_s = 0.0 if bound_s == math.inf else bound_s
-        deadline = time.monotonic() + time_limit_s
-        return Search(s, deadline=deadline, gap=GAP, beat_s=beat_s, bound_s=bound_s).first()
+        return Search(s, gap=GAP, beat_s=beat_s, bound_s=bound_s).first()
 
     def bound_s(self) -> float:
         """Return a lower bound on the seconds of a step: no plan of this problem is faster."""
@@ -101,7 +98,7 @@ class Problem:
         """Return the seconds of a step by the planner's integer program, which may move parts of tensors, for the best
         number of rounds; infinity where there is none. A plan of whole tensors is about as fast.
 
-        This takes a fraction of a plan's time, and does not depend on a time limit of the caller.
+        This takes a fraction of a plan's time.
         """
         solution = self.hoped()
         return solution.step_s if solution else math.inf
@@ -123,7 +120,7 @@ class Problem:
     def fits(self, rounds: int | None = None) -> bool:
         """Return whether there is a plan within the GPU and host budgets. `rounds`: the number of rounds in which it
         runs a step's micro-batches; None: any."""
-        if self._standing_bytes() > self.gpu_budget_bytes + self.cpu_budget_bytes:
+        if self.standing_bytes() > self.gpu_budget_bytes + self.cpu_budget_bytes:
             return False
         least = self.least_bytes(enough=self.gpu_budget_bytes, rounds=rounds)
         return least is not None and least <= self.gpu_budget_bytes
@@ -134,7 +131,7 @@ class Problem:
         if not self.fits():
             raise too_small(self.setting)
 
-    def _standing_bytes(self) -> int:
+    def standing_bytes(self) -> int:
         """Return the bytes of all weights and optimizer states that are not on disk: they are in GPU or host memory."""
         return sum(
             (0 if t.on_disk else t.bytes) + (0 if t.states_on_disk else t.state_bytes) for t in self.chain.tensors()
@@ -148,7 +145,7 @@ class Problem:
             return replace(self, cpu_budget_bytes=size).fits()
 
         tensors = list(self.chain.tensors())
-        standing = self._standing_bytes()
+        standing = self.standing_bytes()
         offloaded = sum(max(o.offloaded_bytes for o in b.options) for b in self.chain.blocks)
         low = max(0, standing - self.gpu_budget_bytes)  # weights and states are either on the device or on the host
         high = standing + sum(t.gradient_bytes for t in tensors)
@@ -168,6 +165,6 @@ def _hoped(step: Setting) -> Solution | None:
     for bound_s, s in sorted(((bound_of(s), s) for s in rounds_that_fit(step)), key=lambda each: each[0]):
         if best and bound_s >= best.step_s:
             break
-        solved = hoped(s, gap=GAP, deadline=time.monotonic() + TIME_LIMIT_S)
+        solved = hoped(s, gap=GAP)
         best = min([*([best] if best else []), *solved], key=lambda found: found.step_s, default=None)
     return best

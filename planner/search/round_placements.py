@@ -9,7 +9,6 @@ more. In one round, `planner.search.list_schedule` chooses the stages by simulat
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -196,10 +195,9 @@ def rounded_totals(chain: Chain, placements: Sequence[Placement]) -> Totals:
     return Totals(of=of)
 
 
-def hoped(setting: Setting, *, gap: float, deadline: float) -> list[Solution]:
+def hoped(setting: Setting, *, gap: float) -> list[Solution]:
     """Return the solutions of the planner's integer program for a setting, the shortest step first; empty where there
-    is none. `gap`: how far from the optimum a solution may be, as a share of the time. `deadline`: when to stop, by
-    `time.monotonic()`.
+    is none. `gap`: how far from the optimum a solution may be, as a share of the time.
 
     Where the first block is one tensor (the embedding, which is larger than a layer), there are two solutions: one with
     the device updating this tensor and one with the CPU. A program that may split the tensor finds a step that whole
@@ -209,7 +207,7 @@ def hoped(setting: Setting, *, gap: float, deadline: float) -> list[Solution]:
     instance = make_instance(setting)
 
     def solve(more: Callable[[Columns], object] | None = None) -> Solution | None:
-        return solve_oilp(instance, time_limit_s=deadline - time.monotonic(), gap=gap, more=more)
+        return solve_oilp(instance, gap=gap, more=more)
 
     found: list[Solution | None] = []
     if instance.first_is_one_tensor:
@@ -219,9 +217,7 @@ def hoped(setting: Setting, *, gap: float, deadline: float) -> list[Solution]:
     return sorted((solution for solution in found if solution is not None), key=lambda solution: solution.step_s)
 
 
-def rounded_candidate(
-    setting: Setting, solution: Solution, *, gap: float, deadline: float, source: str
-) -> Evaluation | None:
+def rounded_candidate(setting: Setting, solution: Solution, *, gap: float, source: str) -> Evaluation | None:
     """Return a candidate plan of whole tensors near the integer program's `solution`, evaluated; None where none was
     found that fits the budgets. `source`: what the candidate is called in logs.
 
@@ -235,26 +231,26 @@ def rounded_candidate(
         fractions: Solution | None = solution
         smaller = setting
         for _ in range(_ATTEMPTS):
-            if fractions is None or time.monotonic() > deadline:
+            if fractions is None:
                 break
             placements = choose_placements(
                 setting.chain, setting.hardware, fractions.totals, limits, up=up, tight=tight
             )
-            found, (gpu_excess, cpu_excess) = _fitting(setting, placements, fractions.options, deadline, source)
+            found, (gpu_excess, cpu_excess) = _fitting(setting, placements, fractions.options, source)
             if found is not None:
                 return found
             smaller = _less(smaller, gpu_excess, cpu_excess)
-            fractions = _solve_near(make_instance(smaller), solution, gap=gap, deadline=deadline)
+            fractions = _solve_near(make_instance(smaller), solution, gap=gap)
     return None
 
 
 def _fitting(
-    setting: Setting, placements: Sequence[Placement], options: Sequence[int], deadline: float, source: str
+    setting: Setting, placements: Sequence[Placement], options: Sequence[int], source: str
 ) -> tuple[Evaluation | None, tuple[int, int]]:
     """Return the candidate for these placements, evaluated, if it fits the budgets; else None and the excess bytes on
     device and host."""
     chain = setting.chain
-    schedules = _schedules(setting, placements, options, deadline)
+    schedules = _schedules(setting, placements, options)
     if schedules is None:
         return None, (0, 0)
     moving = {placement.tensor.name for placement in placements}
@@ -268,7 +264,7 @@ def _fitting(
 
 
 def _schedules(
-    setting: Setting, placements: Sequence[Placement], options: Sequence[int], deadline: float
+    setting: Setting, placements: Sequence[Placement], options: Sequence[int]
 ) -> list[TensorSchedule] | None:
     """Return a schedule for each placement. In one round it has the times that need the least memory, and simulating
     the step chooses better ones later. In several rounds its times are those of the integer program's flows; None where
@@ -277,7 +273,6 @@ def _schedules(
         return in_their_stages(setting, placements)
     flows = solve_oilp(
         make_instance(setting),
-        time_limit_s=deadline - time.monotonic(),
         gap=0.0,
         options=tuple(options),
         totals=rounded_totals(setting.chain, placements),
@@ -294,9 +289,8 @@ def _less(setting: Setting, gpu_bytes: int, cpu_bytes: int) -> Setting:
     return replace(setting, budgets=replace(budgets, gpu_bytes=gpu_bytes, cpu_bytes=cpu_bytes))
 
 
-def _solve_near(instance: Instance, solution: Solution, *, gap: float, deadline: float) -> Solution | None:
+def _solve_near(instance: Instance, solution: Solution, *, gap: float) -> Solution | None:
     """Return the integer program's solution with the block options of `solution`, or with any options where there is
     none with these; None where there is none at all."""
-    limit_s = deadline - time.monotonic()
-    same = solve_oilp(instance, time_limit_s=limit_s, gap=gap, options=solution.options)
-    return same or solve_oilp(instance, time_limit_s=deadline - time.monotonic(), gap=gap)
+    same = solve_oilp(instance, gap=gap, options=solution.options)
+    return same or solve_oilp(instance, gap=gap)

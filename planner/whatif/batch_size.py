@@ -10,7 +10,6 @@ candidate says in which order to plan them, and when no other is likely to be be
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import TypeVar, cast
 
@@ -30,8 +29,6 @@ from planner.search.problem import Problem
 
 _MOST = 16  # candidates
 _MOST_ROWS = 1024  # of a micro-batch, unless the model needs all in one: far more rows gain nothing
-_PLAN_S = 10.0  # for one candidate
-PATIENCE_S = 60.0
 WANTED = 3
 """The number of splits that are compared, and measured if possible: estimates do not see the time that small kernels
 waste."""
@@ -98,23 +95,20 @@ def ranked(
     hardware: Hardware,
     *,
     distinct_tokens: tuple[int, ...] = (),
-    patience_s: float = PATIENCE_S,
 ) -> list[BatchSplit]:
     """Splits of the job's `train_batch_size` into micro-batches that fit the budgets, the fastest by estimate first; of
     those within the gap of the fastest, the one with most rows first. Empty: none fits.
 
-    Once there are `WANTED` splits, those for which the solver hopes for no shorter step are left out. Once there is
-    one, those for which `patience_s` seconds left no time are left out. Raises UserError for a model that cannot be
-    used.
+    Once there are `WANTED` splits, those for which the solver hopes for no shorter step are left out. Raises UserError
+    for a model that cannot be used.
     """
-    deadline = time.monotonic() + patience_s
     splits: list[BatchSplit] = []
     for split in hopeful(job, device, hardware, distinct_tokens=distinct_tokens, runs=True):
         best_s = min((c.step_s for c in splits), default=math.inf)
-        if (splits and time.monotonic() > deadline) or (len(splits) >= WANTED and split.hope_s >= best_s):
+        if len(splits) >= WANTED and split.hope_s >= best_s:
             break
         try:
-            plan = split.problem.plan(_PLAN_S)
+            plan = split.problem.plan()
         except UserError as error:
             if error.exit_code is not Exit.DOES_NOT_FIT:
                 raise

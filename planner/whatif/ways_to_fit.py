@@ -1,11 +1,11 @@
-"""Finds changes with which a job fits that does not fit as it is. Each change was planned; none is guessed."""
+"""Finds changes with which a job fits that does not fit as it is. Each change was tried; none is guessed."""
 
 from __future__ import annotations
 
+import itertools
 import json
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -16,40 +16,65 @@ from planner.machine.hardware import Hardware
 from planner.measure.analysis import analyse, estimate_times
 from planner.measure.drive import with_drive
 from planner.models.files_of_weights import why_not_in_files
-from planner.models.hf_model import masked_of
+from planner.models.hf_model import masked_of, model_config
 from planner.optimizers.adamw_8bit import AdamW8bit
 from planner.optimizers.table import OPTIMIZERS
-from planner.search.from_disk import with_disk
+from planner.search.from_disk import with_all_that_may_be_on_disk, with_disk
 from planner.search.problem import Problem
 from planner.search.states_on_disk import with_all_on_disk
 from planner.units import format_bytes
 from planner.whatif.batch_size import alike, between
 
 _SHORTEST = 256  # tokens; below that nobody trains
+_EASIER = 0.99  # a change that leaves more than this of a shortage is no part of a pair
+_ANY_SIZE = 2**62
+
+Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """A change with which a job fits. `least_bytes`: the smallest device memory with which it then fits; None: there
-    was no time to find out whether it fits, and `keys` are the changed keys of the job, with which to ask again."""
+    """A change with which a job fits. `keys`: the changed keys of the job; empty for a change of the machine.
+    `least_bytes`: the smallest device memory with which the job then fits."""
 
     text: str
-    least_bytes: int | None
     keys: tuple[tuple[str, object], ...] = ()
+    least_bytes: int
 
     def __str__(self) -> str:
-        if self.least_bytes is None:
-            values = ((key, value if isinstance(value, str) else json.dumps(value)) for key, value in self.keys)
-            asking = " ".join(f"--set {key}={value}" for key, value in values)
-            return f"{self.text}; to ask about it: offmate plan … {asking}"
-        return f"{self.text}: at least {format_bytes(self.least_bytes)} of GPU memory"
+        return f"{self.text}: at least {format_bytes(self.least_bytes)} of GPU memory{self._to_type()}"
+
+    def _to_type(self) -> str:
+        """The keys as they are typed. Those that have LoRA's default values need not be typed."""
+        needed = [(key, value) for key, value in self.keys if DEFAULTS.get(key, ()) != value]
+        values = ((key, value if isinstance(value, str) else json.dumps(value)) for key, value in needed)
+        typed = " ".join(f"--set {key}={value}" for key, value in values)
+        return f"; {typed}" if typed else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Change:
+    """A change of the job's keys that may make it fit. `kind`: changes of one kind exclude each other."""
+
+    kind: str
+    text: str
+    keys: Mapping[str, object]
+
+    def with_(self, other: _Change) -> _Change:
+        kind, text = f"{self.kind}+{other.kind}", f"{self.text}, and {other.text}"
+        return _Change(kind=kind, text=text, keys={**self.keys, **other.keys})
 
 
 def problem_of(job: Job, hardware: Hardware, device: torch.device, *, runs: bool = False) -> Problem:
     """The problem of planning a job, whose split into micro-batches is given, on `hardware`. The model's blocks are
     traced on `device`. `runs`: the job is to run, and is not only asked about. Raises UserError."""
+    return with_disk(_undecided(job, hardware, device, runs=runs))
+
+
+def _undecided(job: Job, hardware: Hardware, device: torch.device, *, runs: bool) -> Problem:
+    """The same problem before it is decided what is on disk."""
     analysis = analyse(job, device, for_gpu=device.type == "cpu" and hardware.is_gpu)
-    problem = Problem(
+    return Problem(
         chain=analysis.chain(estimate_times(analysis, hardware)),
         hardware=with_drive(job, hardware),
         gpu_budget_bytes=job.gpu_budget or hardware.gpu_bytes,
@@ -58,23 +83,70 @@ def problem_of(job: Job, hardware: Hardware, device: torch.device, *, runs: bool
         clip=job.max_grad_norm is not None,
         not_in_files=why_not_in_files(job, analysis.model, runs=runs),
     )
-    return with_disk(problem)
 
 
-def ways_to_fit(job: Job, problem: Problem, device: torch.device, last_trace: float, *, runs: bool) -> Iterator[Way]:
-    """Changes of the job's keys with which the job fits the budgets as they are, with the most and the longest rows
-    that fit. Drives and adapters come first, which help where little else does, then changes that help a little.
+def ways_to_fit(
+    job: Job, problem: Problem, device: torch.device, *, runs: bool, tell: Tell = lambda text: None
+) -> Iterator[Way]:
+    """Changes with which the job fits the budgets as they are, those first that cost the user least: first single
+    changes of its keys, then, if none of these is enough, pairs of them; then shorter rows, and a drive.
 
     `runs`: the job is to run. Adapters need a model's weights, so LoRA is then not proposed if the model has none. If
-    the job is only asked about, the model's config is enough.
-
-    Most changes need a trace of the model's blocks. No trace is begun after `last_trace` (monotonic clock, seconds);
-    later changes are returned untried.
+    the job is only asked about, the model's config is enough. `tell` is called with each change before it is tried.
     """
+    trials = _Trials(job=job, problem=problem, device=device, runs=runs, tell=tell)
+    singles = list(_changes(job, problem, runs=runs))
+    found = [way for change in singles if (way := trials.way(change))]
+    if problem.clip and (least := _least(replace(problem, clip=False))):
+        found.append(Way(text="no clipping", keys=(("max_grad_norm", 0),), least_bytes=least))
+    yield from found
+    if not found:
+        pairs = [a.with_(b) for a, b in itertools.combinations(singles, 2) if trials.may_fit_together(a, b)]
+        found = [way for pair in pairs if (way := trials.way(pair))][:1]
+        yield from found
+    if trials.short_of_device and not any("gradient_accumulation_steps" in dict(way.keys) for way in found):
+        yield from trials.shorter_rows()
+    yield from _drives(job, problem)
 
-    def tried(text: str, **keys: object) -> Iterator[Way]:
-        yield from _tried(text, job, problem, device, last_trace, runs=runs, **keys)
 
+def _changes(job: Job, problem: Problem, *, runs: bool) -> Iterator[_Change]:
+    """The changes of the job's keys that may make it fit, those first that cost the user least."""
+    if job.slice_rows > 1 and not masked_of(job):
+        yield _Change(kind="slices", text="the same step in smaller slices", keys=_rows(job, 1))
+    if job.exact:
+        yield _Change(kind="exact", text="head and loss in chunks, not bitwise", keys={"exact": False})
+    if not job.bf16:
+        yield _Change(kind="bf16", text="bf16 with fp32 masters", keys={"bf16": True})
+    if job.method == "full" and OPTIMIZERS[job.optim].on_disk and not job.disk_paths:
+        yield _Change(kind="optim", text="AdamW's moments in 8 bits, rounded", keys={"optim": AdamW8bit.kind})
+    lora: dict[str, object] = {}
+    if job.method == "full":
+        if runs and has_no_weights(job.model):
+            return
+        lora = {**DEFAULTS, "method": "lora"}
+        without = {"trainable": None, "trainable_layers": None} if job.trainable else {}
+        text = "LoRA, without trainable" if without else "LoRA"
+        yield _Change(kind="base", text=text, keys={**lora, **without})
+        lora |= without
+    if job.use_dora:
+        return
+    packed = lora | {"load_in_4bit": True} | ({"load_in_8bit": False} if job.load_in_8bit else {})
+    words = "LoRA on a base in 4 bits" if lora else "a base in 4 bits"
+    if not job.load_in_4bit:
+        yield _Change(kind="base", text=words, keys=packed)
+    if _has_experts(job) and not job.quantize_moe_experts:
+        keys = {**packed, "quantize_moe_experts": True}
+        yield _Change(kind="base", text=f"{words}, its experts too", keys=keys)
+
+
+def _has_experts(job: Job) -> bool:
+    """Whether the job's model is a mixture of experts by its config."""
+    config = model_config(job).get_text_config()
+    return any(getattr(config, name, None) for name in ("num_experts", "num_local_experts", "n_routed_experts"))
+
+
+def _drives(job: Job, problem: Problem) -> Iterator[Way]:
+    """What a drive would allow, for full fine-tuning."""
     plain = OPTIMIZERS[job.optim].on_disk
     storable = job.method == "full" and plain and not problem.hardware.disk_bytes
     if storable and (least := _least(with_all_on_disk(problem))):
@@ -87,122 +159,110 @@ def ways_to_fit(job: Job, problem: Problem, device: torch.device, last_trace: fl
             f"memory for all: {problem.not_in_files})",
             least_bytes=least,
         )
-    yield from _adapters(job, tried, runs=runs)
-    host_is_full = replace(problem, cpu_budget_bytes=2**62).fits()
-    smaller = [] if host_is_full else list(_smaller_slices(job, problem, device, last_trace, runs=runs))
-    yield from smaller
-    if not job.bf16:
-        yield from tried("bf16 with fp32 masters (bf16: true)", bf16=True)
-    if problem.clip and (least := _least(replace(problem, clip=False))):
-        yield Way(text="no clipping (max_grad_norm: 0)", least_bytes=least)
-    if host_is_full and job.method == "full" and plain and not job.disk_paths:
-        yield from tried("AdamW's moments in 8 bits, rounded (optim: adamw_8bit)", optim=AdamW8bit.kind)
-    if not host_is_full and all(way.least_bytes is None for way in smaller):  # shorter slices do not help a full host
-        yield from _shorter_slices(job, problem, device, last_trace, runs=runs)
 
 
-def _adapters(job: Job, tried: Callable[..., Iterator[Way]], *, runs: bool) -> Iterator[Way]:
-    """LoRA or, if that does not fit, LoRA with slices of one row or on a base in 4 bits. For a job that uses LoRA
-    already, a base in 4 bits."""
-    if job.method == "lora" and not (job.load_in_4bit or job.use_dora):
-        other = {"load_in_8bit": False} if job.load_in_8bit else {}
-        yield from tried("a base in 4 bits (load_in_4bit: true)", load_in_4bit=True, **other)
-    if job.method != "full" or (runs and has_no_weights(job.model)):
-        return
-    lora: dict[str, object] = {**DEFAULTS, "method": "lora"}
-    keys = "method: lora"
-    if job.trainable:
-        lora |= {"trainable": None, "trainable_layers": None}
-        keys += ", without trainable"
-    ways = list(tried(f"LoRA ({keys})", **lora))
-    if not ways and job.slice_rows > 1 and not masked_of(job):
-        text = f"LoRA ({keys}) in slices of one row (per_device_train_batch_size: 1)"
-        ways = list(tried(text, **lora, **_rows(job, 1)))
-    if not ways:
-        text = f"LoRA on a base in 4 bits ({keys}, load_in_4bit: true)"
-        ways = list(tried(text, **lora, load_in_4bit=True))
-    yield from ways
+@dataclass(kw_only=True)
+class _Trials:
+    """Tries changes of one job. `short_of_device`: more host memory alone would not be enough."""
 
+    job: Job
+    problem: Problem
+    device: torch.device
+    runs: bool
+    tell: Tell
+    short_of_device: bool = field(init=False)
+    short_of_host: bool = field(init=False)
+    _eased: dict[str, tuple[bool, bool]] = field(default_factory=dict)
 
-def _tried(
-    text: str, job: Job, problem: Problem, device: torch.device, last_trace: float, *, runs: bool, **keys: object
-) -> Iterator[Way]:
-    """The way if it fits, or untried if there is no time to find out."""
-    if time.monotonic() >= last_trace:
-        # Keys with LoRA's default values need not be typed.
-        changed = tuple((key, value) for key, value in keys.items() if key not in DEFAULTS)
-        yield Way(text=text, least_bytes=None, keys=changed)
-    elif least := _least(_changed(job, problem, device, runs=runs, **keys)):
-        yield Way(text=text, least_bytes=least)
+    def __post_init__(self) -> None:
+        problem = self.problem
+        self.short_of_device = not replace(problem, cpu_budget_bytes=_ANY_SIZE).fits()
+        room_bytes = problem.gpu_budget_bytes + problem.cpu_budget_bytes
+        self.short_of_host = not self.short_of_device or problem.standing_bytes() > room_bytes
 
+    def way(self, change: _Change) -> Way | None:
+        """The change as a way, if the job fits with it."""
+        self.tell(change.text)
+        keys, changed = self._changed(change.keys)
+        self._eased[change.kind + change.text] = self._eases(changed)
+        if changed is None or not (least := _least(changed)):
+            return None
+        if change.kind == "slices":
+            rows = self._most_rows(changed)
+            more = _least(self._changed(_rows(self.job, rows))[1]) if rows > 1 else None
+            keys, least = (_rows(self.job, rows), more) if more else (keys, least)
+        return Way(text=change.text, keys=tuple(keys.items()), least_bytes=least)
 
-def _smaller_slices(
-    job: Job, problem: Problem, device: torch.device, last_trace: float, *, runs: bool
-) -> Iterator[Way]:
-    """The same step in more and smaller slices (micro-batches). Nothing for a mixture of experts that trains with its
-    router loss: that loss is computed per slice, so the model would learn something else."""
-    if job.slice_rows == 1 or masked_of(job):
-        return
-    if time.monotonic() >= last_trace:
-        smaller = tuple(_rows(job, 1).items())
-        yield Way(text="the same step in smaller slices", least_bytes=None, keys=smaller)
-        return
-    single_row = _changed(job, problem, device, runs=runs, **_rows(job, 1))
-    if single_row is not None and (least := _least(single_row)):
-        rows = _most_rows(job, problem, single_row)
-        more = _least(_changed(job, problem, device, runs=runs, **_rows(job, rows))) if rows > 1 else None
-        split = _rows(job, rows if more else 1)
-        keys = ", ".join(f"{key}: {value}" for key, value in split.items())
+    def may_fit_together(self, one: _Change, other: _Change) -> bool:
+        """Whether both changes can be made, and between them ease all that the job is short of."""
+        if one.kind == other.kind:
+            return False
+        eased = [self._eased.get(change.kind + change.text, (False, False)) for change in (one, other)]
+        if not all(any(its) for its in eased):
+            return False
+        on_device, on_host = (any(its) for its in zip(*eased, strict=True))
+        return (on_device or not self.short_of_device) and (on_host or not self.short_of_host)
+
+    def shorter_rows(self) -> Iterator[Way]:
+        """The longest rows that fit, of the job's length halved again and again, in slices of one row."""
+        job = self.job if masked_of(self.job) else self.job.model_copy(update=_rows(self.job, 1))
+        length = job.max_length // 2
+        while length >= _SHORTEST:
+            keys: dict[str, object] = {"max_length": length, "per_device_train_batch_size": job.slice_rows}
+            if job.gradient_accumulation_steps != self.job.gradient_accumulation_steps:
+                keys["gradient_accumulation_steps"] = job.gradient_accumulation_steps
+            if way := self.way(_Change(kind="length", text="shorter rows", keys=keys)):
+                yield way
+                return
+            length //= 2
+
+    def _changed(self, keys: Mapping[str, object]) -> tuple[Mapping[str, object], Problem | None]:
+        """The problem of the job with these keys, and the keys, to which `lora_dropout: 0` is added if adapters on
+        experts need that. No problem for a job that is not possible, such as LoRA without peft."""
+        for more in ({}, {"lora_dropout": 0.0}):
+            its = {**keys, **more}
+            try:
+                job = self.job.model_copy(update=its)
+                changed = _undecided(job, self.problem.hardware, self.device, runs=self.runs)
+            except UserError as error:
+                if more or "lora_dropout: 0" not in error.hint:
+                    return its, None
+                continue
+            budgets = {name: getattr(self.problem, name) for name in ("gpu_budget_bytes", "cpu_budget_bytes")}
+            return its, with_all_that_may_be_on_disk(replace(changed, **budgets))
+        return keys, None
+
+    def _eases(self, changed: Problem | None) -> tuple[bool, bool]:
+        """Whether the changed problem needs less of the device, and less of the host, than the job."""
+        if changed is None:
+            return False, False
+        before, after = _needs(self.problem), _needs(changed)
+        return after[0] < _EASIER * before[0], after[1] < _EASIER * before[1]
+
+    def _most_rows(self, single_row: Problem) -> int:
+        """The most rows of a slice that fit, of the divisors of the step's rows. Chains are interpolated between that
+        of one row and that of the job's slice."""
+        job, problem = self.job, self.problem
         total = job.slice_rows * job.gradient_accumulation_steps
-        text = f"the same step in smaller slices ({keys}; train_batch_size: {total} alone is auto)"
-        yield Way(text=text, least_bytes=more or least)
+        low, high = alike(single_row.chain, problem.chain)
+        for rows in range(job.slice_rows - 1, 1, -1):
+            if total % rows == 0:
+                chain = between(low, high, (rows - 1) / (job.slice_rows - 1))
+                if replace(problem, chain=chain, slices=total // rows).fits():
+                    return rows
+        return 1
 
 
-def _shorter_slices(
-    job: Job, problem: Problem, device: torch.device, last_trace: float, *, runs: bool
-) -> Iterator[Way]:
-    """Changes for when not even slices of one row fit: head and loss in chunks, or shorter rows."""
-    if not masked_of(job):
-        job = job.model_copy(update=_rows(job, 1))
-    if job.exact:
-        text = "head and loss in chunks, not bitwise (exact: false)"
-        yield from _tried(text, job, problem, device, last_trace, runs=runs, exact=False)
-    length = job.max_length // 2
-    while length >= _SHORTEST:
-        text = f"shorter rows (max_length: {length}, per_device_train_batch_size: {job.slice_rows})"
-        ways = list(_tried(text, job, problem, device, last_trace, runs=runs, max_length=length))
-        yield from ways
-        if ways:
-            return
-        length //= 2
+def _needs(problem: Problem) -> tuple[float, float]:
+    """The least device memory with a host of any size, and the bytes of all weights and optimizer states in memory."""
+    least = replace(problem, cpu_budget_bytes=_ANY_SIZE).least_bytes()
+    return float("inf") if least is None else float(least), float(problem.standing_bytes())
 
 
-def _most_rows(job: Job, problem: Problem, single_row: Problem) -> int:
-    """The most rows of a slice that fit, of the divisors of the step's rows. Chains are interpolated between that of
-    one row and that of the job's slice."""
-    total = job.slice_rows * job.gradient_accumulation_steps
-    low, high = alike(single_row.chain, problem.chain)
-    for rows in range(job.slice_rows - 1, 1, -1):
-        if total % rows == 0:
-            chain = between(low, high, (rows - 1) / (job.slice_rows - 1))
-            if replace(problem, chain=chain, slices=total // rows).fits():
-                return rows
-    return 1
-
-
-def _rows(job: Job, rows: int) -> dict[str, int]:
+def _rows(job: Job, rows: int) -> dict[str, object]:
     """The keys of a job for so many rows in a slice and the same rows in a step."""
     total = job.slice_rows * job.gradient_accumulation_steps
     return {"per_device_train_batch_size": rows, "gradient_accumulation_steps": total // rows}
-
-
-def _changed(job: Job, problem: Problem, device: torch.device, *, runs: bool, **keys: object) -> Problem | None:
-    """The problem of the job with other keys; None for a job that is not possible, such as LoRA without peft."""
-    try:
-        changed = problem_of(job.model_copy(update=keys), problem.hardware, device, runs=runs)
-    except UserError:
-        return None
-    return replace(changed, gpu_budget_bytes=problem.gpu_budget_bytes, cpu_budget_bytes=problem.cpu_budget_bytes)
 
 
 def _least(problem: Problem | None) -> int | None:

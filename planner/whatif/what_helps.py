@@ -1,8 +1,8 @@
 """Finds which changes of the machine or the job would make it faster, and by how much, by planning them beside the
 job's own plan.
 
-Other processes do this, because one thread solves one program. Changes that were not planned, because they promised
-little or time was short, are reported with the most that they could gain.
+Other processes do this, because one thread solves one program. Only the most promising changes are planned; the others
+are reported with the most that they could gain.
 """
 
 from __future__ import annotations
@@ -11,9 +11,7 @@ import math
 import multiprocessing
 import os
 import signal
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from multiprocessing import resource_tracker
 from multiprocessing.pool import AsyncResult, Pool
@@ -109,72 +107,77 @@ class Variations:
     end with the context."""
 
     def __init__(self) -> None:
-        self._running: list[tuple[Prospect, Problem, AsyncResult[float]]] = []
-        self._open: list[Prospect] = []
+        self._pool: Pool | None = None
 
     def __enter__(self) -> Variations:
-        with ExitStack() as undo:
-            with signals_wait():
-                self._pool = _pool()
-                undo.callback(self.__exit__)
-            undo.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._pool.terminate()
-        self._pool.join()
+        if self._pool is not None:
+            self._pool.terminate()
+            self._pool.join()
 
-    def plans(self, problems: Sequence[Problem], time_limit_s: float) -> list[Plan | None]:
+    def _workers(self) -> Pool:
+        """The pool, which is started when it is first needed: its processes take seconds to start."""
+        if self._pool is None:
+            with signals_wait():  # so that a signal finds a whole pool to end, or none
+                self._pool = _pool()
+        return self._pool
+
+    def plans(self, problems: Sequence[Problem]) -> list[Plan | None]:
         """The plans of several problems, made in parallel; None for a problem that fits no plan."""
-        return self._pool.starmap(_plan, [(problem, time_limit_s) for problem in problems], chunksize=1)
+        return self._workers().map(_plan, problems, chunksize=1)
 
     def least_cpu_bytes(self, problem: Problem) -> AsyncResult[int | None]:
         """Start `Problem.least_cpu_bytes` in another process; `get()` of the result waits for it."""
-        return self._pool.apply_async(_least_cpu_bytes, (problem,))
+        return self._workers().apply_async(_least_cpu_bytes, (problem,))
 
-    def start(
-        self, problem: Problem, plan: Plan, time_limit_s: float, *, more: Sequence[tuple[str, Problem]] = ()
-    ) -> None:
-        """Start to plan the problem's variations, and those in `more`, in other processes, the most promising by their
-        lower bounds first.
+    def changes(
+        self, problem: Problem, plan: Plan, *, more: Sequence[tuple[str, Problem]] = ()
+    ) -> tuple[list[Prospect], Iterator[Change | None]]:
+        """Start to plan the problem's variations, and those in `more`, in other processes.
 
-        Only four are planned, however much time there is, so that the answer does not depend on the time if that
-        suffices. For all of them, planned or not, the time of a step with `plan` itself under the change is computed.
+        Returns the prospects of all changes that may help, the most promising by their lower bounds first; and an
+        iterator over what became of each of them, in the same order: the `Change` with its gain, or None if it gains
+        too little. Only the first four are planned; for all of them the time of a step with `plan` itself under the
+        change is computed. So the answer does not depend on how long any of this takes.
         """
-        prospects, tasks = [], []
+        prospects: list[tuple[Prospect, Problem]] = []
         for text, other in (*variations(problem), *more):
             most = (other.tokens / other.bound_s()) / (problem.tokens / plan.step_s)
             if most >= _WORTH and not _is_idle(problem, plan, other):
                 prospects.append((Prospect(text=text, most=most), other))
         prospects.sort(key=lambda each: -each[0].most)
+        running = []
         for number, (prospect, other) in enumerate(prospects):
             planned = number < _PLANNED and prospect.most >= _PROMISING
-            if not planned:
-                self._open.append(prospect)
-            tasks.append((prospect, other, (problem, plan, other, time_limit_s if planned else 0.0)))
-        for prospect, other, task in sorted(tasks, key=lambda each: -each[1].slices):  # what takes longest first
-            self._running.append((prospect, other, self._pool.apply_async(_step_s, task)))
+            running.append(self._workers().apply_async(_step_s, (problem, plan, other, planned)))
 
-    def changes(self, problem: Problem, plan: Plan, deadline: float) -> tuple[tuple[Change, ...], tuple[Prospect, ...]]:
-        """The changes that help, the best first; and the changes that might help more but were not planned, or not in
-        time. `deadline`: seconds of the monotonic clock."""
-        helpful, late = [], []
-        for prospect, other, result in self._running:
-            try:
-                step_s = result.get(max(0.0, deadline - time.monotonic()))
-            except multiprocessing.TimeoutError:
-                late.append(prospect)
-                continue
-            factor = (other.tokens / step_s) / (problem.tokens / plan.step_s)
-            if factor >= _WORTH:
+        def found() -> Iterator[Change | None]:
+            for (prospect, other), result in zip(prospects, running, strict=True):
+                step_s = result.get()
                 tokens_per_s = other.tokens / step_s
-                helpful.append(Change(text=prospect.text, factor=factor, step_s=step_s, tokens_per_s=tokens_per_s))
-        gains = {change.text: change.factor for change in helpful}
-        unknown = [p for p in dict.fromkeys((*late, *self._open)) if gains.get(p.text, 0.0) * _WORTH < p.most]
-        return (
-            tuple(sorted(helpful, key=lambda change: -change.factor)),
-            tuple(sorted(unknown, key=lambda prospect: -prospect.most)),
-        )
+                factor = tokens_per_s / (problem.tokens / plan.step_s)
+                is_help = factor >= _WORTH
+                yield (
+                    Change(text=prospect.text, factor=factor, step_s=step_s, tokens_per_s=tokens_per_s)
+                    if is_help
+                    else None
+                )
+
+        return [prospect for prospect, _ in prospects], found()
+
+
+def best_of(changes: Sequence[Change]) -> tuple[Change, ...]:
+    """The changes, the one that helps most first."""
+    return tuple(sorted(changes, key=lambda change: -change.factor))
+
+
+def unplanned(prospects: Sequence[Prospect], changes: Sequence[Change]) -> tuple[Prospect, ...]:
+    """The changes that were not planned, and which might gain more than was found for them without a plan."""
+    gains = {change.text: change.factor for change in changes}
+    not_planned = (p for number, p in enumerate(prospects) if number >= _PLANNED or p.most < _PROMISING)
+    return tuple(p for p in not_planned if gains.get(p.text, 0.0) * _WORTH < p.most)
 
 
 def _is_idle(problem: Problem, plan: Plan, other: Problem) -> bool:
@@ -184,17 +187,17 @@ def _is_idle(problem: Problem, plan: Plan, other: Problem) -> bool:
     ) or (other.gpu_budget_bytes > problem.gpu_budget_bytes and plan.gpu_peak_bytes < _USED * problem.gpu_budget_bytes)
 
 
-def _step_s(problem: Problem, plan: Plan, other: Problem, time_limit_s: float) -> float:
+def _step_s(problem: Problem, plan: Plan, other: Problem, planned: bool) -> float:
     """Seconds of the other problem's step, computed in another process; infinity if nothing is known.
 
-    It is planned in as many rounds as `plan` has; with other slices, if these do not fit, in rounds scaled with the
-    slices, then in one. With the same slices the result is at most the step of `plan` itself there, as no variation
-    takes anything away.
+    If `planned`, a plan is made for it in as many rounds as `plan` has; with other slices, if these do not fit, in
+    rounds scaled with the slices, then in one. With the same slices the result is at most the step of `plan` itself
+    there, as no variation takes anything away.
     """
     step_s = math.inf
     if (other.slices, other.chain.slice_tokens) == (problem.slices, problem.chain.slice_tokens):
         step_s = predicted_step_s(compile_program(plan, other.chain), other.chain, other.hardware)
-    if not time_limit_s:
+    if not planned:
         return step_s
     other = decided_anew(other)
     worth_s = plan.step_s * other.tokens / problem.tokens / _WORTH
@@ -202,9 +205,9 @@ def _step_s(problem: Problem, plan: Plan, other: Problem, time_limit_s: float) -
     for rounds in dict.fromkeys((plan.rounds, scaled, 1) if other.slices != problem.slices else (plan.rounds,)):
         if rounds < 1 or other.slices % rounds:
             continue
-        planned = other.plan_in(rounds, time_limit_s, min(step_s, worth_s))
-        if planned is not None:
-            return min(step_s, planned.step_s)
+        found = other.plan_in(rounds, min(step_s, worth_s))
+        if found is not None:
+            return min(step_s, found.step_s)
     return step_s
 
 
@@ -227,10 +230,10 @@ def carried_over(plan: Plan, other: Problem) -> Plan | None:
     )
 
 
-def _plan(problem: Problem, time_limit_s: float) -> Plan | None:
+def _plan(problem: Problem) -> Plan | None:
     """The problem's plan, made in another process; None if there is none."""
     try:
-        return problem.plan(time_limit_s)
+        return problem.plan()
     except UserError:
         return None
 

@@ -79,7 +79,7 @@ def _new_plan_of(job: Job) -> tuple[Plan, Chain]:
     chain = analysis.chain(estimate_times(analysis, hardware))
     setting = {"cpu_budget_bytes": 2**30, "slices": job.gradient_accumulation_steps, "clip": bool(job.max_grad_norm)}
     budget = int(1.05 * Problem(chain=chain, hardware=hardware, gpu_budget_bytes=0, **setting).least().gpu_bytes)
-    return Problem(chain=chain, hardware=hardware, gpu_budget_bytes=budget, **setting).plan(time_limit_s=1.0), chain
+    return Problem(chain=chain, hardware=hardware, gpu_budget_bytes=budget, **setting).plan(), chain
 
 
 def finished_run(job: Job, path: Path) -> RunFolder:

@@ -84,7 +84,7 @@ class _Choices:
         }
 
 
-def solve_whole(p: Instance, chain: Chain, hardware: Hardware, *, time_limit_s: float, gap: float) -> Whole | None:
+def solve_whole(p: Instance, chain: Chain, hardware: Hardware, *, gap: float) -> Whole | None:
     """The best step of whole tensors within `gap`; None when there is none, or none was found in time."""
     v = build(p)
     trainable, frozen = ([[t for t in ts if t.bytes] for ts in lists] for lists in tensor_lists(chain, hardware))
@@ -93,7 +93,7 @@ def solve_whole(p: Instance, chain: Chain, hardware: Hardware, *, time_limit_s: 
     for block, (moving, still, _) in zip(choices, lists, strict=True):
         block.add_rows(moving, still)
     v.rows.problem.setObjective(v.step_time())
-    outcome = solve(v.rows.problem, time_limit_s=time_limit_s, gap=gap)
+    outcome = solve(v.rows.problem, gap=gap)
     if not outcome.found:
         return None
     placements = placements_of(chain, hardware, [block.taken() for block in choices])

@@ -37,7 +37,7 @@ from planner.run.step_times import step_times
 from planner.schedule.chain import Chain
 from planner.schedule.compile import compile_program
 from planner.schedule.disk_use import disk_use
-from planner.schedule.earlier import chain_of
+from planner.schedule.earlier import chain_of, plan_of
 from planner.schedule.plan import Plan
 from planner.schedule.verify import verify
 from planner.units import counted, format_bytes, format_seconds
@@ -353,7 +353,7 @@ def read_plan(folder: RunFolder) -> tuple[Plan, Chain, Hardware]:
     where it would not compute what it should."""
     try:
         document = json.loads(folder.plan.read_text("utf-8"))
-        plan, chain = from_json(Plan, document["plan"]), chain_of(document["chain"])
+        plan, chain = plan_of(document["plan"]), chain_of(document["chain"])
         hardware = from_json(Hardware, document["hardware"])
     except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
         reason = "there is none" if isinstance(error, FileNotFoundError) else str(error)

@@ -26,7 +26,7 @@ def write_plan(run: RunFolder) -> None:
         cpu_budget_bytes=10**6,
         slices=1,
         clip=False,
-    ).plan(time_limit_s=1)
+    ).plan()
     answer = {"plan": to_json(plan), "chain": to_json(chain), "hardware": to_json(chains.HARDWARE), "measured": True}
     run.plan.write_text(json.dumps(answer))
 

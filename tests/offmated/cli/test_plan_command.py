@@ -67,7 +67,7 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capture
 
 MISTAKE = "The question has one mistake.\n  "
 CHAIN = ["plan", "--chain", "chain.json", "--hardware", "hardware.json"]
-QUICK = [*CHAIN, "--time-limit", "1"]
+QUICK = CHAIN
 
 
 def test_a_chain_on_a_machine_is_answered_with_one_object(shell: Shell) -> None:

@@ -7,7 +7,6 @@ import functools
 import json
 import subprocess
 import sys
-from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ import pytest
 import torch
 from sqlalchemy import create_engine, text
 
-from offmated.cli.plan_view import plan_rows
 from planner.__main__ import main
 from planner.cache.store import Cache
 from planner.cache.tables import metadata
@@ -92,19 +90,6 @@ def test_the_second_submission_of_a_job_solves_nothing(
     assert second.cached and second.solve_s == 0
     assert (second.plan, second.chain, second.key) == (first.plan, first.chain, first.key)
     assert Cache(database).hits(first.key) == 1
-
-
-def test_a_plan_whose_search_was_cut_short_serves_its_job_and_is_not_kept(
-    job: Job, database: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as hurried:
-        hurried.setattr(Problem, "plan", partialmethod(Problem.plan, 0.0))
-        hasty = plan_job(job, CPU, cache=Cache(database), measure=False)
-    assert hasty.plan.cut_short and "its search cut short by the time limit" in str(plan_rows(hasty.to_json())[0][1])
-    assert from_json(Plan, hasty.to_json()["plan"]) == hasty.plan
-    found = plan_job(job, CPU, cache=Cache(database), measure=False)
-    assert not found.cached and not found.plan.cut_short
-    assert "cut short" not in str(plan_rows(found.to_json())[0][1])
 
 
 def test_a_plan_whose_weights_are_in_files_is_found_for_no_model_whose_are_not(
@@ -232,7 +217,6 @@ def test_what_the_planner_notes_of_a_job_goes_to_its_log_and_what_libraries_note
 def test_a_job_that_does_not_fit_leaves_its_error_and_a_budget_that_works(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("planner.commands.plan_job._WAYS_S", 0.0)  # what would fit is for the batch size's tests
     job = tiny_job(tmp_path, gpu_budget="50kB")
     run = run_folder(tmp_path, job)
     assert main(["plan", str(run), "--device", "cpu"]) == Exit.DOES_NOT_FIT
@@ -294,7 +278,6 @@ def test_a_device_that_is_not_there_is_refused(job: Job, tmp_path: Path, capsys:
 def test_a_budget_below_the_least_possible_raises_for_callers_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("planner.commands.plan_job._WAYS_S", 0.0)
     with pytest.raises(UserError) as refused:
         plan_job(tiny_job(tmp_path, gpu_budget=1024), CPU, cache=None, measure=False)
     assert refused.value.exit_code == Exit.DOES_NOT_FIT

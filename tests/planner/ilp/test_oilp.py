@@ -91,7 +91,7 @@ def solve(
 ) -> Solution | None:
     budgets = Budgets(gpu_bytes=gpu, cpu_bytes=cpu, **freedom)
     instance = make_instance(Setting(chain=a_chain, hardware=machine, budgets=budgets, slices=slices, clip=clip))
-    return solve_oilp(instance, time_limit_s=20, gap=0, more=stage_barriers if barrier else None)
+    return solve_oilp(instance, gap=0, more=stage_barriers if barrier else None)
 
 
 def test_what_muon_multiplies_in_is_on_the_host_where_a_matrix_is_updated_there_and_only_then():

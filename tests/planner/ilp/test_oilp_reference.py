@@ -42,7 +42,7 @@ def test_on_a_regular_chain_summing_over_blocks_loses_next_to_nothing(clip: bool
     )
     budgets = Budgets(gpu_bytes=int(least * (1 + share)), cpu_bytes=100 * GB)
     instance = make_instance(Setting(chain=chain, hardware=RTX_3060, budgets=budgets, slices=1, clip=clip))
-    solution = solve_oilp(instance, time_limit_s=60, gap=1e-5, more=stage_barriers if barrier else None)
+    solution = solve_oilp(instance, gap=1e-5, more=stage_barriers if barrier else None)
     assert solution is not None
     printed = printed_step(instance, barrier=barrier)
     assert printed is not None
@@ -75,7 +75,7 @@ def test_on_irregular_chains_it_agrees_with_the_printed_program(
     )
     budgets = Budgets(gpu_bytes=int(least * (1 + share)), cpu_bytes=UNLIMITED)
     instance = make_instance(Setting(chain=chain, hardware=hardware, budgets=budgets, slices=slices, clip=clip))
-    solution = solve_oilp(instance, time_limit_s=60, gap=1e-6, more=stage_barriers if barrier else None)
+    solution = solve_oilp(instance, gap=1e-6, more=stage_barriers if barrier else None)
     printed = printed_step(instance, barrier=barrier)
     if printed is None:
         assert solution is None
@@ -140,7 +140,7 @@ def test_with_barriers_a_byte_goes_through_one_queue_after_the_other(seed: int) 
     )
     budgets = Budgets(gpu_bytes=int(least * 1.2), cpu_bytes=UNLIMITED)
     instance = make_instance(Setting(chain=chain, hardware=hardware, budgets=budgets, slices=1, clip=False))
-    solution = solve_oilp(instance, time_limit_s=20, gap=1e-6, more=stage_barriers)
+    solution = solve_oilp(instance, gap=1e-6, more=stage_barriers)
     printed = printed_step(instance, barrier=True)
     assert solution is not None and printed is not None
     assert abs(solution.step_s / printed - 1) < 1e-4

@@ -107,7 +107,7 @@ def test_a_chain_of_frozen_ends_and_empty_layers_crashes_no_solver() -> None:
     )
     budgets = Budgets(gpu_bytes=3163, cpu_bytes=10**9)
     instance = make_instance(Setting(chain=chain, hardware=machine, budgets=budgets, slices=3, clip=False))
-    solution = solve_oilp(instance, time_limit_s=20, gap=1e-6)
+    solution = solve_oilp(instance, gap=1e-6)
     printed = printed_step(instance)
     assert solution is not None and printed is not None
     assert abs(solution.step_s / printed - 1) < 1e-4

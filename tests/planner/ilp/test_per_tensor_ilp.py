@@ -40,8 +40,8 @@ def test_what_the_solver_chooses_are_whole_tensors_and_no_better_than_fractions(
     )
     budgets = Budgets(gpu_bytes=int(least * (1 + share)), cpu_bytes=UNLIMITED)
     instance = make_instance(Setting(chain=chain, hardware=hardware, budgets=budgets, slices=1, clip=clip))
-    fractions = solve_oilp(instance, time_limit_s=60, gap=1e-6)
-    whole = solve_whole(instance, chain, hardware, time_limit_s=60, gap=1e-6)
+    fractions = solve_oilp(instance, gap=1e-6)
+    whole = solve_whole(instance, chain, hardware, gap=1e-6)
     if whole is None or fractions is None:  # at the edge of what fits a solver's tolerances decide
         assert whole is None
         return
@@ -63,7 +63,7 @@ def test_no_plan_of_this_chain_is_slower_than_the_greedy_ones_or_much_above_whol
     ).plan(gap=0.005)
     greedy_s = greedy_step_s(chain, RTX_3060, budgets)
     instance = make_instance(Setting(chain=chain, hardware=RTX_3060, budgets=budgets, slices=1, clip=False))
-    whole = solve_whole(instance, chain, RTX_3060, time_limit_s=10, gap=0.005)
+    whole = solve_whole(instance, chain, RTX_3060, gap=0.005)
     assert greedy_s is not None and whole is not None
     assert plan.step_s <= greedy_s
     assert plan.lp_step_s * 0.995 <= whole.solution.step_s

@@ -58,7 +58,7 @@ def setting(a_chain: Chain, host_mb: float, *, gpu_mb: float = ROOM, anywhere: b
 
 
 def solve(asked: Setting) -> Solution:
-    found = solve_oilp(make_instance(asked), time_limit_s=20, gap=0)
+    found = solve_oilp(make_instance(asked), gap=0)
     assert found is not None
     return found
 
@@ -82,14 +82,14 @@ def test_all_states_on_disk_together_have_room_there():
     # The host has room for the states of one layer: those of the other, 2 MB, are on disk, or nothing fits.
     found = solve(setting(large(), 6, disk_bytes=2 * MB))
     assert sum(found.totals.of["V"]) == pytest.approx(MB)
-    assert solve_oilp(make_instance(setting(large(), 6, disk_bytes=2 * MB - 1000)), time_limit_s=9, gap=0) is None
+    assert solve_oilp(make_instance(setting(large(), 6, disk_bytes=2 * MB - 1000)), gap=0) is None
     assert solve(setting(large(), 6, disk_bytes=0, anywhere=False)).step_s == pytest.approx(20)  # it is decided
 
 
 def test_what_was_chosen_is_on_disk_and_nothing_else():
     assert solve(setting(large(), 8, anywhere=False)).step_s == pytest.approx(20)
     assert solve(setting(large(on_disk="l1.w"), 6, anywhere=False)).step_s == pytest.approx(10)
-    assert solve_oilp(make_instance(setting(large(on_disk="l1.w"), 5, anywhere=False)), time_limit_s=9, gap=0) is None
+    assert solve_oilp(make_instance(setting(large(on_disk="l1.w"), 5, anywhere=False)), gap=0) is None
     assert solve(setting(large(on_disk="l1.w"), 5)).step_s == pytest.approx(20)  # either may be there, or both
 
 

@@ -50,7 +50,7 @@ def events(tmp_path: Path) -> list[dict[str, Any]]:
         cpu_budget_bytes=60 * 10**9,
         slices=2,
         clip=True,
-    ).plan(time_limit_s=2)
+    ).plan()
     found = trace(draw(plan, chain, RTX_3060, title="four layers", basis=Basis.ESTIMATED))
     (tmp_path / "trace.json").write_text(json.dumps(found), "utf-8")
     events = found["traceEvents"]

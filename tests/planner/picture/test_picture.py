@@ -67,7 +67,7 @@ def large() -> Drawing:
         cpu_budget_bytes=60 * 10**9,
         slices=2,
         clip=True,
-    ).plan(time_limit_s=5)
+    ).plan()
     return draw(plan, chain, RTX_3060, title="four layers", basis=Basis.ESTIMATED)
 
 

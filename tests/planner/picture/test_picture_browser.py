@@ -34,7 +34,7 @@ def drawing() -> Drawing:
         cpu_budget_bytes=60 * 10**9,
         slices=2,
         clip=False,
-    ).plan(time_limit_s=3)
+    ).plan()
     return draw(plan, chain, RTX_3060, title="six layers <&>", basis=Basis.ESTIMATED)
 
 

@@ -46,7 +46,7 @@ def page_data(file: Path) -> dict[str, Any]:
 
 
 def test_offmate_plan_draws_what_it_answers(files: Path) -> None:
-    words = ["plan", "--chain", "chain.json", "--hardware", "hardware.json", "--time-limit", "2"]
+    words = ["plan", "--chain", "chain.json", "--hardware", "hardware.json"]
     done = CliRunner().invoke(offmate, [*words, "--html", "plan.html", "--trace", "trace.json"])
     assert done.exit_code == 0, done.output
     assert done.output.splitlines()[-2:] == [
@@ -60,7 +60,7 @@ def test_offmate_plan_draws_what_it_answers(files: Path) -> None:
 
 
 def test_json_stays_json_when_a_picture_is_drawn(files: Path) -> None:
-    words = ["plan", "--chain", "chain.json", "--hardware", "hardware.json", "--time-limit", "2", "--json"]
+    words = ["plan", "--chain", "chain.json", "--hardware", "hardware.json", "--json"]
     done = CliRunner().invoke(offmate, [*words, "--html", "plan.html"])
     answer = json.loads(done.output)
     assert page_data(files / "plan.html")["plan"]["step_s"] == pytest.approx(answer["step_s"])
@@ -87,7 +87,7 @@ def plan_file(run: Path) -> Path:
         cpu_budget_bytes=10**6,
         slices=1,
         clip=False,
-    ).plan(time_limit_s=1)
+    ).plan()
     answer = {"plan": to_json(plan), "chain": to_json(chain), "hardware": to_json(small.HARDWARE), "measured": True}
     run.mkdir()
     (run / "plan.json").write_text(json.dumps(answer))

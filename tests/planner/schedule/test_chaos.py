@@ -64,7 +64,7 @@ def solved(
         gpu_budget_bytes=budget,
         cpu_budget_bytes=HOST_BYTES,
         **problem,
-    ).plan(time_limit_s=1)
+    ).plan()
     return plan, chain
 
 

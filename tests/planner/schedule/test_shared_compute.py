@@ -56,7 +56,7 @@ def test_no_plan_is_faster_than_its_bound_and_the_solver_knows_of_sharing(clip: 
             cpu_budget_bytes=10**6,
             slices=2,
             clip=clip,
-        ).plan(time_limit_s=2)
+        ).plan()
         setting = Setting(
             chain=chain(),
             hardware=machine,
@@ -80,7 +80,7 @@ def test_what_copies_take_of_computing_may_fall_into_the_window_of_waiting_updat
         cpu_budget_bytes=30000,
         slices=1,
         clip=True,
-    ).plan(time_limit_s=2)
+    ).plan()
     assert plan.bound_s <= plan.step_s * (1 + 1e-6)
 
 

@@ -149,7 +149,7 @@ def test_what_would_not_fit_fits_with_activations_on_disk():
 def test_the_solvers_step_is_no_shorter_than_the_bound_and_near_what_is_simulated(slices):
     asked = problem(host_bytes=HOST * slices, slices=slices)
     asked = replace(asked, chain=with_twins(asked.chain))
-    solution = solve_oilp(make_instance(asked.setting), time_limit_s=60, gap=0.001)
+    solution = solve_oilp(make_instance(asked.setting), gap=0.001)
     assert solution is not None
     assert bound_of(asked.setting) <= solution.step_s * 1.0001
     assert abs(asked.plan().step_s / solution.step_s - 1) < 0.2

@@ -112,7 +112,7 @@ def test_the_least_possible_budget_is_enough_and_one_byte_less_is_refused(
             gpu_budget_bytes=least,
             **problem,
         )
-        .plan(time_limit_s=1.0)
+        .plan()
         .gpu_peak_bytes
         <= least
     )

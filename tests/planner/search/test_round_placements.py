@@ -35,7 +35,7 @@ def test_with_one_second_a_chain_of_82_blocks_has_a_plan_at_the_least_possible_b
     case = llama3_case(82)
     problem = {"cpu_budget_bytes": UNLIMITED, "slices": 1, "clip": False}
     least = Problem(chain=case.chain, hardware=case.hardware, gpu_budget_bytes=0, **problem).least().gpu_bytes
-    plan = Problem(chain=case.chain, hardware=case.hardware, gpu_budget_bytes=least, **problem).plan(time_limit_s=1)
+    plan = Problem(chain=case.chain, hardware=case.hardware, gpu_budget_bytes=least, **problem).plan()
     assert plan.gpu_peak_bytes <= least
 
 
@@ -53,7 +53,7 @@ def test_with_one_second_there_is_a_plan_at_the_least_possible_budget(
             gpu_budget_bytes=least,
             **problem,
         )
-        .plan(time_limit_s=1)
+        .plan()
         .gpu_peak_bytes
         <= least
     )

@@ -18,7 +18,7 @@ from planner.schedule.compile import OpKind, compile_program
 from planner.schedule.memory_use import gpu_peak_bytes
 from planner.schedule.plan import Plan
 from planner.schedule.verify import verify
-from planner.search.make_plan import TIME_LIMIT_S, in_rounds
+from planner.search.make_plan import in_rounds
 from planner.search.problem import Problem
 from tests.support.chains import HARDWARE, chain
 from tests.support.engine_plans import adamw, chain_of
@@ -44,7 +44,7 @@ def step_of(budget: int) -> Setting:
     return Setting(chain=wide(), hardware=HARDWARE, budgets=budgets, slices=SLICES, clip=False)
 
 
-def planned(budget: int, *, clip: bool, time_limit_s: float = TIME_LIMIT_S) -> Plan:
+def planned(budget: int, *, clip: bool) -> Plan:
     return Problem(
         chain=wide(),
         hardware=HARDWARE,
@@ -52,7 +52,7 @@ def planned(budget: int, *, clip: bool, time_limit_s: float = TIME_LIMIT_S) -> P
         cpu_budget_bytes=HOST,
         slices=SLICES,
         clip=clip,
-    ).plan(time_limit_s)
+    ).plan()
 
 
 def test_a_steps_slices_are_cut_into_all_equal_rounds():
@@ -113,7 +113,7 @@ def test_with_room_for_all_slices_there_is_one_round():
 
 
 def test_the_bound_holds_for_each_number_of_rounds():
-    plan = planned(25_000, clip=False, time_limit_s=1.0)
+    plan = planned(25_000, clip=False)
     for setting in in_rounds(step_of(25_000)):
         bound_s = lower_bound_s(setting)
         assert plan.bound_s <= bound_s
@@ -123,10 +123,10 @@ def test_the_bound_holds_for_each_number_of_rounds():
 
 @pytest.mark.parametrize("budget", [25_000, 30_000])
 def test_the_solvers_gap_is_to_the_best_number_of_rounds(budget):
-    plan = planned(budget, clip=False, time_limit_s=2.0)
+    plan = planned(budget, clip=False)
     for setting in in_rounds(step_of(budget)):
         p = make_instance(setting)
-        solution = solve_oilp(p, time_limit_s=20.0, gap=1e-4)
+        solution = solve_oilp(p, gap=1e-4)
         if solution is not None:
             assert plan.lp_step_s * (1 - plan.solver_gap) <= solution.step_s * (1 + 1e-6)
 
@@ -144,7 +144,7 @@ def test_a_budget_below_that_of_one_round_gives_the_numbers_of_plain_accumulatio
         gpu_budget_bytes=budget,
         slices=4,
         **problem,
-    ).plan(time_limit_s=1.0)
+    ).plan()
     assert plan.rounds > 1
     settings = {"optimizer": adamw(model), "max_grad_norm": clip}
     engine = Engine(model, plan=plan, chain=a_chain, device=torch.device("cpu"), metered=True, **settings)

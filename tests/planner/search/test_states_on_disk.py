@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from dataclasses import replace
 
 import pytest
@@ -131,8 +130,8 @@ def test_with_clipping_states_trail_their_weight_and_the_solver_hopes_for_a_shor
     asked, found = problem(140 * 10**6, clip=True, masters=True), stored(140, clip=True, masters=True)
     trails_s = found.hope_s()
     setting = next(s for s in rounds_that_fit(found.setting) if s.rounds == 1)
-    solution = hoped(setting, gap=0.01, deadline=math.inf)[0]
-    made = rounded_candidate(setting, solution, gap=0.01, deadline=math.inf, source="")
+    solution = hoped(setting, gap=0.01)[0]
+    made = rounded_candidate(setting, solution, gap=0.01, source="")
     assert 0 < sum(j.tensor.bytes for j in made.candidate.schedules if j.trails) <= sum(solution.totals.of["U"]) + 1
     assert made.fits
     limits = columns.limits_of

@@ -221,7 +221,7 @@ def _steered(case: Case) -> Iterator[list[str]]:
             return replace(plan, gpu_peak_bytes=gpu_peak_bytes(compile_program(plan, problem.chain), problem.chain))
 
         def at_once(budget_bytes: int) -> Plan:
-            return make_plan(replace(problem, gpu_budget_bytes=budget_bytes).setting, time_limit_s=0.0)
+            return make_plan(replace(problem, gpu_budget_bytes=budget_bytes).setting)
 
         least, most = problem.least().gpu_bytes, at_once(2**34).gpu_peak_bytes
         return at_once(least + int(case.share * max(0, most - least)))

@@ -79,7 +79,7 @@ def test_a_budget_that_inputs_alone_would_fill_is_enough() -> None:
         .gpu_bytes
         - inputs // 2
     )
-    plan = Problem(chain=chain, hardware=HARDWARE, gpu_budget_bytes=budget, **problem).plan(time_limit_s=1.0)
+    plan = Problem(chain=chain, hardware=HARDWARE, gpu_budget_bytes=budget, **problem).plan()
     assert any(option.startswith(SENT) for option in plan.options)
     settings = {"optimizer": adamw(model), "max_grad_norm": None}
     engine = Engine(model, plan=plan, chain=chain, device=CPU, metered=True, **settings)
@@ -104,7 +104,7 @@ def test_without_activation_offload_inputs_stay() -> None:
         slices=1,
         clip=False,
         activation_offload=False,
-    ).plan(time_limit_s=1.0)
+    ).plan()
     assert not set(SENT) & set(plan.options)
 
 

@@ -79,7 +79,7 @@ def least_plan(chain: Chain, *, slices: int, clip: bool) -> Plan:
     machine = replace(estimate_hardware(CUDA), min_transfer_bytes=0, cpu_bytes=2**30)
     asked = {"cpu_budget_bytes": 2**30, "slices": slices, "clip": clip}
     least = Problem(chain=chain, hardware=machine, gpu_budget_bytes=0, **asked).least().gpu_bytes
-    plan = Problem(chain=chain, hardware=machine, gpu_budget_bytes=least, **asked).plan(time_limit_s=5)
+    plan = Problem(chain=chain, hardware=machine, gpu_budget_bytes=least, **asked).plan()
     assert plan.offsets
     return plan
 

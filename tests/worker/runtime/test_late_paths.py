@@ -154,7 +154,7 @@ def test_a_plan_of_the_planners_at_the_least_possible_budget_is_plain_pytorchs(
         cpu_budget_bytes=2**30,
         slices=slices,
         clip=clip,
-    ).plan(time_limit_s=5)
+    ).plan()
     wanted = expected(case)
     device.queues.set_mood(Mood.drawn(6 - slices))
     engine = engine_for(case, uncapped(plan))

@@ -145,7 +145,7 @@ def in_the_least(chain: Chain, *, slices: int) -> Plan:
     machine = replace(estimate_hardware(CUDA), min_transfer_bytes=0)
     setting = {"chain": chain, "hardware": machine, "cpu_budget_bytes": 2**30, "slices": slices, "clip": True}
     least = Problem(gpu_budget_bytes=0, **setting).least().gpu_bytes
-    plan = Problem(gpu_budget_bytes=least, **setting).plan(time_limit_s=1.0)
+    plan = Problem(gpu_budget_bytes=least, **setting).plan()
     return replace(plan, gpu_budget_bytes=0)
 
 

@@ -97,7 +97,7 @@ def trained_under_a_plan(job: Job, slack: float) -> tuple[list[Tensor], dict[str
     setting = {"cpu_budget_bytes": 2**30, "slices": job.gradient_accumulation_steps, "clip": bool(job.max_grad_norm)}
     least = Problem(chain=chain, hardware=hardware, gpu_budget_bytes=0, **setting).least().gpu_bytes
     budget = int(1.02 * least * (1 + slack))
-    plan = Problem(chain=chain, hardware=hardware, gpu_budget_bytes=budget, **setting).plan(time_limit_s=1.0)
+    plan = Problem(chain=chain, hardware=hardware, gpu_budget_bytes=budget, **setting).plan()
     model = load_model(job)
     engine = Engine(
         model,
@@ -251,7 +251,7 @@ def test_a_mean_is_of_a_steps_micro_batches_and_an_evaluation_has_the_whole_shar
     model = load_model(job)
     engine = Engine(
         model,
-        plan=problem.plan(time_limit_s=1.0),
+        plan=problem.plan(),
         chain=chain,
         optimizer=optimizer_of(job, model),
         max_grad_norm=1.0,
