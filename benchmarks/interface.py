@@ -32,8 +32,9 @@ from planner.errors import UserError
 from planner.ilp.instance import make_instance
 from planner.ilp.lower_bound import lower_bound_s
 from planner.ilp.program import solve_oilp
+from planner.machine.cards import CARDS
 from planner.machine.hardware import Hardware
-from planner.machine.presets import CARDS, preset, usable_cpu_bytes, usable_gpu_bytes
+from planner.machine.presets import preset, usable_cpu_bytes, usable_gpu_bytes
 from planner.schedule.chain import Block, Chain, Option, Tensor
 from planner.search.make_plan import in_rounds
 from planner.search.problem import Problem

@@ -17,8 +17,9 @@ from dataclasses import replace
 
 from benchmarks.chains import Batch, Shape, head_s, layer_figures, llama_chain
 from planner.errors import UserError
+from planner.machine.cards import CARDS
 from planner.machine.hardware import Hardware
-from planner.machine.presets import CARDS, MEMORY_SHARE, preset
+from planner.machine.presets import MEMORY_SHARE, preset
 from planner.schedule.compile import compile_program
 from planner.schedule.simulate import written_bytes
 from planner.search.from_disk import with_disk

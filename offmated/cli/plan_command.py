@@ -20,7 +20,9 @@ _COUNT = click.IntRange(min=1)
 @click.option("--measure", is_flag=True, help="Measure the blocks on this machine first, as training does.")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Plan for this device.")
 @click.option(
-    "--hardware", metavar="NAME|FILE", help="Plan for another machine: rtx3060, rtx4090, h100 …, or a JSON file."
+    "--hardware",
+    metavar="NAME|FILE|list",
+    help="Plan for another machine: a card (rtx3060, h100 …) or a YAML file; list shows all cards.",
 )
 @click.option("--cpu-memory", type=Size(), metavar="SIZE", help="With --hardware NAME: the host's memory.")
 @click.option("--link", metavar="NAME|RATE", help="With --hardware NAME: pcie3x8 … pcie5x16, or bytes per second.")
@@ -56,17 +58,25 @@ def plan(file: Path | None, as_json: bool, **options: object) -> None:
 
     \b
     offmate plan job.yaml
+    offmate plan --hardware list
     offmate plan job.yaml --hardware rtx4090 --cpu-memory 128GiB
     offmate plan --model meta-llama/Llama-3.1-8B --hardware rtx3060 --lora 16 --set exact=false
     offmate plan --chain chain.json --hardware hardware.json --gpu-budget 10GiB --json
     offmate plan job.yaml --html plan.html --trace plan.json
     """
+    chosen = {name: value for name, value in options.items() if value not in (None, False, ())}
+    if chosen.get("hardware") == "list":
+        if file is not None or len(chosen) > 1:
+            raise click.UsageError("--hardware list goes with --json alone")
+        from offmated.cli import card_list
+
+        print_json(card_list.as_json()) if as_json else console().print(card_list.as_table())
+        return
     from offmated.cli import (  # late: importing them takes half of a command's start
         plan_progress,
         planner_process,
     )
 
-    chosen = {name: value for name, value in options.items() if value not in (None, False, ())}
     kind = planner_process.kind_of_question(file, chosen)
     with plan_progress.Screen() if not as_json else plan_progress.Quiet() as screen:
         if kind == "FILE" and file is not None:

@@ -25,6 +25,9 @@ from planner.errors import Errors, Exit, UserError
 from planner.hub import NOT_REACHED, OFFLINE, is_downloaded
 from planner.job.at_hand import why_not_at_hand
 from planner.job.schema import CANONICAL, Job
+from planner.keys.source import read_text, read_yaml
+from planner.machine.card_names import find_card
+from planner.machine.presets import computes_bf16
 from planner.run.ending import leaving_on_signals
 from planner.run.folder import RunFolder
 from planner.units import counted
@@ -157,7 +160,13 @@ def question(file: Path | None, options: Mapping[str, Any]) -> Job:
     budgets, settings = (options.get("gpu_budget"), options.get("cpu_budget")), options.get("settings", ())
     if file is not None:
         text, folder = read_job(file, *budgets)
-        return Job.question(with_settings(text, settings), folder, name=file.name, told=keys_of(settings))
+        return Job.question(
+            with_settings(text, settings),
+            folder,
+            name=file.name,
+            told=keys_of(settings),
+            machine_bf16=_machine_computes_bf16(options),
+        )
     text = with_settings(with_budgets(short_form(options), *budgets), settings)
     try:
         return Job.question(text, Path.cwd(), name="The question", in_lines=False, told=keys_of(settings))
@@ -169,9 +178,10 @@ def question(file: Path | None, options: Mapping[str, Any]) -> Job:
 
 
 def short_form(options: Mapping[str, Any]) -> str:
-    """The text of the job file that `--model` stands for: by default full fine-tuning in bf16, in steps of 8
-    micro-batches of one row."""
-    values: dict[str, Any] = {"model": options["model"], "bf16": "fp32" not in options}
+    """The text of the job file that `--model` stands for: by default full fine-tuning in bf16, or in fp32 on a card
+    without bf16, in steps of 8 micro-batches of one row."""
+    bf16 = "fp32" not in options and _machine_computes_bf16(options)
+    values: dict[str, Any] = {"model": options["model"], "bf16": bf16}
     rows = yaml.safe_load(options.get("batch_size", "1"))
     total = any(CANONICAL.get(text.partition("=")[0]) == "train_batch_size" for text in options.get("settings", ()))
     if total or not isinstance(rows, int):  # "auto", or a mistake that is reported later
@@ -186,6 +196,18 @@ def short_form(options: Mapping[str, Any]) -> str:
     if "max_length" in options:
         values["max_length"] = options["max_length"]
     return yaml.safe_dump(values, sort_keys=False)
+
+
+def _machine_computes_bf16(options: Mapping[str, Any]) -> bool:
+    """Whether the machine that `--hardware` names computes in bf16. For a file that is the card's matter that it names;
+    a file without one, or with a mistake, of which the planner's process tells, counts as one that does."""
+    name = options.get("hardware", "")
+    if find_card(name) is None and Path(name).is_file():
+        try:
+            name = str(read_yaml(read_text(Path(name)), name).values.get("card"))
+        except UserError:
+            return True
+    return computes_bf16(name)
 
 
 def kept_plans(verb: str, *words: str) -> Any:

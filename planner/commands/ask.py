@@ -18,8 +18,9 @@ from planner.commands.question import title_of
 from planner.commands.tell import SILENT, Tell
 from planner.errors import UserError
 from planner.job.schema import Job
+from planner.machine.cards import CARDS
 from planner.machine.hardware import Hardware
-from planner.machine.presets import CARDS, needed_cpu_memory, usable_gpu_bytes
+from planner.machine.presets import needed_cpu_memory, smallest_card
 from planner.models.hf_model import beyond_positions, masked_of, working_dtype
 from planner.models.written import said_of_dtype
 from planner.picture.files import NO_PICTURES, Pictures
@@ -213,8 +214,5 @@ def _more_machine(problem: Problem, least: int | None, least_cpu: int | None) ->
         return
     if least <= problem.hardware.gpu_bytes:
         yield f"more of this GPU (--gpu-budget {round_up(least)})"
-    else:
-        for name, card in sorted(CARDS.items(), key=lambda each: each[1].memory_bytes):
-            if usable_gpu_bytes(card.memory_bytes) >= least:
-                yield f"a GPU with {card.memory_bytes // 2**30} GiB (--hardware {name})"
-                return
+    elif (name := smallest_card(least)) is not None:
+        yield f"a GPU with {CARDS[name].memory_bytes // 2**30} GiB (--hardware {name})"

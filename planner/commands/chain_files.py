@@ -1,4 +1,4 @@
-"""Reads chains and machines from JSON files: fields of `Chain` and `Hardware`, with defaults for those not given.
+"""Reads chains from JSON files: fields of `Chain`, with defaults for those not given.
 
 A tensor must have a name and `elements`. By default `bytes` are 4 per element, `gradient_bytes` equal `bytes`, and
 `state_bytes` are 8 per element, plus 4 (the fp32 master) where `bytes` are fewer than 4 per element. A frozen tensor
@@ -7,10 +7,6 @@ its name, and it has no tensors and one option "keep". Its frame holds its input
 `backward_frame_bytes` are `input_bytes`, `forward_frame_bytes` and `backward_held_bytes` are `output_bytes`. The last
 block has forward figures only. All other numbers are 0, `reads_input` is true, `reads_weights` names all of the block's
 weights, `recipe` is the option's name.
-
-A machine must have `h2d_bytes_per_s`, and `cpu_update_parameters_per_s` or `cpu_memory_bytes_per_s`. By default
-`d2h_bytes_per_s` equals `h2d_bytes_per_s`, updates on the CPU are as fast as `cpu_memory_bytes_per_s` lets them be,
-memory sizes and other rates are no limit, and everything else is 0.
 """
 
 from __future__ import annotations
@@ -24,62 +20,22 @@ from typing import Any, TypeVar
 from planner.codec import from_json
 from planner.errors import Exit, UserError
 from planner.machine.hardware import Hardware
-from planner.machine.traffic import UPDATE_TRAFFIC_BYTES
 from planner.schedule.chain import Chain
 
 NO_LIMIT_BYTES = 2**62
-_MAY_BE_ZERO = {
-    "flops_per_s",
-    "disk_sustained_bytes_per_s",
-    "gpu_rounded_update_parameters_per_s",
-    "cpu_rounded_update_parameters_per_s",
-}  # 0 means not known, or no limit
-
 _T = TypeVar("_T", Chain, Hardware)
 
 
 def load_chain(path: Path) -> Chain:
     """The chain in the JSON file `path`. Raises UserError (exit code 2) that names the path of a wrong field."""
-    data = _read(path)
+    data = read_json(path)
     if isinstance(data, dict) and isinstance(data.get("blocks"), list):
         blocks = data["blocks"]
         data = data | {
             "blocks": [_block(b, i, last=i == len(blocks) - 1) for i, b in enumerate(blocks)],
             "frame_tensors": _each(data.get("frame_tensors", []), _tensor),
         }
-    return _decoded(Chain, data, path)
-
-
-def load_hardware(path: Path) -> Hardware:
-    """The machine in the JSON file `path`. Raises UserError (exit code 2) that names the path of a wrong field."""
-    data = _read(path)
-    if isinstance(data, dict):
-        data = _hardware(data, path)
-    return _decoded(Hardware, data, path)
-
-
-def _hardware(fields: dict[str, Any], path: Path) -> dict[str, Any]:
-    for field, value in fields.items():
-        if field.endswith("_per_s") and field not in _MAY_BE_ZERO and value == 0:
-            raise _wrong(path, f"$.{field} is 0; a rate is more than zero")
-    if "h2d_bytes_per_s" not in fields:
-        raise _wrong(path, "$.h2d_bytes_per_s: missing")
-    if "cpu_update_parameters_per_s" not in fields and "cpu_memory_bytes_per_s" not in fields:
-        raise _wrong(path, "$.cpu_update_parameters_per_s: missing, and so is $.cpu_memory_bytes_per_s")
-    rates = {key: value for key, value in fields.items() if isinstance(value, (int, float))}
-    up = rates.get("h2d_bytes_per_s", 0.0)
-    down = rates.get("d2h_bytes_per_s", up)
-    updates = rates.get("cpu_update_parameters_per_s", rates.get("cpu_memory_bytes_per_s", 0.0) / UPDATE_TRAFFIC_BYTES)
-    # "No limit" is more than all users of host memory could ask for, but small enough for a solver's arithmetic.
-    return {
-        "name": path.stem,
-        "gpu_bytes": NO_LIMIT_BYTES,
-        "cpu_bytes": NO_LIMIT_BYTES,
-        "d2h_bytes_per_s": down,
-        "gpu_update_parameters_per_s": 1000 * max(up, updates),
-        "cpu_update_parameters_per_s": updates,
-        "cpu_memory_bytes_per_s": 10 * (up + down + UPDATE_TRAFFIC_BYTES * updates),
-    } | fields
+    return decoded(Chain, data, path)
 
 
 def _block(data: object, index: int, *, last: bool) -> object:
@@ -121,26 +77,33 @@ def _each(data: object, fill: Any) -> object:
     return [fill(item) for item in data] if isinstance(data, list) else data
 
 
-def _read(path: Path) -> object:
+def read_json(path: Path) -> object:
+    """The content of a JSON file, as `checked` returns it. Raises UserError (exit code 2)."""
     try:
         data: object = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_object)
     except OSError as error:
-        raise _wrong(path, error.strerror or str(error)) from None
+        raise wrong(path, error.strerror or str(error)) from None
     except UnicodeDecodeError:
-        raise _wrong(path, "it is not text in UTF-8") from None
+        raise wrong(path, "it is not text in UTF-8") from None
     except json.JSONDecodeError as error:
-        raise _wrong(path, f"line {error.lineno}, column {error.colno}: {error.msg}") from None
+        raise wrong(path, f"line {error.lineno}, column {error.colno}: {error.msg}") from None
     except RecursionError:
-        raise _wrong(path, "its lists and objects are nested too deeply") from None
+        raise wrong(path, "its lists and objects are nested too deeply") from None
     except _Twice as error:
-        raise _wrong(path, f"{error}: the field is there twice in one object") from None
+        raise wrong(path, f"{error}: the field is there twice in one object") from None
+    return checked(data, path)
+
+
+def checked(data: object, path: Path) -> object:
+    """The `data` of the file `path`, with whole numbers such as 12e9 as int. Raises UserError (exit code 2) for numbers
+    that no chain and no machine has."""
     for place, number in _numbers(data, "$"):
         if not math.isfinite(number):
-            raise _wrong(path, f"{place} is {number}; it must be a finite number")
+            raise wrong(path, f"{place} is {number}; it must be a finite number")
         if number < 0:
-            raise _wrong(path, f"{place} is {number}; it must be zero or more")
+            raise wrong(path, f"{place} is {number}; it must be zero or more")
         if number > NO_LIMIT_BYTES:
-            raise _wrong(path, f"{place} is {number}; that is more than any machine has")
+            raise wrong(path, f"{place} is {number}; that is more than any machine has")
     return _whole(data)
 
 
@@ -177,18 +140,14 @@ def _whole(data: object) -> object:
     return int(data) if isinstance(data, float) and data.is_integer() else data
 
 
-def _decoded(cls: type[_T], data: object, path: Path) -> _T:
+def decoded(cls: type[_T], data: object, path: Path) -> _T:
+    """The instance of `cls` that the `data` of the file `path` describe. Raises UserError (exit code 2)."""
     try:
         return from_json(cls, data)
     except ValueError as error:
-        raise _wrong(path, str(error)) from None
+        raise wrong(path, str(error)) from None
 
 
-def _wrong(path: Path, mistake: str) -> UserError:
-    return UserError(
-        f"Cannot use {path}.",
-        numbers=(mistake,),
-        hint="docs/plans.md has the fields",
-        code="bad-file",
-        exit_code=Exit.USAGE,
-    )
+def wrong(path: Path, *mistake: str, hint: str = "docs/plans.md has the fields") -> UserError:
+    """The error for the file `path`, with what is wrong in it."""
+    return UserError(f"Cannot use {path}.", numbers=mistake, hint=hint, code="bad-file", exit_code=Exit.USAGE)

@@ -20,14 +20,16 @@ from typing import Any, TextIO, cast
 
 from planner.cache.store import Cache, answer_key
 from planner.codec import Json, to_json
-from planner.commands.chain_files import load_chain, load_hardware
+from planner.commands.chain_files import load_chain
+from planner.commands.machine_file import load_hardware
 from planner.commands.question import config_text, title_of
 from planner.errors import Exit, UserError
 from planner.fast_imports import lasting_imports
 from planner.job.schema import Job
 from planner.keys.source import read_text
+from planner.machine.card_names import find_card
 from planner.machine.hardware import Hardware
-from planner.machine.presets import is_preset, preset, with_drives
+from planner.machine.presets import preset, with_drives
 from planner.optimizers.table import OPTIMIZERS
 from planner.picture.basis import Basis
 from planner.picture.files import NO_PICTURES, Pictures, add_options, redraw
@@ -212,7 +214,8 @@ def _hardware(options: argparse.Namespace, *, bf16: bool) -> Hardware:
 
 def _machine_of(options: argparse.Namespace, *, bf16: bool) -> Hardware:
     path = Path(options.hardware)
-    if is_preset(options.hardware) or not (path.suffix == ".json" or path.exists()):
+    is_file = path.exists() or path.suffix.lower() in (".json", ".yaml", ".yml")
+    if find_card(options.hardware) is not None or not is_file:
         return preset(options.hardware, bf16=bf16, cpu_memory_bytes=options.cpu_memory, link=options.link)
     if options.cpu_memory is not None or options.link is not None:
         raise UserError(
@@ -222,7 +225,7 @@ def _machine_of(options: argparse.Namespace, *, bf16: bool) -> Hardware:
             hint="change them in the file",
             exit_code=Exit.USAGE,
         )
-    return load_hardware(path)
+    return load_hardware(path, bf16=bf16)
 
 
 def _plans(options: argparse.Namespace) -> tuple[Exit, Json]:

@@ -9,17 +9,17 @@ from planner.keys.source import Source
 from planner.machine.this_machine import computes_bf16, has_gpu
 
 
-def settle_precision(values: dict[str, Any], source: Source, *, named_machine: bool) -> tuple[str, ...]:
+def settle_precision(values: dict[str, Any], source: Source, *, machine_bf16: bool | None) -> tuple[str, ...]:
     """Set `bf16` in `values` where an offmate job file leaves it out, and return notes for the user. It becomes true if
-    this machine's GPU computes in bf16, or where the job is for a GPU given by its name (`named_machine`), as all of
-    these do. Without a GPU it becomes false: the job runs in fp32.
+    the GPU computes in bf16. `machine_bf16`: whether the GPU of the machine that the job is planned for does so; None:
+    the job is for this machine. Without a GPU it becomes false: the job runs in fp32.
 
     The run folder stores the value, so that the job stays as it was submitted.
     """
     file_values = (source.values.get(name) for name in ("bf16", *ALIASES["bf16"]))
     if any(value not in (None, "") for value in file_values):
         return ()
-    is_bf16 = True if named_machine else computes_bf16()
+    is_bf16 = computes_bf16() if machine_bf16 is None else machine_bf16
     if is_bf16 is None:
         silent = "bf16 is false, as the file leaves it out and the driver does not say what the card is; for an RTX 30"
         return (f"{silent} or later write bf16: true and submit it again.",) if has_gpu() else ()

@@ -217,26 +217,39 @@ class Job(AdapterKeys, LossKeys):
 
     @classmethod
     def question(
-        cls, text: str, folder: Path, *, name: str = "job.yaml", in_lines: bool = True, told: Collection[str] = ()
+        cls,
+        text: str,
+        folder: Path,
+        *,
+        name: str = "job.yaml",
+        in_lines: bool = True,
+        told: Collection[str] = (),
+        machine_bf16: bool = True,
     ) -> Job:
         """Return the job in the YAML `text` for planning only: the model's config must exist, but weights, tokenizer
         and data need not. Raises UserError (exit 2).
 
         Keys in `NOT_PLANNED`, which do not change a plan, are ignored, so that jobs with the same plan are equal.
-        `in_lines`: the text comes from a file, so errors name its lines. The other arguments are those of `parse`.
+        `in_lines`: the text comes from a file, so errors name its lines. `machine_bf16`: whether the machine computes
+        in bf16, which decides `bf16` where the text leaves it out. The other arguments are those of `parse`.
         """
         source = replace(read_yaml(text, name, allow_unclear=True), told=frozenset(told))
         source = source if in_lines else replace(source, lines={})
-        job, _ = cls._checked(source, Path(folder).absolute(), only_planned=True)
+        job, _ = cls._checked(source, Path(folder).absolute(), only_planned=True, machine_bf16=machine_bf16)
         return job.model_copy(update={"train_batch_size": None}) if job.is_split else job
 
     @classmethod
     def _checked(
-        cls, source: Source, folder: Path | None, *, only_planned: bool = False
+        cls,
+        source: Source,
+        folder: Path | None,
+        *,
+        only_planned: bool = False,
+        machine_bf16: bool | None = None,
     ) -> tuple[Job, tuple[str, ...]]:
         """Return the job that a file's values describe, and notes for the user on its keys. `folder`: where relative
         paths start; None: the values are those of `resolved.yaml`, whose paths are absolute. `only_planned`: the job is
-        for planning only, as in `question`."""
+        for planning only, as in `question`. `machine_bf16`: as in `settle_precision`."""
         v1_notes: tuple[str, ...] = ()
         unclear = source.unclear
         if folder is not None and is_v1(source.values):
@@ -252,7 +265,7 @@ class Job(AdapterKeys, LossKeys):
                 " checkpoint points to one of the two. With save_total_limit: 2 a checkpoint copies them.",
             )
         if folder is not None and tool_of(source.values) is OWN:
-            notes = (*notes, *settle_precision(values, source, named_machine=only_planned))
+            notes = (*notes, *settle_precision(values, source, machine_bf16=machine_bf16))
         if only_planned:
             alike = NOT_PLANNED | ({"optim"} if OPTIMIZERS.get(str(values.get("optim")), AdamW) is AdamW else set())
             if takes_from_base(values.get("init_lora_weights")):  # then the weights differ from those in any file

@@ -11,8 +11,9 @@ from dataclasses import replace
 
 import torch
 
+from planner.machine.card_names import find_card
 from planner.machine.hardware import Hardware
-from planner.machine.presets import is_preset, preset, usable_gpu_bytes
+from planner.machine.presets import preset, usable_gpu_bytes
 from planner.machine.this_machine import Card, driver_card
 from planner.machine.traffic import UPDATE_TRAFFIC_BYTES
 from planner.measure.machine_rates import cpu_bytes, machine_name
@@ -68,9 +69,10 @@ def scalar_bytes(device: torch.device) -> int:
 def estimate_card(card: Card, dtype: torch.dtype) -> Hardware:
     """This host with the graphics card `card`, with estimated rates for a model that computes in `dtype`. Rates are
     the maker's if the card is known, else those of a small card. Its memory is the installed memory, less a reserve."""
-    model, bf16 = card.name.removeprefix("NVIDIA "), dtype is not torch.float32
-    if is_preset(model):
-        known = preset(model, bf16=bf16)
+    bf16 = dtype is not torch.float32
+    size = f"{round(card.memory_bytes / 2**30)} GB"  # the driver's name lacks it
+    if (name := find_card(f"{card.name} {size}") or find_card(card.name)) is not None:
+        known = preset(name, bf16=bf16)
     else:
         known = Hardware(
             name=card.name,

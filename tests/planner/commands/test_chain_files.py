@@ -1,4 +1,4 @@
-"""Chains and machines from JSON files: defaults, and what is said of a file that is wrong."""
+"""Chains from JSON files: defaults, and what is said of a file that is wrong."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from planner.codec import to_json
-from planner.commands.chain_files import NO_LIMIT_BYTES, load_chain, load_hardware
+from planner.commands.chain_files import load_chain
 from planner.errors import UserError
-from planner.machine.hardware import Hardware
 from planner.schedule.chain import Block, Chain, Option, Tensor
-from tests.support.chains import HARDWARE, chain
+from tests.support.chains import chain
 
 TENSOR = {"name": "w", "elements": 10}
 OPTION = {"name": "keep", "forward_s": 1, "backward_s": 2.5}
@@ -30,11 +29,6 @@ def chain_of(file: Path, data: object) -> Chain:
     return load_chain(file)
 
 
-def hardware_of(file: Path, data: object) -> Hardware:
-    file.write_text(json.dumps(data))
-    return load_hardware(file)
-
-
 def refusal(file: Path, data: object) -> str:
     """What is said of a chain that is wrong, without the first and the last line."""
     with pytest.raises(UserError) as caught:
@@ -43,9 +37,8 @@ def refusal(file: Path, data: object) -> str:
     return caught.value.numbers[0]
 
 
-def test_the_json_forms_of_a_chain_and_of_a_machine_are_read_as_they_are(file: Path) -> None:
+def test_the_json_form_of_a_chain_is_read_as_it_is(file: Path) -> None:
     assert chain_of(file, to_json(chain(2, tied=True))) == chain(2, tied=True)
-    assert hardware_of(file, to_json(HARDWARE)) == HARDWARE
 
 
 def test_what_a_chain_leaves_out_has_defaults(file: Path) -> None:
@@ -102,19 +95,6 @@ def test_the_recipe_of_an_option_is_its_name(file: Path) -> None:
 
 def test_numbers_may_be_written_with_exponents(file: Path) -> None:
     assert chain_of(file, {"blocks": [{"output_bytes": 12e9}, {}]}).blocks[0].output_bytes == 12 * 10**9
-
-
-def test_a_machine_needs_its_link_and_one_rate_of_the_host(file: Path) -> None:
-    found = hardware_of(file, {"h2d_bytes_per_s": 1e9, "cpu_update_parameters_per_s": 1e8})
-    assert (found.name, found.d2h_bytes_per_s, found.gpu_bytes) == ("file", 1e9, NO_LIMIT_BYTES)
-    assert found.cpu_memory_bytes_per_s > 2e9 + 28e8, "no limit: more than everybody together can ask for"
-    assert hardware_of(file, {"h2d_bytes_per_s": 1, "cpu_memory_bytes_per_s": 56}).cpu_update_parameters_per_s == 2.0
-    with pytest.raises(UserError, match="h2d_bytes_per_s: missing"):
-        hardware_of(file, {"cpu_memory_bytes_per_s": 56})
-    with pytest.raises(UserError, match="cpu_update_parameters_per_s: missing, and so is"):
-        hardware_of(file, {"h2d_bytes_per_s": 1})
-    with pytest.raises(UserError, match="d2h_bytes_per_s is 0; a rate is more than zero"):
-        hardware_of(file, {"h2d_bytes_per_s": 1, "d2h_bytes_per_s": 0, "cpu_memory_bytes_per_s": 56})
 
 
 def damaged(place: str, value: object) -> object:
