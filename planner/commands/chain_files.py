@@ -80,11 +80,7 @@ def _each(data: object, fill: Any) -> object:
 def read_json(path: Path) -> object:
     """The content of a JSON file, as `checked` returns it. Raises UserError (exit code 2)."""
     try:
-        data: object = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_object)
-    except OSError as error:
-        raise wrong(path, error.strerror or str(error)) from None
-    except UnicodeDecodeError:
-        raise wrong(path, "it is not text in UTF-8") from None
+        data: object = json.loads(text_of(path), object_pairs_hook=_object)
     except json.JSONDecodeError as error:
         raise wrong(path, f"line {error.lineno}, column {error.colno}: {error.msg}") from None
     except RecursionError:
@@ -92,6 +88,16 @@ def read_json(path: Path) -> object:
     except _Twice as error:
         raise wrong(path, f"{error}: the field is there twice in one object") from None
     return checked(data, path)
+
+
+def text_of(path: Path) -> str:
+    """The text of the file `path`. Raises UserError (exit code 2)."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise wrong(path, error.strerror or str(error)) from None
+    except UnicodeDecodeError:
+        raise wrong(path, "it is not text in UTF-8") from None
 
 
 def checked(data: object, path: Path) -> object:

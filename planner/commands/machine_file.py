@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from planner.codec import to_json
-from planner.commands.chain_files import NO_LIMIT_BYTES, checked, decoded, read_json, wrong
+from planner.commands.chain_files import NO_LIMIT_BYTES, checked, decoded, read_json, text_of, wrong
 from planner.errors import UserError
-from planner.keys.source import read_text, read_yaml
+from planner.keys.source import read_yaml
 from planner.machine.hardware import Hardware
 from planner.machine.presets import drive_figures, link_figures, preset, usable_cpu_bytes, usable_gpu_bytes
 from planner.machine.traffic import UPDATE_TRAFFIC_BYTES
@@ -44,8 +44,9 @@ def load_hardware(path: Path, *, bf16: bool) -> Hardware:
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
+    text = text_of(path)
     try:
-        return read_yaml(read_text(path), path.name).values
+        return read_yaml(text, path.name).values
     except UserError as error:
         raise wrong(path, error.what, *error.numbers) from None
 
@@ -63,10 +64,11 @@ def _in_fields(data: dict[str, Any], path: Path, *, bf16: bool) -> dict[str, Any
     for word, figures in words.items():
         if word not in data:
             continue
-        if not isinstance(data[word], str):
-            raise wrong(path, f"$.{word}: expected a name or a size with its unit, got {data[word]!r}")
+        value = str(data[word]) if word == "card" else data[word]  # 4090 is a name, too
+        if not isinstance(value, str):
+            raise wrong(path, f"$.{word}: expected a name or a size with its unit, got {value!r}")
         try:
-            fields |= figures(data[word])
+            fields |= figures(value)
         except UserError as error:
             raise wrong(path, f"$.{word}: {error.what}", *error.numbers, hint=error.hint) from None
         except ValueError as error:

@@ -21,6 +21,7 @@ from offmated.jobs.migrate import upgrade
 from offmated.paths import Paths
 from planner.cache.store import Cache, CachedPlan
 from planner.codec import to_json
+from planner.machine.cards import CARDS
 from planner.machine.hardware import Hardware
 from tests.support.chains import HARDWARE, chain, resident_plan
 from tests.support.texts import tiny_llama_folder
@@ -168,6 +169,9 @@ def test_a_field_that_is_wrong_exits_with_2_and_its_path(shell: Shell) -> None:
         (["--model", "me/none", "--hardware", "rtx9"], "There is no hardware called rtx9."),
         ([*CHAIN[1:], "--cpu-memory", "8GiB"], "--cpu-memory and --link are for machines given by name."),
         (["--model", "m", "--hardware", "hardware.json"], "A model's times cannot be estimated without"),
+        ([*CHAIN[1:-1], "gone.yaml"], "Cannot use gone.yaml."),
+        (["--hardware", "list", "--model", "m"], "Usage: "),
+        (["job.yaml", "--hardware", "list"], "Usage: "),
         (
             ["--model", "me/none", "--hardware", "rtx3060", "--drive", "pcie4", "--set", "optim=adamw_8bit"],
             "--drive is for optimizer states, and states in 8 bits stay in memory.",
@@ -202,7 +206,7 @@ def test_a_model_is_asked_about_on_a_machine_whose_file_says_that_it_is_a_gpu(
 @pytest.mark.parametrize(
     ("short", "lines"),
     [
-        ({}, "gradient_accumulation_steps: 8\nper_device_train_batch_size: 1\n"),  # cards of a name do bf16
+        ({}, "gradient_accumulation_steps: 8\nper_device_train_batch_size: 1\n"),  # bf16, unless the card cannot
         (
             {"fp32": True, "batch_size": "4", "slices": 2, "max_length": 512, "clip": "none"},
             "gradient_accumulation_steps: 2\nmicro_batch_size: 4\nmax_length: 512\nmax_grad_norm: 0\nbf16: false\n",
@@ -225,6 +229,42 @@ def test_a_model_in_short_and_a_job_file_are_one_question(
     asked = question(None, {"model": "small/config.json", **short})
     assert asked == question(Path("job.yaml"), {})
     assert asked.model == str(tmp_path / "small")
+
+
+def test_a_card_without_bf16_is_asked_about_in_fp32_unless_the_job_says_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    SMALL.save_pretrained("small")
+    (tmp_path / "job.yaml").write_text("model: small\ndataset: not-there.jsonl\n")
+    (tmp_path / "old.yaml").write_text("card: RTX 2080 Ti\ncpu_memory: 64GiB\n")
+    (tmp_path / "wrong.yaml").write_text("card: [\n")
+    for machine, bf16 in (("2080 Ti", False), ("old.yaml", False), ("4090", True), ("wrong.yaml", True)):
+        assert question(Path("job.yaml"), {"hardware": machine}).bf16 == bf16
+        assert question(None, {"model": "small", "hardware": machine}).bf16 == bf16
+    assert question(Path("job.yaml"), {"hardware": "2080 Ti", "settings": ("bf16=true",)}).bf16
+
+
+def test_a_machine_may_be_a_yaml_file_with_the_words_of_the_command_line(shell: Shell) -> None:
+    (shell.folder / "my-box.yml").write_text("card: rtx3060\ncpu_memory: 32GiB\nlink: pcie3x8\n")
+    words = ["plan", "--chain", "chain.json", "--time-limit", "1", "--gpu-budget", "8000", "--hardware"]
+    by_file, by_name = (
+        shell.json(*words, *machine)
+        for machine in (["my-box.yml"], ["RTX 3060", "--cpu-memory", "32GiB", "--link", "pcie3x8"])
+    )
+    assert by_file["bound_s"] == by_name["bound_s"]
+
+
+def test_all_cards_are_listed_one_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in ([], ["--json"]):
+        main(["plan", "--hardware", "list", *words], prog_name="offmate", standalone_mode=False)
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head.split() == ["name", "GiB", "GB/s", "FP32", "BF16", "link", "host"]
+    assert "rtx4090              24   1008  82.6  165   pcie4x16  64 GiB, 89.6 GB/s" in lines
+    assert "t4                   16   320   8.1   none  pcie3x16  512 GiB, 204.8 GB/s" in lines
+    cards = json.loads("\n".join(lines[lines.index("[") :]))
+    assert [card["hardware"] for card in cards] == list(CARDS)
+    assert cards[0].keys() >= {"name", "memory_bytes", "bf16_flops_per_s", "link", "host"}
 
 
 @pytest.fixture

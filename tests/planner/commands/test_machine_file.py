@@ -60,8 +60,9 @@ def test_a_machine_needs_its_link_and_one_rate_of_the_host(tmp_path: Path) -> No
 
 def test_a_cards_name_alone_is_that_card_in_its_usual_machine(tmp_path: Path) -> None:
     for bf16 in (True, False):
-        found = from_yaml_file(tmp_path, "card: RTX 4090\n", bf16=bf16)
-        assert found == replace(preset("rtx4090", bf16=bf16), name="my-box")
+        known = replace(preset("rtx4090", bf16=bf16), name="my-box")
+        assert from_yaml_file(tmp_path, "card: RTX 4090\n", bf16=bf16) == known
+        assert from_yaml_file(tmp_path, "card: 4090\n", bf16=bf16) == known
 
 
 def test_words_mean_what_they_mean_on_the_command_line(tmp_path: Path) -> None:
@@ -105,7 +106,6 @@ def test_a_field_stands_above_the_words_and_what_follows_from_it_above_the_card(
     ("text", "said"),
     [
         ("card: rtx4091", "$.card: There is no hardware called rtx4091."),
-        ("card: 4090", "$.card: expected a name or a size with its unit, got 4090"),
         ("card: rtx4090\ngpu_memory: 24", "$.gpu_memory: expected a name or a size with its unit, got 24"),
         ("card: rtx4090\ngpu_memory: lots", '$.gpu_memory: not a size: "lots" (write it like 10GiB or 500MB)'),
         ("card: rtx4090\ncpu_memory: 512MiB", "$.cpu_memory: 512MiB leaves no memory for a job"),
@@ -130,4 +130,7 @@ def test_a_card_that_is_not_known_is_answered_with_the_nearest(tmp_path: Path) -
 def test_a_file_that_is_not_there_is_told_with_its_path(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         load_hardware(tmp_path / "gone.yaml", bf16=True)
-    assert "gone.yaml" in str(caught.value)
+    assert str(caught.value).splitlines()[:2] == [
+        f"Cannot use {tmp_path / 'gone.yaml'}.",
+        "  No such file or directory",
+    ]
