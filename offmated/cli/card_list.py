@@ -15,7 +15,10 @@ def as_table() -> Table:
     """All cards, one a line: memory, bandwidth and rates of the card, its link, and memory and bandwidth of the host
     around it."""
     lines = table(("name", "GiB", "GB/s", "FP32", "BF16", "link", "host"), [_row(*each) for each in CARDS.items()])
-    lines.caption, lines.caption_justify = "FP32 and BF16 in TFLOP/s; none: bf16 is computed in FP32", "left"
+    lines.caption, lines.caption_justify = (
+        "FP32 and BF16 in TFLOP/s; none: bf16 is emulated, at the rate of FP32",
+        "left",
+    )
     return lines
 
 

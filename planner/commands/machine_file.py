@@ -11,6 +11,8 @@ A machine must have a `card`, or `h2d_bytes_per_s` or a `link`, and `cpu_update_
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -48,7 +50,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     try:
         return read_yaml(text, path.name).values
     except UserError as error:
-        raise wrong(path, error.what, *error.numbers) from None
+        raise wrong(path, *(error.numbers or (error.what,))) from None
 
 
 def _in_fields(data: dict[str, Any], path: Path, *, bf16: bool) -> dict[str, Any]:
@@ -60,15 +62,20 @@ def _in_fields(data: dict[str, Any], path: Path, *, bf16: bool) -> dict[str, Any
         "link": link_figures,
         "drive": drive_figures,
     }
+    known = [*words, *(field.name for field in dataclasses.fields(Hardware))]
+    for key in data:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            raise wrong(path, f"$.{key}: unknown field" + (f"; did you mean {near[0]}?" if near else ""))
     fields: dict[str, Any] = {}
     for word, figures in words.items():
         if word not in data:
             continue
-        value = str(data[word]) if word == "card" else data[word]  # 4090 is a name, too
-        if not isinstance(value, str):
-            raise wrong(path, f"$.{word}: expected a name or a size with its unit, got {value!r}")
+        value = data[word]
+        if not isinstance(value, (str, int)) or isinstance(value, bool):
+            raise wrong(path, f"$.{word}: expected a text, got {value!r}")
         try:
-            fields |= figures(value)
+            fields |= figures(str(value))  # 4090 is a name, too
         except UserError as error:
             raise wrong(path, f"$.{word}: {error.what}", *error.numbers, hint=error.hint) from None
         except ValueError as error:

@@ -1,21 +1,22 @@
 """Lists NVIDIA's graphics cards since Turing that have at least 8 GB, with their maker's figures, one card a line.
 
-Sources: the architecture papers on Turing TU102, Ampere GA102 v2 and A100, Ada v1.1 and v2.01, RTX Blackwell and
-Hopper; the data sheets of the workstation and data centre cards, of H200 and of HGX B200; NVIDIA's comparison of
-laptops. A card stays out if its figures were not found there, or differ between them: the laptops of the 50 series,
-RTX 5880 Ada, RTX 5090 D. Boards with several GPUs stay out, too.
+Sources: NVIDIA's architecture papers on Turing TU102, Ampere GA102 v2 and A100, Ada v1.1 and v2.01, RTX Blackwell and
+Hopper; its data sheets of workstation and data centre cards, H200 and HGX B200; its comparison of laptops. Cores,
+clocks and memory were compared with TechPowerUp's database. A card stays out if its figures were not found, or if
+sources differ: the laptops of the 50 series, RTX 5880 Ada, RTX 5090 D. Boards with several GPUs stay out, too.
 
 The columns:
 
-- `GiB`: memory. `GB/s`: its bandwidth, which is `bus` (bits) × `Gbps` / 8 (gigabits per second and pin).
+- `GiB`: memory; the 141 GB of an H200 are 10^9 bytes each. `GB/s`: its bandwidth, which is `bus` (bits) × `Gbps` / 8
+  (gigabits per second and pin).
 - `FP32`: TFLOP/s without tensor cores, which is 2 × `cores` × `MHz`. `MHz`: the boost clock of the reference card. A
   laptop's is the highest of the range that NVIDIA lists, reached at the highest power limit; at the lowest it is 57 to
-  80% of that. NVIDIA lists no clock for RTX PRO 4500 and 5000: theirs follow from the published rate of sparse FP4, 32
-  times FP32 on all cards of that generation.
-- `BF16`: TFLOP/s of the tensor cores with FP32 accumulation, dense. GeForce cards have half the rate of the workstation
-  cards: twice FP32 (GA10x: 4 tensor cores × 64 multiply-adds per clock and multiprocessor against 128 lanes; Ada and
-  Blackwell keep the ratio) against four times. "-": Turing's tensor cores know no bf16. PyTorch then converts and
-  multiplies in FP32.
+  80% of that. NVIDIA lists no clock for RTX PRO 4500 and 5000: theirs follow from the published rate of sparse FP4,
+  which is 32 times FP32 on all cards of that generation.
+- `BF16`: TFLOP/s of the tensor cores with FP32 accumulation, dense. GeForce cards have twice FP32 (GA10x: 4 tensor
+  cores × 64 multiply-adds per clock and multiprocessor against 128 lanes; Ada and Blackwell keep the ratio),
+  workstation cards four times; L40 has twice, by its data sheet. "-": Turing's tensor cores know no bf16; PyTorch
+  emulates it, at the rate of FP32 at best.
 - `link`: the card's own. Makers of laptops often connect half of its lanes.
 - `host`: the usual machine around the card, a name of `HOSTS`.
 """

@@ -88,7 +88,7 @@ def preset(name: str, *, bf16: bool, cpu_memory_bytes: int | None = None, link: 
             hint="give the machine's whole memory with its unit: --cpu-memory 32GiB",
         )
     flops_per_s = FP32_SHARE * card.fp32_flops_per_s
-    if bf16 and card.bf16_flops_per_s is not None:  # else bf16 is converted, and multiplied in fp32
+    if bf16 and card.bf16_flops_per_s is not None:  # else bf16 is emulated
         flops_per_s = BF16_SHARE * card.bf16_flops_per_s
     return Hardware(
         name=card.name,

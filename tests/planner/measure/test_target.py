@@ -69,6 +69,12 @@ def test_a_known_card_has_its_makers_rates() -> None:
     assert machine.cpu_bytes < ram_bytes()
 
 
+@pytest.mark.parametrize(("gib", "name"), [(10, "rtx3080"), (12, "rtx3080-12gb")])
+def test_cards_of_one_name_are_told_apart_by_their_memory(gib: int, name: str) -> None:
+    machine = estimate_card(Card(name="NVIDIA GeForce RTX 3080", memory_bytes=gib * GIB), torch.bfloat16)
+    assert machine.gpu_update_parameters_per_s == preset(name, bf16=True).gpu_update_parameters_per_s
+
+
 def test_an_unknown_card_has_modest_rates_and_its_own_memory() -> None:
     machine = estimate_card(Card(name="NVIDIA Z1", memory_bytes=10 * GIB), torch.float32)
     assert machine.gpu_bytes == usable_gpu_bytes(10 * GIB)
