@@ -23,7 +23,7 @@ from planner.job.schema import Job
 from planner.machine.presets import preset
 from planner.search.problem import Problem
 from planner.units import format_bytes, format_seconds
-from planner.whatif.ways_to_fit import problem_of
+from planner.whatif.trace import problem_of
 
 LLAMA_8B = LlamaConfig(
     vocab_size=128256,
@@ -89,7 +89,7 @@ def answer(problem: Problem) -> str:
     """Least budget, step and bound, and the processor's seconds for the plan."""
     least, start = problem.least_bytes(), time.process_time()
     try:
-        plan = problem.plan(600.0)
+        plan = problem.plan()
     except UserError:
         return f"least {format_bytes(least or 0)}, does not fit"
     spent_s, step, bound = time.process_time() - start, format_seconds(plan.step_s), format_seconds(plan.bound_s)

@@ -65,6 +65,11 @@ class Paths:
         return self.state / "backups"
 
     @property
+    def traces(self) -> Path:
+        """The folder for traces of models, which `offmate plan` makes anew if they are removed."""
+        return self.state / "traces"
+
+    @property
     def config(self) -> Path:
         """The file with the user's settings. It need not exist, and may contain passwords."""
         return self.state / "config.toml"

@@ -142,7 +142,7 @@ def ask(file: Path | None, options: Mapping[str, Any], news: News) -> tuple[int,
         job = job.model_copy(update={"save_total_limit": 1})  # as in a job that uses a drive
     with resolved(job) as path:
         url = database()
-        known = [f"--database={url}"] if url else []
+        known = [f"--traces={Paths.from_environment().traces}", *([f"--database={url}"] if url else [])]
         return _planner("ask", "--job", str(path), *known, *_words(options, _JOB | _SHORT), news=news)
 
 

@@ -25,9 +25,9 @@ from planner.cache.tables import AnswerRow, MeasurementRow, PlanRow
 from planner.codec import from_json, to_json
 from planner.errors import Exit, UserError
 from planner.machine.hardware import Hardware
-from planner.optimizers.base import untimed
-from planner.schedule.chain import Chain, Option, Tensor
+from planner.schedule.chain import Chain
 from planner.schedule.plan import Plan
+from planner.schedule.timeless import without_times
 
 log = logging.getLogger(__name__)
 
@@ -77,24 +77,6 @@ class Question:
         """A hexadecimal digest of the question and of the planner's and torch's versions."""
         parts = cast(dict[str, Any], to_json(replace(self, chain=without_times(self.chain))))
         return _digest({"question": parts, "planner": PLANNER, "torch": version("torch")})
-
-
-def without_times(chain: Chain) -> Chain:
-    """The chain with all times, and all optimizer seconds, set to zero."""
-    blocks = tuple(replace(block, options=tuple(map(_option_without_times, block.options))) for block in chain.blocks)
-    return replace(
-        chain,
-        blocks=tuple(replace(b, tensors=tuple(map(_timeless, b.tensors))) for b in blocks),
-        frame_tensors=tuple(map(_timeless, chain.frame_tensors)),
-    )
-
-
-def _option_without_times(option: Option) -> Option:
-    return replace(option, forward_s=0.0, backward_s=0.0, issue_forward_s=0.0, issue_backward_s=0.0)
-
-
-def _timeless(tensor: Tensor) -> Tensor:
-    return replace(tensor, optimizer=untimed(tensor.optimizer))
 
 
 def measurement_key(kinds: dict[str, list[str]], *, machine: str, threads: int, slices: int) -> str:

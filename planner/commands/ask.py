@@ -10,19 +10,17 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 
-import torch
-
 from planner.cache.store import Cache, CachedPlan, Question
 from planner.codec import to_json
+from planner.commands.kept_traces import Traces
 from planner.commands.question import title_of
 from planner.commands.tell import SILENT, Tell
 from planner.errors import UserError
+from planner.fast_imports import lasting_imports
 from planner.job.schema import Job
 from planner.machine.cards import CARDS
 from planner.machine.hardware import Hardware
 from planner.machine.presets import needed_cpu_memory, smallest_card
-from planner.models.hf_model import beyond_positions, masked_of, working_dtype
-from planner.models.written import said_of_dtype
 from planner.picture.files import NO_PICTURES, Pictures
 from planner.reports.make_receipt import LAUNCHING, no_fit, receipt
 from planner.reports.receipt import Asked, Change, Receipt
@@ -31,11 +29,10 @@ from planner.search.make_plan import GAP, round_up
 from planner.search.problem import Problem
 from planner.search.states_on_disk import with_all_on_disk
 from planner.units import counted
-from planner.whatif.batch_size import WANTED, BatchSplit, best_first, hopeful
-from planner.whatif.ways_to_fit import problem_of, ways_to_fit
+from planner.whatif.traced import Traced
+from planner.whatif.ways_to_fit import ways_to_fit
 from planner.whatif.what_helps import Variations, best_of, carried_over, unplanned
 
-_DEVICE = torch.device("cpu")  # blocks are traced there
 _MOST_LARGER = 64  # how many times larger a single slice may become, in rows
 _NEAR = 0.03  # splits this near the best are all planned before one is chosen: whole tensors may cost as much
 
@@ -47,37 +44,35 @@ def ask(
     tell: Tell = SILENT,
     pictures: Pictures = NO_PICTURES,
     cache: Cache | None = None,
+    traces: Traces | None = None,
 ) -> Receipt:
     """The receipt of `job` on `hardware`: whether it fits, how fast it is, what limits it, and what would help.
 
     `tell` is told of what is done, of the receipt as soon as the plan is there, and of each line of what would help as
     it comes. Counts of work limit the search, never a clock, so the same question gets the same answer on a busy
-    machine. The plan is taken from `cache`, or kept there. Raises UserError for a model that cannot be used.
+    machine. The plan is taken from `cache`, or kept there; traces of models, from
+    `traces`. Raises UserError for a model that cannot be used.
     """
-    start_s = time.monotonic()
+    start_s, traces = time.monotonic(), traces or Traces()
     tell.doing("reading the model")
     with Variations() as others:
         plan = None
         if job.is_split:
-            problem = problem_of(job, hardware, _DEVICE)
+            problem = traces.of(job, hardware).decided(job, hardware)
         else:
-            job, problem, plan = _chosen(job, hardware, others, tell)
+            job, problem, plan = _chosen(job, hardware, others, traces, tell)
         least = problem.least_bytes(enough=problem.gpu_budget_bytes)
         if least is not None and least <= problem.gpu_budget_bytes:
             tell.doing("solving")
             plan, key = _kept(job, problem, plan, cache)
             answer = receipt(plan, problem.chain, hardware, _asked(job), gap=GAP, rated_writes=job.disk_rated_writes)
-            answer = replace(answer, plan_key=key, notes=_notes(job))
+            answer = replace(answer, plan_key=key, notes=traces.of(job, hardware).notes)
             pictures.write(plan, problem.chain, hardware, title=title_of(job))
             tell.so_far(answer)
-            answer = _with_help(answer, job, problem, plan, others, tell)
+            answer = _with_help(answer, job, problem, plan, others, traces, tell)
         else:
-            answer = _too_large(job, problem, least, others, tell)
+            answer = _too_large(job, problem, least, traces, tell)
     return replace(answer, answer_s=time.monotonic() - start_s)
-
-
-def _notes(job: Job) -> tuple[str, ...]:
-    return tuple(note for note in (beyond_positions(job), said_of_dtype(job)) if note is not None)
 
 
 def _kept(job: Job, problem: Problem, plan: Plan | None, cache: Cache | None) -> tuple[Plan, str]:
@@ -94,7 +89,7 @@ def _kept(job: Job, problem: Problem, plan: Plan | None, cache: Cache | None) ->
         slices=problem.slices,
         clip=problem.clip,
         measured=False,
-        dtype=str(working_dtype(job)),
+        dtype="torch.bfloat16" if job.bf16 else "torch.float32",
         exact=job.exact,
     )
     key = question.key()
@@ -107,13 +102,18 @@ def _kept(job: Job, problem: Problem, plan: Plan | None, cache: Cache | None) ->
     return plan, key
 
 
-def _chosen(job: Job, hardware: Hardware, others: Variations, tell: Tell) -> tuple[Job, Problem, Plan | None]:
+def _chosen(
+    job: Job, hardware: Hardware, others: Variations, traces: Traces, tell: Tell
+) -> tuple[Job, Problem, Plan | None]:
     """The job with the fastest split into micro-batches, its problem, and its plan if that was made on the way. Where
     no split fits, the job has the smallest micro-batches.
 
     All splits for which the solver hopes for nearly the best step are planned.
     """
-    splits = hopeful(job, _DEVICE, hardware)
+    with lasting_imports():  # torch takes seconds to import
+        from planner.whatif.batch_size import WANTED, BatchSplit, best_first, hopeful
+        from planner.whatif.trace import DEVICE
+    splits = hopeful(job, DEVICE, hardware)
     near = [split for split in splits if split.hope_s <= splits[0].hope_s * (1 + _NEAR)][:WANTED]
     tell.doing(f"planning {counted(len(near), 'split')} of a step")
     plans = others.plans([split.problem for split in near])
@@ -123,15 +123,17 @@ def _chosen(job: Job, hardware: Hardware, others: Variations, tell: Tell) -> tup
     job = job.with_slices(rows)
     if rows in known and known[rows][0].traced:
         return job, known[rows][0].problem, known[rows][1]
-    problem = problem_of(job, hardware, _DEVICE)
+    problem = traces.of(job, hardware).decided(job, hardware)
     return job, problem, known[rows][1] and carried_over(known[rows][1], problem) if rows in known else None
 
 
-def _with_help(answer: Receipt, job: Job, problem: Problem, plan: Plan, others: Variations, tell: Tell) -> Receipt:
+def _with_help(
+    answer: Receipt, job: Job, problem: Problem, plan: Plan, others: Variations, traces: Traces, tell: Tell
+) -> Receipt:
     """The receipt with what would make the step shorter."""
     tell.doing("what would help")
     hardware = answer.hardware
-    prospects, results = others.changes(problem, plan, more=_larger_slices(job, hardware, answer))
+    prospects, results = others.changes(problem, plan, more=_larger_slices(job, hardware, answer, traces))
     changes: list[Change] = []
     for number, change in enumerate(results, start=1):
         if change is not None:
@@ -141,7 +143,7 @@ def _with_help(answer: Receipt, job: Job, problem: Problem, plan: Plan, others: 
     return replace(answer, changes=best_of(changes), unplanned=unplanned(prospects, changes))
 
 
-def _larger_slices(job: Job, hardware: Hardware, answer: Receipt) -> list[tuple[str, Problem]]:
+def _larger_slices(job: Job, hardware: Hardware, answer: Receipt, traces: Traces) -> list[tuple[str, Problem]]:
     """Problems with larger slices (micro-batches), with a description each, for a step that takes as long as Python
     needs to launch its kernels.
 
@@ -150,7 +152,7 @@ def _larger_slices(job: Job, hardware: Hardware, answer: Receipt) -> list[tuple[
     its router loss: that loss is computed per slice, so the model would learn something else.
     """
     busy_s = {load.resource: load.busy_s for load in answer.loads}
-    if answer.loads[0].resource != LAUNCHING or masked_of(job):
+    if answer.loads[0].resource != LAUNCHING or traces.of(job, hardware).has_router_loss:
         return []
     need, rows, slices = busy_s[LAUNCHING] / busy_s["GPU computing"], job.slice_rows, job.gradient_accumulation_steps
     by = next((n for n in range(2, slices) if slices % n == 0 and n >= need), slices)
@@ -159,7 +161,8 @@ def _larger_slices(job: Job, hardware: Hardware, answer: Receipt) -> list[tuple[
     split = {"per_device_train_batch_size": by * rows, "gradient_accumulation_steps": max(1, slices // by)}
     keys = ", ".join(f"{key}: {value}" for key, value in split.items())
     try:
-        larger = problem_of(job.model_copy(update=split), hardware, _DEVICE)
+        changed = job.model_copy(update=split)
+        larger = traces.of(changed, hardware).decided(changed, hardware)
     except UserError:
         return []
     return [(f"larger slices, of {by * rows} rows ({keys})", larger)]
@@ -178,7 +181,7 @@ def _asked(job: Job) -> Asked:
     )
 
 
-def _too_large(job: Job, problem: Problem, least: int | None, others: Variations, tell: Tell) -> Receipt:
+def _too_large(job: Job, problem: Problem, least: int | None, traces: Traces, tell: Tell) -> Receipt:
     # With all states on disk, less host memory is enough.
     stored = with_all_on_disk(problem) if problem.hardware.disk_bytes else problem
     tell.doing("how much memory it needs")
@@ -190,13 +193,16 @@ def _too_large(job: Job, problem: Problem, least: int | None, others: Variations
         budgets=(problem.gpu_budget_bytes, problem.cpu_budget_bytes),
         least=(least, least_cpu),
     )
-    answer = replace(answer, notes=_notes(job))
+    answer = replace(answer, notes=traces.of(job, problem.hardware).notes)
     tell.so_far(answer)
 
     def doing(text: str) -> None:
         tell.doing(f"what would make it fit: {text}")
 
-    for way in ways_to_fit(job, problem, _DEVICE, runs=False, tell=doing):
+    def traced(changed: Job) -> Traced:
+        return traces.of(changed, problem.hardware)
+
+    for way in ways_to_fit(job, problem, traced, runs=False, tell=doing):
         answer = replace(answer, fits_with=(*answer.fits_with, str(way)))
         tell.so_far(answer)
     answer = replace(answer, fits_with=(*answer.fits_with, *_more_machine(problem, least, least_cpu)))

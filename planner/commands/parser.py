@@ -54,6 +54,7 @@ def add_parsers(commands: Any) -> None:
     ask.add_argument("--job", type=Path, required=True, metavar="FILE", help="only what a plan depends on is read")
     _machine(ask)
     ask.add_argument("--database", metavar="URL", help="where plans and answers are kept")
+    ask.add_argument("--traces", type=Path, metavar="DIR", help="where traces of models are kept")
     add_options(ask)
     plans = commands.add_parser("plans", help="the kept plans")
     plans.add_argument("verb", choices=("list", "show", "forget"))
@@ -173,9 +174,12 @@ def _ask(options: argparse.Namespace, answers: TextIO) -> tuple[Exit, Json]:
         # torch takes seconds to import: kept answers, and errors in the command line, come before that.
         with lasting_imports():
             from planner.commands.ask import ask
+        from planner.commands.kept_traces import Traces
         from planner.commands.tell import InLines
 
-        receipt = ask(job, hardware, tell=InLines(answers), pictures=pictures, cache=cache)
+        receipt = ask(
+            job, hardware, tell=InLines(answers), pictures=pictures, cache=cache, traces=Traces(options.traces)
+        )
         document = cast(dict[str, Any], to_json(receipt))
         if cache is not None and key is not None:
             cache.keep_answer(key, document)

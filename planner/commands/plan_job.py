@@ -47,6 +47,8 @@ from planner.search.problem import Problem
 from planner.search.states_on_disk import check_disk_budget, disk_need_bytes, states_on_disk
 from planner.units import format_bytes, format_bytes_down
 from planner.whatif.batch_size import WANTED, ranked
+from planner.whatif.trace import as_traced, traced
+from planner.whatif.traced import Traced
 from planner.whatif.ways_to_fit import ways_to_fit
 
 log = logging.getLogger(__name__)
@@ -249,7 +251,7 @@ class _Planning:
                 not_in_files=self.not_in_files,
             )
             problem = with_disk(problem)
-            ways = ways_to_fit(self.job, problem, self.target.device, runs=True, tell=self._tries)
+            ways = ways_to_fit(self.job, problem, self._traced, runs=True, tell=self._tries)
             numbers = (*error.numbers, *(f"fits with {way}" for way in ways))
             least = problem.least_bytes()
             larger = "offmate plan job.yaml --hardware rtx4090 asks about another machine"
@@ -257,6 +259,11 @@ class _Planning:
             raise UserError(
                 error.what, code=error.code, numbers=numbers, hint=hint, exit_code=error.exit_code
             ) from None
+
+    def _traced(self, job: Job) -> Traced:
+        if job is self.job:
+            return as_traced(self.analysis, job, self.machine, runs=True)
+        return traced(job, self.machine, self.target.device, runs=True)
 
     def _tries(self, change: str) -> None:
         self.tell.doing(f"what would make it fit: {change}")

@@ -10,18 +10,24 @@ from huggingface_hub.errors import HFValidationError
 from planner.job.schema import Job
 
 
-def config_text(model: str) -> str | None:
-    """The text of a model's config if it is on this machine (as a file, a folder or a downloaded model); otherwise
-    None."""
+def config_file(model: str) -> Path | None:
+    """The file with a model's config if it is on this machine (the file itself, in a folder, or of a downloaded model);
+    otherwise None."""
     path = Path(model)
     if path.is_file() or path.is_dir():
         file = path if path.is_file() else path / "config.json"
-        return file.read_text("utf-8", errors="replace") if file.is_file() else None
+        return file if file.is_file() else None
     try:
         cached = try_to_load_from_cache(model, "config.json")
     except HFValidationError:  # not an id: reading the model reports that
         return None
-    return Path(cached).read_text("utf-8", errors="replace") if isinstance(cached, str) else None
+    return Path(cached) if isinstance(cached, str) else None
+
+
+def config_text(model: str) -> str | None:
+    """The text of a model's config if it is on this machine; otherwise None."""
+    file = config_file(model)
+    return None if file is None else file.read_text("utf-8", errors="replace")
 
 
 def title_of(job: Job) -> str:

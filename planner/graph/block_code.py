@@ -20,7 +20,8 @@ from planner.graph.recipes import Recipe
 from planner.graph.saved import cut, forward_nodes, savable
 from planner.graph.scratch import Scratch, are_on, estimate, scratch_of, trials
 from planner.graph.tangents import Layout, layout_of
-from planner.graph.work import Work, work_of
+from planner.graph.work import work_of
+from planner.machine.work import Work
 
 
 class Pair(BlockCode):

@@ -26,7 +26,8 @@ from planner.graph.sample import random_data
 from planner.graph.scratch import ScratchMeter
 from planner.graph.signature import flatten_call
 from planner.graph.tangents import Layout
-from planner.graph.work import Counting, Work
+from planner.graph.work import Counting
+from planner.machine.work import Work
 
 
 class EagerPair(BlockCode):

@@ -11,7 +11,7 @@ from torch import Tensor
 from planner.graph.recipes import Recipe
 from planner.graph.result import Result
 from planner.graph.tangents import Layout
-from planner.graph.work import Work
+from planner.machine.work import Work
 
 Sink = Callable[[str, Tensor | None], None]
 """Takes a weight's name within its block and its gradient, as soon as the gradient exists. None: no gradient reached

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,14 +12,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from planner.graph.nodes import is_op, is_view
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """The work of one operation: its floating point operations, and the bytes that it reads and writes."""
-
-    flops: int
-    bytes: int
+from planner.machine.work import Work
 
 
 def work_of(nodes: Sequence[fx.Node]) -> tuple[Work, ...]:

@@ -14,6 +14,7 @@ import torch
 
 from planner.cpu.direct_file import DirectFile
 from planner.errors import UserError
+from planner.job.room import at_most, with_drive
 from planner.job.schema import Job
 from planner.machine.drives import MEASURED_BYTES, check_place, devices, rooms, usable
 from planner.machine.hardware import Hardware
@@ -23,13 +24,6 @@ _ANY = 2**62
 _TIMES = 16
 _BYTES = MEASURED_BYTES // _TIMES
 _PATIENCE_S = 1.0
-
-
-def with_drive(job: Job, hardware: Hardware) -> Hardware:
-    """`hardware` with the disk space that the job allows for optimizer states, divided by the number of times that
-    each state is stored."""
-    room = (job.disk_budget or _ANY) // job.state_homes
-    return _at_most(room, hardware) if job.disk_paths else hardware
 
 
 def with_own_drive(job: Job, hardware: Hardware) -> Hardware:
@@ -47,11 +41,7 @@ def with_own_drive(job: Job, hardware: Hardware) -> Hardware:
         free = sum(room[k] for k in usable(room))
     except OSError:  # the code that stores the states reports why
         free = _ANY
-    return _at_most(min(free // job.state_homes, _ANY if written is None else written), with_drive(job, hardware))
-
-
-def _at_most(room: int, hardware: Hardware) -> Hardware:
-    return replace(hardware, disk_bytes=max(1, min(room, hardware.disk_bytes or _ANY)))
+    return at_most(min(free // job.state_homes, _ANY if written is None else written), with_drive(job, hardware))
 
 
 def with_rates(job: Job, hardware: Hardware) -> Hardware:

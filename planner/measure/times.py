@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
@@ -18,9 +18,8 @@ from torch import Tensor
 
 from planner.graph import BlockCode, EagerPair, Sink
 from planner.graph.sample import random_data
-from planner.graph.work import Work
 from planner.machine.hardware import Hardware
-from planner.machine.traffic import UPDATE_TRAFFIC_BYTES
+from planner.machine.work import OptionWork, Work, seconds_of
 from planner.measure.stopwatch import Stopwatch, warm_up
 from planner.optimizers.base import untimed
 from planner.optimizers.table import AnyOptimizer
@@ -109,20 +108,21 @@ def estimate_pairs(pairs: Pairs, head: str, hardware: Hardware) -> Times:
     """Estimate the seconds of all kinds and options from their operations: each takes as long as its arithmetic or its
     memory traffic, whichever is longer. `head`: the kind of the head, to whose forward the loss is added."""
     options = []
+    for its in works_of(pairs, head):
+        forward_s, backward_s = seconds_of(its.forward, hardware), seconds_of(its.backward, hardware)
+        options.append(OptionTimes(kind=its.kind, option=its.option, forward_s=forward_s, backward_s=backward_s))
+    return Times(options=tuple(options), device=hardware.name, measured=False)
+
+
+def works_of(pairs: Pairs, head: str) -> tuple[OptionWork, ...]:
+    """The operations of all kinds and options. `head`: the kind of the head, to whose forward the loss is added."""
+    works = []
     for kind, by_option in pairs.items():
         for option, pair in by_option.items():
             loss = _loss_work(pair) if kind == head else ()
             forward, backward = pair.work()
-            forward_s, backward_s = _seconds([*forward, *loss], hardware), _seconds(backward, hardware)
-            options.append(OptionTimes(kind=kind, option=option, forward_s=forward_s, backward_s=backward_s))
-    return Times(options=tuple(options), device=hardware.name, measured=False)
-
-
-def _seconds(work: Iterable[Work], hardware: Hardware) -> float:
-    # The device's memory rate is the rate of its updates, which do nothing but move bytes.
-    bytes_per_s = UPDATE_TRAFFIC_BYTES * hardware.gpu_update_parameters_per_s
-    flops_per_s = hardware.flops_per_s
-    return sum(max(w.bytes / bytes_per_s, w.flops / flops_per_s if flops_per_s else 0.0) for w in work)
+            works.append(OptionWork(kind=kind, option=option, forward=(*forward, *loss), backward=tuple(backward)))
+    return tuple(works)
 
 
 def _loss_work(pair: BlockCode) -> tuple[Work, ...]:

@@ -68,7 +68,7 @@ class Problem:
         )
         return Setting(chain=self.chain, hardware=self.hardware, budgets=budgets, slices=self.slices, clip=self.clip)
 
-    def plan(self, gap: float = GAP) -> Plan:
+    def plan(self, *, gap: float = GAP) -> Plan:
         """Return the fastest plan found. `gap`: how much slower than the optimum a
         solution of the planner's integer program may be, as a share of the time. Raises UserError `budget-too-small` or
         `host-memory-too-small` where nothing fits the budgets."""

@@ -10,30 +10,27 @@ candidate says in which order to plan them, and when no other is likely to be be
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import TypeVar, cast
+from dataclasses import dataclass
 
 import torch
 
 from planner.errors import Exit, UserError
+from planner.job.room import with_drive
 from planner.job.schema import Job
 from planner.machine.hardware import Hardware
 from planner.measure.analysis import Analysis, analyse, estimate_times
-from planner.measure.drive import with_drive
 from planner.models.files_of_weights import why_not_in_files
 from planner.models.hf_model import masked_of
-from planner.schedule.chain import Block, Chain
 from planner.search.from_disk import with_disk
 from planner.search.make_plan import GAP
 from planner.search.problem import Problem
+from planner.whatif.between import alike, between
 
 _MOST = 16  # candidates
 _MOST_ROWS = 1024  # of a micro-batch, unless the model needs all in one: far more rows gain nothing
 WANTED = 3
 """The number of splits that are compared, and measured if possible: estimates do not see the time that small kernels
 waste."""
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,35 +169,3 @@ def candidates(total: int) -> list[int]:
     divisors = sorted(d for d in {*small, *(total // d for d in small)} if d <= _MOST_ROWS)
     wanted = [divisors[-1] ** (step / (_MOST - 1)) for step in range(_MOST)]
     return sorted({min(divisors, key=lambda d: abs(math.log(d / want))) for want in wanted})
-
-
-def alike(low: Chain, high: Chain) -> tuple[Chain, Chain]:
-    """Two chains of the same model for different numbers of rows, reduced to the options that both have. (Which values
-    are worth saving depends on the rows of a micro-batch, so the options differ.)"""
-    shared: list[tuple[Block, Block]] = []
-    for a, b in zip(low.blocks, high.blocks, strict=True):
-        others = {option.recipe: option for option in b.options}
-        its = [option for option in a.options if option.recipe in others]
-        shared.append(
-            (
-                replace(a, options=tuple(its)),
-                replace(b, options=tuple(others[option.recipe] for option in its)),
-            )
-        )
-    ours, theirs = zip(*shared, strict=True)
-    return replace(low, blocks=ours), replace(high, blocks=theirs)
-
-
-def between(low: T, high: T, share: float) -> T:
-    """A value of the same structure as `low` and `high`, each number at the fraction `share` of the way from `low` to
-    `high`. Whole numbers, such as bytes, are rounded up."""
-    if isinstance(low, (bool, str)) or low is None:
-        return low  # text, such as a kind that names a shape, is taken from `low`
-    if isinstance(low, (int, float)):
-        number = low + (cast(float, high) - low) * share
-        return cast(T, max(0, math.ceil(number - 1e-6)) if isinstance(low, int) else max(0.0, number))
-    if isinstance(low, tuple):
-        return cast(T, tuple(between(a, b, share) for a, b in zip(low, cast(tuple[object, ...], high), strict=True)))
-    assert is_dataclass(low) and not isinstance(low, type)
-    names = (field.name for field in fields(low))
-    return cast(T, replace(low, **{n: between(getattr(low, n), getattr(high, n), share) for n in names}))

@@ -7,29 +7,25 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-import torch
-
 from planner.errors import UserError
 from planner.job.schema import Job
 from planner.keys.lora import DEFAULTS, has_no_weights
-from planner.machine.hardware import Hardware
-from planner.measure.analysis import analyse, estimate_times
-from planner.measure.drive import with_drive
-from planner.models.files_of_weights import why_not_in_files
-from planner.models.hf_model import masked_of, model_config
 from planner.optimizers.adamw_8bit import AdamW8bit
 from planner.optimizers.table import OPTIMIZERS
-from planner.search.from_disk import with_all_that_may_be_on_disk, with_disk
+from planner.search.from_disk import with_all_that_may_be_on_disk
 from planner.search.problem import Problem
 from planner.search.states_on_disk import with_all_on_disk
 from planner.units import format_bytes
-from planner.whatif.batch_size import alike, between
+from planner.whatif.between import alike, between
+from planner.whatif.traced import Traced
 
 _SHORTEST = 256  # tokens; below that nobody trains
 _EASIER = 0.99  # a change that leaves more than this of a shortage is no part of a pair
 _ANY_SIZE = 2**62
 
 Tell = Callable[[str], None]
+Trace = Callable[[Job], Traced]
+"""Gives what a trace of a job's model finds. Raises UserError for a model that cannot be used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,37 +61,18 @@ class _Change:
         return _Change(kind=kind, text=text, keys={**self.keys, **other.keys})
 
 
-def problem_of(job: Job, hardware: Hardware, device: torch.device, *, runs: bool = False) -> Problem:
-    """The problem of planning a job, whose split into micro-batches is given, on `hardware`. The model's blocks are
-    traced on `device`. `runs`: the job is to run, and is not only asked about. Raises UserError."""
-    return with_disk(_undecided(job, hardware, device, runs=runs))
-
-
-def _undecided(job: Job, hardware: Hardware, device: torch.device, *, runs: bool) -> Problem:
-    """The same problem before it is decided what is on disk."""
-    analysis = analyse(job, device, for_gpu=device.type == "cpu" and hardware.is_gpu)
-    return Problem(
-        chain=analysis.chain(estimate_times(analysis, hardware)),
-        hardware=with_drive(job, hardware),
-        gpu_budget_bytes=job.gpu_budget or hardware.gpu_bytes,
-        cpu_budget_bytes=job.cpu_budget or hardware.cpu_bytes,
-        slices=job.gradient_accumulation_steps,
-        clip=job.max_grad_norm is not None,
-        not_in_files=why_not_in_files(job, analysis.model, runs=runs),
-    )
-
-
 def ways_to_fit(
-    job: Job, problem: Problem, device: torch.device, *, runs: bool, tell: Tell = lambda text: None
+    job: Job, problem: Problem, traced: Trace, *, runs: bool, tell: Tell = lambda text: None
 ) -> Iterator[Way]:
     """Changes with which the job fits the budgets as they are, those first that cost the user least: first single
     changes of its keys, then, if none of these is enough, pairs of them; then shorter rows, and a drive.
 
-    `runs`: the job is to run. Adapters need a model's weights, so LoRA is then not proposed if the model has none. If
-    the job is only asked about, the model's config is enough. `tell` is called with each change before it is tried.
+    `traced` gives what a trace of a changed job's model finds. `runs`: the job is to run. Adapters need a model's
+    weights, so LoRA is then not proposed if the model has none. If the job is only asked about, the model's config is
+    enough. `tell` is called with each change before it is tried.
     """
-    trials = _Trials(job=job, problem=problem, device=device, runs=runs, tell=tell)
-    singles = list(_changes(job, problem, runs=runs))
+    trials = _Trials(job=job, problem=problem, traced=traced, tell=tell)
+    singles = list(_changes(job, traced(job), runs=runs))
     found = [way for change in singles if (way := trials.way(change))]
     if problem.clip and (least := _least(replace(problem, clip=False))):
         found.append(Way(text="no clipping", keys=(("max_grad_norm", 0),), least_bytes=least))
@@ -109,9 +86,9 @@ def ways_to_fit(
     yield from _drives(job, problem)
 
 
-def _changes(job: Job, problem: Problem, *, runs: bool) -> Iterator[_Change]:
+def _changes(job: Job, its: Traced, *, runs: bool) -> Iterator[_Change]:
     """The changes of the job's keys that may make it fit, those first that cost the user least."""
-    if job.slice_rows > 1 and not masked_of(job):
+    if job.slice_rows > 1 and not its.has_router_loss:
         yield _Change(kind="slices", text="the same step in smaller slices", keys=_rows(job, 1))
     if job.exact:
         yield _Change(kind="exact", text="head and loss in chunks, not bitwise", keys={"exact": False})
@@ -134,15 +111,9 @@ def _changes(job: Job, problem: Problem, *, runs: bool) -> Iterator[_Change]:
     words = "LoRA on a base in 4 bits" if lora else "a base in 4 bits"
     if not job.load_in_4bit:
         yield _Change(kind="base", text=words, keys=packed)
-    if _has_experts(job) and not job.quantize_moe_experts:
+    if its.has_experts and not job.quantize_moe_experts:
         keys = {**packed, "quantize_moe_experts": True}
         yield _Change(kind="base", text=f"{words}, its experts too", keys=keys)
-
-
-def _has_experts(job: Job) -> bool:
-    """Whether the job's model is a mixture of experts by its config."""
-    config = model_config(job).get_text_config()
-    return any(getattr(config, name, None) for name in ("num_experts", "num_local_experts", "n_routed_experts"))
 
 
 def _drives(job: Job, problem: Problem) -> Iterator[Way]:
@@ -167,8 +138,7 @@ class _Trials:
 
     job: Job
     problem: Problem
-    device: torch.device
-    runs: bool
+    traced: Trace
     tell: Tell
     short_of_device: bool = field(init=False)
     short_of_host: bool = field(init=False)
@@ -205,7 +175,8 @@ class _Trials:
 
     def shorter_rows(self) -> Iterator[Way]:
         """The longest rows that fit, of the job's length halved again and again, in slices of one row."""
-        job = self.job if masked_of(self.job) else self.job.model_copy(update=_rows(self.job, 1))
+        whole = self.traced(self.job).has_router_loss
+        job = self.job if whole else self.job.model_copy(update=_rows(self.job, 1))
         length = job.max_length // 2
         while length >= _SHORTEST:
             keys: dict[str, object] = {"max_length": length, "per_device_train_batch_size": job.slice_rows}
@@ -223,7 +194,7 @@ class _Trials:
             its = {**keys, **more}
             try:
                 job = self.job.model_copy(update=its)
-                changed = _undecided(job, self.problem.hardware, self.device, runs=self.runs)
+                changed = self.traced(job).problem(job, self.problem.hardware)
             except UserError as error:
                 if more or "lora_dropout: 0" not in error.hint:
                     return its, None

@@ -46,7 +46,7 @@ MAY_IMPORT = {
         "planner.schedule",
         "planner.machine",
     ),
-    "planner.graph": ("planner.cpu",),
+    "planner.graph": ("planner.cpu", "planner.machine"),
     "planner.models": (
         "planner.graph",
         "planner.cpu",

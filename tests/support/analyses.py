@@ -39,5 +39,5 @@ def analysed_once(job: Job, device: torch.device, *, arranged: bool = False, for
 
 def analyse_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have all that plans for a job take `analysed_once`."""
-    for place in ("whatif.batch_size", "whatif.ways_to_fit", "commands.plan_job"):
+    for place in ("whatif.batch_size", "whatif.trace", "commands.plan_job"):
         monkeypatch.setattr(f"planner.{place}.analyse", analysed_once)

@@ -9,6 +9,7 @@ import json
 import math
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,8 @@ from planner.models.written import said_of_dtype
 from planner.reports.make_receipt import LAUNCHING
 from planner.reports.receipt import Prospect, Receipt
 from planner.search.make_plan import GAP
-from planner.whatif.ways_to_fit import Way, problem_of, ways_to_fit
+from planner.whatif.trace import problem_of, traced
+from planner.whatif.ways_to_fit import Way, ways_to_fit
 from tests.support.analyses import analyse_once
 
 GIB = 2**30
@@ -230,7 +232,8 @@ def tried(job: Job, *, runs: bool = False, gpu_bytes: int) -> tuple[list[str], l
     cpu, texts = torch.device("cpu"), []
     problem = replace(problem_of(job, preset("rtx3060", bf16=job.bf16), cpu), gpu_budget_bytes=gpu_bytes)
     assert not problem.fits()
-    ways = list(ways_to_fit(job, problem, cpu, runs=runs, tell=texts.append))
+    trace = partial(traced, hardware=problem.hardware, runs=runs)
+    ways = list(ways_to_fit(job, problem, trace, runs=runs, tell=texts.append))
     return texts, ways
 
 

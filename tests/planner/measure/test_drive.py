@@ -8,9 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from planner.job.room import with_drive
 from planner.job.schema import Job
 from planner.measure import drive
-from planner.measure.drive import with_drive, with_own_drive, with_rates
+from planner.measure.drive import with_own_drive, with_rates
 from tests.support.chains import HARDWARE
 from tests.support.runs import make_run
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from planner.cache.store import without_times
 from planner.codec import from_json, to_json
 from planner.job.schema import Job
 from planner.machine.presets import preset
@@ -21,7 +20,8 @@ from planner.schedule.chain import Chain, Tensor
 from planner.schedule.compile import OpKind, compile_program
 from planner.schedule.memory_use import cpu_parts, products_bytes
 from planner.schedule.simulate import durations_s
-from planner.whatif.ways_to_fit import problem_of
+from planner.schedule.timeless import without_times
+from planner.whatif.trace import problem_of
 from tests.support.analyses import analyse_once, analysed_once
 from tests.support.tiny_models import config_of
 
@@ -129,7 +129,7 @@ def test_a_matrix_that_takes_long_is_measured_by_a_smaller_one(monkeypatch):
 
 
 def test_updates_take_their_own_time_wherever_they_are(job, chain):
-    plan = problem_of(job, MACHINE, CPU).plan(5)
+    plan = problem_of(job, MACHINE, CPU).plan()
     program = compile_program(plan, chain)
     tensors = {t.name: t for t in (*chain.tensors(), *chain.frame_tensors)}
     seen = 0
@@ -145,7 +145,7 @@ def test_updates_take_their_own_time_wherever_they_are(job, chain):
 def test_the_host_has_room_for_the_products_of_one_matrix_where_it_updates_any(job, chain):
     problem = problem_of(job, MACHINE, CPU)
     pressed = replace(problem, gpu_budget_bytes=int(1.02 * problem.least_bytes()))
-    plan = pressed.plan(5)
+    plan = pressed.plan()
     updated = plan.cpu_updated()
     assert updated & {t.name for t in chain.tensors() if is_matrix(t)}
     largest = max(t.scratch_bytes for t in chain.tensors() if is_matrix(t))

@@ -73,7 +73,7 @@ def test_where_it_has_not_as_much_is_on_disk_as_is_needed_and_the_plan_keeps_bot
     names = from_disk._may_be_on_disk(asked)
     parts = next(k for k in range(PARTS + 1) if from_disk._on_disk(asked, every(names, k)) == found)
     assert not from_disk._on_disk(asked, every(names, parts - 1)).fits()
-    plan = found.plan(2.0)
+    plan = found.plan()
     program = compile_program(plan, found.chain)
     verify(program, found.chain, gpu_budget_bytes=found.gpu_budget_bytes)
     assert plan.cpu_peak_bytes == cpu_peak_bytes(plan, found.chain) <= host_bytes
@@ -96,7 +96,7 @@ def test_where_the_host_is_of_more_use_for_activations_weights_are_read_though_t
     assert full.fits()
     found = with_weights_on_disk(full)
     assert disk_bytes(found.chain) > 0 and found.hope_s() < 0.98 * full.hope_s()
-    assert found.plan(2.0).step_s < 0.99 * full.plan(2.0).step_s
+    assert found.plan().step_s < 0.99 * full.plan(2.0).step_s
     ample = replace(full, cpu_budget_bytes=10**9)
     slow = replace(full, hardware=replace(MACHINE, disk_read_bytes_per_s=1e5))  # reading would take longer
     assert all(with_weights_on_disk(asked) is asked for asked in (ample, slow))

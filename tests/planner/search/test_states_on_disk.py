@@ -89,7 +89,7 @@ def stored(host_bytes: int, *, clip: bool = False, masters: bool = False) -> Pro
 
 @functools.cache
 def planned(host_bytes: int, *, clip: bool, masters: bool) -> Plan:
-    return stored(host_bytes, clip=clip, masters=masters).plan(1.0)
+    return stored(host_bytes, clip=clip, masters=masters).plan()
 
 
 def test_without_a_disk_and_where_the_host_has_memory_the_problem_is_the_same_one():

@@ -80,7 +80,7 @@ def test_without_cpu_updates_nothing_runs_ahead():
 def test_the_planner_runs_ahead_where_the_cpu_has_time_and_is_never_slower_for_it(budget):
     a_chain = chain(LAYERS)
     problem = {"gpu_budget_bytes": budget, "slices": 1, "clip": True}
-    rich = Problem(chain=a_chain, hardware=FAST_HOST, cpu_budget_bytes=HOST, **problem).plan(3.0)
+    rich = Problem(chain=a_chain, hardware=FAST_HOST, cpu_budget_bytes=HOST, **problem).plan()
     program = compile_program(rich, a_chain)
     verify(program, a_chain, gpu_budget_bytes=budget)
     assert rich.ahead()

@@ -7,7 +7,6 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-import torch
 
 from planner.candidate.candidate import Side
 from planner.candidate.evaluate import evaluate, proven
@@ -22,6 +21,7 @@ from planner.search import states_on_disk
 from planner.search.improve import Decisions
 from planner.search.problem import Problem
 from planner.search.states_on_disk import disk_need_bytes, with_all_on_disk, with_states_on_disk
+from planner.whatif.trace import traced
 from planner.whatif.ways_to_fit import ways_to_fit
 from tests.planner.search.test_states_on_disk import MACHINE, PIECE, problem
 from tests.support.texts import make_job, sentences, tiny_llama_folder, write_jsonl
@@ -57,7 +57,7 @@ def test_as_few_are_there_as_are_needed_and_the_plan_keeps_both_budgets(clip):
     chain, may = found.chain, states_on_disk._may_be_wholly_on_disk(states)
     assert 0 < len(there(found)) < len(may)
     assert not states_on_disk._wholly_on_disk(states, there(found)[::2]).fits()
-    plan = found.plan(2.0)
+    plan = found.plan()
     program = compile_program(plan, chain)
     verify(program, chain, gpu_budget_bytes=found.gpu_budget_bytes)
     assert plan.cpu_peak_bytes == cpu_peak_bytes(plan, chain) <= HOST
@@ -91,20 +91,24 @@ def test_where_loading_takes_memory_for_all_weights_none_are_there_and_it_is_sai
     assert with_states_on_disk(asked) is asked and not there(with_all_on_disk(asked))
     data = write_jsonl(tmp_path / "data.jsonl", sentences(8))
     job = make_job(tiny_llama_folder(tmp_path / "model"), data, method="full", bf16=True, max_length=64)
-    told = [str(way) for way in ways_to_fit(job, asked, torch.device("cpu"), 0.0, runs=True)]
+    trace = functools.partial(traced, hardware=asked.hardware)
+    told = [str(way) for way in ways_to_fit(job, asked, trace, runs=True)]
     (why,) = (way for way in told if "wholly" in way)
     assert why.startswith(
         "weights wholly on the drive, had the model's files them as they are trained (loading these takes memory for "
         "all: they are in float32, and loaded as bfloat16): at least "
     )
-    assert not any("wholly" in str(way) for way in ways_to_fit(job, large(), torch.device("cpu"), 0.0, runs=True))
+    assert not any(
+        "wholly" in str(way)
+        for way in ways_to_fit(job, large(), trace, runs=True)
+    )
 
 
 def test_what_all_on_disk_needs_is_less_than_the_working_copies_take():
     asked = large(hardware=replace(MACHINE, disk_bytes=0))
     weights = sum(t.bytes for t in asked.chain.tensors())
     everything = with_all_on_disk(asked)
-    rings = cpu_parts(everything.plan(1.0), everything.chain)
+    rings = cpu_parts(everything.plan(), everything.chain)
     assert everything.fits() and rings.weights_bytes < 0.4 * weights
 
 

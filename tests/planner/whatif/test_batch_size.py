@@ -27,7 +27,8 @@ from planner.schedule.plan import Plan
 from planner.search.from_disk import disk_bytes
 from planner.search.make_plan import GAP
 from planner.search.problem import Problem
-from planner.whatif.batch_size import between, candidates, hopeful, ranked
+from planner.whatif.batch_size import candidates, hopeful, ranked
+from planner.whatif.between import between
 from planner.whatif.ways_to_fit import Way
 from tests.planner.measure.test_analysis import a_mean_per_slice
 from tests.support.analyses import analyse_once, analysed_once

@@ -38,7 +38,7 @@ def named(shares: tuple[object, ...]) -> dict[str, int]:
 
 
 def made(problem: Problem) -> Plan:
-    return problem.plan(2.0)
+    return problem.plan()
 
 
 def problem_of(a_chain: Chain, hardware: Hardware = HARDWARE, *, gpu: int = 8000, slices: int = 1) -> Problem:
